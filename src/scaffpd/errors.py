@@ -1,0 +1,44 @@
+"""The one exception that a user's mistake raises: a single sentence that says what is wrong and what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class InputError(ValueError):
+    """Something that the caller handed over cannot work; the message is one sentence meant to be read."""
+
+
+def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
+    """An `InputError` for a misspelt name, with the nearest right one first."""
+    options = list(known)
+    near = get_close_matches(str(given), options, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(map(repr, options))}."
+    return InputError(f"Unknown {what} {given!r}: {hint}")
+
+
+def positive(owner: str, name: str, value: float) -> float:
+    """Return `value` as a float, or refuse it unless it is a finite number above zero."""
+    number = real(owner, name, value)
+    if not 0 < number < float("inf"):
+        raise InputError(f"{owner} needs {name} > 0 and finite, got {value!r}.")
+    return number
+
+
+def real(owner: str, name: str, value: float) -> float:
+    """Return `value` as a float, or refuse what is not a number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{owner} needs a number for {name}, got {value!r}.") from None
+    if number != number:
+        raise InputError(f"{owner} needs a number for {name}, got NaN.")
+    return number
+
+
+def count(owner: str, name: str, value: int) -> int:
+    """Return `value` as an int, or refuse it unless it is a whole number of at least one."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 1:
+        raise InputError(f"{owner} needs a whole number {name} >= 1, got {value!r}.")
+    return int(value)

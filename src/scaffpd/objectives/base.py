@@ -1,0 +1,107 @@
+r"""What an objective is: a set Λ of client weights and a penalty ψ on them.
+
+Every fair objective here is one choice of (Λ, ψ) in
+
+    min_x max_{λ∈Λ}  Σ_i λ_i f_i(x) − ψ(λ),
+
+so an algorithm needs only three things of it: the penalty ψ(λ), the proximal step
+
+    prox_σ(s, l) = argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + ‖λ − l‖² / (2σ),
+
+and the support function  support(L) = max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scaffpd.errors import InputError
+
+Vector = NDArray[np.float64]
+
+
+class Objective(ABC):
+    """(Λ, ψ) of the minimax problem, for any number of clients.
+
+    Attributes:
+        prior: reference weights p of the clients, positive, normalised to sum to one; `None` means 1/N each.
+        simplex: whether Λ is a subset of the probability simplex (then losses matter up to a common shift).
+    """
+
+    simplex: ClassVar[bool] = True
+    prior: Vector | None
+
+    def __init__(self, prior: Sequence[float] | ArrayLike | None = None) -> None:
+        self.prior = None if prior is None else _checked_prior(type(self).__name__, prior)
+
+    def weights(self, n: int) -> Vector:
+        """The prior p for `n` clients."""
+        if self.prior is None:
+            return np.full(n, 1.0 / n)
+        if len(self.prior) != n:
+            raise InputError(f"{type(self).__name__} has a prior for {len(self.prior)} clients, but there are {n}.")
+        return self.prior
+
+    @abstractmethod
+    def value(self, weights: ArrayLike) -> float:
+        """ψ(λ); +∞ where ψ is not defined. Whether λ lies in Λ is `contains`' question."""
+
+    @abstractmethod
+    def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Whether λ ∈ Λ up to `tolerance`."""
+
+    @abstractmethod
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741 - the paper's letter
+        """argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + ‖λ − l‖²/(2σ)."""
+
+    @abstractmethod
+    def maximizer(self, losses: ArrayLike) -> Vector:
+        """argmax_{λ∈Λ} ⟨L, λ⟩ − ψ(λ) (one of them where there are several)."""
+
+    @abstractmethod
+    def support(self, losses: ArrayLike) -> float:
+        """max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ): the objective that x minimises, as a function of the losses."""
+
+    @abstractmethod
+    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
+        """∂ prox_σ(s, l) / ∂s, an N×N positive semidefinite matrix (an element of the generalised Jacobian)."""
+
+    def strong_convexity(self, n: int) -> float:
+        """μ_λ: the modulus of strong convexity of ψ on all of Λ, 0 where there is none."""
+        return 0.0
+
+    def curvature(self, weights: ArrayLike) -> float:
+        """The smallest curvature of ψ at λ itself (at least `strong_convexity`)."""
+        return self.strong_convexity(len(np.asarray(weights)))
+
+    def start(self, losses: ArrayLike) -> Vector:
+        """λ⁰ for a run whose first losses are `losses`: the prior, unless Λ is not the simplex."""
+        return self.weights(len(np.asarray(losses))).copy()
+
+    def check(self, losses: ArrayLike, names: Sequence[str]) -> None:  # noqa: B027 - most objectives take any loss
+        """Refuse losses that the objective is not defined for (see `Nash`)."""
+
+    def __repr__(self) -> str:
+        fields = {k: v for k, v in vars(self).items() if v is not None}
+        return f"{type(self).__name__}({', '.join(f'{k}={_short(v)}' for k, v in fields.items())})"
+
+
+def _short(value: Any) -> str:
+    return repr(value.tolist()) if isinstance(value, np.ndarray) else repr(value)
+
+
+def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
+    try:
+        p = np.asarray(prior, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{owner} needs numbers in prior, got {prior!r}.") from None
+    if p.ndim != 1 or p.size == 0:
+        raise InputError(f"{owner} needs a prior with one weight per client, got an array of shape {p.shape}.")
+    if not np.all(np.isfinite(p)) or np.any(p <= 0):
+        raise InputError(f"{owner} needs prior weights that are positive and finite, got {p.tolist()}.")
+    return p / p.sum()
