@@ -1,0 +1,69 @@
+"""Federated learning that serves every site: certified, tuning-free, distributionally robust training.
+
+Everything public is a name of this module; what is heavy is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scaffpd.algorithms import ScaffPD as ScaffPD
+    from scaffpd.checkpoint import Checkpoint as Checkpoint
+    from scaffpd.cohort import Cohort as Cohort
+    from scaffpd.errors import InputError as InputError
+    from scaffpd.federation import Federation as Federation
+    from scaffpd.history import History as History
+    from scaffpd.models import Linear as Linear
+    from scaffpd.models import Module as Module
+    from scaffpd.objectives import CVaR as CVaR
+    from scaffpd.objectives import Agnostic as Agnostic
+    from scaffpd.objectives import Average as Average
+    from scaffpd.objectives import ChiSquare as ChiSquare
+    from scaffpd.objectives import ChiSquareBall as ChiSquareBall
+    from scaffpd.objectives import Nash as Nash
+    from scaffpd.objectives import QFair as QFair
+    from scaffpd.objectives import Tilted as Tilted
+    from scaffpd.steps import Auto as Auto
+    from scaffpd.steps import Fixed as Fixed
+    from scaffpd.steps import Theory as Theory
+    from scaffpd.training import Result as Result
+    from scaffpd.training import Status as Status
+    from scaffpd.training import train as train
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "scaffpd.algorithms": ("ScaffPD",),
+    "scaffpd.checkpoint": ("Checkpoint",),
+    "scaffpd.cohort": ("Cohort",),
+    "scaffpd.errors": ("InputError",),
+    "scaffpd.federation": ("Federation",),
+    "scaffpd.history": ("History",),
+    "scaffpd.models": ("Linear", "Module"),
+    "scaffpd.objectives": (
+        "Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted",
+    ),
+    "scaffpd.steps": ("Auto", "Fixed", "Theory"),
+    "scaffpd.training": ("Result", "Status", "train"),
+}  # fmt: skip
+_MODULES = ("data", "reference")
+_WHERE = {name: home for home, names in _HOME.items() for name in names}
+
+__all__ = [*sorted(_WHERE), *_MODULES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(import_module(_WHERE[name]), name)
+    elif name in _MODULES:
+        value = import_module(f"scaffpd.{name}")
+    else:
+        raise AttributeError(f"module 'scaffpd' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,167 @@
+r"""Scaff-PD: accelerated primal-dual federated learning with bias-corrected local steps.
+
+Y. Yu, S. P. Karimireddy, Y. Ma, M. I. Jordan, "Scaff-PD: Communication Efficient Fair and Robust Federated Learning", 2023.
+
+Algorithm 1, round r:
+    (1)  L_i = f_i(x^r),  c_i = ∇f_i(x^r)                                           x down; L_i, c_i up
+    (2)  s = (1 + θ_r) L(x^r) − θ_r L(x^{r−1})
+         λ^{r+1} = argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + ‖λ − λ^r‖²/(2σ_r)                   on the server
+    (3)  c = Σ λ_i^{r+1} c_i;  Δu_i = Local-update(x^r, c_i, c)                     c down; Δu_i up
+         x^{r+1} = x^r − τ_r Σ λ_i^{r+1} Δu_i                                       on the server
+Algorithm 2, Local-update: u ← u − η_ℓ (g_i(u) − c_i + c), J times from u = x;  Δu_i = (x − u)/(η_ℓ J).
+
+The code starts a round with step (3) and ends it with (1) and (2) at the new point, so that a finished round holds a pair
+(x, λ) with everything that its certificate needs. Off the simplex, c and λ enter local work as c/S and λ/S with S = Σ λ_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.certificate import certify, no_certificate
+from scaffpd.errors import InputError, count
+from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vector
+from scaffpd.objectives.base import Objective
+from scaffpd.steps import Auto, StepRule
+from scaffpd.steps.base import Problem, Rates, Trial
+
+
+@dataclass(frozen=True)
+class ScaffPDState:
+    """Everything between two rounds; a checkpoint is this and nothing else.
+
+    Attributes:
+        x: x^r.
+        weights: λ^{r+1}, the answer of the dual step at x^r.
+        centre: λ^r, from which that step was taken.
+        losses: L(x^r).
+        previous: L(x^{r−1}).
+        direction: c = Σ λ_i^{r+1} c_i at x^r.
+        certificate: the proven gap of (x, weights); +∞ where nothing is proven.
+        floor: the part of it that is rounding.
+        accepted: whether the round's step was taken (a rejected one cost its exchanges all the same).
+        rounds: rounds made.
+        seed: seeds the minibatches of every round.
+        rule: the step rule's own state.
+        constants: L_i and μ_i.
+        at: the clients' answers at x^r; asked for anew when a run is resumed.
+    """
+
+    x: Tensor
+    weights: Vector
+    centre: Vector
+    losses: Vector
+    previous: Vector
+    direction: Tensor
+    certificate: float
+    floor: float
+    accepted: bool
+    rounds: int
+    seed: int
+    answered: int
+    rule: Any
+    constants: Constants
+    at: Gradients = field(repr=False, metadata={"transient": True})
+
+
+@dataclass(frozen=True)
+class ScaffPD:
+    """Scaff-PD for any objective.
+
+    Args:
+        objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
+        local_steps: J.
+        batch_size: samples per local gradient; `None` uses all of them.
+        steps: `Auto()`, `Fixed(...)` or `Theory(...)`.
+        full_gradients: with `batch_size`, whether (L_i, c_i) still use all samples. They do by default: the error floor is
+            lower and the certificate stays valid. `False` is the paper's fully stochastic setting.
+    """
+
+    objective: Objective
+    local_steps: int = 100
+    batch_size: int | None = None
+    steps: StepRule = field(default_factory=Auto)
+    full_gradients: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.objective, Objective):
+            raise InputError(f"ScaffPD needs an objective such as ChiSquare(rho=0.1), got {self.objective!r}.")
+        if not all(hasattr(self.steps, name) for name in ("start", "rates", "judge")):
+            raise InputError(f"ScaffPD needs steps such as Auto(), Fixed(...) or Theory(...), got {self.steps!r}.")
+        count("ScaffPD", "local_steps", self.local_steps)
+        if self.batch_size is not None:
+            count("ScaffPD", "batch_size", self.batch_size)
+
+    @property
+    def exact(self) -> bool:
+        """Whether losses and gradients are over all samples, as a certificate needs."""
+        return self.batch_size is None or self.full_gradients
+
+    def uncertified(self, state: ScaffPDState) -> str | None:
+        """Why nothing is proven about the result, or `None`."""
+        return no_certificate(self.exact, state.constants, state.weights)
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffPDState:
+        """Exchange (1) at x⁰, with λ⁰ = λ¹: no dual step is made before the losses have moved."""
+        x = federation.start() if x0 is None else x0
+        self.objective.weights(len(federation.names))
+        constants = federation.constants()
+        at = self._ask(federation, x, seed, 0)
+        self.objective.check(at.losses, federation.names)
+        weights = self.objective.start(at.losses)
+        problem = Problem(self.objective, constants, self.local_steps, at.losses, at.norms)
+        state = ScaffPDState(
+            x=x, weights=weights, centre=weights, losses=at.losses, previous=at.losses, direction=at.sum(weights),
+            certificate=np.inf, floor=np.inf, accepted=True, rounds=0, seed=seed, answered=0,
+            rule=self.steps.start(problem), constants=constants, at=at,
+        )  # fmt: skip
+        return self._dual_step(state, self.steps.rates(state.rule))
+
+    def resume(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
+        """A state read from disk, with the clients' answers at x asked for again."""
+        federation.constants()
+        return replace(state, at=self._ask(federation, state.x, state.seed, state.answered))
+
+    def round(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
+        """One communication round: local steps, the new point, the rule's verdict, the dual step."""
+        rates, total, r = self.steps.rates(state.rule), float(state.weights.sum()), state.rounds + 1
+        plan = LocalPlan(self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, (state.seed, r, 1))
+        updates = federation.local_updates(state.x, state.at, state.direction / total, plan)
+        d = updates.sum(state.weights / total)
+        step = rates.primal(total, self.local_steps)
+        x = state.x - step * d
+        at = self._ask(federation, x, state.seed, r)
+        trial = Trial(
+            self.objective, state.losses, at.losses, state.weights, step, float(state.direction @ d),
+            secants=lambda: (state.at.project(x - state.x), at.project(x - state.x)),
+        )  # fmt: skip
+        rule, accepted = self.steps.judge(state.rule, trial)
+        state = replace(state, rule=rule, accepted=accepted, rounds=r)
+        if accepted:
+            state = replace(
+                state, x=x, at=at, answered=r, centre=state.weights, previous=state.losses, losses=at.losses
+            )
+        return self._dual_step(state, self.steps.rates(rule))
+
+    def _ask(self, federation: Federation, x: Tensor, seed: int, r: int) -> Gradients:
+        return federation.gradients(x, None if self.exact else self.batch_size, (seed, r, 0))
+
+    def _dual_step(self, state: ScaffPDState, rates: Rates) -> ScaffPDState:
+        weights = state.centre
+        if rates.sigma > 0 and np.all(np.isfinite(state.losses)):
+            s = state.losses + rates.theta * (state.losses - state.previous)
+            weights = self.objective.prox(s, state.centre, rates.sigma)
+        direction = state.at.sum(weights)
+        state = replace(state, weights=weights, direction=direction)
+        if self.uncertified(state):
+            return state
+        precision = float(torch.finfo(state.x.dtype).eps)
+        proof = certify(
+            self.objective, state.losses, weights, float(direction @ direction), state.constants.strong_convexity, precision
+        )
+        return replace(state, certificate=proof.gap, floor=proof.floor)

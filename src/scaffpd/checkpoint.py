@@ -1,0 +1,107 @@
+"""A run on disk: written atomically, read without executing anything (NumPy's npz, no pickle)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scaffpd.errors import InputError, count
+
+FORMAT = 1
+Arrays = dict[str, NDArray[Any]]
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run is kept and how often it is written.
+
+    Args:
+        path: the file; a run that finds it there goes on from it.
+        every: rounds between two writes.
+    """
+
+    path: str | os.PathLike[str]
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        count("Checkpoint", "every", self.every)
+        if not Path(self.path).resolve().parent.is_dir():
+            raise InputError(f"The checkpoint's folder {str(Path(self.path).parent)!r} does not exist.")
+
+    def exists(self) -> bool:
+        """Whether there is something to resume."""
+        return Path(self.path).exists()
+
+
+def pack(state: Any, prefix: str = "state") -> Arrays:
+    """A (nested) dataclass of tensors, arrays and numbers as named arrays; fields marked transient are left out."""
+    arrays: Arrays = {}
+    for item in dataclasses.fields(state):
+        name, value = f"{prefix}.{item.name}", getattr(state, item.name)
+        if item.metadata.get("transient"):
+            continue
+        if dataclasses.is_dataclass(value):
+            arrays |= pack(value, name)
+        elif isinstance(value, torch.Tensor):
+            arrays[name] = value.detach().cpu().numpy()
+        else:
+            arrays[name] = np.asarray(value)
+    return arrays
+
+
+def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
+    """The packed values in a dataclass of the same structure as `like`; transient fields keep `like`'s values."""
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(like):  # type: ignore[arg-type]
+        name, old = f"{prefix}.{item.name}", getattr(like, item.name)
+        if item.metadata.get("transient"):
+            continue
+        if dataclasses.is_dataclass(old):
+            values[item.name] = unpack(old, arrays, name)
+        elif isinstance(old, torch.Tensor):
+            values[item.name] = torch.from_numpy(arrays[name].copy()).to(old)
+        elif isinstance(old, np.ndarray):
+            values[item.name] = arrays[name]
+        else:
+            values[item.name] = type(old)(arrays[name].item())
+    return dataclasses.replace(like, **values)  # type: ignore[type-var]
+
+
+def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -> None:
+    """Write all of it or nothing: a temporary file beside the target, flushed to disk, then renamed over it."""
+    target = Path(path)
+    text = np.array(json.dumps({"format": FORMAT, **about}))
+    handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, about=text, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
+    """The arrays and the description of a checkpoint, or one sentence when the file is something else."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(arrays.pop("about").item())
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        raise InputError(f"{str(path)!r} is not a readable scaffpd checkpoint ({error}); remove it to start anew.") from None
+    if about.get("format") != FORMAT:
+        raise InputError(f"{str(path)!r} has checkpoint format {about.get('format')}; this version reads {FORMAT}.")
+    return arrays, about

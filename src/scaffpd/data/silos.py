@@ -1,0 +1,81 @@
+r"""What every dataset loader returns, and the two things they share: splitting rows and scaling columns.
+
+Columns are scaled as a federation could scale them: each client gives its n, Σ x and Σ (x − mean)² per
+column, the sums are added, and nobody sees anybody else's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaffpd.errors import InputError, real
+
+Matrix = NDArray[np.float64]
+Labels = NDArray[np.int64]
+Client = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Silos:
+    """A classification problem whose rows live with N clients.
+
+    Attributes:
+        names: the clients.
+        train: per client (X, y) with X of shape (m_i, d) and integer labels y counted from zero.
+        test: the same for rows held out; an empty list where nothing was held out.
+        features: the names of the d columns.
+    """
+
+    names: tuple[str, ...]
+    train: list[Client] = field(repr=False)
+    test: list[Client] = field(repr=False)
+    features: tuple[str, ...] = field(repr=False)
+
+    @property
+    def classes(self) -> int:
+        """The number of different labels (the largest one, plus one)."""
+        return 1 + max(int(y.max()) for _, y in [*self.train, *self.test] if len(y))
+
+
+def held_out(y: Labels, fraction: float, random: np.random.Generator) -> NDArray[np.bool_]:
+    """Which rows of one client to hold out: round(fraction · count) of every label, and at least one row."""
+    chosen = np.zeros(len(y), dtype=bool)
+    if fraction == 0:
+        return chosen
+    if len(y) < 2:
+        raise InputError("A client with a single row cannot be split; use test_fraction=0 or fewer clients.")
+    labels, counts = np.unique(y, return_counts=True)
+    for label, count in zip(labels, counts, strict=True):
+        rows = random.permutation(np.flatnonzero(y == label))
+        chosen[rows[: round(fraction * int(count))]] = True
+    if not chosen.any():
+        chosen[random.choice(np.flatnonzero(y == labels[counts.argmax()]))] = True
+    if chosen.all():
+        chosen[random.choice(np.flatnonzero(y == labels[counts.argmax()]))] = False
+    return chosen
+
+
+def checked_fraction(owner: str, fraction: float) -> float:
+    """Return `fraction` as a float in [0, 1), or refuse it."""
+    number = real(owner, "test_fraction", fraction)
+    if not 0 <= number < 1:
+        raise InputError(f"{owner} needs 0 <= test_fraction < 1, got {fraction!r}.")
+    return number
+
+
+def standardiser(parts: Sequence[Matrix]) -> tuple[Matrix, Matrix]:
+    """Mean and standard deviation of every column over all clients, from the clients' sums only.
+
+    mean = Σ_i Σx / Σ_i n_i,  variance = Σ_i Σ(x − mean)² / Σ_i n_i (two exchanges, so that nothing cancels).
+    Constant columns get deviation one.
+    """
+    n = sum(len(X) for X in parts)
+    mean = sum((X.sum(0) for X in parts), np.zeros(parts[0].shape[1])) / n
+    variance = sum((((X - mean) ** 2).sum(0) for X in parts), np.zeros_like(mean)) / n
+    deviation = np.sqrt(variance)
+    constant = deviation <= 1e-12 * np.maximum(1.0, np.abs(mean))
+    return mean, np.where(constant, 1.0, deviation)

@@ -1,0 +1,180 @@
+r"""The three convex losses of a linear model, each as a function of the predictions z = A x.
+
+A client's loss is f_i(x) = (1/m_i) Σ_j ℓ(z_j, y_j) + (l2/2)‖x‖², so all that a loss has to offer is ℓ, its derivative in z
+(the *residual*) and a bound on its second derivative. Every function acts on the last axis and takes any leading shape.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.errors import InputError, unknown
+
+
+class Loss(ABC):
+    """ℓ(z, y) with its derivative; `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z²."""
+
+    name: ClassVar[str]
+    curvature: ClassVar[float]
+
+    @abstractmethod
+    def encode(self, labels: Sequence[NDArray[np.generic]], names: Sequence[str], classes: int | None) -> Targets:
+        """Check the clients' targets and bring them to the shape that the other methods expect."""
+
+    @abstractmethod
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        """ℓ(z, y) per sample."""
+
+    @abstractmethod
+    def residual(self, z: Tensor, y: Tensor) -> Tensor:
+        """∂ℓ/∂z per sample and output."""
+
+    @abstractmethod
+    def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
+        """Whether each sample is classified rightly; `None` for regression."""
+
+
+class Targets:
+    """Encoded targets, one array per client, and the number of outputs k of the linear map."""
+
+    def __init__(self, arrays: list[NDArray[np.generic]], outputs: int) -> None:
+        self.arrays, self.outputs = arrays, outputs
+
+
+class Squared(Loss):
+    """ℓ = ‖z − y‖², so that f_i(x) = (1/m)‖A x − y‖² + (l2/2)‖x‖² as in the paper's experiments."""
+
+    name = "squared"
+    curvature = 2.0
+
+    def encode(self, labels: Sequence[NDArray[np.generic]], names: Sequence[str], classes: int | None) -> Targets:
+        """Real targets, one or several columns; the same number for every client."""
+        arrays = []
+        for name, y in zip(names, labels, strict=True):
+            if y.ndim not in (1, 2):
+                raise InputError(f"Client {name!r} has targets of shape {y.shape}; one or several columns are expected.")
+            arrays.append(np.asarray(y, dtype=np.float64).reshape(len(y), -1))
+        outputs = arrays[0].shape[1]
+        for name, y in zip(names, arrays, strict=True):
+            if y.shape[1] != outputs:
+                raise InputError(
+                    f"Client {name!r} has {y.shape[1]} target columns, but client {names[0]!r} has {outputs}."
+                )
+            _finite(name, y)
+        return Targets(list(arrays), outputs)
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        """‖z − y‖²."""
+        return (z - y).square().sum(-1)
+
+    def residual(self, z: Tensor, y: Tensor) -> Tensor:
+        """2(z − y)."""
+        return 2 * (z - y)
+
+    def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
+        """The largest output against the largest target, where the targets are one-hot; else there is no label."""
+        one_hot = y.shape[-1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(-1) == 1).all())
+        return z.argmax(-1) == y.argmax(-1) if one_hot else None
+
+
+class Logistic(Loss):
+    """ℓ = log(1 + e^z) − y z for labels y ∈ {0, 1}: the negative log-likelihood."""
+
+    name = "logistic"
+    curvature = 0.25
+
+    def encode(self, labels: Sequence[NDArray[np.generic]], names: Sequence[str], classes: int | None) -> Targets:
+        """Labels 0 and 1 (or False and True), one per sample."""
+        arrays = []
+        for name, y in zip(names, labels, strict=True):
+            flat = _one_label(name, y)
+            wrong = flat[~np.isin(flat, (0, 1))]
+            if wrong.size:
+                raise InputError(f"Client {name!r} has the label {wrong[0].item()!r}; logistic loss takes labels 0 and 1.")
+            arrays.append(flat.astype(np.float64).reshape(-1, 1))
+        return Targets(list(arrays), 1)
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        """log(1 + e^z) − y z."""
+        return (torch.logaddexp(z, torch.zeros_like(z)) - y * z).squeeze(-1)
+
+    def residual(self, z: Tensor, y: Tensor) -> Tensor:
+        """1/(1 + e^−z) − y."""
+        return torch.sigmoid(z) - y
+
+    def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
+        """z > 0 means label 1."""
+        return ((z > 0) == (y > 0.5)).squeeze(-1)
+
+
+class Softmax(Loss):
+    """ℓ = log Σ_k e^{z_k} − z_y for integer labels y: the negative log-likelihood."""
+
+    name = "softmax"
+    curvature = 0.5
+
+    def encode(self, labels: Sequence[NDArray[np.generic]], names: Sequence[str], classes: int | None) -> Targets:
+        """Whole numbers 0 … classes−1; without `classes`, the largest label of all clients decides."""
+        arrays = []
+        for name, y in zip(names, labels, strict=True):
+            flat = _one_label(name, y)
+            wrong = flat[(flat < 0) | (flat != np.floor(flat))]
+            if wrong.size:
+                raise InputError(
+                    f"Client {name!r} has the label {wrong[0].item()!r}; softmax loss takes whole numbers from 0."
+                )
+            arrays.append(flat.astype(np.int64).reshape(-1, 1))
+        outputs = classes or max(2, 1 + max(int(y.max()) for y in arrays))
+        for name, y in zip(names, arrays, strict=True):
+            if y.max() >= outputs:
+                raise InputError(
+                    f"Client {name!r} has the label {int(y.max())}, but classes={outputs} allows 0 to {outputs - 1}."
+                )
+        return Targets(list(arrays), outputs)
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        """log Σ_k e^{z_k} − z_y."""
+        return torch.logsumexp(z, -1) - z.gather(-1, y).squeeze(-1)
+
+    def residual(self, z: Tensor, y: Tensor) -> Tensor:
+        """softmax(z) − e_y."""
+        p = torch.softmax(z, -1)
+        return p.scatter_add_(-1, y, torch.full_like(y, -1, dtype=p.dtype))
+
+    def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
+        """The largest output is the label."""
+        return z.argmax(-1) == y.squeeze(-1)
+
+
+LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (Squared, Logistic, Softmax)}
+
+
+def loss_named(name: str) -> Loss:
+    """The loss of that name, or one sentence with the nearest right one."""
+    if name not in LOSSES:
+        raise unknown("loss", name, LOSSES)
+    return LOSSES[name]()
+
+
+def _one_label(name: str, y: NDArray[np.generic]) -> NDArray[np.float64]:
+    if y.ndim != 1 and not (y.ndim == 2 and y.shape[1] == 1):
+        raise InputError(f"Client {name!r} has labels of shape {y.shape}; one label per sample is expected.")
+    try:
+        flat = np.asarray(y, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        raise InputError(f"Client {name!r} has labels that are not numbers, such as {y.flat[0]!r}.") from None
+    _finite(name, flat)
+    return flat
+
+
+def _finite(name: str, y: NDArray[np.float64]) -> None:
+    if not np.isfinite(y).all():
+        row = int(np.argwhere(~np.isfinite(y))[0][0])
+        raise InputError(f"Client {name!r} has a NaN or infinite target in row {row}.")

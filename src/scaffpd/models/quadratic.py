@@ -1,0 +1,119 @@
+r"""Squared loss: J local steps for the price of one, on data that each client rotates once.
+
+A client replaces its (A, y) by (UᵀA, Uᵀy) from the thin SVD A = U S Vᵀ. That changes nothing about f_i,
+
+    (1/m)‖A x − y‖² = (1/m)‖Ã x − ỹ‖² + (1/m)‖y − U ỹ‖²,    Ã = S Vᵀ,  ỹ = Uᵀy,
+
+but leaves at most min(m, d) rows, and they are orthogonal: 2ÃᵀÃ/m = Σ_j w_j v_j v_jᵀ. Full-gradient local steps started at x
+see the corrected gradient c first, so after J of them (the paper's Algorithm 2, H = 2AᵀA/m + l2 I)
+
+    d_i = x − u_{i,J} = ϕ(H_i) c,   ϕ(h) = (1 − (1 − η h)^J) / h
+        = ϕ(l2) c + Ãᵀ diag( (ϕ(w_j + l2) − ϕ(l2)) / ‖ã_j‖² ) Ã c,
+
+and Σ_i λ_i d_i is two matrix products on the stack of all clients, whatever N and J are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.federation import Constants, LocalPlan
+from scaffpd.models.glm import LinearDisplacements, LinearOracle, LinearPoint, Rows
+from scaffpd.models.ragged import Ragged
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """The rotated stack: orthogonal rows per client, what y has outside their span, and the eigenvalues w_j."""
+
+    rows: Rows
+    constant: Tensor
+    eigenvalues: Tensor
+    norms: Tensor
+
+
+def rotate(rows: Rows) -> Rotated:
+    """Rotate every client's rows to orthogonal ones (once, when the data is bound)."""
+    sizes = rows.layout.sizes.tolist()
+    A, y, rest = [], [], []
+    for a, b in zip(rows.A.split(sizes), rows.y.split(sizes), strict=True):
+        U, S, Vh = torch.linalg.svd(a, full_matrices=False)
+        projected = U.T @ b
+        A.append(S[:, None] * Vh)
+        y.append(projected)
+        rest.append((b - U @ projected).square().sum() / len(a))
+    layout = Ragged([len(a) for a in A], rows.A.device, rows.A.dtype)
+    share = 1 / rows.layout.sizes[layout.owner].to(rows.A.dtype)
+    stack = Rows(torch.cat(A), torch.cat(y), layout, share)
+    norms = stack.A.square().sum(1)
+    return Rotated(stack, torch.stack(rest), 2 * share * norms, norms)
+
+
+def local_gain(h: Tensor, rate: Tensor, steps: int) -> Tensor:
+    """ϕ(h) = (1 − (1 − η h)^J)/h, accurate for small ηh, and ηJ at h = 0."""
+    e = rate * h
+    small = e < 0.5
+    smooth = -torch.expm1(steps * torch.log1p(-torch.where(small, e, 0)))
+    shrink = torch.where(small, smooth, 1 - (1 - e) ** steps)
+    return torch.where(h > 0, shrink / torch.where(h > 0, h, 1), rate * steps)
+
+
+class QuadraticDisplacements:
+    """d_i = ϕ_i(H_i) c of all clients, kept as coefficients; summed over clients by two matrix products."""
+
+    def __init__(self, rows: Rows, c: Tensor, along: Tensor, base: Tensor) -> None:
+        self.rows, self.c, self.along, self.base = rows, c, along, base
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i d_i = (Σ w_i ϕ_i(l2)) c + Ãᵀ (w ∘ coefficients)."""
+        scaled = weights[self.rows.layout.owner][:, None] * self.along
+        return ((weights @ self.base) * self.c + self.rows.A.T @ scaled).flatten()
+
+
+class QuadraticOracle(LinearOracle):
+    """A `LinearOracle` whose full-gradient local steps are in closed form."""
+
+    @cached_property
+    def rotated(self) -> Rotated:
+        """The rotated data, built at first use."""
+        return rotate(self.rows)
+
+    @cached_property
+    def smoothness(self) -> Tensor:
+        """L_i = max_j w_j + l2, exactly."""
+        w, layout = self.rotated.eigenvalues, self.rotated.rows.layout
+        return torch.segment_reduce(w, "max", lengths=layout.sizes, unsafe=True) + self.l2
+
+    def constants(self) -> Constants:
+        """L_i and μ_i = λ_min(H_i): l2, and more where a client has at least d samples."""
+        w, layout = self.rotated.eigenvalues, self.rotated.rows.layout
+        smallest = torch.segment_reduce(w, "min", lengths=layout.sizes, unsafe=True)
+        noise = 1e-13 * self.smoothness  # the SVD's own rounding must not enter a certificate
+        full = layout.sizes == self.rows.A.shape[1]
+        mu = self.l2 + torch.where(full, (smallest - noise).clamp_min(0), 0)
+        as_numpy = [t.double().cpu().numpy().astype(np.float64) for t in (self.smoothness, mu)]
+        return Constants(*as_numpy, convex=True)
+
+    def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
+        """Losses and gradients from the rotated data; minibatches need the samples themselves."""
+        if batch_size is not None:
+            return super().evaluate(x, batch_size, key)
+        return LinearPoint(self.rotated.rows, self.loss, self.l2, x, self.outputs, self.rotated.constant)
+
+    def local_updates(  # type: ignore[override]
+        self, x: Tensor, at: LinearPoint, correction: Tensor, plan: LocalPlan
+    ) -> QuadraticDisplacements | LinearDisplacements:
+        """ϕ_i(H_i) applied to the correction; minibatch steps are made one by one."""
+        if plan.batch_size is not None:
+            return super().local_updates(x, at, correction, plan)
+        c, data, rate = correction.view(-1, self.outputs), self.rotated, self.rates(plan).flatten()
+        owner = data.rows.layout.owner
+        base = local_gain(torch.full_like(rate, self.l2), rate, plan.steps)
+        gain = local_gain(data.eigenvalues + self.l2, rate[owner], plan.steps) - base[owner]
+        gain = torch.where(data.norms > 0, gain / torch.where(data.norms > 0, data.norms, 1), 0)
+        return QuadraticDisplacements(data.rows, c, gain[:, None] * (data.rows.A @ c), base)

@@ -1,0 +1,35 @@
+"""Fair objectives, each a set Λ of client weights and a penalty ψ: one file per objective, one paper per file.
+
+| objective | Λ | ψ(λ) | what x minimises |
+|---|---|---|---|
+| `Average` | {p} | 0 | Σ p_i f_i |
+| `Agnostic` | simplex | 0 | max_i f_i |
+| `ChiSquare(rho)` | simplex | (ρ/2) Σ (λ_i − p_i)²/p_i | mean + variance/(2ρ), clipped |
+| `ChiSquareBall(delta)` | simplex, Σ (λ_i − p_i)²/p_i ≤ δ | 0 | mean + √(δ·variance), clipped |
+| `CVaR(alpha)` | simplex, λ_i ≤ p_i/α | 0 | mean of the worst share α |
+| `Tilted(rho)` | simplex | ρ Σ λ_i log(λ_i/p_i) | ρ log Σ p_i exp(f_i/ρ) |
+| `QFair(q)` | λ ≥ 0 | Σ p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q} | Σ p_i f_i^{q+1}/(q+1) |
+| `Nash(b)` | λ > 0 | Σ λ_i b_i − p_i − p_i log(λ_i/p_i) | −Σ p_i log(b_i − f_i) |
+"""
+
+from scaffpd.objectives.agnostic import Agnostic
+from scaffpd.objectives.average import Average
+from scaffpd.objectives.base import Objective
+from scaffpd.objectives.chi_square import ChiSquare
+from scaffpd.objectives.chi_square_ball import ChiSquareBall
+from scaffpd.objectives.cvar import CVaR
+from scaffpd.objectives.nash import Nash
+from scaffpd.objectives.q_fair import QFair
+from scaffpd.objectives.tilted import Tilted
+
+__all__ = [
+    "Agnostic",
+    "Average",
+    "CVaR",
+    "ChiSquare",
+    "ChiSquareBall",
+    "Nash",
+    "Objective",
+    "QFair",
+    "Tilted",
+]

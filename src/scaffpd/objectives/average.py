@@ -1,0 +1,47 @@
+"""The plain average: no robustness at all, and the end of every other objective's range."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scaffpd.objectives.base import Objective, Vector
+from scaffpd.objectives.inputs import read_step, read_vector
+
+
+class Average(Objective):
+    r"""Λ = {p}, ψ = 0:  min_x Σ p_i f_i(x).
+
+    The objective of federated averaging (McMahan, Moore, Ramage, Hampson and Agüera y Arcas 2017).
+    Its optimum guarantees the smallest prior-weighted mean loss, and nothing for any single client.
+    """
+
+    def value(self, weights: ArrayLike) -> float:
+        """ψ(λ) = 0."""
+        read_vector("Average", "weights", weights)
+        return 0.0
+
+    def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Whether λ = p up to `tolerance`."""
+        lam = read_vector("Average", "weights", weights)
+        return bool(np.max(np.abs(lam - self.weights(len(lam)))) <= tolerance)
+
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
+        """p: there is no other weight to choose."""
+        s, _, _ = read_step("Average", s, l, sigma)
+        return self.weights(len(s)).copy()
+
+    def maximizer(self, losses: ArrayLike) -> Vector:
+        """p."""
+        return self.weights(len(read_vector("Average", "losses", losses))).copy()
+
+    def support(self, losses: ArrayLike) -> float:
+        """Σ p_i L_i."""
+        L = read_vector("Average", "losses", losses)
+        worst = L.max()
+        return float(worst + (L - worst) @ self.weights(len(L)))
+
+    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
+        """Zero: the step never moves."""
+        n = len(self.prox(s, l, sigma))
+        return np.zeros((n, n))

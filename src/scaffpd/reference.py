@@ -1,0 +1,273 @@
+r"""A slow, dense and independent solver of the minimax problem, to hold every fast method against.
+
+It finds the saddle point of  Σ λ_i f_i(x) − ψ(λ)  over x ∈ R^d and λ ∈ Λ by second-order steps on all the
+data at once, in NumPy float64, and shares nothing with the models that clients run. With g = Σ λ_i ∇f_i(x),
+G the N×d matrix of client gradients and P = ∂prox_σ/∂s:
+
+1. proximal point in λ (Rockafellar, 1976): each step minimises the smooth function
+   max_l ⟨f(x), l⟩ − ψ(l) − ‖l − λ‖²/(2σ) of x by a semismooth Newton method, with σ growing;
+2. Newton on the optimality conditions  g = 0  and  λ = prox_σ(f(x), λ), which for polyhedral Λ is an
+   active-set method and which reaches rounding level.
+
+Both solve the same linear system, of size N once x is eliminated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from scaffpd.errors import InputError, positive, unknown
+from scaffpd.objectives.base import Objective
+
+Array = NDArray[np.float64]
+Link = Callable[[Array, Array], tuple[Array, Array, Array]]
+_EPS = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The solution of min_x max_{λ∈Λ} Σ λ_i f_i(x) − ψ(λ).
+
+    Attributes:
+        x: the minimiser, flat; a (d, k) matrix of coefficients is stored row by row.
+        weights: λ*, a maximiser (not always the only one).
+        value: max_{λ∈Λ} ⟨f(x), λ⟩ − ψ(λ).
+        gap: a proven bound on `value` minus the optimum, never reported below what rounding allows.
+    """
+
+    x: Array
+    weights: Array
+    value: float
+    gap: float
+
+
+def reference_optimum(
+    clients: Sequence[tuple[Any, Any]], loss: str, l2: float, objective: Objective, intercept: bool = False
+) -> Reference:
+    """Solve the minimax problem to about 1e-14 of its value.
+
+    Args:
+        clients: (X, y) for each client.
+        loss: "squared", (1/m)‖Ax − y‖² where y may have k columns; "logistic", the mean negative
+            log-likelihood of labels 0 and 1; or "softmax", that of labels 0 … k−1.
+        l2: μ > 0 in the term (μ/2)‖x‖² of every f_i.
+        objective: (Λ, ψ).
+        intercept: append a column of ones as the last feature (regularised as all others).
+    """
+    problem = _Problem(clients, loss, positive("reference_optimum", "l2", l2), intercept)
+    point = _start(problem, objective)
+    if not point.G.any():  # zero is everybody's optimum
+        return Reference(point.x, point.weights, point.support, _EPS * abs(point.support))
+    best, sigma = point, 1.0
+    for _ in range(40):
+        point = _proximal_step(point, sigma)
+        _refuse_divergence(point)
+        best = min(best, point, _polish(point), key=lambda candidate: candidate.residual)
+        if best.residual <= 1e-13:
+            break
+        sigma = min(10 * sigma, 1e8)
+    return Reference(best.x, best.weights, best.support, best.gap)
+
+
+# ------------------------------------------------------------------ the clients' losses
+
+
+def _squared(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
+    """Per row ‖z − y‖², its slope 2(z − y) and its curvature 2I."""
+    difference = Z - Y
+    curvature = np.broadcast_to(2 * np.eye(Z.shape[1]), (*Z.shape, Z.shape[1]))
+    return np.sum(difference**2, axis=1), 2 * difference, curvature
+
+
+def _logistic(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
+    """Per row log(1 + e^{−sz}) with s = 2y − 1, its slope −s·p and curvature p(1 − p), p = 1/(1 + e^{sz})."""
+    sign = 2 * Y - 1
+    value = np.logaddexp(0.0, -sign * Z)
+    wrong, right = np.exp(-np.logaddexp(0.0, sign * Z)), np.exp(-value)
+    return value[:, 0], -sign * wrong, (wrong * right)[:, :, None]
+
+
+def _softmax(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
+    """Per row log Σ e^{z_k} − z_y, its slope p − e_y and its curvature diag(p) − ppᵀ; Y is one-hot."""
+    shifted = Z - np.sum(Z * Y, axis=1, keepdims=True)
+    value = np.logaddexp.reduce(shifted, axis=1)
+    p = np.exp(shifted - value[:, None])
+    return value, p - Y, p[:, :, None] * (np.eye(Z.shape[1]) - p[:, None, :])
+
+
+_LINKS: dict[str, Link] = {"squared": _squared, "logistic": _logistic, "softmax": _softmax}
+
+
+class _Problem:
+    """f_i(x) = (1/m_i) Σ_j link(W ᵀa_ij, y_ij) + (μ/2)‖x‖² with x = W row by row, W of shape (d, k)."""
+
+    def __init__(self, clients: Sequence[tuple[Any, Any]], loss: str, l2: float, intercept: bool) -> None:
+        if loss not in _LINKS:
+            raise unknown("loss", loss, _LINKS)
+        self.link, self.l2 = _LINKS[loss], l2
+        self.A = [_features(X, intercept) for X, _ in clients]
+        self.Y = _targets([np.asarray(y) for _, y in clients], loss)
+        self.shape = (self.A[0].shape[1], self.Y[0].shape[1])
+        self.dimension = self.shape[0] * self.shape[1]
+        self.sizes = np.linalg.norm(
+            self.gradients(np.zeros(self.dimension)), axis=1
+        )  # what rounding is relative to
+
+    def losses(self, x: Array) -> Array:
+        """f_i(x)."""
+        W, ridge = x.reshape(self.shape), self.l2 / 2 * (x @ x)
+        return np.array([self.link(A @ W, Y)[0].mean() + ridge for A, Y in zip(self.A, self.Y, strict=True)])
+
+    def gradients(self, x: Array) -> Array:
+        """∇f_i(x), one row per client."""
+        W = x.reshape(self.shape)
+        rows = [(A.T @ self.link(A @ W, Y)[1]).ravel() / len(A) for A, Y in zip(self.A, self.Y, strict=True)]
+        return np.array(rows) + self.l2 * x
+
+    def hessian(self, x: Array, weights: Array) -> Array:
+        """Σ_i w_i ∇²f_i(x)."""
+        W, k = x.reshape(self.shape), self.shape[1]
+        total = np.zeros((self.shape[0], k, self.shape[0], k))
+        for A, Y, weight in zip(self.A, self.Y, weights, strict=True):
+            curvature = self.link(A @ W, Y)[2] * (weight / len(A))
+            for a, b in zip(*np.nonzero(np.any(curvature, axis=0)), strict=True):
+                total[:, a, :, b] += (A.T * curvature[:, a, b]) @ A
+        dense = total.reshape(self.dimension, self.dimension)
+        dense[np.diag_indices(self.dimension)] += self.l2 * weights.sum()
+        return dense
+
+
+def _features(X: Any, intercept: bool) -> Array:
+    A = np.asarray(X, dtype=np.float64)
+    if A.ndim != 2 or len(A) == 0:
+        raise InputError(f"reference_optimum needs X of shape (samples, features), got {A.shape}.")
+    return np.column_stack([A, np.ones(len(A))]) if intercept else A
+
+
+def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
+    """Targets as (m_i, k) matrices: as they are, as 0/1, or one-hot."""
+    if loss == "squared":
+        return [y.reshape(len(y), -1).astype(np.float64) for y in targets]
+    labels = [y.reshape(-1).astype(np.int64) for y in targets]
+    if any(
+        np.any(y.reshape(-1) != given) or np.any(given < 0) for y, given in zip(targets, labels, strict=True)
+    ):
+        raise InputError(f"The {loss} loss needs whole labels from zero on.")
+    highest = max(int(y.max()) for y in labels)
+    if loss == "logistic":
+        if highest > 1:
+            raise InputError(f"The logistic loss needs labels 0 and 1, got {highest}; use the softmax loss.")
+        return [y[:, None].astype(np.float64) for y in labels]
+    return [np.eye(highest + 1)[y] for y in labels]
+
+
+# ------------------------------------------------------------------ the two kinds of Newton step
+
+
+class _Point:
+    """A pair (x, λ) with everything that is known there."""
+
+    def __init__(self, problem: _Problem, objective: Objective, x: Array, weights: Array) -> None:
+        self.problem, self.objective, self.x, self.weights = problem, objective, x, weights
+        self.losses, self.G = problem.losses(x), problem.gradients(x)
+        self.gradient = weights @ self.G
+        # σ in these units weighs losses against weights evenly, whatever either is measured in
+        self.unit = float(weights.sum() / np.abs(self.losses).max())
+        self.support = objective.support(self.losses)
+        self.scale = float(weights @ np.abs(self.losses) + abs(objective.value(weights)))
+
+    @property
+    def residual(self) -> float:
+        """How far g = 0 and λ = prox_σ(f(x), λ) are from true, relative to the size of what is added up."""
+        dual = np.abs(self.weights - self.objective.prox(self.losses, self.weights, self.unit)).max()
+        primal = np.linalg.norm(self.gradient)
+        return float(max(dual / self.weights.max(), primal / (self.weights @ self.problem.sizes)))
+
+    @property
+    def gap(self) -> float:
+        """support(f) − (⟨f, λ⟩ − ψ(λ)) + ‖g‖² / (2μ Σ λ_i), the difference at least its rounding error."""
+        if not np.isfinite(self.support):
+            return float("inf")
+        shift = float(self.weights @ self.losses) if self.objective.simplex else 0.0
+        centred = self.losses - shift
+        lagrangian = float(self.weights @ centred) - self.objective.value(self.weights)
+        dual = max(self.objective.support(centred) - lagrangian, _EPS * self.scale)
+        return dual + float(self.gradient @ self.gradient / (2 * self.problem.l2 * self.weights.sum()))
+
+    def step(self, P: Array, left: Array, right: Array) -> tuple[Array, Array]:
+        """Solve  H dx + Gᵀ dλ = −g  and  left·dλ − P G dx = right,  with H = Σ λ_i ∇²f_i."""
+        factor = cho_factor(self.problem.hessian(self.x, self.weights), lower=True, overwrite_a=True)
+        newton, spread = cho_solve(factor, self.gradient), cho_solve(factor, self.G.T)
+        matrix = left + P @ (self.G @ spread)
+        change = np.linalg.lstsq(matrix, right - P @ (self.G @ newton), rcond=_EPS)[0]
+        return -newton - spread @ change, change
+
+
+def _start(problem: _Problem, objective: Objective) -> _Point:
+    """Start from x = 0 with the prior, or off the simplex with the best weights where there are any."""
+    x = np.zeros(problem.dimension)
+    losses = problem.losses(x)
+    if objective.simplex or not np.isfinite(objective.support(losses)):
+        return _Point(problem, objective, x, objective.weights(len(losses)).copy())
+    return _Point(problem, objective, x, objective.maximizer(losses))
+
+
+def _refuse_divergence(point: _Point) -> None:
+    """Proximal steps never move away from a solution; weights without bound prove that there is none."""
+    if not np.isfinite(point.support) and point.weights @ np.abs(point.losses) > 1e12:
+        owner = type(point.objective).__name__
+        raise InputError(
+            f"{owner} has no optimum here: no model keeps all losses where the objective is finite."
+        )
+
+
+def _proximal_step(start: _Point, factor: float) -> _Point:
+    """min_x max_{l∈Λ} ⟨f(x), l⟩ − ψ(l) − ‖l − λ‖²/(2σ) by damped semismooth Newton; λ⁺ is the maximiser l."""
+    problem, objective, anchor = start.problem, start.objective, start.weights
+    sigma, identity = factor * start.unit, np.eye(len(anchor))
+
+    def smoothed(x: Array) -> tuple[float, Array]:
+        losses = problem.losses(x)
+        weights = objective.prox(losses, anchor, sigma)
+        distance = float(np.sum((weights - anchor) ** 2)) / (2 * sigma)
+        return float(losses @ weights) - objective.value(weights) - distance, weights
+
+    value, weights = smoothed(start.x)
+    point = _Point(problem, objective, start.x, weights)
+    for _ in range(200):
+        P = objective.prox_jacobian(point.losses, anchor, sigma)
+        direction, _ = point.step(P, identity, np.zeros(len(anchor)))
+        slope, length = float(point.gradient @ direction), 1.0
+        if -slope <= 1e-15 * point.scale:
+            return point
+        while True:
+            trial, weights = smoothed(point.x + length * direction)
+            if trial <= value + 1e-4 * length * slope:
+                break
+            length /= 2
+            if length < 1e-10:
+                return point
+        value, point = trial, _Point(problem, objective, point.x + length * direction, weights)
+    return point
+
+
+def _polish(point: _Point) -> _Point:
+    """Newton on  g = 0  and  λ = prox_σ(f(x), λ)  for as long as it helps; the best pair met, with λ ∈ Λ."""
+    best, objective, identity = point, point.objective, np.eye(len(point.weights))
+    for _ in range(30):
+        sigma = point.unit
+        P = objective.prox_jacobian(point.losses, point.weights, sigma)
+        target = objective.prox(point.losses, point.weights, sigma)
+        dx, change = point.step(P, identity - P / sigma, target - point.weights)
+        x, weights = point.x + dx, point.weights + change
+        point = _Point(point.problem, objective, x, objective.prox(point.problem.losses(x), weights, sigma))
+        if not point.residual < 0.5 * best.residual:
+            return min(best, point, key=lambda candidate: candidate.residual)
+        best = point
+    return best

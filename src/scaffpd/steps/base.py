@@ -1,0 +1,93 @@
+r"""What a step rule is: it sets the paper's {τ_r, σ_r, θ_r, η_ℓ} before a round and looks at the outcome after it.
+
+One round of Scaff-PD, in the form that all rules share (S = Σ λ_i, which is 1 on the simplex):
+
+    λ⁺ = prox_σ(L + θ (L − L_prev), λ),   c = Σ λ⁺_i c_i,   d = Σ (λ⁺_i/S) d_i,   x⁺ = x − step · d,
+
+where d_i = x − u_{i,J} = η_i J Δu_i. With one η_ℓ for all clients, step = τ S/(η_ℓ J) is the paper's x⁺ = x − τ Σ λ⁺_i Δu_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from scaffpd.federation import Constants, Vector
+from scaffpd.objectives.base import Objective
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a rule may know before the first round."""
+
+    objective: Objective
+    constants: Constants
+    local_steps: int
+    losses: Vector
+    gradient_norms: Callable[[], Vector]  # ‖c_i(x⁰)‖² per client; asking costs N scalars
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The numbers of one round.
+
+    Attributes:
+        sigma: σ of the dual step; 0 keeps λ as it is.
+        theta: θ of the extrapolation.
+        step: the factor on d; `None` derives it from `tau`.
+        tau: the paper's τ, where `step` is `None`.
+        local_rate: η_ℓ; `None` lets each client take `local_scale`/L_i.
+        local_scale: see `local_rate`.
+    """
+
+    sigma: float
+    theta: float
+    step: float | None = None
+    tau: float | None = None
+    local_rate: float | None = None
+    local_scale: float = 1.0
+
+    def primal(self, total: float, local_steps: int) -> float:
+        """The factor on d = Σ (λ_i/S) d_i for S = `total`."""
+        if self.step is not None:
+            return self.step
+        assert self.tau is not None
+        assert self.local_rate is not None
+        return self.tau * total / (self.local_rate * local_steps)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attempted round, as the server saw it.
+
+    Attributes:
+        objective: (Λ, ψ).
+        before: L at x.
+        after: L at x⁺.
+        weights: λ⁺.
+        step: the factor on d.
+        slope: ⟨c, d⟩.
+        secants: ⟨c_i, x⁺ − x⟩ at x and at x⁺ per client; asking costs 2N scalars.
+    """
+
+    objective: Objective
+    before: Vector
+    after: Vector
+    weights: Vector
+    step: float
+    slope: float
+    secants: Callable[[], tuple[Vector, Vector]]
+
+
+class StepRule(Protocol):
+    """A rule: a pure state machine of plain numbers."""
+
+    def start(self, problem: Problem) -> Any:
+        """The rule's state before the first round."""
+
+    def rates(self, state: Any) -> Rates:
+        """What the next round uses."""
+
+    def judge(self, state: Any, trial: Trial) -> tuple[Any, bool]:
+        """The next state, and whether x⁺ is taken."""

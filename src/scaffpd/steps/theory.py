@@ -1,0 +1,96 @@
+r"""The step sizes for which the paper proves its rates.
+
+SC-SC (ψ μ_λ-strongly convex; Lemma "How to set parameters", appendix B.2), with ω = 1/(1 − θ):
+
+    ω = C_ω ( 1/2 + 24 L_xx/μ_x + √( (1/2 + 24 L_xx/μ_x)² + 16 L_λx²/(μ_x μ_λ) ) ),
+    τ = (4/μ_x)(1 − θ)/θ,   σ = (1/μ_λ)(1 − θ)/θ.
+
+SC-C (ψ merely convex; Condition 4.1): σ_r = γ_r τ_r, θ_r = σ_{r−1}/σ_r, γ_{r+1} = γ_r (1 + μ τ_r), τ_{r+1} = τ_r √(γ_r/γ_{r+1}), with
+μ = μ_x/4 as the appendix' remark asks, started so that (1 − δ)/τ_0 ≥ 12 L_xx + 2 L_λx² σ_0/c_α with equal terms (δ = 0.1, c_α = 0.9).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scaffpd.errors import InputError, positive, unknown
+from scaffpd.steps.base import Problem, Rates, Trial
+
+CONDITIONS = ("auto", "sc-sc", "sc-c")
+
+
+@dataclass(frozen=True)
+class TheoryState:
+    """τ_r, σ_r, θ_r, the strong convexity that lets γ_r grow (0 for constant steps), and η_ℓ = τ_0/J."""
+
+    tau: float
+    sigma: float
+    theta: float
+    growth: float
+    local_rate: float
+
+
+@dataclass(frozen=True)
+class Theory:
+    """Step sizes from the constants of the problem, as proved in the paper (safe and slow).
+
+    Args:
+        condition: "sc-sc", "sc-c", or "auto": SC-SC where ψ is strongly convex, SC-C elsewhere.
+        smoothness: L_xx; by default max_i L_i, from the data.
+        coupling: L_λx; by default (Σ ‖∇f_i(x⁰)‖²)^½, its value at the start.
+        strong_convexity: μ_x; by default min_i μ_i, from the data.
+        factor: C_ω ≥ 1.
+    """
+
+    condition: str = "auto"
+    smoothness: float | None = None
+    coupling: float | None = None
+    strong_convexity: float | None = None
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.condition not in CONDITIONS:
+            raise unknown("condition", self.condition, CONDITIONS)
+        for name in ("smoothness", "coupling", "strong_convexity"):
+            if getattr(self, name) is not None:
+                positive("Theory", name, getattr(self, name))
+        if positive("Theory", "factor", self.factor) < 1:
+            raise InputError(f"Theory needs factor >= 1, got {self.factor!r}.")
+
+    def start(self, problem: Problem) -> TheoryState:
+        """Read the constants and solve for τ, σ, θ."""
+        objective, constants = problem.objective, problem.constants
+        if not objective.simplex:
+            raise InputError(f"Theory needs weights on the simplex, which {objective!r} does not have: use Auto().")
+        mu_x = self.strong_convexity or float(constants.strong_convexity.min())
+        if mu_x <= 0:
+            raise InputError("Theory needs strongly convex losses: give the model l2 > 0, or use Auto().")
+        mu_dual = objective.strong_convexity(len(problem.losses))
+        if self.condition == "sc-sc" and mu_dual <= 0:
+            raise InputError(f"Theory's condition 'sc-sc' needs a strongly convex ψ, which {objective!r} has not.")
+        L_xx = self.smoothness or float(constants.smoothness.max())
+        L_dual = self.coupling or float(np.sqrt(problem.gradient_norms().sum())) or 1.0
+        if mu_dual > 0 and self.condition != "sc-c":
+            tau, sigma, theta = self._linear(L_xx, L_dual, mu_x, mu_dual)
+            return TheoryState(tau, sigma, theta, 0.0, tau / problem.local_steps)
+        tau = 0.9 / (24 * L_xx)
+        return TheoryState(tau, 12 * L_xx * 0.9 / (2 * L_dual**2), 1.0, mu_x / 4, tau / problem.local_steps)
+
+    def _linear(self, L_xx: float, L_dual: float, mu_x: float, mu_dual: float) -> tuple[float, float, float]:
+        half = 0.5 + 24 * L_xx / mu_x
+        omega = self.factor * (half + np.sqrt(half**2 + 16 * L_dual**2 / (mu_x * mu_dual)))
+        return 4 / (mu_x * (omega - 1)), 1 / (mu_dual * (omega - 1)), 1 - 1 / omega
+
+    def rates(self, state: TheoryState) -> Rates:
+        """This round's numbers."""
+        return Rates(sigma=state.sigma, theta=state.theta, tau=state.tau, local_rate=state.local_rate)
+
+    def judge(self, state: TheoryState, trial: Trial) -> tuple[TheoryState, bool]:
+        """Every step is taken; under SC-C, θ_{r+1} = (1 + μ τ_r)^(−½), τ shrinks by it and σ grows by it."""
+        if state.growth == 0:
+            return state, True
+        theta = (1 + state.growth * state.tau) ** -0.5
+        following = TheoryState(state.tau * theta, state.sigma / theta, theta, state.growth, state.local_rate)
+        return following, True

@@ -1,0 +1,276 @@
+"""`train`: the one loop that drives every algorithm, on every runtime."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scaffpd import checkpoint as disk
+from scaffpd.checkpoint import Checkpoint
+from scaffpd.errors import InputError, count, positive
+from scaffpd.federation import Federation, Traffic, Vector
+from scaffpd.history import History
+from scaffpd.progress import Progress
+
+PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
+EXPLOSION = 1e10  # growth of the largest loss beyond which a run is called diverged
+
+
+class Status(StrEnum):
+    """How a run ended."""
+
+    CONVERGED = "converged"
+    ROUND_LIMIT = "round limit"
+    PRECISION = "precision"
+    STALLED = "stalled"
+    DIVERGED = "diverged"
+    INTERRUPTED = "interrupted"
+    STOPPED = "stopped"
+
+    @property
+    def sentence(self) -> str:
+        """What that means."""
+        return SENTENCES[self]
+
+
+SENTENCES = {
+    Status.CONVERGED: "The optimality gap is proven to be at most tol.",
+    Status.ROUND_LIMIT: "All rounds were made.",
+    Status.PRECISION: "The gap is proven down to rounding error; this number format cannot certify the tol asked for.",
+    Status.STALLED: f"No step was acceptable for {PATIENCE} rounds in a row: rounding or noise dominates.",
+    Status.DIVERGED: "The losses grew without bound; the last finite point is returned. Use smaller steps, or Auto().",
+    Status.INTERRUPTED: "The run was interrupted; the last finished round is returned.",
+    Status.STOPPED: "A callback asked to stop.",
+}
+
+
+class Algorithm(Protocol):
+    """An algorithm: a state in, a state out."""
+
+    def init(self, federation: Federation, seed: int, x0: torch.Tensor | None) -> Any:
+        """The state before the first round."""
+
+    def resume(self, federation: Federation, state: Any) -> Any:
+        """A state read from a checkpoint, ready for `round`."""
+
+    def round(self, federation: Federation, state: Any) -> Any:
+        """One communication round."""
+
+    def uncertified(self, state: Any) -> str | None:
+        """Why there is no certificate, or `None` where there is one."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a callback is shown after every round."""
+
+    rounds: int
+    state: Any
+    history: History
+
+
+Callback = Callable[[Moment], bool | None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found.
+
+    Attributes:
+        x: the parameters, a flat array (`Linear.reshape` gives them their shapes).
+        weights: λ, the weight of every client in the worst mixture.
+        certificate: the duality gap of (x, weights) is at most this; +∞ where nothing is proven.
+        status: how the run ended.
+        message: the same in a sentence or two.
+        history: the table of all rounds.
+        names: the clients.
+        rounds: rounds made.
+    """
+
+    x: NDArray[np.float64]
+    weights: Vector
+    certificate: float
+    status: Status
+    message: str
+    history: History = field(repr=False)
+    names: tuple[str, ...]
+    rounds: int
+
+    def __str__(self) -> str:
+        return f"{self.status} after {self.rounds} rounds, certified gap {self.certificate:.2e}. {self.message}"
+
+
+def train(
+    algorithm: Algorithm,
+    federation: Federation,
+    rounds: int,
+    tol: float | None = None,
+    seed: int = 0,
+    x0: Any = None,
+    progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Run `algorithm` on `federation` until a certified gap of `tol`, for at most `rounds` rounds.
+
+    Args:
+        algorithm: such as `ScaffPD(ChiSquare(rho=0.1))`.
+        federation: such as a `Cohort`.
+        rounds: the most communication rounds to make, rounds of an earlier part of a resumed run included.
+        tol: stop as soon as the proven optimality gap is at most this.
+        seed: seeds all randomness.
+        x0: where to start; by default the federation's own choice.
+        progress: show a progress bar; by default where standard error is a terminal.
+        checkpoint: a path or `Checkpoint(path, every=…)`. If the file is there, the run goes on from it, with the same
+            numbers as if it had never stopped.
+        callbacks: called with a `Moment` after every round; one that returns `True` ends the run.
+    """
+    _check(algorithm, federation, rounds, tol, callbacks)
+    keeper = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
+    run = _Run(algorithm, federation, seed, keeper)
+    run.begin(_start(federation, x0))
+    reason = algorithm.uncertified(run.state)
+    if tol is not None and reason is not None:
+        raise InputError(f"tol needs a certificate, and there is none: {reason}")
+    with Progress(progress, rounds, tol) as bar:
+        status = run.until(rounds, tol, [*callbacks, bar.show])
+    return run.result(status, reason)
+
+
+class _Run:
+    """The moving parts of one call of `train`."""
+
+    def __init__(self, algorithm: Algorithm, federation: Federation, seed: int, keeper: Checkpoint | None) -> None:
+        self.algorithm, self.federation, self.seed, self.keeper = algorithm, federation, seed, keeper
+        self.history = History(federation.names)
+        self.clock, self.unsaved, self.rejected = time.perf_counter(), 0, 0
+        self.state: Any = None
+
+    def begin(self, x0: torch.Tensor | None) -> None:
+        self.federation.traffic.restore(Traffic())
+        self.state = self.algorithm.init(self.federation, self.seed, x0)
+        if self.keeper is not None and self.keeper.exists():
+            self._resume()
+        else:
+            self._record()
+        self.last_finite, self.last_traffic = self.state, self.federation.traffic.snapshot()
+
+    def _record(self) -> None:
+        self.history.append(self.state, self.federation.traffic, time.perf_counter() - self.clock)
+
+    def until(self, rounds: int, tol: float | None, callbacks: Sequence[Callback]) -> Status:
+        """Make rounds until one of the named outcomes."""
+        try:
+            while (status := self._outcome(rounds, tol)) is None:
+                self.state = self.algorithm.round(self.federation, self.state)
+                self._record()
+                self._after_round()
+                moment = Moment(self.state.rounds, self.state, self.history)
+                if [callback(moment) for callback in callbacks].count(True):
+                    status = Status.STOPPED
+                    break
+        except KeyboardInterrupt:
+            status = Status.INTERRUPTED
+            self.federation.traffic.restore(self.last_traffic)
+        if self.unsaved:
+            self._save()
+        return status
+
+    def _after_round(self) -> None:
+        self.rejected = 0 if self.state.accepted else self.rejected + 1
+        self.unsaved += 1
+        self.last_traffic = self.federation.traffic.snapshot()
+        if self._finite():
+            self.last_finite = self.state
+            if self.keeper is not None and self.unsaved >= self.keeper.every:
+                self._save()
+
+    def _finite(self) -> bool:
+        losses = self.state.losses
+        limit = EXPLOSION * (1 + np.abs(self.history.first_losses).max())
+        return bool(np.all(np.isfinite(losses)) and np.abs(losses).max() <= limit)
+
+    def _outcome(self, rounds: int, tol: float | None) -> Status | None:
+        state = self.state
+        if not self._finite():
+            return Status.DIVERGED
+        if tol is not None and state.certificate <= tol:
+            return Status.CONVERGED
+        if tol is not None and state.floor > tol and state.certificate <= 2 * state.floor:
+            return Status.PRECISION
+        if self.rejected >= PATIENCE:
+            return Status.STALLED
+        return Status.ROUND_LIMIT if state.rounds >= rounds else None
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "algorithm": repr(self.algorithm), "problem": self.federation.fingerprint, "seed": self.seed,
+            "names": list(self.federation.names),
+        }  # fmt: skip
+
+    def _save(self) -> None:
+        if self.keeper is None or not self._finite():
+            return
+        traffic = {f"traffic.{k}": np.asarray(v) for k, v in vars(self.last_traffic).items()}
+        seconds = {"seconds": np.asarray(time.perf_counter() - self.clock), "rejected": np.asarray(self.rejected)}
+        disk.write(self.keeper.path, disk.pack(self.state) | self.history.pack() | traffic | seconds, self._about())
+        self.unsaved = 0
+
+    def _resume(self) -> None:
+        assert self.keeper is not None
+        arrays, about = disk.read(self.keeper.path)
+        for name, value in self._about().items():
+            if about.get(name) != value:
+                raise InputError(
+                    f"The checkpoint {str(self.keeper.path)!r} is of another {name}; remove it, or use another file."
+                )
+        self.state = self.algorithm.resume(self.federation, disk.unpack(self.state, arrays))
+        self.history = History.unpack(self.federation.names, arrays)
+        kept = Traffic(**{k: int(arrays[f"traffic.{k}"]) for k in vars(Traffic())})
+        self.federation.traffic.restore(kept)
+        self.clock -= float(arrays["seconds"])
+        self.rejected = int(arrays["rejected"])
+
+    def result(self, status: Status, reason: str | None) -> Result:
+        """The outcome; of a diverged run the last finite point."""
+        state = self.last_finite if status is Status.DIVERGED else self.state
+        message = status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
+        x = state.x.detach().cpu().numpy()
+        names = tuple(self.federation.names)
+        return Result(x, state.weights, float(state.certificate), status, message, self.history, names, state.rounds)
+
+
+def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, callbacks: Sequence[Any]) -> None:
+    if not all(hasattr(algorithm, name) for name in ("init", "round", "resume")):
+        raise InputError(f"train needs an algorithm such as ScaffPD(ChiSquare(rho=0.1)), got {algorithm!r}.")
+    if not isinstance(federation, Federation):
+        raise InputError(f"train needs a federation such as Cohort(clients, model), got {type(federation).__name__}.")
+    count("train", "rounds", rounds)
+    if tol is not None:
+        positive("train", "tol", tol)
+    for callback in callbacks:
+        if not callable(callback):
+            raise InputError(f"train needs callables in callbacks, got {callback!r}.")
+
+
+def _start(federation: Federation, x0: Any) -> torch.Tensor | None:
+    if x0 is None:
+        return None
+    like = federation.start()
+    try:
+        x = torch.as_tensor(x0).to(like).clone()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"x0 must be an array of {like.numel()} numbers.") from None
+    if x.shape != like.shape:
+        raise InputError(f"x0 has shape {tuple(x.shape)}, but the model has {like.numel()} parameters.")
+    if not bool(torch.isfinite(x).all()):
+        raise InputError("x0 has a NaN or infinite entry.")
+    return x
