@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from scaffpd.errors import InputError, positive, unknown
 from scaffpd.objectives.base import Objective
@@ -61,6 +62,13 @@ def reference_optimum(
         intercept: append a column of ones as the last feature (regularised as all others).
     """
     problem = _Problem(clients, loss, positive("reference_optimum", "l2", l2), intercept)
+    # the matrices are small: where other processes want the same cores, threads cost a factor of a hundred
+    with threadpool_limits(1, user_api="blas"):
+        return _solve(problem, objective)
+
+
+def _solve(problem: _Problem, objective: Objective) -> Reference:
+    """Proximal steps with growing σ, each followed by an attempt to finish with Newton's method."""
     point = _start(problem, objective)
     if not point.G.any():  # zero is everybody's optimum
         return Reference(point.x, point.weights, point.support, _EPS * abs(point.support))
@@ -105,59 +113,80 @@ _LINKS: dict[str, Link] = {"squared": _squared, "logistic": _logistic, "softmax"
 
 
 class _Problem:
-    """f_i(x) = (1/m_i) Σ_j link(W ᵀa_ij, y_ij) + (μ/2)‖x‖² with x = W row by row, W of shape (d, k)."""
+    """f_i(x) = (1/m_i) Σ_j link(Wᵀa_ij, y_ij) + (μ/2)‖x‖² with x = W row by row, W of shape (d, k)."""
 
     def __init__(self, clients: Sequence[tuple[Any, Any]], loss: str, l2: float, intercept: bool) -> None:
         if loss not in _LINKS:
             raise unknown("loss", loss, _LINKS)
         self.link, self.l2 = _LINKS[loss], l2
-        self.A = [_features(X, intercept) for X, _ in clients]
-        self.Y = _targets([np.asarray(y) for _, y in clients], loss)
-        self.shape = (self.A[0].shape[1], self.Y[0].shape[1])
+        X = [_features(X, intercept) for X, _ in clients]
+        Y = _targets([np.asarray(y) for _, y in clients], loss)
+        _check_shapes(X, Y)
+        self.counts = np.array([len(rows) for rows in X])
+        ends = np.cumsum(self.counts)
+        self.parts = [slice(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
+        self.A, self.Y = np.vstack(X), np.vstack(Y)
+        self.shape = (self.A.shape[1], self.Y.shape[1])
         self.dimension = self.shape[0] * self.shape[1]
-        self.sizes = np.linalg.norm(
-            self.gradients(np.zeros(self.dimension)), axis=1
-        )  # what rounding is relative to
+        # the gradients at zero: what rounding errors are relative to, where all gradients vanish together
+        self.sizes = np.linalg.norm(self.gradients(np.zeros(self.dimension)), axis=1)
 
     def losses(self, x: Array) -> Array:
         """f_i(x)."""
-        W, ridge = x.reshape(self.shape), self.l2 / 2 * (x @ x)
-        return np.array([self.link(A @ W, Y)[0].mean() + ridge for A, Y in zip(self.A, self.Y, strict=True)])
+        value, _, _ = self.link(self.A @ x.reshape(self.shape), self.Y)
+        return np.array([value[part].mean() for part in self.parts]) + self.l2 / 2 * (x @ x)
 
     def gradients(self, x: Array) -> Array:
         """∇f_i(x), one row per client."""
-        W = x.reshape(self.shape)
-        rows = [(A.T @ self.link(A @ W, Y)[1]).ravel() / len(A) for A, Y in zip(self.A, self.Y, strict=True)]
-        return np.array(rows) + self.l2 * x
+        _, slope, _ = self.link(self.A @ x.reshape(self.shape), self.Y)
+        rows = [(self.A[part].T @ slope[part]).ravel() for part in self.parts]
+        mean: Array = np.array(rows) / self.counts[:, None]
+        return mean + self.l2 * x
 
     def hessian(self, x: Array, weights: Array) -> Array:
         """Σ_i w_i ∇²f_i(x)."""
-        W, k = x.reshape(self.shape), self.shape[1]
-        total = np.zeros((self.shape[0], k, self.shape[0], k))
-        for A, Y, weight in zip(self.A, self.Y, weights, strict=True):
-            curvature = self.link(A @ W, Y)[2] * (weight / len(A))
-            for a, b in zip(*np.nonzero(np.any(curvature, axis=0)), strict=True):
-                total[:, a, :, b] += (A.T * curvature[:, a, b]) @ A
-        dense = total.reshape(self.dimension, self.dimension)
+        (d, k), share = self.shape, np.repeat(weights / self.counts, self.counts)
+        _, _, curvature = self.link(self.A @ x.reshape(self.shape), self.Y)
+        total = np.zeros((d, k, d, k))
+        for a in range(k):
+            for b in range(a + 1):
+                if np.any(curvature[:, a, b]):
+                    total[:, a, :, b] = (self.A.T * (share * curvature[:, a, b])) @ self.A
+                    total[:, b, :, a] = total[:, a, :, b]
+        dense: Array = total.reshape(self.dimension, self.dimension)
         dense[np.diag_indices(self.dimension)] += self.l2 * weights.sum()
         return dense
 
 
 def _features(X: Any, intercept: bool) -> Array:
     A = np.asarray(X, dtype=np.float64)
-    if A.ndim != 2 or len(A) == 0:
-        raise InputError(f"reference_optimum needs X of shape (samples, features), got {A.shape}.")
+    if A.ndim != 2 or len(A) == 0 or not np.isfinite(A).all():
+        raise InputError(
+            f"reference_optimum needs finite X of shape (samples, features), got shape {A.shape}."
+        )
     return np.column_stack([A, np.ones(len(A))]) if intercept else A
+
+
+def _check_shapes(X: list[Array], Y: list[Array]) -> None:
+    if len({rows.shape[1] for rows in X}) > 1 or len({y.shape[1] for y in Y}) > 1:
+        raise InputError(
+            "reference_optimum needs clients with the same features and the same target columns."
+        )
+    if any(len(rows) != len(y) for rows, y in zip(X, Y, strict=True)):
+        raise InputError("reference_optimum needs as many targets as samples at every client.")
 
 
 def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
     """Targets as (m_i, k) matrices: as they are, as 0/1, or one-hot."""
+    if not targets:
+        raise InputError("reference_optimum needs at least one client.")
+    if any(not np.isfinite(y).all() for y in targets):
+        raise InputError("reference_optimum needs finite targets.")
     if loss == "squared":
         return [y.reshape(len(y), -1).astype(np.float64) for y in targets]
     labels = [y.reshape(-1).astype(np.int64) for y in targets]
-    if any(
-        np.any(y.reshape(-1) != given) or np.any(given < 0) for y, given in zip(targets, labels, strict=True)
-    ):
+    whole = [np.array_equal(y, given.reshape(-1)) for y, given in zip(labels, targets, strict=True)]
+    if not all(whole) or min(int(y.min()) for y in labels) < 0:
         raise InputError(f"The {loss} loss needs whole labels from zero on.")
     highest = max(int(y.max()) for y in labels)
     if loss == "logistic":
@@ -178,7 +207,7 @@ class _Point:
         self.losses, self.G = problem.losses(x), problem.gradients(x)
         self.gradient = weights @ self.G
         # σ in these units weighs losses against weights evenly, whatever either is measured in
-        self.unit = float(weights.sum() / np.abs(self.losses).max())
+        self.unit = float(weights.sum() / (np.abs(self.losses).max() or 1.0))
         self.support = objective.support(self.losses)
         self.scale = float(weights @ np.abs(self.losses) + abs(objective.value(weights)))
 

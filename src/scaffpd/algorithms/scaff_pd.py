@@ -129,7 +129,7 @@ class ScaffPD:
 
     def round(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
         """One communication round: local steps, the new point, the rule's verdict, the dual step."""
-        rates, total, r = self.steps.rates(state.rule), float(state.weights.sum()), state.rounds + 1
+        rates, total, r = self.steps.rates(state.rule), float(state.weights.sum()) or 1.0, state.rounds + 1
         plan = LocalPlan(self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, (state.seed, r, 1))
         updates = federation.local_updates(state.x, state.at, state.direction / total, plan)
         d = updates.sum(state.weights / total)
@@ -137,7 +137,7 @@ class ScaffPD:
         x = state.x - step * d
         at = self._ask(federation, x, state.seed, r)
         trial = Trial(
-            self.objective, state.losses, at.losses, state.weights, step, float(state.direction @ d),
+            self.objective, state.losses, at.losses, state.weights, step, float(state.direction @ d), _precision(x),
             secants=lambda: (state.at.project(x - state.x), at.project(x - state.x)),
         )  # fmt: skip
         rule, accepted = self.steps.judge(state.rule, trial)
@@ -160,8 +160,10 @@ class ScaffPD:
         state = replace(state, weights=weights, direction=direction)
         if self.uncertified(state):
             return state
-        precision = float(torch.finfo(state.x.dtype).eps)
-        proof = certify(
-            self.objective, state.losses, weights, float(direction @ direction), state.constants.strong_convexity, precision
-        )
+        size, mu = float(direction @ direction), state.constants.strong_convexity
+        proof = certify(self.objective, state.losses, weights, size, mu, _precision(state.x))
         return replace(state, certificate=proof.gap, floor=proof.floor)
+
+
+def _precision(x: Tensor) -> float:
+    return float(torch.finfo(x.dtype).eps)

@@ -1,4 +1,4 @@
-"""Fair objectives, each a set Λ of client weights and a penalty ψ: one file per objective, one paper per file.
+"""Fair objectives, each a set Λ of client weights and a penalty ψ on them: one file per objective.
 
 | objective | Λ | ψ(λ) | what x minimises |
 |---|---|---|---|

@@ -1,4 +1,4 @@
-"""The plain average: no robustness at all, and the end of every other objective's range."""
+"""The plain average: no robustness at all, and one end of every other objective's range."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import read_step, read_vector
+from scaffpd.objectives.inputs import read_losses, read_step, read_weights
+from scaffpd.objectives.simplex import inner
 
 
 class Average(Objective):
@@ -18,28 +19,28 @@ class Average(Objective):
 
     def value(self, weights: ArrayLike) -> float:
         """ψ(λ) = 0."""
-        read_vector("Average", "weights", weights)
+        read_weights(self, weights)
         return 0.0
 
     def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Whether λ = p up to `tolerance`."""
-        lam = read_vector("Average", "weights", weights)
-        return bool(np.max(np.abs(lam - self.weights(len(lam)))) <= tolerance)
+        weights = read_weights(self, weights)
+        return bool(np.max(np.abs(weights - self.weights(len(weights)))) <= tolerance)
 
     def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
-        """p: there is no other weight to choose."""
-        s, _, _ = read_step("Average", s, l, sigma)
+        """The prior p: there is no other weight to choose."""
+        s, _, _ = read_step(self, s, l, sigma)
         return self.weights(len(s)).copy()
 
     def maximizer(self, losses: ArrayLike) -> Vector:
-        """p."""
-        return self.weights(len(read_vector("Average", "losses", losses))).copy()
+        """The prior p."""
+        return self.weights(len(read_losses(self, losses))).copy()
 
     def support(self, losses: ArrayLike) -> float:
         """Σ p_i L_i."""
-        L = read_vector("Average", "losses", losses)
-        worst = L.max()
-        return float(worst + (L - worst) @ self.weights(len(L)))
+        losses = read_losses(self, losses)
+        worst = losses.max()
+        return float(worst + inner(losses - worst, self.weights(len(losses))))
 
     def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
         """Zero: the step never moves."""

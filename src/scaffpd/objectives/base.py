@@ -71,7 +71,7 @@ class Objective(ABC):
 
     @abstractmethod
     def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
-        """∂ prox_σ(s, l) / ∂s, an N×N positive semidefinite matrix (an element of the generalised Jacobian)."""
+        """∂ prox_σ(s, l) / ∂s: N×N, positive semidefinite, an element of the generalised Jacobian."""
 
     def strong_convexity(self, n: int) -> float:
         """μ_λ: the modulus of strong convexity of ψ on all of Λ, 0 where there is none."""
@@ -108,4 +108,5 @@ def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
         )
     if not np.all(np.isfinite(p)) or np.any(p <= 0):
         raise InputError(f"{owner} needs prior weights that are positive and finite, got {p.tolist()}.")
-    return p / p.sum()
+    normalised: Vector = p / p.sum()
+    return normalised

@@ -9,15 +9,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.errors import positive
 from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import read_step, read_vector
-from scaffpd.objectives.simplex import in_simplex, project_weighted, simplex_jacobian
+from scaffpd.objectives.inputs import read_losses, read_step, read_weights
+from scaffpd.objectives.simplex import in_simplex, inner, project_weighted, simplex_jacobian
 
 
 class ChiSquare(Objective):
-    r"""Λ = the simplex, ψ(λ) = (ρ/2) Σ_i (λ_i − p_i)²/p_i  (Levy, Carmon, Duchi and Sidford 2020; Duchi and Namkoong 2021).
+    r"""Λ = the simplex, ψ(λ) = (ρ/2) Σ_i (λ_i − p_i)²/p_i.
 
-    Its optimum guarantees the smallest mean-plus-variance loss: while no weight reaches zero the objective is exactly
-    Σ p_i f_i + Var_p(f)/(2ρ), so ρ → ∞ is `Average` and ρ → 0 is `Agnostic`.
+    The penalised χ² divergence of distributionally robust optimisation (Levy, Carmon, Duchi and Sidford
+    2020, "Large-scale methods for distributionally robust optimization"; Duchi and Namkoong 2021,
+    "Learning models with uniform performance via distributionally robust optimization"). Its optimum
+    guarantees the best trade between mean and spread: while no weight reaches zero, x minimises Σ p_i
+    f_i + Var_p(f)/(2ρ) exactly. ρ → ∞ is `Average` and ρ → 0 is `Agnostic`.
 
     Args:
         rho: the price ρ > 0 of leaving the prior, in units of the loss.
@@ -30,40 +33,40 @@ class ChiSquare(Objective):
 
     def value(self, weights: ArrayLike) -> float:
         """(ρ/2) Σ (λ_i − p_i)²/p_i."""
-        lam = read_vector("ChiSquare", "weights", weights)
-        p = self.weights(len(lam))
-        return float(0.5 * self.rho * np.sum((lam - p) ** 2 / p))
+        weights = read_weights(self, weights)
+        p = self.weights(len(weights))
+        return float(0.5 * self.rho * np.sum((weights - p) ** 2 / p))
 
     def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Whether λ lies in the simplex."""
-        return in_simplex(read_vector("ChiSquare", "weights", weights), tolerance)
+        return in_simplex(read_weights(self, weights), tolerance)
 
     def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
         """λ_i = [(l_i + σs_i − ν) / (1 + σρ/p_i)]₊ with ν such that Σ λ_i = 1."""
-        s, l, sigma = read_step("ChiSquare", s, l, sigma)  # noqa: E741
-        return project_weighted(l + sigma * (s - s.max()), self._slope(len(s), sigma))
+        s, old, sigma = read_step(self, s, l, sigma)
+        return project_weighted(old + sigma * (s - s.max()), self._rate(len(s), sigma))
 
     def maximizer(self, losses: ArrayLike) -> Vector:
         """λ_i = p_i [(L_i − ν)/ρ]₊ with ν such that Σ λ_i = 1."""
-        L = read_vector("ChiSquare", "losses", losses)
-        return project_weighted(L, self.weights(len(L)) / self.rho)
+        losses = read_losses(self, losses)
+        return project_weighted(losses, self.weights(len(losses)) / self.rho)
 
     def support(self, losses: ArrayLike) -> float:
         """⟨L, λ⟩ − ψ(λ) at the maximizer."""
-        L = read_vector("ChiSquare", "losses", losses)
-        lam, worst = self.maximizer(L), L.max()
-        return float(worst + ((L - worst) @ lam - self.value(lam)))
+        losses = read_losses(self, losses)
+        weights, worst = self.maximizer(losses), losses.max()
+        return float(worst + (inner(losses - worst, weights) - self.value(weights)))
 
     def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
         """diag(d) − ddᵀ/Σd with d_i = 1/(ρ/p_i + 1/σ) on the clients with weight."""
-        lam = self.prox(s, l, sigma)
-        return simplex_jacobian(np.where(lam > 0.0, sigma * self._slope(len(lam), sigma), 0.0))
+        weights = self.prox(s, l, sigma)
+        return simplex_jacobian(np.where(weights > 0.0, sigma * self._rate(len(weights), sigma), 0.0))
 
     def strong_convexity(self, n: int) -> float:
         """ρ / max_i p_i."""
         return float(self.rho / self.weights(n).max())
 
-    def _slope(self, n: int, sigma: float) -> Vector:
-        """1/(1 + σρ/p_i)."""
+    def _rate(self, n: int, sigma: float) -> Vector:
+        """1 / (1 + σρ/p_i)."""
         p = self.weights(n)
         return p / (p + sigma * self.rho)

@@ -1,17 +1,18 @@
-"""Reading what callers hand to an objective: every refusal is one sentence that names the objective and the argument."""
+"""Reading what callers hand over: every refusal is one sentence that names the objective and the argument."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError, positive
+from scaffpd.objectives.base import Objective, Vector
 
-Vector = NDArray[np.float64]
+LARGEST = 1e100  # a loss beyond it means divergence, and its square would overflow
 
 
-def read_vector(owner: str, name: str, values: ArrayLike) -> Vector:
-    """`values` as a float64 vector with one finite number per client."""
+def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.inf) -> Vector:
+    """`values` as a float64 vector with one finite number per client, none beyond ±`largest`."""
     try:
         vector = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -20,16 +21,35 @@ def read_vector(owner: str, name: str, values: ArrayLike) -> Vector:
         raise InputError(
             f"{owner} needs one number per client in {name}, got an array of shape {vector.shape}."
         )
-    finite = np.isfinite(vector)
-    if not finite.all():
-        first = int(np.argmin(finite))
-        raise InputError(f"{owner} needs finite {name}, but client {first} has {vector[first]}.")
+    usable = np.isfinite(vector) & (np.abs(vector) <= largest)
+    if not usable.all():
+        first = int(np.argmin(usable))
+        limit = f" of at most {largest:g}" if np.isfinite(vector[first]) else ""
+        raise InputError(f"{owner} needs finite {name}{limit}, but client {first} has {vector[first]}.")
     return vector
 
 
-def read_step(owner: str, s: ArrayLike, l: ArrayLike, sigma: float) -> tuple[Vector, Vector, float]:  # noqa: E741
-    """The three arguments of a proximal step, checked against each other."""
-    slope, anchor = read_vector(owner, "s", s), read_vector(owner, "l", l)
+def read_weights(objective: Objective, weights: ArrayLike) -> Vector:
+    """λ: one finite number for every client that the prior knows."""
+    vector = finite_vector(type(objective).__name__, "weights", weights)
+    objective.weights(len(vector))
+    return vector
+
+
+def read_losses(objective: Objective, losses: ArrayLike) -> Vector:
+    """L: one finite number for every client that the prior knows."""
+    vector = finite_vector(type(objective).__name__, "losses", losses, LARGEST)
+    objective.weights(len(vector))
+    return vector
+
+
+def read_step(
+    objective: Objective, s: ArrayLike, old: ArrayLike, sigma: float
+) -> tuple[Vector, Vector, float]:
+    """The three arguments s, l and σ of a proximal step, checked against each other."""
+    owner = type(objective).__name__
+    slope, anchor = finite_vector(owner, "s", s, LARGEST), finite_vector(owner, "l", old, LARGEST)
     if len(slope) != len(anchor):
         raise InputError(f"{owner} needs s and l of the same length, got {len(slope)} and {len(anchor)}.")
+    objective.weights(len(slope))
     return slope, anchor, positive(owner, "sigma", sigma)

@@ -1,7 +1,7 @@
-r"""Exact projections on the probability simplex Δ = {λ ≥ 0, Σ λ_i = 1}, plain, weighted and capped, in O(N log N).
+r"""Exact projections on the probability simplex Δ = {λ ≥ 0, Σ λ_i = 1}, weighted and capped, in O(N log N).
 
-Every function first shifts its argument so that the entries that decide the answer are the small ones, and corrects the
-last rounding error in λ itself rather than in the multiplier: sums come out as one to a few units in the last place.
+The last rounding error is corrected in λ itself rather than in the multiplier ν, so that weights sum to
+one up to a few units in the last place however large the arguments are.
 """
 
 from __future__ import annotations
@@ -9,12 +9,31 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
+from scaffpd.objectives.base import Vector
+
+EPSILON = float(np.finfo(np.float64).eps)
+
+
+def inner(a: Vector, b: Vector) -> float:
+    """⟨a, b⟩, summed pairwise: more exact than a BLAS product, and never waiting for its threads."""
+    return float(np.sum(a * b))
 
 
 def in_simplex(weights: Vector, tolerance: float) -> bool:
     """Whether λ ∈ Δ up to `tolerance` in every entry and in the sum."""
     return bool(weights.min() >= -tolerance and abs(weights.sum() - 1.0) <= tolerance)
+
+
+def normalised(weights: Vector) -> Vector:
+    """λ / Σ λ_i."""
+    shares: Vector = weights / weights.sum()
+    return shares
+
+
+def corrected(weights: Vector, slope: Vector) -> Vector:
+    """Take the rounding error Σ λ_i − 1 back from the clients in proportion to `slope`, their −∂λ_i/∂ν."""
+    error = (weights.sum() - 1.0) / slope.sum()
+    return normalised(np.maximum(weights - slope * error, 0.0))
 
 
 def project_weighted(b: Vector, w: Vector) -> Vector:
@@ -25,43 +44,41 @@ def project_weighted(b: Vector, w: Vector) -> Vector:
     """
     b = b - b.max()  # now ν < 0, nothing cancels in Σ w b − 1, and the largest entry is always active
     order = np.argsort(-b)
-    ranked = b[order]
-    nu = (np.cumsum(w[order] * ranked) - 1.0) / np.cumsum(w[order])
-    last = np.flatnonzero(ranked > nu)[-1]
-    active = b > nu[last]
-    level = (np.sum(w[active] * b[active]) - 1.0) / np.sum(w[active])
-    return renormalised(np.where(active, np.maximum(w * (b - level), 0.0), 0.0), np.where(active, w, 0.0))
+    ranked, rate = b[order], w[order]
+    nu = (np.cumsum(rate * ranked) - 1.0) / np.cumsum(rate)
+    active = b > nu[np.flatnonzero(ranked > nu)[-1]]
+    slope = np.where(active, w, 0.0)
+    level = (inner(slope, b) - 1.0) / slope.sum()
+    return corrected(slope * np.maximum(b - level, 0.0), slope)
 
 
 def project_capped(z: Vector, caps: Vector) -> Vector:
-    r"""argmin_λ ½‖λ − z‖²  subject to  0 ≤ λ ≤ caps, Σ λ_i = 1  (needs Σ caps ≥ 1): λ_i = clip(z_i − ν, 0, caps_i).
+    r"""argmin_λ ½‖λ − z‖² subject to 0 ≤ λ ≤ caps, Σ λ_i = 1: λ_i = clip(z_i − ν, 0, caps_i), if Σ caps ≥ 1.
 
-    The mass Σ clip(z − ν, 0, caps) falls with ν and bends only at z_i and z_i − caps_i: bisect over these 2N sorted
-    breakpoints (each evaluation is O(N) and free of cancellation), then solve the linear piece.
+    The mass Σ clip(z − ν, 0, caps) falls with ν and bends only at z_i and z_i − caps_i: bisect over these 2N
+    sorted points (each evaluation is O(N) and free of cancellation), then solve the linear piece.
     """
-    if caps.sum() <= 1.0 + 4 * np.finfo(float).eps:
-        return caps / caps.sum()
-    breaks = np.sort(np.concatenate([z, z - caps]))
-    low, high = 0, len(breaks) - 1  # the mass is Σ caps > 1 at the first, 0 at the last
+    if caps.sum() <= 1.0 + 4.0 * EPSILON:
+        return normalised(caps)
+    bends = np.sort(np.concatenate([z, z - caps]))
+    low, high = 0, len(bends) - 1  # the mass is Σ caps > 1 at the first bend, 0 at the last
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if np.clip(z - breaks[middle], 0.0, caps).sum() >= 1.0 else (low, middle)
-    free = (z >= breaks[high]) & (z - caps <= breaks[low])
-    level = breaks[low] + (np.clip(z - breaks[low], 0.0, caps).sum() - 1.0) / max(np.count_nonzero(free), 1)
+        enough = np.clip(z - bends[middle], 0.0, caps).sum() >= 1.0
+        low, high = (middle, high) if enough else (low, middle)
+    free = np.count_nonzero((z >= bends[high]) & (z - caps <= bends[low]))
+    level = bends[low] + (np.clip(z - bends[low], 0.0, caps).sum() - 1.0) / max(free, 1)
     weights = np.clip(z - level, 0.0, caps)
     inside = (weights > 0.0) & (weights < caps)
     if inside.any():
         weights[inside] -= (weights.sum() - 1.0) / np.count_nonzero(inside)
-    return np.clip(weights, 0.0, caps)
+    projected: Vector = np.clip(weights, 0.0, caps)
+    return projected
 
 
-def renormalised(weights: Vector, slope: Vector) -> Vector:
-    """Spread the rounding error of Σ λ_i − 1 over the clients in proportion to `slope` = −∂λ_i/∂ν."""
-    weights = np.maximum(weights - slope * ((weights.sum() - 1.0) / slope.sum()), 0.0)
-    return weights / weights.sum()
-
-
-def simplex_jacobian(slope: Vector) -> Vector:
-    r"""diag(d) − d dᵀ/Σd: how λ_i = h_i(s_i − ν) with Σ λ_i = 1 moves with s, where d_i = h_i' (zeros if no client is free)."""
-    total = slope.sum()
-    return np.diag(slope) - (np.outer(slope, slope / total) if total > 0 else 0.0)
+def simplex_jacobian(slope: Vector) -> NDArray[np.float64]:
+    """diag(d) − ddᵀ/Σd, which is ∂λ/∂s where λ_i = h_i(s_i − ν) sums to one and d_i = h_i'; zero if d is."""
+    total = float(slope.sum())
+    normal = slope / np.sqrt(total) if total > 0.0 else slope
+    jacobian: NDArray[np.float64] = np.diag(slope) - np.outer(normal, normal)
+    return jacobian

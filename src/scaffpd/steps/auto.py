@@ -1,4 +1,24 @@
-r"""Steps that need nothing from the user."""
+r"""Steps that need nothing from the user.
+
+Clients take η_i = 1/L_i; the server keeps a factor e on d and a dual/primal ratio γ, with σ = γ e. After a round it knows, at no cost,
+
+    D = e⟨c, d⟩                              what the step promised,
+    B = ⟨λ⁺, L⁺ − L⟩ + D                     what curvature took back (∝ e²),
+    X = σ‖q‖² / (2κ),  q = L⁺ − L            what the moving weights may take back (∝ e³; q is centred on the simplex, where only
+                                             differences between clients count).
+
+*Primal step.* Accelerated primal-dual theory, in the metric that makes ‖x⁺ − x‖² equal D, asks for B + X ≤ D/2; the largest such step
+along the direction just tried is
+
+    ê = ⟨c, d⟩ / (b + √(b² + 2 a ⟨c, d⟩)),    b = B/e²,  a = X/e³.
+
+For fixed weights ê is the exact line search, and using it for the *next* direction, as done here, is the Barzilai-Borwein step, which
+is far faster than monotone descent but needs room: a step is taken while B + X ≤ 2D. Should the objective find no new best value for
+`PATIENCE` rounds, the rule falls back for good to what theory asks for (B + X ≤ D/2, and 0.8 ê).
+
+*Balance.* With the coupling K² ≈ ‖q‖²/(e D), a dual step of length 1/K² from λ⁺ would gain g_λ = max_λ ⟨λ − λ⁺, L⁺⟩ − ψ(λ) + ψ(λ⁺) −
+(K²/2)‖λ − λ⁺‖², while the primal step gains about g_x = ⟨c, d⟩/2. γ moves so that the two keep pace, ever more slowly.
+"""
 
 from __future__ import annotations
 
@@ -6,86 +26,155 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scaffpd.errors import InputError, real
 from scaffpd.federation import Vector
 from scaffpd.steps.base import Problem, Rates, Trial
+
+KAPPA = 3.0
+ROOM, STRICT = 2.0, 0.5
+PATIENCE = 50
+GROWTH, DROP = 1.5, 0.15
+BALANCE, COOLING = 0.3, 20.0
 
 
 @dataclass(frozen=True)
 class AutoState:
+    """e, γ and what they are steered by.
+
+    Attributes:
+        step: e.
+        gamma: γ = σ/e; 0 until the first step has shown the coupling.
+        previous_sigma: σ of the last dual step, for the extrapolation.
+        coupling: K², a slowly forgetting maximum.
+        imbalance: smoothed log(g_λ/g_x).
+        accepted: steps taken.
+        best: the best value of the objective so far.
+        since: steps taken since then.
+        strict: whether the rule has fallen back to B + X ≤ D/2.
+        local_scale: factor on 1/L_i; below one only where local steps blew up.
+    """
+
     step: float = 1.0
     gamma: float = 0.0
     previous_sigma: float = 0.0
     coupling: float = 0.0
     imbalance: float = 0.0
     accepted: int = 0
+    best: float = np.inf
+    since: int = 0
+    strict: bool = False
     local_scale: float = 1.0
-    failures: int = 0
 
 
 @dataclass(frozen=True)
 class Auto:
-    safety: float = 0.9
-    balance: float = 0.3
-    decay: float = 20.0
-    growth: float = 1.2
-    cap: float = 2.0
+    """Tuning-free steps for Scaff-PD.
+
+    Args:
+        extrapolation: the fraction of the paper's θ = min(1, σ_{r−1}/σ_r) to use. With local steps the primal contracts so much in a
+            round that extrapolating the losses only delays λ; none is the measured best (`benchmarks/ROUNDS.md`), 1 is the paper's.
+    """
+
+    extrapolation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= real("Auto", "extrapolation", self.extrapolation) <= 1:
+            raise InputError(f"Auto needs extrapolation between 0 and 1, got {self.extrapolation!r}.")
 
     def start(self, problem: Problem) -> AutoState:
+        """One full local step first, without moving λ: it shows how strongly x and λ are coupled."""
         return AutoState()
 
-    def rates(self, s: AutoState) -> Rates:
-        sigma = s.gamma * s.step
-        theta = min(1.0, s.previous_sigma / sigma) if s.previous_sigma > 0 else 1.0
-        return Rates(sigma=sigma, theta=theta, step=s.step, local_scale=s.local_scale)
+    def rates(self, state: AutoState) -> Rates:
+        """σ = γ e, θ, e and the clients' share of 1/L_i."""
+        sigma = state.gamma * state.step
+        theta = min(1.0, state.previous_sigma / sigma) if state.previous_sigma > 0 else 1.0
+        return Rates(sigma=sigma, theta=self.extrapolation * theta, step=state.step, local_scale=state.local_scale)
 
-    def judge(self, s: AutoState, t: Trial) -> tuple[AutoState, bool]:
-        sigma = s.gamma * s.step
-        if not (np.all(np.isfinite(t.after)) and np.isfinite(t.slope)):
-            scale = s.local_scale * (0.5 if s.failures >= 2 or not np.isfinite(t.slope) else 1.0)
-            return replace(s, step=s.step / 10 if np.isfinite(t.slope) else s.step, local_scale=scale, failures=s.failures + 1), False
-        decrease = s.step * t.slope
-        bregman, change = curvature_and_change(t)
-        cross = sigma * (change @ change) / (2 * self.safety)
-        b, a = bregman / s.step**2, cross / s.step**3
-        root = b + np.sqrt(b * b + 2 * a * max(t.slope, 0))
-        ideal = t.slope / root if root > 0 and t.slope > 0 else s.step
-        if bregman + cross > 0.5 * decrease and decrease > 1e-30:
-            step = float(np.clip(0.9 * ideal, 0.05 * s.step, 0.8 * s.step))
-            return replace(s, step=step, failures=s.failures + 1), False
-        return self._accept(s, t, sigma, decrease, change, ideal), True
+    def judge(self, state: AutoState, trial: Trial) -> tuple[AutoState, bool]:
+        """Compare what the step promised with what came of it."""
+        if not np.isfinite(trial.slope):
+            return replace(state, local_scale=state.local_scale / 2), False
+        if not np.all(np.isfinite(trial.after)):
+            return replace(state, step=state.step / 10), False
+        e, promised = state.step, state.step * trial.slope
+        bregman, change = curvature_and_change(trial)
+        cross = state.gamma * e * float(change @ change) / (2 * KAPPA)
+        ideal = longest_step(trial.slope, bregman / e**2, cross / e**3, otherwise=e)
+        if bregman + cross > (STRICT if state.strict else ROOM) * promised:
+            return replace(state, step=float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e))), False
+        return self._accepted(state, trial, promised, change, ideal), True
 
-    def _accept(self, s, t, sigma, decrease, change, ideal):
-        size = change @ change
-        k2 = size / (s.step * decrease) if decrease > 0 else s.coupling
-        coupling = max(k2, 0.9 * s.coupling)
-        gamma, imbalance = s.gamma, s.imbalance
-        if gamma == 0:
-            gamma = 0.45 / max(k2, 1e-300) / s.step**2 if k2 > 0 else 0.0
-            if not np.isfinite(gamma): gamma = 1.0
-            m = t.objective.curvature(t.weights)
-            if m > 0 and np.isfinite(m): gamma = max(gamma, 1e-3 / m)
-            return replace(s, gamma=gamma, coupling=coupling, accepted=1, failures=0, step=float(min(self.cap, s.step*self.growth, max(.95*ideal,.3*s.step))))
-        if coupling > 0:
-            o, after, lam = t.objective, t.after, t.weights
-            best = o.prox(after, lam, 1 / coupling)
-            c = after - lam @ after / lam.sum() if o.simplex else after
-            pa, pb = o.value(best), o.value(lam)
-            gd = float((best - lam) @ c) - pa + pb - coupling / 2 * float((best - lam) @ (best - lam))
-            frozen = gd <= 8e-16 * (abs(pa) + abs(pb)) + 1e-300
-            r = 0.0 if frozen else float(np.log(gd / max(0.5 * t.slope, 1e-300)))
-            imbalance = r if s.accepted <= 1 else 0.7 * imbalance + 0.3 * r
-            gamma *= float(np.exp(self.balance / (1 + s.accepted / self.decay) * np.clip(imbalance, -1.5, 1.5)))
-        step = float(min(self.cap, s.step * self.growth, max(0.95 * ideal, 0.3 * s.step)))
-        return replace(s, step=step, gamma=gamma, previous_sigma=sigma, coupling=coupling, imbalance=imbalance, accepted=s.accepted + 1, failures=0)
+    def _accepted(self, state: AutoState, trial: Trial, promised: float, change: Vector, ideal: float) -> AutoState:
+        coupling = max(float(change @ change) / (state.step * promised) if promised > 0 else 0.0, 0.9 * state.coupling)
+        gamma, imbalance = self._balance(state, trial, coupling)
+        value = trial.objective.support(trial.after)
+        better = value < state.best - 1e-13 * abs(value)
+        since = 0 if better else state.since + 1
+        target = 0.8 * ideal if state.strict else ideal
+        return replace(
+            state,
+            step=float(np.clip(target, DROP * state.step, GROWTH * state.step)),
+            gamma=gamma,
+            previous_sigma=state.gamma * state.step,
+            coupling=coupling,
+            imbalance=imbalance,
+            accepted=state.accepted + 1,
+            best=min(value, state.best),
+            since=since,
+            strict=state.strict or since >= PATIENCE,
+        )
+
+    def _balance(self, state: AutoState, trial: Trial, coupling: float) -> tuple[float, float]:
+        objective, weights = trial.objective, trial.weights
+        if state.gamma == 0:
+            return first_ratio(trial, coupling), 0.0
+        if coupling == 0:
+            return state.gamma, state.imbalance
+        gain, rounding = dual_gain(trial, coupling)
+        pull = float(np.log(gain / max(0.5 * trial.slope, 1e-300))) if gain > rounding else 0.0
+        imbalance = pull if state.accepted == 1 else 0.7 * state.imbalance + 0.3 * pull
+        pace = BALANCE / (1 + state.accepted / COOLING)
+        return state.gamma * float(np.exp(pace * np.clip(imbalance, -1.5, 1.5))), imbalance
 
 
-def curvature_and_change(t: Trial) -> tuple[float, Vector]:
-    def centre(v: Vector) -> Vector:
-        return v - v.mean() if t.objective.simplex else v
+def longest_step(slope: float, b: float, a: float, otherwise: float) -> float:
+    """ê: the root of b e + a e² = slope/2; `otherwise` where nothing was learnt."""
+    if slope <= 0:
+        return otherwise / 2
+    root = b + np.sqrt(b * b + 2 * a * slope) if b > 0 or a > 0 else 0.0
+    return float(slope / root) if root > 0 else GROWTH * otherwise
 
-    bregman = float(t.weights @ (t.after - t.before)) + t.step * t.slope
-    noise = 4e-16 * float(t.weights @ (np.abs(t.before) + np.abs(t.after)))
+
+def first_ratio(trial: Trial, coupling: float) -> float:
+    """γ at first: σ‖q‖² just small against D, and not below 1/1000 of what the curvature of ψ allows."""
+    ratio = 0.45 / (coupling * trial.step**2) if coupling > 0 else 1.0
+    curvature = trial.objective.curvature(trial.weights)
+    floor = 1e-3 / curvature if 0 < curvature < np.inf else 0.0
+    return float(np.clip(max(ratio, floor), 1e-150, 1e150))
+
+
+def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
+    """g_λ of a proximal step of length 1/K², and the rounding error in it."""
+    objective, weights = trial.objective, trial.weights
+    losses = trial.after - weights @ trial.after / weights.sum() if objective.simplex else trial.after
+    better = objective.prox(losses, weights, 1 / coupling)
+    move = better - weights
+    penalties = objective.value(better), objective.value(weights)
+    gain = float(move @ losses) - penalties[0] + penalties[1] - coupling / 2 * float(move @ move)
+    return gain, 8e-16 * (abs(penalties[0]) + abs(penalties[1])) + 1e-300
+
+
+def curvature_and_change(trial: Trial) -> tuple[float, Vector]:
+    """B and q; where B is lost in the rounding of the losses, from gradients along the step (trapezoid rule) instead."""
+
+    def centred(v: Vector) -> Vector:
+        return v - v.mean() if trial.objective.simplex else v
+
+    weights, change = trial.weights, trial.after - trial.before
+    bregman = float(weights @ change) + trial.step * trial.slope
+    noise = 2 * trial.precision * float(weights @ (np.abs(trial.before) + np.abs(trial.after)))
     if bregman >= 1e4 * noise:
-        return bregman, centre(t.after - t.before)
-    at_x, at_new = t.secants()
-    return max(0.5 * float(t.weights @ (at_new - at_x)), 0.0), centre(0.5 * (at_x + at_new))
+        return bregman, centred(change)
+    before, after = trial.secants()
+    return max(0.5 * float(weights @ (after - before)), 0.0), centred(0.5 * (before + after))

@@ -68,6 +68,7 @@ class Trial:
         weights: λ⁺.
         step: the factor on d.
         slope: ⟨c, d⟩.
+        precision: the machine epsilon of the losses' number format.
         secants: ⟨c_i, x⁺ − x⟩ at x and at x⁺ per client; asking costs 2N scalars.
     """
 
@@ -77,6 +78,7 @@ class Trial:
     weights: Vector
     step: float
     slope: float
+    precision: float
     secants: Callable[[], tuple[Vector, Vector]]
 
 

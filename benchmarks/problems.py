@@ -1,0 +1,61 @@
+"""The problem families and objectives on which methods are measured, shared by benchmarks and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import scaffpd as sp
+from scaffpd.data import badly_scaled, breast_cancer, digits, rank_deficient, synthetic
+
+
+@dataclass(frozen=True)
+class Family:
+    """Clients and the model that they share."""
+
+    name: str
+    clients: list[tuple[Any, Any]]
+    model: sp.Linear
+
+    def cohort(self) -> sp.Cohort:
+        return sp.Cohort(self.clients, self.model)
+
+    def first_losses(self) -> np.ndarray:
+        cohort = self.cohort()
+        return cohort.gradients(cohort.start()).losses
+
+
+def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
+    """Every family by name; building one is put off until it is asked for."""
+    squared, soft = sp.Linear("squared", l2=0.1), sp.Linear("squared", l2=0.01)
+    logistic = sp.Linear("logistic", l2=1e-3, intercept=True)
+    softmax = sp.Linear("softmax", l2=1e-3, intercept=True, classes=10)
+    sizes = (20, 50, 100, 200, 400)
+    make: dict[str, tuple[Callable[[], Any], sp.Linear]] = {
+        "synthetic": (lambda: synthetic(seed=seed), squared),
+        "heterogeneous": (lambda: synthetic(sigma=1.0, seed=seed), squared),
+        "badly scaled": (lambda: badly_scaled(seed=seed), squared),
+        "badly scaled, σ=1": (lambda: badly_scaled(sigma=1.0, seed=seed), soft),
+        "unequal sizes": (lambda: synthetic(sizes=sizes, seed=seed), squared),
+        "rank-deficient": (lambda: rank_deficient(seed=seed), squared),
+        "breast cancer": (lambda: breast_cancer(seed=seed).train, logistic),
+        "digits": (lambda: digits(seed=seed).train, softmax),
+    }
+    return {name: (lambda name=name, d=data, m=model: Family(name, d(), m)) for name, (data, model) in make.items()}
+
+
+def objectives(family: Family) -> dict[str, Any]:
+    """Every objective by name, with parameters that make it bite; b of Nash lies above the first losses."""
+    return {
+        "Average": sp.Average(),
+        "Agnostic": sp.Agnostic(),
+        "ChiSquare": sp.ChiSquare(rho=0.05),
+        "ChiSquareBall": sp.ChiSquareBall(delta=0.5),
+        "CVaR": sp.CVaR(alpha=0.3),
+        "Tilted": sp.Tilted(rho=0.1),
+        "QFair": sp.QFair(q=1.0),
+        "Nash": sp.Nash(b=2 * float(family.first_losses().max())),
+    }

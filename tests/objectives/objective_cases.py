@@ -1,0 +1,139 @@
+"""Problems and an optimality check for the tests of the objectives, written from the definitions alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from scaffpd.objectives import (
+    Agnostic,
+    Average,
+    ChiSquare,
+    ChiSquareBall,
+    CVaR,
+    Nash,
+    Objective,
+    QFair,
+    Tilted,
+)
+
+ON_SIMPLEX = ("Average", "Agnostic", "ChiSquare", "ChiSquareBall", "CVaR", "Tilted")
+ALL = (*ON_SIMPLEX, "QFair", "Nash")
+
+
+def build(kind: str, parameter: float, losses: np.ndarray, prior: np.ndarray | None) -> Objective:
+    """An objective of a kind with one positive parameter, made to fit the losses where it must."""
+    match kind:
+        case "Average":
+            return Average(prior)
+        case "Agnostic":
+            return Agnostic(prior)
+        case "ChiSquare":
+            return ChiSquare(parameter, prior)
+        case "ChiSquareBall":
+            return ChiSquareBall(parameter, prior)
+        case "CVaR":
+            return CVaR(parameter / (1.0 + parameter), prior)
+        case "Tilted":
+            return Tilted(parameter, prior)
+        case "QFair":
+            return QFair(float(np.clip(parameter, 0.1, 10.0)), prior)
+        case "Nash":
+            return Nash(losses + parameter + 1e-6 * np.abs(losses), prior)
+    raise AssertionError(kind)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A random proximal step."""
+
+    losses: np.ndarray
+    old: np.ndarray
+    prior: np.ndarray | None
+    sigma: float
+    parameter: float
+
+    def objective(self, kind: str) -> Objective:
+        return build(kind, self.parameter, self.losses, self.prior)
+
+
+def powers(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high).map(lambda e: 10.0**e)
+
+
+def vectors(n: int, values: st.SearchStrategy[float]) -> st.SearchStrategy[np.ndarray]:
+    return st.lists(values, min_size=n, max_size=n).map(np.array)
+
+
+@st.composite
+def steps(draw: st.DrawFn, clients: int = 8, exponent: float = 3.0) -> Step:
+    """Any number of clients, with ties, zeros and l on the boundary; sizes within 10^±exponent."""
+    n = draw(st.integers(1, clients))
+    ties_and_others = st.one_of(
+        st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 3.0).map(lambda v: round(v, 9))
+    )
+    losses = draw(vectors(n, ties_and_others)) * draw(powers(-exponent, exponent))
+    old = draw(vectors(n, st.one_of(st.just(0.0), st.floats(0.01, 1.0))))
+    old = old / old.sum() if old.sum() > 0 else np.full(n, 1.0 / n)
+    prior = draw(st.none() | vectors(n, st.floats(0.01, 1.0)))
+    return Step(losses, old, prior, draw(powers(-exponent, exponent)), draw(powers(-exponent, exponent)))
+
+
+def gradient(objective: Objective, lam: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """∇ψ(λ) and the diagonal of ∇²ψ(λ), from the table in the package's docstring."""
+    p, safe = objective.weights(len(lam)), np.maximum(lam, 1e-280)
+    match objective:
+        case ChiSquare():
+            return objective.rho * (lam / p - 1.0), objective.rho / p
+        case Tilted():
+            return objective.rho * (np.log(safe / p) + 1.0), objective.rho / safe
+        case QFair():
+            return (lam / p) ** (1.0 / objective.q), (safe / p) ** (1.0 / objective.q - 1.0) / (
+                objective.q * p
+            )
+        case Nash():
+            return objective.levels(len(lam)) - p / lam, p / lam**2
+    return np.zeros(len(lam)), np.zeros(len(lam))
+
+
+def optimality_error(
+    objective: Objective, s: np.ndarray, old: np.ndarray, sigma: float, lam: np.ndarray
+) -> float:
+    """By how much λ misses the first-order conditions of the proximal step, as an error in λ.
+
+    On the simplex no exchange of weight between two clients may lower the objective: with g its gradient
+    and a its curvature, both times σ, g_i ≤ g_j for every i that can give and every j that can take. The
+    smallest e with g_i − e·a_i ≤ g_j + e·a_j is returned. Off the simplex every g_i must vanish alone.
+    """
+    slope, bend = gradient(objective, lam)
+    p, a = objective.weights(len(lam)), np.minimum(1.0 + sigma * bend, 1e280)
+    if not objective.simplex:
+        g = lam - old + sigma * (slope - s)
+        scale = a * lam + 1e-3 * (np.abs(old) + sigma * np.abs(s)) + 1e-280
+        return float(np.max(np.where(lam > 1e-280, np.abs(g), np.maximum(-g, 0.0)) / scale))
+    if isinstance(objective, Average):
+        return float(np.max(np.abs(lam - p)))
+    caps = objective.caps(len(lam)) if isinstance(objective, CVaR) else np.full(len(lam), np.inf)
+    gives, takes = lam > 1e-14, lam < caps * (1.0 - 1e-12)
+    # Losses are measured from the client at the margin, so that g keeps its digits where it matters.
+    margin = s[np.argmax(np.where(gives, sigma * (slope - s) + lam - old, -np.inf))]
+    g = sigma * (slope - (s - margin)) + lam - old
+    if isinstance(objective, ChiSquareBall):
+        kappa = ball_multiplier(objective, lam, g, gives)
+        g, a = g + kappa * lam / p, a + kappa / p
+    for e in np.logspace(-17, 2, 77):
+        if not takes.any() or np.max((g - e * a)[gives]) <= np.min((g + e * a)[takes]):
+            return float(e)
+    return np.inf
+
+
+def ball_multiplier(ball: ChiSquareBall, lam: np.ndarray, g: np.ndarray, gives: np.ndarray) -> float:
+    """The multiplier of the ball: zero inside, else least squares of g_i + κλ_i/p_i = constant."""
+    p = ball.weights(len(lam))
+    share = lam[gives] / p[gives]
+    spread = share - share.mean()
+    if np.sum((lam - p) ** 2 / p) < ball.delta * (1.0 - 1e-9) or np.max(np.abs(spread)) < 1e-9 * share.max():
+        return 0.0
+    return max(float(-np.sum(spread * (g[gives] - g[gives].mean())) / np.sum(spread**2)), 0.0)

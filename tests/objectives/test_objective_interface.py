@@ -1,0 +1,220 @@
+"""What else algorithms rely on: ψ, membership, curvature, the start, and refusals in one sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from objective_cases import ALL, ON_SIMPLEX, Step, build, gradient, steps
+
+from scaffpd.errors import InputError
+from scaffpd.objectives import Agnostic, Average, ChiSquare, ChiSquareBall, CVaR, Nash, QFair, Tilted
+
+LOSSES = np.array([0.3, 1.2, 0.7])
+UNIFORM = np.full(3, 1.0 / 3.0)
+
+
+def test_values_of_psi() -> None:
+    lam = [0.5, 0.5, 0.0]
+    assert ChiSquare(2.0).value(lam) == pytest.approx(3.0 * (2 * (1 / 6) ** 2 + (1 / 3) ** 2))
+    assert Tilted(2.0).value(lam) == pytest.approx(2.0 * np.log(1.5))
+    assert QFair(1.0).value(lam) == pytest.approx(0.5 * 3.0 * 0.5)
+    assert Nash(2.0).value([0.5, 0.5, 1.0]) == pytest.approx(
+        4.0 - 1.0 - (2 * np.log(1.5) + np.log(3.0)) / 3.0
+    )
+    for objective in (Average(), Agnostic(), CVaR(0.5), ChiSquareBall(0.5)):
+        assert objective.value(lam) == 0.0
+    for kind in ("ChiSquare", "Tilted"):
+        assert build(kind, 0.3, LOSSES, None).value(UNIFORM) == pytest.approx(0.0, abs=1e-15)
+
+
+def test_psi_is_infinite_where_it_is_not_defined() -> None:
+    assert Tilted(1.0).value([1.1, -0.1]) == np.inf
+    assert QFair(2.0).value([1.0, -1e-9]) == np.inf
+    assert Nash(2.0).value([1.0, 0.0]) == np.inf
+    assert Nash(2.0).value([1.0, -1.0]) == np.inf
+
+
+@pytest.mark.parametrize("kind", ["ChiSquare", "Tilted", "QFair", "Nash"])
+@given(step=steps(exponent=1.0))
+@settings(deadline=None, max_examples=40, derandomize=True)
+def test_psi_lies_above_its_tangents(kind: str, step: Step) -> None:
+    """ψ(λ') ≥ ψ(λ) + ⟨∇ψ(λ), λ' − λ⟩ + (μ/2)‖λ' − λ‖² with μ = strong_convexity, on Λ."""
+    objective, n = step.objective(kind), len(step.losses)
+    one = objective.prox(step.losses, step.old, 0.1) if objective.simplex else step.old + 0.1
+    two = (
+        objective.prox(step.losses[::-1], np.full(n, 1.0 / n), 0.2)
+        if objective.simplex
+        else step.old[::-1] + 0.2
+    )
+    slope, bend = gradient(objective, one)
+    bound = (
+        objective.value(one)
+        + slope @ (two - one)
+        + 0.5 * objective.strong_convexity(n) * np.sum((two - one) ** 2)
+    )
+    scale = 1.0 + abs(objective.value(one)) + abs(objective.value(two)) + np.abs(slope) @ np.abs(two - one)
+    assert objective.value(two) >= bound - 1e-12 * scale
+    assert objective.curvature(one) == pytest.approx(bend.min(), rel=1e-9)
+    assert objective.curvature(one) >= objective.strong_convexity(n) * (1.0 - 1e-12)
+
+
+def test_strong_convexity() -> None:
+    prior = [0.2, 0.5, 0.3]
+    assert ChiSquare(0.4, prior).strong_convexity(3) == pytest.approx(0.8)
+    assert ChiSquare(0.4).strong_convexity(5) == pytest.approx(2.0)
+    assert Tilted(0.4, prior).strong_convexity(3) == 0.4
+    assert Tilted(0.4).curvature([0.5, 0.25, 0.25]) == pytest.approx(0.8)
+    assert QFair(1.0, prior).strong_convexity(3) == pytest.approx(2.0)
+    for objective in (Average(), Agnostic(), CVaR(0.3), ChiSquareBall(0.3), QFair(2.0), Nash(3.0)):
+        assert objective.strong_convexity(3) == 0.0
+    assert 0.0 < QFair(2.0).curvature([0.1, 0.0, 0.4]) < np.inf
+    assert 0.0 < QFair(0.5).curvature([0.1, 0.2, 0.4]) < np.inf
+    assert Nash(3.0).curvature([0.1, 0.5, 0.4]) == pytest.approx(1.0 / 3.0 / 0.25)
+
+
+def test_membership() -> None:
+    corner, outside = [1.0, 0.0, 0.0], [0.6, 0.6, -0.2]
+    for kind in ON_SIMPLEX:
+        objective = build(kind, 1.0, LOSSES, None)
+        assert objective.contains(UNIFORM)
+        assert not objective.contains(outside)
+        assert not objective.contains([0.5, 0.5, 0.5])
+        assert objective.contains(corner) == (kind in ("Agnostic", "ChiSquare", "Tilted"))
+    assert CVaR(1 / 3).contains(corner)
+    assert ChiSquareBall(2.0).contains(corner)
+    assert QFair(1.0).contains([3.0, 0.0, 9.0])
+    assert not QFair(1.0).contains(outside)
+    assert Nash(1.0).contains([3.0, 1e-9, 9.0])
+    assert not Nash(1.0).contains(corner)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("losses", [LOSSES, np.zeros(3), np.full(3, 1e8), np.array([0.0, 0.0, 1e-8])])
+def test_the_start_is_strictly_feasible(kind: str, losses: np.ndarray) -> None:
+    objective = build(kind, 0.5, losses, np.array([0.2, 0.3, 0.5]))
+    start = objective.start(losses)
+    assert np.all(np.isfinite(start))
+    assert np.all(start > 0.0)
+    assert objective.contains(start)
+    assert np.isfinite(objective.value(start))
+    if objective.simplex:
+        np.testing.assert_allclose(start, [0.2, 0.3, 0.5])
+
+
+def test_off_the_simplex_the_start_is_the_maximizer_for_ordinary_losses() -> None:
+    for objective in (QFair(2.0), Nash(2.0)):
+        assert not objective.simplex
+        np.testing.assert_allclose(objective.start(LOSSES), objective.maximizer(LOSSES))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_results_are_the_callers_to_change(kind: str) -> None:
+    prior = np.array([0.2, 0.3, 0.5])
+    objective = build(kind, 0.5, LOSSES, prior)
+    before = objective.prox(LOSSES, UNIFORM, 1.0)
+    for result in (
+        objective.prox(LOSSES, UNIFORM, 1.0),
+        objective.maximizer(LOSSES),
+        objective.start(LOSSES),
+    ):
+        result[:] = 7.0
+    np.testing.assert_array_equal(objective.prox(LOSSES, UNIFORM, 1.0), before)
+    np.testing.assert_array_equal(LOSSES, [0.3, 1.2, 0.7])
+    np.testing.assert_array_equal(UNIFORM, np.full(3, 1.0 / 3.0))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_lists_and_integers_are_welcome(kind: str) -> None:
+    objective = build(kind, 0.5, np.array([1.0, 2.0]), None)
+    same = objective.prox(np.array([1.0, 2.0]), np.array([0.5, 0.5]), 1.0)
+    np.testing.assert_array_equal(objective.prox([1, 2], [0.5, 0.5], 1), same)
+    assert kind in repr(objective)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: ChiSquare(0.0), "ChiSquare needs rho > 0 and finite, got 0.0."),
+        (lambda: ChiSquare(float("nan")), "ChiSquare needs a number for rho, got NaN."),
+        (lambda: ChiSquare("much"), "ChiSquare needs a number for rho, got 'much'."),
+        (lambda: ChiSquare(None), "ChiSquare needs a number for rho, got None."),
+        (lambda: Tilted(-1.0), "Tilted needs rho > 0 and finite, got -1.0."),
+        (lambda: Tilted(float("inf")), "Tilted needs rho > 0 and finite, got inf."),
+        (lambda: ChiSquareBall(0), "ChiSquareBall needs delta > 0 and finite, got 0."),
+        (lambda: QFair(-2), "QFair needs q > 0 and finite, got -2."),
+        (lambda: CVaR(0.0), "CVaR needs alpha > 0 and finite, got 0.0."),
+        (lambda: CVaR(1.5), "CVaR needs 0 < alpha <= 1, got 1.5."),
+        (lambda: Nash("b"), "Nash needs numbers in b, got 'b'."),
+        (lambda: Nash(float("nan")), "Nash needs finite b, but client 0 has nan."),
+        (lambda: Nash([1.0, np.inf]), "Nash needs finite b, but client 1 has inf."),
+        (lambda: Nash([[1.0]]), "Nash needs one number per client in b, got an array of shape (1, 1)."),
+        (
+            lambda: Average([1.0, 0.0]),
+            "Average needs prior weights that are positive and finite, got [1.0, 0.0].",
+        ),
+        (lambda: CVaR(0.5, "abc"), "CVaR needs numbers in prior, got 'abc'."),
+        (
+            lambda: Tilted(0.5, []),
+            "Tilted needs a prior with one weight per client, got an array of shape (0,).",
+        ),
+    ],
+)
+def test_bad_parameters_are_refused_in_one_sentence(make, sentence: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        make()
+    assert str(refusal.value) == sentence
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda o: o.prox([1, 2], [1.0], 1.0), "needs s and l of the same length, got 2 and 1."),
+        (lambda o: o.prox([1, np.nan], UNIFORM[:2], 1.0), "needs finite s, but client 1 has nan."),
+        (
+            lambda o: o.prox([1, 2, 1e200], UNIFORM, 1.0),
+            "needs finite s of at most 1e+100, but client 2 has 1e+200.",
+        ),
+        (lambda o: o.prox(LOSSES, [0.5, np.inf, 0.5], 1.0), "needs finite l, but client 1 has inf."),
+        (lambda o: o.prox(LOSSES, UNIFORM, 0.0), "needs sigma > 0 and finite, got 0.0."),
+        (lambda o: o.prox(LOSSES, UNIFORM, -1.0), "needs sigma > 0 and finite, got -1.0."),
+        (lambda o: o.prox(LOSSES, UNIFORM, np.nan), "needs a number for sigma, got NaN."),
+        (lambda o: o.prox_jacobian(LOSSES, UNIFORM, 0.0), "needs sigma > 0 and finite, got 0.0."),
+        (lambda o: o.prox(0.5, UNIFORM, 1.0), "needs one number per client in s, got an array of shape ()."),
+        (lambda o: o.support([1.0, -np.inf, 0.0]), "needs finite losses, but client 1 has -inf."),
+        (lambda o: o.maximizer(["a", "b", "c"]), "needs numbers in losses, got ['a', 'b', 'c']."),
+        (lambda o: o.support([]), "needs one number per client in losses, got an array of shape (0,)."),
+        (lambda o: o.value([np.nan, 0.0, 1.0]), "needs finite weights, but client 0 has nan."),
+        (lambda o: o.support(np.ones(4)), "has a prior for 3 clients, but there are 4."),
+        (lambda o: o.prox(np.ones(2), np.ones(2), 1.0), "has a prior for 3 clients, but there are 2."),
+        (lambda o: o.contains(np.ones(2)), "has a prior for 3 clients, but there are 2."),
+        (lambda o: o.value(np.ones(2)), "has a prior for 3 clients, but there are 2."),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_sentence(kind: str, call, sentence: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        call(build(kind, 0.5, LOSSES, np.ones(3)))
+    assert str(refusal.value) == f"{kind} {sentence}"
+
+
+def test_nash_names_the_client_that_has_nothing_to_gain() -> None:
+    nash, names = Nash(1.0), ["Basel", "Bern", "Chur"]
+    nash.check([0.5, 0.9, 0.1], names)
+    with pytest.raises(
+        InputError, match=r"^Nash needs every loss below b, but client Bern has loss 1\.2 and b = 1: "
+    ):
+        nash.check(LOSSES, names)
+    with pytest.raises(InputError, match=r"client 1 has loss 1\.2"):
+        nash.maximizer(LOSSES)
+    with pytest.raises(InputError, match="client Chur has loss 1 and b = 1"):
+        nash.check([0.5, 0.9, 1.0], names)
+    with pytest.raises(InputError, match="Nash cannot start because no client's loss is below b"):
+        nash.start([1.0, 2.0, 3.0])
+    with pytest.raises(InputError, match="Nash has b for 2 clients, but there are 3"):
+        Nash([1.0, 2.0]).support(LOSSES)
+
+
+@pytest.mark.parametrize("kind", [k for k in ALL if k != "Nash"])
+def test_other_objectives_take_any_loss(kind: str) -> None:
+    build(kind, 0.5, LOSSES, None).check(np.full(3, 1e8), ["a", "b", "c"])

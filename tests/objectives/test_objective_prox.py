@@ -1,0 +1,112 @@
+"""The proximal step: optimal by definition, feasible to rounding, with the properties of every prox."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from objective_cases import ALL, ON_SIMPLEX, Step, build, optimality_error, powers, steps, vectors
+
+from scaffpd.objectives import ChiSquareBall, CVaR, Nash
+
+each = pytest.mark.parametrize("kind", ALL)
+quick = settings(deadline=None, max_examples=60, derandomize=True)
+
+
+def assert_feasible(objective, lam: np.ndarray) -> None:
+    assert lam.dtype == np.float64
+    assert np.all(np.isfinite(lam))
+    assert np.all(lam >= 0.0)
+    assert objective.contains(lam, 1e-12)
+    if objective.simplex:
+        assert abs(lam.sum() - 1.0) <= 1e-15
+    if isinstance(objective, CVaR):
+        assert np.all(lam <= objective.caps(len(lam)) * (1.0 + 1e-15))
+    if isinstance(objective, ChiSquareBall):
+        p = objective.weights(len(lam))
+        root = np.sqrt(np.sum((lam - p) ** 2 / p))
+        assert root <= np.sqrt(objective.delta) * (1.0 + 1e-13) + 1e-15 * np.sum(lam / np.sqrt(p))
+
+
+@each
+@given(step=steps())
+@quick
+def test_prox_is_optimal_and_feasible(kind: str, step: Step) -> None:
+    objective = step.objective(kind)
+    lam = objective.prox(step.losses, step.old, step.sigma)
+    assert_feasible(objective, lam)
+    assert optimality_error(objective, step.losses, step.old, step.sigma, lam) <= 1e-12
+
+
+@each
+@given(step=steps(exponent=2.0))
+@quick
+def test_moreau_identity_ties_prox_to_support(kind: str, step: Step) -> None:
+    """λ = prox_σ(s, l) if and only if λ attains the support function at s − (λ − l)/σ."""
+    objective = step.objective(kind)
+    lam = objective.prox(step.losses, step.old, step.sigma)
+    at = step.losses - (lam - step.old) / step.sigma
+    attained = at @ lam - objective.value(lam)
+    scale = np.abs(at) @ lam + abs(objective.value(lam)) + np.max(np.abs(at)) + 1.0
+    if isinstance(objective, Nash):
+        scale *= 1.0 + np.max(np.abs(objective.levels(len(lam))) / np.min(objective.levels(len(lam)) - at))
+    assert objective.support(at) == pytest.approx(attained, rel=0, abs=1e-11 * scale)
+
+
+@each
+@given(step=steps(), data=st.data())
+@quick
+def test_prox_is_nonexpansive_and_monotone(kind: str, step: Step, data: st.DataObject) -> None:
+    objective, n = step.objective(kind), len(step.losses)
+    other = step.losses + data.draw(vectors(n, st.floats(-1.0, 1.0))) * data.draw(powers(-6, 3))
+    one, two = (objective.prox(s, step.old, step.sigma) for s in (step.losses, other))
+    moved, size = step.sigma * (step.losses - other), 1.0 + max(one.max(), two.max())
+    assert np.linalg.norm(one - two) <= np.linalg.norm(moved) * (1.0 + 1e-9) + 1e-13 * size
+    assert (one - two) @ moved >= np.sum((one - two) ** 2) - 1e-13 * size * (np.linalg.norm(moved) + size)
+    near = objective.prox(step.losses, step.old[::-1], step.sigma)
+    assert (
+        np.linalg.norm(one - near) <= np.linalg.norm(step.old - step.old[::-1]) * (1.0 + 1e-9) + 1e-13 * size
+    )
+
+
+@each
+@given(step=steps(), seed=st.integers(0, 2**16))
+@quick
+def test_prox_and_support_do_not_depend_on_the_order_of_clients(kind: str, step: Step, seed: int) -> None:
+    order = np.random.default_rng(seed).permutation(len(step.losses))
+    prior = None if step.prior is None else step.prior[order]
+    here, there = step.objective(kind), build(kind, step.parameter, step.losses[order], prior)
+    for one, two in (
+        (
+            here.prox(step.losses, step.old, step.sigma),
+            there.prox(step.losses[order], step.old[order], step.sigma),
+        ),
+        (here.maximizer(step.losses), there.maximizer(step.losses[order])),
+    ):
+        np.testing.assert_allclose(one[order], two, rtol=1e-11, atol=1e-13)
+    assert here.support(step.losses) == pytest.approx(there.support(step.losses[order]), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ON_SIMPLEX)
+@given(step=steps(exponent=2.0), shift=st.sampled_from([-(2.0**40), -1.0, 2.0**10, 2.0**40]))
+@quick
+def test_a_common_shift_of_losses_changes_nothing(kind: str, step: Step, shift: float) -> None:
+    losses = np.round(step.losses * 2.0**10) / 2.0**10  # then losses + shift has no rounding error
+    objective = step.objective(kind)
+    lam = objective.prox(losses, step.old, step.sigma)
+    np.testing.assert_array_equal(objective.prox(losses + shift, step.old, step.sigma), lam)
+    np.testing.assert_array_equal(objective.maximizer(losses + shift), objective.maximizer(losses))
+    assert objective.support(losses + shift) == pytest.approx(
+        objective.support(losses) + shift, rel=1e-14, abs=1e-12
+    )
+
+
+@each
+@given(step=steps())
+@quick
+def test_maximizer_is_a_fixed_point_of_every_step(kind: str, step: Step) -> None:
+    objective = step.objective(kind)
+    best = objective.maximizer(step.losses)
+    again = objective.prox(step.losses, best, step.sigma)
+    np.testing.assert_allclose(again, best, rtol=1e-9, atol=1e-12 * best.max())
