@@ -1,6 +1,6 @@
 """How long the server's dual step takes: milliseconds of prox and support for every objective.
 
-Run with `python benchmarks/objectives.py [clients]`; the default is 100,000 clients, the best of 20 calls is shown.
+Run with `python benchmarks/objectives.py [clients]` (100,000 unless told); the best of 20 calls is shown.
 """
 
 from __future__ import annotations

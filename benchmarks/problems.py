@@ -12,6 +12,9 @@ import scaffpd as sp
 from scaffpd.data import badly_scaled, breast_cancer, digits, rank_deficient, synthetic
 
 
+OBJECTIVES = ("Average", "Agnostic", "ChiSquare", "ChiSquareBall", "CVaR", "Tilted", "QFair", "Nash")
+
+
 @dataclass(frozen=True)
 class Family:
     """Clients and the model that they share."""

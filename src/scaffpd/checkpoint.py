@@ -97,7 +97,7 @@ def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -
 def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
     """The arrays and the description of a checkpoint, or one sentence when the file is something else."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays.pop("about").item())
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:

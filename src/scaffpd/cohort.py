@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Constants, LocalPlan, Traffic, Vector
+from scaffpd.models.inputs import read_features, read_labels
 from scaffpd.models.oracle import Arrays, Displacements, Oracle, Point
 
 SPLITS = ("train", "test")
@@ -22,9 +24,15 @@ class Model(Protocol):
     """A description that can be bound to clients' data."""
 
     def oracle(
-        self, features: Arrays, labels: Arrays, names: list[str], device: torch.device, dtype: torch.dtype | None
+        self,
+        features: Arrays,
+        labels: Arrays,
+        names: list[str],
+        device: torch.device,
+        dtype: torch.dtype | None,
+        like: Oracle | None = None,
     ) -> Oracle:
-        """Bind to data."""
+        """Bind to data; held-out data is bound `like` the training data, with an x of the same length."""
 
 
 class Cohort:
@@ -48,35 +56,49 @@ class Cohort:
         dtype: torch.dtype | None = None,
         test: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]] | None = None,
     ) -> None:
-        if not hasattr(model, "oracle"):
+        if not hasattr(model, "oracle") or isinstance(model, type):
             raise InputError(f"Cohort needs a model such as Linear(...) or Module(...), got {model!r}.")
         pairs, self._names = _named_pairs(clients, names)
         self.model = model
-        self._device = _checked_device(device)
-        self._splits = {"train": self._bind(pairs, dtype, None)}
-        if test is not None:
-            held_out, test_names = _named_pairs(test, self._names if not isinstance(test, Mapping) else None)
-            if test_names != self._names:
-                raise InputError(f"The test data is of clients {test_names}, the training data of {self._names}.")
-            self._splits["test"] = self._bind(held_out, dtype, self._splits["train"].features)
+        self._device, self._dtype = _checked_device(device), _checked_dtype(dtype)
+        self._train = self._bind(pairs, None)
+        self._test = None if test is None else self._bind_test(test)
         self._traffic = Traffic()
+        self._number_size = self.start().element_size()
         self._constants: Constants | None = None
+        self._fingerprint: str | None = None
 
-    def _bind(self, pairs: list[tuple[Any, Any]], dtype: torch.dtype | None, features: int | None) -> _Split:
-        X = [_features(name, x) for name, (x, _) in zip(self._names, pairs, strict=True)]
-        y = [_labels(name, b, len(a)) for name, a, (_, b) in zip(self._names, X, pairs, strict=True)]
-        width = X[0].shape[1:] if features is None else (features,)
+    def _bind(self, pairs: list[tuple[Any, Any]], like: _Split | None) -> _Split:
+        X = [read_features(name, x) for name, (x, _) in zip(self._names, pairs, strict=True)]
+        y = [read_labels(name, b, len(a)) for name, a, (_, b) in zip(self._names, X, pairs, strict=True)]
+        shape = X[0].shape[1:] if like is None else like.shape
         for name, a in zip(self._names, X, strict=True):
-            if a.shape[1:] != width:
-                raise InputError(f"Client {name!r} has {_width(a.shape[1:])} features, but others have {_width(width)}.")
-        oracle = self.model.oracle(X, y, list(self._names), self._device, dtype)
-        if "train" in getattr(self, "_splits", {}) and oracle.dimension != self._oracle.dimension:
-            raise InputError("The test data has other classes or outputs than the training data: give `classes=`.")
-        return _Split(oracle, np.array([len(a) for a in X]), X[0].shape[1], X, y)
+            if a.shape[1:] != shape:
+                raise InputError(
+                    f"Client {name!r} has {_width(a.shape[1:])} features, but others have {_width(shape)}."
+                )
+        oracle = self.model.oracle(
+            X, y, list(self._names), self._device, self._dtype, None if like is None else like.oracle
+        )
+        return _Split(oracle, np.array([len(a) for a in X]), shape)
+
+    def _bind_test(self, test: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]) -> _Split:
+        try:
+            named = isinstance(test, Mapping)
+            pairs, names = _named_pairs(test, None if named else self._names)
+            if set(names) != set(self._names):
+                raise InputError(f"Its clients are {names}, those of the training data {self._names}.")
+            by_name = dict(zip(names, pairs, strict=True))
+            split = self._bind([by_name[name] for name in self._names], self._train)
+            if split.oracle.dimension != self.dimension:
+                raise InputError("It has another number of outputs than the training data.")
+        except InputError as error:
+            raise InputError(f"The test data cannot be used: {error}") from None
+        return split
 
     @property
     def _oracle(self) -> Oracle:
-        return self._splits["train"].oracle
+        return self._train.oracle
 
     @property
     def names(self) -> Sequence[str]:
@@ -95,15 +117,18 @@ class Cohort:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of model, names, number format and all training data."""
-        digest = hashlib.sha256(repr((self.model, self._names, self.start().dtype, str(self._device.type))).encode())
-        for array in (*self._splits["train"].X, *self._splits["train"].y):
-            digest.update(repr((array.shape, array.dtype.str)).encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+        """A hash of model, names, number format and all training data as the model sees it."""
+        if self._fingerprint is None:
+            about = (self.model, self._names, str(self.start().dtype), self._device.type)
+            digest = hashlib.sha256(repr(about).encode())
+            for tensor in self._oracle.contents():
+                digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
+                digest.update(np.ascontiguousarray(tensor.detach().cpu()).data)
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
 
     def constants(self) -> Constants:
-        """L_i and μ_i, computed and sent once."""
+        """One exchange: L_i and μ_i up (computed once)."""
         if self._constants is None:
             self._constants = self._oracle.constants()
         self._count(exchanges=1, up=2)
@@ -127,25 +152,39 @@ class Cohort:
         """Per-client loss, accuracy and sample counts of x on "train" or "test"."""
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
-        if split not in self._splits:
+        chosen = self._train if split == "train" else self._test
+        if chosen is None:
             raise InputError('This cohort has no test data: pass `test=` to Cohort, or evaluate on "train".')
-        chosen = self._splits[split]
-        loss, accuracy = chosen.oracle.scores(torch.as_tensor(x).to(self.start()))
+        loss, accuracy = chosen.oracle.scores(self._point(x))
         return ClientScores(tuple(self._names), loss, accuracy, chosen.counts)
 
+    def _point(self, x: Any) -> Tensor:
+        like = self.start()
+        try:
+            point = torch.as_tensor(x).detach().to(like)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(f"x must be an array of {self.dimension} numbers.") from None
+        if point.shape != like.shape:
+            raise InputError(
+                f"x has shape {tuple(point.shape)}, but the model has {self.dimension} parameters."
+            )
+        return point
+
     def _count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
-        size = self.start().element_size() * len(self._names)
+        size = self._number_size * len(self._names)
         self._traffic.add(exchanges=exchanges, up=up * size, down=down * size)
 
     def __repr__(self) -> str:
-        return f"Cohort of {len(self._names)} clients, {int(self._splits['train'].counts.sum())} samples, {self.model!r}"
+        samples = int(self._train.counts.sum())
+        return f"Cohort of {len(self._names)} clients, {samples} samples, {self.model!r}"
 
 
-class _Split:
+class _Split(NamedTuple):
     """One bound set of samples."""
 
-    def __init__(self, oracle: Oracle, counts: NDArray[np.int64], features: int, X: Arrays, y: Arrays) -> None:
-        self.oracle, self.counts, self.features, self.X, self.y = oracle, counts, features, X, y
+    oracle: Oracle
+    counts: NDArray[np.int64]
+    shape: tuple[int, ...]
 
 
 class _Gradients:
@@ -188,45 +227,30 @@ def _named_pairs(
         if names is not None:
             raise InputError("The clients are a mapping and carry their names: leave `names` out.")
         names, clients = list(clients), list(clients.values())
+    if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
+        raise InputError(f"A cohort needs a list of pairs (X, y), got {type(clients).__name__}.")
     pairs = list(clients)
     if not pairs:
         raise InputError("A cohort needs at least one client.")
-    labels = [f"client-{i}" for i in range(len(pairs))] if names is None else [str(n) for n in names]
-    if len(labels) != len(pairs):
-        raise InputError(f"There are {len(pairs)} clients but {len(labels)} names.")
-    if len(set(labels)) != len(labels):
-        twice = next(n for n in labels if labels.count(n) > 1)
-        raise InputError(f"Two clients are named {twice!r}; names must differ.")
+    labels = (
+        [f"client-{i}" for i in range(len(pairs))] if names is None else _checked_names(names, len(pairs))
+    )
     for name, pair in zip(labels, pairs, strict=True):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(f"Client {name!r} must be a pair (X, y), got {type(pair).__name__}.")
-    return pairs, labels
+    return [(x, y) for x, y in pairs], labels
 
 
-def _features(name: str, x: Any) -> NDArray[np.generic]:
-    raw = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-    if raw.dtype.kind not in "fiub":
-        try:
-            raw = raw.astype(np.float64)
-        except (TypeError, ValueError):
-            raise InputError(f"Client {name!r} has features that are not numbers: encode categories first.") from None
-    if raw.ndim < 2:
-        raise InputError(f"Client {name!r} has features of shape {raw.shape}; samples × features are expected.")
-    if raw.shape[0] == 0:
-        raise InputError(f"Client {name!r} has no samples.")
-    if raw.size == 0:
-        raise InputError(f"Client {name!r} has no features.")
-    if raw.dtype.kind == "f" and not np.isfinite(raw).all():
-        row, column, *_ = (int(k) for k in np.argwhere(~np.isfinite(raw))[0])
-        raise InputError(f"Client {name!r} has a NaN or infinite value in column {column} (first in row {row}).")
-    return raw
-
-
-def _labels(name: str, y: Any, rows: int) -> NDArray[np.generic]:
-    raw = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
-    if raw.ndim == 0 or len(raw) != rows:
-        raise InputError(f"Client {name!r} has {rows} samples but {raw.size if raw.ndim == 0 else len(raw)} labels.")
-    return raw
+def _checked_names(names: Any, n: int) -> list[str]:
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise InputError(f"names must be a list with one name per client, got {names!r}.")
+    labels = [str(name) for name in names]
+    if len(labels) != n:
+        raise InputError(f"There are {n} clients but {len(labels)} names.")
+    for name, times in Counter(labels).items():
+        if times > 1:
+            raise InputError(f"Two clients are named {name!r}; names must differ.")
+    return labels
 
 
 def _width(shape: tuple[int, ...]) -> str:
@@ -237,6 +261,13 @@ def _checked_device(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise InputError(f"Device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise InputError(f"Device {device!r} cannot be used here: {reason}.") from None
     return chosen
+
+
+def _checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise InputError(f"dtype must be a floating-point type such as torch.float32, got {dtype!r}.")
+    return dtype

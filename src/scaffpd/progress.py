@@ -8,7 +8,10 @@ from typing import Any
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """Rounds done and the certificate on its way to tol; nothing at all where nobody looks or Rich is missing."""
+    """Rounds done and the certificate on its way to tol; nothing at all where nobody looks or Rich is missing.
+
+    Where the output is no terminal but a bar was asked for, Rich prints its last state as one plain line.
+    """
 
     def __init__(self, wanted: bool | None, rounds: int, tol: float | None) -> None:
         self.tol, self.bar, self.task = tol, _bar() if _wanted(wanted) else None, None
@@ -49,4 +52,4 @@ def _bar() -> Any:
         progress.TimeElapsedColumn(),
         progress.TextColumn("{task.description}"),
     )
-    return progress.Progress(*columns, console=console.Console(stderr=True), transient=True)
+    return progress.Progress(*columns, console=console.Console(stderr=True))

@@ -112,7 +112,7 @@ def test_off_the_simplex_the_start_is_the_maximizer_for_ordinary_losses() -> Non
 def test_results_are_the_callers_to_change(kind: str) -> None:
     prior = np.array([0.2, 0.3, 0.5])
     objective = build(kind, 0.5, LOSSES, prior)
-    before = objective.prox(LOSSES, UNIFORM, 1.0)
+    before = objective.prox(LOSSES, UNIFORM, 1.0).copy()
     for result in (
         objective.prox(LOSSES, UNIFORM, 1.0),
         objective.maximizer(LOSSES),
@@ -142,6 +142,11 @@ def test_lists_and_integers_are_welcome(kind: str) -> None:
         (lambda: Tilted(-1.0), "Tilted needs rho > 0 and finite, got -1.0."),
         (lambda: Tilted(float("inf")), "Tilted needs rho > 0 and finite, got inf."),
         (lambda: ChiSquareBall(0), "ChiSquareBall needs delta > 0 and finite, got 0."),
+        (lambda: ChiSquare(1e-300), "ChiSquare needs rho between 1e-50 and 1e+50, got 1e-300."),
+        (
+            lambda: Average([1.0, 1e-90]),
+            "Average needs prior weights within a factor 1e50 of each other, got [1.0, 1e-90].",
+        ),
         (lambda: QFair(-2), "QFair needs q > 0 and finite, got -2."),
         (lambda: CVaR(0.0), "CVaR needs alpha > 0 and finite, got 0.0."),
         (lambda: CVaR(1.5), "CVaR needs 0 < alpha <= 1, got 1.5."),
@@ -174,7 +179,7 @@ def test_bad_parameters_are_refused_in_one_sentence(make, sentence: str) -> None
         (lambda o: o.prox([1, np.nan], UNIFORM[:2], 1.0), "needs finite s, but client 1 has nan."),
         (
             lambda o: o.prox([1, 2, 1e200], UNIFORM, 1.0),
-            "needs finite s of at most 1e+100, but client 2 has 1e+200.",
+            "needs finite s of at most 1e+50, but client 2 has 1e+200.",
         ),
         (lambda o: o.prox(LOSSES, [0.5, np.inf, 0.5], 1.0), "needs finite l, but client 1 has inf."),
         (lambda o: o.prox(LOSSES, UNIFORM, 0.0), "needs sigma > 0 and finite, got 0.0."),

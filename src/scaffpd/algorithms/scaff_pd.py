@@ -107,14 +107,16 @@ class ScaffPD:
         return no_certificate(self.exact, state.constants, state.weights)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffPDState:
-        """Exchange (1) at x⁰, with λ⁰ = λ¹: no dual step is made before the losses have moved."""
+        """Steps (1) and (2) at x⁰."""
         x = federation.start() if x0 is None else x0
         self.objective.weights(len(federation.names))
         constants = federation.constants()
         at = self._ask(federation, x, seed, 0)
         self.objective.check(at.losses, federation.names)
         weights = self.objective.start(at.losses)
-        problem = Problem(self.objective, constants, self.local_steps, at.losses, at.norms)
+        problem = Problem(
+            self.objective, constants, self.local_steps, self.batch_size is not None, self.exact, at.losses, at.norms
+        )
         state = ScaffPDState(
             x=x, weights=weights, centre=weights, losses=at.losses, previous=at.losses, direction=at.sum(weights),
             certificate=np.inf, floor=np.inf, accepted=True, rounds=0, seed=seed, answered=0,

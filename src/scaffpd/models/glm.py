@@ -1,6 +1,6 @@
-r"""Linear models of N clients at once, by hand-batched matrix products and without autograd.
+r"""Linear models of N clients at once, by hand-batched matrix products and without autograd:
 
-    f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖²,    c_i = ∇f_i(x) = A_iᵀ r_i / m_i + l2 x,   r = ∂ℓ/∂z
+f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖²,    c_i = ∇f_i(x) = A_iᵀ r_i / m_i + l2 x,   r = ∂ℓ/∂z
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, Vector
+from scaffpd.models.draws import Draws
 from scaffpd.models.losses import Loss
+from scaffpd.models.oracle import Displacements
 from scaffpd.models.ragged import Block, Ragged
 from scaffpd.models.spectral import largest_eigenvalue
 
@@ -30,7 +32,8 @@ class Rows:
     @cached_property
     def blocks(self) -> list[tuple[Block, Tensor, Tensor]]:
         """The same samples padded for batched products: (block, its A, its y)."""
-        return [(block, self.A[block.rows], self.y[block.rows]) for block in self.layout.blocks(self.share)]
+        blocks = self.layout.blocks(self.share, self.A.shape[1])
+        return [(block, block.of(self.A), block.of(self.y)) for block in blocks]
 
     def take(self, block: Block) -> Rows:
         """The rows of one block as a stack of their own."""
@@ -42,14 +45,20 @@ class Rows:
 class LinearPoint:
     """All clients at one x: L_i and c_i = A_iᵀ r_i / m_i + l2 x, held as residuals r and never as N vectors."""
 
-    def __init__(self, rows: Rows, loss: Loss, l2: float, x: Tensor, outputs: int, constant: Tensor | None = None) -> None:
-        self.rows, self.l2, self.x = rows, l2, x
+    def __init__(
+        self, rows: Rows, loss: Loss, l2: float, x: Tensor, outputs: int, constant: Tensor | None = None
+    ) -> None:
+        self.rows, self.loss, self.l2, self.x, self.outputs = rows, loss, l2, x, outputs
         self.z = rows.A @ x.view(-1, outputs)
-        self.residual = loss.residual(self.z, rows.y)
         value = loss.value(self.z, rows.y) * rows.share
         self.losses = rows.layout.segment_sum(value) + l2 / 2 * (x @ x)
         if constant is not None:
             self.losses = self.losses + constant
+
+    @cached_property
+    def residual(self) -> Tensor:
+        """The derivatives r = ∂ℓ/∂z, sample by sample."""
+        return self.loss.residual(self.z, self.rows.y)
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i c_i = Aᵀ(w ∘ r) + l2 (Σ w) x: one matrix product, whatever N is."""
@@ -58,7 +67,7 @@ class LinearPoint:
 
     def project(self, direction: Tensor) -> Tensor:
         """⟨c_i, v⟩ = Σ_j r_j · (A v)_j / m_i + l2⟨x, v⟩."""
-        slope = (self.residual * (self.rows.A @ direction.view(-1, self.residual.shape[1]))).sum(1)
+        slope = (self.residual * (self.rows.A @ direction.view(-1, self.outputs))).sum(1)
         return self.rows.layout.segment_sum(slope * self.rows.share) + self.l2 * (self.x @ direction)
 
     def norms(self) -> Tensor:
@@ -67,10 +76,10 @@ class LinearPoint:
 
     def each(self) -> Tensor:
         """The c_i themselves, (N, d, k): what stochastic local steps subtract. They stay with the clients."""
-        X = self.x.view(-1, self.residual.shape[1])
+        X = self.x.view(-1, self.outputs)
         out = X.new_empty((len(self.rows.layout), *X.shape))
         for block, A, _ in self.rows.blocks:
-            out[block.clients] = A.mT @ (block.weight[..., None] * self.residual[block.rows]) + self.l2 * X
+            out[block.clients] = A.mT @ (block.weight[..., None] * block.of(self.residual)) + self.l2 * X
         return out
 
 
@@ -82,19 +91,23 @@ class LinearDisplacements:
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i d_i."""
-        return torch.tensordot(weights, self.each, 1).flatten()
+        return (weights @ self.each.flatten(1)).flatten()
 
 
 class LinearOracle:
     """N clients with a linear model: batched matrix products over clients, never a loop over them."""
 
-    def __init__(self, rows: Rows, loss: Loss, l2: float, outputs: int) -> None:
-        self.rows, self.loss, self.l2, self.outputs = rows, loss, l2, outputs
+    def __init__(self, rows: Rows, loss: Loss, l2: float, outputs: int, names: list[str]) -> None:
+        self.rows, self.loss, self.l2, self.outputs, self.names = rows, loss, l2, outputs, names
         self.dimension = rows.A.shape[1] * outputs
 
     def start(self) -> Tensor:
         """x⁰ = 0."""
         return self.rows.A.new_zeros(self.dimension)
+
+    def contents(self) -> list[Tensor]:
+        """Samples, targets and whose they are."""
+        return [self.rows.A, self.rows.y, self.rows.layout.sizes]
 
     def constants(self) -> Constants:
         """L_i = curvature · λ_max(A_iᵀA_i)/m_i + l2 and μ_i = l2."""
@@ -104,51 +117,72 @@ class LinearOracle:
     @cached_property
     def smoothness(self) -> Tensor:
         """L_i per client."""
-        tops = [largest_eigenvalue(A) / len(A) for A in self.rows.A.split(self.rows.layout.sizes.tolist())]
+        parts = torch.split(self.rows.A, self.rows.layout.sizes.tolist())
+        tops = [largest_eigenvalue(A) / len(A) for A in parts]
         return self.loss.curvature * torch.stack(tops) + self.l2
+
+    @cached_property
+    def steepest(self) -> Tensor:
+        """max_j L_ij per client: the smoothness of its steepest single sample."""
+        return self.loss.curvature * self.rows.layout.segment_max(self.rows.A.square().sum(1)) + self.l2
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
         """Losses and gradients at x over all samples, or over a seeded minibatch of each client."""
-        rows = self.rows
-        if batch_size is not None:
-            rows = rows.take(rows.layout.minibatch(batch_size, np.random.default_rng(key)))
+        if batch_size is None:
+            return self.samples(x)
+        uniform = Draws(key, self.names).uniform(batch_size)
+        rows = self.rows.take(self.rows.layout.minibatch(uniform))
         return LinearPoint(rows, self.loss, self.l2, x, self.outputs)
 
-    def local_updates(
-        self, x: Tensor, at: LinearPoint, correction: Tensor, plan: LocalPlan
-    ) -> LinearDisplacements:
+    def samples(self, x: Tensor) -> LinearPoint:
+        """Every sample of every client at x."""
+        return LinearPoint(self.rows, self.loss, self.l2, x, self.outputs)
+
+    def local_updates(self, x: Tensor, at: LinearPoint, correction: Tensor, plan: LocalPlan) -> Displacements:
         """J corrected steps of every client; each d_i is accumulated as such, so that nothing cancels near the optimum."""
         c = correction.view(-1, self.outputs)
         if plan.batch_size is not None:
             return LinearDisplacements(self._stochastic(x, at, c, plan))
-        each = c.new_empty((len(self.rows.layout), *c.shape))
-        rates = self.rates(plan)
+        first = c.expand(len(self.rows.layout), *c.shape)
+        if not (at.rows is self.rows and same(at.x, x)):  # c_i of a minibatch, or of an earlier x
+            at, earlier = self.samples(x), at
+            first = first + (at.each() - earlier.each())
+        each, rates = torch.empty_like(first, memory_format=torch.contiguous_format), self.rates(plan)
         for block, A, y in self.rows.blocks:
-            each[block.clients] = self._descend(block, A, y, at, c, rates[block.clients], plan.steps)
+            chosen = block.clients
+            each[chosen] = self._descend(block, A, y, at, first[chosen], rates[chosen], plan.steps)
         return LinearDisplacements(each)
 
     def rates(self, plan: LocalPlan) -> Tensor:
-        """η_i per client, shaped to multiply (N, d, k)."""
-        rate = plan.scale / self.smoothness if plan.rate is None else torch.full_like(self.smoothness, plan.rate)
-        return rate[:, None, None]
+        """η_i per client, shaped to multiply (N, d, k); 0 where the loss is flat."""
+        L = self.smoothness if plan.batch_size is None else self._expected_smoothness(plan.batch_size)
+        own = torch.where(L > 0, plan.scale / L, 0)
+        return (own if plan.rate is None else torch.full_like(L, plan.rate))[:, None, None]
+
+    def _expected_smoothness(self, batch_size: int) -> Tensor:
+        """L_i (1 − 1/b) + max_j L_ij / b: how steep the mean of b random samples is (all samples: L_i itself)."""
+        mixed = self.smoothness + (self.steepest - self.smoothness).clamp_min(0) / batch_size
+        return torch.where(self.rows.layout.sizes <= batch_size, self.smoothness, mixed)
 
     def _descend(
-        self, block: Block, A: Tensor, y: Tensor, at: LinearPoint, c: Tensor, rate: Tensor, steps: int
+        self, block: Block, A: Tensor, y: Tensor, at: LinearPoint, first: Tensor, rate: Tensor, steps: int
     ) -> Tensor:
-        # g_i(u) − c_i = A_iᵀ(r(u) − r(x))/m_i − l2·d with d = x − u; the first corrected gradient is c exactly.
-        z, r, share = at.z[block.rows], at.residual[block.rows], block.weight[..., None]
-        d = rate * c
+        # With d = x − u and c the first corrected gradient g_i(x) − c_i + c,
+        #   g_i(u) − c_i + c = c + A_iᵀ(r(u) − r(x))/m_i − l2·d,   so   d ← (1 − η l2)·d + η c + A_iᵀ(η/m_i)(r(u) − r(x)).
+        z, r, pull = block.of(at.z), block.of(at.residual), rate * block.weight[..., None]
+        push, keep = rate * first, 1 - rate * self.l2
+        d = push
         for _ in range(steps - 1):
-            change = share * (self.loss.residual(z - A @ d, y) - r)
-            d = d + rate * (torch.baddbmm(c.expand_as(d), A.mT, change) - self.l2 * d)
+            change = self.loss.residual(torch.baddbmm(z, A, d, alpha=-1), y).sub_(r).mul_(pull)
+            d = torch.addcmul(push, keep, d).baddbmm_(A.mT, change)
         return d
 
     def _stochastic(self, x: Tensor, at: LinearPoint, c: Tensor, plan: LocalPlan) -> Tensor:
         assert plan.batch_size is not None
         X, correction, rate = x.view_as(c), c - at.each(), self.rates(plan)
-        generator, d = np.random.default_rng(plan.key), torch.zeros_like(correction)
+        draws, d = Draws(plan.key, self.names), torch.zeros_like(correction)
         for _ in range(plan.steps):
-            block = self.rows.layout.minibatch(plan.batch_size, generator)
+            block = self.rows.layout.minibatch(draws.uniform(plan.batch_size))
             A, y, u = self.rows.A[block.rows], self.rows.y[block.rows], X - d
             gradient = A.mT @ (block.weight[..., None] * self.loss.residual(A @ u, y)) + self.l2 * u
             d = d + rate * (gradient + correction)
@@ -156,7 +190,7 @@ class LinearOracle:
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """f_i(x) and the share of rightly classified samples (NaN for regression)."""
-        point = LinearPoint(self.rows, self.loss, self.l2, x, self.outputs)
+        point = self.samples(x)
         right = self.loss.correct(point.z, self.rows.y)
         accuracy = (
             torch.full_like(point.losses, float("nan"))
@@ -164,3 +198,8 @@ class LinearOracle:
             else self.rows.layout.segment_sum(right.to(point.losses.dtype) * self.rows.share)
         )
         return point.losses.double().cpu().numpy(), accuracy.double().cpu().numpy()
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two points are one."""
+    return a is b or torch.equal(a, b)

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from scaffpd.errors import InputError, count, real
 from scaffpd.models.glm import LinearOracle, Rows
+from scaffpd.models.inputs import check_range
 from scaffpd.models.losses import loss_named
 from scaffpd.models.oracle import Arrays, Oracle
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.ragged import Ragged
+
+DTYPES = (torch.float32, torch.float64)
 
 
 class Coefficients(NamedTuple):
@@ -45,28 +48,50 @@ class Linear:
         loss_named(self.loss)
         if not 0 <= real("Linear", "l2", self.l2) < float("inf"):
             raise InputError(f"Linear needs l2 >= 0 and finite, got {self.l2!r}.")
+        if not isinstance(self.intercept, bool):
+            raise InputError(f"Linear needs True or False for intercept, got {self.intercept!r}.")
         if self.classes is not None and count("Linear", "classes", self.classes) < 2:
             raise InputError(f"Linear needs classes >= 2, got {self.classes}.")
+        if self.classes is not None and self.loss != "softmax":
+            raise InputError(f"Linear takes classes with loss='softmax' only, not with {self.loss!r}.")
 
     def oracle(
-        self, features: Arrays, labels: Arrays, names: list[str], device: torch.device, dtype: torch.dtype | None
+        self,
+        features: Arrays,
+        labels: Arrays,
+        names: list[str],
+        device: torch.device,
+        dtype: torch.dtype | None,
+        like: Oracle | None = None,
     ) -> Oracle:
-        """Bind to the clients' checked features and raw labels."""
+        """Bind to the clients' checked features and labels; x takes its length from `like` where that is given."""
         loss, dtype = loss_named(self.loss), dtype or torch.float64
-        targets = loss.encode(labels, names, self.classes)
-        if self.intercept:
-            features = [np.hstack([a, np.ones((len(a), 1))]) for a in features]
+        if dtype not in DTYPES:
+            raise InputError(f"Linear computes in torch.float32 or torch.float64, not in {dtype}.")
+        if features[0].ndim != 2:
+            raise InputError(
+                f"Linear takes samples × features, but samples of shape {features[0].shape[1:]} were given: "
+                "flatten them, or use Module."
+            )
+        width, sizes = features[0].shape[1] + self.intercept, [len(a) for a in features]
+        classes = self.classes if like is None or self.loss != "softmax" else like.dimension // width
+        targets = loss.encode(labels, names, classes)
         A = torch.as_tensor(np.concatenate(features), dtype=dtype, device=device)
+        if self.intercept:
+            A = torch.cat([A, A.new_ones(len(A), 1)], 1)
         y = torch.as_tensor(np.concatenate(targets.arrays), device=device)
         y = y.to(dtype) if y.is_floating_point() else y
-        layout = Ragged([len(a) for a in features], device, dtype)
+        check_range(names, sizes, A, "feature")
+        check_range(names, sizes, y.to(dtype), "target")
+        layout = Ragged(sizes, device, dtype)
+        rows = Rows(A, y, layout, 1 / layout.sizes[layout.owner].to(dtype))
         kind = QuadraticOracle if self.loss == "squared" else LinearOracle
-        return kind(Rows(A, y, layout, 1 / layout.sizes[layout.owner].to(dtype)), loss, float(self.l2), targets.outputs)
+        return kind(rows, loss, float(self.l2), targets.outputs, names)
 
     def reshape(self, x: NDArray[np.float64] | Tensor, features: int) -> Coefficients:
         """A flat x as (features × outputs) weights and, with `intercept`, the outputs' offsets."""
         flat = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
-        rows = features + self.intercept
+        rows = count("Linear.reshape", "features", features) + self.intercept
         if flat.ndim != 1 or flat.size == 0 or flat.size % rows:
             raise InputError(f"x has shape {flat.shape}, which does not fit {features} features.")
         table = flat.reshape(rows, -1)

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from scaffpd.errors import InputError, unknown
 
+Arrays = list[NDArray[np.generic]]
+
 
 class Loss(ABC):
     """ℓ(z, y) with its derivative; `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z²."""
@@ -25,7 +27,7 @@ class Loss(ABC):
     curvature: ClassVar[float]
 
     @abstractmethod
-    def encode(self, labels: Sequence[NDArray[np.generic]], names: Sequence[str], classes: int | None) -> Targets:
+    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
         """Check the clients' targets and bring them to the shape that the other methods expect."""
 
     @abstractmethod
@@ -44,7 +46,7 @@ class Loss(ABC):
 class Targets:
     """Encoded targets, one array per client, and the number of outputs k of the linear map."""
 
-    def __init__(self, arrays: list[NDArray[np.generic]], outputs: int) -> None:
+    def __init__(self, arrays: Arrays, outputs: int) -> None:
         self.arrays, self.outputs = arrays, outputs
 
 
@@ -54,12 +56,14 @@ class Squared(Loss):
     name = "squared"
     curvature = 2.0
 
-    def encode(self, labels: Sequence[NDArray[np.generic]], names: Sequence[str], classes: int | None) -> Targets:
+    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
         """Real targets, one or several columns; the same number for every client."""
         arrays = []
         for name, y in zip(names, labels, strict=True):
-            if y.ndim not in (1, 2):
-                raise InputError(f"Client {name!r} has targets of shape {y.shape}; one or several columns are expected.")
+            if y.ndim not in (1, 2) or y.size == 0:
+                raise InputError(
+                    f"Client {name!r} has targets of shape {y.shape}; one or several columns are expected."
+                )
             arrays.append(np.asarray(y, dtype=np.float64).reshape(len(y), -1))
         outputs = arrays[0].shape[1]
         for name, y in zip(names, arrays, strict=True):
@@ -67,7 +71,6 @@ class Squared(Loss):
                 raise InputError(
                     f"Client {name!r} has {y.shape[1]} target columns, but client {names[0]!r} has {outputs}."
                 )
-            _finite(name, y)
         return Targets(list(arrays), outputs)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
@@ -85,33 +88,38 @@ class Squared(Loss):
 
 
 class Logistic(Loss):
-    """ℓ = log(1 + e^z) − y z for labels y ∈ {0, 1}: the negative log-likelihood."""
+    """ℓ = log(1 + e^{s z}), s = 1 − 2y, for labels y ∈ {0, 1}: the negative log-likelihood log(1 + e^z) − y z.
+
+    Targets are encoded as s, because the form in y loses all digits where a sample is fitted well.
+    """
 
     name = "logistic"
     curvature = 0.25
 
-    def encode(self, labels: Sequence[NDArray[np.generic]], names: Sequence[str], classes: int | None) -> Targets:
+    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
         """Labels 0 and 1 (or False and True), one per sample."""
         arrays = []
         for name, y in zip(names, labels, strict=True):
             flat = _one_label(name, y)
             wrong = flat[~np.isin(flat, (0, 1))]
             if wrong.size:
-                raise InputError(f"Client {name!r} has the label {wrong[0].item()!r}; logistic loss takes labels 0 and 1.")
-            arrays.append(flat.astype(np.float64).reshape(-1, 1))
+                raise InputError(
+                    f"Client {name!r} has the label {wrong[0]:.12g}; logistic loss takes labels 0 and 1."
+                )
+            arrays.append((1 - 2 * flat).reshape(-1, 1))
         return Targets(list(arrays), 1)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """log(1 + e^z) − y z."""
-        return (torch.logaddexp(z, torch.zeros_like(z)) - y * z).squeeze(-1)
+        """log(1 + e^{s z})."""
+        return torch.logaddexp(y * z, z.new_zeros(())).squeeze(-1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
-        """1/(1 + e^−z) − y."""
-        return torch.sigmoid(z) - y
+        """s/(1 + e^{−s z})."""
+        return y * torch.sigmoid(y * z)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
-        """z > 0 means label 1."""
-        return ((z > 0) == (y > 0.5)).squeeze(-1)
+        """Label 1 where z > 0."""
+        return ((z > 0) == (y < 0)).squeeze(-1)
 
 
 class Softmax(Loss):
@@ -120,7 +128,7 @@ class Softmax(Loss):
     name = "softmax"
     curvature = 0.5
 
-    def encode(self, labels: Sequence[NDArray[np.generic]], names: Sequence[str], classes: int | None) -> Targets:
+    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
         """Whole numbers 0 … classes−1; without `classes`, the largest label of all clients decides."""
         arrays = []
         for name, y in zip(names, labels, strict=True):
@@ -128,23 +136,23 @@ class Softmax(Loss):
             wrong = flat[(flat < 0) | (flat != np.floor(flat))]
             if wrong.size:
                 raise InputError(
-                    f"Client {name!r} has the label {wrong[0].item()!r}; softmax loss takes whole numbers from 0."
+                    f"Client {name!r} has the label {wrong[0]:.12g}; softmax loss takes whole numbers from 0."
                 )
-            arrays.append(flat.astype(np.int64).reshape(-1, 1))
-        outputs = classes or max(2, 1 + max(int(y.max()) for y in arrays))
+            arrays.append(flat.reshape(-1, 1))
+        outputs = classes or _number_of_classes(arrays, names)
         for name, y in zip(names, arrays, strict=True):
             if y.max() >= outputs:
                 raise InputError(
-                    f"Client {name!r} has the label {int(y.max())}, but classes={outputs} allows 0 to {outputs - 1}."
+                    f"Client {name!r} has the label {y.max():.12g}, but {outputs} classes allow 0 to {outputs - 1}."
                 )
-        return Targets(list(arrays), outputs)
+        return Targets([y.astype(np.int64) for y in arrays], outputs)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """log Σ_k e^{z_k} − z_y."""
-        return torch.logsumexp(z, -1) - z.gather(-1, y).squeeze(-1)
+        """log Σ_k e^{z_k − z_y}: the difference first, so that large outputs leave no rounding behind."""
+        return torch.logsumexp(z - z.gather(-1, y), -1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
-        """softmax(z) − e_y."""
+        """softmax(z) − e_y, with e_y the unit vector of the label."""
         p = torch.softmax(z, -1)
         return p.scatter_add_(-1, y, torch.full_like(y, -1, dtype=p.dtype))
 
@@ -158,23 +166,23 @@ LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (Squared, Logistic,
 
 def loss_named(name: str) -> Loss:
     """The loss of that name, or one sentence with the nearest right one."""
-    if name not in LOSSES:
+    if not isinstance(name, str) or name not in LOSSES:
         raise unknown("loss", name, LOSSES)
     return LOSSES[name]()
+
+
+def _number_of_classes(labels: list[NDArray[np.float64]], names: Sequence[str]) -> int:
+    largest = [float(y.max()) for y in labels]
+    if max(largest) >= max(1000, sum(map(len, labels))):
+        name = names[int(np.argmax(largest))]
+        raise InputError(
+            f"Client {name!r} has the label {max(largest):.12g}, more than there are samples: number the classes "
+            "from 0, or give `classes=`."
+        )
+    return max(2, 1 + int(max(largest)))
 
 
 def _one_label(name: str, y: NDArray[np.generic]) -> NDArray[np.float64]:
     if y.ndim != 1 and not (y.ndim == 2 and y.shape[1] == 1):
         raise InputError(f"Client {name!r} has labels of shape {y.shape}; one label per sample is expected.")
-    try:
-        flat = np.asarray(y, dtype=np.float64).reshape(-1)
-    except (TypeError, ValueError):
-        raise InputError(f"Client {name!r} has labels that are not numbers, such as {y.flat[0]!r}.") from None
-    _finite(name, flat)
-    return flat
-
-
-def _finite(name: str, y: NDArray[np.float64]) -> None:
-    if not np.isfinite(y).all():
-        row = int(np.argwhere(~np.isfinite(y))[0][0])
-        raise InputError(f"Client {name!r} has a NaN or infinite target in row {row}.")
+    return np.asarray(y, dtype=np.float64).reshape(-1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,18 +16,20 @@ from torch.func import functional_call
 
 from scaffpd.errors import InputError, real, unknown
 from scaffpd.federation import Constants, LocalPlan, Vector
+from scaffpd.models.draws import Draws
+from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
 from scaffpd.models.oracle import Arrays, Oracle
-from scaffpd.models.spectral import power_iteration
+from scaffpd.models.spectral import power_iteration, random_direction
 
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
+Correct = Callable[[Tensor, Tensor], Tensor | None]
 CHUNK = 8192
 
-NAMED_LOSSES: dict[str, MeanLoss] = {
-    "cross_entropy": lambda output, target: nn.functional.cross_entropy(output, target.long()),
-    "squared": lambda output, target: (output - target.reshape(output.shape)).square().sum(-1).mean(),
-    "logistic": lambda output, target: nn.functional.binary_cross_entropy_with_logits(
-        output, target.reshape(output.shape).to(output.dtype)
-    ),
+LOSSES: dict[str, type[Loss]] = {
+    "cross_entropy": Softmax,
+    "softmax": Softmax,
+    "squared": Squared,
+    "logistic": Logistic,
 }
 
 
@@ -37,51 +39,148 @@ class Module:
 
     Args:
         module: any `torch.nn.Module` from a batch of features to outputs; a copy is kept, x⁰ are its parameters.
-        loss: "cross_entropy", "squared", "logistic", or a function (outputs, targets) → mean loss over the batch.
+        loss: "cross_entropy" (or "softmax"), "squared", "logistic", as in `Linear`; or a function (outputs, targets) → mean
+            loss over the batch.
         l2: the regulariser (l2/2)‖x‖².
     """
 
-    module: nn.Module = field(repr=False)
+    module: nn.Module
     loss: str | MeanLoss = "cross_entropy"
     l2: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
             raise InputError(f"Module needs a torch.nn.Module, got {type(self.module).__name__}.")
-        if not callable(self.loss) and self.loss not in NAMED_LOSSES:
-            raise unknown("loss", self.loss, NAMED_LOSSES)
+        if not callable(self.loss) and (not isinstance(self.loss, str) or self.loss not in LOSSES):
+            raise unknown("loss", self.loss, LOSSES)
         if not 0 <= real("Module", "l2", self.l2) < float("inf"):
             raise InputError(f"Module needs l2 >= 0 and finite, got {self.l2!r}.")
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.module.parameters()):
+            raise InputError("Module needs a network whose lazy layers know their sizes: run it once first.")
         if not any(p.requires_grad for p in self.module.parameters()):
             raise InputError("Module needs at least one parameter that requires a gradient.")
         for name, part in self.module.named_modules():
             _refuse_random_or_stateful(name, part)
 
+    def __repr__(self) -> str:
+        """Architecture, loss and l2, without addresses: the same in every process."""
+        loss = (
+            self.loss
+            if isinstance(self.loss, str)
+            else getattr(self.loss, "__qualname__", type(self.loss).__name__)
+        )
+        return f"Module({' '.join(repr(self.module).split())}, loss={loss!r}, l2={self.l2!r})"
+
     def oracle(
-        self, features: Arrays, labels: Arrays, names: list[str], device: torch.device, dtype: torch.dtype | None
+        self,
+        features: Arrays,
+        labels: Arrays,
+        names: list[str],
+        device: torch.device,
+        dtype: torch.dtype | None,
+        like: Oracle | None = None,
     ) -> Oracle:
-        """Bind to the clients' checked features and raw labels."""
-        network = copy.deepcopy(self.module).to(device=device)
-        network = network if dtype is None else network.to(dtype=dtype)
+        """Bind to the clients' checked features and labels."""
+        network = copy.deepcopy(self.module).to(device=device, dtype=dtype)
         kind = next(p.dtype for p in network.parameters() if p.requires_grad)
-        X = [torch.as_tensor(a, device=device) for a in features]
-        X = [a.to(kind) if a.is_floating_point() else a for a in X]
-        y = [torch.as_tensor(b, device=device) for b in labels]
-        y = [b.to(kind) if b.is_floating_point() else b for b in y]
-        loss = self.loss if callable(self.loss) else NAMED_LOSSES[self.loss]
-        return ModuleOracle(network, loss, float(self.l2), X, y)
+        X = [_tensor(a, device, kind) for a in features]
+        outputs = _try_out(network, X[0][:2])
+        if isinstance(self.loss, str):
+            loss = LOSSES[self.loss]()
+            arrays = _encoded(self.loss, loss, labels, names, outputs)
+            y = [_tensor(b, device, kind) for b in arrays]
+            return ModuleOracle(network, _mean(loss), loss_correct(loss), float(self.l2), X, y, names)
+        y = [_tensor(b, device, kind) for b in labels]
+        _try_out_loss(self.loss, outputs, y[0][:2])
+        return ModuleOracle(network, self.loss, class_correct, float(self.l2), X, y, names)
 
 
 def _refuse_random_or_stateful(name: str, part: nn.Module) -> None:
-    if not part.training:
-        return
-    if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
+    batch_norm = isinstance(part, nn.modules.batchnorm._BatchNorm)
+    if batch_norm and (part.training or not part.track_running_stats):
         raise InputError(
-            f"Module layer {name!r} is a batch norm in training mode, whose statistics differ from site to site: "
+            f"Module layer {name!r} is a batch norm that uses its batch's own statistics, which differ from site to site: "
             "use GroupNorm, or freeze it with .eval()."
         )
-    if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
-        raise InputError(f"Module layer {name!r} is a dropout in training mode, which makes losses random: call .eval().")
+    if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.training and part.track_running_stats:
+        raise InputError(
+            f"Module layer {name!r} keeps running statistics while it trains: set track_running_stats=False, or call .eval()."
+        )
+    if isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0:
+        raise InputError(
+            f"Module layer {name!r} is a dropout in training mode, which makes losses random: call .eval()."
+        )
+
+
+def _tensor(array: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A copy on the device, floats in the network's own type; whole numbers stay (embeddings want them)."""
+    values = torch.tensor(array, device=device)
+    return values.to(dtype) if values.is_floating_point() else values
+
+
+def _try_out(network: nn.Module, X: Tensor) -> Tensor:
+    """The network's outputs on two samples, or one sentence about why there are none."""
+    try:
+        with torch.no_grad():
+            first, again = network(X), network(X)
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise InputError(
+            f"The network cannot take samples of shape {tuple(X.shape[1:])} and type {_plain(X.dtype)}: {reason}."
+        ) from None
+    if not isinstance(first, Tensor) or first.ndim == 0 or len(first) != len(X):
+        raise InputError("The network must return one tensor with a row of outputs for every sample.")
+    if not torch.equal(first.nan_to_num(), again.nan_to_num()):
+        raise InputError(
+            "The network gives other outputs when it is asked again: switch off what is random with .eval()."
+        )
+    return first
+
+
+def _encoded(name: str, loss: Loss, labels: Arrays, names: list[str], outputs: Tensor) -> Arrays:
+    width = outputs.numel() // len(outputs)
+    if outputs.ndim > 2:
+        raise InputError(
+            f"Loss {name!r} takes a vector of outputs for every sample, but the network gives shape "
+            f"{tuple(outputs.shape[1:])}: hand over a function (outputs, targets) → mean loss."
+        )
+    targets = loss.encode(labels, names, width)
+    if targets.outputs != width:
+        raise InputError(
+            f"Loss {name!r} needs {targets.outputs} outputs for these targets, but the network has {width}."
+        )
+    return targets.arrays
+
+
+def _try_out_loss(loss: MeanLoss, outputs: Tensor, y: Tensor) -> None:
+    try:
+        value = loss(outputs, y)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise InputError(f"The loss function fails on the network's outputs: {reason}.") from None
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise InputError(
+            "The loss function must return the mean loss of the batch, a tensor with a single number."
+        )
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _mean(loss: Loss) -> MeanLoss:
+    return lambda output, y: loss.value(output.reshape(len(y), -1), y).mean()
+
+
+def loss_correct(loss: Loss) -> Correct:
+    """Which samples a network with one of the named losses gets right."""
+    return lambda output, y: loss.correct(output.reshape(len(y), -1), y)
+
+
+def class_correct(output: Tensor, y: Tensor) -> Tensor | None:
+    """With the user's own loss: the largest output against class numbers; else nothing is known."""
+    labels = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point()
+    return output.argmax(-1) == y if labels else None
 
 
 class ModulePoint:
@@ -92,7 +191,7 @@ class ModulePoint:
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i c_i."""
-        return weights.to(self.each.dtype) @ self.each
+        return weights @ self.each
 
     def project(self, direction: Tensor) -> Tensor:
         """⟨c_i, v⟩ per client."""
@@ -111,25 +210,40 @@ class ModuleDisplacements:
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i d_i."""
-        return weights.to(self.each.dtype) @ self.each
+        return weights @ self.each
 
 
 class ModuleOracle:
     """N clients that share a network's architecture."""
 
-    def __init__(self, network: nn.Module, loss: MeanLoss, l2: float, X: list[Tensor], y: list[Tensor]) -> None:
-        self.network, self.loss, self.l2, self.X, self.y = network, loss, l2, X, y
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: MeanLoss,
+        correct: Correct,
+        l2: float,
+        X: list[Tensor],
+        y: list[Tensor],
+        names: list[str],
+    ) -> None:
+        self.network, self.loss, self.correct, self.l2 = network, loss, correct, l2
+        self.X, self.y, self.names = X, y, names
         self.parameters = {k: p for k, p in network.named_parameters() if p.requires_grad}
-        self.dimension = sum(p.numel() for p in self.parameters.values())
+        self.sizes = [p.numel() for p in self.parameters.values()]
+        self.dimension = sum(self.sizes)
         self._smoothness: Vector | None = None
 
     def start(self) -> Tensor:
         """x⁰: the network's own parameters, flattened."""
         return torch.cat([p.detach().flatten() for p in self.parameters.values()])
 
+    def contents(self) -> list[Tensor]:
+        """The network's parameters and buffers, and the samples."""
+        return [*self.network.state_dict().values(), *self.X, *self.y]
+
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
         """A flat x as the network's named parameters."""
-        parts = x.split([p.numel() for p in self.parameters.values()])
+        parts = torch.split(x, self.sizes)
         return {k: part.view_as(p) for (k, p), part in zip(self.parameters.items(), parts, strict=True)}
 
     def constants(self) -> Constants:
@@ -144,9 +258,10 @@ class ModuleOracle:
         step = float(torch.finfo(x.dtype).eps) ** 0.5 * (1 + float(x.norm()))
 
         def hessian_times(v: Tensor) -> Tensor:
-            return (self.gradient(client, x + step * v)[1] - g) / step
+            difference: Tensor = self.gradient(client, x + step * v)[1] - g
+            return difference / step
 
-        value = float(power_iteration(hessian_times, g, steps=20, tolerance=0.05))
+        value = float(power_iteration(hessian_times, random_direction(x), steps=20, tolerance=0.01))
         return max(value, self.l2, 1e-6)
 
     def gradient(self, client: int, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -156,8 +271,8 @@ class ModuleOracle:
             total, gradient = x.new_zeros(()), torch.zeros_like(x)
             for X, y, share in self._chunks(client, rows):
                 value = share * self.loss(functional_call(self.network, self.unflatten(leaf), (X,)), y)
-                gradient = gradient + torch.autograd.grad(value, leaf)[0]
-                total = total + value.detach()
+                gradient += torch.autograd.grad(value, leaf)[0]
+                total += value.detach()
         return total + self.l2 / 2 * (x @ x), gradient + self.l2 * x
 
     def _chunks(self, client: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, float]]:
@@ -170,48 +285,47 @@ class ModuleOracle:
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> ModulePoint:
         """Losses and gradients of all clients at x."""
-        generator = np.random.default_rng(key)
-        answers = [self.gradient(i, x, self._draw(i, batch_size, generator)) for i in range(len(self.X))]
+        answers = [
+            self.gradient(i, x, self._draw(i, batch_size, Draws(key, [name])))
+            for i, name in enumerate(self.names)
+        ]
         losses, gradients = zip(*answers, strict=True)
         return ModulePoint(torch.stack(losses), torch.stack(gradients))
 
-    def _draw(self, client: int, batch_size: int | None, generator: np.random.Generator) -> Tensor | None:
+    def _draw(self, client: int, batch_size: int | None, draws: Draws) -> Tensor | None:
+        """The client's next batch, as `Ragged.minibatch` draws it; `None` for all rows."""
         m = len(self.X[client])
         if batch_size is None or batch_size >= m:
             return None
-        return torch.from_numpy(generator.integers(m, size=batch_size)).to(self.X[client].device)
+        uniform = draws.uniform(batch_size)[0]
+        return torch.from_numpy((uniform * m).astype(np.int64)).to(self.X[client].device)
 
-    def local_updates(self, x: Tensor, at: ModulePoint, correction: Tensor, plan: LocalPlan) -> ModuleDisplacements:
+    def local_updates(
+        self, x: Tensor, at: ModulePoint, correction: Tensor, plan: LocalPlan
+    ) -> ModuleDisplacements:
         """J corrected steps of every client, one client after the other."""
-        generator = np.random.default_rng(plan.key)
-        smoothness = self.constants().smoothness
+        smoothness = self.constants().smoothness if plan.rate is None else None
         each = torch.zeros_like(at.each)
-        for i in range(len(self.X)):
-            rate = plan.scale / smoothness[i] if plan.rate is None else plan.rate
+        for i, name in enumerate(self.names):
+            rate = plan.rate if smoothness is None else plan.scale / float(smoothness[i])
+            draws, shift = Draws(plan.key, [name]), correction - at.each[i]
             for _ in range(plan.steps):
-                _, g = self.gradient(i, x - each[i], self._draw(i, plan.batch_size, generator))
-                each[i] += rate * (g - at.each[i] + correction)
+                _, g = self.gradient(i, x - each[i], self._draw(i, plan.batch_size, draws))
+                each[i] += rate * (g + shift)
         return ModuleDisplacements(each)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """f_i(x) and accuracy where targets are class numbers (or one output's sign for 0/1 labels); else NaN."""
+        """f_i(x), and the share of rightly classified samples where there are classes (else NaN)."""
         losses, accuracy = [], []
+        parameters = self.unflatten(x)
         with torch.no_grad():
             for i in range(len(self.X)):
-                loss, right, known = 0.0, 0.0, True
+                loss, right = 0.0, 0.0
                 for X, y, share in self._chunks(i, None):
-                    output = functional_call(self.network, self.unflatten(x), (X,))
+                    output = functional_call(self.network, parameters, (X,))
+                    correct = self.correct(output, y)
                     loss += share * float(self.loss(output, y))
-                    correct = _correct(output, y)
-                    known = known and correct is not None
-                    right += share * float(correct.double().mean()) if correct is not None else 0.0
+                    right += float("nan") if correct is None else share * float(correct.double().mean())
                 losses.append(loss + self.l2 / 2 * float(x @ x))
-                accuracy.append(right if known else float("nan"))
+                accuracy.append(right)
         return np.array(losses), np.array(accuracy)
-
-
-def _correct(output: Tensor, y: Tensor) -> Tensor | None:
-    if output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point():
-        return output.argmax(-1) == y
-    binary = bool(((y == 0) | (y == 1)).all())
-    return (output.flatten() > 0) == (y.flatten() > 0.5) if binary and output.numel() == y.numel() else None

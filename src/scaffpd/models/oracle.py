@@ -6,7 +6,7 @@ here exactly once: a simulated cohort holds an oracle over N clients, a real sil
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,14 +45,17 @@ class Oracle(Protocol):
     def start(self) -> Tensor:
         """x⁰."""
 
+    def contents(self) -> list[Tensor]:
+        """Everything that the losses depend on, besides the model's description."""
+
     def constants(self) -> Constants:
         """L_i and μ_i."""
 
     def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Point:
         """All clients at x."""
 
-    def local_updates(self, x: Tensor, at: Point, correction: Tensor, plan: LocalPlan) -> Displacements:
-        """All clients' corrected local steps from x."""
+    def local_updates(self, x: Tensor, at: Any, correction: Tensor, plan: LocalPlan) -> Displacements:
+        """All clients' corrected local steps from x; `at` is what this oracle's own `evaluate` returned."""
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """f_i(x) and accuracy per client."""

@@ -18,40 +18,45 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan
-from scaffpd.models.glm import LinearDisplacements, LinearOracle, LinearPoint, Rows
+from scaffpd.models.glm import LinearOracle, LinearPoint, Rows, same
+from scaffpd.models.oracle import Displacements
 from scaffpd.models.ragged import Ragged
 
 
 @dataclass(frozen=True)
 class Rotated:
-    """The rotated stack: orthogonal rows per client, what y has outside their span, and the eigenvalues w_j."""
+    """The rotated stack: orthogonal rows per client, what y has outside their span, and the eigenvalues w_j.
+
+    `noise` is the relative error of a client's singular values ‖ã_j‖ against its largest one, from the decomposition.
+    """
 
     rows: Rows
     constant: Tensor
     eigenvalues: Tensor
     norms: Tensor
+    noise: Tensor
 
 
 def rotate(rows: Rows) -> Rotated:
     """Rotate every client's rows to orthogonal ones (once, when the data is bound)."""
-    sizes = rows.layout.sizes.tolist()
+    sizes, epsilon = rows.layout.sizes.tolist(), torch.finfo(rows.A.dtype).eps
     A, y, rest = [], [], []
-    for a, b in zip(rows.A.split(sizes), rows.y.split(sizes), strict=True):
+    for a, b in zip(torch.split(rows.A, sizes), torch.split(rows.y, sizes), strict=True):
         U, S, Vh = torch.linalg.svd(a, full_matrices=False)
         projected = U.T @ b
-        A.append(S[:, None] * Vh)
+        A.append(torch.where(S > epsilon * S[0], S, 0)[:, None] * Vh)
         y.append(projected)
         rest.append((b - U @ projected).square().sum() / len(a))
     layout = Ragged([len(a) for a in A], rows.A.device, rows.A.dtype)
     share = 1 / rows.layout.sizes[layout.owner].to(rows.A.dtype)
     stack = Rows(torch.cat(A), torch.cat(y), layout, share)
     norms = stack.A.square().sum(1)
-    return Rotated(stack, torch.stack(rest), 2 * share * norms, norms)
+    noise = epsilon * rows.layout.sizes.clamp_min(rows.A.shape[1]).to(norms)
+    return Rotated(stack, torch.stack(rest), 2 * share * norms, norms, noise)
 
 
 def local_gain(h: Tensor, rate: Tensor, steps: int) -> Tensor:
@@ -86,18 +91,17 @@ class QuadraticOracle(LinearOracle):
     @cached_property
     def smoothness(self) -> Tensor:
         """L_i = max_j w_j + l2, exactly."""
-        w, layout = self.rotated.eigenvalues, self.rotated.rows.layout
-        return torch.segment_reduce(w, "max", lengths=layout.sizes, unsafe=True) + self.l2
+        return self.rotated.rows.layout.segment_max(self.rotated.eigenvalues) + self.l2
 
     def constants(self) -> Constants:
-        """L_i and μ_i = λ_min(H_i): l2, and more where a client has at least d samples."""
+        """L_i and μ_i = λ_min(H_i): l2, and more where a client has at least d independent samples."""
         w, layout = self.rotated.eigenvalues, self.rotated.rows.layout
-        smallest = torch.segment_reduce(w, "min", lengths=layout.sizes, unsafe=True)
-        noise = 1e-13 * self.smoothness  # the SVD's own rounding must not enter a certificate
+        # Rounding must not enter a certificate: the smallest singular value √w is known to a share of the largest one only.
+        known = layout.segment_min(w).sqrt() - self.rotated.noise * layout.segment_max(w).sqrt()
         full = layout.sizes == self.rows.A.shape[1]
-        mu = self.l2 + torch.where(full, (smallest - noise).clamp_min(0), 0)
-        as_numpy = [t.double().cpu().numpy().astype(np.float64) for t in (self.smoothness, mu)]
-        return Constants(*as_numpy, convex=True)
+        smallest = torch.where(full, known.clamp_min(0).square(), 0)
+        L, w_min = (t.double().cpu().numpy() for t in (self.smoothness, smallest))
+        return Constants(L, w_min + self.l2, convex=True)
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
         """Losses and gradients from the rotated data; minibatches need the samples themselves."""
@@ -105,11 +109,9 @@ class QuadraticOracle(LinearOracle):
             return super().evaluate(x, batch_size, key)
         return LinearPoint(self.rotated.rows, self.loss, self.l2, x, self.outputs, self.rotated.constant)
 
-    def local_updates(  # type: ignore[override]
-        self, x: Tensor, at: LinearPoint, correction: Tensor, plan: LocalPlan
-    ) -> QuadraticDisplacements | LinearDisplacements:
-        """ϕ_i(H_i) applied to the correction; minibatch steps are made one by one."""
-        if plan.batch_size is not None:
+    def local_updates(self, x: Tensor, at: LinearPoint, correction: Tensor, plan: LocalPlan) -> Displacements:
+        """ϕ_i(H_i) applied to the correction; minibatch steps, or c_i that are not ∇f_i(x), go step by step."""
+        if plan.batch_size is not None or not (at.rows is self.rotated.rows and same(at.x, x)):
             return super().local_updates(x, at, correction, plan)
         c, data, rate = correction.view(-1, self.outputs), self.rotated, self.rates(plan).flatten()
         owner = data.rows.layout.owner

@@ -15,16 +15,24 @@ def largest_eigenvalue(A: Tensor) -> Tensor:
     rows, columns = A.shape
     if min(rows, columns) <= EXACT:
         small = A @ A.T if rows <= columns else A.T @ A
-        return torch.linalg.eigvalsh(small)[-1].clamp_min(0)
-    start = A.T @ (A @ A.new_ones(columns))
+        top: Tensor = torch.linalg.eigvalsh(small)[-1]
+        return top.clamp_min(0)
+    start = random_direction(A.new_empty(columns))
     return torch.minimum(power_iteration(lambda v: A.T @ (A @ v), start), A.square().sum())
 
 
-def power_iteration(apply: Callable[[Tensor], Tensor], start: Tensor, steps: int = 100, tolerance: float = 1e-4) -> Tensor:
-    """|λ|_max of a symmetric operator, with two percent on top: power iteration approaches it from below."""
-    size = start.norm()
-    v = start / size if size > 0 else torch.ones_like(start) / start.numel() ** 0.5
-    value = start.new_zeros(())
+def random_direction(like: Tensor) -> Tensor:
+    """A fixed unit vector without structure: one like the data itself might miss the largest eigenvector."""
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(like.shape, generator=generator, dtype=torch.float64)
+    return (v / v.norm()).to(like)
+
+
+def power_iteration(
+    apply: Callable[[Tensor], Tensor], start: Tensor, steps: int = 100, tolerance: float = 1e-4
+) -> Tensor:
+    """|λ|_max of a symmetric operator from a unit vector, with two percent on top: it is approached from below."""
+    v, value = start, start.new_zeros(())
     for _ in range(steps):
         w = apply(v)
         previous, value = value, w.norm()

@@ -108,5 +108,8 @@ def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
         )
     if not np.all(np.isfinite(p)) or np.any(p <= 0):
         raise InputError(f"{owner} needs prior weights that are positive and finite, got {p.tolist()}.")
-    normalised: Vector = p / p.sum()
+    if p.min() < 1e-50 * p.max():
+        raise InputError(f"{owner} needs prior weights within a factor 1e50 of each other, got {p.tolist()}.")
+    normalised: Vector = p / p.max()
+    normalised /= normalised.sum()
     return normalised

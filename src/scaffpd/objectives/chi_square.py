@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaffpd.errors import positive
 from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import read_losses, read_step, read_weights
+from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
 from scaffpd.objectives.simplex import in_simplex, inner, project_weighted, simplex_jacobian
 
 
@@ -19,8 +18,8 @@ class ChiSquare(Objective):
     The penalised χ² divergence of distributionally robust optimisation (Levy, Carmon, Duchi and Sidford
     2020, "Large-scale methods for distributionally robust optimization"; Duchi and Namkoong 2021,
     "Learning models with uniform performance via distributionally robust optimization"). Its optimum
-    guarantees the best trade between mean and spread: while no weight reaches zero, x minimises Σ p_i
-    f_i + Var_p(f)/(2ρ) exactly. ρ → ∞ is `Average` and ρ → 0 is `Agnostic`.
+    guarantees the best trade between mean and spread: while no weight reaches zero, x minimises exactly
+    Σ p_i f_i + Var_p(f)/(2ρ). ρ → ∞ is `Average` and ρ → 0 is `Agnostic`.
 
     Args:
         rho: the price ρ > 0 of leaving the prior, in units of the loss.
@@ -28,7 +27,7 @@ class ChiSquare(Objective):
     """
 
     def __init__(self, rho: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
-        self.rho = positive("ChiSquare", "rho", rho)
+        self.rho = read_scale("ChiSquare", "rho", rho)
         super().__init__(prior)
 
     def value(self, weights: ArrayLike) -> float:

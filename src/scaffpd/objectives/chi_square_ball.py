@@ -7,28 +7,26 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaffpd.errors import positive
 from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import read_losses, read_step, read_weights
+from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
 from scaffpd.objectives.simplex import EPSILON, in_simplex, inner, normalised, project_weighted
 
 
 class ChiSquareBall(Objective):
     r"""Λ = {λ in the simplex, Σ_i (λ_i − p_i)²/p_i ≤ δ}, ψ = 0.
 
-    The χ² uncertainty set of distributionally robust optimisation (Duchi and Namkoong 2019, "Variance-
-    based regularization with convex objectives"; Levy, Carmon, Duchi and Sidford 2020). Its optimum
-    guarantees the smallest mean loss under the worst mixture of clients within distance δ of the prior;
-    while no weight reaches zero that is Σ p_i f_i + √(δ Var_p(f)).
+    The χ² uncertainty set of distributionally robust optimisation (Duchi and Namkoong 2019,
+    "Variance-based regularization with convex objectives"; Levy, Carmon, Duchi and Sidford 2020). Its
+    optimum guarantees the smallest mean loss under the worst mixture of clients within distance δ of
+    the prior; while no weight reaches zero that is Σ p_i f_i + √(δ Var_p(f)).
 
     Args:
-        delta: the radius δ > 0; from 1/min_i p_i − 1 on the ball contains the simplex, and this is
-        `Agnostic`.
+        delta: the radius δ > 0; from 1/min_i p_i − 1 on, the ball contains the simplex (`Agnostic`).
         prior: reference weights p, 1/N each if not given.
     """
 
     def __init__(self, delta: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
-        self.delta = positive("ChiSquareBall", "delta", delta)
+        self.delta = read_scale("ChiSquareBall", "delta", delta)
         super().__init__(prior)
 
     def value(self, weights: ArrayLike) -> float:
@@ -94,8 +92,7 @@ def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
 
     While the k largest x have weight, λ_i = p_i (1/P + t(x_i − m)) and the distance is 1/P − 1 + t²V,
     where P, m and V are their total prior, weighted mean and weighted sum of squares about it. The k-th
-    weight reaches zero at 1/t = P(m − x_k), so the right k is the largest one whose sphere is met
-    before that.
+    weight reaches zero at 1/t = P(m − x_k): the right k is the largest that meets the sphere before that.
     """
     scale = float(np.ptp(x))
     if scale == 0.0:

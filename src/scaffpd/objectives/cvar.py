@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaffpd.errors import InputError, positive
+from scaffpd.errors import InputError
 from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import read_losses, read_step, read_weights
+from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
 from scaffpd.objectives.simplex import in_simplex, inner, normalised, project_capped, simplex_jacobian
 
 
@@ -19,8 +19,8 @@ class CVaR(Objective):
     The conditional value at risk, or superquantile, of the clients' losses (Rockafellar and Uryasev
     2000, "Optimization of conditional value-at-risk"; Pillutla, Laguel, Malick and Harchaoui 2024,
     "Federated learning with superquantile aggregation for heterogeneous data"). Its optimum guarantees
-    the smallest mean loss over the worst share α of the clients, by prior weight: α = 1 is `Average`, α
-    ≤ min_i p_i is `Agnostic`.
+    the smallest mean loss over the worst share α of the clients, by prior weight: α = 1 is `Average`,
+    and α ≤ min_i p_i is `Agnostic`.
 
     Args:
         alpha: the share 0 < α ≤ 1 of the clients that counts.
@@ -28,7 +28,7 @@ class CVaR(Objective):
     """
 
     def __init__(self, alpha: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
-        self.alpha = positive("CVaR", "alpha", alpha)
+        self.alpha = read_scale("CVaR", "alpha", alpha)
         if self.alpha > 1.0:
             raise InputError(f"CVaR needs 0 < alpha <= 1, got {alpha!r}.")
         super().__init__(prior)

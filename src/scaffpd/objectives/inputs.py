@@ -8,7 +8,15 @@ from numpy.typing import ArrayLike
 from scaffpd.errors import InputError, positive
 from scaffpd.objectives.base import Objective, Vector
 
-LARGEST = 1e100  # a loss beyond it means divergence, and its square would overflow
+LARGEST = 1e50  # a loss beyond it means divergence, and products of several such numbers would overflow
+
+
+def read_scale(owner: str, name: str, value: float) -> float:
+    """`value` as a positive number of a size with which floating-point numbers can still be multiplied."""
+    number = positive(owner, name, value)
+    if not 1.0 / LARGEST <= number <= LARGEST:
+        raise InputError(f"{owner} needs {name} between {1.0 / LARGEST:g} and {LARGEST:g}, got {value!r}.")
+    return number
 
 
 def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.inf) -> Vector:
@@ -48,8 +56,8 @@ def read_step(
 ) -> tuple[Vector, Vector, float]:
     """The three arguments s, l and σ of a proximal step, checked against each other."""
     owner = type(objective).__name__
-    slope, anchor = finite_vector(owner, "s", s, LARGEST), finite_vector(owner, "l", old, LARGEST)
+    slope, anchor = finite_vector(owner, "s", s, LARGEST), finite_vector(owner, "l", old)
     if len(slope) != len(anchor):
         raise InputError(f"{owner} needs s and l of the same length, got {len(slope)} and {len(anchor)}.")
     objective.weights(len(slope))
-    return slope, anchor, positive(owner, "sigma", sigma)
+    return slope, anchor, read_scale(owner, "sigma", sigma)

@@ -34,7 +34,7 @@ class Nash(Objective):
         if isinstance(b, int | float | np.number):
             self.b = float(finite_vector("Nash", "b", [float(b)])[0])
         else:
-            self.b = finite_vector("Nash", "b", b)
+            self.b = finite_vector("Nash", "b", b).copy()
         super().__init__(prior)
 
     def levels(self, n: int) -> Vector:

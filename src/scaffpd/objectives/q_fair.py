@@ -8,9 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaffpd.errors import positive
 from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import read_losses, read_step, read_weights
+from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
 from scaffpd.objectives.simplex import inner
 
 TINY, HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
@@ -31,7 +30,7 @@ class QFair(Objective):
     simplex: ClassVar[bool] = False
 
     def __init__(self, q: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
-        self.q = positive("QFair", "q", q)
+        self.q = read_scale("QFair", "q", q)
         super().__init__(prior)
 
     def value(self, weights: ArrayLike) -> float:

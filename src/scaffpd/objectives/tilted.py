@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import xlog1py, xlogy
 
-from scaffpd.errors import positive
 from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import read_losses, read_step, read_weights
+from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
 from scaffpd.objectives.simplex import EPSILON, corrected, in_simplex, inner, normalised, simplex_jacobian
 
 
@@ -27,7 +26,7 @@ class Tilted(Objective):
     """
 
     def __init__(self, rho: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
-        self.rho = positive("Tilted", "rho", rho)
+        self.rho = read_scale("Tilted", "rho", rho)
         super().__init__(prior)
 
     def value(self, weights: ArrayLike) -> float:
@@ -41,9 +40,8 @@ class Tilted(Objective):
         if weights.min() < 0.0:
             return float("inf")
         ratio, change = weights / p, (weights - p) / p
-        entropy = np.where(
-            np.abs(change) < 0.5, xlog1py(ratio, np.maximum(change, -0.5)), xlogy(ratio, ratio)
-        )
+        close = xlog1py(ratio, np.maximum(change, -0.5))
+        entropy = np.where(np.abs(change) < 0.5, close, xlogy(ratio, ratio))
         return float(self.rho * np.sum(p * (entropy - change)))
 
     def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
@@ -53,8 +51,7 @@ class Tilted(Objective):
     def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
         """λ_i + k log(λ_i/p_i) = l_i + σs_i − ν with k = σρ.
 
-        So λ_i = k ω(x_i − n), where ω is Wright's omega function, x = (l + σs)/k + log p, and n makes Σ
-        λ_i = 1.
+        So λ_i = k ω(x_i − n) with Wright's omega function ω, x = (l + σs)/k + log p, and n from Σ λ_i = 1.
         """
         s, old, sigma = read_step(self, s, l, sigma)
         k = sigma * self.rho
@@ -72,12 +69,9 @@ class Tilted(Objective):
         losses = read_losses(self, losses)
         p, worst = self.weights(len(losses)), losses.max()
         tilt = (losses - worst) / self.rho
-        excess = inner(
-            p, np.expm1(tilt)
-        )  # Σ p exp − 1, precise where ρ is large and the logarithm nearly zero
-        return float(
-            worst + self.rho * (np.log1p(excess) if excess > -0.5 else np.log(inner(p, np.exp(tilt))))
-        )
+        excess = inner(p, np.expm1(tilt))  # Σ p exp − 1, with all its digits where ρ is large
+        logarithm = np.log1p(excess) if excess > -0.5 else np.log(inner(p, np.exp(tilt)))
+        return float(worst + self.rho * logarithm)
 
     def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
         """diag(d) − ddᵀ/Σd with d_i = 1/(ρ/λ_i + 1/σ)."""

@@ -18,6 +18,10 @@ is far faster than monotone descent but needs room: a step is taken while B + X 
 
 *Balance.* With the coupling K² ≈ ‖q‖²/(e D), a dual step of length 1/K² from λ⁺ would gain g_λ = max_λ ⟨λ − λ⁺, L⁺⟩ − ψ(λ) + ψ(λ⁺) −
 (K²/2)‖λ − λ⁺‖², while the primal step gains about g_x = ⟨c, d⟩/2. γ moves so that the two keep pace, ever more slowly.
+
+*Noise.* With minibatches in the local steps (losses and c_i are full), ⟨c, d⟩, b and a are averaged over rounds, so that ê tends to
+E⟨c, d⟩ / E⟨d, H d⟩: the step dies out as noise takes over, at the rate that makes the gap fall like 1/R. Steps need not descend then, only
+not leap, and σ = γ stays as it is.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ ROOM, STRICT = 2.0, 0.5
 PATIENCE = 50
 GROWTH, DROP = 1.5, 0.15
 BALANCE, COOLING = 0.3, 20.0
+NOISY_MEMORY, LEAP = 0.9, 0.5
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,10 @@ class AutoState:
         since: steps taken since then.
         strict: whether the rule has fallen back to B + X ≤ D/2.
         local_scale: factor on 1/L_i; below one only where local steps blew up.
+        memory: how much of the past enters the three averages below; 0 without noise.
+        slope: averaged ⟨c, d⟩.
+        b: averaged b.
+        a: averaged a.
     """
 
     step: float = 1.0
@@ -64,6 +73,15 @@ class AutoState:
     since: int = 0
     strict: bool = False
     local_scale: float = 1.0
+    memory: float = 0.0
+    slope: float = 0.0
+    b: float = 0.0
+    a: float = 0.0
+
+    @property
+    def sigma(self) -> float:
+        """σ = γ e; under noise, where e dies out, σ = γ."""
+        return self.gamma * (self.step if self.memory == 0 else 1.0)
 
 
 @dataclass(frozen=True)
@@ -83,11 +101,13 @@ class Auto:
 
     def start(self, problem: Problem) -> AutoState:
         """One full local step first, without moving λ: it shows how strongly x and λ are coupled."""
-        return AutoState()
+        if not problem.exact:
+            raise InputError("Auto judges steps by full losses: use full_gradients=True, or Fixed(...) or Theory(...) steps.")
+        return AutoState(memory=NOISY_MEMORY if problem.stochastic else 0.0)
 
     def rates(self, state: AutoState) -> Rates:
         """σ = γ e, θ, e and the clients' share of 1/L_i."""
-        sigma = state.gamma * state.step
+        sigma = state.sigma
         theta = min(1.0, state.previous_sigma / sigma) if state.previous_sigma > 0 else 1.0
         return Rates(sigma=sigma, theta=self.extrapolation * theta, step=state.step, local_scale=state.local_scale)
 
@@ -99,14 +119,20 @@ class Auto:
             return replace(state, step=state.step / 10), False
         e, promised = state.step, state.step * trial.slope
         bregman, change = curvature_and_change(trial)
-        cross = state.gamma * e * float(change @ change) / (2 * KAPPA)
-        ideal = longest_step(trial.slope, bregman / e**2, cross / e**3, otherwise=e)
-        if bregman + cross > (STRICT if state.strict else ROOM) * promised:
+        cross = state.sigma * float(change @ change) / (2 * KAPPA)
+        state = averaged(state, trial.slope, bregman / e**2, cross / e**3)
+        ideal = longest_step(state.slope, state.b, state.a, otherwise=e)
+        room = (STRICT if state.strict else ROOM) * promised
+        if state.memory > 0:  # a noisy step need not descend; it must not leap
+            room = max(room, promised + LEAP * abs(float(trial.weights @ trial.before)))
+        if bregman + cross > room:
             return replace(state, step=float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e))), False
         return self._accepted(state, trial, promised, change, ideal), True
 
     def _accepted(self, state: AutoState, trial: Trial, promised: float, change: Vector, ideal: float) -> AutoState:
-        coupling = max(float(change @ change) / (state.step * promised) if promised > 0 else 0.0, 0.9 * state.coupling)
+        energy = max(promised, 2 * state.b * state.step**2)  # in exact runs the promise; under noise the step is longer than it
+        seen = float(change @ change) / (state.step * energy) if energy > 0 else 0.0
+        coupling = max(seen, 0.9 * state.coupling)
         gamma, imbalance = self._balance(state, trial, coupling)
         value = trial.objective.support(trial.after)
         better = value < state.best - 1e-13 * abs(value)
@@ -116,7 +142,7 @@ class Auto:
             state,
             step=float(np.clip(target, DROP * state.step, GROWTH * state.step)),
             gamma=gamma,
-            previous_sigma=state.gamma * state.step,
+            previous_sigma=state.sigma,
             coupling=coupling,
             imbalance=imbalance,
             accepted=state.accepted + 1,
@@ -126,16 +152,22 @@ class Auto:
         )
 
     def _balance(self, state: AutoState, trial: Trial, coupling: float) -> tuple[float, float]:
-        objective, weights = trial.objective, trial.weights
         if state.gamma == 0:
             return first_ratio(trial, coupling), 0.0
-        if coupling == 0:
+        if coupling == 0 or state.memory > 0:
             return state.gamma, state.imbalance
         gain, rounding = dual_gain(trial, coupling)
-        pull = float(np.log(gain / max(0.5 * trial.slope, 1e-300))) if gain > rounding else 0.0
+        pull = float(np.log(gain / max(0.5 * state.slope, 1e-300))) if gain > rounding else 0.0
         imbalance = pull if state.accepted == 1 else 0.7 * state.imbalance + 0.3 * pull
         pace = BALANCE / (1 + state.accepted / COOLING)
         return state.gamma * float(np.exp(pace * np.clip(imbalance, -1.5, 1.5))), imbalance
+
+
+def averaged(state: AutoState, slope: float, b: float, a: float) -> AutoState:
+    """⟨c, d⟩, b and a with a share `memory` of their past (none at the first round)."""
+    keep = state.memory if state.b > 0 else 0.0
+    mix = lambda old, new: keep * old + (1 - keep) * new  # noqa: E731
+    return replace(state, slope=mix(state.slope, slope), b=mix(state.b, b), a=mix(state.a, a))
 
 
 def longest_step(slope: float, b: float, a: float, otherwise: float) -> float:

@@ -19,13 +19,25 @@ from scaffpd.objectives.base import Objective
 
 @dataclass(frozen=True)
 class Problem:
-    """What a rule may know before the first round."""
+    """What a rule may know before the first round.
+
+    Attributes:
+        objective: (Λ, ψ).
+        constants: L_i and μ_i.
+        local_steps: J.
+        stochastic: whether local steps use minibatches.
+        exact: whether losses and c_i are over all samples.
+        losses: L(x⁰).
+        gradient_norms: ‖c_i(x⁰)‖² per client; asking costs N scalars.
+    """
 
     objective: Objective
     constants: Constants
     local_steps: int
+    stochastic: bool
+    exact: bool
     losses: Vector
-    gradient_norms: Callable[[], Vector]  # ‖c_i(x⁰)‖² per client; asking costs N scalars
+    gradient_norms: Callable[[], Vector]
 
 
 @dataclass(frozen=True)

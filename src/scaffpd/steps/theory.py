@@ -5,6 +5,8 @@ SC-SC (ψ μ_λ-strongly convex; Lemma "How to set parameters", appendix B.2), w
     ω = C_ω ( 1/2 + 24 L_xx/μ_x + √( (1/2 + 24 L_xx/μ_x)² + 16 L_λx²/(μ_x μ_λ) ) ),
     τ = (4/μ_x)(1 − θ)/θ,   σ = (1/μ_λ)(1 − θ)/θ.
 
+(The appendix' quadratic inequality for ω has its root with 8 in place of 16; the formula as printed is larger, hence safe, and kept.)
+
 SC-C (ψ merely convex; Condition 4.1): σ_r = γ_r τ_r, θ_r = σ_{r−1}/σ_r, γ_{r+1} = γ_r (1 + μ τ_r), τ_{r+1} = τ_r √(γ_r/γ_{r+1}), with
 μ = μ_x/4 as the appendix' remark asks, started so that (1 − δ)/τ_0 ≥ 12 L_xx + 2 L_λx² σ_0/c_α with equal terms (δ = 0.1, c_α = 0.9).
 """

@@ -1,0 +1,1 @@
+"""Experiments: jobs that train several models on one dataset and return what was measured."""

@@ -1,0 +1,140 @@
+"""The study of the four hospitals as one picture: who gains and who pays, what is proven, who counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scaffpd.experiments.hospitals import Comparison, Study
+from scaffpd.experiments.hospitals_words import caveat, change, headline
+from scaffpd.federation import Vector
+
+INK, QUIET, RULE = "#222222", "#6b6b6b", "#d9d9d9"
+AVERAGE, FAIR = "#8c8c8c", "#0072b2"
+# Okabe and Ito's colours, which every kind of eye can tell apart
+HOSPITALS = ("#e69f00", "#009e73", "#cc79a7", "#d55e00")
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": QUIET,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 14,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "xtick.color": QUIET,
+    "xtick.labelsize": 9,
+    "ytick.color": QUIET,
+    "ytick.labelsize": 9,
+}
+PANELS = ((0.115, 0.13, 0.19, 0.6), (0.51, 0.13, 0.165, 0.6), (0.765, 0.13, 0.165, 0.6))
+DASHES = {"color": INK, "lw": 1, "ls": (0, (2, 2)), "zorder": 0}
+SMALL = 8.5
+
+
+def draw(study: Study, path: Path) -> None:
+    """Write the picture as a PNG file."""
+    import matplotlib
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(16, 5.6), facecolor="white")
+        left, middle, right = (figure.add_axes(place) for place in PANELS)
+        figure.text(0.02, 0.92, headline(study), fontsize=18, fontweight="bold")
+        figure.text(0.02, 0.865, caveat(study), fontsize=11, color=QUIET)
+        _accuracies(left, study)
+        _certificates(middle, study)
+        _weights(right, study)
+        figure.savefig(path, dpi=150)
+
+
+def _accuracies(axes: Any, study: Study) -> None:
+    """Paired dots with standard deviations, the hospital served worst on top, and the changes as numbers."""
+    models = ((study.accuracy.average, "average", AVERAGE, -0.13), (study.accuracy.fair, "fair", FAIR, 0.13))
+    for table, name, colour, shift in models:
+        mean, deviation = 100 * table.mean(0)[study.order], 100 * table.std(0, ddof=1)[study.order]
+        rows = np.arange(len(mean)) + shift
+        axes.errorbar(mean, rows, xerr=deviation, fmt="o", ms=8, color=colour, elinewidth=1.8)
+        end = mean[0] + deviation[0] + 0.7
+        axes.text(end, shift, name, color=colour, fontweight="bold", va="center")
+    axes.set_xlim(5 * np.floor(axes.dataLim.x0 / 5), 100)
+    axes.set_ylim(len(study.names) - 0.5, -0.75)
+    _same_answer(axes, study)
+    _changes(axes, study, study.accuracy, 1.29, "change in points", points=True)
+    _changes(axes, study, study.log_loss, 1.73, "in log-loss (+ is worse)", points=False)
+    about = zip(study.names, study.patients, study.ill, strict=True)
+    labels = [f"{name}\n{patients} patients, {100 * ill:.0f} % ill" for name, patients, ill in about]
+    axes.set_yticks(range(len(labels)), [labels[i] for i in study.order], color=INK, fontsize=10)
+    axes.tick_params(axis="y", length=0, pad=8)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("%, mean ± standard deviation over splits")
+    axes.set_title("Right diagnoses of held-out patients")
+
+
+def _same_answer(axes: Any, study: Study) -> None:
+    """Where the same answer for every patient would be; left out where that is off the scale."""
+    for row, i in enumerate(study.order):
+        axes.plot([100 * study.majority[i]] * 2, [row - 0.3, row + 0.3], scalex=False, **DASHES)
+    first = study.order[0]
+    if 100 * study.majority[first] >= axes.get_xlim()[0]:
+        text = f"“{'ill' if study.ill[first] > 0.5 else 'well'}” for everyone"
+        axes.text(100 * study.majority[first], -0.34, text, fontsize=SMALL, ha="center", va="bottom")
+
+
+def _changes(axes: Any, study: Study, of: Comparison, x: float, heading: str, points: bool) -> None:
+    """A column of numbers to the right of the dots; those clear of noise are bold."""
+    place = {"transform": axes.get_yaxis_transform(), "ha": "right"}
+    axes.text(x, -0.34, heading, fontsize=SMALL, color=QUIET, va="bottom", **place)
+    for row, i in enumerate(study.order):
+        look = {"color": INK, "weight": "bold"} if of.clear[i] else {"color": QUIET}
+        axes.text(x, row, change(of, i, points), va="center", **look, **place)
+
+
+def _certificates(axes: Any, study: Study) -> None:
+    """The proven gap of both models on the first split, down to tol."""
+    runs = [("average", study.average[0].result, AVERAGE), ("fair", study.fair[0].result, FAIR)]
+    runs.sort(key=lambda run: run[1].rounds)
+    sides = ((-9, "right"), (9, "left"))  # the run that ends first is named to the left of its end
+    for (name, result, colour), (offset, aligned) in zip(runs, sides, strict=True):
+        rounds, gaps = result.history["round"], result.history["certificate"]
+        axes.semilogy(rounds, gaps, color=colour, lw=2, marker="o", markevery=[-1], ms=7)
+        _label(axes, f"{name}, {result.rounds} rounds", rounds[-1], gaps[-1], colour, offset, aligned)
+    axes.axhline(study.tol, **DASHES)
+    asked = f"asked for: {study.tol:.0e}".replace("e-0", "e-")
+    axes.annotate(asked, (0, study.tol), (4, 3), textcoords="offset points", size=SMALL)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("communication round, first split")
+    axes.set_title("Proven optimality gap")
+
+
+def _weights(axes: Any, study: Study) -> None:
+    """λ of the fair model on the first split."""
+    history = study.fair[0].result.history
+    rounds, weights = history["round"], history.weights
+    heights = _apart(weights[-1], gap=0.045 * float(weights.max()))
+    for i, (name, colour) in enumerate(zip(study.names, HOSPITALS, strict=True)):
+        axes.plot(rounds, weights[:, i], color=colour, lw=2, clip_on=False)
+        _label(axes, name, rounds[-1], heights[i], colour, 7, "left")
+    axes.set_xlim(0, rounds[-1])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("communication round, first split")
+    axes.set_title("Weight λ of each hospital, fair model")
+
+
+def _label(axes: Any, text: str, x: float, y: float, colour: str, offset: float, aligned: str) -> None:
+    look = {"color": colour, "fontweight": "bold", "ha": aligned, "va": "center", "annotation_clip": False}
+    axes.annotate(text, (x, y), (offset, 0), textcoords="offset points", **look)
+
+
+def _apart(values: Vector, gap: float) -> Vector:
+    """Heights for labels near `values`, each at least `gap` above the next lower one."""
+    heights, lowest = values.copy(), -np.inf
+    for i in np.argsort(values, kind="stable"):
+        heights[i] = lowest = max(values[i], lowest + gap)
+    return heights

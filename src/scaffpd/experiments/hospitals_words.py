@@ -1,0 +1,138 @@
+"""The study of the four hospitals in sentences, made from its numbers; what is within noise is called so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scaffpd.experiments.hospitals import Comparison, Study
+
+
+def percent(share: float) -> str:
+    """A share, such as 73.9 %."""
+    return f"{100 * share:.1f} %"
+
+
+def signed(value: float, digits: int) -> str:
+    """A change with its sign, such as +1.7 or −3.2; no sign on what rounds to zero."""
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
+
+
+def change(of: Comparison, column: int, points: bool) -> str:
+    """A mean change and its standard deviation over splits, such as +1.7 ± 3.0."""
+    scale, digits = (100, 1) if points else (1, 3)
+    return f"{signed(scale * of.mean_change[column], digits)} ± {scale * of.deviation[column]:.{digits}f}"
+
+
+def verdict(study: Study) -> tuple[str, str]:
+    """What came of it for the hospital that is served worst, and for all of them."""
+    worst = int(study.order[0])
+    right, loss = study.accuracy, study.log_loss
+    first = (
+        f"{study.names[worst]}, which the average model serves worst, goes {_from_to(right, worst, percent)} "
+        f"right diagnoses of held-out patients ({change(right, worst, points=True)} points, "
+        f"{_noise(right, worst)}), and its log-loss {_from_to(loss, worst, _loss)} ({_noise(loss, worst)})."
+    )
+    second = (
+        f"The mean over hospitals goes {_from_to(study.overall_accuracy, 0, percent)} right diagnoses and "
+        f"{_from_to(study.overall_log_loss, 0, _loss)} in log-loss; {_clear_changes(study)}."
+    )
+    return first, second
+
+
+def headline(study: Study) -> str:
+    """The finding in one line: the hospital served worst, the one that pays most, and how sure that is."""
+    right, worst = study.accuracy, int(study.order[0])
+    payer = int(right.mean_change.argmin())
+    hospitals = {worst: f"{study.names[worst]}, served worst, {_moved(right, worst)}"}
+    if right.mean_change[payer] < 0:
+        hospitals.setdefault(payer, f"{study.names[payer]} {_moved(right, payer)}")
+    sure = {_noise(right, i) for i in hospitals}
+    if len(sure) == 1:
+        both = "both " if len(hospitals) == 2 else ""
+        return f"{'; '.join(hospitals.values())}: {both}{sure.pop()}"
+    return "; ".join(f"{text} ({_noise(right, i)})" for i, text in hospitals.items())
+
+
+def caveat(study: Study) -> str:
+    """Everything else that was measured, in one line."""
+    return (
+        f"One model for four hospitals, average against fair. On held-out patients {_clear_changes(study)}."
+    )
+
+
+def baseline(study: Study) -> str | None:
+    """Where the average model is about as often right as the same answer for every patient."""
+    right = study.accuracy.average
+    little = right.mean(0) - study.majority < right.std(0, ddof=1)
+    places = [f"{percent(study.majority[i])} in {study.names[i]}" for i in study.order if little[i]]
+    if not places:
+        return None
+    return (
+        f"The same answer for every patient is right for {_list(places)}: accuracy alone says little there."
+    )
+
+
+def certificates(study: Study) -> list[str]:
+    """What is proven of each model, in how many rounds, and what of it can be seen."""
+    lines = []
+    for model, runs in study.models.items():
+        rounds, gap = [run.result.rounds for run in runs], max(run.result.certificate for run in runs)
+        missed = "" if gap <= study.tol else f", NOT the {study.tol:.0e} asked for"
+        spread = f"{min(rounds)} to {max(rounds)}"
+        lines.append(
+            f"{model:8} {rounds[0]} rounds on the first split, {spread} on all; gap ≤ {gap:.1e}{missed}"
+        )
+    lines.append(
+        "The proof is about the patients trained on: there the worst hospital's log-loss goes "
+        f"{_from_to(study.training_log_loss, 1, _loss)}. Held-out patients are a measurement, not a proof."
+    )
+    return lines
+
+
+def _from_to(of: Comparison, column: int, write: Callable[[float], str]) -> str:
+    return f"from {write(of.average[:, column].mean())} to {write(of.fair[:, column].mean())}"
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _moved(of: Comparison, column: int) -> str:
+    points = 100 * of.mean_change[column]
+    if abs(points) < 0.05:
+        return "stays as it was"
+    return f"{'gains' if points > 0 else 'loses'} {abs(points):.1f} points"
+
+
+def _noise(of: Comparison, column: int) -> str:
+    return "clear of noise" if of.clear[column] else "within noise"
+
+
+def _clear_changes(study: Study) -> str:
+    owners, mean = tuple(f"{name}'s" for name in study.names), ("the mean",)
+    clear = [
+        *_clear(study.accuracy, owners, "accuracy"),
+        *_clear(study.log_loss, owners, "log-loss"),
+        *_clear(study.overall_accuracy, mean, "accuracy"),
+        *_clear(study.overall_log_loss, mean, "log-loss"),
+    ]
+    if not clear:
+        return "no change is clear of noise"
+    one = len(clear) == 1
+    return f"the only {'change' if one else 'changes'} clear of noise {'is' if one else 'are'} {_list(clear)}"
+
+
+def _clear(of: Comparison, owners: tuple[str, ...], measure: str) -> list[str]:
+    found = []
+    for i, owner in enumerate(owners):
+        size, higher = abs(of.mean_change[i]), of.mean_change[i] > 0
+        text = f"{100 * size:.1f} points" if measure == "accuracy" else f"{size:.3f}"
+        better = higher == (measure == "accuracy")
+        if of.clear[i]:
+            found.append(f"{owner} {measure} ({text} {'better' if better else 'worse'})")
+    return found
+
+
+def _list(items: list[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,0 +1,96 @@
+"""`Theory` against the paper's conditions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import scaffpd as sp
+from scaffpd.data import synthetic
+from scaffpd.federation import Constants
+from scaffpd.steps.base import Problem
+
+
+def problem(objective, L=3.0, mu=0.1, norms=4.0, J=10, n=5):
+    constants = Constants(np.full(n, L), np.full(n, mu), convex=True)
+    return Problem(objective, constants, J, False, True, np.ones(n), lambda: np.full(n, norms))
+
+
+@pytest.mark.parametrize("rho", [1e-3, 0.1, 10.0])
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_sc_sc_satisfies_the_four_conditions(rho, factor):
+    L, mu, norms, n = 3.0, 0.1, 4.0, 5
+    rule = sp.Theory(factor=factor)
+    state = rule.start(problem(sp.ChiSquare(rho), L, mu, norms, n=n))
+    mu_dual, coupling, theta = rho * n, np.sqrt(norms * n), state.theta
+    ratio = (1 - theta) / theta
+    assert mu * state.tau >= 4 * ratio * (1 - 1e-12)
+    assert mu_dual * state.sigma >= ratio * (1 - 1e-12)
+    pi = theta * state.sigma * coupling
+    assert 1 / state.tau >= (12 * L + 2 * pi * theta * coupling) * (1 - 1e-12)
+    assert 1 / state.sigma >= theta * coupling / pi * (1 - 1e-12)
+    omega, half = 1 / (1 - theta), 0.5 + 24 * L / mu
+    assert mu * mu_dual * omega**2 - (mu * mu_dual + 48 * mu_dual * L) * omega >= 8 * coupling**2
+    assert np.isclose(omega, factor * (half + np.sqrt(half**2 + 16 * coupling**2 / (mu * mu_dual))))
+
+
+def test_sc_c_follows_condition_4_1():
+    rule, L, mu, coupling = sp.Theory(), 3.0, 0.1, np.sqrt(20.0)
+    state = rule.start(problem(sp.Agnostic(), L, mu))
+    tau0, sigma0 = state.tau, state.sigma
+    assert 0.9 / tau0 >= (12 * L + 2 * coupling**2 * sigma0 / 0.9) * (1 - 1e-12)
+    gamma = sigma0 / tau0
+    for r in range(1, 200):
+        previous, (state, accepted) = state, rule.judge(state, None)
+        assert accepted
+        gamma *= 1 + mu / 4 * previous.tau
+        assert np.isclose(state.sigma / state.tau, gamma)
+        assert np.isclose(state.theta, previous.sigma / state.sigma)
+        assert np.isclose(state.tau * state.sigma, tau0 * sigma0)
+        assert gamma >= (mu / 4 * tau0) ** 2 * (sigma0 / tau0) / 9 * r**2
+
+
+def test_the_local_rate_makes_the_global_one_unity():
+    state = sp.Theory().start(problem(sp.ChiSquare(0.1), J=25))
+    assert np.isclose(state.local_rate * 25, state.tau)
+
+
+def test_given_constants_replace_those_of_the_data():
+    given = sp.Theory(smoothness=6.0, coupling=2.0, strong_convexity=0.2).start(problem(sp.ChiSquare(0.1)))
+    same = sp.Theory().start(problem(sp.ChiSquare(0.1), L=6.0, mu=0.2, norms=4 / 5))
+    assert np.isclose(given.tau, same.tau)
+    assert np.isclose(given.sigma, same.sigma)
+
+
+def test_the_proved_linear_rate_is_kept():
+    clients, objective = synthetic(), sp.ChiSquare(0.1)
+    cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+    optimum = sp.reference.reference_optimum(clients, "squared", 0.1, objective)
+    algorithm = sp.ScaffPD(objective, local_steps=10, steps=sp.Theory())
+    state = algorithm.init(cohort, 0)
+    rule = state.rule
+    gap = lambda s: np.sum((s.x.numpy() - optimum.x) ** 2) / rule.tau + np.sum((s.weights - optimum.weights) ** 2) / rule.sigma  # noqa: E731
+    start, rounds = gap(state), 600
+    for _ in range(rounds):
+        state = algorithm.round(cohort, state)
+    assert np.sum((state.x.numpy() - optimum.x) ** 2) / rule.tau <= rule.theta**rounds * start
+
+
+def test_the_proved_rate_on_agnostic_learning_is_kept():
+    """O(1/R²): on a log-log scale the distance falls with slope −2 or steeper."""
+    clients = synthetic(sigma=1.0)
+    cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+    optimum = sp.reference.reference_optimum(clients, "squared", 0.1, sp.Agnostic())
+    distances = []
+    sp.train(
+        sp.ScaffPD(sp.Agnostic(), local_steps=100, steps=sp.Theory(condition="sc-c")),
+        cohort,
+        rounds=4000,
+        callbacks=[lambda m: distances.append(float(np.sum((m.state.x.numpy() - optimum.x) ** 2)))],
+    )
+    rounds, distances = np.arange(1, 4001), np.array(distances)
+    envelope = np.maximum.accumulate(distances[::-1])[::-1]  # oscillations do not count as progress
+    late = rounds >= 200
+    slope = np.polyfit(np.log(rounds[late]), np.log(envelope[late]), 1)[0]
+    assert slope <= -2
+    assert envelope[-1] <= 1e-6 * distances[0]

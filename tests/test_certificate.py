@@ -1,0 +1,102 @@
+"""The certificate is a proof: it must never lie below the true gap, whatever (x, λ) it is given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import families, objectives
+
+import scaffpd as sp
+from scaffpd.certificate import certify
+from scaffpd.data import synthetic
+
+SQUARED = ["synthetic", "badly scaled", "unequal sizes", "rank-deficient"]
+
+
+def exact_minimum(clients, l2, weights):
+    """min_x Σ λ_i f_i(x) of squared losses, by one dense solve."""
+    d = clients[0][0].shape[1]
+    H, b, constant = l2 * weights.sum() * np.eye(d), np.zeros(d), 0.0
+    for w, (X, y) in zip(weights, clients, strict=True):
+        H += 2 * w * X.T @ X / len(X)
+        b += 2 * w * X.T @ y / len(X)
+        constant += w * np.mean(y**2)
+    return constant - 0.5 * b @ np.linalg.solve(H, b)
+
+
+@pytest.mark.parametrize("family", SQUARED)
+def test_never_below_the_true_duality_gap_during_a_run(family):
+    problem = families(seed=5)[family]()
+    for name, objective in objectives(problem).items():
+        checked = []
+
+        def check(moment, objective=objective, name=name, checked=checked):
+            state = moment.state
+            upper = objective.support(state.losses)
+            lower = exact_minimum(problem.clients, problem.model.l2, state.weights) - objective.value(state.weights)
+            rounding = 1e-13 * (abs(upper) + abs(lower) + 1)
+            assert upper - lower <= state.certificate + rounding, name
+            checked.append(1)
+
+        sp.train(sp.ScaffPD(objective), problem.cohort(), rounds=60, callbacks=[check])
+        assert len(checked) == 60
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.floats(-3, 3), which=st.integers(0, 7))
+def test_never_below_the_true_duality_gap_anywhere(seed, scale, which):
+    random = np.random.default_rng(seed)
+    clients = synthetic(sizes=random.integers(1, 30, 4).tolist(), N=4, d=6, seed=seed)
+    cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.05))
+    x = 10**scale * random.standard_normal(6)
+    at = cohort.gradients(cohort.start() + __import__("torch").from_numpy(x))
+    every = [
+        sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.ChiSquareBall(0.5), sp.CVaR(0.4), sp.Tilted(0.3),
+        sp.QFair(1.5), sp.Nash(b=float(2 * at.losses.max())),
+    ]  # fmt: skip
+    objective = every[which]
+    weights = objective.prox(random.standard_normal(4), objective.start(at.losses), 1.0)
+    gradient = at.sum(weights)
+    mu = cohort.constants().strong_convexity
+    proof = certify(objective, at.losses, weights, float(gradient @ gradient), mu)
+    lower = exact_minimum(clients, 0.05, weights) - objective.value(weights)
+    gap = objective.support(at.losses) - lower
+    assert gap <= proof.gap * (1 + 1e-10)
+    assert proof.gap >= proof.floor > 0
+
+
+def test_it_bounds_the_distance_to_the_optimum():
+    clients = synthetic()
+    optimum = sp.reference.reference_optimum(clients, "squared", 0.1, sp.Agnostic())
+    cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+    mu = cohort.constants().strong_convexity.min()
+
+    def check(moment):
+        distance = float(np.sum((moment.state.x.numpy() - optimum.x) ** 2))
+        assert distance <= 2 * moment.state.certificate / mu
+
+    sp.train(sp.ScaffPD(sp.Agnostic()), cohort, rounds=80, callbacks=[check])
+
+
+def test_own_strong_convexity_sharpens_it():
+    clients = synthetic()
+    cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+    at, weights = cohort.gradients(cohort.start()), np.full(5, 0.2)
+    size = float(at.sum(weights) @ at.sum(weights))
+    sharp = certify(sp.ChiSquare(0.1), at.losses, weights, size, cohort.constants().strong_convexity)
+    plain = certify(sp.ChiSquare(0.1), at.losses, weights, size, np.full(5, 0.1))
+    assert sharp.primal < plain.primal / 5
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_nothing_is_proven_by_broken_numbers(bad):
+    losses = np.array([1.0, bad])
+    assert certify(sp.Agnostic(), losses, np.full(2, 0.5), 1.0, np.ones(2)).gap == np.inf
+    assert certify(sp.Agnostic(), np.ones(2), np.full(2, 0.5), abs(bad), np.ones(2)).gap == np.inf
+
+
+def test_nothing_is_proven_without_strong_convexity_or_outside_nash():
+    assert certify(sp.Agnostic(), np.ones(2), np.full(2, 0.5), 1.0, np.zeros(2)).gap == np.inf
+    assert certify(sp.Nash(b=1.0), np.array([0.5, 1.5]), np.ones(2), 0.0, np.ones(2)).gap == np.inf

@@ -1,0 +1,93 @@
+"""`ScaffPD` with nothing set solves every objective on every family: certified, and at the reference optimum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from problems import OBJECTIVES, families, objectives
+
+import scaffpd as sp
+
+QUICK = ["synthetic", "badly scaled", "unequal sizes", "rank-deficient", "breast cancer"]
+CASES = [(family, objective) for family in QUICK for objective in OBJECTIVES]
+DIGITS = [("digits", objective) for objective in OBJECTIVES]
+PROBLEMS = {}
+
+
+def problem(family):
+    if family not in PROBLEMS:
+        PROBLEMS[family] = families()[family]()
+    return PROBLEMS[family]
+
+
+def solve_and_compare(family, name):
+    chosen = problem(family)
+    objective = objectives(chosen)[name]
+    model = chosen.model
+    optimum = sp.reference.reference_optimum(chosen.clients, model.loss, model.l2, objective, model.intercept)
+    cohort = chosen.cohort()
+    excess = []
+
+    def never_below(moment):
+        excess.append(objective.support(moment.state.losses) - optimum.value)
+        assert excess[-1] <= moment.state.certificate + 1e-13 * (1 + abs(optimum.value))
+
+    result = sp.train(sp.ScaffPD(objective), cohort, rounds=1500, tol=1e-8, callbacks=[never_below])
+    assert result.status == "converged"
+    assert result.certificate <= 1e-8
+    distance = np.linalg.norm(result.x - optimum.x)
+    assert distance <= np.sqrt(2e-8 / (model.l2 * result.weights.sum())) + 1e-12, "what the certificate promises"
+    tight = sp.train(sp.ScaffPD(objective), cohort, rounds=3000, tol=1e-13)
+    assert np.linalg.norm(tight.x - optimum.x) <= 1e-5 * np.linalg.norm(optimum.x)
+
+
+@pytest.mark.parametrize(("family", "objective"), CASES)
+def test_auto_reaches_the_certified_optimum(family, objective):
+    solve_and_compare(family, objective)
+
+
+@pytest.mark.parametrize(("family", "objective"), DIGITS)
+def test_auto_reaches_the_certified_optimum_on_digits(family, objective):
+    solve_and_compare(family, objective)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_units_do_not_matter(factor):
+    """Features in millimetres or metres: the same number of rounds, give or take."""
+    clients = problem("synthetic").clients
+    scaled = [(factor * X, y) for X, y in clients]
+    rounds = []
+    for data, l2, tol in ((clients, 0.1, 1e-8), (scaled, 0.1 * factor**2, 1e-8)):
+        cohort = sp.Cohort(data, sp.Linear("squared", l2=l2))
+        rounds.append(sp.train(sp.ScaffPD(sp.Agnostic()), cohort, rounds=500, tol=tol).rounds)
+    assert rounds[0] == pytest.approx(rounds[1], abs=2)
+
+
+@pytest.mark.parametrize("objective", [sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.CVaR(0.5), sp.QFair(1.0)])
+def test_degenerate_federations(objective):
+    one = sp.data.synthetic(N=1, m=20)
+    twins = [*one, *one, *one]
+    single_sample = [(X[:1], y[:1]) for X, y in sp.data.synthetic()]
+    nothing_to_learn = [(X, 0 * y) for X, y in sp.data.synthetic()]
+    empty_features = [(0 * X, y) for X, y in sp.data.synthetic()]
+    for clients in (one, twins, single_sample, nothing_to_learn, empty_features):
+        cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+        result = sp.train(sp.ScaffPD(objective), cohort, rounds=500, tol=1e-8)
+        assert result.status == "converged", clients
+
+
+def test_priors_tilt_the_answer():
+    clients = problem("synthetic").clients
+    prior = [0.6, 0.1, 0.1, 0.1, 0.1]
+    for objective in (sp.Average(prior=prior), sp.ChiSquare(0.5, prior=prior), sp.CVaR(0.5, prior=prior)):
+        optimum = sp.reference.reference_optimum(clients, "squared", 0.1, objective)
+        result = sp.train(sp.ScaffPD(objective), problem("synthetic").cohort(), rounds=500, tol=1e-10)
+        np.testing.assert_allclose(result.x, optimum.x, atol=1e-4)
+        assert abs(result.weights - optimum.weights).max() < 1e-3
+
+
+def test_a_far_away_start_is_no_problem():
+    cohort = problem("badly scaled").cohort()
+    x0 = 1e4 * np.random.default_rng(0).standard_normal(cohort.dimension)
+    result = sp.train(sp.ScaffPD(sp.Agnostic()), cohort, rounds=1000, tol=1e-8, x0=x0)
+    assert result.status == "converged"

@@ -1,0 +1,65 @@
+"""Every snippet and command that the README shows is executed here."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_python_snippets_run_in_order(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    scope = {}
+    for snippet in blocks("python"):
+        exec(compile(snippet, "README.md", "exec"), scope)
+    printed = capsys.readouterr().out
+    assert "converged after" in printed
+    assert "did you mean 'logistic'?" in printed
+    assert (tmp_path / "rounds.csv").exists()
+    assert (tmp_path / "run.ckpt").exists()
+
+
+def test_the_commands_are_the_two_that_are_checked_here():
+    assert "\n".join(blocks("console")).split("\n")[:2] == ["make demo", "make test"]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_demo(tmp_path):
+    """In this environment: set-up is skipped because it is what runs the test; the job itself is not."""
+    ready = tmp_path / "venv"
+    (ready / "bin").mkdir(parents=True)
+    for name in ("python", "scaffpd"):
+        (ready / "bin" / name).symlink_to(Path(sys.executable).parent / name)
+    (ready / ".ready").touch()
+    command = ["make", "--no-print-directory", "demo", f"VENV={ready}", f"DEMO=--out {tmp_path / 'out'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "demo.png").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_test_runs_these_tests():
+    done = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1].endswith("-m pytest")
+
+
+def test_links_point_to_files_that_exist():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        if not target.startswith("http"):
+            assert (ROOT / target).exists(), target
+
+
+def test_files_named_in_commands_exist():
+    for target in re.findall(r"`python (\S+\.py)`", README):
+        assert (ROOT / target).exists(), target

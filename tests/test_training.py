@@ -1,0 +1,264 @@
+"""The training loop: named outcomes, history, callbacks, checkpoints that survive anything."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import scaffpd as sp
+from scaffpd.data import badly_scaled, synthetic
+
+SCALARS = ("round", "certificate", "accepted", "exchanges", "bytes_up", "bytes_down")
+
+
+def cohort(seed=0, **options):
+    return sp.Cohort(synthetic(seed=seed, **options), sp.Linear("squared", l2=0.1))
+
+
+def same(one: sp.History, other: sp.History) -> None:
+    """Bit for bit, but for the clock."""
+    for name in SCALARS:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    np.testing.assert_array_equal(one.losses, other.losses)
+    np.testing.assert_array_equal(one.weights, other.weights)
+
+
+class TestOutcomes:
+    def test_converged(self):
+        result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=500, tol=1e-8)
+        assert result.status == sp.Status.CONVERGED == "converged"
+        assert result.certificate <= 1e-8
+        assert result.rounds == len(result.history) - 1 < 50
+        assert result.history["certificate"][-1] == result.certificate
+        assert np.all(result.history["certificate"][:-1] > 1e-8)
+        assert result.message == result.status.sentence
+
+    def test_round_limit(self):
+        result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=3, tol=1e-8)
+        assert result.status == "round limit"
+        assert result.rounds == 3
+
+    def test_precision(self):
+        result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=500, tol=1e-30)
+        assert result.status == "precision"
+        assert 1e-30 < result.certificate < 1e-12
+
+    def test_diverged_returns_the_last_finite_point(self):
+        steps = sp.Fixed(tau=100.0, sigma=1.0, local_rate=0.1)
+        result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=1, steps=steps), cohort(), rounds=1000)
+        assert result.status == "diverged"
+        assert result.rounds < 1000
+        assert np.all(np.isfinite(result.x))
+        assert np.all(np.isfinite(result.history.losses[result.rounds]))
+
+    def test_overflow_is_divergence_too(self):
+        steps = sp.Fixed(tau=1e200, sigma=1.0, local_rate=0.1)
+        with np.errstate(all="ignore"):
+            result = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=1, steps=steps), cohort(), rounds=10)
+        assert result.status == "diverged"
+        np.testing.assert_array_equal(result.x, 0)
+
+    def test_a_callback_can_stop(self):
+        result = sp.train(sp.ScaffPD(sp.Agnostic()), cohort(), rounds=500, callbacks=[lambda m: m.rounds == 5])
+        assert result.status == "stopped"
+        assert result.rounds == 5
+
+    def test_interrupted(self):
+        def interrupt(moment):
+            if moment.rounds == 4:
+                raise KeyboardInterrupt
+
+        result = sp.train(sp.ScaffPD(sp.Agnostic()), cohort(), rounds=500, callbacks=[interrupt])
+        assert result.status == "interrupted"
+        assert result.rounds == 4
+
+    def test_stalled_when_nothing_is_acceptable(self):
+        class Never(sp.Auto):
+            def judge(self, state, trial):
+                return state, False
+
+        result = sp.train(sp.ScaffPD(sp.Agnostic(), steps=Never()), cohort(), rounds=500)
+        assert result.status == "stalled"
+        np.testing.assert_array_equal(result.x, 0)
+
+    def test_every_status_has_a_sentence(self):
+        for status in sp.Status:
+            assert status.sentence.endswith(".")
+
+    def test_non_convex_models_say_that_nothing_is_proven(self):
+        import torch
+
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(torch.nn.Linear(10, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+        federation = sp.Cohort(synthetic(m=30), sp.Module(network, "squared", l2=1e-3))
+        result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=5), federation, rounds=30)
+        assert result.certificate == np.inf
+        assert "not known to be convex" in result.message
+        assert result.history.losses[-1].max() < 0.5 * result.history.losses[0].max()
+
+
+class TestHistory:
+    def test_the_csv_reads_back_exactly(self, tmp_path):
+        result = sp.train(sp.ScaffPD(sp.CVaR(0.5)), cohort(), rounds=12)
+        result.history.to_csv(tmp_path / "rounds.csv")
+        with open(tmp_path / "rounds.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == 13
+        assert tuple(rows[0]) == result.history.columns
+        for name in ("certificate", "loss[client-3]", "weight[client-0]"):
+            np.testing.assert_array_equal([float(row[name]) for row in rows], result.history[name])
+
+    def test_pandas(self):
+        pandas = pytest.importorskip("pandas")
+        result = sp.train(sp.ScaffPD(sp.CVaR(0.5)), cohort(), rounds=12)
+        frame = result.history.to_pandas()
+        assert isinstance(frame, pandas.DataFrame)
+        assert frame["round"].tolist() == list(range(13))
+        assert frame["accepted"].dtype == bool
+        np.testing.assert_array_equal(frame["loss[client-1]"], result.history.losses[:, 1])
+
+    def test_an_unknown_column_is_refused(self):
+        result = sp.train(sp.ScaffPD(sp.CVaR(0.5)), cohort(), rounds=1)
+        with pytest.raises(sp.InputError, match="did you mean 'certificate'"):
+            result.history["certificat"]
+
+    def test_the_clock_runs_forward(self):
+        seconds = sp.train(sp.ScaffPD(sp.CVaR(0.5)), cohort(), rounds=12).history["seconds"]
+        assert np.all(np.diff(seconds) > 0)
+
+    def test_a_second_run_on_the_same_cohort_counts_from_zero(self):
+        federation = cohort()
+        first = sp.train(sp.ScaffPD(sp.CVaR(0.5)), federation, rounds=5)
+        same(first.history, sp.train(sp.ScaffPD(sp.CVaR(0.5)), federation, rounds=5).history)
+
+
+ALGORITHMS = {
+    "auto": sp.ScaffPD(sp.Agnostic(), local_steps=1),
+    "fixed": sp.ScaffPD(sp.ChiSquare(0.05), steps=sp.Fixed(tau=0.2, sigma=0.5, local_rate=0.02)),
+    "theory": sp.ScaffPD(sp.CVaR(0.4), steps=sp.Theory()),
+    "minibatch": sp.ScaffPD(sp.QFair(1.0), local_steps=5, batch_size=4),
+    "stochastic": sp.ScaffPD(
+        sp.Tilted(0.1), local_steps=5, batch_size=4, full_gradients=False, steps=sp.Fixed(0.05, 0.1, local_rate=0.01)
+    ),
+}
+
+
+class TestCheckpoint:
+    @pytest.mark.parametrize("name", ALGORITHMS)
+    @pytest.mark.parametrize("first", [1, 13, 40])  # round 13 is a rejected one
+    def test_resuming_gives_the_numbers_of_an_uninterrupted_run(self, tmp_path, name, first):
+        clients, model = badly_scaled(sigma=1.0, seed=3), sp.Linear("squared", l2=0.01)
+        whole = sp.train(ALGORITHMS[name], sp.Cohort(clients, model), rounds=60, seed=7)
+        path = tmp_path / "run.ckpt"
+        sp.train(ALGORITHMS[name], sp.Cohort(clients, model), rounds=first, seed=7, checkpoint=path)
+        resumed = sp.train(ALGORITHMS[name], sp.Cohort(clients, model), rounds=60, seed=7, checkpoint=path)
+        same(whole.history, resumed.history)
+        np.testing.assert_array_equal(whole.x, resumed.x)
+        np.testing.assert_array_equal(whole.weights, resumed.weights)
+        if name == "auto":
+            assert not np.all(whole.history["accepted"]), "the case must cover rejected steps"
+
+    def test_interrupted_in_the_middle_of_a_round(self, tmp_path):
+        path, federation = tmp_path / "run.ckpt", cohort()
+        evaluate, calls = federation.gradients, []
+
+        def sometimes_interrupted(*arguments, **options):
+            calls.append(1)
+            if len(calls) == 9:
+                raise KeyboardInterrupt
+            return evaluate(*arguments, **options)
+
+        federation.gradients = sometimes_interrupted
+        algorithm = sp.ScaffPD(sp.Agnostic())
+        stopped = sp.train(algorithm, federation, rounds=30, checkpoint=path)
+        assert stopped.status == "interrupted"
+        assert stopped.rounds == 7
+        resumed = sp.train(algorithm, cohort(), rounds=30, checkpoint=path)
+        same(resumed.history, sp.train(algorithm, cohort(), rounds=30).history)
+
+    def test_a_finished_run_is_returned_as_it_was(self, tmp_path):
+        path, algorithm = tmp_path / "run.ckpt", sp.ScaffPD(sp.ChiSquare(0.1))
+        first = sp.train(algorithm, cohort(), rounds=100, tol=1e-8, checkpoint=path)
+        again = sp.train(algorithm, cohort(), rounds=100, tol=1e-8, checkpoint=path)
+        same(first.history, again.history)
+        assert again.status == "converged"
+
+    def test_killed_at_any_moment(self, tmp_path):
+        script = tmp_path / "job.py"
+        script.write_text(
+            "import sys, torch, scaffpd as sp\n"
+            "from scaffpd.data import synthetic\n"
+            "torch.set_num_threads(1)\n"
+            "federation = sp.Cohort(synthetic(), sp.Linear('squared', l2=0.1))\n"
+            "keeper = sp.Checkpoint(sys.argv[1], every=1)\n"
+            "algorithm = sp.ScaffPD(sp.Agnostic(), local_steps=3, batch_size=8)\n"
+            "result = sp.train(algorithm, federation, rounds=400, checkpoint=keeper)\n"
+            "result.history.to_csv(sys.argv[2])\n"
+        )
+        job = [sys.executable, str(script)]
+        subprocess.run([*job, tmp_path / "whole.ckpt", tmp_path / "whole.csv"], check=True)
+        path, kills = tmp_path / "killed.ckpt", 0
+        while not (tmp_path / "killed.csv").exists():
+            process = subprocess.Popen([*job, path, tmp_path / "killed.csv"])
+            grown = path.stat().st_mtime_ns if path.exists() else 0
+            while process.poll() is None and (not path.exists() or path.stat().st_mtime_ns == grown):
+                time.sleep(0.002)
+            if kills < 3 and process.poll() is None:
+                time.sleep(0.05 * kills)
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+            process.wait()
+        tables = []
+        for name in ("whole", "killed"):
+            with open(tmp_path / f"{name}.csv", newline="") as file:
+                tables.append([{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)])
+        assert kills == 3
+        assert tables[0] == tables[1]
+        assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] in ([], [p.name for p in tmp_path.glob(".killed.ckpt.*")])
+
+    def test_another_problem_is_refused(self, tmp_path):
+        path = tmp_path / "run.ckpt"
+        sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=3, checkpoint=path)
+        with pytest.raises(sp.InputError, match="another algorithm"):
+            sp.train(sp.ScaffPD(sp.ChiSquare(0.2)), cohort(), rounds=3, checkpoint=path)
+        with pytest.raises(sp.InputError, match="another problem"):
+            sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(seed=1), rounds=3, checkpoint=path)
+        with pytest.raises(sp.InputError, match="another seed"):
+            sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=3, seed=1, checkpoint=path)
+
+    @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut off"])
+    def test_garbage_is_named(self, tmp_path, content):
+        path = tmp_path / "run.ckpt"
+        path.write_bytes(content)
+        with pytest.raises(sp.InputError, match="not a readable scaffpd checkpoint"):
+            sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=3, checkpoint=path)
+
+    def test_a_truncated_checkpoint_is_named(self, tmp_path):
+        path = tmp_path / "run.ckpt"
+        sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=3, checkpoint=path)
+        path.write_bytes(path.read_bytes()[:-200])
+        with pytest.raises(sp.InputError, match="not a readable scaffpd checkpoint"):
+            sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=3, checkpoint=path)
+
+
+def test_a_warm_start_needs_fewer_rounds():
+    first = sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=500, tol=1e-8)
+    again = sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=500, tol=1e-8, x0=first.x)
+    assert again.rounds < first.rounds
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    runs = [sp.train(ALGORITHMS["minibatch"], cohort(), rounds=10, seed=s).x for s in (1, 1, 2)]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert not np.array_equal(runs[0], runs[2])
+
+
+def test_a_progress_bar_can_be_shown(capsys):
+    sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=5, tol=1e-8, progress=True)
+    assert "round" in capsys.readouterr().err
