@@ -52,11 +52,7 @@ def main(n: int = 100_000) -> None:
     losses, old, prior = random.exponential(size=n), random.dirichlet(np.ones(n)), random.uniform(0.2, 5.0, n)
     sigmas = (1e-6, 1e-2, 1e2)
     print(f"N = {n:,} clients: milliseconds, best of 20\n")
-    print(
-        f"{'objective':<20}{'prior':<12}"
-        + "".join(f"{f'prox σ={s:g}':>14}" for s in sigmas)
-        + f"{'support':>12}"
-    )
+    print(f"{'objective':<20}{'prior':<12}" + "".join(f"{f'prox σ={s:g}':>14}" for s in sigmas) + f"{'support':>12}")
     for kind, weights in (("uniform", None), ("random", prior)):
         for name, objective in cases(weights).items():
             prox = [milliseconds(lambda o=objective, s=sigma: o.prox(losses, old, s)) for sigma in sigmas]

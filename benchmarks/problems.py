@@ -11,7 +11,6 @@ import numpy as np
 import scaffpd as sp
 from scaffpd.data import badly_scaled, breast_cancer, digits, rank_deficient, synthetic
 
-
 OBJECTIVES = ("Average", "Agnostic", "ChiSquare", "ChiSquareBall", "CVaR", "Tilted", "QFair", "Nash")
 
 
@@ -24,9 +23,11 @@ class Family:
     model: sp.Linear
 
     def cohort(self) -> sp.Cohort:
+        """The clients in this process."""
         return sp.Cohort(self.clients, self.model)
 
     def first_losses(self) -> np.ndarray:
+        """L(x⁰)."""
         cohort = self.cohort()
         return cohort.gradients(cohort.start()).losses
 
@@ -47,7 +48,10 @@ def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
         "breast cancer": (lambda: breast_cancer(seed=seed).train, logistic),
         "digits": (lambda: digits(seed=seed).train, softmax),
     }
-    return {name: (lambda name=name, d=data, m=model: Family(name, d(), m)) for name, (data, model) in make.items()}
+    return {
+        name: (lambda name=name, d=data, m=model: Family(name, d(), m))
+        for name, (data, model) in make.items()
+    }
 
 
 def objectives(family: Family) -> dict[str, Any]:

@@ -18,24 +18,41 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from problems import OBJECTIVES, Family, families, objectives
 
 import scaffpd as sp
+from problems import OBJECTIVES, Family, families, objectives
 
 TOL = 1e-8
 J = 100
 CAP = {"auto": 3000, "fixed": 400, "theory": 20000}
-SLOW = {"breast cancer": {"auto": 3000, "fixed": 400, "theory": 2000}, "digits": {"auto": 3000, "fixed": 200, "theory": 500}}
+SLOW = {
+    "breast cancer": {"auto": 3000, "fixed": 400, "theory": 2000},
+    "digits": {"auto": 3000, "fixed": 200, "theory": 500},
+}
 GLOBAL = (1.0, 0.5, 2.0, 0.2, 0.05)
 SIGMA = (1.0, 0.1, 10.0, 0.01, 100.0, 1e-3, 1e-4)
 THETA = (0.0, 1.0)
-HEADER = ("family", "objective", "Auto", "θ paper", "J = 1", "best Fixed", "its (η_g, σ, θ)", "Auto/Fixed", "Theory")
+HEADER = (
+    "family",
+    "objective",
+    "Auto",
+    "θ paper",
+    "J = 1",
+    "best Fixed",
+    "its (η_g, σ, θ)",
+    "Auto/Fixed",
+    "Theory",
+)
 
 
-def rounds_needed(objective: object, cohort: sp.Cohort, steps: object, cap: int, local_steps: int = J) -> int | None:
+def rounds_needed(
+    objective: object, cohort: sp.Cohort, steps: object, cap: int, local_steps: int = J
+) -> int | None:
     """Rounds to the certified gap, or `None` where the cap came first or the run failed."""
     with np.errstate(all="ignore"):
-        result = sp.train(sp.ScaffPD(objective, local_steps=local_steps, steps=steps), cohort, rounds=cap, tol=TOL)
+        result = sp.train(
+            sp.ScaffPD(objective, local_steps=local_steps, steps=steps), cohort, rounds=cap, tol=TOL
+        )
     return result.rounds if result.status == "converged" else None
 
 
@@ -46,7 +63,9 @@ def best_fixed(objective: sp.Average, cohort: sp.Cohort, cap: int) -> tuple[int 
     total = objective.start(cohort.gradients(cohort.start()).losses).sum()
     best: tuple[int | None, tuple[float, ...]] = (None, ())
 
-    def attempt(point: tuple[float, ...], best: tuple[int | None, tuple[float, ...]]) -> tuple[int | None, tuple[float, ...]]:
+    def attempt(
+        point: tuple[float, ...], best: tuple[int | None, tuple[float, ...]]
+    ) -> tuple[int | None, tuple[float, ...]]:
         limit = cap if best[0] is None else best[0] - 1
         if limit < 1:
             return best
@@ -116,7 +135,9 @@ def report(rows: list[tuple[str, ...]], seed: int, seconds: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--families", nargs="*", default=None, help="parts of family names; all by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)

@@ -1,6 +1,6 @@
-"""What a round costs as J grows, closed form against explicit local steps, and what `import scaffpd` costs: writes SPEED.md.
+"""What a round costs as J grows, closed form against explicit steps, and what `import scaffpd` costs: writes SPEED.md.
 
-    python benchmarks/speed.py
+python benchmarks/speed.py
 """
 
 from __future__ import annotations
@@ -37,19 +37,24 @@ def local_steps() -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for N, m, d in SHAPES:
-        cohort = sp.Cohort(sp.data.synthetic(N=N, m=m, d=d), sp.Linear("squared", l2=0.1))
-        oracle, weights = cohort._oracle, torch.full((N,), 1 / N, dtype=torch.float64)
-        x = cohort.start()
-        rotated, plain = oracle.evaluate(x), LinearOracle.evaluate(oracle, x)
-        c = plain.sum(weights)
         for J in (1, 100, 1000):
-            if J * N * m * d > 3e10:
-                continue
-            plan = LocalPlan(J)
-            closed = best_of(lambda p=plan: oracle.local_updates(x, rotated, c, p).sum(weights))
-            loop = best_of(lambda p=plan: LinearOracle.local_updates(oracle, x, plain, c, p).sum(weights), 1 if J > 1 else 5)
-            lines.append(f"| {N} | {m} | {d} | {J} | {closed:.2f} | {loop:.1f} | {loop / closed:.0f}× |")
+            if J * N * m * d <= 3e10:
+                closed, loop = both_ways(N, m, d, J)
+                lines.append(f"| {N} | {m} | {d} | {J} | {closed:.2f} | {loop:.1f} | {loop / closed:.0f}× |")
     return lines
+
+
+def both_ways(N: int, m: int, d: int, J: int) -> tuple[float, float]:
+    """Milliseconds of all clients' J local steps, in closed form and one by one."""
+    cohort = sp.Cohort(sp.data.synthetic(N=N, m=m, d=d), sp.Linear("squared", l2=0.1))
+    oracle, weights, x, plan = cohort._oracle, torch.full((N,), 1 / N, dtype=torch.float64), cohort.start(), LocalPlan(J)
+    rotated, plain = oracle.evaluate(x), LinearOracle.evaluate(oracle, x)
+    c = plain.sum(weights)
+    closed = best_of(lambda: oracle.local_updates(x, rotated, c, plan).sum(weights))
+    loop = best_of(
+        lambda: LinearOracle.local_updates(oracle, x, plain, c, plan).sum(weights), repeats=1 if J > 1 else 5
+    )
+    return closed, loop
 
 
 def import_seconds(code: str, repeats: int = 5) -> float:
@@ -59,12 +64,16 @@ def import_seconds(code: str, repeats: int = 5) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     bare = import_seconds("pass")
-    package, engine = import_seconds("import scaffpd") - bare, import_seconds("import scaffpd; scaffpd.train") - bare
+    package, engine = (
+        import_seconds("import scaffpd") - bare,
+        import_seconds("import scaffpd; scaffpd.train") - bare,
+    )
     text = "\n".join(
         [
             "# Speed",
             "",
-            f"Written by `python benchmarks/speed.py`, one thread (scaffpd {sp.__version__}, torch {torch.__version__}, NumPy {np.__version__}).",
+            "Written by `python benchmarks/speed.py`, one thread "
+            f"(scaffpd {sp.__version__}, torch {torch.__version__}, NumPy {np.__version__}).",
             "",
             "## Local work of all clients in one round, squared loss",
             "",
@@ -72,7 +81,8 @@ def main() -> None:
             "",
             "## Import",
             "",
-            f"`import scaffpd` takes {1e3 * package:.0f} ms (best of five, the interpreter's own start taken off); the first use of `scaffpd.train` loads PyTorch: {engine:.1f} s.",
+            f"`import scaffpd` takes {1e3 * package:.0f} ms (best of five, the interpreter's own start taken off); "
+            f"the first use of `scaffpd.train` loads PyTorch: {engine:.1f} s.",
             "",
         ]
     )

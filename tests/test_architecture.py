@@ -21,7 +21,12 @@ FLOORS = [
     {"experiments"},
     {"cli"},
 ]
-FORBIDDEN = {("algorithms", "cohort"), ("algorithms", "models"), ("cohort", "algorithms"), ("cohort", "steps")}
+FORBIDDEN = {
+    ("algorithms", "cohort"),
+    ("algorithms", "models"),
+    ("cohort", "algorithms"),
+    ("cohort", "steps"),
+}
 
 
 def floor(part):
@@ -60,13 +65,16 @@ def test_arrows_point_down():
     seen = 0
     for part, used, file in imports():
         seen += 1
-        assert part == used or floor(used) < floor(part), f"{file} imports scaffpd.{used}, which is not below it"
+        assert part == used or floor(used) < floor(part), (
+            f"{file} imports scaffpd.{used}, which is not below it"
+        )
         assert (part, used) not in FORBIDDEN, f"{file} must not know scaffpd.{used}"
     assert seen > 50
 
 
 def test_importing_the_package_loads_nothing_heavy():
-    code = "import sys, scaffpd; print(*sorted({'torch','scipy','sklearn','matplotlib','rich','typer','pandas','numpy'} & set(sys.modules)))"
+    heavy = {"torch", "scipy", "sklearn", "matplotlib", "rich", "typer", "pandas", "numpy"}
+    code = f"import sys, scaffpd; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

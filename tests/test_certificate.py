@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import families, objectives
 
 import scaffpd as sp
+from problems import families, objectives
 from scaffpd.certificate import certify
 from scaffpd.data import synthetic
 
@@ -35,7 +35,9 @@ def test_never_below_the_true_duality_gap_during_a_run(family):
         def check(moment, objective=objective, name=name, checked=checked):
             state = moment.state
             upper = objective.support(state.losses)
-            lower = exact_minimum(problem.clients, problem.model.l2, state.weights) - objective.value(state.weights)
+            lower = exact_minimum(problem.clients, problem.model.l2, state.weights) - objective.value(
+                state.weights
+            )
             rounding = 1e-13 * (abs(upper) + abs(lower) + 1)
             assert upper - lower <= state.certificate + rounding, name
             checked.append(1)

@@ -65,7 +65,9 @@ class TestOutcomes:
         np.testing.assert_array_equal(result.x, 0)
 
     def test_a_callback_can_stop(self):
-        result = sp.train(sp.ScaffPD(sp.Agnostic()), cohort(), rounds=500, callbacks=[lambda m: m.rounds == 5])
+        result = sp.train(
+            sp.ScaffPD(sp.Agnostic()), cohort(), rounds=500, callbacks=[lambda m: m.rounds == 5]
+        )
         assert result.status == "stopped"
         assert result.rounds == 5
 
@@ -144,7 +146,11 @@ ALGORITHMS = {
     "theory": sp.ScaffPD(sp.CVaR(0.4), steps=sp.Theory()),
     "minibatch": sp.ScaffPD(sp.QFair(1.0), local_steps=5, batch_size=4),
     "stochastic": sp.ScaffPD(
-        sp.Tilted(0.1), local_steps=5, batch_size=4, full_gradients=False, steps=sp.Fixed(0.05, 0.1, local_rate=0.01)
+        sp.Tilted(0.1),
+        local_steps=5,
+        batch_size=4,
+        full_gradients=False,
+        steps=sp.Fixed(0.05, 0.1, local_rate=0.01),
     ),
 }
 
@@ -217,10 +223,15 @@ class TestCheckpoint:
         tables = []
         for name in ("whole", "killed"):
             with open(tmp_path / f"{name}.csv", newline="") as file:
-                tables.append([{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)])
+                tables.append(
+                    [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+                )
         assert kills == 3
         assert tables[0] == tables[1]
-        assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] in ([], [p.name for p in tmp_path.glob(".killed.ckpt.*")])
+        assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] in (
+            [],
+            [p.name for p in tmp_path.glob(".killed.ckpt.*")],
+        )
 
     def test_another_problem_is_refused(self, tmp_path):
         path = tmp_path / "run.ckpt"

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from scaffpd.history import History as History
     from scaffpd.models import Linear as Linear
     from scaffpd.models import Module as Module
-    from scaffpd.objectives import CVaR as CVaR
     from scaffpd.objectives import Agnostic as Agnostic
     from scaffpd.objectives import Average as Average
     from scaffpd.objectives import ChiSquare as ChiSquare
     from scaffpd.objectives import ChiSquareBall as ChiSquareBall
+    from scaffpd.objectives import CVaR as CVaR
     from scaffpd.objectives import Nash as Nash
     from scaffpd.objectives import QFair as QFair
     from scaffpd.objectives import Tilted as Tilted
@@ -51,7 +51,7 @@ _HOME = {
 _MODULES = ("data", "reference")
 _WHERE = {name: home for home, names in _HOME.items() for name in names}
 
-__all__ = [*sorted(_WHERE), *_MODULES]  # noqa: PLE0604
+__all__ = [*sorted(_WHERE), *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,9 +6,9 @@ With f_i μ_i-strongly convex, Φ(·, λ) = Σ λ_i f_i is (Σ λ_i μ_i)-strong
 
 Hence the duality gap of (x, λ), and with it the excess of x over the optimum, is at most
 
-    gap(x, λ) ≤ [ support(L) − ⟨L, λ⟩ + ψ(λ) ] + ‖Σ λ_i ∇f_i(x)‖² / (2 Σ λ_i μ_i),     ‖x − x*‖² ≤ 2 gap / min_i μ_i  (on the simplex).
+    gap(x, λ) ≤ [ support(L) − ⟨L, λ⟩ + ψ(λ) ] + ‖Σ λ_i ∇f_i(x)‖² / (2 Σ λ_i μ_i),
 
-It holds at every x and every λ ∈ Λ, whatever produced them, but only for full losses and gradients.
+and on the simplex ‖x − x*‖² ≤ 2 gap / min_i μ_i. It holds at every x and every λ ∈ Λ, whatever produced them, but only for full losses and gradients.
 """
 
 from __future__ import annotations

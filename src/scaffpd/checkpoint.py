@@ -101,7 +101,11 @@ def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays.pop("about").item())
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise InputError(f"{str(path)!r} is not a readable scaffpd checkpoint ({error}); remove it to start anew.") from None
+        raise InputError(
+            f"{str(path)!r} is not a readable scaffpd checkpoint ({error}); remove it to start anew."
+        ) from None
     if about.get("format") != FORMAT:
-        raise InputError(f"{str(path)!r} has checkpoint format {about.get('format')}; this version reads {FORMAT}.")
+        raise InputError(
+            f"{str(path)!r} has checkpoint format {about.get('format')}; this version reads {FORMAT}."
+        )
     return arrays, about

@@ -72,7 +72,11 @@ class Traffic:
 
     def restore(self, earlier: Traffic) -> None:
         """Go back to `earlier` (a resumed or interrupted run)."""
-        self.exchanges, self.bytes_up, self.bytes_down = earlier.exchanges, earlier.bytes_up, earlier.bytes_down
+        self.exchanges, self.bytes_up, self.bytes_down = (
+            earlier.exchanges,
+            earlier.bytes_up,
+            earlier.bytes_down,
+        )
 
 
 @dataclass(frozen=True)
@@ -140,10 +144,14 @@ class Federation(Protocol):
     def start(self) -> torch.Tensor:
         """The default x⁰ (zero for linear models, the module's own parameters otherwise)."""
 
-    def gradients(self, x: torch.Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Gradients:
+    def gradients(
+        self, x: torch.Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> Gradients:
         """Losses and gradients at x, over all samples or over a seeded minibatch."""
 
-    def local_updates(self, x: torch.Tensor, at: Gradients, correction: torch.Tensor, plan: LocalPlan) -> Updates:
+    def local_updates(
+        self, x: torch.Tensor, at: Gradients, correction: torch.Tensor, plan: LocalPlan
+    ) -> Updates:
         """J local steps u ← u − η_i (g_i(u) − c_i + correction) from x, with c_i as answered in `at`."""
 
     def evaluate(self, x: torch.Tensor, split: str = "train") -> ClientScores:

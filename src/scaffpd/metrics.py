@@ -48,9 +48,7 @@ class Summary:
     def of(cls, scores: ClientScores) -> Summary:
         """Summarise the scores of one model."""
         accuracy = (
-            None
-            if np.isnan(scores.accuracy).all()
-            else _spread(scores, scores.accuracy, badness=-scores.accuracy)
+            None if np.isnan(scores.accuracy).all() else _spread(scores, scores.accuracy, badness=-scores.accuracy)
         )
         return cls(_spread(scores, scores.loss, badness=scores.loss), accuracy)
 

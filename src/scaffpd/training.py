@@ -105,7 +105,9 @@ class Result:
     rounds: int
 
     def __str__(self) -> str:
-        return f"{self.status} after {self.rounds} rounds, certified gap {self.certificate:.2e}. {self.message}"
+        return (
+            f"{self.status} after {self.rounds} rounds, certified gap {self.certificate:.2e}. {self.message}"
+        )
 
 
 def train(
@@ -148,7 +150,9 @@ def train(
 class _Run:
     """The moving parts of one call of `train`."""
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, seed: int, keeper: Checkpoint | None) -> None:
+    def __init__(
+        self, algorithm: Algorithm, federation: Federation, seed: int, keeper: Checkpoint | None
+    ) -> None:
         self.algorithm, self.federation, self.seed, self.keeper = algorithm, federation, seed, keeper
         self.history = History(federation.names)
         self.clock, self.unsaved, self.rejected = time.perf_counter(), 0, 0
@@ -220,8 +224,13 @@ class _Run:
         if self.keeper is None or not self._finite():
             return
         traffic = {f"traffic.{k}": np.asarray(v) for k, v in vars(self.last_traffic).items()}
-        seconds = {"seconds": np.asarray(time.perf_counter() - self.clock), "rejected": np.asarray(self.rejected)}
-        disk.write(self.keeper.path, disk.pack(self.state) | self.history.pack() | traffic | seconds, self._about())
+        seconds = {
+            "seconds": np.asarray(time.perf_counter() - self.clock),
+            "rejected": np.asarray(self.rejected),
+        }
+        disk.write(
+            self.keeper.path, disk.pack(self.state) | self.history.pack() | traffic | seconds, self._about()
+        )
         self.unsaved = 0
 
     def _resume(self) -> None:
@@ -242,17 +251,23 @@ class _Run:
     def result(self, status: Status, reason: str | None) -> Result:
         """The outcome; of a diverged run the last finite point."""
         state = self.last_finite if status is Status.DIVERGED else self.state
-        message = status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
+        message = (
+            status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
+        )
         x = state.x.detach().cpu().numpy()
         names = tuple(self.federation.names)
-        return Result(x, state.weights, float(state.certificate), status, message, self.history, names, state.rounds)
+        return Result(
+            x, state.weights, float(state.certificate), status, message, self.history, names, state.rounds
+        )
 
 
 def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, callbacks: Sequence[Any]) -> None:
     if not all(hasattr(algorithm, name) for name in ("init", "round", "resume")):
         raise InputError(f"train needs an algorithm such as ScaffPD(ChiSquare(rho=0.1)), got {algorithm!r}.")
     if not isinstance(federation, Federation):
-        raise InputError(f"train needs a federation such as Cohort(clients, model), got {type(federation).__name__}.")
+        raise InputError(
+            f"train needs a federation such as Cohort(clients, model), got {type(federation).__name__}."
+        )
     count("train", "rounds", rounds)
     if tol is not None:
         positive("train", "tol", tol)

@@ -71,9 +71,7 @@ def vectors(n: int, values: st.SearchStrategy[float]) -> st.SearchStrategy[np.nd
 def steps(draw: st.DrawFn, clients: int = 8, exponent: float = 3.0) -> Step:
     """Any number of clients, with ties, zeros and l on the boundary; sizes within 10^±exponent."""
     n = draw(st.integers(1, clients))
-    ties_and_others = st.one_of(
-        st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 3.0).map(lambda v: round(v, 9))
-    )
+    ties_and_others = st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 3.0).map(lambda v: round(v, 9)))
     losses = draw(vectors(n, ties_and_others)) * draw(powers(-exponent, exponent))
     old = draw(vectors(n, st.one_of(st.just(0.0), st.floats(0.01, 1.0))))
     old = old / old.sum() if old.sum() > 0 else np.full(n, 1.0 / n)
@@ -90,17 +88,13 @@ def gradient(objective: Objective, lam: np.ndarray) -> tuple[np.ndarray, np.ndar
         case Tilted():
             return objective.rho * (np.log(safe / p) + 1.0), objective.rho / safe
         case QFair():
-            return (lam / p) ** (1.0 / objective.q), (safe / p) ** (1.0 / objective.q - 1.0) / (
-                objective.q * p
-            )
+            return (lam / p) ** (1.0 / objective.q), (safe / p) ** (1.0 / objective.q - 1.0) / (objective.q * p)
         case Nash():
             return objective.levels(len(lam)) - p / lam, p / lam**2
     return np.zeros(len(lam)), np.zeros(len(lam))
 
 
-def optimality_error(
-    objective: Objective, s: np.ndarray, old: np.ndarray, sigma: float, lam: np.ndarray
-) -> float:
+def optimality_error(objective: Objective, s: np.ndarray, old: np.ndarray, sigma: float, lam: np.ndarray) -> float:
     """By how much λ misses the first-order conditions of the proximal step, as an error in λ.
 
     On the simplex no exchange of weight between two clients may lower the objective: with g its gradient

@@ -82,9 +82,7 @@ def test_equal_losses_give_their_common_value(kind: str) -> None:
     assert objective.support(np.full(3, 1e8)) == pytest.approx(1e8, rel=1e-15)
 
 
-@pytest.mark.parametrize(
-    "objective", [Agnostic(), ChiSquare(1e-7), CVaR(0.4), Tilted(1e-7), ChiSquareBall(0.7)]
-)
+@pytest.mark.parametrize("objective", [Agnostic(), ChiSquare(1e-7), CVaR(0.4), Tilted(1e-7), ChiSquareBall(0.7)])
 def test_tiny_differences_between_big_losses_count(objective) -> None:
     tiny = np.array([0.0, 3.0, 1.0, 2.0]) * 2.0**-24  # still exact on top of 2^27 ≈ 1.3e8
     old = np.full(4, 0.25)

@@ -60,9 +60,7 @@ def test_cvar_is_the_mean_of_the_worst_share() -> None:
 
 def test_chi_square_is_mean_plus_variance_while_all_have_weight() -> None:
     assert ChiSquare(5.0, PRIOR).support(LOSSES) == pytest.approx(MEAN + VARIANCE / 10.0, rel=1e-14)
-    assert ChiSquareBall(0.01, PRIOR).support(LOSSES) == pytest.approx(
-        MEAN + np.sqrt(0.01 * VARIANCE), rel=1e-14
-    )
+    assert ChiSquareBall(0.01, PRIOR).support(LOSSES) == pytest.approx(MEAN + np.sqrt(0.01 * VARIANCE), rel=1e-14)
 
 
 @pytest.mark.parametrize("delta", [1e-20, 1e-8, 0.3, 1.0, 2.0, 8.99])

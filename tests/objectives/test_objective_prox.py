@@ -11,7 +11,7 @@ from objective_cases import ALL, ON_SIMPLEX, Step, build, optimality_error, powe
 from scaffpd.objectives import ChiSquareBall, CVaR, Nash
 
 each = pytest.mark.parametrize("kind", ALL)
-quick = settings(deadline=None, max_examples=40, derandomize=True)
+quick = settings(deadline=None, max_examples=30, derandomize=True)
 
 
 def assert_feasible(objective, lam: np.ndarray) -> None:
@@ -65,9 +65,7 @@ def test_prox_is_nonexpansive_and_monotone(kind: str, step: Step, data: st.DataO
     assert np.linalg.norm(one - two) <= np.linalg.norm(moved) * (1.0 + 1e-9) + 1e-13 * size
     assert (one - two) @ moved >= np.sum((one - two) ** 2) - 1e-13 * size * (np.linalg.norm(moved) + size)
     near = objective.prox(step.losses, step.old[::-1], step.sigma)
-    assert (
-        np.linalg.norm(one - near) <= np.linalg.norm(step.old - step.old[::-1]) * (1.0 + 1e-9) + 1e-13 * size
-    )
+    assert np.linalg.norm(one - near) <= np.linalg.norm(step.old - step.old[::-1]) * (1.0 + 1e-9) + 1e-13 * size
 
 
 @each
@@ -97,9 +95,7 @@ def test_a_common_shift_of_losses_changes_nothing(kind: str, step: Step, shift: 
     lam = objective.prox(losses, step.old, step.sigma)
     np.testing.assert_array_equal(objective.prox(losses + shift, step.old, step.sigma), lam)
     np.testing.assert_array_equal(objective.maximizer(losses + shift), objective.maximizer(losses))
-    assert objective.support(losses + shift) == pytest.approx(
-        objective.support(losses) + shift, rel=1e-14, abs=1e-12
-    )
+    assert objective.support(losses + shift) == pytest.approx(objective.support(losses) + shift, rel=1e-14, abs=1e-12)
 
 
 @each

@@ -1,6 +1,7 @@
 r"""Scaff-PD: accelerated primal-dual federated learning with bias-corrected local steps.
 
-Y. Yu, S. P. Karimireddy, Y. Ma, M. I. Jordan, "Scaff-PD: Communication Efficient Fair and Robust Federated Learning", 2023.
+Y. Yu, S. P. Karimireddy, Y. Ma, M. I. Jordan,
+"Scaff-PD: Communication Efficient Fair and Robust Federated Learning", 2023.
 
 Algorithm 1, round r:
     (1)  L_i = f_i(x^r),  c_i = ∇f_i(x^r)                                           x down; L_i, c_i up
@@ -10,8 +11,9 @@ Algorithm 1, round r:
          x^{r+1} = x^r − τ_r Σ λ_i^{r+1} Δu_i                                       on the server
 Algorithm 2, Local-update: u ← u − η_ℓ (g_i(u) − c_i + c), J times from u = x;  Δu_i = (x − u)/(η_ℓ J).
 
-The code starts a round with step (3) and ends it with (1) and (2) at the new point, so that a finished round holds a pair
-(x, λ) with everything that its certificate needs. Off the simplex, c and λ enter local work as c/S and λ/S with S = Σ λ_i.
+The code starts a round with step (3) and ends it with (1) and (2) at the new point, so that a finished round holds a
+pair (x, λ) with everything that its certificate needs. Off the simplex, c and λ enter local work as c/S and λ/S with
+S = Σ λ_i.
 """
 
 from __future__ import annotations
@@ -78,8 +80,8 @@ class ScaffPD:
         local_steps: J.
         batch_size: samples per local gradient; `None` uses all of them.
         steps: `Auto()`, `Fixed(...)` or `Theory(...)`.
-        full_gradients: with `batch_size`, whether (L_i, c_i) still use all samples. They do by default: the error floor is
-            lower and the certificate stays valid. `False` is the paper's fully stochastic setting.
+        full_gradients: with `batch_size`, whether (L_i, c_i) still use all samples. They do by default: the error
+            floor is lower and the certificate stays valid. `False` is the paper's fully stochastic setting.
     """
 
     objective: Objective
@@ -90,9 +92,13 @@ class ScaffPD:
 
     def __post_init__(self) -> None:
         if not isinstance(self.objective, Objective):
-            raise InputError(f"ScaffPD needs an objective such as ChiSquare(rho=0.1), got {self.objective!r}.")
+            raise InputError(
+                f"ScaffPD needs an objective such as ChiSquare(rho=0.1), got {self.objective!r}."
+            )
         if not all(hasattr(self.steps, name) for name in ("start", "rates", "judge")):
-            raise InputError(f"ScaffPD needs steps such as Auto(), Fixed(...) or Theory(...), got {self.steps!r}.")
+            raise InputError(
+                f"ScaffPD needs steps such as Auto(), Fixed(...) or Theory(...), got {self.steps!r}."
+            )
         count("ScaffPD", "local_steps", self.local_steps)
         if self.batch_size is not None:
             count("ScaffPD", "batch_size", self.batch_size)
@@ -115,7 +121,13 @@ class ScaffPD:
         self.objective.check(at.losses, federation.names)
         weights = self.objective.start(at.losses)
         problem = Problem(
-            self.objective, constants, self.local_steps, self.batch_size is not None, self.exact, at.losses, at.norms
+            self.objective,
+            constants,
+            self.local_steps,
+            self.batch_size is not None,
+            self.exact,
+            at.losses,
+            at.norms,
         )
         state = ScaffPDState(
             x=x, weights=weights, centre=weights, losses=at.losses, previous=at.losses, direction=at.sum(weights),
@@ -132,7 +144,9 @@ class ScaffPD:
     def round(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
         """One communication round: local steps, the new point, the rule's verdict, the dual step."""
         rates, total, r = self.steps.rates(state.rule), float(state.weights.sum()) or 1.0, state.rounds + 1
-        plan = LocalPlan(self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, (state.seed, r, 1))
+        plan = LocalPlan(
+            self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, (state.seed, r, 1)
+        )
         updates = federation.local_updates(state.x, state.at, state.direction / total, plan)
         d = updates.sum(state.weights / total)
         step = rates.primal(total, self.local_steps)

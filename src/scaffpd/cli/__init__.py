@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _complain(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return _complain("Interrupted.", 130)
+        return 130
     return code if isinstance(code, int) else 0
 
 

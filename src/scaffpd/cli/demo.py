@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from scaffpd.experiments.hospitals import Comparison, Study
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
+INTRODUCTION = (
+    "Heart disease (UCI): Cleveland, Hungary, Switzerland and Long Beach keep their patients to themselves "
+    "and train one logistic model with Scaff-PD, once for the average hospital and once fairly (χ² penalty, "
+    "ρ = {rho:g}: who is served worse counts more), on {splits} random splits into patients to train on "
+    "(70 %) and patients held out (30 %)."
+)
+LEGEND = (
+    "Accuracy in % and log-loss on held-out patients, mean over {splits} splits, changes ± standard "
+    "deviation; mean and worst are over the hospitals of each split. Log-loss is −log of the probability "
+    "given to the truth: 0 is best, 0.69 a coin flip. * marks a change that is clear of noise (t-test at "
+    "95 %, corrected for splits that share patients); all others are within noise."
+)
 
 
 def demo(
@@ -30,32 +42,18 @@ def demo(
     positive("demo", "--rho", rho)
     _prepare(out)
     console = _console(quiet)
-    console.print("\n[bold]Four hospitals, one model[/bold]", highlight=False)
-    _say(console, _INTRODUCTION.format(splits=splits, rho=rho))
-    from scaffpd.experiments import hospitals, hospitals_figure
+    _section(console, "Four hospitals, one model", INTRODUCTION.format(splits=splits, rho=rho))
+    from scaffpd.experiments import (
+        hospitals,
+        hospitals_figure,
+    )  # seconds, so only once something is on screen
 
     with _progress(quiet) as progress:
         task = progress.add_task("training", total=splits)
-        study = hospitals.study(
-            rho, seed, splits, progress=lambda done: progress.update(task, completed=done)
-        )
+        study = hospitals.study(rho, seed, splits, progress=lambda done: progress.update(task, completed=done))
     picture = out / "demo.png"
     hospitals_figure.draw(study, picture)
     _show(console, study, [picture, *hospitals.save(study, out)])
-
-
-_INTRODUCTION = (
-    "Heart disease (UCI): Cleveland, Hungary, Switzerland and Long Beach keep their patients to themselves "
-    "and train one logistic model with Scaff-PD, once for the average hospital and once fairly (χ² penalty, "
-    "ρ = {rho:g}: who is served worse counts more), on {splits} random splits into patients to train on "
-    "(70 %) and patients held out (30 %)."
-)
-_LEGEND = (
-    "Accuracy in % and log-loss on held-out patients, mean over {splits} splits, changes ± standard "
-    "deviation. Log-loss is −log of the probability given to the truth: 0 is best, 0.69 a coin flip. "
-    "* marks a change that is clear of noise (t-test at 95 %, corrected for splits that share patients); "
-    "all others are within noise."
-)
 
 
 def _prepare(folder: Path) -> None:
@@ -82,9 +80,7 @@ def _progress(quiet: bool) -> Progress:
 
     console = Console(stderr=True)
     columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
-    return progress.Progress(
-        *columns, console=console, transient=True, disable=quiet or not console.is_terminal
-    )
+    return progress.Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
 
 def _say(console: Console, text: str) -> None:
@@ -96,7 +92,7 @@ def _show(console: Console, study: Study, written: list[Path]) -> None:
 
     console.print()
     console.print(_table(study, gap=0 if console.width < WIDEST else 2))
-    _section(console, None, _LEGEND.format(splits=len(study.seeds)), words.baseline(study) or "")
+    _section(console, None, LEGEND.format(splits=len(study.seeds)), words.baseline(study) or "")
     _section(console, "Verdict", *words.verdict(study))
     _section(console, "Proven", *words.certificates(study))
     _section(console, "Written", *map(str, written))
@@ -126,9 +122,7 @@ def _table(study: Study, gap: int) -> Table:
         table.add_row(*about, *_cells(study.accuracy, i, True), *_cells(study.log_loss, i, False))
     table.add_section()
     for i, name in enumerate(("mean", "worst")):
-        table.add_row(
-            name, "", *_cells(study.overall_accuracy, i, True), *_cells(study.overall_log_loss, i, False)
-        )
+        table.add_row(name, "", *_cells(study.overall_accuracy, i, True), *_cells(study.overall_log_loss, i, False))
     return table
 
 

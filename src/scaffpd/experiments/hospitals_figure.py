@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def draw(study: Study, path: Path) -> None:
         figure = Figure(figsize=(16, 5.6), facecolor="white")
         left, middle, right = (figure.add_axes(place) for place in PANELS)
         figure.text(0.02, 0.92, headline(study), fontsize=18, fontweight="bold")
-        figure.text(0.02, 0.865, caveat(study), fontsize=11, color=QUIET)
+        figure.text(0.02, 0.897, fill(caveat(study), 190), fontsize=11, color=QUIET, va="top", linespacing=1.4)
         _accuracies(left, study)
         _certificates(middle, study)
         _weights(right, study)
@@ -66,8 +67,8 @@ def _accuracies(axes: Any, study: Study) -> None:
     axes.set_xlim(5 * np.floor(axes.dataLim.x0 / 5), 100)
     axes.set_ylim(len(study.names) - 0.5, -0.75)
     _same_answer(axes, study)
-    _changes(axes, study, study.accuracy, 1.29, "change in points", points=True)
-    _changes(axes, study, study.log_loss, 1.73, "in log-loss (+ is worse)", points=False)
+    _changes(axes, study, study.accuracy, 1.29, "change\nin points", points=True)
+    _changes(axes, study, study.log_loss, 1.73, "in log-loss\n(+ is worse)", points=False)
     about = zip(study.names, study.patients, study.ill, strict=True)
     labels = [f"{name}\n{patients} patients, {100 * ill:.0f} % ill" for name, patients, ill in about]
     axes.set_yticks(range(len(labels)), [labels[i] for i in study.order], color=INK, fontsize=10)
@@ -97,39 +98,40 @@ def _changes(axes: Any, study: Study, of: Comparison, x: float, heading: str, po
 
 
 def _certificates(axes: Any, study: Study) -> None:
-    """The proven gap of both models on the first split, down to tol."""
-    runs = [("average", study.average[0].result, AVERAGE), ("fair", study.fair[0].result, FAIR)]
-    runs.sort(key=lambda run: run[1].rounds)
-    sides = ((-9, "right"), (9, "left"))  # the run that ends first is named to the left of its end
-    for (name, result, colour), (offset, aligned) in zip(runs, sides, strict=True):
+    """The proven gap of both models on the first split; falling curves leave the top right to their names."""
+    runs = (("average", study.average[0].result, AVERAGE), ("fair", study.fair[0].result, FAIR))
+    for row, (name, result, colour) in enumerate(runs):
         rounds, gaps = result.history["round"], result.history["certificate"]
         axes.semilogy(rounds, gaps, color=colour, lw=2, marker="o", markevery=[-1], ms=7)
-        _label(axes, f"{name}, {result.rounds} rounds", rounds[-1], gaps[-1], colour, offset, aligned)
+        place = {"transform": axes.transAxes, "ha": "right", "va": "top"}
+        axes.text(1.0, 1.0 - 0.07 * row, f"{name}: {result.rounds} rounds", color=colour, weight="bold", **place)
     axes.axhline(study.tol, **DASHES)
     asked = f"asked for: {study.tol:.0e}".replace("e-0", "e-")
-    axes.annotate(asked, (0, study.tol), (4, 3), textcoords="offset points", size=SMALL)
+    axes.annotate(asked, (0, study.tol), (4, -4), textcoords="offset points", size=SMALL, va="top")
     axes.set_xlim(left=0)
-    axes.set_xlabel("communication round, first split")
     axes.set_title("Proven optimality gap")
+    _rounds(axes)
 
 
 def _weights(axes: Any, study: Study) -> None:
     """λ of the fair model on the first split."""
     history = study.fair[0].result.history
     rounds, weights = history["round"], history.weights
-    heights = _apart(weights[-1], gap=0.045 * float(weights.max()))
+    top = max(0.6, 1.05 * float(weights.max()))
+    heights = _apart(weights[-1], gap=0.045 * top)
     for i, (name, colour) in enumerate(zip(study.names, HOSPITALS, strict=True)):
         axes.plot(rounds, weights[:, i], color=colour, lw=2, clip_on=False)
-        _label(axes, name, rounds[-1], heights[i], colour, 7, "left")
+        look = {"color": colour, "weight": "bold", "va": "center", "annotation_clip": False}
+        axes.annotate(name, (rounds[-1], heights[i]), (7, 0), textcoords="offset points", **look)
     axes.set_xlim(0, rounds[-1])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("communication round, first split")
+    axes.set_ylim(0, top)
     axes.set_title("Weight λ of each hospital, fair model")
+    _rounds(axes)
 
 
-def _label(axes: Any, text: str, x: float, y: float, colour: str, offset: float, aligned: str) -> None:
-    look = {"color": colour, "fontweight": "bold", "ha": aligned, "va": "center", "annotation_clip": False}
-    axes.annotate(text, (x, y), (offset, 0), textcoords="offset points", **look)
+def _rounds(axes: Any) -> None:
+    axes.set_xlabel("communication round, first split")
+    axes.locator_params(axis="x", integer=True)
 
 
 def _apart(values: Vector, gap: float) -> Vector:

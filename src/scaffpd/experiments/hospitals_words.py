@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scaffpd.experiments.hospitals import Comparison, Study
+from scaffpd.experiments.hospitals import NEGLIGIBLE, Comparison, Study
 
 
 def percent(share: float) -> str:
@@ -44,8 +44,10 @@ def headline(study: Study) -> str:
     """The finding in one line: the hospital served worst, the one that pays most, and how sure that is."""
     right, worst = study.accuracy, int(study.order[0])
     payer = int(right.mean_change.argmin())
+    if not _visible(right, worst) and not _visible(right, payer):
+        return f"{study.names[worst]}, served worst, is served as before"
     hospitals = {worst: f"{study.names[worst]}, served worst, {_moved(right, worst)}"}
-    if right.mean_change[payer] < 0:
+    if right.mean_change[payer] < 0 and _visible(right, payer):
         hospitals.setdefault(payer, f"{study.names[payer]} {_moved(right, payer)}")
     sure = {_noise(right, i) for i in hospitals}
     if len(sure) == 1:
@@ -56,9 +58,7 @@ def headline(study: Study) -> str:
 
 def caveat(study: Study) -> str:
     """Everything else that was measured, in one line."""
-    return (
-        f"One model for four hospitals, average against fair. On held-out patients {_clear_changes(study)}."
-    )
+    return f"One model for four hospitals, average against fair. On held-out patients {_clear_changes(study)}."
 
 
 def baseline(study: Study) -> str | None:
@@ -68,9 +68,7 @@ def baseline(study: Study) -> str | None:
     places = [f"{percent(study.majority[i])} in {study.names[i]}" for i in study.order if little[i]]
     if not places:
         return None
-    return (
-        f"The same answer for every patient is right for {_list(places)}: accuracy alone says little there."
-    )
+    return f"The same answer for every patient is right for {_list(places)}: accuracy alone says little there."
 
 
 def certificates(study: Study) -> list[str]:
@@ -80,9 +78,7 @@ def certificates(study: Study) -> list[str]:
         rounds, gap = [run.result.rounds for run in runs], max(run.result.certificate for run in runs)
         missed = "" if gap <= study.tol else f", NOT the {study.tol:.0e} asked for"
         spread = f"{min(rounds)} to {max(rounds)}"
-        lines.append(
-            f"{model:8} {rounds[0]} rounds on the first split, {spread} on all; gap ≤ {gap:.1e}{missed}"
-        )
+        lines.append(f"{model:8} {rounds[0]} rounds on the first split, {spread} on all; gap ≤ {gap:.1e}{missed}")
     lines.append(
         "The proof is about the patients trained on: there the worst hospital's log-loss goes "
         f"{_from_to(study.training_log_loss, 1, _loss)}. Held-out patients are a measurement, not a proof."
@@ -98,10 +94,12 @@ def _loss(value: float) -> str:
     return f"{value:.3f}"
 
 
+def _visible(of: Comparison, column: int) -> bool:
+    return bool(abs(of.mean_change[column]) >= NEGLIGIBLE)
+
+
 def _moved(of: Comparison, column: int) -> str:
     points = 100 * of.mean_change[column]
-    if abs(points) < 0.05:
-        return "stays as it was"
     return f"{'gains' if points > 0 else 'loses'} {abs(points):.1f} points"
 
 

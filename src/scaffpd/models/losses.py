@@ -18,6 +18,7 @@ from torch import Tensor
 from scaffpd.errors import InputError, unknown
 
 Arrays = list[NDArray[np.generic]]
+SHORT = 32
 
 
 class Loss(ABC):
@@ -148,12 +149,13 @@ class Softmax(Loss):
         return Targets([y.astype(np.int64) for y in arrays], outputs)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """log Σ_k e^{z_k − z_y}: the difference first, so that large outputs leave no rounding behind."""
+        """Log Σ_k e^{z_k − z_y}: the difference first, so that large outputs leave no rounding behind."""
         return torch.logsumexp(z - z.gather(-1, y), -1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         """softmax(z) − e_y, with e_y the unit vector of the label."""
-        p = torch.softmax(z, -1)
+        # Along a short last axis torch does not vectorise the exponentials; along the one before it does.
+        p = torch.softmax(z.mT, -2).mT if z.shape[-1] <= SHORT else torch.softmax(z, -1)
         return p.scatter_add_(-1, y, torch.full_like(y, -1, dtype=p.dtype))
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:

@@ -48,7 +48,7 @@ def rotate(rows: Rows) -> Rotated:
     for a, b in zip(torch.split(rows.A, sizes), torch.split(rows.y, sizes), strict=True):
         U, S, Vh = torch.linalg.svd(a, full_matrices=False)
         projected = U.T @ b
-        A.append(torch.where(S > epsilon * S[0], S, 0)[:, None] * Vh)
+        A.append(torch.where(epsilon * S[0] < S, S, 0)[:, None] * Vh)
         y.append(projected)
         rest.append((b - U @ projected).square().sum() / len(a))
     layout = Ragged([len(a) for a in A], rows.A.device, rows.A.dtype)

@@ -44,9 +44,7 @@ class Objective(ABC):
         if self.prior is None:
             return np.full(n, 1.0 / n)
         if len(self.prior) != n:
-            raise InputError(
-                f"{type(self).__name__} has a prior for {len(self.prior)} clients, but there are {n}."
-            )
+            raise InputError(f"{type(self).__name__} has a prior for {len(self.prior)} clients, but there are {n}.")
         return self.prior
 
     @abstractmethod
@@ -103,9 +101,7 @@ def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
     except (TypeError, ValueError):
         raise InputError(f"{owner} needs numbers in prior, got {prior!r}.") from None
     if p.ndim != 1 or p.size == 0:
-        raise InputError(
-            f"{owner} needs a prior with one weight per client, got an array of shape {p.shape}."
-        )
+        raise InputError(f"{owner} needs a prior with one weight per client, got an array of shape {p.shape}.")
     if not np.all(np.isfinite(p)) or np.any(p <= 0):
         raise InputError(f"{owner} needs prior weights that are positive and finite, got {p.tolist()}.")
     if p.min() < 1e-50 * p.max():

@@ -26,9 +26,7 @@ def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.
     except (TypeError, ValueError):
         raise InputError(f"{owner} needs numbers in {name}, got {values!r}.") from None
     if vector.ndim != 1 or vector.size == 0:
-        raise InputError(
-            f"{owner} needs one number per client in {name}, got an array of shape {vector.shape}."
-        )
+        raise InputError(f"{owner} needs one number per client in {name}, got an array of shape {vector.shape}.")
     usable = np.isfinite(vector) & (np.abs(vector) <= largest)
     if not usable.all():
         first = int(np.argmin(usable))
@@ -51,9 +49,7 @@ def read_losses(objective: Objective, losses: ArrayLike) -> Vector:
     return vector
 
 
-def read_step(
-    objective: Objective, s: ArrayLike, old: ArrayLike, sigma: float
-) -> tuple[Vector, Vector, float]:
+def read_step(objective: Objective, s: ArrayLike, old: ArrayLike, sigma: float) -> tuple[Vector, Vector, float]:
     """The three arguments s, l and σ of a proximal step, checked against each other."""
     owner = type(objective).__name__
     slope, anchor = finite_vector(owner, "s", s, LARGEST), finite_vector(owner, "l", old)

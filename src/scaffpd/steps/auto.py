@@ -1,27 +1,32 @@
 r"""Steps that need nothing from the user.
 
-Clients take η_i = 1/L_i; the server keeps a factor e on d and a dual/primal ratio γ, with σ = γ e. After a round it knows, at no cost,
+Clients take η_i = 1/L_i; the server keeps a factor e on d and a dual/primal ratio γ, with σ = γ e. After a round it
+knows, at no cost,
 
-    D = e⟨c, d⟩                              what the step promised,
-    B = ⟨λ⁺, L⁺ − L⟩ + D                     what curvature took back (∝ e²),
-    X = σ‖q‖² / (2κ),  q = L⁺ − L            what the moving weights may take back (∝ e³; q is centred on the simplex, where only
-                                             differences between clients count).
+    D = e⟨c, d⟩                        what the step promised,
+    B = ⟨λ⁺, L⁺ − L⟩ + D               what curvature took back (∝ e²),
+    X = σ‖q‖² / (2κ),  q = L⁺ − L      what the moving weights may take back (∝ e³; q is centred on the simplex, where
+                                       only differences between clients count).
 
-*Primal step.* Accelerated primal-dual theory, in the metric that makes ‖x⁺ − x‖² equal D, asks for B + X ≤ D/2; the largest such step
-along the direction just tried is
+*Primal step.* Accelerated primal-dual theory, in the metric that makes ‖x⁺ − x‖² equal D, asks for B + X ≤ D/2; the
+longest such step along the direction just tried is
 
     ê = ⟨c, d⟩ / (b + √(b² + 2 a ⟨c, d⟩)),    b = B/e²,  a = X/e³.
 
-For fixed weights ê is the exact line search, and using it for the *next* direction, as done here, is the Barzilai-Borwein step, which
-is far faster than monotone descent but needs room: a step is taken while B + X ≤ 2D. Should the objective find no new best value for
-`PATIENCE` rounds, the rule falls back for good to what theory asks for (B + X ≤ D/2, and 0.8 ê).
+For fixed weights ê is the exact line search, and using it for the *next* direction, as done here, is the step of
+Barzilai and Borwein (1988), which is far faster than monotone descent but needs room: a step is taken while
+B + X ≤ 2D. Should the objective find no new best value for `PATIENCE` rounds, the rule falls back for good to what
+theory asks for (B + X ≤ D/2, and 0.8 ê).
 
-*Balance.* With the coupling K² ≈ ‖q‖²/(e D), a dual step of length 1/K² from λ⁺ would gain g_λ = max_λ ⟨λ − λ⁺, L⁺⟩ − ψ(λ) + ψ(λ⁺) −
-(K²/2)‖λ − λ⁺‖², while the primal step gains about g_x = ⟨c, d⟩/2. γ moves so that the two keep pace, ever more slowly.
+*Balance.* With the coupling K² ≈ ‖q‖²/(e D), a dual step of length 1/K² from λ⁺ would gain
 
-*Noise.* With minibatches in the local steps (losses and c_i are full), ⟨c, d⟩, b and a are averaged over rounds, so that ê tends to
-E⟨c, d⟩ / E⟨d, H d⟩: the step dies out as noise takes over, at the rate that makes the gap fall like 1/R. Steps need not descend then, only
-not leap, and σ = γ stays as it is.
+    g_λ = max_λ ⟨λ − λ⁺, L⁺⟩ − ψ(λ) + ψ(λ⁺) − (K²/2)‖λ − λ⁺‖²,
+
+while the primal step gains about g_x = ⟨c, d⟩/2. γ moves so that the two keep pace, ever more slowly.
+
+*Noise.* With minibatches in the local steps (losses and c_i are full), ⟨c, d⟩, b and a are averaged over rounds, so
+that ê tends to E⟨c, d⟩ / E⟨d, H d⟩: the step dies out as noise takes over. Steps need not descend then, only not leap,
+and σ = γ stays as it is.
 """
 
 from __future__ import annotations
@@ -89,8 +94,9 @@ class Auto:
     """Tuning-free steps for Scaff-PD.
 
     Args:
-        extrapolation: the fraction of the paper's θ = min(1, σ_{r−1}/σ_r) to use. With local steps the primal contracts so much in a
-            round that extrapolating the losses only delays λ; none is the measured best (`benchmarks/ROUNDS.md`), 1 is the paper's.
+        extrapolation: the fraction of the paper's θ = min(1, σ_{r−1}/σ_r) to use. With local steps the primal
+            contracts so much in a round that extrapolating the losses only delays λ: none is the measured best
+            (`benchmarks/ROUNDS.md`), 1 is the paper's.
     """
 
     extrapolation: float = 0.0
@@ -102,14 +108,18 @@ class Auto:
     def start(self, problem: Problem) -> AutoState:
         """One full local step first, without moving λ: it shows how strongly x and λ are coupled."""
         if not problem.exact:
-            raise InputError("Auto judges steps by full losses: use full_gradients=True, or Fixed(...) or Theory(...) steps.")
+            raise InputError(
+                "Auto judges steps by full losses: use full_gradients=True, or Fixed(...) or Theory(...) steps."
+            )
         return AutoState(memory=NOISY_MEMORY if problem.stochastic else 0.0)
 
     def rates(self, state: AutoState) -> Rates:
         """σ = γ e, θ, e and the clients' share of 1/L_i."""
         sigma = state.sigma
         theta = min(1.0, state.previous_sigma / sigma) if state.previous_sigma > 0 else 1.0
-        return Rates(sigma=sigma, theta=self.extrapolation * theta, step=state.step, local_scale=state.local_scale)
+        return Rates(
+            sigma=sigma, theta=self.extrapolation * theta, step=state.step, local_scale=state.local_scale
+        )
 
     def judge(self, state: AutoState, trial: Trial) -> tuple[AutoState, bool]:
         """Compare what the step promised with what came of it."""
@@ -129,8 +139,12 @@ class Auto:
             return replace(state, step=float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e))), False
         return self._accepted(state, trial, promised, change, ideal), True
 
-    def _accepted(self, state: AutoState, trial: Trial, promised: float, change: Vector, ideal: float) -> AutoState:
-        energy = max(promised, 2 * state.b * state.step**2)  # in exact runs the promise; under noise the step is longer than it
+    def _accepted(
+        self, state: AutoState, trial: Trial, promised: float, change: Vector, ideal: float
+    ) -> AutoState:
+        energy = max(
+            promised, 2 * state.b * state.step**2
+        )  # in exact runs the promise; under noise the step is longer than it
         seen = float(change @ change) / (state.step * energy) if energy > 0 else 0.0
         coupling = max(seen, 0.9 * state.coupling)
         gamma, imbalance = self._balance(state, trial, coupling)
@@ -166,8 +180,10 @@ class Auto:
 def averaged(state: AutoState, slope: float, b: float, a: float) -> AutoState:
     """⟨c, d⟩, b and a with a share `memory` of their past (none at the first round)."""
     keep = state.memory if state.b > 0 else 0.0
-    mix = lambda old, new: keep * old + (1 - keep) * new  # noqa: E731
-    return replace(state, slope=mix(state.slope, slope), b=mix(state.b, b), a=mix(state.a, a))
+    new = 1 - keep
+    return replace(
+        state, slope=keep * state.slope + new * slope, b=keep * state.b + new * b, a=keep * state.a + new * a
+    )
 
 
 def longest_step(slope: float, b: float, a: float, otherwise: float) -> float:
@@ -198,7 +214,7 @@ def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
 
 
 def curvature_and_change(trial: Trial) -> tuple[float, Vector]:
-    """B and q; where B is lost in the rounding of the losses, from gradients along the step (trapezoid rule) instead."""
+    """B and q; where B is lost in the rounding of the losses, from the gradients along the step (trapezoid rule)."""
 
     def centred(v: Vector) -> Vector:
         return v - v.mean() if trial.objective.simplex else v

@@ -4,7 +4,8 @@ One round of Scaff-PD, in the form that all rules share (S = Σ λ_i, which is 1
 
     λ⁺ = prox_σ(L + θ (L − L_prev), λ),   c = Σ λ⁺_i c_i,   d = Σ (λ⁺_i/S) d_i,   x⁺ = x − step · d,
 
-where d_i = x − u_{i,J} = η_i J Δu_i. With one η_ℓ for all clients, step = τ S/(η_ℓ J) is the paper's x⁺ = x − τ Σ λ⁺_i Δu_i.
+where d_i = x − u_{i,J} = η_i J Δu_i. With one η_ℓ for all clients, step = τ S/(η_ℓ J) gives the paper's
+x⁺ = x − τ Σ λ⁺_i Δu_i.
 """
 
 from __future__ import annotations

@@ -1,14 +1,19 @@
 r"""The step sizes for which the paper proves its rates.
 
-SC-SC (ψ μ_λ-strongly convex; Lemma "How to set parameters", appendix B.2), with ω = 1/(1 − θ):
+SC-SC (ψ μ_λ-strongly convex; appendix B.2, "How to set parameters"), with ω = 1/(1 − θ):
 
     ω = C_ω ( 1/2 + 24 L_xx/μ_x + √( (1/2 + 24 L_xx/μ_x)² + 16 L_λx²/(μ_x μ_λ) ) ),
     τ = (4/μ_x)(1 − θ)/θ,   σ = (1/μ_λ)(1 − θ)/θ.
 
-(The appendix' quadratic inequality for ω has its root with 8 in place of 16; the formula as printed is larger, hence safe, and kept.)
+(The appendix' quadratic inequality for ω has its root with 8 in place of 16; the formula as printed is larger, hence
+safe, and kept.)
 
-SC-C (ψ merely convex; Condition 4.1): σ_r = γ_r τ_r, θ_r = σ_{r−1}/σ_r, γ_{r+1} = γ_r (1 + μ τ_r), τ_{r+1} = τ_r √(γ_r/γ_{r+1}), with
-μ = μ_x/4 as the appendix' remark asks, started so that (1 − δ)/τ_0 ≥ 12 L_xx + 2 L_λx² σ_0/c_α with equal terms (δ = 0.1, c_α = 0.9).
+SC-C (ψ merely convex; Condition 4.1):
+
+    σ_r = γ_r τ_r,   θ_r = σ_{r−1}/σ_r,   γ_{r+1} = γ_r (1 + μ τ_r),   τ_{r+1} = τ_r √(γ_r/γ_{r+1}),
+
+with μ = μ_x/4 as the appendix' remark asks, started so that (1 − δ)/τ_0 ≥ 12 L_xx + 2 L_λx² σ_0/c_α with both terms
+equal (δ = 0.1, c_α = 0.9).
 """
 
 from __future__ import annotations
@@ -65,13 +70,17 @@ class Theory:
         """Read the constants and solve for τ, σ, θ."""
         objective, constants = problem.objective, problem.constants
         if not objective.simplex:
-            raise InputError(f"Theory needs weights on the simplex, which {objective!r} does not have: use Auto().")
+            raise InputError(
+                f"Theory needs weights on the simplex, which {objective!r} does not have: use Auto()."
+            )
         mu_x = self.strong_convexity or float(constants.strong_convexity.min())
         if mu_x <= 0:
             raise InputError("Theory needs strongly convex losses: give the model l2 > 0, or use Auto().")
         mu_dual = objective.strong_convexity(len(problem.losses))
         if self.condition == "sc-sc" and mu_dual <= 0:
-            raise InputError(f"Theory's condition 'sc-sc' needs a strongly convex ψ, which {objective!r} has not.")
+            raise InputError(
+                f"Theory's condition 'sc-sc' needs a strongly convex ψ, which {objective!r} has not."
+            )
         L_xx = self.smoothness or float(constants.smoothness.max())
         L_dual = self.coupling or float(np.sqrt(problem.gradient_norms().sum())) or 1.0
         if mu_dual > 0 and self.condition != "sc-c":

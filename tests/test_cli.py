@@ -1,0 +1,275 @@
+"""The command line: exit codes, one sentence for what cannot work, and a demo whose numbers are right."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, log_loss
+
+import scaffpd
+from scaffpd.algorithms import ScaffPD
+from scaffpd.data import heart_disease
+from scaffpd.errors import InputError
+from scaffpd.experiments import hospitals
+from test_hospitals import fitted_by_sklearn, with_ones
+
+with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 has deprecated
+    warnings.filterwarnings("ignore", "'click", DeprecationWarning)
+    from scaffpd import cli
+
+SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]
+FILES = ["average/clients.csv", "average/rounds.csv", "demo.png", "fair/clients.csv", "fair/rounds.csv"]
+
+
+COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch):
+    for name in COLOURFUL:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def surroundings(**more):
+    return {name: value for name, value in os.environ.items() if name not in COLOURFUL} | more
+
+
+def files_in(folder):
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+# ------------------------------------------------------------------ the frame
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help(arguments, capsys):
+    assert cli.run(arguments) == 0
+    out = capsys.readouterr().out
+    assert "Usage: scaffpd" in out
+    assert "demo" in out
+    assert "--version" in out
+
+
+def test_help_of_the_demo_names_every_option(capsys):
+    assert cli.run(["demo", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(option in out for option in ("--out", "--rho", "--seed", "--splits", "--quiet", "scaffpd-demo"))
+
+
+def test_version(capsys):
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"scaffpd {scaffpd.__version__}\n"
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from scaffpd.cli import run\n"
+        "assert run(['demo', '--help']) == 0\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'pandas'}\n"
+        "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == ""
+
+
+def test_the_defaults_are_the_experiments_own(capsys):
+    cli.run(["demo", "--help"])
+    out = capsys.readouterr().out
+    assert f"[default: {hospitals.RHO}]" in out
+    assert f"[default: {hospitals.SPLITS}]" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["demo", "--rho", "0"], "--rho > 0"),
+        (["demo", "--rho", "nan"], "NaN"),
+        (["demo", "--rho", "much"], "'much' is not a valid float"),
+        (["demo", "--rho"], "--rho"),
+        (["demo", "--seed", "-1"], "--seed"),
+        (["demo", "--splits", "1"], "--splits"),
+        (["demo", "--loud"], "--loud"),
+        (["demo", "more"], "more"),
+        (["dmo"], "demo"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_sentence(arguments, word, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert word in captured.err
+    assert captured.err.count("\n") == 1
+    assert "Traceback" not in captured.err
+    assert files_in(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(hospitals, "study", lambda *_, **__: pytest.fail("worked in vain"))
+    (tmp_path / "taken").write_text("")
+    assert cli.run(["demo", "--out", str(tmp_path / "taken")]) == 2
+    assert capsys.readouterr().err == f"Cannot write to the folder {str(tmp_path / 'taken')!r}: it is a file.\n"
+    assert cli.run(["demo", "--out", str(tmp_path / "taken" / "below")]) == 2
+
+
+def test_an_input_error_is_a_red_sentence_without_a_traceback(capsys, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise InputError("The moon is full.")
+
+    monkeypatch.setattr(hospitals, "study", refuse)
+    assert cli.run(["demo", "--quiet", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "The moon is full.\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    cli.run(["demo", "--quiet", "--out", str(tmp_path)])
+    assert capsys.readouterr().err == "\x1b[31mThe moon is full.\x1b[0m\n"
+
+
+def test_control_c_in_the_middle_of_a_round_ends_with_130(capsys, tmp_path, monkeypatch):
+    calls, real, handler = [], ScaffPD.round, signal.getsignal(signal.SIGINT)
+
+    def interrupted(self, federation, state):
+        calls.append(state.rounds)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return real(self, federation, state)
+
+    monkeypatch.setattr(ScaffPD, "round", interrupted)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert cli.run(["demo", "--out", str(tmp_path)]) == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert len(calls) == 3
+    assert "Traceback" not in capsys.readouterr().err
+    assert files_in(tmp_path) == []
+
+
+def test_other_errors_are_not_hidden(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(hospitals, "study", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.run(["demo", "--quiet", "--out", str(tmp_path)])
+
+
+def test_main_exits_with_the_code(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["scaffpd", "--nothing"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ the demo
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """One small demo through a pipe, as another program would see it."""
+    folder = tmp_path_factory.mktemp("demo") / "new" / "folder"
+    arguments = ["demo", "--splits", "2", "--seed", "5", "--out", str(folder)]
+    done = subprocess.run(
+        [*SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
+        env=surroundings(PYTHONIOENCODING="utf-8", COLUMNS="80"),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr, folder
+
+
+def test_the_demo_writes_its_files_and_says_where(demo):
+    out, _, folder = demo
+    assert files_in(folder) == FILES
+    joined = out.replace("\n", "")
+    assert all(str(folder / name) in joined for name in FILES)
+
+
+def test_through_a_pipe_there_is_only_plain_text(demo):
+    out, err, _ = demo
+    assert "\x1b" not in out + err
+    assert err.replace("Matplotlib is building the font cache; this may take a moment.", "").strip() == ""
+    table = out[: out.index("Written")]
+    assert max(map(len, table.splitlines())) <= 80
+    assert "…" not in table
+
+
+def test_the_table_has_scikit_learns_numbers(demo):
+    """The average model's accuracy and log-loss, fitted and scored without this package."""
+    out, _, _ = demo
+    accuracy, loss = np.empty((2, 4)), np.empty((2, 4))
+    for s, seed in enumerate((10, 11)):
+        silos = heart_disease(0.3, seed=seed)
+        model = fitted_by_sklearn(silos.train, 0.03)
+        for i, (X, y) in enumerate(silos.test):
+            accuracy[s, i] = accuracy_score(y, model.predict(with_ones(X)))
+            loss[s, i] = log_loss(y, model.predict_proba(with_ones(X)))
+    patients = ("303 (139)", "294 (106)", "123 (115)", "200 (149)")
+    for i, name in enumerate(hospitals.NAMES):
+        row = next(line for line in out.splitlines() if line.startswith(name) and "±" in line)
+        assert patients[i] in row
+        numbers = re.findall(r"[−+]?\d+\.\d+", row.split(")", 1)[1])
+        assert numbers[0] == f"{100 * accuracy[:, i].mean():.1f}"
+        assert float(numbers[4]) == pytest.approx(loss[:, i].mean(), abs=1.1e-3)
+        assert float(numbers[1]) - float(numbers[0]) == pytest.approx(float(numbers[2].replace("−", "-")), abs=0.11)
+    mean = next(line for line in out.splitlines() if line.startswith("mean "))
+    assert mean.split()[1] == f"{100 * accuracy.mean():.1f}"
+    worst = next(line for line in out.splitlines() if line.startswith("worst "))
+    assert worst.split()[1] == f"{100 * accuracy.min(1).mean():.1f}"
+
+
+def test_the_screen_explains_itself(demo):
+    out = " ".join(demo[0].split())
+    for words in (
+        "Long Beach, which the average model serves worst",
+        "noise",
+        "±",
+        "Verdict",
+        "Proven",
+        "gap ≤",
+        "2 splits",
+    ):
+        assert words in out
+
+
+def test_quiet_writes_the_same_and_prints_nothing(demo, tmp_path, capsys):
+    assert cli.run(["demo", "--splits", "2", "--seed", "5", "--quiet", "--out", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == ""
+    assert files_in(tmp_path) == FILES
+    for name in ("average/clients.csv", "fair/clients.csv"):
+        assert (tmp_path / name).read_bytes() == (demo[2] / name).read_bytes()
+
+
+def test_a_terminal_gets_colours_and_room(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    assert cli.run(["demo", "--splits", "2", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[1mVerdict" in out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert 80 < max(len(line) for line in plain.splitlines() if "±" in line) <= 120
+
+
+def test_a_terminal_that_cannot_write_lambda_gets_no_traceback():
+    done = subprocess.run(
+        [*SCRIPT, "demo", "--help"],
+        capture_output=True,
+        check=False,
+        env=surroundings(PYTHONIOENCODING="ascii"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
