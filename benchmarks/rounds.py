@@ -3,8 +3,8 @@
     python benchmarks/rounds.py                      all of it (about half an hour on two cores)
     python benchmarks/rounds.py --families synthetic digits --no-write
 
-Methods: `Auto()` as it is; `Auto(extrapolation=1)`, the paper's θ; `Auto()` with one local step; the best of a grid of `Fixed` steps,
-chosen with hindsight for each single problem; and `Theory()`, the steps for which the paper proves its rates.
+Methods: `Auto()` as it is; `Auto(extrapolation=1)`, the paper's θ; `Auto()` with one local step; the best of a grid of
+`Fixed` steps, chosen with hindsight for each single problem; and `Theory()`, the steps for which the paper proves rates.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ def report(rows: list[tuple[str, ...]], seed: int, seconds: float) -> str:
         f"Written by `python benchmarks/rounds.py --seed {seed}` in {seconds / 60:.0f} minutes "
         f"(scaffpd {sp.__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}).",
         "",
-        f"All with J = {J} local steps but for one column. `Auto`: nothing set. `θ paper`: `Auto(extrapolation=1)`. `J = 1`: `Auto` with one local step. "
-        "`best Fixed`: the best of a grid of constant (η_g, σ, θ), found with hindsight for each row (up to 85 runs). `Theory`: the steps with proof. "
+        f"All with J = {J} local steps but for one column. `Auto`: nothing set. `θ paper`: `Auto(extrapolation=1)`. "
+        "`J = 1`: `Auto` with one local step. `best Fixed`: the best of a grid of constant (η_g, σ, θ), found with "
+        "hindsight for each row (up to 85 runs). `Theory`: the steps with proof. "
         f"`> n`: not within n rounds. `–`: does not apply (`Theory` needs the simplex).",
         "",
         f"`Auto` against the best constants: median ratio {np.median(ratios):.2f}, largest {max(ratios):.2f}, "
@@ -126,9 +127,10 @@ def report(rows: list[tuple[str, ...]], seed: int, seconds: float) -> str:
         "|" + "---|" * len(HEADER),
         *("| " + " | ".join(row) + " |" for row in rows),
         "",
-        "For comparison, an earlier prototype of a tuning-free rule (grid-searched constants in brackets) needed: synthetic χ² 19-38 (10-20), agnostic and "
-        "CVaR 46-54 (25-35); badly scaled χ² 42 and 165 (35 and 140), agnostic 126 and 273 (75, –); logistic on breast cancer 580-970; digits 130-460. "
-        "Partitions and seeds of the real data differ.",
+        "For comparison, an earlier prototype of a tuning-free rule (grid-searched constants in brackets) needed: "
+        "synthetic χ² 19-38 (10-20), agnostic and CVaR 46-54 (25-35); badly scaled χ² 42 and 165 (35 and 140), "
+        "agnostic 126 and 273 (75, –); logistic on breast cancer 580-970; digits 130-460. Partitions of the real data "
+        "differ.",
         "",
     ]
     return "\n".join(lines)

@@ -47,7 +47,8 @@ def local_steps() -> list[str]:
 def both_ways(N: int, m: int, d: int, J: int) -> tuple[float, float]:
     """Milliseconds of all clients' J local steps, in closed form and one by one."""
     cohort = sp.Cohort(sp.data.synthetic(N=N, m=m, d=d), sp.Linear("squared", l2=0.1))
-    oracle, weights, x, plan = cohort._oracle, torch.full((N,), 1 / N, dtype=torch.float64), cohort.start(), LocalPlan(J)
+    oracle, x, plan = cohort._oracle, cohort.start(), LocalPlan(J)
+    weights = torch.full((N,), 1 / N, dtype=torch.float64)
     rotated, plain = oracle.evaluate(x), LinearOracle.evaluate(oracle, x)
     c = plain.sum(weights)
     closed = best_of(lambda: oracle.local_updates(x, rotated, c, plan).sum(weights))

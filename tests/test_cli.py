@@ -7,22 +7,18 @@ import re
 import signal
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, log_loss
 
 import scaffpd
+from scaffpd import cli
 from scaffpd.algorithms import ScaffPD
 from scaffpd.data import heart_disease
 from scaffpd.errors import InputError
 from scaffpd.experiments import hospitals
 from test_hospitals import fitted_by_sklearn, with_ones
-
-with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 has deprecated
-    warnings.filterwarnings("ignore", "'click", DeprecationWarning)
-    from scaffpd import cli
 
 SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]
 FILES = ["average/clients.csv", "average/rounds.csv", "demo.png", "fair/clients.csv", "fair/rounds.csv"]

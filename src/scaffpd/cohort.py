@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation import ClientScores, Constants, LocalPlan, Traffic, Vector
+from scaffpd.federation import ClientScores, Constants, Gradients, LocalPlan, Traffic, Vector
 from scaffpd.models.inputs import read_features, read_labels
 from scaffpd.models.oracle import Arrays, Displacements, Oracle, Point
 
@@ -143,8 +143,10 @@ class Cohort:
         self._count(exchanges=1, down=self.dimension, up=self.dimension + 1)
         return _Gradients(self, self._oracle.evaluate(x, batch_size, key))
 
-    def local_updates(self, x: Tensor, at: _Gradients, correction: Tensor, plan: LocalPlan) -> _Updates:
+    def local_updates(self, x: Tensor, at: Gradients, correction: Tensor, plan: LocalPlan) -> _Updates:
         """One exchange: the correction down, d_i up."""
+        if not isinstance(at, _Gradients) or at.cohort is not self:
+            raise InputError("local_updates needs the gradients that this cohort itself has answered.")
         self._count(exchanges=1, down=self.dimension, up=self.dimension)
         return _Updates(self._oracle.local_updates(x, at.point, correction, plan), correction)
 
@@ -165,9 +167,7 @@ class Cohort:
         except (TypeError, ValueError, RuntimeError):
             raise InputError(f"x must be an array of {self.dimension} numbers.") from None
         if point.shape != like.shape:
-            raise InputError(
-                f"x has shape {tuple(point.shape)}, but the model has {self.dimension} parameters."
-            )
+            raise InputError(f"x has shape {tuple(point.shape)}, but the model has {self.dimension} parameters.")
         return point
 
     def _count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
@@ -191,7 +191,7 @@ class _Gradients:
     """`Gradients` of a cohort: N-sized results as NumPy float64, vectors as tensors."""
 
     def __init__(self, cohort: Cohort, point: Point) -> None:
-        self._cohort, self.point = cohort, point
+        self.cohort, self.point = cohort, point
         self.losses: Vector = point.losses.double().cpu().numpy()
 
     def sum(self, weights: Vector) -> Tensor:
@@ -200,12 +200,12 @@ class _Gradients:
 
     def project(self, direction: Tensor) -> Vector:
         """⟨c_i, v⟩ per client: N scalars up."""
-        self._cohort._count(up=1)
+        self.cohort._count(up=1)
         return self.point.project(direction).double().cpu().numpy()
 
     def norms(self) -> Vector:
         """‖c_i‖² per client: N scalars up."""
-        self._cohort._count(up=1)
+        self.cohort._count(up=1)
         return self.point.norms().double().cpu().numpy()
 
 
@@ -227,14 +227,12 @@ def _named_pairs(
         if names is not None:
             raise InputError("The clients are a mapping and carry their names: leave `names` out.")
         names, clients = list(clients), list(clients.values())
-    if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
+    if not isinstance(clients, Iterable):
         raise InputError(f"A cohort needs a list of pairs (X, y), got {type(clients).__name__}.")
     pairs = list(clients)
     if not pairs:
         raise InputError("A cohort needs at least one client.")
-    labels = (
-        [f"client-{i}" for i in range(len(pairs))] if names is None else _checked_names(names, len(pairs))
-    )
+    labels = [f"client-{i}" for i in range(len(pairs))] if names is None else _checked_names(names, len(pairs))
     for name, pair in zip(labels, pairs, strict=True):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(f"Client {name!r} must be a pair (X, y), got {type(pair).__name__}.")

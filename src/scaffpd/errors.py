@@ -28,10 +28,13 @@ def positive(owner: str, name: str, value: float) -> float:
 
 def real(owner: str, name: str, value: float) -> float:
     """Return `value` as a float, or refuse what is not a number."""
+    refusal = InputError(f"{owner} needs a number for {name}, got {value!r}.")
+    if isinstance(value, (str, bytes)):
+        raise refusal
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise InputError(f"{owner} needs a number for {name}, got {value!r}.") from None
+        raise refusal from None
     if number != number:
         raise InputError(f"{owner} needs a number for {name}, got NaN.")
     return number

@@ -1,7 +1,8 @@
 r"""Minibatches that depend on nobody else: a client draws the same rows alone and in company.
 
-Every client has a stream of its own, seeded by the round's key and the client's *name*. So a silo that answers for itself draws
-what a simulation of all silos draws for it. The streams are SplitMix64 (Steele, Lea, Flood, 2014), whose n-th number
+Every client has a stream of its own, seeded by the round's key and the client's *name*. So a silo that answers for
+itself draws what a simulation of all silos draws for it. The streams are SplitMix64 (Steele, Lea, Flood, 2014, "Fast
+splittable pseudorandom number generators"), whose n-th number
 
     u_n = mix(seed + n γ) / 2^64,    γ = 0x9E3779B97F4A7C15,
 
@@ -36,7 +37,9 @@ class Draws:
         z = self.seeds[:, None] + n * GAMMA
         for shift, factor in zip(SHIFTS, FACTORS, strict=False):
             z = (z ^ (z >> shift)) * factor
-        return ((z ^ (z >> SHIFTS[2])) >> np.uint64(11)) * 2.0**-53
+        bits = (z ^ (z >> SHIFTS[2])) >> np.uint64(11)
+        uniform: NDArray[np.float64] = bits.astype(np.float64) * 2.0**-53
+        return uniform
 
 
 def _hash(text: str) -> int:

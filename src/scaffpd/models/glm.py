@@ -139,7 +139,7 @@ class LinearOracle:
         return LinearPoint(self.rows, self.loss, self.l2, x, self.outputs)
 
     def local_updates(self, x: Tensor, at: LinearPoint, correction: Tensor, plan: LocalPlan) -> Displacements:
-        """J corrected steps of every client; each d_i is accumulated as such, so that nothing cancels near the optimum."""
+        """J corrected steps of every client; d_i is accumulated as such, so that nothing cancels near the optimum."""
         c = correction.view(-1, self.outputs)
         if plan.batch_size is not None:
             return LinearDisplacements(self._stochastic(x, at, c, plan))
@@ -169,7 +169,7 @@ class LinearOracle:
     ) -> Tensor:
         # With d = x − u and c the first corrected gradient g_i(x) − c_i + c, the corrected gradient at u is
         # c + A_iᵀ(r(u) − r(x))/m_i − l2·d, so that d ← (1 − η l2)·d + η c + A_iᵀ (η/m_i)(r(u) − r(x)).
-        # Everything is held transposed, (n, k, ·): batched BLAS multiplies rows by matrices twice as fast as matrices by columns.
+        # All is held transposed, (n, k, ·): batched BLAS multiplies rows by matrices faster than matrices by columns.
         z, r = (block.of(t).mT.contiguous() for t in (at.z, at.residual))
         push, pull, keep = rate * first.mT, rate * block.weight[:, None], 1 - rate * self.l2
         d = push

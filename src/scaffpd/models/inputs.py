@@ -1,4 +1,4 @@
-r"""Reading the clients' arrays: every refusal is one sentence that names the client and, where there is one, the column."""
+r"""Reading the clients' arrays: every refusal is one sentence that names the client and, if any, the column."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def read_features(name: str, x: Any) -> Array:
     raw = _numbers(name, "features", x)
     if raw.ndim < 2:
         hint = " (X.reshape(-1, 1) makes one column)" if raw.ndim == 1 else ""
-        raise InputError(
-            f"Client {name!r} has features of shape {raw.shape}; samples × features are expected{hint}."
-        )
+        raise InputError(f"Client {name!r} has features of shape {raw.shape}; samples × features are expected{hint}.")
     if raw.shape[0] == 0:
         raise InputError(f"Client {name!r} has no samples.")
     if raw.size == 0:
@@ -97,7 +95,7 @@ def _from_objects(name: str, what: str, x: Any, raw: Array) -> Array:
             if isinstance(value, str | bytes):
                 raise TypeError
             missing = value is None or type(value).__name__ == "NAType"
-            numbers[place] = np.nan if missing else float(value)  # type: ignore[arg-type]
+            numbers[place] = np.nan if missing else float(value)
         except (TypeError, ValueError):
             where = f" in {_column(x, place)}" if raw.ndim > 1 else ""
             raise InputError(

@@ -1,7 +1,8 @@
 r"""The three convex losses of a linear model, each as a function of the predictions z = A x.
 
-A client's loss is f_i(x) = (1/m_i) Σ_j ℓ(z_j, y_j) + (l2/2)‖x‖², so all that a loss has to offer is ℓ, its derivative in z
-(the *residual*) and a bound on its second derivative. Every function acts on the last axis and takes any leading shape.
+A client's loss is f_i(x) = (1/m_i) Σ_j ℓ(z_j, y_j) + (l2/2)‖x‖², so all that a loss has to offer is ℓ, its derivative
+in z (the *residual*) and a bound on its second derivative. Every function acts on the last axis, the outputs, and takes
+any leading axes, the last of them the samples.
 """
 
 from __future__ import annotations
@@ -104,9 +105,7 @@ class Logistic(Loss):
             flat = _one_label(name, y)
             wrong = flat[~np.isin(flat, (0, 1))]
             if wrong.size:
-                raise InputError(
-                    f"Client {name!r} has the label {wrong[0]:.12g}; logistic loss takes labels 0 and 1."
-                )
+                raise InputError(f"Client {name!r} has the label {wrong[0]:.12g}; logistic loss takes labels 0 and 1.")
             arrays.append((1 - 2 * flat).reshape(-1, 1))
         return Targets(list(arrays), 1)
 

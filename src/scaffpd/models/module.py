@@ -39,8 +39,8 @@ class Module:
 
     Args:
         module: any `torch.nn.Module` from a batch of features to outputs; a copy is kept, x⁰ are its parameters.
-        loss: "cross_entropy" (or "softmax"), "squared", "logistic", as in `Linear`; or a function (outputs, targets) → mean
-            loss over the batch.
+        loss: "cross_entropy" (or "softmax"), "squared", "logistic", as in `Linear`; or a function (outputs, targets) →
+            mean loss over the batch.
         l2: the regulariser (l2/2)‖x‖².
     """
 
@@ -64,11 +64,7 @@ class Module:
 
     def __repr__(self) -> str:
         """Architecture, loss and l2, without addresses: the same in every process."""
-        loss = (
-            self.loss
-            if isinstance(self.loss, str)
-            else getattr(self.loss, "__qualname__", type(self.loss).__name__)
-        )
+        loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__qualname__", type(self.loss).__name__)
         return f"Module({' '.join(repr(self.module).split())}, loss={loss!r}, l2={self.l2!r})"
 
     def oracle(
@@ -99,12 +95,13 @@ def _refuse_random_or_stateful(name: str, part: nn.Module) -> None:
     batch_norm = isinstance(part, nn.modules.batchnorm._BatchNorm)
     if batch_norm and (part.training or not part.track_running_stats):
         raise InputError(
-            f"Module layer {name!r} is a batch norm that uses its batch's own statistics, which differ from site to site: "
-            "use GroupNorm, or freeze it with .eval()."
+            f"Module layer {name!r} is a batch norm that uses its batch's own statistics, which differ from site to "
+            "site: use GroupNorm, or freeze it with .eval()."
         )
     if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.training and part.track_running_stats:
         raise InputError(
-            f"Module layer {name!r} keeps running statistics while it trains: set track_running_stats=False, or call .eval()."
+            f"Module layer {name!r} keeps running statistics while it trains: set track_running_stats=False, or call "
+            ".eval()."
         )
     if isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0:
         raise InputError(
@@ -159,9 +156,7 @@ def _try_out_loss(loss: MeanLoss, outputs: Tensor, y: Tensor) -> None:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(f"The loss function fails on the network's outputs: {reason}.") from None
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise InputError(
-            "The loss function must return the mean loss of the batch, a tensor with a single number."
-        )
+        raise InputError("The loss function must return the mean loss of the batch, a tensor with a single number.")
 
 
 def _plain(dtype: torch.dtype) -> str:
@@ -258,8 +253,8 @@ class ModuleOracle:
         step = float(torch.finfo(x.dtype).eps) ** 0.5 * (1 + float(x.norm()))
 
         def hessian_times(v: Tensor) -> Tensor:
-            difference: Tensor = self.gradient(client, x + step * v)[1] - g
-            return difference / step
+            slope: Tensor = (self.gradient(client, x + step * v)[1] - g) / step
+            return slope
 
         value = float(power_iteration(hessian_times, random_direction(x), steps=20, tolerance=0.01))
         return max(value, self.l2, 1e-6)
@@ -286,8 +281,7 @@ class ModuleOracle:
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> ModulePoint:
         """Losses and gradients of all clients at x."""
         answers = [
-            self.gradient(i, x, self._draw(i, batch_size, Draws(key, [name])))
-            for i, name in enumerate(self.names)
+            self.gradient(i, x, self._draw(i, batch_size, Draws(key, [name]))) for i, name in enumerate(self.names)
         ]
         losses, gradients = zip(*answers, strict=True)
         return ModulePoint(torch.stack(losses), torch.stack(gradients))
@@ -300,18 +294,15 @@ class ModuleOracle:
         uniform = draws.uniform(batch_size)[0]
         return torch.from_numpy((uniform * m).astype(np.int64)).to(self.X[client].device)
 
-    def local_updates(
-        self, x: Tensor, at: ModulePoint, correction: Tensor, plan: LocalPlan
-    ) -> ModuleDisplacements:
+    def local_updates(self, x: Tensor, at: ModulePoint, correction: Tensor, plan: LocalPlan) -> ModuleDisplacements:
         """J corrected steps of every client, one client after the other."""
-        smoothness = self.constants().smoothness if plan.rate is None else None
+        rates = plan.scale / self.constants().smoothness if plan.rate is None else np.full(len(self.X), plan.rate)
         each = torch.zeros_like(at.each)
         for i, name in enumerate(self.names):
-            rate = plan.rate if smoothness is None else plan.scale / float(smoothness[i])
             draws, shift = Draws(plan.key, [name]), correction - at.each[i]
             for _ in range(plan.steps):
                 _, g = self.gradient(i, x - each[i], self._draw(i, plan.batch_size, draws))
-                each[i] += rate * (g + shift)
+                each[i] += float(rates[i]) * (g + shift)
         return ModuleDisplacements(each)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:

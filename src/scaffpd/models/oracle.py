@@ -1,7 +1,7 @@
 r"""What clients can compute, for all clients at once: the ground floor under every runtime.
 
-A model (`Linear`, `Module`) is a description; bound to the clients' data it becomes an `Oracle`. Client-side numerics exist
-here exactly once: a simulated cohort holds an oracle over N clients, a real silo an oracle over one.
+A model (`Linear`, `Module`) is a description; bound to the clients' data it becomes an `Oracle`. Client-side numerics
+exist here exactly once: a simulated cohort holds an oracle over N clients, a real silo an oracle over one.
 """
 
 from __future__ import annotations

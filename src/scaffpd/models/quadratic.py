@@ -4,8 +4,8 @@ A client replaces its (A, y) by (UᵀA, Uᵀy) from the thin SVD A = U S Vᵀ. T
 
     (1/m)‖A x − y‖² = (1/m)‖Ã x − ỹ‖² + (1/m)‖y − U ỹ‖²,    Ã = S Vᵀ,  ỹ = Uᵀy,
 
-but leaves at most min(m, d) rows, and they are orthogonal: 2ÃᵀÃ/m = Σ_j w_j v_j v_jᵀ. Full-gradient local steps started at x
-see the corrected gradient c first, so after J of them (the paper's Algorithm 2, H = 2AᵀA/m + l2 I)
+but leaves at most min(m, d) rows, and they are orthogonal: 2ÃᵀÃ/m = Σ_j w_j v_j v_jᵀ. Full-gradient local steps started
+at x see the corrected gradient c first, so after J of them (the paper's Algorithm 2, H = 2AᵀA/m + l2 I)
 
     d_i = x − u_{i,J} = ϕ(H_i) c,   ϕ(h) = (1 − (1 − η h)^J) / h
         = ϕ(l2) c + Ãᵀ diag( (ϕ(w_j + l2) − ϕ(l2)) / ‖ã_j‖² ) Ã c,
@@ -96,7 +96,7 @@ class QuadraticOracle(LinearOracle):
     def constants(self) -> Constants:
         """L_i and μ_i = λ_min(H_i): l2, and more where a client has at least d independent samples."""
         w, layout = self.rotated.eigenvalues, self.rotated.rows.layout
-        # Rounding must not enter a certificate: the smallest singular value √w is known to a share of the largest one only.
+        # Rounding must not enter a certificate: √w_min is known to within a share of √w_max only.
         known = layout.segment_min(w).sqrt() - self.rotated.noise * layout.segment_max(w).sqrt()
         full = layout.sizes == self.rows.A.shape[1]
         smallest = torch.where(full, known.clamp_min(0).square(), 0)

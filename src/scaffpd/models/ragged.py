@@ -1,9 +1,9 @@
 r"""Clients of unequal size without a loop over clients.
 
-The samples of all clients lie in one stack; `owner` says whose a row is. Sums over a client's own rows are segment sums.
-Where every client has an iterate of its own (local steps), clients are padded to a common length and handled as one batched
-product. Padding costs arithmetic and one more block costs the fixed price of a dozen small operations, so the clients, in
-order of size, are cut where
+The samples of all clients lie in one stack; `owner` says whose a row is. Sums over a client's own rows are segment
+sums. Where every client has an iterate of its own (local steps), clients are padded to a common length and handled as
+one batched product. Padding costs arithmetic and one more block costs the fixed price of a dozen small operations, so
+the clients, in order of size, are cut where
 
     Σ_blocks ( overhead + clients · longest · width )
 
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# How many padded elements cost as much as one more block (measured; launching a kernel on a GPU costs far more arithmetic).
+# Padded elements that cost as much as one more block (measured); on a GPU launches are dear and arithmetic is cheap.
 OVERHEAD = {"cpu": 30_000, "cuda": 10_000_000}
 
 
@@ -86,9 +86,7 @@ class Ragged:
         inside = position < self.sizes[clients, None]
         rows = self.starts[clients, None] + torch.where(inside, position, 0)
         consecutive = bool((clients[1:] == clients[:-1] + 1).all()) and sizes[0] == sizes[-1]
-        return Block(
-            clients, rows, torch.where(inside, share[rows], 0), int(rows[0, 0]) if consecutive else None
-        )
+        return Block(clients, rows, torch.where(inside, share[rows], 0), int(rows[0, 0]) if consecutive else None)
 
     def minibatch(self, uniform: NDArray[np.float64]) -> Block:
         """Rows drawn with replacement, one per column of the (N, b) `uniform` numbers in [0, 1).

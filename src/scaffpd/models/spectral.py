@@ -25,7 +25,8 @@ def random_direction(like: Tensor) -> Tensor:
     """A fixed unit vector without structure: one like the data itself might miss the largest eigenvector."""
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(like.shape, generator=generator, dtype=torch.float64)
-    return (v / v.norm()).to(like)
+    unit: Tensor = v / v.norm()
+    return unit.to(like)
 
 
 def power_iteration(

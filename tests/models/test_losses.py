@@ -1,0 +1,174 @@
+"""The three losses against their definitions, autograd and each other, far out on the real line as well."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpmath import mp, mpf
+
+from scaffpd.errors import InputError
+from scaffpd.models.losses import LOSSES, SHORT, loss_named
+
+mp.dps = 40
+NAMES = list(LOSSES)
+
+
+def encoded(loss, labels, classes=None):
+    targets = loss.encode([np.asarray(labels)], ["a"], classes)
+    return torch.as_tensor(targets.arrays[0]), targets.outputs
+
+
+def exact(name, z, y):
+    """ℓ(z, y) of one sample to forty digits."""
+    z = [mpf(float(v)) for v in z]
+    if name == "squared":
+        return float(sum((v - mpf(float(t))) ** 2 for v, t in zip(z, np.atleast_1d(y), strict=True)))
+    if name == "logistic":
+        return float(mp.log(1 + mp.exp(z[0])) - int(y) * z[0])
+    return float(mp.log(sum(mp.exp(v) for v in z)) - z[int(y)])
+
+
+def sample(name, random, size=30, outputs=4):
+    if name == "squared":
+        return random.standard_normal((size, outputs)), random.standard_normal((size, outputs))
+    k = 1 if name == "logistic" else outputs
+    return random.standard_normal((size, k)), random.integers(0, max(2, k), size)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 600.0])
+def test_values_match_forty_digit_arithmetic(name, scale):
+    random = np.random.default_rng(0)
+    z, labels = sample(name, random)
+    loss = loss_named(name)
+    y, _ = encoded(loss, labels, None if name != "softmax" else 4)
+    values = loss.value(torch.tensor(scale * z), y).numpy()
+    reference = [exact(name, scale * a, b) for a, b in zip(z, labels, strict=True)]
+    # Softmax may lose what is below one rounding unit of the number one; nothing more.
+    np.testing.assert_allclose(values, reference, rtol=1e-13, atol=3e-16 if name == "softmax" else 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_residuals_are_the_derivatives(name):
+    random = np.random.default_rng(1)
+    for outputs in (4, SHORT + 1):
+        z, labels = sample(name, random, outputs=outputs)
+        loss = loss_named(name)
+        y, _ = encoded(loss, labels, None if name != "softmax" else outputs)
+        z = torch.tensor(z, requires_grad=True)
+        (gradient,) = torch.autograd.grad(loss.value(z, y).sum(), z)
+        torch.testing.assert_close(loss.residual(z.detach(), y), gradient, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_leading_shape_and_memory_layout(name):
+    random = np.random.default_rng(2)
+    z, labels = sample(name, random, size=24)
+    loss = loss_named(name)
+    y, _ = encoded(loss, labels, None if name != "softmax" else 4)
+    z = torch.tensor(z)
+    flat_value, flat_residual, flat_correct = loss.value(z, y), loss.residual(z, y), loss.correct(z, y)
+    blocks = z.view(3, 8, -1), y.view(3, 8, -1)
+    turned = blocks[0].mT.contiguous().mT, blocks[1]
+    for a, b in (blocks, turned):
+        torch.testing.assert_close(loss.value(a, b).flatten(), flat_value)
+        torch.testing.assert_close(loss.residual(a, b).reshape(24, -1), flat_residual)
+        if flat_correct is not None:
+            assert torch.equal(loss.correct(a, b).flatten(), flat_correct)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_residual_is_new_memory(name):
+    random = np.random.default_rng(3)
+    z, labels = sample(name, random)
+    loss = loss_named(name)
+    y, _ = encoded(loss, labels, None if name != "softmax" else 4)
+    z = torch.tensor(z)
+    before = z.clone(), y.clone()
+    loss.residual(z, y).zero_()
+    assert torch.equal(z, before[0])
+    assert torch.equal(y, before[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_outputs_neither_overflow_nor_lose_their_size(dtype):
+    logistic, softmax = loss_named("logistic"), loss_named("softmax")
+    y, _ = encoded(logistic, [0, 0, 1, 1])
+    z = torch.tensor([[1e4], [-1e4], [1e4], [-1e4]], dtype=dtype)
+    assert logistic.value(z, y.to(dtype)).tolist() == [1e4, 0.0, 0.0, 1e4]
+    assert logistic.residual(z, y.to(dtype)).flatten().tolist() == [1.0, 0.0, 0.0, -1.0]
+    y, _ = encoded(softmax, [0, 1, 2])
+    z = torch.tensor([[1e4, -1e4, 0.0]] * 3, dtype=dtype)
+    assert softmax.value(z, y).tolist() == [0.0, 2e4, 1e4]
+    assert softmax.residual(z, y).tolist() == [[0.0, 0.0, 0.0], [1.0, -1.0, 0.0], [1.0, 0.0, -1.0]]
+
+
+def test_a_well_fitted_sample_keeps_its_digits():
+    """log(1 + e^z) − z is zero in floating point for z = 40; the loss is not."""
+    loss = loss_named("logistic")
+    y, _ = encoded(loss, [1, 0])
+    z = torch.tensor([[40.0], [-40.0]], dtype=torch.float64)
+    np.testing.assert_allclose(loss.value(z, y), np.exp(-40), rtol=1e-14)
+    np.testing.assert_allclose(loss.residual(z, y).flatten(), [-np.exp(-40), np.exp(-40)], rtol=1e-14)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(NAMES),
+    z=st.lists(st.floats(-50, 50), min_size=3, max_size=3),
+    label=st.integers(0, 1),
+)
+def test_curvature_bounds_the_second_derivative(name, z, label):
+    loss = loss_named(name)
+    k = 1 if name == "logistic" else 3
+    labels = np.array([[label] * 3]) if name == "squared" else np.array([label])
+    y, _ = encoded(loss, labels, 3 if name == "softmax" else None)
+    point = torch.tensor([z[:k]], dtype=torch.float64)
+    columns = torch.autograd.functional.jacobian(lambda v: loss.value(v, y).sum(), point, create_graph=False)
+    assert torch.isfinite(columns).all()
+    H = torch.autograd.functional.hessian(lambda v: loss.value(v, y).sum(), point).reshape(k, k)
+    top = torch.linalg.eigvalsh(H)
+    assert float(top[-1]) <= loss.curvature * (1 + 1e-12)
+    assert float(top[0]) >= -1e-12
+
+
+def test_softmax_with_two_classes_is_logistic():
+    random = np.random.default_rng(4)
+    z, labels = random.standard_normal(50) * 5, random.integers(0, 2, 50)
+    logistic, softmax = loss_named("logistic"), loss_named("softmax")
+    a = logistic.value(torch.tensor(z)[:, None], encoded(logistic, labels)[0])
+    b = softmax.value(torch.tensor(np.stack([0 * z, z], 1)), encoded(softmax, labels)[0])
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 1], [False, True, True], [0.0, 1.0, 1.0], [[0], [1], [1]]])
+@pytest.mark.parametrize("name", ["logistic", "softmax"])
+def test_labels_may_be_whole_numbers_truth_values_or_a_column(name, labels):
+    loss = loss_named(name)
+    y, outputs = encoded(loss, labels)
+    reference, _ = encoded(loss, [0, 1, 1])
+    assert torch.equal(y, reference)
+    assert outputs == (1 if name == "logistic" else 2)
+
+
+def test_the_number_of_classes_comes_from_all_clients_or_from_the_user():
+    loss = loss_named("softmax")
+    labels = [np.array([0, 1]), np.array([4]), np.array([0])]
+    assert loss.encode(labels, ["a", "b", "c"], None).outputs == 5
+    assert loss.encode(labels, ["a", "b", "c"], 9).outputs == 9
+    with pytest.raises(InputError, match="'b' has the label 4, but 3 classes allow 0 to 2"):
+        loss.encode(labels, ["a", "b", "c"], 3)
+    with pytest.raises(InputError, match="'b' has the label 20240101, more than there are samples"):
+        loss.encode([np.array([0, 1]), np.array([20240101])], ["a", "b"], None)
+
+
+def test_accuracy_of_one_hot_regression_and_of_none():
+    loss = loss_named("squared")
+    y = torch.eye(3, dtype=torch.float64)
+    z = torch.tensor([[0.9, 0.1, 0.0], [0.6, 0.5, 0.0], [0.0, 0.0, 0.1]], dtype=torch.float64)
+    assert loss.correct(z, y).tolist() == [True, False, True]
+    assert loss.correct(z[:, :1], y[:, :1]) is None
+    assert loss.correct(z, 2 * y) is None
