@@ -48,10 +48,7 @@ def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
         "breast cancer": (lambda: breast_cancer(seed=seed).train, logistic),
         "digits": (lambda: digits(seed=seed).train, softmax),
     }
-    return {
-        name: (lambda name=name, d=data, m=model: Family(name, d(), m))
-        for name, (data, model) in make.items()
-    }
+    return {name: (lambda name=name, d=data, m=model: Family(name, d(), m)) for name, (data, model) in make.items()}
 
 
 def objectives(family: Family) -> dict[str, Any]:

@@ -65,9 +65,7 @@ def test_arrows_point_down():
     seen = 0
     for part, used, file in imports():
         seen += 1
-        assert part == used or floor(used) < floor(part), (
-            f"{file} imports scaffpd.{used}, which is not below it"
-        )
+        assert part == used or floor(used) < floor(part), f"{file} imports scaffpd.{used}, which is not below it"
         assert (part, used) not in FORBIDDEN, f"{file} must not know scaffpd.{used}"
     assert seen > 50
 

@@ -35,9 +35,7 @@ def test_never_below_the_true_duality_gap_during_a_run(family):
         def check(moment, objective=objective, name=name, checked=checked):
             state = moment.state
             upper = objective.support(state.losses)
-            lower = exact_minimum(problem.clients, problem.model.l2, state.weights) - objective.value(
-                state.weights
-            )
+            lower = exact_minimum(problem.clients, problem.model.l2, state.weights) - objective.value(state.weights)
             rounding = 1e-13 * (abs(upper) + abs(lower) + 1)
             assert upper - lower <= state.certificate + rounding, name
             checked.append(1)

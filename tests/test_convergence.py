@@ -36,9 +36,7 @@ def solve_and_compare(family, name):
     assert result.status == "converged"
     assert result.certificate <= 1e-8
     distance = np.linalg.norm(result.x - optimum.x)
-    assert distance <= np.sqrt(2e-8 / (model.l2 * result.weights.sum())) + 1e-12, (
-        "what the certificate promises"
-    )
+    assert distance <= np.sqrt(2e-8 / (model.l2 * result.weights.sum())) + 1e-12, "what the certificate promises"
     tight = sp.train(sp.ScaffPD(objective), cohort, rounds=3000, tol=1e-13)
     assert np.linalg.norm(tight.x - optimum.x) <= 1e-5 * np.linalg.norm(optimum.x)
 
@@ -65,9 +63,7 @@ def test_units_do_not_matter(factor):
     assert rounds[0] == pytest.approx(rounds[1], abs=2)
 
 
-@pytest.mark.parametrize(
-    "objective", [sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.CVaR(0.5), sp.QFair(1.0)]
-)
+@pytest.mark.parametrize("objective", [sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.CVaR(0.5), sp.QFair(1.0)])
 def test_degenerate_federations(objective):
     one = sp.data.synthetic(N=1, m=20)
     twins = [*one, *one, *one]

@@ -56,9 +56,7 @@ def test_the_papers_problem_has_its_shape_and_statistics():
 
 def test_synthetic_is_fixed_by_its_seed():
     first, again, other = synthetic(seed=3), synthetic(seed=3), synthetic(seed=4)
-    assert all(
-        np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1]) for a, b in zip(first, again, strict=True)
-    )
+    assert all(np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
     assert not np.array_equal(first[0][0], other[0][0])
 
 
@@ -128,9 +126,7 @@ def test_alpha_sets_the_skew_and_the_seed_fixes_it():
 
 def test_no_client_is_favoured_by_rounding():
     y = np.repeat(np.arange(10), 20)
-    sizes = np.mean(
-        [[len(rows) for rows in dirichlet(y, y, 5, 0.2, seed=s, minimum=1)] for s in range(200)], axis=0
-    )
+    sizes = np.mean([[len(rows) for rows in dirichlet(y, y, 5, 0.2, seed=s, minimum=1)] for s in range(200)], axis=0)
     np.testing.assert_allclose(sizes, 40.0, atol=4.0)
 
 

@@ -65,9 +65,7 @@ class TestOutcomes:
         np.testing.assert_array_equal(result.x, 0)
 
     def test_a_callback_can_stop(self):
-        result = sp.train(
-            sp.ScaffPD(sp.Agnostic()), cohort(), rounds=500, callbacks=[lambda m: m.rounds == 5]
-        )
+        result = sp.train(sp.ScaffPD(sp.Agnostic()), cohort(), rounds=500, callbacks=[lambda m: m.rounds == 5])
         assert result.status == "stopped"
         assert result.rounds == 5
 
@@ -223,9 +221,7 @@ class TestCheckpoint:
         tables = []
         for name in ("whole", "killed"):
             with open(tmp_path / f"{name}.csv", newline="") as file:
-                tables.append(
-                    [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
-                )
+                tables.append([{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)])
         assert kills == 3
         assert tables[0] == tables[1]
         assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] in (

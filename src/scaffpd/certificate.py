@@ -8,7 +8,8 @@ Hence the duality gap of (x, λ), and with it the excess of x over the optimum, 
 
     gap(x, λ) ≤ [ support(L) − ⟨L, λ⟩ + ψ(λ) ] + ‖Σ λ_i ∇f_i(x)‖² / (2 Σ λ_i μ_i),
 
-and on the simplex ‖x − x*‖² ≤ 2 gap / min_i μ_i. It holds at every x and every λ ∈ Λ, whatever produced them, but only for full losses and gradients.
+and on the simplex ‖x − x*‖² ≤ 2 gap / min_i μ_i. It holds at every x and every λ ∈ Λ, whatever produced them, but only
+for full losses and gradients.
 """
 
 from __future__ import annotations

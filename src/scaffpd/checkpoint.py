@@ -100,12 +100,13 @@ def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
         with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays.pop("about").item())
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        if not isinstance(about, dict):
+            raise TypeError("it has no description")
+    except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        reason = " ".join(str(error).split())
         raise InputError(
-            f"{str(path)!r} is not a readable scaffpd checkpoint ({error}); remove it to start anew."
+            f"{str(path)!r} is not a readable scaffpd checkpoint ({reason}); remove it to start anew."
         ) from None
     if about.get("format") != FORMAT:
-        raise InputError(
-            f"{str(path)!r} has checkpoint format {about.get('format')}; this version reads {FORMAT}."
-        )
+        raise InputError(f"{str(path)!r} has checkpoint format {about.get('format')}; this version reads {FORMAT}.")
     return arrays, about

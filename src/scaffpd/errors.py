@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class InputError(ValueError):
@@ -18,7 +19,7 @@ def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
     return InputError(f"Unknown {what} {given!r}: {hint}")
 
 
-def positive(owner: str, name: str, value: float) -> float:
+def positive(owner: str, name: str, value: Any) -> float:
     """Return `value` as a float, or refuse it unless it is a finite number above zero."""
     number = real(owner, name, value)
     if not 0 < number < float("inf"):
@@ -26,7 +27,7 @@ def positive(owner: str, name: str, value: float) -> float:
     return number
 
 
-def real(owner: str, name: str, value: float) -> float:
+def real(owner: str, name: str, value: Any) -> float:
     """Return `value` as a float, or refuse what is not a number."""
     refusal = InputError(f"{owner} needs a number for {name}, got {value!r}.")
     if isinstance(value, (str, bytes)):
@@ -40,7 +41,7 @@ def real(owner: str, name: str, value: float) -> float:
     return number
 
 
-def count(owner: str, name: str, value: int) -> int:
+def count(owner: str, name: str, value: Any) -> int:
     """Return `value` as an int, or refuse it unless it is a whole number of at least one."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 1:
         raise InputError(f"{owner} needs a whole number {name} >= 1, got {value!r}.")

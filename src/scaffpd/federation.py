@@ -1,8 +1,8 @@
 r"""The narrow waist: what a server may ask of its clients, and nothing else.
 
-Algorithms are written against `Federation` once; runtimes (a `Cohort` in this process, real silos elsewhere) implement it.
-Vectors leave clients only as weighted sums (`.sum(weights)`), so that secure aggregation can take the place of plain sums;
-per client the server sees scalars.
+Algorithms are written against `Federation` once; runtimes (a `Cohort` in this process, real silos elsewhere) implement
+it. Vectors leave clients only as weighted sums (`.sum(weights)`), so that secure aggregation can take the place of
+plain sums; per client the server sees scalars.
 """
 
 from __future__ import annotations
@@ -144,14 +144,10 @@ class Federation(Protocol):
     def start(self) -> torch.Tensor:
         """The default x⁰ (zero for linear models, the module's own parameters otherwise)."""
 
-    def gradients(
-        self, x: torch.Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
-    ) -> Gradients:
+    def gradients(self, x: torch.Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Gradients:
         """Losses and gradients at x, over all samples or over a seeded minibatch."""
 
-    def local_updates(
-        self, x: torch.Tensor, at: Gradients, correction: torch.Tensor, plan: LocalPlan
-    ) -> Updates:
+    def local_updates(self, x: torch.Tensor, at: Gradients, correction: torch.Tensor, plan: LocalPlan) -> Updates:
         """J local steps u ← u − η_i (g_i(u) − c_i + correction) from x, with c_i as answered in `at`."""
 
     def evaluate(self, x: torch.Tensor, split: str = "train") -> ClientScores:

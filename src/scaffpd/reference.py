@@ -161,17 +161,13 @@ class _Problem:
 def _features(X: Any, intercept: bool) -> Array:
     A = np.asarray(X, dtype=np.float64)
     if A.ndim != 2 or len(A) == 0 or not np.isfinite(A).all():
-        raise InputError(
-            f"reference_optimum needs finite X of shape (samples, features), got shape {A.shape}."
-        )
+        raise InputError(f"reference_optimum needs finite X of shape (samples, features), got shape {A.shape}.")
     return np.column_stack([A, np.ones(len(A))]) if intercept else A
 
 
 def _check_shapes(X: list[Array], Y: list[Array]) -> None:
     if len({rows.shape[1] for rows in X}) > 1 or len({y.shape[1] for y in Y}) > 1:
-        raise InputError(
-            "reference_optimum needs clients with the same features and the same target columns."
-        )
+        raise InputError("reference_optimum needs clients with the same features and the same target columns.")
     if any(len(rows) != len(y) for rows, y in zip(X, Y, strict=True)):
         raise InputError("reference_optimum needs as many targets as samples at every client.")
 
@@ -251,9 +247,7 @@ def _refuse_divergence(point: _Point) -> None:
     """Proximal steps never move away from a solution; weights without bound prove that there is none."""
     if not np.isfinite(point.support) and point.weights @ np.abs(point.losses) > 1e12:
         owner = type(point.objective).__name__
-        raise InputError(
-            f"{owner} has no optimum here: no model keeps all losses where the objective is finite."
-        )
+        raise InputError(f"{owner} has no optimum here: no model keeps all losses where the objective is finite.")
 
 
 def _proximal_step(start: _Point, factor: float) -> _Point:

@@ -105,9 +105,7 @@ class Result:
     rounds: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.status} after {self.rounds} rounds, certified gap {self.certificate:.2e}. {self.message}"
-        )
+        return f"{self.status} after {self.rounds} rounds, certified gap {self.certificate:.2e}. {self.message}"
 
 
 def train(
@@ -135,8 +133,10 @@ def train(
             numbers as if it had never stopped.
         callbacks: called with a `Moment` after every round; one that returns `True` ends the run.
     """
-    _check(algorithm, federation, rounds, tol, callbacks)
+    _check(algorithm, federation, rounds, tol, seed, callbacks)
     keeper = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
+    if keeper is not None and not isinstance(keeper, Checkpoint):
+        raise InputError(f"train needs a path or Checkpoint(...) for checkpoint, got {checkpoint!r}.")
     run = _Run(algorithm, federation, seed, keeper)
     run.begin(_start(federation, x0))
     reason = algorithm.uncertified(run.state)
@@ -150,9 +150,7 @@ def train(
 class _Run:
     """The moving parts of one call of `train`."""
 
-    def __init__(
-        self, algorithm: Algorithm, federation: Federation, seed: int, keeper: Checkpoint | None
-    ) -> None:
+    def __init__(self, algorithm: Algorithm, federation: Federation, seed: int, keeper: Checkpoint | None) -> None:
         self.algorithm, self.federation, self.seed, self.keeper = algorithm, federation, seed, keeper
         self.history = History(federation.names)
         self.clock, self.unsaved, self.rejected = time.perf_counter(), 0, 0
@@ -228,9 +226,7 @@ class _Run:
             "seconds": np.asarray(time.perf_counter() - self.clock),
             "rejected": np.asarray(self.rejected),
         }
-        disk.write(
-            self.keeper.path, disk.pack(self.state) | self.history.pack() | traffic | seconds, self._about()
-        )
+        disk.write(self.keeper.path, disk.pack(self.state) | self.history.pack() | traffic | seconds, self._about())
         self.unsaved = 0
 
     def _resume(self) -> None:
@@ -251,29 +247,32 @@ class _Run:
     def result(self, status: Status, reason: str | None) -> Result:
         """The outcome; of a diverged run the last finite point."""
         state = self.last_finite if status is Status.DIVERGED else self.state
-        message = (
-            status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
-        )
+        message = status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
         x = state.x.detach().cpu().numpy()
         names = tuple(self.federation.names)
-        return Result(
-            x, state.weights, float(state.certificate), status, message, self.history, names, state.rounds
-        )
+        return Result(x, state.weights, float(state.certificate), status, message, self.history, names, state.rounds)
 
 
-def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, callbacks: Sequence[Any]) -> None:
-    if not all(hasattr(algorithm, name) for name in ("init", "round", "resume")):
+def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, seed: Any, callbacks: Any) -> None:
+    if not _offers(algorithm, "init", "round", "resume", "uncertified"):
         raise InputError(f"train needs an algorithm such as ScaffPD(ChiSquare(rho=0.1)), got {algorithm!r}.")
-    if not isinstance(federation, Federation):
-        raise InputError(
-            f"train needs a federation such as Cohort(clients, model), got {type(federation).__name__}."
-        )
+    # Not isinstance(federation, Federation): that would compute every property, the fingerprint of all data included.
+    if not _offers(federation, "constants", "start", "gradients", "local_updates", "evaluate"):
+        raise InputError(f"train needs a federation such as Cohort(clients, model), got {type(federation).__name__}.")
     count("train", "rounds", rounds)
     if tol is not None:
         positive("train", "tol", tol)
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise InputError(f"train needs a whole number seed >= 0, got {seed!r}.")
+    if not isinstance(callbacks, Sequence):
+        raise InputError(f"train needs a list of callbacks, got {callbacks!r}.")
     for callback in callbacks:
         if not callable(callback):
             raise InputError(f"train needs callables in callbacks, got {callback!r}.")
+
+
+def _offers(value: Any, *names: str) -> bool:
+    return not isinstance(value, type) and all(hasattr(value, name) for name in names)
 
 
 def _start(federation: Federation, x0: Any) -> torch.Tensor | None:

@@ -146,9 +146,7 @@ def test_one_local_step_on_the_average_is_gradient_descent():
 def test_a_single_client_makes_plain_local_gradient_steps(objective):
     (X, y), *_ = synthetic()
     gradient = squared_loss(X, y, 0.1)[1]
-    steps = sp.Fixed(
-        tau=5 * 0.05, sigma=1.0, theta=1.0, local_rate=0.05
-    )  # τ = J η: x⁺ is where the client ended
+    steps = sp.Fixed(tau=5 * 0.05, sigma=1.0, theta=1.0, local_rate=0.05)  # τ = J η: x⁺ is where the client ended
     algorithm = sp.ScaffPD(objective, local_steps=5, steps=steps)
     x = np.zeros(10)
     for seen, weights in trajectory(algorithm, sp.Cohort([(X, y)], sp.Linear("squared", l2=0.1)), 6):

@@ -29,18 +29,14 @@ def test_without_a_coupling_it_is_the_exact_line_search():
 
 def trial(before, after, weights, step=0.1, slope=1.0, secants=None, objective=None):
     objective = objective or sp.Agnostic()
-    return Trial(
-        objective, np.array(before), np.array(after), np.array(weights), step, slope, 2.2e-16, secants
-    )
+    return Trial(objective, np.array(before), np.array(after), np.array(weights), step, slope, 2.2e-16, secants)
 
 
 def test_curvature_is_the_bregman_distance_of_the_weighted_loss():
     t = trial([1.0, 2.0], [0.95, 1.94], [0.5, 0.5], step=0.1, slope=1.0)
     bregman, change = curvature_and_change(t)
     assert bregman == pytest.approx(0.5 * (-0.05) + 0.5 * (-0.06) + 0.1)
-    np.testing.assert_allclose(
-        change, [0.005, -0.005], atol=1e-15
-    )  # centred: only differences between clients count
+    np.testing.assert_allclose(change, [0.005, -0.005], atol=1e-15)  # centred: only differences between clients count
 
 
 def test_where_losses_are_all_rounding_the_gradients_decide():
@@ -64,9 +60,7 @@ def test_where_losses_are_all_rounding_the_gradients_decide():
     [([np.nan, 1.0], 1.0, "step"), ([np.inf, 1.0], 1.0, "step"), ([1.0, 1.0], np.nan, "local_scale")],
 )
 def test_broken_numbers_are_rejected_and_shrink_what_broke(after, slope, field):
-    state, accepted = sp.Auto().judge(
-        AutoState(), trial([1.0, 1.0], after, [0.5, 0.5], step=1.0, slope=slope)
-    )
+    state, accepted = sp.Auto().judge(AutoState(), trial([1.0, 1.0], after, [0.5, 0.5], step=1.0, slope=slope))
     assert not accepted
     assert getattr(state, field) < getattr(AutoState(), field)
 
@@ -75,25 +69,24 @@ def test_it_falls_back_to_what_theory_asks_for_when_nothing_improves():
     state, rule = AutoState(gamma=1e-9, best=-1e9), sp.Auto()
     for _ in range(60):
         after = 1 - 0.6 * state.step * 1e-3  # most of the promise is kept
-        state, accepted = rule.judge(
-            state, trial([1.0, 1.0], [after, after], [0.5, 0.5], step=state.step, slope=1e-3)
-        )
+        state, accepted = rule.judge(state, trial([1.0, 1.0], [after, after], [0.5, 0.5], step=state.step, slope=1e-3))
         assert accepted
     assert state.strict
 
 
 objectives = st.sampled_from(
     [
-        sp.Average(), sp.Agnostic(), sp.ChiSquare(1e-3), sp.ChiSquare(1.0), sp.ChiSquareBall(0.3), sp.CVaR(0.3), sp.Tilted(0.01),
-        sp.QFair(0.3), sp.QFair(3.0),
+        sp.Average(), sp.Agnostic(), sp.ChiSquare(1e-3), sp.ChiSquare(1.0), sp.ChiSquareBall(0.3), sp.CVaR(0.3),
+        sp.Tilted(0.01), sp.QFair(0.3), sp.QFair(3.0),
     ]
 )  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 10**6), N=st.integers(1, 8), d=st.integers(1, 20), scaling=st.floats(0, 1.5), sigma=st.floats(0, 3),
-    l2=st.sampled_from([1e-4, 1e-2, 1.0]), J=st.sampled_from([1, 3, 30, 300, 3000]), objective=objectives,
+    seed=st.integers(0, 10**6), N=st.integers(1, 8), d=st.integers(1, 20), scaling=st.floats(0, 1.5),
+    sigma=st.floats(0, 3), l2=st.sampled_from([1e-4, 1e-2, 1.0]), J=st.sampled_from([1, 3, 30, 300, 3000]),
+    objective=objectives,
 )  # fmt: skip
 def test_random_problems_never_diverge_and_always_improve(seed, N, d, scaling, sigma, l2, J, objective):
     sizes = np.random.default_rng(seed).integers(1, 40, N).tolist()

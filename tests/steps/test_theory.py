@@ -50,9 +50,16 @@ def test_sc_c_follows_condition_4_1():
         assert gamma >= (mu / 4 * tau0) ** 2 * (sigma0 / tau0) / 9 * r**2
 
 
-def test_the_local_rate_makes_the_global_one_unity():
-    state = sp.Theory().start(problem(sp.ChiSquare(0.1), J=25))
-    assert np.isclose(state.local_rate * 25, state.tau)
+@pytest.mark.parametrize("objective", [sp.ChiSquare(0.1), sp.ChiSquare(1e-4), sp.Agnostic()])
+def test_the_local_rate_keeps_the_drift_below_what_the_proof_allows(objective):
+    rule, L, J = sp.Theory(), 3.0, 25
+    state = rule.start(problem(objective, L=L, J=J))
+    for _ in range(50):
+        rates = rule.rates(state)
+        eta_g = rates.tau / (J * rates.local_rate)
+        assert eta_g >= 1 - 1e-12
+        assert (36 * rates.tau**2 * L + 2 * rates.tau**3 * L**2) / eta_g**2 <= rates.tau / 16 * (1 + 1e-9)
+        state, _ = rule.judge(state, None)
 
 
 def test_given_constants_replace_those_of_the_data():

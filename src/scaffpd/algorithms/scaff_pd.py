@@ -18,6 +18,7 @@ S = Σ λ_i.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +32,8 @@ from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vect
 from scaffpd.objectives.base import Objective
 from scaffpd.steps import Auto, StepRule
 from scaffpd.steps.base import Problem, Rates, Trial
+
+LARGEST = 1e40  # losses beyond this move no weights: the run has diverged and is about to be told so
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class ScaffPDState:
         floor: the part of it that is rounding.
         accepted: whether the round's step was taken (a rejected one cost its exchanges all the same).
         rounds: rounds made.
+        answered: the round whose answers `at` holds (it seeds their minibatches).
         seed: seeds the minibatches of every round.
         rule: the step rule's own state.
         constants: L_i and μ_i.
@@ -92,13 +96,10 @@ class ScaffPD:
 
     def __post_init__(self) -> None:
         if not isinstance(self.objective, Objective):
-            raise InputError(
-                f"ScaffPD needs an objective such as ChiSquare(rho=0.1), got {self.objective!r}."
-            )
-        if not all(hasattr(self.steps, name) for name in ("start", "rates", "judge")):
-            raise InputError(
-                f"ScaffPD needs steps such as Auto(), Fixed(...) or Theory(...), got {self.steps!r}."
-            )
+            raise InputError(f"ScaffPD needs an objective such as ChiSquare(rho=0.1), got {self.objective!r}.")
+        rule = not isinstance(self.steps, type) and all(hasattr(self.steps, k) for k in ("start", "rates", "judge"))
+        if not rule:
+            raise InputError(f"ScaffPD needs steps such as Auto(), Fixed(...) or Theory(...), got {self.steps!r}.")
         count("ScaffPD", "local_steps", self.local_steps)
         if self.batch_size is not None:
             count("ScaffPD", "batch_size", self.batch_size)
@@ -118,6 +119,7 @@ class ScaffPD:
         self.objective.weights(len(federation.names))
         constants = federation.constants()
         at = self._ask(federation, x, seed, 0)
+        _check_finite(at.losses, federation.names)
         self.objective.check(at.losses, federation.names)
         weights = self.objective.start(at.losses)
         problem = Problem(
@@ -144,9 +146,7 @@ class ScaffPD:
     def round(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
         """One communication round: local steps, the new point, the rule's verdict, the dual step."""
         rates, total, r = self.steps.rates(state.rule), float(state.weights.sum()) or 1.0, state.rounds + 1
-        plan = LocalPlan(
-            self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, (state.seed, r, 1)
-        )
+        plan = LocalPlan(self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, (state.seed, r, 1))
         updates = federation.local_updates(state.x, state.at, state.direction / total, plan)
         d = updates.sum(state.weights / total)
         step = rates.primal(total, self.local_steps)
@@ -169,16 +169,22 @@ class ScaffPD:
 
     def _dual_step(self, state: ScaffPDState, rates: Rates) -> ScaffPDState:
         weights = state.centre
-        if rates.sigma > 0 and np.all(np.isfinite(state.losses)):
+        if rates.sigma > 0 and np.all(np.abs(state.losses) < LARGEST):
             s = state.losses + rates.theta * (state.losses - state.previous)
             weights = self.objective.prox(s, state.centre, rates.sigma)
         direction = state.at.sum(weights)
         state = replace(state, weights=weights, direction=direction)
         if self.uncertified(state):
-            return state
+            return replace(state, certificate=np.inf, floor=np.inf)
         size, mu = float(direction @ direction), state.constants.strong_convexity
         proof = certify(self.objective, state.losses, weights, size, mu, _precision(state.x))
         return replace(state, certificate=proof.gap, floor=proof.floor)
+
+
+def _check_finite(losses: Vector, names: Sequence[str]) -> None:
+    if not np.all(np.isfinite(losses)):
+        bad = names[int(np.argmin(np.isfinite(losses)))]
+        raise InputError(f"The loss of client {bad!r} is not finite at the start.")
 
 
 def _precision(x: Tensor) -> float:

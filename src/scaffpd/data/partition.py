@@ -11,9 +11,7 @@ Indices = NDArray[np.int64]
 _DRAWS = 10_000
 
 
-def dirichlet(
-    X: ArrayLike, y: ArrayLike, clients: int, alpha: float, seed: int = 0, minimum: int = 2
-) -> list[Indices]:
+def dirichlet(X: ArrayLike, y: ArrayLike, clients: int, alpha: float, seed: int = 0, minimum: int = 2) -> list[Indices]:
     """Label-skew partition: client i gets the share q_{k,i} of label k, with q_k ~ Dirichlet(α, …, α).
 
     Small α gives every client few labels, large α gives all of them the same mixture. Shares are drawn again
@@ -35,13 +33,9 @@ def dirichlet(
     count("dirichlet", "minimum", minimum)
     positive("dirichlet", "alpha", alpha)
     if labels.ndim != 1 or len(labels) != len(np.asarray(X)):
-        raise InputError(
-            f"dirichlet needs one label per sample, got shapes {np.shape(X)} and {labels.shape}."
-        )
+        raise InputError(f"dirichlet needs one label per sample, got shapes {np.shape(X)} and {labels.shape}.")
     if clients * minimum > len(labels):
-        raise InputError(
-            f"dirichlet cannot give {clients} clients {minimum} samples each out of {len(labels)}."
-        )
+        raise InputError(f"dirichlet cannot give {clients} clients {minimum} samples each out of {len(labels)}.")
     random = np.random.default_rng(seed)
     members = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     cuts = _cuts(np.array([len(rows) for rows in members]), clients, alpha, minimum, random)

@@ -14,9 +14,7 @@ def breast_cancer(clients: int = 10, alpha: float = 0.1, seed: int = 0, test_fra
     from sklearn.datasets import load_breast_cancer
 
     data = load_breast_cancer()
-    return _silos(
-        data.data, data.target, tuple(map(str, data.feature_names)), clients, alpha, seed, test_fraction
-    )
+    return _silos(data.data, data.target, tuple(map(str, data.feature_names)), clients, alpha, seed, test_fraction)
 
 
 def digits(clients: int = 10, alpha: float = 0.1, seed: int = 0, test_fraction: float = 0.0) -> Silos:

@@ -56,16 +56,12 @@ def synthetic(
     return clients
 
 
-def badly_scaled(
-    N: int = 5, d: int = 10, m: int = 100, sigma: float = 0.1, seed: int = 0
-) -> list[Regression]:
+def badly_scaled(N: int = 5, d: int = 10, m: int = 100, sigma: float = 0.1, seed: int = 0) -> list[Regression]:
     """`synthetic` with columns times 10^U(−1, 1), where one gradient step is worth little."""
     return synthetic(N=N, d=d, m=m, sigma=sigma, seed=seed, scaling=1.0)
 
 
-def rank_deficient(
-    N: int = 5, d: int = 200, m: int = 30, sigma: float = 0.1, seed: int = 0
-) -> list[Regression]:
+def rank_deficient(N: int = 5, d: int = 200, m: int = 30, sigma: float = 0.1, seed: int = 0) -> list[Regression]:
     """`synthetic` with fewer samples than features at every client: no Hessian is like another."""
     if m >= d:
         raise InputError(f"rank_deficient needs fewer samples than features, got m={m} and d={d}.")

@@ -193,13 +193,11 @@ class LinearOracle:
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """f_i(x) and the share of rightly classified samples (NaN for regression)."""
         point = self.samples(x)
-        right = self.loss.correct(point.z, self.rows.y)
-        accuracy = (
-            torch.full_like(point.losses, float("nan"))
-            if right is None
-            else self.rows.layout.segment_sum(right.to(point.losses.dtype) * self.rows.share)
-        )
-        return point.losses.double().cpu().numpy(), accuracy.double().cpu().numpy()
+        right, layout = self.loss.correct(point.z, self.rows.y), self.rows.layout
+        loss = point.losses.double().cpu().numpy()
+        if right is None:
+            return loss, np.full(len(layout), np.nan)
+        return loss, (layout.segment_sum(right.double()) / layout.sizes).cpu().numpy()
 
 
 def product(A: Tensor, v: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from scaffpd.models.spectral import power_iteration, random_direction
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
 Correct = Callable[[Tensor, Tensor], Tensor | None]
 CHUNK = 8192
+TRIED = 16  # samples on which a network is tried out before any work
 
 LOSSES: dict[str, type[Loss]] = {
     "cross_entropy": Softmax,
@@ -80,14 +81,14 @@ class Module:
         network = copy.deepcopy(self.module).to(device=device, dtype=dtype)
         kind = next(p.dtype for p in network.parameters() if p.requires_grad)
         X = [_tensor(a, device, kind) for a in features]
-        outputs = _try_out(network, X[0][:2])
+        outputs = _try_out(network, X[0][:TRIED])
         if isinstance(self.loss, str):
             loss = LOSSES[self.loss]()
             arrays = _encoded(self.loss, loss, labels, names, outputs)
             y = [_tensor(b, device, kind) for b in arrays]
             return ModuleOracle(network, _mean(loss), loss_correct(loss), float(self.l2), X, y, names)
         y = [_tensor(b, device, kind) for b in labels]
-        _try_out_loss(self.loss, outputs, y[0][:2])
+        _try_out_loss(self.loss, outputs, y[0][:TRIED])
         return ModuleOracle(network, self.loss, class_correct, float(self.l2), X, y, names)
 
 
@@ -103,9 +104,10 @@ def _refuse_random_or_stateful(name: str, part: nn.Module) -> None:
             f"Module layer {name!r} keeps running statistics while it trains: set track_running_stats=False, or call "
             ".eval()."
         )
-    if isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0:
+    dropout = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
+    if part.training and (isinstance(part, nn.RReLU) or (isinstance(dropout, float) and dropout > 0)):
         raise InputError(
-            f"Module layer {name!r} is a dropout in training mode, which makes losses random: call .eval()."
+            f"Module layer {name!r} has dropout or other noise in training mode; losses would be random: call .eval()."
         )
 
 
@@ -116,7 +118,7 @@ def _tensor(array: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tens
 
 
 def _try_out(network: nn.Module, X: Tensor) -> Tensor:
-    """The network's outputs on two samples, or one sentence about why there are none."""
+    """The network's outputs on a few samples, or one sentence about why there are none."""
     try:
         with torch.no_grad():
             first, again = network(X), network(X)
@@ -316,7 +318,7 @@ class ModuleOracle:
                     output = functional_call(self.network, parameters, (X,))
                     correct = self.correct(output, y)
                     loss += share * float(self.loss(output, y))
-                    right += float("nan") if correct is None else share * float(correct.double().mean())
+                    right += float("nan") if correct is None else int(correct.sum())
                 losses.append(loss + self.l2 / 2 * float(x @ x))
-                accuracy.append(right)
+                accuracy.append(right / len(self.X[i]))
         return np.array(losses), np.array(accuracy)

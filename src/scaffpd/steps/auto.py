@@ -43,8 +43,9 @@ KAPPA = 3.0
 ROOM, STRICT = 2.0, 0.5
 PATIENCE = 50
 GROWTH, DROP = 1.5, 0.15
-BALANCE, COOLING = 0.3, 20.0
+BALANCE, COOLING, SATURATED = 0.3, 20.0, 1.5
 NOISY_MEMORY, LEAP = 0.9, 0.5
+LARGEST = 1e40  # σ and γ stay within 1/LARGEST and LARGEST
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class AutoState:
         coupling: K², a slowly forgetting maximum.
         imbalance: smoothed log(g_λ/g_x).
         accepted: steps taken.
+        settled: steps taken while the imbalance was small; γ moves ever more slowly as they add up.
         best: the best value of the objective so far.
         since: steps taken since then.
         strict: whether the rule has fallen back to B + X ≤ D/2.
@@ -74,6 +76,7 @@ class AutoState:
     coupling: float = 0.0
     imbalance: float = 0.0
     accepted: int = 0
+    settled: int = 0
     best: float = np.inf
     since: int = 0
     strict: bool = False
@@ -86,7 +89,8 @@ class AutoState:
     @property
     def sigma(self) -> float:
         """σ = γ e; under noise, where e dies out, σ = γ."""
-        return self.gamma * (self.step if self.memory == 0 else 1.0)
+        sigma = self.gamma * (self.step if self.memory == 0 else 1.0)
+        return float(np.clip(sigma, 1 / LARGEST, LARGEST)) if self.gamma > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -117,16 +121,14 @@ class Auto:
         """σ = γ e, θ, e and the clients' share of 1/L_i."""
         sigma = state.sigma
         theta = min(1.0, state.previous_sigma / sigma) if state.previous_sigma > 0 else 1.0
-        return Rates(
-            sigma=sigma, theta=self.extrapolation * theta, step=state.step, local_scale=state.local_scale
-        )
+        return Rates(sigma=sigma, theta=self.extrapolation * theta, step=state.step, local_scale=state.local_scale)
 
     def judge(self, state: AutoState, trial: Trial) -> tuple[AutoState, bool]:
         """Compare what the step promised with what came of it."""
         if not np.isfinite(trial.slope):
             return replace(state, local_scale=state.local_scale / 2), False
-        if not np.all(np.isfinite(trial.after)):
-            return replace(state, step=state.step / 10), False
+        if not (np.all(np.isfinite(trial.after)) and np.isfinite(trial.objective.support(trial.after))):
+            return replace(state, step=state.step / 10), False  # overflow, or outside the domain (Nash: a loss above b)
         e, promised = state.step, state.step * trial.slope
         bregman, change = curvature_and_change(trial)
         cross = state.sigma * float(change @ change) / (2 * KAPPA)
@@ -139,9 +141,7 @@ class Auto:
             return replace(state, step=float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e))), False
         return self._accepted(state, trial, promised, change, ideal), True
 
-    def _accepted(
-        self, state: AutoState, trial: Trial, promised: float, change: Vector, ideal: float
-    ) -> AutoState:
+    def _accepted(self, state: AutoState, trial: Trial, promised: float, change: Vector, ideal: float) -> AutoState:
         energy = max(
             promised, 2 * state.b * state.step**2
         )  # in exact runs the promise; under noise the step is longer than it
@@ -160,6 +160,7 @@ class Auto:
             coupling=coupling,
             imbalance=imbalance,
             accepted=state.accepted + 1,
+            settled=state.settled + (abs(imbalance) < SATURATED),
             best=min(value, state.best),
             since=since,
             strict=state.strict or since >= PATIENCE,
@@ -168,13 +169,15 @@ class Auto:
     def _balance(self, state: AutoState, trial: Trial, coupling: float) -> tuple[float, float]:
         if state.gamma == 0:
             return first_ratio(trial, coupling), 0.0
-        if coupling == 0 or state.memory > 0:
+        if state.memory > 0:
             return state.gamma, state.imbalance
+        if coupling == 0:  # x does not feel λ: let λ go
+            return min(4 * state.gamma, LARGEST), state.imbalance
         gain, rounding = dual_gain(trial, coupling)
         pull = float(np.log(gain / max(0.5 * state.slope, 1e-300))) if gain > rounding else 0.0
         imbalance = pull if state.accepted == 1 else 0.7 * state.imbalance + 0.3 * pull
-        pace = BALANCE / (1 + state.accepted / COOLING)
-        return state.gamma * float(np.exp(pace * np.clip(imbalance, -1.5, 1.5))), imbalance
+        pace = BALANCE / (1 + state.settled / COOLING)
+        return state.gamma * float(np.exp(pace * np.clip(imbalance, -SATURATED, SATURATED))), imbalance
 
 
 def averaged(state: AutoState, slope: float, b: float, a: float) -> AutoState:
@@ -189,28 +192,28 @@ def averaged(state: AutoState, slope: float, b: float, a: float) -> AutoState:
 def longest_step(slope: float, b: float, a: float, otherwise: float) -> float:
     """ê: the root of b e + a e² = slope/2; `otherwise` where nothing was learnt."""
     if slope <= 0:
-        return otherwise / 2
+        return otherwise / 2 if slope < 0 else otherwise
     root = b + np.sqrt(b * b + 2 * a * slope) if b > 0 or a > 0 else 0.0
     return float(slope / root) if root > 0 else GROWTH * otherwise
 
 
 def first_ratio(trial: Trial, coupling: float) -> float:
-    """γ at first: σ‖q‖² just small against D, and not below 1/1000 of what the curvature of ψ allows."""
+    """γ at first: σ‖q‖² just small against D, or up to ten times that where ψ itself is curved enough to hold λ."""
     ratio = 0.45 / (coupling * trial.step**2) if coupling > 0 else 1.0
     curvature = trial.objective.curvature(trial.weights)
-    floor = 1e-3 / curvature if 0 < curvature < np.inf else 0.0
-    return float(np.clip(max(ratio, floor), 1e-150, 1e150))
+    floor = min(1e-3 / curvature, 10 * ratio) if 0 < curvature < np.inf else 0.0
+    return float(np.clip(max(ratio, floor), 1 / LARGEST, LARGEST))
 
 
 def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
     """g_λ of a proximal step of length 1/K², and the rounding error in it."""
     objective, weights = trial.objective, trial.weights
     losses = trial.after - weights @ trial.after / weights.sum() if objective.simplex else trial.after
-    better = objective.prox(losses, weights, 1 / coupling)
+    better = objective.prox(losses, weights, float(np.clip(1 / coupling, 1 / LARGEST, LARGEST)))
     move = better - weights
     penalties = objective.value(better), objective.value(weights)
     gain = float(move @ losses) - penalties[0] + penalties[1] - coupling / 2 * float(move @ move)
-    return gain, 8e-16 * (abs(penalties[0]) + abs(penalties[1])) + 1e-300
+    return gain, 4 * trial.precision * (abs(penalties[0]) + abs(penalties[1])) + 1e-300
 
 
 def curvature_and_change(trial: Trial) -> tuple[float, Vector]:

@@ -14,11 +14,15 @@ SC-C (ψ merely convex; Condition 4.1):
 
 with μ = μ_x/4 as the appendix' remark asks, started so that (1 − δ)/τ_0 ≥ 12 L_xx + 2 L_λx² σ_0/c_α with both terms
 equal (δ = 0.1, c_α = 0.9).
+
+In both, η_ℓ = τ_r/(J η_g) with the η_g ≥ 1 that keeps the drift below what the proof allows,
+36 τ² L_xx/η_g² + 2 τ³ L_xx²/η_g² ≤ τ/16. The conditions are those of exact gradients: with minibatches the paper asks for
+smaller steps still (1/(1 − θ) above ζ²/(μ_x ε)), which nobody can compute beforehand.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,13 +34,14 @@ CONDITIONS = ("auto", "sc-sc", "sc-c")
 
 @dataclass(frozen=True)
 class TheoryState:
-    """τ_r, σ_r, θ_r, the strong convexity that lets γ_r grow (0 for constant steps), and η_ℓ = τ_0/J."""
+    """τ_r, σ_r, θ_r; the strong convexity that lets γ_r grow (0 for constant steps); L_xx and J, for η_ℓ."""
 
     tau: float
     sigma: float
     theta: float
     growth: float
-    local_rate: float
+    smoothness: float
+    local_steps: int
 
 
 @dataclass(frozen=True)
@@ -70,24 +75,20 @@ class Theory:
         """Read the constants and solve for τ, σ, θ."""
         objective, constants = problem.objective, problem.constants
         if not objective.simplex:
-            raise InputError(
-                f"Theory needs weights on the simplex, which {objective!r} does not have: use Auto()."
-            )
+            raise InputError(f"Theory needs weights on the simplex, which {objective!r} does not have: use Auto().")
         mu_x = self.strong_convexity or float(constants.strong_convexity.min())
         if mu_x <= 0:
             raise InputError("Theory needs strongly convex losses: give the model l2 > 0, or use Auto().")
         mu_dual = objective.strong_convexity(len(problem.losses))
         if self.condition == "sc-sc" and mu_dual <= 0:
-            raise InputError(
-                f"Theory's condition 'sc-sc' needs a strongly convex ψ, which {objective!r} has not."
-            )
+            raise InputError(f"Theory's condition 'sc-sc' needs a strongly convex ψ, which {objective!r} has not.")
         L_xx = self.smoothness or float(constants.smoothness.max())
         L_dual = self.coupling or float(np.sqrt(problem.gradient_norms().sum())) or 1.0
         if mu_dual > 0 and self.condition != "sc-c":
             tau, sigma, theta = self._linear(L_xx, L_dual, mu_x, mu_dual)
-            return TheoryState(tau, sigma, theta, 0.0, tau / problem.local_steps)
+            return TheoryState(tau, sigma, theta, 0.0, L_xx, problem.local_steps)
         tau = 0.9 / (24 * L_xx)
-        return TheoryState(tau, 12 * L_xx * 0.9 / (2 * L_dual**2), 1.0, mu_x / 4, tau / problem.local_steps)
+        return TheoryState(tau, 12 * L_xx * 0.9 / (2 * L_dual**2), 1.0, mu_x / 4, L_xx, problem.local_steps)
 
     def _linear(self, L_xx: float, L_dual: float, mu_x: float, mu_dual: float) -> tuple[float, float, float]:
         half = 0.5 + 24 * L_xx / mu_x
@@ -95,13 +96,15 @@ class Theory:
         return 4 / (mu_x * (omega - 1)), 1 / (mu_dual * (omega - 1)), 1 - 1 / omega
 
     def rates(self, state: TheoryState) -> Rates:
-        """This round's numbers."""
-        return Rates(sigma=state.sigma, theta=state.theta, tau=state.tau, local_rate=state.local_rate)
+        """This round's numbers; the larger η_g, the shorter the local steps and the less clients drift."""
+        pull = state.tau * state.smoothness
+        eta_g = max(1.0, float(np.sqrt(16 * (36 * pull + 2 * pull**2))))
+        local_rate = state.tau / (state.local_steps * eta_g)
+        return Rates(sigma=state.sigma, theta=state.theta, tau=state.tau, local_rate=local_rate)
 
     def judge(self, state: TheoryState, trial: Trial) -> tuple[TheoryState, bool]:
         """Every step is taken; under SC-C, θ_{r+1} = (1 + μ τ_r)^(−½), τ shrinks by it and σ grows by it."""
         if state.growth == 0:
             return state, True
         theta = (1 + state.growth * state.tau) ** -0.5
-        following = TheoryState(state.tau * theta, state.sigma / theta, theta, state.growth, state.local_rate)
-        return following, True
+        return replace(state, tau=state.tau * theta, sigma=state.sigma / theta, theta=theta), True

@@ -1,0 +1,236 @@
+"""`Module`: autograd on any network; with a single linear layer it must be `Linear`, to rounding."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import scaffpd as sp
+from naive import relative, unequal_clients
+from scaffpd.federation import LocalPlan
+from scaffpd.models import module as module_file
+
+TWINS = {
+    "squared": ("squared", "squared", 1),
+    "squared, 3 outputs": ("squared", "squared", 3),
+    "logistic": ("logistic", "logistic", 1),
+    "cross_entropy": ("softmax", "cross_entropy", 4),
+    "softmax": ("softmax", "softmax", 2),
+}
+
+
+def as_module(x, outputs, features=6):
+    """The vector of a linear model with intercept, (features + 1) × outputs, as that of an `nn.Linear`."""
+    table = np.asarray(x).reshape(features + 1, outputs)
+    return np.concatenate([table[:features].T.ravel(), table[features]])
+
+
+def twins(case, l2=0.05, dtype=torch.float64):
+    """The same problem as `Linear` and as `Module`, and a point x of the first."""
+    loss, name, outputs = TWINS[case]
+    data = unequal_clients(loss, outputs)
+    classes = outputs if loss == "softmax" else None
+    linear = sp.Cohort(data, sp.Linear(loss, l2=l2, intercept=True, classes=classes), dtype=dtype)
+    network = sp.Cohort(data, sp.Module(nn.Linear(6, outputs), loss=name, l2=l2), dtype=dtype)
+    x = np.random.default_rng(2).standard_normal(linear.dimension)
+    return linear, network, x, outputs
+
+
+@pytest.mark.parametrize("case", TWINS)
+def test_a_linear_layer_is_a_linear_model(case):
+    linear, network, x, outputs = twins(case)
+    n = len(linear.names)
+    y = torch.tensor(as_module(x, outputs))
+    a, b = linear.gradients(torch.tensor(x)), network.gradients(y)
+    weights = np.linspace(-1, 2, n)
+    np.testing.assert_allclose(b.losses, a.losses, rtol=1e-12)
+    assert relative(b.sum(weights), as_module(a.sum(weights), outputs)) < 1e-12
+    np.testing.assert_allclose(b.norms(), a.norms(), rtol=1e-11)
+    np.testing.assert_allclose(b.project(y), a.project(torch.tensor(x)), rtol=1e-9, atol=1e-10)
+    scores = linear.evaluate(x), network.evaluate(y)
+    np.testing.assert_allclose(scores[1].loss, scores[0].loss, rtol=1e-12)
+    np.testing.assert_array_equal(scores[1].accuracy, scores[0].accuracy)
+
+
+@pytest.mark.parametrize("case", TWINS)
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_local_steps_of_a_linear_layer_are_those_of_a_linear_model(case, batch_size):
+    linear, network, x, outputs = twins(case)
+    n, y = len(linear.names), torch.tensor(as_module(x, outputs))
+    plan = LocalPlan(20, rate=0.5 / linear.constants().smoothness.max(), batch_size=batch_size, key=(1, 2))
+    a, b = linear.gradients(torch.tensor(x)), network.gradients(y)
+    c = a.sum(np.full(n, 1 / n))
+    turned = torch.tensor(as_module(c, outputs))
+    first = linear.local_updates(torch.tensor(x), a, c, plan)
+    second = network.local_updates(y, b, turned, plan)
+    for weights in np.eye(n):
+        assert relative(second.sum(weights), as_module(first.sum(weights), outputs)) < 1e-10
+
+
+@pytest.mark.parametrize("case", ["squared", "logistic", "cross_entropy"])
+def test_minibatch_gradients_use_the_same_rows_as_a_linear_model(case):
+    linear, network, x, outputs = twins(case)
+    a = linear.gradients(torch.tensor(x), 3, (9, 9))
+    b = network.gradients(torch.tensor(as_module(x, outputs)), 3, (9, 9))
+    np.testing.assert_allclose(b.losses, a.losses, rtol=1e-12)
+
+
+def test_curvature_at_the_start_is_found():
+    """Squared loss has one Hessian everywhere, so the estimate can be held against the truth."""
+    linear, network, _, _ = twins("squared")
+    exact, estimate = linear.constants(), network.constants()
+    assert not estimate.convex
+    assert np.array_equal(estimate.strong_convexity, np.zeros(len(exact.smoothness)))
+    assert np.all(estimate.smoothness >= 0.95 * exact.smoothness)
+    assert np.all(estimate.smoothness <= 1.05 * exact.smoothness)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_one_output_may_come_without_its_axis(loss):
+    class Flat(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, X):
+            return self.layer(X).squeeze(-1)
+
+    data = unequal_clients(loss)
+    layer = nn.Linear(6, 1).double()
+    column = sp.Cohort(data, sp.Module(layer, loss))
+    flat = sp.Cohort(data, sp.Module(Flat(layer), loss))
+    x = column.start()
+    np.testing.assert_allclose(flat.gradients(x).losses, column.gradients(x).losses, rtol=1e-13)
+    np.testing.assert_array_equal(flat.evaluate(x).accuracy, column.evaluate(x).accuracy)
+
+
+@pytest.mark.parametrize("batch_size", [None, 7])
+def test_chunks_change_nothing(batch_size, monkeypatch):
+    def run():
+        network = twins("cross_entropy")[1]
+        x = network.start()
+        at = network.gradients(x, batch_size)
+        c = at.sum(np.ones(len(network.names)))
+        d = network.local_updates(x, at, c, LocalPlan(4, rate=0.01, batch_size=batch_size)).sum(np.ones(8))
+        return at.losses, c, d, network.evaluate(x).loss, network.evaluate(x).accuracy
+
+    torch.manual_seed(0)
+    whole = run()
+    monkeypatch.setattr(module_file, "CHUNK", 2)
+    torch.manual_seed(0)
+    pieces = run()
+    for a, b in zip(whole, pieces, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
+def pictures(n=3, m=9):
+    random = np.random.default_rng(0)
+    return [(random.standard_normal((m + i, 1, 6, 6)), random.integers(0, 3, m + i)) for i in range(n)]
+
+
+def small_convolution():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3))
+
+
+def test_a_convolution_on_pictures_trains_and_is_tested():
+    cohort = sp.Cohort(pictures(), sp.Module(small_convolution()), test=pictures(3, 4))
+    assert cohort.start().dtype == torch.float32
+    result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=5), cohort, rounds=8)
+    assert cohort.evaluate(result.x).loss.max() < cohort.evaluate(cohort.start()).loss.max()
+    held_out = cohort.evaluate(result.x, "test")
+    assert held_out.counts.tolist() == [4, 5, 6]
+    assert np.all(np.isfinite(held_out.accuracy))
+    assert np.isinf(result.certificate)
+    assert "not known to be convex" in result.message
+
+
+def test_gradients_of_a_convolution_match_plain_torch():
+    data = pictures()
+    network = small_convolution().double()
+    cohort = sp.Cohort(data, sp.Module(network, l2=0.1))
+    at = cohort.gradients(cohort.start())
+    for i, (X, y) in enumerate(data):
+        network.zero_grad()
+        loss = nn.functional.cross_entropy(network(torch.tensor(X)), torch.tensor(y))
+        loss = loss + 0.05 * sum(p.square().sum() for p in network.parameters())
+        loss.backward()
+        gradient = torch.cat([p.grad.flatten() for p in network.parameters()])
+        assert at.losses[i] == pytest.approx(loss.item(), rel=1e-12)
+        assert relative(at.sum(np.eye(3)[i]), gradient) < 1e-12
+
+
+def test_frozen_and_shared_parameters():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.second.weight = self.first.weight
+            self.head = nn.Linear(6, 1)
+            for p in self.head.parameters():
+                p.requires_grad_(False)
+
+        def forward(self, X):
+            return self.head(torch.tanh(self.second(torch.tanh(self.first(X)))))
+
+    network = Tied().double()
+    cohort = sp.Cohort(unequal_clients("squared"), sp.Module(network, "squared"))
+    assert cohort.dimension == 36 + 6 + 6
+    at, step = cohort.gradients(cohort.start()), 1e-6
+    v = torch.randn(48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    up, down = (cohort.gradients(cohort.start() + s * step * v).losses for s in (1, -1))
+    np.testing.assert_allclose(at.project(v), (up - down) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+def test_the_users_network_is_left_alone():
+    network = nn.Linear(6, 1)
+    before = copy.deepcopy(network.state_dict())
+    data = unequal_clients("squared")
+    features = [X.copy() for X, _ in data.values()]
+    cohort = sp.Cohort(data, sp.Module(network, "squared"), dtype=torch.float64)
+    sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=3), cohort, rounds=3)
+    with torch.no_grad():
+        network.weight += 1
+    assert torch.equal(cohort.start()[:6], before["weight"].double().flatten())
+    assert all(p.dtype == torch.float32 and p.grad is None for p in network.parameters())
+    assert all(np.array_equal(X, old) for (X, _), old in zip(data.values(), features, strict=True))
+    start = cohort.gradients(cohort.start()).losses
+    next(iter(data.values()))[0][:] = 7  # the cohort has a copy of the data, too
+    assert np.array_equal(cohort.gradients(cohort.start()).losses, start)
+
+
+def test_embeddings_get_their_whole_numbers():
+    network = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 2))
+    random = np.random.default_rng(0)
+    data = [(random.integers(0, 5, (6, 4)), random.integers(0, 2, 6)) for _ in range(2)]
+    cohort = sp.Cohort(data, sp.Module(network))
+    assert np.all(np.isfinite(cohort.gradients(cohort.start()).losses))
+
+
+def test_the_users_own_loss():
+    def huber(outputs, targets):
+        return nn.functional.huber_loss(outputs.flatten(), targets)
+
+    data = unequal_clients("squared")
+    cohort = sp.Cohort(data, sp.Module(nn.Linear(6, 1), huber), dtype=torch.float64)
+    W = cohort.start().numpy()
+    expected = []
+    for X, y in data.values():
+        r = X @ W[:6] + W[6] - y
+        expected.append(np.mean(np.where(np.abs(r) < 1, r**2 / 2, np.abs(r) - 0.5)))
+    scores = cohort.evaluate(W)
+    np.testing.assert_allclose(scores.loss, expected, rtol=1e-12)
+    assert np.all(np.isnan(scores.accuracy))
+    assert "huber" in repr(cohort.model)
+    assert "0x" not in repr(cohort.model)
+
+
+def test_regression_has_no_accuracy_even_where_targets_are_zero_and_one():
+    data = [(np.eye(4), np.array([0.0, 1.0, 1.0, 0.0]))]
+    for model in (sp.Module(nn.Linear(4, 1), "squared"), sp.Linear("squared")):
+        cohort = sp.Cohort(data, model)
+        assert np.isnan(cohort.evaluate(cohort.start()).accuracy).all()

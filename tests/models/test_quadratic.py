@@ -1,0 +1,164 @@
+"""Squared loss: J local steps in closed form are J local steps, whatever the client's rank, rate and J."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpmath import mp, mpf
+
+import scaffpd as sp
+from naive import Client, relative, unequal_clients
+from scaffpd.federation import LocalPlan
+from scaffpd.models.quadratic import QuadraticOracle, local_gain
+
+
+def problem(l2=0.03, outputs=1, intercept=False, dtype=None):
+    data = unequal_clients("squared", outputs)
+    cohort = sp.Cohort(data, sp.Linear("squared", l2=l2, intercept=intercept), dtype=dtype)
+    clients = [Client(X, y, "squared", l2, outputs, intercept) for X, y in data.values()]
+    return cohort, clients, np.random.default_rng(1).standard_normal(cohort.dimension)
+
+
+def rates_of(clients, scale=1.0):
+    """scale/L_i, and 0 for a client whose loss is flat."""
+    L = np.array([client.smoothness for client in clients])
+    return np.divide(scale, L, out=np.zeros_like(L), where=L > 1e-12)
+
+
+def errors(cohort, clients, x, plan, rates):
+    """Relative errors of every d_i, and of a weighted sum, against the explicit loop of Algorithm 2."""
+    weights = np.linspace(0.2, 1, len(clients))
+    at = cohort.gradients(torch.tensor(x))
+    c = at.sum(weights / weights.sum())
+    updates = cohort.local_updates(torch.tensor(x), at, c, plan)
+    loops = [
+        client.descend(x, client.fast_gradient(x), c.numpy(), rate, plan.steps)
+        for client, rate in zip(clients, rates, strict=True)
+    ]
+    single = [relative(updates.sum(w), d) for w, d in zip(np.eye(len(clients)), loops, strict=True) if d.any()]
+    return max(*single, relative(updates.sum(weights), weights @ np.array(loops)))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 100, 1000])
+@pytest.mark.parametrize("l2", [0.0, 1e-6, 0.03])
+@pytest.mark.parametrize(("outputs", "intercept"), [(1, False), (3, True)])
+def test_the_closed_form_equals_the_loop(steps, l2, outputs, intercept):
+    cohort, clients, x = problem(l2, outputs, intercept)
+    assert isinstance(cohort._oracle, QuadraticOracle)
+    for scale in (1.0, 1.9):
+        assert errors(cohort, clients, x, LocalPlan(steps, scale=scale), rates_of(clients, scale)) < 1e-10
+    largest = max(client.smoothness for client in clients)
+    for rate in (0.01 / largest, 1.9 / largest):
+        assert errors(cohort, clients, x, LocalPlan(steps, rate=rate), [rate] * len(clients)) < 1e-10
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(1, 12),
+    d=st.integers(1, 12),
+    rank=st.integers(1, 12),
+    steps=st.integers(1, 300),
+    l2=st.sampled_from([0.0, 1e-8, 0.1]),
+    scale=st.floats(0.01, 1.9),
+    seed=st.integers(0, 1000),
+)
+def test_the_closed_form_equals_the_loop_for_any_rank(m, d, rank, steps, l2, scale, seed):
+    random = np.random.default_rng(seed)
+    X = random.standard_normal((m, rank)) @ random.standard_normal((rank, d))
+    data = [(X, random.standard_normal(m)), (random.standard_normal((3, d)), random.standard_normal(3))]
+    cohort = sp.Cohort(data, sp.Linear("squared", l2=l2))
+    clients = [Client(X, y, "squared", l2) for X, y in data]
+    x = random.standard_normal(d)
+    assert errors(cohort, clients, x, LocalPlan(steps, scale=scale), rates_of(clients, scale)) < 1e-10
+
+
+def test_badly_scaled_columns():
+    random = np.random.default_rng(4)
+    X = random.standard_normal((50, 8)) * 10.0 ** np.arange(-4, 4)
+    data = [(X, random.standard_normal(50)), (X[:5], random.standard_normal(5))]
+    cohort = sp.Cohort(data, sp.Linear("squared", l2=1e-3))
+    clients = [Client(X, y, "squared", 1e-3) for X, y in data]
+    x = np.zeros(8)  # elsewhere the loop's own x − u would lose the digits
+    for steps in (1, 100, 1000):
+        assert errors(cohort, clients, x, LocalPlan(steps), rates_of(clients)) < 1e-10
+
+
+def test_many_steps_tend_to_the_newton_step():
+    """J → ∞: d_i → H_i⁻¹ c."""
+    cohort, clients, x = problem(l2=0.5)
+    at = cohort.gradients(torch.tensor(x))
+    c = at.sum(np.full(len(clients), 1 / len(clients)))
+    updates = cohort.local_updates(torch.tensor(x), at, c, LocalPlan(100_000))
+    for i, client in enumerate(clients):
+        newton = np.linalg.solve(client.hessian(x), c.numpy())
+        assert relative(updates.sum(np.eye(len(clients))[i]), newton) < 1e-9
+
+
+@pytest.mark.parametrize("h", [0.0, 1e-300, 1e-18, 1e-9, 1e-3, 0.4999, 0.5, 0.5001, 0.9, 1.0, 1.5, 1.9, 2.0])
+@pytest.mark.parametrize("steps", [1, 2, 7, 1000])
+def test_the_gain_to_full_precision(h, steps):
+    """ϕ(h) = (1 − (1 − ηh)^J)/h with η = 1, and ηJ at zero."""
+    with mp.workdps(400):
+        exact = float((1 - (1 - mpf(h)) ** steps) / mpf(h)) if h else float(steps)
+    got = local_gain(torch.tensor([h], dtype=torch.float64), torch.ones(1, dtype=torch.float64), steps)
+    assert float(got[0]) == pytest.approx(exact, rel=1e-13, abs=1e-14)
+
+
+def test_the_rotation_changes_nothing():
+    cohort, clients, x = problem(outputs=3)
+    rotated = cohort._oracle.rotated
+    assert rotated.rows.layout.sizes.tolist() == [min(client.A.shape) for client in clients]
+    first = 0
+    for client, size in zip(clients, rotated.rows.layout.sizes.tolist(), strict=True):
+        A = rotated.rows.A[first : first + size].numpy()
+        assert np.linalg.norm(A.T @ A - client.A.T @ client.A) <= 1e-13 * np.linalg.norm(client.A.T @ client.A)
+        gram = A @ A.T
+        assert np.abs(gram - np.diag(np.diag(gram))).max() <= 1e-13 * max(np.abs(gram).max(), 1e-300)
+        first += size
+    np.testing.assert_allclose(
+        cohort.gradients(torch.tensor(x)).losses, [client.loss_at(x) for client in clients], rtol=1e-12
+    )
+
+
+def test_losses_near_zero_residual():
+    """y = A x exactly: the loss at x is the regulariser, to rounding of ‖y‖²."""
+    random = np.random.default_rng(0)
+    X, x = random.standard_normal((30, 4)), random.standard_normal(4)
+    cohort = sp.Cohort([(X, X @ x)], sp.Linear("squared", l2=0.0))
+    assert cohort.gradients(torch.tensor(x)).losses[0] < 1e-28
+
+
+def test_strong_convexity_is_the_smallest_eigenvalue_and_never_more():
+    cohort, clients, x = problem(l2=0.0, dtype=torch.float64)
+    mu = dict(zip(cohort.names, cohort.constants().strong_convexity, strict=True))
+    true = {name: np.linalg.eigvalsh(client.hessian(x))[0] for name, client in zip(cohort.names, clients, strict=True)}
+    for name in ("as many", "many"):
+        assert mu[name] == pytest.approx(true[name], rel=1e-8)
+        assert mu[name] <= true[name] * (1 + 1e-12)
+    deficient = ("one sample", "fewer than features", "repeated rows", "a zero column", "constant", "all zero")
+    assert [mu[name] for name in deficient] == [0.0] * len(deficient)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_single_precision_claims_no_more_convexity_than_there_is(seed):
+    """Rank-deficient features: in float32 the smallest singular value is noise, and must not count."""
+    random = np.random.default_rng(seed)
+    X = (random.standard_normal((60, 3)) @ random.standard_normal((3, 5))).astype(np.float32)
+    X = np.hstack([X, X[:, :2]])
+    cohort = sp.Cohort([(X, X[:, 0])], sp.Linear("squared", l2=0.0), dtype=torch.float32)
+    true = np.linalg.eigvalsh(2 * X.astype(np.float64).T @ X.astype(np.float64) / 60)[0]
+    assert cohort.constants().strong_convexity[0] <= max(true, 0) + 1e-13
+
+
+def test_tiny_and_denormal_features_do_no_harm():
+    X = np.outer(np.arange(1.0, 6), np.ones(3)) * 1e-100
+    X[:, 2] = 1.0
+    for dtype in (torch.float32, torch.float64):
+        cohort = sp.Cohort([(X, np.ones(5))] * 2, sp.Linear("squared", l2=0.0), dtype=dtype)
+        x = cohort.start() + 1
+        at = cohort.gradients(x)
+        d = cohort.local_updates(x, at, at.sum(np.array([0.5, 0.5])), LocalPlan(1000)).sum(np.array([0.5, 0.5]))
+        assert torch.isfinite(d).all()
