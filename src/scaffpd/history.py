@@ -46,6 +46,11 @@ class History:
         self._losses.append(state.losses)
         self._weights.append(state.weights)
 
+    def truncate(self, rows: int) -> None:
+        """Keep the first `rows` rows."""
+        for column in (*self._scalars.values(), self._losses, self._weights):
+            del column[rows:]
+
     def __len__(self) -> int:
         return len(self._losses)
 
@@ -73,10 +78,11 @@ class History:
     def __getitem__(self, column: str) -> NDArray[Any]:
         if column in SCALARS:
             return np.array(self._scalars[column], dtype=SCALARS[column])
-        for kind, table in (("loss", self.losses), ("weight", self.weights)):
-            if column.startswith(f"{kind}[") and column[len(kind) + 1 : -1] in self.names:
-                return table[:, self.names.index(column[len(kind) + 1 : -1])]
-        raise unknown("column", column, self.columns)
+        if column not in self.columns:
+            raise unknown("column", column, self.columns)
+        kind, client = column[:-1].split("[", 1)
+        table = self.losses if kind == "loss" else self.weights
+        return table[:, self.names.index(client)]
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas data frame (needs pandas)."""

@@ -105,7 +105,8 @@ class Result:
     rounds: int
 
     def __str__(self) -> str:
-        return f"{self.status} after {self.rounds} rounds, certified gap {self.certificate:.2e}. {self.message}"
+        proof = f", certified gap {self.certificate:.2e}" if np.isfinite(self.certificate) else ""
+        return f"{self.status} after {self.rounds} rounds{proof}. {self.message}"
 
 
 def train(
@@ -130,7 +131,7 @@ def train(
         x0: where to start; by default the federation's own choice.
         progress: show a progress bar; by default where standard error is a terminal.
         checkpoint: a path or `Checkpoint(path, every=…)`. If the file is there, the run goes on from it, with the same
-            numbers as if it had never stopped.
+            numbers as if it had never stopped (and `x0` is not looked at).
         callbacks: called with a `Moment` after every round; one that returns `True` ends the run.
     """
     _check(algorithm, federation, rounds, tol, seed, callbacks)
@@ -144,7 +145,7 @@ def train(
         raise InputError(f"tol needs a certificate, and there is none: {reason}")
     with Progress(progress, rounds, tol) as bar:
         status = run.until(rounds, tol, [*callbacks, bar.show])
-    return run.result(status, reason)
+    return run.result(status)
 
 
 class _Run:
@@ -153,8 +154,9 @@ class _Run:
     def __init__(self, algorithm: Algorithm, federation: Federation, seed: int, keeper: Checkpoint | None) -> None:
         self.algorithm, self.federation, self.seed, self.keeper = algorithm, federation, seed, keeper
         self.history = History(federation.names)
-        self.clock, self.unsaved, self.rejected = time.perf_counter(), 0, 0
+        self.clock, self.saved, self.rejected = time.perf_counter(), 0, 0
         self.state: Any = None
+        self.done: tuple[Any, int, Traffic, int]
 
     def begin(self, x0: torch.Tensor | None) -> None:
         self.federation.traffic.restore(Traffic())
@@ -163,7 +165,8 @@ class _Run:
             self._resume()
         else:
             self._record()
-        self.last_finite, self.last_traffic = self.state, self.federation.traffic.snapshot()
+        self.last_finite = self.state
+        self._complete()
 
     def _record(self) -> None:
         self.history.append(self.state, self.federation.traffic, time.perf_counter() - self.clock)
@@ -174,26 +177,33 @@ class _Run:
             while (status := self._outcome(rounds, tol)) is None:
                 self.state = self.algorithm.round(self.federation, self.state)
                 self._record()
-                self._after_round()
+                self._complete()
                 moment = Moment(self.state.rounds, self.state, self.history)
-                if [callback(moment) for callback in callbacks].count(True):
+                if any([callback(moment) is True for callback in callbacks]):  # every callback is called
                     status = Status.STOPPED
                     break
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
-            self.federation.traffic.restore(self.last_traffic)
-        if self.unsaved:
+        finally:
+            self._roll_back()
             self._save()
         return status
 
-    def _after_round(self) -> None:
-        self.rejected = 0 if self.state.accepted else self.rejected + 1
-        self.unsaved += 1
-        self.last_traffic = self.federation.traffic.snapshot()
+    def _complete(self) -> None:
+        """The round is done: from here on it is what an interruption leaves behind."""
+        rejected = 0 if self.state.accepted else self.rejected + 1
+        self.done = (self.state, len(self.history), self.federation.traffic.snapshot(), rejected)
+        self.rejected = rejected
         if self._finite():
             self.last_finite = self.state
-            if self.keeper is not None and self.unsaved >= self.keeper.every:
+            if self.keeper is not None and self.state.rounds - self.saved >= self.keeper.every:
                 self._save()
+
+    def _roll_back(self) -> None:
+        """Forget a round that was begun and not finished."""
+        self.state, rows, traffic, self.rejected = self.done
+        self.history.truncate(rows)
+        self.federation.traffic.restore(traffic)
 
     def _finite(self) -> bool:
         losses = self.state.losses
@@ -206,7 +216,7 @@ class _Run:
             return Status.DIVERGED
         if tol is not None and state.certificate <= tol:
             return Status.CONVERGED
-        if tol is not None and state.floor > tol and state.certificate <= 2 * state.floor:
+        if tol is not None and np.isfinite(state.certificate) and tol < state.certificate <= 2 * state.floor:
             return Status.PRECISION
         if self.rejected >= PATIENCE:
             return Status.STALLED
@@ -219,15 +229,15 @@ class _Run:
         }  # fmt: skip
 
     def _save(self) -> None:
-        if self.keeper is None or not self._finite():
+        if self.keeper is None or not self._finite() or self.state.rounds == self.saved:
             return
-        traffic = {f"traffic.{k}": np.asarray(v) for k, v in vars(self.last_traffic).items()}
+        traffic = {f"traffic.{k}": np.asarray(v) for k, v in vars(self.federation.traffic).items()}
         seconds = {
             "seconds": np.asarray(time.perf_counter() - self.clock),
             "rejected": np.asarray(self.rejected),
         }
         disk.write(self.keeper.path, disk.pack(self.state) | self.history.pack() | traffic | seconds, self._about())
-        self.unsaved = 0
+        self.saved = self.state.rounds
 
     def _resume(self) -> None:
         assert self.keeper is not None
@@ -237,20 +247,27 @@ class _Run:
                 raise InputError(
                     f"The checkpoint {str(self.keeper.path)!r} is of another {name}; remove it, or use another file."
                 )
-        self.state = self.algorithm.resume(self.federation, disk.unpack(self.state, arrays))
-        self.history = History.unpack(self.federation.names, arrays)
-        kept = Traffic(**{k: int(arrays[f"traffic.{k}"]) for k in vars(Traffic())})
+        try:
+            self.state = self.algorithm.resume(self.federation, disk.unpack(self.state, arrays))
+            self.history = History.unpack(self.federation.names, arrays)
+            kept = Traffic(**{k: int(arrays[f"traffic.{k}"]) for k in vars(Traffic())})
+            seconds, rejected = float(arrays["seconds"]), int(arrays["rejected"])
+        except KeyError as missing:
+            raise InputError(f"The checkpoint {str(self.keeper.path)!r} lacks {missing}; remove it.") from None
         self.federation.traffic.restore(kept)
-        self.clock -= float(arrays["seconds"])
-        self.rejected = int(arrays["rejected"])
+        self.clock -= seconds
+        self.saved = self.state.rounds
+        self.rejected = rejected - (not self.state.accepted)  # `_complete` counts the last round again
 
-    def result(self, status: Status, reason: str | None) -> Result:
+    def result(self, status: Status) -> Result:
         """The outcome; of a diverged run the last finite point."""
         state = self.last_finite if status is Status.DIVERGED else self.state
+        reason = self.algorithm.uncertified(state)
         message = status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
         x = state.x.detach().cpu().numpy()
         names = tuple(self.federation.names)
-        return Result(x, state.weights, float(state.certificate), status, message, self.history, names, state.rounds)
+        weights, certificate = state.weights.copy(), float(state.certificate)
+        return Result(x, weights, certificate, status, message, self.history, names, state.rounds)
 
 
 def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, seed: Any, callbacks: Any) -> None:
