@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from problems import families, objectives
 from scaffpd.certificate import certify
 from scaffpd.data import synthetic
 
+EXACT = (np.zeros(2), np.zeros(2))
 SQUARED = ["synthetic", "badly scaled", "unequal sizes", "rank-deficient"]
 
 
@@ -51,7 +53,7 @@ def test_never_below_the_true_duality_gap_anywhere(seed, scale, which):
     clients = synthetic(sizes=random.integers(1, 30, 4).tolist(), N=4, d=6, seed=seed)
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.05))
     x = 10**scale * random.standard_normal(6)
-    at = cohort.gradients(cohort.start() + __import__("torch").from_numpy(x))
+    at = cohort.gradients(cohort.start() + torch.from_numpy(x))
     every = [
         sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.ChiSquareBall(0.5), sp.CVaR(0.4), sp.Tilted(0.3),
         sp.QFair(1.5), sp.Nash(b=float(2 * at.losses.max())),
@@ -60,7 +62,7 @@ def test_never_below_the_true_duality_gap_anywhere(seed, scale, which):
     weights = objective.prox(random.standard_normal(4), objective.start(at.losses), 1.0)
     gradient = at.sum(weights)
     mu = cohort.constants().strong_convexity
-    proof = certify(objective, at.losses, weights, float(gradient @ gradient), mu)
+    proof = certify(objective, at.losses, weights, float(gradient.norm()), mu, at.rounding)
     lower = exact_minimum(clients, 0.05, weights) - objective.value(weights)
     gap = objective.support(at.losses) - lower
     assert gap <= proof.gap * (1 + 1e-10)
@@ -84,19 +86,35 @@ def test_own_strong_convexity_sharpens_it():
     clients = synthetic()
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
     at, weights = cohort.gradients(cohort.start()), np.full(5, 0.2)
-    size = float(at.sum(weights) @ at.sum(weights))
-    sharp = certify(sp.ChiSquare(0.1), at.losses, weights, size, cohort.constants().strong_convexity)
-    plain = certify(sp.ChiSquare(0.1), at.losses, weights, size, np.full(5, 0.1))
+    size = float(at.sum(weights).norm())
+    sharp = certify(sp.ChiSquare(0.1), at.losses, weights, size, cohort.constants().strong_convexity, at.rounding)
+    plain = certify(sp.ChiSquare(0.1), at.losses, weights, size, np.full(5, 0.1), at.rounding)
     assert sharp.primal < plain.primal / 5
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), size=st.floats(-2, 5), l2=st.sampled_from([0.0, 1e-6, 0.1]))
+def test_rounding_never_makes_a_false_proof_in_single_precision(seed, size, l2):
+    """Data that x can fit exactly: the loss at the end is nothing but rounding, computed here in double precision."""
+    random = np.random.default_rng(seed)
+    d = int(random.integers(1, 4))
+    X = random.standard_normal((d, d)).astype(np.float32)
+    y = (10**size * random.standard_normal(d)).astype(np.float32)
+    cohort = sp.Cohort([(X, y)], sp.Linear("squared", l2=l2), dtype=torch.float32)
+    result = sp.train(sp.ScaffPD(sp.Average()), cohort, rounds=60)
+    X, y, x = X.astype(np.float64), y.astype(np.float64), result.x.astype(np.float64)
+    value = np.mean((X @ x - y) ** 2) + l2 / 2 * x @ x
+    gap = value - exact_minimum([(X, y)], l2, np.ones(1))
+    assert gap <= result.certificate + 1e-13 * (1 + np.mean(y**2))
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_nothing_is_proven_by_broken_numbers(bad):
     losses = np.array([1.0, bad])
-    assert certify(sp.Agnostic(), losses, np.full(2, 0.5), 1.0, np.ones(2)).gap == np.inf
-    assert certify(sp.Agnostic(), np.ones(2), np.full(2, 0.5), abs(bad), np.ones(2)).gap == np.inf
+    assert certify(sp.Agnostic(), losses, np.full(2, 0.5), 1.0, np.ones(2), EXACT).gap == np.inf
+    assert certify(sp.Agnostic(), np.ones(2), np.full(2, 0.5), abs(bad), np.ones(2), EXACT).gap == np.inf
 
 
 def test_nothing_is_proven_without_strong_convexity_or_outside_nash():
-    assert certify(sp.Agnostic(), np.ones(2), np.full(2, 0.5), 1.0, np.zeros(2)).gap == np.inf
-    assert certify(sp.Nash(b=1.0), np.array([0.5, 1.5]), np.ones(2), 0.0, np.ones(2)).gap == np.inf
+    assert certify(sp.Agnostic(), np.ones(2), np.full(2, 0.5), 1.0, np.zeros(2), EXACT).gap == np.inf
+    assert certify(sp.Nash(b=1.0), np.array([0.5, 1.5]), np.ones(2), 0.0, np.ones(2), EXACT).gap == np.inf

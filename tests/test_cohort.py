@@ -239,6 +239,11 @@ def test_softmax_scores_are_those_of_scikit_learn():
             assert scores.loss[i] == pytest.approx(log_loss(y, sklearn.predict_proba(X), labels=range(10)), rel=1e-9)
 
 
+def test_an_undecided_model_says_label_zero_as_scikit_learn_does():
+    cohort = sp.Cohort([(np.eye(4), [0, 0, 1, 0])], sp.Linear("logistic"))
+    assert cohort.evaluate(cohort.start()).accuracy[0] == 0.75
+
+
 def test_all_right_is_exactly_one_whatever_the_count():
     for m in range(1, 60):
         cohort = sp.Cohort([(np.ones((m, 1)), np.ones(m))], sp.Linear("logistic"), dtype=torch.float32)

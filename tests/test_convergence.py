@@ -10,7 +10,8 @@ from problems import OBJECTIVES, families, objectives
 
 QUICK = ["synthetic", "badly scaled", "unequal sizes", "rank-deficient", "breast cancer"]
 CASES = [(family, objective) for family in QUICK for objective in OBJECTIVES]
-DIGITS = [("digits", objective) for objective in OBJECTIVES]
+BRIEF = ("Agnostic", "ChiSquare", "Nash")
+DIGITS = [pytest.param("digits", name, marks=[] if name in BRIEF else pytest.mark.long) for name in OBJECTIVES]
 PROBLEMS = {}
 
 
@@ -26,19 +27,17 @@ def solve_and_compare(family, name):
     model = chosen.model
     optimum = sp.reference.reference_optimum(chosen.clients, model.loss, model.l2, objective, model.intercept)
     cohort = chosen.cohort()
-    excess = []
+    size, total = np.linalg.norm(optimum.x), optimum.weights.sum()
+    enough = 0.5 * model.l2 * total * (1e-5 * size) ** 2  # the gap that promises x to a relative 1e-5
 
     def never_below(moment):
-        excess.append(objective.support(moment.state.losses) - optimum.value)
-        assert excess[-1] <= moment.state.certificate + 1e-13 * (1 + abs(optimum.value))
+        excess = objective.support(moment.state.losses) - optimum.value
+        assert excess <= moment.state.certificate + 1e-13 * (1 + abs(optimum.value))
 
-    result = sp.train(sp.ScaffPD(objective), cohort, rounds=1500, tol=1e-8, callbacks=[never_below])
-    assert result.status == "converged"
+    result = sp.train(sp.ScaffPD(objective), cohort, rounds=2000, tol=min(1e-8, enough), callbacks=[never_below])
+    assert result.status in ("converged", "precision")
     assert result.certificate <= 1e-8
-    distance = np.linalg.norm(result.x - optimum.x)
-    assert distance <= np.sqrt(2e-8 / (model.l2 * result.weights.sum())) + 1e-12, "what the certificate promises"
-    tight = sp.train(sp.ScaffPD(objective), cohort, rounds=3000, tol=1e-13)
-    assert np.linalg.norm(tight.x - optimum.x) <= 1e-5 * np.linalg.norm(optimum.x)
+    assert np.linalg.norm(result.x - optimum.x) <= 1e-5 * size
 
 
 @pytest.mark.parametrize(("family", "objective"), CASES)
@@ -72,7 +71,7 @@ def test_degenerate_federations(objective):
     empty_features = [(0 * X, y) for X, y in sp.data.synthetic()]
     for clients in (one, twins, single_sample, nothing_to_learn, empty_features):
         cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
-        result = sp.train(sp.ScaffPD(objective), cohort, rounds=500, tol=1e-8)
+        result = sp.train(sp.ScaffPD(objective), cohort, rounds=1500, tol=1e-8)
         assert result.status == "converged", clients
 
 

@@ -50,7 +50,9 @@ def test_make_demo(tmp_path):
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_test_runs_these_tests():
-    done = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip().splitlines()[-1].endswith("-m pytest")
 
 

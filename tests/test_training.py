@@ -64,6 +64,23 @@ class TestOutcomes:
         assert result.status == "diverged"
         np.testing.assert_array_equal(result.x, 0)
 
+    def test_local_steps_that_overflow_are_divergence_too(self):
+        steps = sp.Fixed(tau=0.1, sigma=0.1, local_rate=10.0)
+        with np.errstate(all="ignore"):
+            result = sp.train(sp.ScaffPD(sp.Agnostic(), steps=steps), cohort(), rounds=50)
+        assert result.status == "diverged"
+
+    def test_a_certificate_is_withdrawn_when_its_ground_is_lost(self):
+        """λ moves to the one client whose loss is not strongly convex: the old bound must not be shown any more."""
+        random = np.random.default_rng(0)
+        easy = (random.standard_normal((20, 3)), np.zeros(20))
+        hard = (random.standard_normal((1, 3)), np.array([100.0]))
+        federation = sp.Cohort([easy, hard], sp.Linear("squared", l2=0.0))
+        result = sp.train(sp.ScaffPD(sp.Agnostic()), federation, rounds=3)
+        gone = result.history.weights[:, 0] == 0
+        assert gone.any()
+        assert np.all(np.isinf(result.history["certificate"][gone]))
+
     def test_a_callback_can_stop(self):
         result = sp.train(sp.ScaffPD(sp.Agnostic()), cohort(), rounds=500, callbacks=[lambda m: m.rounds == 5])
         assert result.status == "stopped"
@@ -224,10 +241,33 @@ class TestCheckpoint:
                 tables.append([{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)])
         assert kills == 3
         assert tables[0] == tables[1]
-        assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] in (
-            [],
-            [p.name for p in tmp_path.glob(".killed.ckpt.*")],
-        )
+
+    def test_an_interrupt_while_the_history_is_written_loses_no_row(self, tmp_path, monkeypatch):
+        path, algorithm = tmp_path / "run.ckpt", sp.ScaffPD(sp.Agnostic())
+        append = sp.History.append
+
+        def interrupted(self, state, *arguments):
+            append(self, state, *arguments)
+            if state.rounds == 4:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sp.History, "append", interrupted)
+            stopped = sp.train(algorithm, cohort(), rounds=30, checkpoint=path)
+        assert (stopped.status, stopped.rounds, len(stopped.history)) == ("interrupted", 3, 4)
+        resumed = sp.train(algorithm, cohort(), rounds=30, checkpoint=path)
+        same(resumed.history, sp.train(algorithm, cohort(), rounds=30).history)
+
+    def test_a_callback_that_fails_leaves_the_finished_rounds_on_disk(self, tmp_path):
+        def broken(moment):
+            if moment.rounds == 6:
+                raise RuntimeError("mine")
+
+        path, algorithm = tmp_path / "run.ckpt", sp.ScaffPD(sp.Agnostic())
+        with pytest.raises(RuntimeError, match="mine"):
+            sp.train(algorithm, cohort(), rounds=30, checkpoint=path, callbacks=[broken])
+        resumed = sp.train(algorithm, cohort(), rounds=30, checkpoint=path)
+        same(resumed.history, sp.train(algorithm, cohort(), rounds=30).history)
 
     def test_another_problem_is_refused(self, tmp_path):
         path = tmp_path / "run.ckpt"

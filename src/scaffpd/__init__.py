@@ -5,6 +5,7 @@ Everything public is a name of this module; what is heavy is imported when it is
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +61,12 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         value = import_module(f"scaffpd.{name}")
     else:
-        raise AttributeError(f"module 'scaffpd' has no attribute {name!r}")
+        near = get_close_matches(name, __all__, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module 'scaffpd' has no attribute {name!r}{hint}")
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -21,6 +21,8 @@ import numpy as np
 from scaffpd.federation import Constants, Vector
 from scaffpd.objectives.base import Objective
 
+EPSILON = float(np.finfo(np.float64).eps)
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -45,7 +47,7 @@ def certify(
     weights: Vector,
     gradient: float,
     strong_convexity: Vector,
-    precision: float = float(np.finfo(np.float64).eps),
+    rounding: tuple[Vector, Vector],
 ) -> Certificate:
     """Bound the duality gap at (x, λ).
 
@@ -53,21 +55,21 @@ def certify(
         objective: (Λ, ψ).
         losses: L_i = f_i(x).
         weights: λ.
-        gradient: ‖Σ λ_i ∇f_i(x)‖².
+        gradient: ‖Σ λ_i ∇f_i(x)‖.
         strong_convexity: μ_i.
-        precision: the machine epsilon of the number format in which the losses were computed.
+        rounding: bounds on the rounding errors of each L_i and of each ∇f_i(x) (its norm).
     """
     nothing = Certificate(np.inf, np.inf, np.inf, np.inf)
-    if not (np.all(np.isfinite(losses)) and np.isfinite(gradient)):
+    modulus = float(weights @ strong_convexity)
+    if not (np.all(np.isfinite(losses)) and np.isfinite(gradient) and modulus > 0):
         return nothing
     # On the simplex a common shift of the losses changes nothing but the rounding: centre them.
     centred = losses - weights @ losses / weights.sum() if objective.simplex else losses
     best, penalty = objective.support(centred), objective.value(weights)
-    dual = best - float(weights @ centred) + penalty
-    modulus = float(weights @ strong_convexity)
-    primal = gradient / (2 * modulus) if modulus > 0 else np.inf
-    size = float(np.abs(losses).max()) * max(1.0, float(weights.sum())) + abs(penalty)
-    floor = 8 * precision * size
+    dual, primal = best - float(weights @ centred) + penalty, gradient**2 / (2 * modulus)
+    total, error = max(1.0, float(weights.sum())), float(weights @ rounding[1])
+    arithmetic = 8 * EPSILON * (float(np.abs(losses).max()) * total + abs(penalty))
+    floor = arithmetic + 2 * total * float(rounding[0].max()) + (2 * gradient + error) * error / (2 * modulus)
     gap = max(dual, 0.0) + primal + floor
     return Certificate(gap, dual, primal, floor) if np.isfinite(gap) else nothing
 

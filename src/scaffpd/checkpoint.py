@@ -102,11 +102,8 @@ def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
         about = json.loads(arrays.pop("about").item())
         if not isinstance(about, dict):
             raise TypeError("it has no description")
-    except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"{str(path)!r} is not a readable scaffpd checkpoint ({reason}); remove it to start anew."
-        ) from None
+    except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError):
+        raise InputError(f"{str(path)!r} is not a readable scaffpd checkpoint; remove it to start anew.") from None
     if about.get("format") != FORMAT:
         raise InputError(f"{str(path)!r} has checkpoint format {about.get('format')}; this version reads {FORMAT}.")
     return arrays, about

@@ -71,6 +71,7 @@ class Cohort:
     def _bind(self, pairs: list[tuple[Any, Any]], like: _Split | None) -> _Split:
         X = [read_features(name, x) for name, (x, _) in zip(self._names, pairs, strict=True)]
         y = [read_labels(name, b, len(a)) for name, a, (_, b) in zip(self._names, X, pairs, strict=True)]
+        columns = _agreed_columns(self._names, [x for x, _ in pairs], None if like is None else like.columns)
         shape = X[0].shape[1:] if like is None else like.shape
         for name, a in zip(self._names, X, strict=True):
             if a.shape[1:] != shape:
@@ -80,7 +81,7 @@ class Cohort:
         oracle = self.model.oracle(
             X, y, list(self._names), self._device, self._dtype, None if like is None else like.oracle
         )
-        return _Split(oracle, np.array([len(a) for a in X]), shape)
+        return _Split(oracle, np.array([len(a) for a in X]), shape, columns)
 
     def _bind_test(self, test: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]) -> _Split:
         try:
@@ -139,8 +140,8 @@ class Cohort:
         return self._oracle.start()
 
     def gradients(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> _Gradients:
-        """One exchange: x down, (L_i, c_i) up."""
-        self._count(exchanges=1, down=self.dimension, up=self.dimension + 1)
+        """One exchange: x down; c_i, L_i and the bounds on their rounding errors up."""
+        self._count(exchanges=1, down=self.dimension, up=self.dimension + 3)
         return _Gradients(self, self._oracle.evaluate(x, batch_size, key))
 
     def local_updates(self, x: Tensor, at: Gradients, correction: Tensor, plan: LocalPlan) -> _Updates:
@@ -185,6 +186,7 @@ class _Split(NamedTuple):
     oracle: Oracle
     counts: NDArray[np.int64]
     shape: tuple[int, ...]
+    columns: list[str] | None
 
 
 class _Gradients:
@@ -194,18 +196,24 @@ class _Gradients:
         self.cohort, self.point = cohort, point
         self.losses: Vector = point.losses.double().cpu().numpy()
 
+    @property
+    def rounding(self) -> tuple[Vector, Vector]:
+        """Bounds on the rounding errors of L_i and c_i."""
+        loss, gradient = self.point.rounding()
+        return loss.double().cpu().numpy(), gradient.double().cpu().numpy()
+
     def sum(self, weights: Vector) -> Tensor:
         """Σ_i w_i c_i."""
         return self.point.sum(torch.as_tensor(weights).to(self.point.losses))
 
     def project(self, direction: Tensor) -> Vector:
         """⟨c_i, v⟩ per client: N scalars up."""
-        self.cohort._count(up=1)
+        self.cohort._count(exchanges=1, up=1)
         return self.point.project(direction).double().cpu().numpy()
 
     def norms(self) -> Vector:
         """‖c_i‖² per client: N scalars up."""
-        self.cohort._count(up=1)
+        self.cohort._count(exchanges=1, up=1)
         return self.point.norms().double().cpu().numpy()
 
 
@@ -249,6 +257,20 @@ def _checked_names(names: Any, n: int) -> list[str]:
         if times > 1:
             raise InputError(f"Two clients are named {name!r}; names must differ.")
     return labels
+
+
+def _agreed_columns(names: Sequence[str], features: Sequence[Any], known: list[str] | None) -> list[str] | None:
+    """The column names of those clients that have any (data frames): the same names in the same order, everywhere."""
+    for name, X in zip(names, features, strict=True):
+        own = [str(column) for column in X.columns] if hasattr(X, "columns") else None
+        known = own if known is None else known
+        if own is not None and known is not None and own != known and len(own) == len(known):
+            at = next(i for i, (a, b) in enumerate(zip(own, known, strict=True)) if a != b)
+            raise InputError(
+                f"Client {name!r} has column {own[at]!r} where others have {known[at]!r}: "
+                "name and order the columns alike everywhere."
+            )
+    return known
 
 
 def _width(shape: tuple[int, ...]) -> str:

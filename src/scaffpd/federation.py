@@ -1,8 +1,8 @@
 r"""The narrow waist: what a server may ask of its clients, and nothing else.
 
 Algorithms are written against `Federation` once; runtimes (a `Cohort` in this process, real silos elsewhere) implement
-it. Vectors leave clients only as weighted sums (`.sum(weights)`), so that secure aggregation can take the place of
-plain sums; per client the server sees scalars.
+it. Algorithms ask for vectors only as weighted sums (`.sum(weights)`), so that secure aggregation can take the place of
+plain sums; per client they see scalars.
 """
 
 from __future__ import annotations
@@ -112,6 +112,10 @@ class Gradients(Protocol):
 
     def norms(self) -> Vector:
         """‖c_i‖² per client."""
+
+    @property
+    def rounding(self) -> tuple[Vector, Vector]:
+        """Bounds on the rounding errors of L_i and, in norm, of c_i: two scalars that come with the losses."""
 
 
 @runtime_checkable

@@ -15,13 +15,13 @@ Both solve the same linear system, of size N once x is eliminated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from scaffpd.errors import InputError, positive, unknown
 from scaffpd.objectives.base import Objective
@@ -62,9 +62,17 @@ def reference_optimum(
         intercept: append a column of ones as the last feature (regularised as all others).
     """
     problem = _Problem(clients, loss, positive("reference_optimum", "l2", l2), intercept)
-    # the matrices are small: where other processes want the same cores, threads cost a factor of a hundred
-    with threadpool_limits(1, user_api="blas"):
+    with _one_thread():
         return _solve(problem, objective)
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """The matrices are small: where other processes want the same cores, threads cost a factor of a hundred."""
+    try:
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    except ImportError:
+        return nullcontext()
+    return threadpool_limits(1, user_api="blas")  # type: ignore[no-any-return]
 
 
 def _solve(problem: _Problem, objective: Objective) -> Reference:

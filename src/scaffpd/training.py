@@ -47,7 +47,7 @@ SENTENCES = {
     Status.PRECISION: "The gap is proven down to rounding error; this number format cannot certify the tol asked for.",
     Status.STALLED: f"No step was acceptable for {PATIENCE} rounds in a row: rounding or noise dominates.",
     Status.DIVERGED: "The losses grew without bound; the last finite point is returned. Use smaller steps, or Auto().",
-    Status.INTERRUPTED: "The run was interrupted; the last finished round is returned.",
+    Status.INTERRUPTED: "The run was interrupted (Ctrl-C); the last finished round is returned.",
     Status.STOPPED: "A callback asked to stop.",
 }
 
@@ -106,7 +106,8 @@ class Result:
 
     def __str__(self) -> str:
         proof = f", certified gap {self.certificate:.2e}" if np.isfinite(self.certificate) else ""
-        return f"{self.status} after {self.rounds} rounds{proof}. {self.message}"
+        rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
+        return f"{self.status} after {rounds}{proof}. {self.message}"
 
 
 def train(
@@ -179,7 +180,8 @@ class _Run:
                 self._record()
                 self._complete()
                 moment = Moment(self.state.rounds, self.state, self.history)
-                if any([callback(moment) is True for callback in callbacks]):  # every callback is called
+                answers = [callback(moment) for callback in callbacks]
+                if any(answer is True for answer in answers):
                     status = Status.STOPPED
                     break
         except KeyboardInterrupt:
@@ -283,6 +285,8 @@ def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, seed
         raise InputError(f"train needs a whole number seed >= 0, got {seed!r}.")
     if not isinstance(callbacks, Sequence):
         raise InputError(f"train needs a list of callbacks, got {callbacks!r}.")
+    if callable(callbacks):
+        raise InputError("train needs a list of callbacks: write callbacks=[...].")
     for callback in callbacks:
         if not callable(callback):
             raise InputError(f"train needs callables in callbacks, got {callback!r}.")

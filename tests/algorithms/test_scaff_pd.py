@@ -163,7 +163,7 @@ def test_a_round_costs_two_exchanges():
     exchanges, up, down = (history[name] for name in ("exchanges", "bytes_up", "bytes_down"))
     np.testing.assert_array_equal(np.diff(exchanges), 2)
     np.testing.assert_array_equal(np.diff(down), 8 * 5 * 20)  # x and c to five clients
-    np.testing.assert_array_equal(np.diff(up), 8 * 5 * 21)  # L_i, c_i and the update back
+    np.testing.assert_array_equal(np.diff(up), 8 * 5 * 23)  # c_i, L_i, two bounds on rounding, and the update back
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.05, 0.1])
@@ -229,4 +229,6 @@ def test_steps_that_are_rejected_are_counted_and_change_nothing():
     rejected = np.flatnonzero(~result.history["accepted"])
     assert len(rejected) > 0
     np.testing.assert_array_equal(result.history.losses[rejected], result.history.losses[rejected - 1])
-    assert np.all(np.diff(result.history["exchanges"]) == 2)
+    assert set(np.diff(result.history["exchanges"])) <= {2, 4}, (
+        "two, and two turns of scalars where losses are all rounding"
+    )

@@ -79,6 +79,15 @@ def test_minibatch_gradients_use_the_same_rows_as_a_linear_model(case):
     np.testing.assert_allclose(b.losses, a.losses, rtol=1e-12)
 
 
+def test_a_batch_as_large_as_the_client_is_all_of_it():
+    _, network, _, _ = twins("cross_entropy")
+    full = network.gradients(network.start()).losses
+    counts = network.evaluate(network.start()).counts
+    for batch_size in (4, 9, 40):
+        batch = network.gradients(network.start(), batch_size).losses
+        np.testing.assert_allclose(batch[counts <= batch_size], full[counts <= batch_size], rtol=1e-14)
+
+
 def test_curvature_at_the_start_is_found():
     """Squared loss has one Hessian everywhere, so the estimate can be held against the truth."""
     linear, network, _, _ = twins("squared")

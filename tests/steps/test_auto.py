@@ -104,6 +104,40 @@ def test_random_problems_never_diverge_and_always_improve(seed, N, d, scaling, s
     assert values[-1] <= values[0] * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_nash_never_leaves_its_domain(seed):
+    """With b barely above the first losses, a long step would make some client worse off than its fallback."""
+    clients = sp.data.synthetic(N=4, d=6, m=15, sigma=1.5, scaling=1.0, seed=seed)
+    cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+    b = 1.01 * cohort.gradients(cohort.start()).losses
+    result = sp.train(sp.ScaffPD(sp.Nash(b)), cohort, rounds=100, tol=1e-8)
+    assert result.status in ("converged", "round limit")
+    assert np.isfinite(result.certificate)
+    assert np.all(result.history.losses < b)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_the_size_of_the_targets_does_not_matter(scale):
+    """A penalty that is tiny or huge against the losses must not stall the weights."""
+    clients = [(X, scale * y) for X, y in sp.data.synthetic()]
+    cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+    result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort, rounds=150, tol=1e-8 * scale**2)
+    assert result.status == "converged"
+
+
+def test_networks_improve_in_every_accepted_round():
+    random = np.random.default_rng(0)
+    torch.manual_seed(0)
+    truth = random.standard_normal((6, 3))
+    X = [random.standard_normal((60, 6)) for _ in range(4)]
+    clients = [(x, (x @ (truth + 0.5 * random.standard_normal((6, 3)))).argmax(1)) for x in X]
+    network = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    cohort = sp.Cohort(clients, sp.Module(network, "cross_entropy"))
+    losses = sp.train(sp.ScaffPD(sp.Average()), cohort, rounds=10).history.losses.mean(1)
+    assert np.all(np.diff(losses) <= 0)
+    assert losses[-1] < 0.6 * losses[0]
+
+
 def test_local_steps_that_blow_up_are_shortened():
     """A network whose curvature grows away from the start: 1/L_i of the start is far too long."""
 

@@ -176,8 +176,8 @@ class ScaffPD:
         state = replace(state, weights=weights, direction=direction)
         if self.uncertified(state):
             return replace(state, certificate=np.inf, floor=np.inf)
-        size, mu = float(direction @ direction), state.constants.strong_convexity
-        proof = certify(self.objective, state.losses, weights, size, mu, _precision(state.x))
+        size, mu = float(direction.norm()), state.constants.strong_convexity
+        proof = certify(self.objective, state.losses, weights, size, mu, state.at.rounding)
         return replace(state, certificate=proof.gap, floor=proof.floor)
 
 

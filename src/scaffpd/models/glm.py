@@ -35,6 +35,16 @@ class Rows:
         blocks = self.layout.blocks(self.share, self.A.shape[1])
         return [(block, block.of(self.A), block.of(self.y)) for block in blocks]
 
+    @cached_property
+    def norms(self) -> Tensor:
+        """‖a_j‖ per row."""
+        return self.A.norm(dim=1)
+
+    @cached_property
+    def target_norms(self) -> Tensor:
+        """‖y_j‖ per row; class numbers have no size."""
+        return self.y.norm(dim=1) if self.y.is_floating_point() else torch.zeros_like(self.share)
+
     def take(self, block: Block) -> Rows:
         """The rows of one block as a stack of their own."""
         picked = block.rows.flatten()
@@ -73,6 +83,22 @@ class LinearPoint:
     def norms(self) -> Tensor:
         """‖c_i‖² per client."""
         return self.each().square().sum((1, 2))
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """How far off rounding may have put L_i and, in norm, c_i (for the data as stored).
+
+        A sum of n terms is off by at most about 4√n ε times their sizes (Higham and Mary, 2019), so that
+        δz = 4√d ε (‖a‖‖x‖ + ‖y‖),  δL = mean ‖r‖δz + (curvature/2) δz² + 4√m ε L,
+        δc = mean ‖a‖(curvature δz + 4√m ε ‖r‖) + 4ε l2‖x‖.
+        """
+        layout, share = self.rows.layout, self.rows.share
+        epsilon, size = 4 * torch.finfo(self.x.dtype).eps, self.x.norm()
+        per_sum = epsilon * layout.sizes.to(self.x.dtype).sqrt()
+        r, a = self.residual.norm(dim=1), self.rows.norms
+        z = epsilon * self.rows.A.shape[1] ** 0.5 * (a * size + self.rows.target_norms)
+        loss = layout.segment_sum(share * (r * z + self.loss.curvature / 2 * z.square())) + per_sum * self.losses
+        gradient = layout.segment_sum(share * a * (self.loss.curvature * z + per_sum[layout.owner] * r))
+        return loss, gradient + epsilon * self.l2 * size
 
     def each(self) -> Tensor:
         """The c_i themselves, (N, d, k): what stochastic local steps subtract. They stay with the clients."""

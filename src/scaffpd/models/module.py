@@ -198,6 +198,11 @@ class ModulePoint:
         """‖c_i‖² per client."""
         return self.each.square().sum(1)
 
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """Nothing is known about a network's arithmetic."""
+        unknown_error = torch.full_like(self.losses, float("inf"))
+        return unknown_error, unknown_error
+
 
 class ModuleDisplacements:
     """The stacked (N, d) displacements of all clients."""

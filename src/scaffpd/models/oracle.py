@@ -29,6 +29,9 @@ class Point(Protocol):
     def norms(self) -> Tensor:
         """‖c_i‖² per client."""
 
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """Bounds on the rounding errors of L_i and of c_i (its norm); infinite where nobody knows."""
+
 
 class Displacements(Protocol):
     """d_i = x − u_{i,J} of all clients after one batch of local steps."""

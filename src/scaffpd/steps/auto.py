@@ -45,6 +45,7 @@ PATIENCE = 50
 GROWTH, DROP = 1.5, 0.15
 BALANCE, COOLING, SATURATED = 0.3, 20.0, 1.5
 NOISY_MEMORY, LEAP = 0.9, 0.5
+SHORTEST, LENGTHEN = 1e-4, 1.1
 LARGEST = 1e40  # σ and γ stay within 1/LARGEST and LARGEST
 
 
@@ -63,7 +64,8 @@ class AutoState:
         best: the best value of the objective so far.
         since: steps taken since then.
         strict: whether the rule has fallen back to B + X ≤ D/2.
-        local_scale: factor on 1/L_i; below one only where local steps blew up.
+        local_scale: factor on 1/L_i; below one only where local steps blew up or L_i is but an estimate.
+        convex: whether the losses are; if not, every step must descend, and local steps are shortened until one does.
         memory: how much of the past enters the three averages below; 0 without noise.
         slope: averaged ⟨c, d⟩.
         b: averaged b.
@@ -81,6 +83,7 @@ class AutoState:
     since: int = 0
     strict: bool = False
     local_scale: float = 1.0
+    convex: bool = True
     memory: float = 0.0
     slope: float = 0.0
     b: float = 0.0
@@ -115,7 +118,8 @@ class Auto:
             raise InputError(
                 "Auto judges steps by full losses: use full_gradients=True, or Fixed(...) or Theory(...) steps."
             )
-        return AutoState(memory=NOISY_MEMORY if problem.stochastic else 0.0)
+        convex = problem.constants.convex
+        return AutoState(memory=NOISY_MEMORY if problem.stochastic else 0.0, convex=convex, strict=not convex)
 
     def rates(self, state: AutoState) -> Rates:
         """σ = γ e, θ, e and the clients' share of 1/L_i."""
@@ -138,7 +142,8 @@ class Auto:
         if state.memory > 0:  # a noisy step need not descend; it must not leap
             room = max(room, promised + LEAP * abs(float(trial.weights @ trial.before)))
         if bregman + cross > room:
-            return replace(state, step=float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e))), False
+            scale = state.local_scale if state.convex else max(state.local_scale / 2, SHORTEST)
+            return replace(state, step=float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e)), local_scale=scale), False
         return self._accepted(state, trial, promised, change, ideal), True
 
     def _accepted(self, state: AutoState, trial: Trial, promised: float, change: Vector, ideal: float) -> AutoState:
@@ -164,6 +169,7 @@ class Auto:
             best=min(value, state.best),
             since=since,
             strict=state.strict or since >= PATIENCE,
+            local_scale=state.local_scale if state.convex else min(LENGTHEN * state.local_scale, 1.0),
         )
 
     def _balance(self, state: AutoState, trial: Trial, coupling: float) -> tuple[float, float]:

@@ -16,8 +16,8 @@ with μ = μ_x/4 as the appendix' remark asks, started so that (1 − δ)/τ_0 �
 equal (δ = 0.1, c_α = 0.9).
 
 In both, η_ℓ = τ_r/(J η_g) with the η_g ≥ 1 that keeps the drift below what the proof allows,
-36 τ² L_xx/η_g² + 2 τ³ L_xx²/η_g² ≤ τ/16. The conditions are those of exact gradients: with minibatches the paper asks for
-smaller steps still (1/(1 − θ) above ζ²/(μ_x ε)), which nobody can compute beforehand.
+36 τ² L_xx/η_g² + 2 τ³ L_xx²/η_g² ≤ τ/16. The conditions are those of exact gradients: with minibatches the paper asks
+for smaller steps still (1/(1 − θ) above ζ²/(μ_x ε)), which nobody can compute beforehand.
 """
 
 from __future__ import annotations
