@@ -1,6 +1,6 @@
 """Rounds to a certified gap of 1e-8, for every objective on every family of problems: writes benchmarks/ROUNDS.md.
 
-    python benchmarks/rounds.py                      all of it (about half an hour on two cores)
+    python benchmarks/rounds.py                      all of it (half an hour on two idle cores; can be interrupted)
     python benchmarks/rounds.py --families synthetic digits --no-write
 
 Methods: `Auto()` as it is; `Auto(extrapolation=1)`, the paper's θ; `Auto()` with one local step; the best of a grid of
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 import time
 from multiprocessing import get_context
@@ -102,13 +103,26 @@ def text(rounds: int | None, cap: int) -> str:
     return f"> {cap}" if rounds is None else str(rounds)
 
 
-def report(rows: list[tuple[str, ...]], seed: int, seconds: float) -> str:
+def rows_file(seed: int) -> Path:
+    """Where finished rows are kept, so that an interrupted benchmark goes on where it stopped."""
+    return Path(__file__).with_name(f".rounds-{seed}.jsonl")
+
+
+def read_rows(seed: int) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The rows of an earlier, interrupted call."""
+    if not rows_file(seed).exists():
+        return {}
+    rows = [tuple(json.loads(line)) for line in rows_file(seed).read_text(encoding="utf-8").splitlines()]
+    return {(row[0], row[1]): row for row in rows}
+
+
+def report(rows: list[tuple[str, ...]], seed: int) -> str:
     """The Markdown file."""
     ratios = [float(row[7]) for row in rows if row[7] != "–"]
     lines = [
         "# Rounds to a certified gap of 1e-8",
         "",
-        f"Written by `python benchmarks/rounds.py --seed {seed}` in {seconds / 60:.0f} minutes "
+        f"Written by `python benchmarks/rounds.py --seed {seed}` "
         f"(scaffpd {sp.__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}).",
         "",
         f"All with J = {J} local steps but for one column. `Auto`: nothing set. `θ paper`: `Auto(extrapolation=1)`. "
@@ -137,17 +151,23 @@ def main() -> None:
     parser.add_argument("--families", nargs="*", default=None, help="parts of family names; all by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--fresh", action="store_true", help="measure anew what an earlier call has measured")
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args()
     names = [n for n in families() if not options.families or any(part in n for part in options.families)]
     tasks = [(name, which, options.seed) for name in names for which in OBJECTIVES]
-    started, rows = time.perf_counter(), []
-    with get_context("spawn").Pool(options.processes) as pool:
-        for row in pool.imap(measure, tasks):
-            rows.append(row)
+    known = {} if options.fresh else read_rows(options.seed)
+    open_tasks = [task for task in tasks if task[:2] not in known]
+    started = time.perf_counter()
+    with get_context("spawn").Pool(options.processes) as pool, rows_file(options.seed).open("a") as file:
+        for row in pool.imap_unordered(measure, open_tasks):
+            known[row[0], row[1]] = row
+            file.write(json.dumps(row) + "\n")
+            file.flush()
             print(f"[{time.perf_counter() - started:6.0f} s] " + " | ".join(row), flush=True)
+    rows = [known[task[:2]] for task in tasks]
     if not options.no_write:
-        text_ = report(rows, options.seed, time.perf_counter() - started)
+        text_ = report(rows, options.seed)
         Path(__file__).with_name("ROUNDS.md").write_text(text_, encoding="utf-8")
 
 

@@ -119,13 +119,14 @@ def test_traffic_is_what_a_hand_counts(dtype, size, name):
     cohort.constants()
     assert sent() == (1, n * 2 * size, 0)  # L_i and μ_i
     at = cohort.gradients(cohort.start())
-    assert sent() == (1, n * (d + 1) * size, n * d * size)  # x down; L_i and c_i up
+    assert sent() == (1, n * (d + 3) * size, n * d * size)  # x down; c_i, L_i and bounds on their rounding up
     c = at.sum(np.ones(n))
-    assert sent() == (0, 0, 0)  # c_i are there already
+    assert at.rounding[0].shape == at.rounding[1].shape == (n,)
+    assert sent() == (0, 0, 0)  # all that is there already
     at.norms()
-    assert sent() == (0, n * size, 0)
+    assert sent() == (1, n * size, 0)
     at.project(c)
-    assert sent() == (0, n * size, 0)
+    assert sent() == (1, n * size, 0)
     cohort.local_updates(cohort.start(), at, c, LocalPlan(3)).sum(np.ones(n))
     assert sent() == (1, n * d * size, n * d * size)  # c down, d_i up
     cohort.evaluate(cohort.start())

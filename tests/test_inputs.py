@@ -62,6 +62,10 @@ FEATURES = {
     "NaN in a frame": (lambda: cohort(frame(height=[1, 2, NAN, 4])), "'Bern' has a NaN or infinite value in column h"),
     "missing in a frame": (lambda: cohort(frame(sex=[0, None, 1, 1]).astype({"sex": "Int64"})), "in column sex"),
     "None": (lambda: cohort([[1, 2, 3], [1, None, 3], [1, 2, 3], [1, 2, 3]]), "in column 1 (first in row 1)"),
+    "columns in another order": (
+        lambda: sp.Cohort({"Basel": (frame(), Y), "Bern": (frame()[["age", "sex", "height"]], Y)}, LOGISTIC),
+        "'Bern' has column 'sex' where others have 'height'",
+    ),
     "masked": (lambda: cohort(np.ma.masked_greater(X, 0)), "'Bern' has masked features"),
     "NaN in a picture": (
         lambda: sp.Cohort([(changed(np.ones((4, 1, 2, 2)), (3, 0, 1, 1), NAN), Y)], sp.Module(nn.Conv2d(1, 2, 2))),
@@ -359,7 +363,7 @@ GARBAGE = {
     "text": lambda path: path.write_text("not a checkpoint\nat all"),
     "nothing": lambda path: path.write_bytes(b""),
     "half of one": lambda path: path.write_bytes(valid_checkpoint(path)[:700]),
-    "a flipped byte": lambda path: path.write_bytes(flipped(valid_checkpoint(path))),
+    "flipped bytes": lambda path: path.write_bytes(flipped(valid_checkpoint(path))),
     "a bare array": lambda path: np.save(path.open("wb"), np.ones(3)),
     "a pickle": lambda path: np.save(path.open("wb"), np.array([{}], dtype=object), allow_pickle=True),
     "other arrays": lambda path: np.savez(path.open("wb"), x=np.ones(3)),
@@ -370,8 +374,9 @@ GARBAGE = {
 
 
 def flipped(data):
-    middle = len(data) // 3
-    return data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :]
+    """Sixty-four bytes in the middle turned over: enough to hit something that a checksum covers."""
+    start = len(data) // 3
+    return data[:start] + bytes(255 - byte for byte in data[start : start + 64]) + data[start + 64 :]
 
 
 @pytest.mark.parametrize("name", GARBAGE)

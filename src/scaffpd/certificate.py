@@ -20,6 +20,7 @@ import numpy as np
 
 from scaffpd.federation import Constants, Vector
 from scaffpd.objectives.base import Objective
+from scaffpd.objectives.inputs import LARGEST
 
 EPSILON = float(np.finfo(np.float64).eps)
 
@@ -61,7 +62,7 @@ def certify(
     """
     nothing = Certificate(np.inf, np.inf, np.inf, np.inf)
     modulus = float(weights @ strong_convexity)
-    if not (np.all(np.isfinite(losses)) and np.isfinite(gradient) and modulus > 0):
+    if not (np.all(np.abs(losses) < LARGEST / 4) and np.isfinite(gradient) and modulus > 0):
         return nothing
     # On the simplex a common shift of the losses changes nothing but the rounding: centre them.
     centred = losses - weights @ losses / weights.sum() if objective.simplex else losses

@@ -128,6 +128,33 @@ def test_single_precision_follows_double(case):
         assert relative(d32, d64) < 2e-4
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", range(4))
+def test_rounding_stays_within_the_bounds_that_clients_report(case, seed):
+    """Single precision against double, on the data as single precision stores it, badly scaled columns included."""
+    loss, outputs, intercept = CASES[case]
+    random = np.random.default_rng(seed)
+    data = unequal_clients(loss, outputs, seed=seed)
+    scale = 10.0 ** np.linspace(-3, 3, 6)
+    data["badly scaled"] = (random.standard_normal((40, 6)) * scale, data["many"][1])
+    data = {name: (X.astype(np.float32), y.astype(np.float32)) for name, (X, y) in data.items()}
+    l2 = float(np.float32(0.03))
+    model = sp.Linear(loss, l2=l2, intercept=intercept, classes=outputs if loss == "softmax" else None)
+    cohort = sp.Cohort(data, model, dtype=torch.float32)
+    shrink = np.repeat([*scale, 1.0][: 6 + intercept], outputs)
+    for size in (0.0, 1e-3, 1.0, 100.0):
+        x = (size * random.standard_normal(cohort.dimension) / (shrink if seed % 2 else 1)).astype(np.float32)
+        at = cohort.gradients(torch.tensor(x))
+        loss_error, gradient_error = at.rounding
+        for i, (X, y) in enumerate(data.values()):
+            client = Client(X, y.astype(np.float64), loss, l2, outputs, intercept)
+            value, gradient = client.value_and_gradient(x.astype(np.float64))
+            got = at.sum(np.eye(len(data))[i]).double().numpy()
+            assert abs(at.losses[i] - value) <= loss_error[i]
+            assert np.linalg.norm(got - gradient) <= gradient_error[i]
+            assert loss_error[i] <= 1e-4 * (1 + value) * (1 + np.abs(client.A).max() * np.abs(x).max())
+
+
 # ------------------------------------------------------------------ local steps
 
 

@@ -144,7 +144,7 @@ def test_strong_convexity_is_the_smallest_eigenvalue_and_never_more():
 
 @pytest.mark.parametrize("smallest", [0.0, 1e-7, 1e-6, 1e-5])
 def test_single_precision_claims_no_more_convexity_than_there_is(smallest):
-    """In float32 the smallest singular value of badly conditioned features is noise, and must not enter a certificate."""
+    """In float32 the smallest singular value of badly conditioned features is noise; no certificate may use it."""
     for seed in range(20):
         random = np.random.default_rng(seed)
         U, V = (np.linalg.qr(random.standard_normal((m, 5)))[0] for m in (60, 5))

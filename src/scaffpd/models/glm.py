@@ -38,7 +38,8 @@ class Rows:
     @cached_property
     def norms(self) -> Tensor:
         """‖a_j‖ per row."""
-        return self.A.norm(dim=1)
+        norms: Tensor = self.A.norm(dim=1)
+        return norms
 
     @cached_property
     def target_norms(self) -> Tensor:

@@ -6,6 +6,7 @@ Gradients by autograd, one client after the other. The loss need not be convex i
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -64,9 +65,12 @@ class Module:
             _refuse_random_or_stateful(name, part)
 
     def __repr__(self) -> str:
-        """Architecture, loss and l2, without addresses: the same in every process."""
+        """Architecture (a hash of it, where it is long), loss and l2, without addresses: the same in every process."""
+        network = " ".join(repr(self.module).split())
+        if len(network) > 100:
+            network = f"{type(self.module).__name__} {hashlib.sha256(network.encode()).hexdigest()[:8]}"
         loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__qualname__", type(self.loss).__name__)
-        return f"Module({' '.join(repr(self.module).split())}, loss={loss!r}, l2={self.l2!r})"
+        return f"Module({network}, loss={loss!r}, l2={self.l2!r})"
 
     def oracle(
         self,

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan
 from scaffpd.models.glm import LinearOracle, LinearPoint, Rows, same
+from scaffpd.models.losses import Loss
 from scaffpd.models.oracle import Displacements
 from scaffpd.models.ragged import Ragged
 
@@ -31,7 +32,7 @@ from scaffpd.models.ragged import Ragged
 class Rotated:
     """The rotated stack: orthogonal rows per client, what y has outside their span, and the eigenvalues w_j.
 
-    `noise` is the relative error of a client's singular values ‖ã_j‖ against its largest one, from the decomposition.
+    `noise` bounds the decomposition's own rounding: Ã is the rotation of A + E with ‖E‖ ≤ noise·‖A‖, and so for y.
     """
 
     rows: Rows
@@ -55,7 +56,7 @@ def rotate(rows: Rows) -> Rotated:
     share = 1 / rows.layout.sizes[layout.owner].to(rows.A.dtype)
     stack = Rows(torch.cat(A), torch.cat(y), layout, share)
     norms = stack.A.square().sum(1)
-    noise = epsilon * rows.layout.sizes.clamp_min(rows.A.shape[1]).to(norms)
+    noise = 4 * epsilon * rows.layout.sizes.clamp_min(rows.A.shape[1]).to(norms).sqrt()
     return Rotated(stack, torch.stack(rest), 2 * share * norms, norms, noise)
 
 
@@ -66,6 +67,28 @@ def local_gain(h: Tensor, rate: Tensor, steps: int) -> Tensor:
     smooth = -torch.expm1(steps * torch.log1p(-torch.where(small, e, 0)))
     shrink = torch.where(small, smooth, 1 - (1 - e) ** steps)
     return torch.where(h > 0, shrink / torch.where(h > 0, h, 1), rate * steps)
+
+
+class RotatedPoint(LinearPoint):
+    """All clients at one x, from the rotated data."""
+
+    def __init__(self, data: Rotated, loss: Loss, l2: float, x: Tensor, outputs: int) -> None:
+        super().__init__(data.rows, loss, l2, x, outputs, data.constant)
+        self.data = data
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """What arithmetic adds, and what the rotation has added before.
+
+        With ρ = ‖A x − y‖/√m, S = ‖A‖/√m and δ = noise·(S‖x‖ + ‖y‖/√m), the rotation is off by at most
+        2ρδ + δ² in L_i and by 2 noise S ρ + 2 S δ in c_i.
+        """
+        loss, gradient = super().rounding()
+        data, layout, size = self.data, self.rows.layout, self.x.norm()
+        rho = (self.losses - self.l2 / 2 * size.square()).clamp_min(0).sqrt()
+        top = (layout.segment_max(data.eigenvalues) / 2).sqrt()
+        y = (layout.segment_sum(self.rows.share * self.rows.y.square().sum(1)) + data.constant).sqrt()
+        delta = data.noise * (top * size + y)
+        return loss + (2 * rho + delta) * delta, gradient + 2 * top * (data.noise * rho + delta)
 
 
 class QuadraticDisplacements:
@@ -107,7 +130,7 @@ class QuadraticOracle(LinearOracle):
         """Losses and gradients from the rotated data; minibatches need the samples themselves."""
         if batch_size is not None:
             return super().evaluate(x, batch_size, key)
-        return LinearPoint(self.rotated.rows, self.loss, self.l2, x, self.outputs, self.rotated.constant)
+        return RotatedPoint(self.rotated, self.loss, self.l2, x, self.outputs)
 
     def local_updates(self, x: Tensor, at: LinearPoint, correction: Tensor, plan: LocalPlan) -> Displacements:
         """ϕ_i(H_i) applied to the correction; minibatch steps, or c_i that are not ∇f_i(x), go step by step."""
