@@ -30,10 +30,9 @@ from scaffpd.certificate import certify, no_certificate
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vector
 from scaffpd.objectives.base import Objective
+from scaffpd.objectives.inputs import LARGEST
 from scaffpd.steps import Auto, StepRule
 from scaffpd.steps.base import Problem, Rates, Trial
-
-LARGEST = 1e40  # losses beyond this move no weights: the run has diverged and is about to be told so
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ class ScaffPD:
 
     def _dual_step(self, state: ScaffPDState, rates: Rates) -> ScaffPDState:
         weights = state.centre
-        if rates.sigma > 0 and np.all(np.abs(state.losses) < LARGEST):
+        if rates.sigma > 0 and np.all(np.abs(state.losses) < LARGEST / 4):  # beyond, the run is about to be ended
             s = state.losses + rates.theta * (state.losses - state.previous)
             weights = self.objective.prox(s, state.centre, rates.sigma)
         direction = state.at.sum(weights)

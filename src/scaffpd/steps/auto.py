@@ -37,6 +37,7 @@ import numpy as np
 
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Vector
+from scaffpd.objectives.inputs import LARGEST
 from scaffpd.steps.base import Problem, Rates, Trial
 
 KAPPA = 3.0
@@ -46,7 +47,6 @@ GROWTH, DROP = 1.5, 0.15
 BALANCE, COOLING, SATURATED = 0.3, 20.0, 1.5
 NOISY_MEMORY, LEAP = 0.9, 0.5
 SHORTEST, LENGTHEN = 1e-4, 1.1
-LARGEST = 1e40  # σ and γ stay within 1/LARGEST and LARGEST
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,42 @@
+"""The same run on a GPU: the same optimum, certified there too, and bit for bit the same when repeated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import scaffpd as sp
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+def problem(loss):
+    clients = sp.data.synthetic(N=6, sizes=(5, 30, 60, 100, 200, 7), sigma=0.5)
+    if loss == "logistic":
+        return [(X, (y > 0).astype(int)) for X, y in clients]
+    if loss == "softmax":
+        return [(X, np.digitize(y, [-2, 0, 2])) for X, y in clients]
+    return clients
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
+@pytest.mark.parametrize("objective", [sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.QFair(1.0)])
+def test_a_gpu_finds_the_same_certified_optimum(loss, objective):
+    results = []
+    for device in ("cpu", "cuda", "cuda"):
+        cohort = sp.Cohort(problem(loss), sp.Linear(loss, l2=0.05), device=device)
+        results.append(sp.train(sp.ScaffPD(objective, local_steps=20), cohort, rounds=1000, tol=1e-10))
+    cpu, gpu, again = results
+    assert cpu.status == gpu.status == "converged"
+    np.testing.assert_allclose(gpu.x, cpu.x, atol=2 * np.sqrt(2 * 1e-10 / (0.05 * cpu.weights.sum())))
+    np.testing.assert_array_equal(gpu.x, again.x)
+    np.testing.assert_array_equal(gpu.history.losses, again.history.losses)
+
+
+def test_minibatches_and_networks_run_on_a_gpu():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    cohort = sp.Cohort(problem("softmax"), sp.Module(network, "cross_entropy"), device="cuda")
+    result = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=10, batch_size=16), cohort, rounds=20)
+    assert result.history.losses[-1].max() < result.history.losses[0].max()
