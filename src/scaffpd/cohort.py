@@ -152,7 +152,7 @@ class Cohort:
         return _Updates(self._oracle.local_updates(x, at.point, correction, plan), correction)
 
     def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train") -> ClientScores:
-        """Per-client loss, accuracy and sample counts of x on "train" or "test"."""
+        """Per-client loss f_i(x) (regulariser included), accuracy and sample counts of x on "train" or "test"."""
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         chosen = self._train if split == "train" else self._test

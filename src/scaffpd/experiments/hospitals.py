@@ -28,7 +28,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -40,7 +39,7 @@ from scaffpd.cohort import Cohort
 from scaffpd.data import heart_disease
 from scaffpd.data.silos import Silos
 from scaffpd.errors import InputError
-from scaffpd.federation import ClientScores, Federation, Vector
+from scaffpd.federation import ClientScores, Vector
 from scaffpd.metrics import Spread, Summary
 from scaffpd.models import Linear
 from scaffpd.objectives import Average, ChiSquare, Objective
@@ -218,7 +217,7 @@ def study(
 
 def _run(cohort: Cohort, objective: Objective, tol: float) -> Run:
     algorithm = ScaffPD(objective, local_steps=LOCAL_STEPS)
-    result = train(algorithm, cast(Federation, cohort), rounds=MOST_ROUNDS, tol=tol, progress=False)
+    result = train(algorithm, cohort, rounds=MOST_ROUNDS, tol=tol, progress=False)
     if result.status is Status.INTERRUPTED:  # half a study is none
         raise KeyboardInterrupt
     return Run(
