@@ -269,3 +269,9 @@ def test_a_terminal_that_cannot_write_lambda_gets_no_traceback():
     )
     assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "scaffpd", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert scaffpd.__version__ in done.stdout
