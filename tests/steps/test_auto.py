@@ -89,7 +89,7 @@ objectives = st.sampled_from(
     objective=objectives,
 )  # fmt: skip
 def test_random_problems_never_diverge(seed, N, d, scaling, sigma, l2, J, objective):
-    """Progress may be slow (thousands of local steps at a client with one sample pull everybody its way), not undone."""
+    """Progress may be slow: thousands of local steps at a client with one sample pull everybody its way."""
     sizes = np.random.default_rng(seed).integers(1, 40, N).tolist()
     clients = sp.data.synthetic(N=N, d=d, sigma=sigma, scaling=scaling, sizes=sizes, seed=seed)
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=l2))
