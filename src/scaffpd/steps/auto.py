@@ -131,7 +131,8 @@ class Auto:
         """Compare what the step promised with what came of it."""
         if not np.isfinite(trial.slope):
             return replace(state, local_scale=state.local_scale / 2), False
-        if not (np.all(np.isfinite(trial.after)) and np.isfinite(trial.objective.support(trial.after))):
+        value = trial.objective.support(trial.after) if np.all(np.isfinite(trial.after)) else np.inf
+        if not np.isfinite(value):
             return replace(state, step=state.step / 10), False  # overflow, or outside the domain (Nash: a loss above b)
         e, promised = state.step, state.step * trial.slope
         bregman, change = curvature_and_change(trial)
@@ -144,16 +145,14 @@ class Auto:
         if bregman + cross > room:
             scale = state.local_scale if state.convex else max(state.local_scale / 2, SHORTEST)
             return replace(state, step=float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e)), local_scale=scale), False
-        return self._accepted(state, trial, promised, change, ideal), True
+        return self._accepted(state, trial, value, change, ideal), True
 
-    def _accepted(self, state: AutoState, trial: Trial, promised: float, change: Vector, ideal: float) -> AutoState:
-        energy = max(
-            promised, 2 * state.b * state.step**2
-        )  # in exact runs the promise; under noise the step is longer than it
+    def _accepted(self, state: AutoState, trial: Trial, value: float, change: Vector, ideal: float) -> AutoState:
+        # The step's squared length in the metric of D: what was promised, or what curvature shows where that is more.
+        energy = max(state.step * trial.slope, 2 * state.b * state.step**2)
         seen = float(change @ change) / (state.step * energy) if energy > 0 else 0.0
         coupling = max(seen, 0.9 * state.coupling)
         gamma, imbalance = self._balance(state, trial, coupling)
-        value = trial.objective.support(trial.after)
         better = value < state.best - 1e-13 * abs(value)
         since = 0 if better else state.since + 1
         target = 0.8 * ideal if state.strict else ideal
