@@ -139,7 +139,6 @@ class ScaffPD:
 
     def resume(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
         """A state read from disk, with the clients' answers at x asked for again."""
-        federation.constants()
         return replace(state, at=self._ask(federation, state.x, state.seed, state.answered))
 
     def round(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
