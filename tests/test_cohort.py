@@ -94,7 +94,7 @@ def test_gradients_of_another_cohort_are_refused():
     model, data = data_for("logistic")
     one, other = sp.Cohort(data, model), sp.Cohort(data, model)
     x = one.start()
-    with pytest.raises(InputError, match="this cohort itself"):
+    with pytest.raises(InputError, match="these very clients"):
         one.local_updates(x, other.gradients(x), x, LocalPlan(1))
 
 
@@ -117,7 +117,7 @@ def test_traffic_is_what_a_hand_counts(dtype, size, name):
 
     assert sent() == (0, 0, 0)
     cohort.constants()
-    assert sent() == (1, n * 2 * size, 0)  # L_i and μ_i
+    assert sent() == (1, n * 4 * size, 0)  # L_i, μ_i, max_j L_ij and n_i
     at = cohort.gradients(cohort.start())
     assert sent() == (1, n * (d + 3) * size, n * d * size)  # x down; c_i, L_i and bounds on their rounding up
     c = at.sum(np.ones(n))

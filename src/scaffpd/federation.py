@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
+Clients = Sequence[int] | NDArray[np.int64] | None  # which clients a question goes to; `None` is all of them
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,29 @@ class Constants:
         smoothness: L_i, the Lipschitz constant of ∇f_i (an estimate where the loss is not convex).
         strong_convexity: μ_i with f_i μ_i-strongly convex; 0 where there is none.
         convex: whether every f_i is convex.
+        steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter steps.
+        samples: n_i, how many samples a client has.
     """
 
     smoothness: Vector
     strong_convexity: Vector
     convex: bool
+    steepest: Vector
+    samples: NDArray[np.int64]
+
+    def expected_smoothness(self, batch_size: int | None) -> Vector:
+        """L_i + (max_j L_ij − L_i)/b: how steep the mean of b random samples is (all samples: L_i itself)."""
+        if batch_size is None:
+            return self.smoothness
+        mixed = self.smoothness + np.maximum(self.steepest - self.smoothness, 0) / batch_size
+        return np.where(self.samples <= batch_size, self.smoothness, mixed)
 
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """What every client does between two exchanges (Algorithm 2 of the paper).
+    """What every client does between two exchanges: J steps u ← u − η_i (g_i(u) − c_i + c + μ(u − x)) from u = x.
+
+    Algorithm 2 of the paper has μ = 0; without c_i and c these are the plain local steps of FedAvg.
 
     Attributes:
         steps: J, the number of local steps.
@@ -43,6 +57,8 @@ class LocalPlan:
         scale: the factor on 1/L_i when `rate` is `None`.
         batch_size: samples per local gradient; `None` for all of them.
         key: seeds the choice of minibatches: the same key, the same batches.
+        prox: μ, the pull back to x (FedProx).
+        snapshot: t', a step whose iterate is handed up as well (DRFA).
     """
 
     steps: int
@@ -50,6 +66,8 @@ class LocalPlan:
     scale: float = 1.0
     batch_size: int | None = None
     key: tuple[int, ...] = (0,)
+    prox: float = 0.0
+    snapshot: int | None = None
 
 
 @dataclass
@@ -97,15 +115,20 @@ class ClientScores:
 
 
 @runtime_checkable
-class Gradients(Protocol):
+class Vectors(Protocol):
+    """One vector per client, each kept by its client; the server may ask for weighted sums."""
+
+    def sum(self, weights: Vector) -> torch.Tensor:
+        """Σ_i w_i v_i; clients that have no v_i must have weight zero."""
+
+
+@runtime_checkable
+class Gradients(Vectors, Protocol):
     """The clients' answers at one point x; each keeps its c_i = ∇f_i(x) to itself."""
 
     @property
     def losses(self) -> Vector:
-        """L_i = f_i(x)."""
-
-    def sum(self, weights: Vector) -> torch.Tensor:
-        """Σ_i w_i c_i."""
+        """L_i = f_i(x); NaN for clients that were not asked."""
 
     def project(self, direction: torch.Tensor) -> Vector:
         """⟨c_i, v⟩ per client, for a direction v that the clients can form from what they were sent."""
@@ -113,22 +136,47 @@ class Gradients(Protocol):
     def norms(self) -> Vector:
         """‖c_i‖² per client."""
 
+    def gram(self) -> NDArray[np.float64]:
+        """⟨c_i, c_j⟩ for all pairs: the one question that needs every client's own gradient on the server."""
+
     @property
     def rounding(self) -> tuple[Vector, Vector]:
         """Bounds on the rounding errors of L_i and, in norm, of c_i: two scalars that come with the losses."""
 
 
 @runtime_checkable
-class Updates(Protocol):
+class Updates(Vectors, Protocol):
     """The clients' local work d_i = x − u_{i,J} = η_i J Δu_i."""
 
-    def sum(self, weights: Vector) -> torch.Tensor:
-        """Σ_i w_i d_i."""
+    def norms(self) -> Vector:
+        """‖d_i‖² per client: scalars that go up with d_i."""
+
+    def snapshot(self, weights: Vector) -> torch.Tensor:
+        """Σ_i w_i (x − u_{i,t'}) for the plan's snapshot t'."""
+
+
+@runtime_checkable
+class Memory(Vectors, Protocol):
+    """Vectors that clients keep from round to round, such as the control variates of SCAFFOLD.
+
+    A value like any other: `plus` returns a new one, so that a state can be kept, compared and taken back. A runtime's
+    own class is a dataclass of tensors, so that a checkpoint can hold it.
+    """
+
+    def plus(self, scale: float, vectors: Vectors | torch.Tensor, clients: Clients = None) -> Memory:
+        """v_i + scale·w_i for the given clients (all by default); a single tensor is the same w for everyone."""
+
+    def replaced(self, vectors: Vectors, clients: Clients = None) -> Memory:
+        """w_i in the place of v_i for the given clients."""
 
 
 @runtime_checkable
 class Federation(Protocol):
-    """N clients that keep their data and answer questions about a common parameter vector x ∈ R^d."""
+    """N clients that keep their data and answer questions about a common parameter vector x ∈ R^d.
+
+    Questions go to all clients, or to some (`clients`, distinct numbers): only those compute, and only they count as
+    traffic.
+    """
 
     @property
     def names(self) -> Sequence[str]:
@@ -148,11 +196,44 @@ class Federation(Protocol):
     def start(self) -> torch.Tensor:
         """The default x⁰ (zero for linear models, the module's own parameters otherwise)."""
 
-    def gradients(self, x: torch.Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Gradients:
-        """Losses and gradients at x, over all samples or over a seeded minibatch."""
+    def memory(self) -> Memory:
+        """A zero vector at every client."""
 
-    def local_updates(self, x: torch.Tensor, at: Gradients, correction: torch.Tensor, plan: LocalPlan) -> Updates:
-        """J local steps u ← u − η_i (g_i(u) − c_i + correction) from x, with c_i as answered in `at`."""
+    def losses(
+        self,
+        x: torch.Tensor,
+        batch_size: int | None = None,
+        key: tuple[int, ...] = (0,),
+        clients: Clients = None,
+        alone: bool = True,
+    ) -> Vector:
+        """f_i(x), over all samples or over a seeded minibatch; NaN for clients that were not asked.
+
+        Where it is not `alone`, the next question at the same x goes out with it, as one exchange.
+        """
+
+    def gradients(
+        self,
+        x: torch.Tensor,
+        batch_size: int | None = None,
+        key: tuple[int, ...] = (0,),
+        clients: Clients = None,
+        alone: bool = True,
+    ) -> Gradients:
+        """Losses and gradients at x, over all samples or over a seeded minibatch; `alone` as for `losses`."""
+
+    def local_updates(
+        self,
+        x: torch.Tensor,
+        at: Gradients | Memory | None,
+        correction: torch.Tensor | None,
+        plan: LocalPlan,
+        clients: Clients = None,
+    ) -> Updates:
+        """J local steps u ← u − η_i (g_i(u) − c_i + correction) from x.
+
+        c_i is what the client answered (`Gradients`) or kept (`Memory`); `None` leaves c_i or the correction out.
+        """
 
     def evaluate(self, x: torch.Tensor, split: str = "train") -> ClientScores:
         """Per-client scores of x on the "train" or "test" samples."""

@@ -12,7 +12,7 @@ from scaffpd.steps.base import Problem
 
 
 def problem(objective, L=3.0, mu=0.1, norms=4.0, J=10, n=5):
-    constants = Constants(np.full(n, L), np.full(n, mu), convex=True)
+    constants = Constants(np.full(n, L), np.full(n, mu), True, np.full(n, L), np.full(n, 10))
     return Problem(objective, constants, J, False, True, np.ones(n), lambda: np.full(n, norms))
 
 

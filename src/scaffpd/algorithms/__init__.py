@@ -1,5 +1,31 @@
-"""Algorithms on the `Federation` interface: one paper, one file."""
+"""Algorithms: one paper, one file; `base` and `central` hold what several share."""
 
+from scaffpd.algorithms.accelerated_primal_dual import AcceleratedPrimalDual
+from scaffpd.algorithms.afl import AFL
+from scaffpd.algorithms.delta_fl import DeltaFL
+from scaffpd.algorithms.drfa import DRFA
+from scaffpd.algorithms.extragradient import Extragradient
+from scaffpd.algorithms.fed_avg import FedAvg
+from scaffpd.algorithms.fed_prox import FedProx
+from scaffpd.algorithms.gradient_descent_ascent import GradientDescentAscent
+from scaffpd.algorithms.minimax_gradient import MinimaxGradient
+from scaffpd.algorithms.prox_skip import ProxSkip
+from scaffpd.algorithms.q_ffl import QFFL
 from scaffpd.algorithms.scaff_pd import ScaffPD
+from scaffpd.algorithms.scaffold import Scaffold
 
-__all__ = ["ScaffPD"]
+__all__ = [
+    "AFL",
+    "DRFA",
+    "QFFL",
+    "AcceleratedPrimalDual",
+    "DeltaFL",
+    "Extragradient",
+    "FedAvg",
+    "FedProx",
+    "GradientDescentAscent",
+    "MinimaxGradient",
+    "ProxSkip",
+    "ScaffPD",
+    "Scaffold",
+]

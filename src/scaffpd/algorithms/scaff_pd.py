@@ -18,14 +18,14 @@ S = Σ λ_i.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from scaffpd.algorithms.base import check_finite, check_objective
 from scaffpd.certificate import certify, no_certificate
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vector
@@ -87,6 +87,8 @@ class ScaffPD:
             floor is lower and the certificate stays valid. `False` is the paper's fully stochastic setting.
     """
 
+    knobs: ClassVar[tuple[str, ...]] = ()
+
     objective: Objective
     local_steps: int = 100
     batch_size: int | None = None
@@ -94,8 +96,7 @@ class ScaffPD:
     full_gradients: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.objective, Objective):
-            raise InputError(f"ScaffPD needs an objective such as ChiSquare(rho=0.1), got {self.objective!r}.")
+        check_objective(self, self.objective)
         rule = not isinstance(self.steps, type) and all(hasattr(self.steps, k) for k in ("start", "rates", "judge"))
         if not rule:
             raise InputError(f"ScaffPD needs steps such as Auto(), Fixed(...) or Theory(...), got {self.steps!r}.")
@@ -108,6 +109,10 @@ class ScaffPD:
         """Whether losses and gradients are over all samples, as a certificate needs."""
         return self.batch_size is None or self.full_gradients
 
+    def automatic(self, federation: Federation) -> dict[str, float]:
+        """There is nothing to tune: steps are the rule's matter."""
+        return {}
+
     def uncertified(self, state: ScaffPDState) -> str | None:
         """Why nothing is proven about the result, or `None`."""
         return no_certificate(self.exact, state.constants, state.weights)
@@ -118,7 +123,7 @@ class ScaffPD:
         self.objective.weights(len(federation.names))
         constants = federation.constants()
         at = self._ask(federation, x, seed, 0)
-        _check_finite(at.losses, federation.names)
+        check_finite(at.losses, federation.names)
         self.objective.check(at.losses, federation.names)
         weights = self.objective.start(at.losses)
         problem = Problem(
@@ -144,9 +149,7 @@ class ScaffPD:
     def round(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
         """One communication round: local steps, the new point, the rule's verdict, the dual step."""
         rates, total, r = self.steps.rates(state.rule), float(state.weights.sum()) or 1.0, state.rounds + 1
-        plan = LocalPlan(self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, (state.seed, r, 1))
-        updates = federation.local_updates(state.x, state.at, state.direction / total, plan)
-        d = updates.sum(state.weights / total)
+        d = self._local_work(federation, state, rates)
         step = rates.primal(total, self.local_steps)
         x = state.x - step * d
         at = self._ask(federation, x, state.seed, r)
@@ -161,6 +164,13 @@ class ScaffPD:
                 state, x=x, at=at, answered=r, centre=state.weights, previous=state.losses, losses=at.losses
             )
         return self._dual_step(state, self.steps.rates(rule))
+
+    def _local_work(self, federation: Federation, state: ScaffPDState, rates: Rates) -> Tensor:
+        """Step (3): d = Σ (λ_i/S) d_i."""
+        total, key = float(state.weights.sum()) or 1.0, (state.seed, state.rounds + 1, 1)
+        plan = LocalPlan(self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, key)
+        updates = federation.local_updates(state.x, state.at, state.direction / total, plan)
+        return updates.sum(state.weights / total)
 
     def _ask(self, federation: Federation, x: Tensor, seed: int, r: int) -> Gradients:
         return federation.gradients(x, None if self.exact else self.batch_size, (seed, r, 0))
@@ -177,12 +187,6 @@ class ScaffPD:
         size, mu = float(direction.norm()), state.constants.strong_convexity
         proof = certify(self.objective, state.losses, weights, size, mu, state.at.rounding)
         return replace(state, certificate=proof.gap, floor=proof.floor)
-
-
-def _check_finite(losses: Vector, names: Sequence[str]) -> None:
-    if not np.all(np.isfinite(losses)):
-        bad = names[int(np.argmin(np.isfinite(losses)))]
-        raise InputError(f"The loss of client {bad!r} is not finite at the start.")
 
 
 def _precision(x: Tensor) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 from scaffpd.federation import Constants, LocalPlan, Vector
 from scaffpd.models.draws import Draws
 from scaffpd.models.losses import Loss
-from scaffpd.models.oracle import Displacements
+from scaffpd.models.oracle import Displacements, Stack, shift
 from scaffpd.models.ragged import Block, Ragged
 from scaffpd.models.spectral import largest_eigenvalue
 
@@ -52,6 +52,12 @@ class Rows:
         layout = Ragged([block.rows.shape[1]] * len(block.rows), self.A.device, self.A.dtype)
         return Rows(self.A[picked], self.y[picked], layout, block.weight.flatten())
 
+    def only(self, clients: list[int]) -> Rows:
+        """The rows of some clients as a stack of their own."""
+        picked = self.layout.rows_of(clients)
+        layout = Ragged(self.layout.sizes[clients].tolist(), self.A.device, self.A.dtype)
+        return Rows(self.A[picked], self.y[picked], layout, self.share[picked])
+
 
 class LinearPoint:
     """All clients at one x: L_i and c_i = A_iᵀ r_i / m_i + l2 x, held as residuals r and never as N vectors."""
@@ -83,7 +89,7 @@ class LinearPoint:
 
     def norms(self) -> Tensor:
         """‖c_i‖² per client."""
-        return self.each().square().sum((1, 2))
+        return self.each().square().sum(1)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """How far off rounding may have put L_i and, in norm, c_i (for the data as stored).
@@ -102,23 +108,12 @@ class LinearPoint:
         return loss, gradient + epsilon * self.l2 * size
 
     def each(self) -> Tensor:
-        """The c_i themselves, (N, d, k): what stochastic local steps subtract. They stay with the clients."""
+        """The c_i themselves, (N, d): what stochastic local steps subtract. They stay with the clients."""
         X = self.x.view(-1, self.outputs)
         out = X.new_empty((len(self.rows.layout), *X.shape))
         for block, A, _ in self.rows.blocks:
             out[block.clients] = product(A.mT, block.weight[..., None] * block.of(self.residual)) + self.l2 * X
-        return out
-
-
-class LinearDisplacements:
-    """d_i of all clients as one (N, d, k) array."""
-
-    def __init__(self, each: Tensor) -> None:
-        self.each = each
-
-    def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i d_i."""
-        return (weights @ self.each.flatten(1)).flatten()
+        return out.flatten(1)
 
 
 class LinearOracle:
@@ -138,8 +133,15 @@ class LinearOracle:
 
     def constants(self) -> Constants:
         """L_i = curvature · λ_max(A_iᵀA_i)/m_i + l2 and μ_i = l2."""
-        smoothness = self.smoothness.cpu().numpy().astype(np.float64)
-        return Constants(smoothness, np.full(len(smoothness), self.l2), convex=True)
+        return self._known(torch.full_like(self.smoothness, self.l2))
+
+    def _known(self, strong_convexity: Tensor) -> Constants:
+        L, mu, steepest = (t.double().cpu().numpy() for t in (self.smoothness, strong_convexity, self.steepest))
+        return Constants(L, mu, True, steepest, self.rows.layout.sizes.cpu().numpy())
+
+    def only(self, clients: list[int]) -> LinearOracle:
+        """The same for some of the clients."""
+        return type(self)(self.rows.only(clients), self.loss, self.l2, self.outputs, [self.names[i] for i in clients])
 
     @cached_property
     def smoothness(self) -> Tensor:
@@ -161,60 +163,76 @@ class LinearOracle:
         rows = self.rows.take(self.rows.layout.minibatch(uniform))
         return LinearPoint(rows, self.loss, self.l2, x, self.outputs)
 
+    def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
+        """f_i(x): a point's gradients are not formed before they are asked for."""
+        return self.evaluate(x, batch_size, key).losses
+
     def samples(self, x: Tensor) -> LinearPoint:
         """Every sample of every client at x."""
         return LinearPoint(self.rows, self.loss, self.l2, x, self.outputs)
 
-    def local_updates(self, x: Tensor, at: LinearPoint, correction: Tensor, plan: LocalPlan) -> Displacements:
-        """J corrected steps of every client; d_i is accumulated as such, so that nothing cancels near the optimum."""
-        c = correction.view(-1, self.outputs)
+    def local_updates(
+        self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+    ) -> Displacements:
+        """J local steps of every client; d_i is accumulated as such, so that nothing cancels near the optimum."""
         if plan.batch_size is not None:
-            return LinearDisplacements(self._stochastic(x, at, c, plan))
-        first = c.expand(len(self.rows.layout), *c.shape)
-        if not (at.rows is self.rows and same(at.x, x)):  # c_i of a minibatch, or of an earlier x
-            at, earlier = self.samples(x), at
-            first = first + (at.each() - earlier.each())
+            return Stack(self._stochastic(x, at, correction, plan).flatten(1))
+        here, first = self._first(x, at, correction)
         each, rates = torch.empty_like(first, memory_format=torch.contiguous_format), self.rates(plan)
         for block, A, y in self.rows.blocks:
             chosen = block.clients
-            each[chosen] = self._descend(block, A, y, at, first[chosen], rates[chosen], plan.steps)
-        return LinearDisplacements(each)
+            each[chosen] = self._descend(block, A, y, here, first[chosen], rates[chosen], plan)
+        return Stack(each.flatten(1))
+
+    def _first(
+        self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None
+    ) -> tuple[LinearPoint, Tensor]:
+        """The clients at x, and their first corrected gradients g_i(x) − c_i + c, (N, d, k)."""
+        shape = (len(self.rows.layout), -1, self.outputs)
+        if isinstance(at, LinearPoint) and at.rows is self.rows and same(at.x, x):
+            c = torch.zeros_like(x) if correction is None else correction
+            return at, c.expand(len(self.rows.layout), -1).view(shape)
+        here = self.samples(x)
+        return here, (here.each() + shift(at, correction)).view(shape)
 
     def rates(self, plan: LocalPlan) -> Tensor:
         """η_i per client, shaped to multiply (N, d, k); 0 where the loss is flat."""
-        L = self.smoothness if plan.batch_size is None else self._expected_smoothness(plan.batch_size)
-        own = torch.where(L > 0, plan.scale / L, 0)
-        return (own if plan.rate is None else torch.full_like(L, plan.rate))[:, None, None]
-
-    def _expected_smoothness(self, batch_size: int) -> Tensor:
-        """L_i (1 − 1/b) + max_j L_ij / b: how steep the mean of b random samples is (all samples: L_i itself)."""
-        mixed = self.smoothness + (self.steepest - self.smoothness).clamp_min(0) / batch_size
-        return torch.where(self.rows.layout.sizes <= batch_size, self.smoothness, mixed)
+        if plan.rate is not None:
+            own = self.rows.share.new_full((len(self.rows.layout),), plan.rate)
+        else:
+            L = self.smoothness
+            if plan.batch_size is not None:
+                L = torch.from_numpy(self.constants().expected_smoothness(plan.batch_size)).to(L)
+            own = torch.where(L > 0, plan.scale / L, 0)
+        return own[:, None, None]
 
     def _descend(
-        self, block: Block, A: Tensor, y: Tensor, at: LinearPoint, first: Tensor, rate: Tensor, steps: int
+        self, block: Block, A: Tensor, y: Tensor, at: LinearPoint, first: Tensor, rate: Tensor, plan: LocalPlan
     ) -> Tensor:
         # With d = x − u and c the first corrected gradient g_i(x) − c_i + c, the corrected gradient at u is
-        # c + A_iᵀ(r(u) − r(x))/m_i − l2·d, so that d ← (1 − η l2)·d + η c + A_iᵀ (η/m_i)(r(u) − r(x)).
+        # c + A_iᵀ(r(u) − r(x))/m_i − (l2 + μ)·d, so that d ← (1 − η(l2 + μ))·d + η c + A_iᵀ (η/m_i)(r(u) − r(x)).
         # All is held transposed, (n, k, ·): batched BLAS multiplies rows by matrices faster than matrices by columns.
         z, r = (block.of(t).mT.contiguous() for t in (at.z, at.residual))
-        push, pull, keep = rate * first.mT, rate * block.weight[:, None], 1 - rate * self.l2
+        push, pull, keep = rate * first.mT, rate * block.weight[:, None], 1 - rate * (self.l2 + plan.prox)
         d = push
-        for _ in range(steps - 1):
+        for _ in range(plan.steps - 1):
             change = self.loss.residual((z - d @ A.mT).mT, y).mT.sub_(r).mul_(pull)
             d = torch.addcmul(push, keep, d).add_(change @ A)
         return d.mT
 
-    def _stochastic(self, x: Tensor, at: LinearPoint, c: Tensor, plan: LocalPlan) -> Tensor:
+    def _stochastic(
+        self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+    ) -> Tensor:
         assert plan.batch_size is not None
-        X, correction, rate = x.view_as(c), c - at.each(), self.rates(plan)
-        draws, d = Draws(plan.key, self.names), torch.zeros_like(correction)
+        X, rate, d = x.view(-1, self.outputs), self.rates(plan), x.new_zeros(len(self.names), len(x))
+        d = d.view(len(d), *X.shape)
+        pull, draws = (d.flatten(1) + shift(at, correction)).view_as(d), Draws(plan.key, self.names)
         for _ in range(plan.steps):
             block = self.rows.layout.minibatch(draws.uniform(plan.batch_size))
             A, y, u = self.rows.A[block.rows], self.rows.y[block.rows], X - d
             residual = self.loss.residual(product(A, u), y)
             gradient = product(A.mT, block.weight[..., None] * residual) + self.l2 * u
-            d = d + rate * (gradient + correction)
+            d = d + rate * (gradient + pull - plan.prox * d)
         return d
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:

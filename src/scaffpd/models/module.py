@@ -19,7 +19,7 @@ from scaffpd.errors import InputError, real, unknown
 from scaffpd.federation import Constants, LocalPlan, Vector
 from scaffpd.models.draws import Draws
 from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
-from scaffpd.models.oracle import Arrays, Oracle
+from scaffpd.models.oracle import Arrays, Oracle, Stack, shift
 from scaffpd.models.spectral import power_iteration, random_direction
 
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
@@ -187,36 +187,29 @@ def class_correct(output: Tensor, y: Tensor) -> Tensor | None:
 class ModulePoint:
     """All clients at one x: losses and the stacked (N, d) gradients."""
 
-    def __init__(self, losses: Tensor, each: Tensor) -> None:
-        self.losses, self.each = losses, each
+    def __init__(self, losses: Tensor, gradients: Tensor) -> None:
+        self.losses, self.gradients = losses, gradients
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i c_i."""
-        return weights @ self.each
+        return weights @ self.gradients
 
     def project(self, direction: Tensor) -> Tensor:
         """⟨c_i, v⟩ per client."""
-        return self.each @ direction
+        return self.gradients @ direction
 
     def norms(self) -> Tensor:
         """‖c_i‖² per client."""
-        return self.each.square().sum(1)
+        return self.gradients.square().sum(1)
+
+    def each(self) -> Tensor:
+        """The c_i themselves."""
+        return self.gradients
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Nothing is known about a network's arithmetic."""
         unknown_error = torch.full_like(self.losses, float("inf"))
         return unknown_error, unknown_error
-
-
-class ModuleDisplacements:
-    """The stacked (N, d) displacements of all clients."""
-
-    def __init__(self, each: Tensor) -> None:
-        self.each = each
-
-    def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i d_i."""
-        return weights @ self.each
 
 
 class ModuleOracle:
@@ -257,7 +250,17 @@ class ModuleOracle:
         if self._smoothness is None:
             x = self.start()
             self._smoothness = np.array([self._largest_curvature(i, x) for i in range(len(self.X))])
-        return Constants(self._smoothness, np.zeros(len(self.X)), convex=False)
+        samples = np.array([len(X) for X in self.X])
+        return Constants(self._smoothness, np.zeros(len(samples)), False, self._smoothness, samples)
+
+    def only(self, clients: list[int]) -> ModuleOracle:
+        """The same for some of the clients."""
+        X, y = ([part[i] for i in clients] for part in (self.X, self.y))
+        names = [self.names[i] for i in clients]
+        chosen = ModuleOracle(self.network, self.loss, self.correct, self.l2, X, y, names)
+        if self._smoothness is not None:
+            chosen._smoothness = self._smoothness[clients]
+        return chosen
 
     def _largest_curvature(self, client: int, x: Tensor) -> float:
         _, g = self.gradient(client, x)
@@ -305,16 +308,30 @@ class ModuleOracle:
         uniform = draws.uniform(batch_size)[0]
         return torch.from_numpy((uniform * m).astype(np.int64)).to(self.X[client].device)
 
-    def local_updates(self, x: Tensor, at: ModulePoint, correction: Tensor, plan: LocalPlan) -> ModuleDisplacements:
-        """J corrected steps of every client, one client after the other."""
+    def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
+        """f_i(x) without the gradients."""
+        values, parameters = [], self.unflatten(x)
+        with torch.no_grad():
+            for i, name in enumerate(self.names):
+                value = x.new_zeros(())
+                for X, y, share in self._chunks(i, self._draw(i, batch_size, Draws(key, [name]))):
+                    value = value + share * self.loss(functional_call(self.network, parameters, (X,)), y)
+                values.append(value)
+        return torch.stack(values) + self.l2 / 2 * (x @ x)
+
+    def local_updates(
+        self, x: Tensor, at: ModulePoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+    ) -> Stack:
+        """J local steps of every client, one client after the other."""
         rates = plan.scale / self.constants().smoothness if plan.rate is None else np.full(len(self.X), plan.rate)
-        each = torch.zeros_like(at.each)
+        each = x.new_zeros(len(self.X), len(x))
+        pull = each + shift(at, correction)
         for i, name in enumerate(self.names):
-            draws, shift = Draws(plan.key, [name]), correction - at.each[i]
+            draws = Draws(plan.key, [name])
             for _ in range(plan.steps):
                 _, g = self.gradient(i, x - each[i], self._draw(i, plan.batch_size, draws))
-                each[i] += float(rates[i]) * (g + shift)
-        return ModuleDisplacements(each)
+                each[i] += float(rates[i]) * (g + pull[i] - plan.prox * each[i])
+        return Stack(each)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """f_i(x), and the share of rightly classified samples where there are classes (else NaN)."""

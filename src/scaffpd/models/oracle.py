@@ -29,6 +29,9 @@ class Point(Protocol):
     def norms(self) -> Tensor:
         """‖c_i‖² per client."""
 
+    def each(self) -> Tensor:
+        """The c_i themselves, (N, d)."""
+
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bounds on the rounding errors of L_i and of c_i (its norm); infinite where nobody knows."""
 
@@ -38,6 +41,30 @@ class Displacements(Protocol):
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i d_i."""
+
+    def each(self) -> Tensor:
+        """The d_i themselves, (N, d)."""
+
+
+class Stack:
+    """The d_i of all clients as one (N, d) tensor."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.vectors = vectors
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i d_i."""
+        return weights @ self.vectors
+
+    def each(self) -> Tensor:
+        """The d_i themselves."""
+        return self.vectors
+
+
+def shift(at: Point | Tensor | None, correction: Tensor | None) -> Tensor | float:
+    """What local steps add to g_i(u), c − c_i: (N, d), or a single row or number where clients agree."""
+    c = 0.0 if correction is None else correction
+    return c if at is None else c - (at if isinstance(at, Tensor) else at.each())
 
 
 class Oracle(Protocol):
@@ -54,11 +81,20 @@ class Oracle(Protocol):
     def constants(self) -> Constants:
         """L_i and μ_i."""
 
+    def only(self, clients: list[int]) -> Oracle:
+        """The same for some of the clients, in the order given."""
+
+    def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
+        """f_i(x) without the gradients."""
+
     def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Point:
         """All clients at x."""
 
-    def local_updates(self, x: Tensor, at: Any, correction: Tensor, plan: LocalPlan) -> Displacements:
-        """All clients' corrected local steps from x; `at` is what this oracle's own `evaluate` returned."""
+    def local_updates(self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> Displacements:
+        """All clients' local steps u ← u − η_i (g_i(u) − c_i + correction + μ(u − x)) from x.
+
+        `at` is what this oracle's own `evaluate` returned, the c_i as an (N, d) tensor, or `None` for c_i = 0.
+        """
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """f_i(x) and accuracy per client."""

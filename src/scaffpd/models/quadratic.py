@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan
-from scaffpd.models.glm import LinearOracle, LinearPoint, Rows, same
+from scaffpd.models.glm import LinearOracle, LinearPoint, Rows, product, same
 from scaffpd.models.losses import Loss
-from scaffpd.models.oracle import Displacements
+from scaffpd.models.oracle import Displacements, Stack, shift
 from scaffpd.models.ragged import Ragged
 
 
@@ -40,6 +40,12 @@ class Rotated:
     eigenvalues: Tensor
     norms: Tensor
     noise: Tensor
+
+    def only(self, clients: list[int]) -> Rotated:
+        """The same for some of the clients."""
+        picked = self.rows.layout.rows_of(clients)
+        rows = self.rows.only(clients)
+        return Rotated(rows, self.constant[clients], self.eigenvalues[picked], self.norms[picked], self.noise[clients])
 
 
 def rotate(rows: Rows) -> Rotated:
@@ -91,16 +97,42 @@ class RotatedPoint(LinearPoint):
         return loss + (2 * rho + delta) * delta, gradient + 2 * top * (data.noise * rho + delta)
 
 
-class QuadraticDisplacements:
-    """d_i = ϕ_i(H_i) c of all clients, kept as coefficients; summed over clients by two matrix products."""
+class Gain:
+    """ϕ_i(H_i) = ϕ_i(l2) I + Ã_iᵀ diag(gain) Ã_i of all clients (with H_i + μI where steps are pulled back by μ)."""
 
-    def __init__(self, rows: Rows, c: Tensor, along: Tensor, base: Tensor) -> None:
-        self.rows, self.c, self.along, self.base = rows, c, along, base
+    def __init__(self, data: Rotated, l2: float, rate: Tensor, plan: LocalPlan) -> None:
+        owner, norms, least = data.rows.layout.owner, data.norms, l2 + plan.prox
+        self.rows, self.base = data.rows, local_gain(torch.full_like(rate, least), rate, plan.steps)
+        gain = local_gain(data.eigenvalues + least, rate[owner], plan.steps) - self.base[owner]
+        self.gain = torch.where(norms > 0, gain / torch.where(norms > 0, norms, 1), 0)
+
+    def each(self, c: Tensor) -> Tensor:
+        """ϕ_i(H_i) c_i for every client's own c_i, (N, d, k)."""
+        out = torch.empty_like(c, memory_format=torch.contiguous_format)
+        for block, A, _ in self.rows.blocks:
+            own = c[block.clients]
+            along = block.of(self.gain)[..., None] * product(A, own)
+            along = torch.where(block.weight[..., None] > 0, along, 0)
+            out[block.clients] = self.base[block.clients, None, None] * own + product(A.mT, along)
+        return out
+
+
+class QuadraticDisplacements:
+    """d_i = ϕ_i(H_i) c of all clients for one common c; summed over clients by two matrix products."""
+
+    def __init__(self, gain: Gain, c: Tensor) -> None:
+        self.gain, self.c = gain, c
+        self.along = gain.gain[:, None] * (gain.rows.A @ c)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i d_i = (Σ w_i ϕ_i(l2)) c + Ãᵀ (w ∘ coefficients)."""
-        scaled = weights[self.rows.layout.owner][:, None] * self.along
-        return ((weights @ self.base) * self.c + self.rows.A.T @ scaled).flatten()
+        """Σ_i w_i d_i = (Σ w_i ϕ_i(l2)) c + Ãᵀ (w ∘ gain ∘ Ã c)."""
+        rows = self.gain.rows
+        scaled = weights[rows.layout.owner][:, None] * self.along
+        return ((weights @ self.gain.base) * self.c + rows.A.T @ scaled).flatten()
+
+    def each(self) -> Tensor:
+        """The d_i themselves."""
+        return self.gain.each(self.c.expand(len(self.gain.base), *self.c.shape)).flatten(1)
 
 
 class QuadraticOracle(LinearOracle):
@@ -123,8 +155,15 @@ class QuadraticOracle(LinearOracle):
         known = layout.segment_min(w).sqrt() - self.rotated.noise * layout.segment_max(w).sqrt()
         full = layout.sizes == self.rows.A.shape[1]
         smallest = torch.where(full, known.clamp_min(0).square(), 0)
-        L, w_min = (t.double().cpu().numpy() for t in (self.smoothness, smallest))
-        return Constants(L, w_min + self.l2, convex=True)
+        return self._known(smallest + self.l2)
+
+    def only(self, clients: list[int]) -> QuadraticOracle:
+        """The same for some of the clients, without another decomposition."""
+        chosen = QuadraticOracle(
+            self.rows.only(clients), self.loss, self.l2, self.outputs, [self.names[i] for i in clients]
+        )
+        chosen.rotated = self.rotated.only(clients)
+        return chosen
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
         """Losses and gradients from the rotated data; minibatches need the samples themselves."""
@@ -132,13 +171,14 @@ class QuadraticOracle(LinearOracle):
             return super().evaluate(x, batch_size, key)
         return RotatedPoint(self.rotated, self.loss, self.l2, x, self.outputs)
 
-    def local_updates(self, x: Tensor, at: LinearPoint, correction: Tensor, plan: LocalPlan) -> Displacements:
-        """ϕ_i(H_i) applied to the correction; minibatch steps, or c_i that are not ∇f_i(x), go step by step."""
-        if plan.batch_size is not None or not (at.rows is self.rotated.rows and same(at.x, x)):
+    def local_updates(
+        self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+    ) -> Displacements:
+        """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
+        if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)
-        c, data, rate = correction.view(-1, self.outputs), self.rotated, self.rates(plan).flatten()
-        owner = data.rows.layout.owner
-        base = local_gain(torch.full_like(rate, self.l2), rate, plan.steps)
-        gain = local_gain(data.eigenvalues + self.l2, rate[owner], plan.steps) - base[owner]
-        gain = torch.where(data.norms > 0, gain / torch.where(data.norms > 0, data.norms, 1), 0)
-        return QuadraticDisplacements(data.rows, c, gain[:, None] * (data.rows.A @ c), base)
+        gain = Gain(self.rotated, self.l2, self.rates(plan).flatten(), plan)
+        if isinstance(at, LinearPoint) and at.rows is self.rotated.rows and same(at.x, x) and correction is not None:
+            return QuadraticDisplacements(gain, correction.view(-1, self.outputs))
+        first = self.evaluate(x).each() + shift(at, correction)
+        return Stack(gain.each(first.view(len(first), -1, self.outputs)).flatten(1))

@@ -58,6 +58,12 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    def rows_of(self, clients: list[int]) -> Tensor:
+        """The row numbers of some clients, one client after the other."""
+        ends = (self.starts + self.sizes).tolist()
+        starts = self.starts.tolist()
+        return torch.cat([torch.arange(starts[i], ends[i], device=self.sizes.device) for i in clients])
+
     def segment_sum(self, rows: Tensor) -> Tensor:
         """Σ over each client's rows: (M, ...) → (N, ...)."""
         return torch.segment_reduce(rows, "sum", lengths=self.sizes, unsafe=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,10 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd import federation
+from scaffpd.cohort.answers import Asked, Chosen, CohortGradients, CohortUpdates, Memory, scattered
+from scaffpd.cohort.inputs import agreed_columns, checked_device, checked_dtype, named_pairs, width
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation import ClientScores, Constants, Gradients, LocalPlan, Traffic, Vector
+from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, Traffic, Vector
 from scaffpd.models.inputs import read_features, read_labels
-from scaffpd.models.oracle import Arrays, Displacements, Oracle, Point
+from scaffpd.models.oracle import Arrays, Displacements, Oracle
 
 SPLITS = ("train", "test")
 
@@ -58,26 +61,27 @@ class Cohort:
     ) -> None:
         if not hasattr(model, "oracle") or isinstance(model, type):
             raise InputError(f"Cohort needs a model such as Linear(...) or Module(...), got {model!r}.")
-        pairs, self._names = _named_pairs(clients, names)
+        pairs, self._names = named_pairs(clients, names)
         self.model = model
-        self._device, self._dtype = _checked_device(device), _checked_dtype(dtype)
+        self._device, self._dtype = checked_device(device), checked_dtype(dtype)
         self._train = self._bind(pairs, None)
         self._test = None if test is None else self._bind_test(test)
         self._traffic = Traffic()
         self._number_size = self.start().element_size()
+        self._everyone = list(range(len(self._names)))
+        self._asked_last: tuple[Oracle, Chosen] | None = None
+        self._sent: tuple[Tensor | None, set[int]] = (None, set())
         self._constants: Constants | None = None
         self._fingerprint: str | None = None
 
     def _bind(self, pairs: list[tuple[Any, Any]], like: _Split | None) -> _Split:
         X = [read_features(name, x) for name, (x, _) in zip(self._names, pairs, strict=True)]
         y = [read_labels(name, b, len(a)) for name, a, (_, b) in zip(self._names, X, pairs, strict=True)]
-        columns = _agreed_columns(self._names, [x for x, _ in pairs], None if like is None else like.columns)
+        columns = agreed_columns(self._names, [x for x, _ in pairs], None if like is None else like.columns)
         shape = X[0].shape[1:] if like is None else like.shape
         for name, a in zip(self._names, X, strict=True):
             if a.shape[1:] != shape:
-                raise InputError(
-                    f"Client {name!r} has {_width(a.shape[1:])} features, but others have {_width(shape)}."
-                )
+                raise InputError(f"Client {name!r} has {width(a.shape[1:])} features, but others have {width(shape)}.")
         oracle = self.model.oracle(
             X, y, list(self._names), self._device, self._dtype, None if like is None else like.oracle
         )
@@ -86,7 +90,7 @@ class Cohort:
     def _bind_test(self, test: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]) -> _Split:
         try:
             named = isinstance(test, Mapping)
-            pairs, names = _named_pairs(test, None if named else self._names)
+            pairs, names = named_pairs(test, None if named else self._names)
             if set(names) != set(self._names):
                 raise InputError(f"Its clients are {names}, those of the training data {self._names}.")
             by_name = dict(zip(names, pairs, strict=True))
@@ -129,27 +133,91 @@ class Cohort:
         return self._fingerprint
 
     def constants(self) -> Constants:
-        """One exchange: L_i and μ_i up (computed once)."""
+        """One exchange: L_i, μ_i, max_j L_ij and n_i up (computed once)."""
         if self._constants is None:
             self._constants = self._oracle.constants()
-        self._count(exchanges=1, up=2)
+        self.count(exchanges=1, up=4 * len(self._names))
         return self._constants
 
     def start(self) -> Tensor:
         """The default x⁰."""
         return self._oracle.start()
 
-    def gradients(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> _Gradients:
-        """One exchange: x down; c_i, L_i and the bounds on their rounding errors up."""
-        self._count(exchanges=1, down=self.dimension, up=self.dimension + 3)
-        return _Gradients(self, self._oracle.evaluate(x, batch_size, key))
+    def memory(self) -> Memory:
+        """A zero vector at every client; nothing is sent."""
+        return Memory(self.start().new_zeros(len(self._names), self.dimension))
 
-    def local_updates(self, x: Tensor, at: Gradients, correction: Tensor, plan: LocalPlan) -> _Updates:
-        """One exchange: the correction down, d_i up."""
-        if not isinstance(at, _Gradients) or at.cohort is not self:
-            raise InputError("local_updates needs the gradients that this cohort itself has answered.")
-        self._count(exchanges=1, down=self.dimension, up=self.dimension)
-        return _Updates(self._oracle.local_updates(x, at.point, correction, plan), correction)
+    def losses(
+        self,
+        x: Tensor,
+        batch_size: int | None = None,
+        key: tuple[int, ...] = (0,),
+        clients: Clients = None,
+        alone: bool = True,
+    ) -> Vector:
+        """One exchange: x down, L_i up."""
+        oracle, chosen = self._among(clients)
+        self.count(exchanges=alone, down=self._send(x, chosen), up=len(chosen))
+        return scattered(oracle.losses(x, batch_size, key), chosen, len(self._names))
+
+    def gradients(
+        self,
+        x: Tensor,
+        batch_size: int | None = None,
+        key: tuple[int, ...] = (0,),
+        clients: Clients = None,
+        alone: bool = True,
+    ) -> CohortGradients:
+        """One exchange: x down; c_i, L_i and the bounds on their rounding errors up."""
+        oracle, chosen = self._among(clients)
+        self.count(exchanges=alone, down=self._send(x, chosen), up=(self.dimension + 3) * len(chosen))
+        return CohortGradients(self._asked(chosen), oracle.evaluate(x, batch_size, key))
+
+    def local_updates(
+        self,
+        x: Tensor,
+        at: Gradients | federation.Memory | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
+        clients: Clients = None,
+    ) -> CohortUpdates:
+        """One exchange: x (to whom it has not been sent) and the correction down, d_i up."""
+        oracle, chosen = self._among(clients)
+        held = self._held(at, chosen)
+        vectors = len(chosen) * self.dimension
+        down = (0 if isinstance(at, CohortGradients) else self._send(x, chosen)) + (correction is not None) * vectors
+        self.count(exchanges=1, down=down, up=vectors * (2 if plan.snapshot is not None else 1))
+
+        def work(steps: int) -> Displacements:
+            return oracle.local_updates(x, held, correction, replace(plan, steps=steps))
+
+        return CohortUpdates(self._asked(chosen), plan, work)
+
+    def _asked(self, chosen: Chosen) -> Asked:
+        return Asked(self, chosen, len(self._names), self.start())
+
+    def _held(self, at: Any, chosen: Chosen) -> Any:
+        """The c_i of the chosen clients, as their oracle takes them."""
+        if at is None:
+            return None
+        if isinstance(at, Memory) and at.vectors.shape == (len(self._names), self.dimension):
+            return at.vectors[chosen]
+        if isinstance(at, CohortGradients) and at.asked.cohort is self and at.chosen == chosen:
+            return at.point
+        raise InputError("local_updates needs what these very clients have answered (gradients) or kept (memory).")
+
+    def _among(self, clients: Clients) -> tuple[Oracle, Chosen]:
+        """The oracle of some clients, and their numbers."""
+        if clients is None:
+            return self._oracle, self._everyone
+        chosen = [int(i) for i in clients]
+        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(self._everyone):
+            raise InputError(f"clients must be distinct numbers from 0 to {len(self._names) - 1}, got {chosen}.")
+        if chosen == self._everyone:
+            return self._oracle, chosen
+        if self._asked_last is None or self._asked_last[1] != chosen:
+            self._asked_last = self._oracle.only(chosen), chosen
+        return self._asked_last
 
     def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train") -> ClientScores:
         """Per-client loss f_i(x) (regulariser included), accuracy and sample counts of x on "train" or "test"."""
@@ -171,8 +239,17 @@ class Cohort:
             raise InputError(f"x has shape {tuple(point.shape)}, but the model has {self.dimension} parameters.")
         return point
 
-    def _count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
-        size = self._number_size * len(self._names)
+    def _send(self, x: Tensor, chosen: Chosen) -> int:
+        """How many numbers go down for these clients to have x: none to those that were asked about it just now."""
+        last, known = self._sent
+        known = known if last is x else set()
+        new = set(chosen) - known
+        self._sent = x, known | new
+        return len(new) * self.dimension
+
+    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
+        """Add to the traffic, in numbers of the format of x."""
+        size = self._number_size
         self._traffic.add(exchanges=exchanges, up=up * size, down=down * size)
 
     def __repr__(self) -> str:
@@ -187,107 +264,3 @@ class _Split(NamedTuple):
     counts: NDArray[np.int64]
     shape: tuple[int, ...]
     columns: list[str] | None
-
-
-class _Gradients:
-    """`Gradients` of a cohort: N-sized results as NumPy float64, vectors as tensors."""
-
-    def __init__(self, cohort: Cohort, point: Point) -> None:
-        self.cohort, self.point = cohort, point
-        self.losses: Vector = point.losses.double().cpu().numpy()
-
-    @property
-    def rounding(self) -> tuple[Vector, Vector]:
-        """Bounds on the rounding errors of L_i and c_i."""
-        loss, gradient = self.point.rounding()
-        return loss.double().cpu().numpy(), gradient.double().cpu().numpy()
-
-    def sum(self, weights: Vector) -> Tensor:
-        """Σ_i w_i c_i."""
-        return self.point.sum(torch.as_tensor(weights).to(self.point.losses))
-
-    def project(self, direction: Tensor) -> Vector:
-        """⟨c_i, v⟩ per client: N scalars up."""
-        self.cohort._count(exchanges=1, up=1)
-        return self.point.project(direction).double().cpu().numpy()
-
-    def norms(self) -> Vector:
-        """‖c_i‖² per client: N scalars up."""
-        self.cohort._count(exchanges=1, up=1)
-        return self.point.norms().double().cpu().numpy()
-
-
-class _Updates:
-    """`Updates` of a cohort."""
-
-    def __init__(self, displacements: Displacements, like: Tensor) -> None:
-        self._displacements, self._like = displacements, like
-
-    def sum(self, weights: Vector) -> Tensor:
-        """Σ_i w_i d_i."""
-        return self._displacements.sum(torch.as_tensor(weights).to(self._like))
-
-
-def _named_pairs(
-    clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]], names: Sequence[str] | None
-) -> tuple[list[tuple[Any, Any]], list[str]]:
-    if isinstance(clients, Mapping):
-        if names is not None:
-            raise InputError("The clients are a mapping and carry their names: leave `names` out.")
-        names, clients = list(clients), list(clients.values())
-    if not isinstance(clients, Iterable):
-        raise InputError(f"A cohort needs a list of pairs (X, y), got {type(clients).__name__}.")
-    pairs = list(clients)
-    if not pairs:
-        raise InputError("A cohort needs at least one client.")
-    labels = [f"client-{i}" for i in range(len(pairs))] if names is None else _checked_names(names, len(pairs))
-    for name, pair in zip(labels, pairs, strict=True):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InputError(f"Client {name!r} must be a pair (X, y), got {type(pair).__name__}.")
-    return [(x, y) for x, y in pairs], labels
-
-
-def _checked_names(names: Any, n: int) -> list[str]:
-    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
-        raise InputError(f"names must be a list with one name per client, got {names!r}.")
-    labels = [str(name) for name in names]
-    if len(labels) != n:
-        raise InputError(f"There are {n} clients but {len(labels)} names.")
-    for name, times in Counter(labels).items():
-        if times > 1:
-            raise InputError(f"Two clients are named {name!r}; names must differ.")
-    return labels
-
-
-def _agreed_columns(names: Sequence[str], features: Sequence[Any], known: list[str] | None) -> list[str] | None:
-    """The column names of those clients that have any (data frames): the same names in the same order, everywhere."""
-    for name, X in zip(names, features, strict=True):
-        own = [str(column) for column in X.columns] if hasattr(X, "columns") else None
-        known = own if known is None else known
-        if own is not None and known is not None and own != known and len(own) == len(known):
-            at = next(i for i, (a, b) in enumerate(zip(own, known, strict=True)) if a != b)
-            raise InputError(
-                f"Client {name!r} has column {own[at]!r} where others have {known[at]!r}: "
-                "name and order the columns alike everywhere."
-            )
-    return known
-
-
-def _width(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape))
-
-
-def _checked_device(device: str | torch.device) -> torch.device:
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise InputError(f"Device {device!r} cannot be used here: {reason}.") from None
-    return chosen
-
-
-def _checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise InputError(f"dtype must be a floating-point type such as torch.float32, got {dtype!r}.")
-    return dtype

@@ -1,0 +1,104 @@
+r"""AFL: agnostic federated learning, gradient descent on the model and ascent on the clients' weights.
+
+M. Mohri, G. Sivek, A. T. Suresh, "Agnostic Federated Learning", 2019, Figure 2 (Stochastic-AFL).
+
+Round r, both steps from the same (x^r, λ^r):
+    L_i = f_i(x^r);  u_i ← u_i − η_ℓ g_i(u_i), J times from u_i = x^r               x down; L_i, x − u_i up
+    x^{r+1} = x^r − η_g Σ λ_i^r (x^r − u_i)
+    λ^{r+1} = Π_Λ(λ^r + γ_λ L)                       for other objectives: argmin_Λ ψ(λ) − ⟨L, λ⟩ + ‖λ − λ^r‖²/(2γ_λ)
+
+J = 1 is the published method (x − u_i = η_ℓ ∇f_i); the Scaff-PD paper's experiments give it local steps. Mohri et al.
+prove their rate for the mean of the iterates (`average=True`); the last iterate usually does better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from scaffpd.algorithms.base import (
+    STEPS,
+    LocalMethod,
+    ServerState,
+    begin,
+    dual_step,
+    moved,
+    safe_dual_rate,
+)
+from scaffpd.federation import Federation, Vector
+from scaffpd.objectives import Agnostic
+from scaffpd.objectives.base import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class AFLState(ServerState):
+    """Adds what the steps start from: (x, λ) themselves unless iterates are averaged.
+
+    Attributes:
+        iterate: x^r.
+        multipliers: λ^r.
+        dual_rate: γ_λ.
+    """
+
+    iterate: Tensor
+    multipliers: Vector
+    dual_rate: float
+
+
+@dataclass(frozen=True)
+class AFL(LocalMethod):
+    """AFL, for any objective.
+
+    Args:
+        objective: (Λ, ψ); AFL's own is `Agnostic()`.
+        local_steps: J; 1 as published.
+        batch_size: samples per local gradient and per loss; `None` uses all of them.
+        local_rate: η_ℓ; left out, 1/max_i L_i.
+        server_rate: η_g.
+        dual_rate: γ_λ; left out, 0.45/(K² η_g J η_ℓ) with K the coupling of x and λ at x⁰.
+        average: whether the result is the mean of all iterates.
+    """
+
+    knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")
+
+    objective: Objective = field(default_factory=Agnostic)
+    local_steps: int = field(default=1, kw_only=True)
+    server_rate: float = field(default=1.0, kw_only=True)
+    dual_rate: float | None = field(default=None, kw_only=True)
+    average: bool = field(default=False, kw_only=True)
+
+    def automatic(self, federation: Federation) -> dict[str, float]:
+        """The rates that are used where none are given."""
+        rate = self._rate(federation)
+        return {"local_rate": rate, "dual_rate": self._dual_rate(federation, federation.start(), rate)}
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> AFLState:
+        """λ⁰ is the objective's prior."""
+        self.objective.weights(len(federation.names))
+        x, losses, _ = begin(federation, x0)
+        self.objective.check(losses, federation.names)
+        weights, rate = self.objective.start(losses), self._rate(federation)
+        dual_rate = self._dual_rate(federation, x, rate) if self.dual_rate is None else self.dual_rate
+        return AFLState(
+            x=x, weights=weights, losses=losses, rounds=0, seed=seed, local_rate=rate,
+            iterate=x, multipliers=weights, dual_rate=dual_rate,
+        )  # fmt: skip
+
+    def round(self, federation: Federation, state: AFLState) -> AFLState:
+        """One step of both players."""
+        r, total = state.rounds + 1, float(state.multipliers.sum()) or 1.0
+        losses = federation.losses(state.iterate, self.batch_size, (state.seed, r, STEPS), alone=False)
+        updates = federation.local_updates(state.iterate, None, None, self._plan(state))
+        x = state.iterate - self.server_rate * updates.sum(state.multipliers / total)
+        weights = dual_step(self.objective, losses, state.multipliers, state.dual_rate)
+        if not self.average:
+            return moved(federation, state, x, weights, iterate=x, multipliers=weights)
+        mean = state.x + (x - state.x) / r
+        mean_weights = state.weights + (weights - state.weights) / r
+        return moved(federation, state, mean, mean_weights, iterate=x, multipliers=weights)
+
+    def _dual_rate(self, federation: Federation, x: Tensor, local_rate: float) -> float:
+        at = federation.gradients(x)
+        return safe_dual_rate(self.objective, at, at.losses, self.server_rate * self.local_steps * local_rate)

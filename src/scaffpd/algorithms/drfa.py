@@ -1,0 +1,117 @@
+r"""DRFA: distributionally robust federated averaging.
+
+Y. Deng, M. M. Kamani, M. Mahdavi, "Distributionally Robust Federated Averaging", 2020, Algorithm 1 (and DRFA-Prox).
+
+Stage s:
+    D: m clients drawn by λ^s, with replacement;  t' uniform on {1, …, τ}, the same for all
+    u_i ← u_i − η_ℓ g_i(u_i), τ times from u_i = x^s, for i ∈ D                     x down; u_{i,τ} and u_{i,t'} up
+    x^{s+1} = (1/m) Σ_D u_{i,τ};   x' = (1/m) Σ_D u_{i,t'}
+    U: m clients drawn uniformly;  v_i = (N/m) f_i(x') for i ∈ U, 0 for the others  x' down; f_i(x') up
+    λ^{s+1} = Π_Λ(λ^s + τ γ v)                       for other objectives: argmin_Λ ψ(λ) − ⟨v, λ⟩ + ‖λ − λ^s‖²/(2τγ)
+
+With all clients in every round the averages are Σ λ_i u_i and v = L(x') exactly. Local steps are not corrected: DRFA
+stops at the drift of its clients, whatever the number of stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.algorithms.base import (
+    CLIENTS,
+    LocalMethod,
+    ServerState,
+    begin,
+    check_participation,
+    dual_step,
+    moved,
+    safe_dual_rate,
+)
+from scaffpd.federation import Federation, Vector
+from scaffpd.objectives import Agnostic
+from scaffpd.objectives.base import Objective
+
+LOSSES = 0  # what a round's minibatches of losses are for
+
+
+@dataclass(frozen=True, kw_only=True)
+class DRFAState(ServerState):
+    """Adds the dual step.
+
+    Attributes:
+        dual_rate: γ.
+    """
+
+    dual_rate: float
+
+
+@dataclass(frozen=True)
+class DRFA(LocalMethod):
+    """DRFA, for any objective.
+
+    Args:
+        objective: (Λ, ψ); DRFA's own is `Agnostic()`, with a penalty it is DRFA-Prox.
+        local_steps: τ.
+        batch_size: samples per local gradient and per loss; `None` uses all of them.
+        local_rate: η_ℓ; left out, 1/max_i L_i.
+        server_rate: the factor on the averaged update; 1 as published.
+        clients_per_round: m; `None` lets everybody take part, with weights λ in place of draws.
+        dual_rate: γ; left out, 0.45/(K² η_ℓ τ²) with K the coupling of x and λ at x⁰.
+    """
+
+    knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")
+
+    objective: Objective = field(default_factory=Agnostic)
+    server_rate: float = field(default=1.0, kw_only=True)
+    clients_per_round: int | None = field(default=None, kw_only=True)
+    dual_rate: float | None = field(default=None, kw_only=True)
+
+    def automatic(self, federation: Federation) -> dict[str, float]:
+        """The rates that are used where none are given."""
+        rate = self._rate(federation)
+        return {"local_rate": rate, "dual_rate": self._dual_rate(federation, federation.start(), rate)}
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DRFAState:
+        """λ⁰ is the objective's prior."""
+        check_participation(self, self.clients_per_round, federation)
+        self.objective.weights(len(federation.names))
+        x, losses, _ = begin(federation, x0)
+        self.objective.check(losses, federation.names)
+        weights, rate = self.objective.start(losses), self._rate(federation)
+        dual_rate = self._dual_rate(federation, x, rate) if self.dual_rate is None else self.dual_rate
+        return DRFAState(x=x, weights=weights, losses=losses, rounds=0, seed=seed, local_rate=rate, dual_rate=dual_rate)
+
+    def round(self, federation: Federation, state: DRFAState) -> DRFAState:
+        """Local steps of clients drawn by λ; losses of clients drawn uniformly; the dual step."""
+        random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
+        clients, share = self._by_weight(state.weights, random)
+        plan = self._plan(state, snapshot=int(random.integers(1, self.local_steps + 1)))
+        updates = federation.local_updates(state.x, None, None, plan, clients)
+        x = state.x - self.server_rate * updates.sum(share)
+        v = self._losses(federation, state, state.x - self.server_rate * updates.snapshot(share), random)
+        weights = dual_step(self.objective, v, state.weights, self.local_steps * state.dual_rate)
+        return moved(federation, state, x, weights)
+
+    def _by_weight(self, weights: Vector, random: np.random.Generator) -> tuple[NDArray[np.int64], Vector]:
+        """Clients drawn by λ, and the share of each in the mean: how often it was drawn."""
+        p = np.maximum(weights, 0) / np.maximum(weights, 0).sum()
+        if self.clients_per_round is None:
+            return np.flatnonzero(p > 0), p
+        times = random.multinomial(self.clients_per_round, p)
+        return np.flatnonzero(times), times / self.clients_per_round
+
+    def _losses(self, federation: Federation, state: DRFAState, x: Tensor, random: np.random.Generator) -> Vector:
+        """v: unbiased for L(x')."""
+        n, key = len(state.weights), (state.seed, state.rounds + 1, LOSSES)
+        m = n if self.clients_per_round is None else self.clients_per_round
+        uniform = np.arange(n) if m == n else np.sort(random.choice(n, m, replace=False))
+        return n / m * np.nan_to_num(federation.losses(x, self.batch_size, key, uniform), nan=0.0)
+
+    def _dual_rate(self, federation: Federation, x: Tensor, local_rate: float) -> float:
+        at, tau = federation.gradients(x), self.local_steps
+        return safe_dual_rate(self.objective, at, at.losses, self.server_rate * tau * local_rate) / tau

@@ -1,0 +1,60 @@
+r"""FedAvg: average the models that clients reach on their own.
+
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas,
+"Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017, Algorithm 1.
+
+Round r, with S a uniformly random set of clients and p_i = n_i/n (or 1/N):
+    u_i ← u_i − η_ℓ g_i(u_i), J times from u_i = x^r                                x down; u_i up
+    x^{r+1} = x^r − η_g Σ_{i∈S} p_i (x^r − u_i) / Σ_{i∈S} p_i
+
+Clients that differ pull in different directions, so that with J > 1 the fixed point is not the optimum (client drift).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from scaffpd.algorithms.base import AveragingMethod, ServerState, begin, moved
+from scaffpd.federation import Federation, Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgState(ServerState):
+    """Adds p_i, what clients count for.
+
+    Attributes:
+        prior: p_i.
+    """
+
+    prior: Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(AveragingMethod):
+    """FedAvg; see `AveragingMethod` for the arguments."""
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedAvgState:
+        """Nothing but the rate and the weights is needed."""
+        x, losses, samples = begin(federation, x0)
+        prior = self._prior(federation, samples)
+        return FedAvgState(
+            x=x, weights=prior, losses=losses, rounds=0, seed=seed, local_rate=self._rate(federation), prior=prior
+        )
+
+    def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
+        """Local steps of some clients, and their average."""
+        clients, p = self._participants(state, state.prior)
+        return self._average(federation, state, clients, p)
+
+    def _average(self, federation: Federation, state: FedAvgState, clients: Any, p: Vector) -> FedAvgState:
+        weights = p / p.sum()
+        updates = federation.local_updates(state.x, None, None, self._plan(state, **self._extra()), clients)
+        x = state.x - self.server_rate * updates.sum(weights)
+        return moved(federation, state, x, weights)
+
+    def _extra(self) -> dict[str, Any]:
+        """What a relative of FedAvg adds to the local plan."""
+        return {}

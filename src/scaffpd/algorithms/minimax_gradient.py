@@ -1,0 +1,171 @@
+r"""Minimax gradient: the server solves for λ exactly, on the Gram matrix of the clients' gradients.
+
+Y. Nesterov, "Introductory Lectures on Convex Optimization", 2004, section 2.3 (the gradient mapping of a maximum of
+smooth functions), carried over to (Λ, ψ), with momentum, restarts and backtracking:
+
+    λ = argmax_{λ∈Λ} ⟨L(y), λ⟩ − ψ(λ) − ‖Σ λ_i ∇f_i(y)‖² / (2 L̂ S)
+    x^{r+1} = y − Σ λ_i ∇f_i(y) / (L̂ S)
+    accepted where support(L(x^{r+1})) is at most the value of that model; else L̂ grows
+    y = x^{r+1} + β (x^{r+1} − x^r)
+
+No local steps; S = Σ λ_i (1 on the simplex). The server must see every client's own gradient: no secure sums here. Two
+exchanges a round, at x^{r+1} for the certificate and at y.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.algorithms.base import check_finite, check_settings
+from scaffpd.certificate import certify, no_certificate
+from scaffpd.federation import Constants, Federation, Gradients, Vector
+from scaffpd.objectives.base import Objective
+from scaffpd.objectives.inputs import LARGEST
+
+GROW, SHRINK = 1.6, 0.97  # of L̂ after a rejected and an accepted step
+INNER, TOLERANCE = 2000, 1e-13  # of the problem in λ
+SLACK = 1e-14  # rounding in the acceptance test
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinimaxGradientState:
+    """Everything between two rounds.
+
+    Attributes:
+        x: x^r.
+        y: where the next model is built.
+        weights: λ of the last model.
+        losses: L(x^r).
+        momentum: t of Nesterov's sequence.
+        smoothness: L̂.
+        total: S.
+        rounds: rounds made.
+        seed: of the run; nothing here is random.
+        constants: L_i and μ_i.
+        certificate: the proven gap of (x, weights).
+        floor: the part of it that is rounding.
+        accepted: whether the round's step was taken.
+        at: the clients' answers at y; asked for anew when a run is resumed.
+    """
+
+    x: Tensor
+    y: Tensor
+    weights: Vector
+    losses: Vector
+    momentum: float
+    smoothness: float
+    total: float
+    rounds: int
+    seed: int
+    constants: Constants
+    certificate: float = np.inf
+    floor: float = np.inf
+    accepted: bool = True
+    at: Gradients = field(repr=False, metadata={"transient": True})
+
+
+@dataclass(frozen=True)
+class MinimaxGradient:
+    """The minimax gradient method, without anything to tune.
+
+    Args:
+        objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
+    """
+
+    knobs: ClassVar[tuple[str, ...]] = ()
+
+    objective: Objective
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def automatic(self, federation: Federation) -> dict[str, float]:
+        """There is nothing to tune."""
+        return {}
+
+    def uncertified(self, state: MinimaxGradientState) -> str | None:
+        """Why nothing is proven about the result, or `None`."""
+        return no_certificate(True, state.constants, state.weights)
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> MinimaxGradientState:
+        """The clients' answers at x⁰ = y."""
+        x = federation.start() if x0 is None else x0
+        self.objective.weights(len(federation.names))
+        constants, at = federation.constants(), federation.gradients(x)
+        check_finite(at.losses, federation.names)
+        self.objective.check(at.losses, federation.names)
+        weights = self.objective.start(at.losses)
+        total = float(weights.sum())
+        smoothness = 0.5 * float(weights @ constants.smoothness) / total
+        state = MinimaxGradientState(
+            x=x, y=x, weights=weights, losses=at.losses, momentum=1.0, smoothness=smoothness, total=total,
+            rounds=0, seed=seed, constants=constants, at=at,
+        )  # fmt: skip
+        return self._certified(state, at)
+
+    def resume(self, federation: Federation, state: MinimaxGradientState) -> MinimaxGradientState:
+        """A state read from disk, with the clients' answers at y asked for again."""
+        return replace(state, at=federation.gradients(state.y))
+
+    def round(self, federation: Federation, state: MinimaxGradientState) -> MinimaxGradientState:
+        """Solve the model at y, try its minimiser, extrapolate."""
+        at, tau = state.at, 1 / (state.smoothness * state.total)
+        weights = solve(self.objective, at.losses, tau * at.gram(), state.weights)
+        c = at.sum(weights)
+        x = state.y - tau * c
+        here = federation.gradients(x)
+        model = float(weights @ at.losses) - self.objective.value(weights) - tau / 2 * float(c @ c)
+        state = replace(state, rounds=state.rounds + 1)
+        if not self._descended(here.losses, model):
+            return replace(state, accepted=False, smoothness=GROW * state.smoothness)
+        beta, momentum = self._momentum(state, x)
+        y = x if beta == 0 else x + beta * (x - state.x)
+        at = here if beta == 0 else federation.gradients(y)
+        total = state.total if self.objective.simplex else float(weights.sum())
+        state = replace(
+            state, x=x, y=y, weights=weights, losses=here.losses, momentum=momentum, at=at, total=total,
+            smoothness=SHRINK * state.smoothness, accepted=True,
+        )  # fmt: skip
+        return self._certified(state, here)
+
+    def _descended(self, losses: Vector, model: float) -> bool:
+        if not np.all(np.abs(losses) < LARGEST / 4):
+            return False
+        return self.objective.support(losses) <= model + SLACK * max(1.0, abs(model))
+
+    def _momentum(self, state: MinimaxGradientState, x: Tensor) -> tuple[float, float]:
+        """β and the next t: Nesterov's, but no more than strong convexity asks for; begun anew where it points back."""
+        t = 1.0 if float((state.y - x) @ (x - state.x)) > 0 else state.momentum
+        following = (1 + np.sqrt(1 + 4 * t * t)) / 2
+        q = np.sqrt(min(1.0, float(state.constants.strong_convexity.min()) / state.smoothness))
+        return float(min((t - 1) / following, (1 - q) / (1 + q))), float(following)
+
+    def _certified(self, state: MinimaxGradientState, here: Gradients) -> MinimaxGradientState:
+        if self.uncertified(state):
+            return replace(state, certificate=np.inf, floor=np.inf)
+        size, mu = float(here.sum(state.weights).norm()), state.constants.strong_convexity
+        proof = certify(self.objective, state.losses, state.weights, size, mu, here.rounding)
+        return replace(state, certificate=proof.gap, floor=proof.floor)
+
+
+def solve(objective: Objective, losses: Vector, gram: NDArray[np.float64], start: Vector) -> Vector:
+    """argmax_{λ∈Λ} ⟨L, λ⟩ − ψ(λ) − λᵀGλ/2, by accelerated proximal steps with restarts."""
+    top = float(np.linalg.eigvalsh(gram)[-1])
+    if top <= 0:
+        return objective.maximizer(losses)
+    best = look = start
+    t = 1.0
+    for _ in range(INNER):
+        new = objective.prox(losses - gram @ look, look, 1 / top)
+        change = float(np.abs(new - look).max())
+        t = 1.0 if float((look - new) @ (new - best)) > 0 else t
+        following = (1 + np.sqrt(1 + 4 * t * t)) / 2
+        look, best, t = new + (t - 1) / following * (new - best), new, following
+        if change <= TOLERANCE * max(1.0, float(np.abs(new).max())):
+            break
+    return best

@@ -1,0 +1,68 @@
+r"""q-FFL: fair resource allocation, by steps whose length follows from q and the losses.
+
+T. Li, M. Sanjabi, A. Beirami, V. Smith, "Fair Resource Allocation in Federated Learning", 2020,
+Algorithm 1 (q-FedSGD) and Algorithm 2 (q-FedAvg); it minimises Σ p_k F_k^{q+1}/(q+1).
+
+Round r, with L = 1/η_ℓ:
+    F_k = f_k(x);  u_k ← u_k − η_ℓ g_k(u_k), J times from u_k = x                   x down
+    Δw_k = L (x − u_k),   Δ_k = F_k^q Δw_k,   h_k = q F_k^{q−1} ‖Δw_k‖² + L F_k^q   Δ_k, h_k up
+    x⁺ = x − Σ_{k∈S} p_k Δ_k / Σ_{k∈S} p_k h_k
+
+J = 1 is q-FedSGD (Δw_k = ∇F_k), J > 1 q-FedAvg; q = 0 is FedAvg. F_k is the *mean* loss of client k at x. As in
+`FedAvg`, clients are drawn uniformly and counted by p_k (the paper draws by p_k and counts alike).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from scaffpd.algorithms.base import AveragingMethod, begin, moved
+from scaffpd.algorithms.fed_avg import FedAvgState
+from scaffpd.errors import InputError, real
+from scaffpd.federation import Federation
+
+TINY = 1e-10  # a loss of zero has no q−1 st power
+
+
+@dataclass(frozen=True, kw_only=True)
+class QFFL(AveragingMethod):
+    """q-FedSGD (`local_steps=1`) and q-FedAvg; see `AveragingMethod` for the other arguments.
+
+    Args:
+        q: q >= 0; 0 is the average loss, ∞ the worst.
+    """
+
+    q: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= real("QFFL", "q", self.q) < float("inf"):
+            raise InputError(f"QFFL needs q >= 0 and finite, got {self.q!r}.")
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedAvgState:
+        """As FedAvg; losses must not be negative."""
+        x, losses, samples = begin(federation, x0)
+        if np.any(losses < 0):
+            raise InputError(
+                f"QFFL needs losses >= 0; that of client {federation.names[int(losses.argmin())]!r} is not."
+            )
+        prior = self._prior(federation, samples)
+        return FedAvgState(
+            x=x, weights=prior, losses=losses, rounds=0, seed=seed, local_rate=self._rate(federation), prior=prior
+        )
+
+    def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
+        """Local steps of some clients, weighted by F^q, with the step length that q asks for."""
+        clients, p = self._participants(state, state.prior)
+        plan, L, asked = self._plan(state), 1 / state.local_rate, p > 0
+        F = np.maximum(federation.losses(state.x, self.batch_size, plan.key, clients, alone=False), TINY)
+        updates = federation.local_updates(state.x, None, None, plan, clients)
+        scale = np.where(asked, F / np.nanmax(F), 1.0)  # Δ and h are homogeneous in F: nothing overflows
+        squares = np.where(asked, L**2 * updates.norms() / np.where(asked, F, 1.0), 0)
+        power = np.where(asked, p * scale**self.q, 0)
+        h = power * (self.q * squares + L)
+        x = state.x - self.server_rate * updates.sum(L * power / h.sum())
+        return moved(federation, state, x, power / power.sum())

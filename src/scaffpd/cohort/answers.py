@@ -1,0 +1,172 @@
+"""What the clients of a cohort answer, and what they keep: the vectors stay together, the server gets sums of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.errors import InputError
+from scaffpd.federation import Clients, LocalPlan, Vector
+from scaffpd.models.oracle import Displacements, Point
+
+Chosen = list[int]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Vectors that the clients of a cohort keep, (N, d)."""
+
+    vectors: Tensor = field(repr=False)
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Σ_i w_i v_i."""
+        return torch.as_tensor(weights).to(self.vectors) @ self.vectors
+
+    def plus(self, scale: float, vectors: Any, clients: Clients = None) -> Memory:
+        """v_i + scale·w_i, for one w or for every client's own."""
+        rows, added = self._rows(vectors, clients)
+        changed = self.vectors.clone()
+        changed[rows] += scale * added
+        return Memory(changed)
+
+    def replaced(self, vectors: Any, clients: Clients = None) -> Memory:
+        """w_i in the place of v_i."""
+        rows, new = self._rows(vectors, clients)
+        changed = self.vectors.clone()
+        changed[rows] = new
+        return Memory(changed)
+
+    def _rows(self, vectors: Any, clients: Clients) -> tuple[Chosen, Tensor]:
+        everyone = list(range(len(self.vectors)))
+        chosen = None if clients is None else [int(i) for i in clients]
+        if isinstance(vectors, Tensor):
+            return everyone if chosen is None else chosen, vectors
+        own, each = (everyone, vectors.vectors) if isinstance(vectors, Memory) else (vectors.chosen, vectors.each())
+        if chosen is None or chosen == own:
+            return own, each
+        if not set(chosen) <= set(own):
+            raise InputError("Clients can only keep vectors that they have.")
+        return chosen, each[[own.index(i) for i in chosen]]
+
+
+class Counter(Protocol):
+    """Whoever counts what is sent, in numbers of the format of x."""
+
+    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
+        """Add to the traffic."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Who was asked.
+
+    Attributes:
+        cohort: of which cohort; it counts further traffic.
+        chosen: the numbers of those clients, in the order of their answers.
+        n: N, how many clients there are.
+        like: a tensor of the format of x.
+    """
+
+    cohort: Counter
+    chosen: Chosen
+    n: int
+    like: Tensor
+
+
+class Answers:
+    """Vectors that some clients of a cohort have just computed."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked, self.chosen = asked, asked.chosen
+
+    def _weights(self, weights: Vector) -> Tensor:
+        """The weights of the clients that were asked; nobody else may have any."""
+        w = np.asarray(weights, dtype=np.float64)
+        picked = w[self.chosen]
+        if w.shape != (self.asked.n,) or np.count_nonzero(w) != np.count_nonzero(picked):
+            raise InputError("Weights must be zero for clients that were not asked.")
+        return torch.from_numpy(picked).to(self.asked.like)
+
+    def _spread(self, values: Tensor) -> Vector:
+        return scattered(values, self.chosen, self.asked.n)
+
+
+class CohortGradients(Answers):
+    """`Gradients` of a cohort: N-sized results as NumPy float64, vectors as tensors."""
+
+    def __init__(self, asked: Asked, point: Point) -> None:
+        super().__init__(asked)
+        self.point = point
+        self.losses: Vector = self._spread(point.losses)
+
+    @property
+    def rounding(self) -> tuple[Vector, Vector]:
+        """Bounds on the rounding errors of L_i and c_i."""
+        loss, gradient = self.point.rounding()
+        return self._spread(loss), self._spread(gradient)
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Σ_i w_i c_i."""
+        return self.point.sum(self._weights(weights))
+
+    def each(self) -> Tensor:
+        """The c_i of the clients that were asked; they stay with them."""
+        return self.point.each()
+
+    def project(self, direction: Tensor) -> Vector:
+        """⟨c_i, v⟩ per client: N scalars up."""
+        self.asked.cohort.count(exchanges=1, up=len(self.chosen))
+        return self._spread(self.point.project(direction))
+
+    def norms(self) -> Vector:
+        """‖c_i‖² per client: N scalars up."""
+        self.asked.cohort.count(exchanges=1, up=len(self.chosen))
+        return self._spread(self.point.norms())
+
+    def gram(self) -> NDArray[np.float64]:
+        """⟨c_i, c_j⟩, from the c_i that have gone up; float64 whatever the model's numbers are."""
+        each = self.point.each().double()
+        inner = (each @ each.T).cpu().numpy()
+        out = np.full((self.asked.n, self.asked.n), np.nan)
+        out[np.ix_(self.chosen, self.chosen)] = inner
+        return out
+
+
+class CohortUpdates(Answers):
+    """`Updates` of a cohort."""
+
+    def __init__(self, asked: Asked, plan: LocalPlan, work: Callable[[int], Displacements]) -> None:
+        super().__init__(asked)
+        self._work, self._plan, self._done = work, plan, work(plan.steps)
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Σ_i w_i d_i."""
+        return self._done.sum(self._weights(weights))
+
+    def each(self) -> Tensor:
+        """The d_i of the clients that were asked; they stay with them."""
+        return self._done.each()
+
+    def norms(self) -> Vector:
+        """‖d_i‖² per client: N scalars up, along with d_i."""
+        self.asked.cohort.count(up=len(self.chosen))
+        return self._spread(self._done.each().square().sum(1))
+
+    def snapshot(self, weights: Vector) -> Tensor:
+        """Σ_i w_i (x − u_{i,t'}): the first t' steps once more, with the same minibatches."""
+        if self._plan.snapshot is None:
+            raise InputError("There is no snapshot: the plan asked for none.")
+        return self._work(self._plan.snapshot).sum(self._weights(weights))
+
+
+def scattered(values: Tensor, chosen: Chosen, n: int) -> Vector:
+    """Per-client numbers in the order of all clients, NaN for those that were not asked."""
+    out = np.full(n, np.nan)
+    out[chosen] = values.double().cpu().numpy()
+    return out

@@ -1,0 +1,187 @@
+"""What a server may ask beyond full gradients: some clients only, plain local steps, vectors that clients keep."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import scaffpd as sp
+from naive import Client, relative, unequal_clients
+from scaffpd.errors import InputError
+from scaffpd.federation import Federation, LocalPlan, Memory
+from scaffpd.models.draws import Draws
+
+LOSSES = {"squared": 1, "logistic": 1, "softmax": 3}
+SOME = [5, 0, 3]
+
+
+def problem(loss, dtype=torch.float64):
+    outputs = LOSSES[loss]
+    data = unequal_clients(loss, outputs)
+    model = sp.Linear(loss, l2=0.05, classes=3 if loss == "softmax" else None)
+    clients = [Client(X, y, loss, 0.05, outputs) for X, y in data.values()]
+    return sp.Cohort(data, model, dtype=dtype), clients
+
+
+def network(n=4):
+    random = np.random.default_rng(0)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+    data = [(random.standard_normal((5 + 3 * i, 3)), random.integers(0, 2, 5 + 3 * i)) for i in range(n)]
+    return sp.Cohort(data, sp.Module(net, l2=0.01))
+
+
+def point(cohort, seed=1):
+    random = np.random.default_rng(seed)
+    return torch.from_numpy(random.standard_normal(cohort.dimension))
+
+
+def alone(n, i):
+    return np.eye(n)[i]
+
+
+def rows(key, name, m, size, steps):
+    """The batches that a client draws, as the package documents them."""
+    if m <= size:
+        return [np.arange(m)] * steps
+    draws = Draws(key, [name])
+    return [np.minimum((draws.uniform(size)[0] * m).astype(int), m - 1) for _ in range(steps)]
+
+
+def test_a_cohort_offers_the_whole_waist():
+    cohort, _ = problem("squared")
+    assert isinstance(cohort, Federation)
+    assert isinstance(cohort.memory(), Memory)
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_some_clients_answer_what_they_answer_in_company(loss, batch_size):
+    cohort, _ = problem(loss)
+    x, n, key = point(cohort), 8, (4, 2)
+    everybody, some = (cohort.gradients(x, batch_size, key, clients) for clients in (None, SOME))
+    assert np.isnan(np.delete(some.losses, SOME)).all()
+    np.testing.assert_allclose(some.losses[SOME], everybody.losses[SOME], rtol=1e-13)
+    np.testing.assert_allclose(cohort.losses(x, batch_size, key, SOME)[SOME], everybody.losses[SOME], rtol=1e-13)
+    np.testing.assert_allclose(some.norms()[SOME], everybody.norms()[SOME], rtol=1e-12)
+    np.testing.assert_allclose(some.gram()[np.ix_(SOME, SOME)], everybody.gram()[np.ix_(SOME, SOME)], atol=1e-12)
+    plan = LocalPlan(4, 0.01, batch_size=batch_size, key=key, prox=0.3)
+    c, kept = point(cohort, 2), cohort.memory().plus(0.1, everybody)
+    for at in (None, kept):
+        a, b = (cohort.local_updates(x, at, c, plan, clients) for clients in (None, SOME))
+        for i in SOME:
+            assert relative(b.sum(alone(n, i)), a.sum(alone(n, i))) < 1e-12
+        np.testing.assert_allclose(b.norms()[SOME], a.norms()[SOME], rtol=1e-11)
+
+
+@pytest.mark.parametrize("prox", [0.0, 0.7])
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("kind", ["nothing", "kept", "answered elsewhere"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_local_steps_match_a_naive_loop(loss, kind, batch_size, prox):
+    """With and without c_i and a correction, pulled back or not."""
+    cohort, clients = problem(loss)
+    x, c, key, rate = point(cohort), point(cohort, 2), (7, 1), 0.01
+    at = {
+        "nothing": lambda: None,
+        "kept": lambda: cohort.memory().plus(1.0, cohort.gradients(point(cohort, 3))).plus(-0.5, c, [1, 2]),
+        "answered elsewhere": lambda: cohort.gradients(point(cohort, 3)),
+    }[kind]()
+    updates = cohort.local_updates(
+        x, at, None if kind == "nothing" else c, LocalPlan(5, rate, 1.0, batch_size, key, prox)
+    )
+    for i, (name, client) in enumerate(zip(cohort.names, clients, strict=True)):
+        c_i = np.zeros(cohort.dimension) if kind == "nothing" else client.gradient(point(cohort, 3).numpy())
+        c_i -= 0.5 * c.numpy() if kind == "kept" and i in (1, 2) else 0
+        shift = 0 if kind == "nothing" else c.numpy() - c_i
+        batches = [None] * 5 if batch_size is None else rows(key, name, len(client.A), batch_size, 5)
+        u = x.numpy().copy()
+        for batch in batches:
+            u = u - rate * (client.gradient(u, batch) + shift + prox * (u - x.numpy()))
+        assert relative(updates.sum(alone(8, i)), x.numpy() - u) < 1e-10, name
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("make", [*LOSSES, "network"])
+def test_a_snapshot_is_the_same_path_cut_short(make, batch_size):
+    cohort = network() if make == "network" else problem(make)[0]
+    x, w = point(cohort), np.random.default_rng(0).random(len(cohort.names))
+    plan = LocalPlan(9, 0.01, batch_size=batch_size, key=(3,), snapshot=4)
+    updates = cohort.local_updates(x, None, None, plan)
+    short = cohort.local_updates(x, None, None, LocalPlan(4, 0.01, batch_size=batch_size, key=(3,)))
+    assert torch.equal(updates.snapshot(w), short.sum(w))
+    assert not torch.allclose(updates.sum(w), short.sum(w))
+    with pytest.raises(InputError, match="no snapshot"):
+        short.snapshot(w)
+
+
+def test_a_network_answers_for_some_clients_too():
+    cohort = network()
+    x, some, n = cohort.start(), [2, 0], 4
+    for batch_size in (None, 4):
+        everybody = cohort.gradients(x, batch_size, (1,))
+        for losses in (cohort.gradients(x, batch_size, (1,), some).losses, cohort.losses(x, batch_size, (1,), some)):
+            np.testing.assert_allclose(losses[some], everybody.losses[some], rtol=1e-12)
+        plan = LocalPlan(3, 0.1, batch_size=batch_size, prox=0.2)
+        a, b = (cohort.local_updates(x, None, None, plan, clients) for clients in (None, some))
+        for i in some:
+            assert relative(b.sum(alone(n, i)), a.sum(alone(n, i))) < 1e-12
+
+
+def test_memory_is_a_value():
+    cohort, _ = problem("logistic")
+    zero, v = cohort.memory(), point(cohort)
+    one = zero.plus(2.0, v, [1, 4])
+    assert torch.equal(zero.sum(np.ones(8)), torch.zeros_like(v))
+    assert relative(one.sum(np.arange(8.0)), 10 * v) < 1e-14
+    at = cohort.gradients(v, clients=SOME)
+    kept = one.replaced(at)
+    for i in range(8):
+        expected = at.sum(alone(8, i)) if i in SOME else one.sum(alone(8, i))
+        assert torch.allclose(kept.sum(alone(8, i)), expected, atol=1e-14)
+    twice = kept.plus(1.0, kept).plus(-2.0, kept)
+    assert float(twice.sum(np.ones(8)).abs().max()) < 1e-12
+    part = zero.plus(1.0, at, [0])
+    assert torch.allclose(part.sum(np.ones(8)), at.sum(alone(8, 0)))
+    with pytest.raises(InputError, match="that they have"):
+        zero.plus(1.0, at, [1])
+
+
+def test_nobody_speaks_for_clients_that_were_not_asked():
+    cohort, _ = problem("squared")
+    x = point(cohort)
+    for answers in (cohort.gradients(x, clients=SOME), cohort.local_updates(x, None, None, LocalPlan(2), SOME)):
+        with pytest.raises(InputError, match="zero for clients that were not asked"):
+            answers.sum(np.ones(8))
+    for wrong in ([], [0, 0], [8], [-1]):
+        with pytest.raises(InputError, match="distinct numbers from 0 to 7"):
+            cohort.losses(x, clients=wrong)
+    at = cohort.gradients(x, clients=[0, 1])
+    with pytest.raises(InputError, match="these very clients"):
+        cohort.local_updates(x, at, x, LocalPlan(1), [1, 2])
+
+
+def test_traffic_of_questions_to_some_clients():
+    cohort, _ = problem("softmax")
+    d, size, last = cohort.dimension, 8, [(0, 0, 0)]
+
+    def sent():
+        now = (cohort.traffic.exchanges, cohort.traffic.bytes_up // size, cohort.traffic.bytes_down // size)
+        last.append(now)
+        return tuple(b - a for a, b in zip(*last[-2:], strict=True))
+
+    x, y, c = point(cohort), point(cohort, 2), point(cohort, 3)
+    cohort.losses(x, clients=SOME)
+    assert sent() == (1, 3, 3 * d)  # x down, a scalar up
+    cohort.local_updates(x, None, None, LocalPlan(2), [5, 0])
+    assert sent() == (1, 2 * d, 0)  # they have x
+    cohort.local_updates(x, None, None, LocalPlan(2), [5, 1])
+    assert sent() == (1, 2 * d, d)  # one of them has not
+    cohort.losses(y, clients=SOME, alone=False)
+    cohort.local_updates(y, None, None, LocalPlan(2), SOME).norms()
+    assert sent() == (1, 3 * d + 6, 3 * d)  # q-FFL: one exchange
+    cohort.local_updates(c, cohort.memory(), x, LocalPlan(2))
+    assert sent() == (1, 8 * d, 16 * d)  # SCAFFOLD: x and c down
+    cohort.local_updates(x, None, None, LocalPlan(2, snapshot=1), [4])
+    assert sent() == (1, 2 * d, d)  # DRFA: two vectors up
