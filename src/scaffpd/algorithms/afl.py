@@ -8,7 +8,8 @@ Round r, both steps from the same (x^r, λ^r):
     λ^{r+1} = Π_Λ(λ^r + γ_λ L)                       for other objectives: argmin_Λ ψ(λ) − ⟨L, λ⟩ + ‖λ − λ^r‖²/(2γ_λ)
 
 J = 1 is the published method (x − u_i = η_ℓ ∇f_i); the Scaff-PD paper's experiments give it local steps. Mohri et al.
-prove their rate for the mean of the iterates (`average=True`); the last iterate usually does better.
+prove their rate for the mean of the iterates (`average=True`); the last iterate usually does better. Off the simplex
+λ_i/Σ λ_j takes the place of λ_i in the model's step.
 """
 
 from __future__ import annotations

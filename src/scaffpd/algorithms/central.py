@@ -1,4 +1,8 @@
-r"""What the centralised references share: full gradients of all clients at every point, and so a certificate."""
+r"""What the centralised references share: full gradients of all clients at every point, and so a certificate.
+
+Off the simplex (q-FFL, Nash) the model steps along Σ λ_i c_i / S with S = Σ λ_i, so that its step length does not
+depend on S; on the simplex S = 1.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Y. Laguel, K. Pillutla, J. Malick, Z. Harchaoui,
 (and Pillutla et al., "Federated Learning with Superquantile Aggregation for Heterogeneous Data", 2023).
 
 Round r, with conformity level θ:
-    S: clients drawn uniformly;  F_i = f_i(x) for i ∈ S                             x down; F_i up
+    S: clients drawn uniformly;  F_i = f_i(x) over all samples, i ∈ S               x down; F_i up
     Q = the (1 − θ)-quantile of F_i, i ∈ S, with weights p_i;   S' = {i ∈ S : F_i ≥ Q}
     FedAvg's step among S'                                                          x − u_i up
 
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaffpd.algorithms.base import STEPS
 from scaffpd.algorithms.fed_avg import FedAvg, FedAvgState
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Federation, Vector
@@ -42,7 +41,7 @@ class DeltaFL(FedAvg):
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """The losses of some clients; FedAvg's step among those that are served worst."""
         clients, p = self._participants(state, state.prior)
-        losses = federation.losses(state.x, self.batch_size, (state.seed, state.rounds + 1, STEPS), clients)
+        losses = federation.losses(state.x, clients=clients)
         level = quantile(losses[clients], p[clients], 1 - self.tail)
         tail = clients[losses[clients] >= level]
         return self._average(federation, state, tail, np.where(np.isin(np.arange(len(p)), tail), p, 0))

@@ -10,7 +10,8 @@ Stage s:
     λ^{s+1} = Π_Λ(λ^s + τ γ v)                       for other objectives: argmin_Λ ψ(λ) − ⟨v, λ⟩ + ‖λ − λ^s‖²/(2τγ)
 
 With all clients in every round the averages are Σ λ_i u_i and v = L(x') exactly. Local steps are not corrected: DRFA
-stops at the drift of its clients, whatever the number of stages.
+stops at the drift of its clients, whatever the number of stages. The published method has no server rate (1 here); ours
+scales both averages. Off the simplex λ_i/Σ λ_j takes the place of λ_i.
 """
 
 from __future__ import annotations

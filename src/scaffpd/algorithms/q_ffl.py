@@ -8,7 +8,8 @@ Round r, with L = 1/η_ℓ:
     Δw_k = L (x − u_k),   Δ_k = F_k^q Δw_k,   h_k = q F_k^{q−1} ‖Δw_k‖² + L F_k^q   Δ_k, h_k up
     x⁺ = x − Σ_{k∈S} p_k Δ_k / Σ_{k∈S} p_k h_k
 
-J = 1 is q-FedSGD (Δw_k = ∇F_k), J > 1 q-FedAvg; q = 0 is FedAvg. F_k is the *mean* loss of client k at x. As in
+J = 1 is q-FedSGD (Δw_k = ∇F_k), J > 1 q-FedAvg; q = 0 is FedAvg. F_k is the *mean* loss of client k at x, over
+all of its samples whatever the minibatches of local steps are. As in
 `FedAvg`, clients are drawn uniformly and counted by p_k (the paper draws by p_k and counts alike).
 """
 
@@ -17,14 +18,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.base import AveragingMethod, begin, moved
 from scaffpd.algorithms.fed_avg import FedAvgState
 from scaffpd.errors import InputError, real
-from scaffpd.federation import Federation
+from scaffpd.federation import Federation, Vector
 
-TINY = 1e-10  # a loss of zero has no q−1 st power
+TINY = 1e-300  # a loss of zero has no q−1 st power
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +59,25 @@ class QFFL(AveragingMethod):
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """Local steps of some clients, weighted by F^q, with the step length that q asks for."""
         clients, p = self._participants(state, state.prior)
-        plan, L, asked = self._plan(state), 1 / state.local_rate, p > 0
-        F = np.maximum(federation.losses(state.x, self.batch_size, plan.key, clients, alone=False), TINY)
-        updates = federation.local_updates(state.x, None, None, plan, clients)
-        scale = np.where(asked, F / np.nanmax(F), 1.0)  # Δ and h are homogeneous in F: nothing overflows
-        squares = np.where(asked, L**2 * updates.norms() / np.where(asked, F, 1.0), 0)
-        power = np.where(asked, p * scale**self.q, 0)
-        h = power * (self.q * squares + L)
-        x = state.x - self.server_rate * updates.sum(L * power / h.sum())
-        return moved(federation, state, x, power / power.sum())
+        L = 1 / state.local_rate
+        F = federation.losses(state.x, clients=clients, alone=False)
+        updates = federation.local_updates(state.x, None, None, self._plan(state), clients)
+        weights, h = self._scaled(F[clients], L**2 * updates.norms()[clients], L)
+        weights, h = (spread(clients, p[clients] * part, len(p)) for part in (weights, h))
+        if not h.sum() > 0:  # nobody has a loss: all is done
+            return moved(federation, state, state.x, state.prior)
+        x = state.x - self.server_rate * updates.sum(L * weights / h.sum())
+        return moved(federation, state, x, weights / weights.sum())
+
+    def _scaled(self, F: Vector, squares: Vector, L: float) -> tuple[Vector, Vector]:
+        """F^q and h, both over max F^q, so that nothing overflows; a client without loss has neither (q > 0)."""
+        top = max(float(F.max()), TINY)
+        power = (F / top) ** self.q
+        return power, power * (self.q * squares / np.maximum(F, TINY) + L)
+
+
+def spread(clients: NDArray[np.int64], values: Vector, n: int) -> Vector:
+    """The clients' values in the order of all n clients, 0 for the others."""
+    out = np.zeros(n)
+    out[clients] = values
+    return out

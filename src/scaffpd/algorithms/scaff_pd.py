@@ -99,10 +99,12 @@ class ScaffPD:
         check_objective(self, self.objective)
         rule = not isinstance(self.steps, type) and all(hasattr(self.steps, k) for k in ("start", "rates", "judge"))
         if not rule:
-            raise InputError(f"ScaffPD needs steps such as Auto(), Fixed(...) or Theory(...), got {self.steps!r}.")
-        count("ScaffPD", "local_steps", self.local_steps)
+            raise InputError(
+                f"{type(self).__name__} needs steps such as Auto(), Fixed(...) or Theory(...), got {self.steps!r}."
+            )
+        count(type(self).__name__, "local_steps", self.local_steps)
         if self.batch_size is not None:
-            count("ScaffPD", "batch_size", self.batch_size)
+            count(type(self).__name__, "batch_size", self.batch_size)
 
     @property
     def exact(self) -> bool:

@@ -1,0 +1,183 @@
+"""Every method, run as users run it: resumed, repeated, on networks, in float32, alone, badly asked, and to the end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import scaffpd as sp
+from scaffpd.errors import InputError
+from scaffpd.reference import reference_optimum
+
+CHI = sp.ChiSquare(rho=0.05)
+METHODS = {
+    "FedAvg": sp.FedAvg(local_steps=4),
+    "FedAvg, some clients, minibatches": sp.FedAvg(local_steps=4, clients_per_round=2, batch_size=5),
+    "FedProx": sp.FedProx(local_steps=4, mu=0.5, weights="uniform"),
+    "Scaffold II": sp.Scaffold(local_steps=4),
+    "Scaffold II, some clients": sp.Scaffold(local_steps=4, clients_per_round=2, batch_size=5),
+    "Scaffold I": sp.Scaffold(local_steps=4, option="I", clients_per_round=3, weights="samples"),
+    "ProxSkip": sp.ProxSkip(),
+    "ProxSkip, minibatches": sp.ProxSkip(local_steps=3, batch_size=5, weights="samples"),
+    "AFL": sp.AFL(),
+    "AFL, local steps, mean": sp.AFL(CHI, local_steps=4, batch_size=5, average=True),
+    "DRFA": sp.DRFA(CHI, local_steps=4),
+    "DRFA, some clients": sp.DRFA(local_steps=4, clients_per_round=2, batch_size=5),
+    "q-FedSGD": sp.QFFL(q=2.0, local_steps=1),
+    "q-FedAvg": sp.QFFL(q=0.5, local_steps=4, clients_per_round=3, batch_size=5),
+    "DeltaFL": sp.DeltaFL(tail=0.4, local_steps=4, clients_per_round=4),
+    "GradientDescentAscent": sp.GradientDescentAscent(CHI),
+    "Extragradient": sp.Extragradient(sp.CVaR(alpha=0.5)),
+    "AcceleratedPrimalDual": sp.AcceleratedPrimalDual(CHI),
+    "MinimaxGradient": sp.MinimaxGradient(CHI),
+    "ScaffPD": sp.ScaffPD(CHI, local_steps=4),
+}
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+CENTRAL = (sp.GradientDescentAscent, sp.Extragradient, sp.AcceleratedPrimalDual, sp.MinimaxGradient)
+
+
+def cohort(dtype=None, N=5):
+    sizes = (3, 8, 15, 40, 25)[:N]
+    return sp.Cohort(
+        sp.data.synthetic(N=N, d=4, sizes=sizes, sigma=0.5, seed=2), sp.Linear("squared", l2=0.1), dtype=dtype
+    )
+
+
+def network():
+    torch.manual_seed(0)
+    random = np.random.default_rng(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+    data = [(random.standard_normal((m, 3)), random.integers(0, 2, m)) for m in (4, 9, 13, 6)]
+    return sp.Cohort(data, sp.Module(net, l2=0.01))
+
+
+@every_method
+def test_a_resumed_run_is_the_run(method, tmp_path):
+    whole = sp.train(method, cohort(), rounds=8, seed=3)
+    sp.train(method, cohort(), rounds=3, seed=3, checkpoint=tmp_path / "run")
+    rest = sp.train(method, cohort(), rounds=8, seed=3, checkpoint=tmp_path / "run")
+    assert np.array_equal(rest.x, whole.x)
+    assert np.array_equal(rest.weights, whole.weights)
+    for column in ("certificate", "exchanges", "bytes_up", "bytes_down"):
+        assert np.array_equal(rest.history[column], whole.history[column]), column
+
+
+@every_method
+def test_the_same_call_gives_the_same_numbers(method):
+    """On the same cohort, one after the other: nothing of a run stays behind (no stale control variates)."""
+    clients = cohort()
+    first = sp.train(method, clients, rounds=5, seed=1)
+    sp.train(method, clients, rounds=3, seed=2)
+    again = sp.train(method, clients, rounds=5, seed=1)
+    assert np.array_equal(first.x, again.x)
+    assert np.array_equal(first.history["bytes_down"], again.history["bytes_down"])
+
+
+@every_method
+def test_networks_train(method):
+    federation = network()
+    start = federation.evaluate(federation.start()).loss
+    result = sp.train(method, federation, rounds=6)
+    assert result.history.losses.mean(1).min() < 0.95 * start.mean()
+    assert result.certificate == np.inf
+    assert "no certificate" in result.message
+
+
+@every_method
+def test_float32_stays_near(method):
+    a, b = (sp.train(method, cohort(dtype), rounds=6) for dtype in (torch.float32, torch.float64))
+    assert a.x.dtype == np.float32
+    np.testing.assert_allclose(a.x, b.x, atol=2e-3)
+
+
+@every_method
+def test_weights_are_weights(method):
+    result = sp.train(method, cohort(), rounds=6)
+    weights = result.history.weights
+    assert np.all(weights >= 0)
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS.values() if not isinstance(m, (*CENTRAL, sp.ScaffPD))])
+def test_without_a_proof_it_says_so(method):
+    result = sp.train(method, cohort(), rounds=2)
+    assert f"{type(method).__name__} does not measure" in result.message
+    with pytest.raises(InputError, match="tol needs a certificate"):
+        sp.train(method, cohort(), rounds=2, tol=1e-3)
+
+
+@pytest.mark.parametrize("kind", CENTRAL)
+@pytest.mark.parametrize("objective", [CHI, sp.CVaR(alpha=0.5), sp.Tilted(rho=0.2), sp.QFair(q=1.0)], ids=str)
+def test_centralised_references_reach_the_optimum_of_an_interior_point_solver(kind, objective):
+    clients = sp.data.synthetic(N=4, d=3, m=20, sigma=0.3, seed=1)
+    federation = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+    best = reference_optimum(clients, "squared", 0.1, objective)
+    result = sp.train(kind(objective), federation, rounds=4000, tol=1e-7)
+    assert result.status is sp.Status.CONVERGED
+    value = objective.support(federation.evaluate(result.x).loss)
+    assert -1e-9 <= value - best.value <= 1e-7
+
+
+def test_corrected_methods_reach_the_average_optimum_and_fed_avg_does_not():
+    clients = sp.data.synthetic(N=4, d=3, m=20, sigma=1.0, seed=1)
+    federation = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+    best = reference_optimum(clients, "squared", 0.1, sp.Average())
+    for method in (sp.Scaffold(), sp.Scaffold(option="I"), sp.ProxSkip(), sp.Scaffold(clients_per_round=2)):
+        result = sp.train(method, federation, rounds=400)
+        assert np.linalg.norm(result.x - best.x) < 1e-7, method
+    drifted = sp.train(sp.FedAvg(weights="uniform"), federation, rounds=400)
+    assert np.linalg.norm(drifted.x - best.x) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: sp.FedAvg(local_steps=0), "local_steps >= 1"),
+        (lambda: sp.FedAvg(local_steps=None), "local_steps >= 1"),
+        (lambda: sp.FedAvg(batch_size=2.5), "batch_size >= 1"),
+        (lambda: sp.FedAvg(local_rate=-1), "local_rate > 0"),
+        (lambda: sp.FedAvg(server_rate=None), "server_rate"),
+        (lambda: sp.FedAvg(weights="sample"), "did you mean 'samples'"),
+        (lambda: sp.ProxSkip(weights="equal"), "Unknown weights"),
+        (lambda: sp.FedProx(mu=-0.1), "mu >= 0"),
+        (lambda: sp.Scaffold(option="III"), "Unknown option"),
+        (lambda: sp.QFFL(q=-1), "q >= 0"),
+        (lambda: sp.QFFL(q=float("nan")), "NaN"),
+        (lambda: sp.DeltaFL(tail=0), "0 < tail <= 1"),
+        (lambda: sp.DRFA(0.1), "DRFA needs an objective"),
+        (lambda: sp.AFL(sp.Agnostic), "AFL needs an objective"),
+        (lambda: sp.AFL(dual_rate=0), "dual_rate > 0"),
+        (lambda: sp.Extragradient("chi"), "Extragradient needs an objective"),
+        (lambda: sp.MinimaxGradient(None), "MinimaxGradient needs an objective"),
+        (lambda: sp.AcceleratedPrimalDual(CHI, steps=3), "AcceleratedPrimalDual needs steps"),
+        (lambda: sp.train(sp.FedAvg(clients_per_round=9), cohort(), rounds=1), "clients_per_round <= 5"),
+        (lambda: sp.train(sp.DRFA(clients_per_round=9), cohort(), rounds=1), "clients_per_round <= 5"),
+        (lambda: sp.train(sp.DRFA(sp.ChiSquare(rho=1, prior=[1, 2])), cohort(), rounds=1), "prior for 2 clients"),
+    ],
+)
+def test_mistakes_get_a_sentence(make, words):
+    with pytest.raises(InputError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "Scaffold II", "DRFA", "AFL", "q-FedAvg", "DeltaFL", "ProxSkip"])
+def test_a_rate_too_large_is_called_divergence(name):
+    """Never a NaN as a result: the last finite point is returned."""
+    from dataclasses import replace
+
+    method = replace(METHODS[name], local_rate=50.0)
+    result = sp.train(method, cohort(), rounds=2000)
+    if name != "q-FedAvg":  # its steps shrink with the size of the updates
+        assert result.status is sp.Status.DIVERGED
+    assert np.isfinite(result.x).all()
+    assert np.isfinite(result.weights).all()
+
+
+def test_sampling_is_fair():
+    """Every client takes part equally often, and the seed decides who."""
+    clients = sp.data.synthetic(N=6, d=2, m=5)
+    result = sp.train(sp.FedAvg(clients_per_round=2, weights="uniform"), sp.Cohort(clients, sp.Linear()), rounds=900)
+    took_part = (result.history.weights[1:] > 0).sum(0)
+    assert took_part.sum() == 1800
+    assert np.abs(took_part - 300).max() < 60  # four standard deviations

@@ -1,0 +1,159 @@
+"""Problems for the tests of the methods, and a proxy that notes what a method asks of its clients."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from naive_zoo import losses_at
+
+import scaffpd as sp
+from naive import Client, relative, unequal_clients
+from scaffpd.models.draws import Draws
+
+L2 = 0.02
+OUTPUTS = {"squared": 1, "logistic": 1, "softmax": 3}
+SEED = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same clients twice: as a cohort and as naive loops, with a start that is not zero."""
+
+    cohort: sp.Cohort
+    clients: dict[str, Client]
+    x0: np.ndarray
+
+    @property
+    def names(self):
+        return list(self.clients)
+
+    @cached_property
+    def rate(self):
+        """A local rate that every client can stand."""
+        return 0.8 / max(f.smoothness for f in self.clients.values())
+
+    @cached_property
+    def dual_rate(self):
+        """A dual rate that moves λ visibly and not at once into a corner."""
+        return 0.1 / np.ptp(losses_at(self.clients, self.x0))
+
+    def weights(self, kind):
+        """p_i = n_i/n or 1/N."""
+        sizes = {name: len(f.A) if kind == "samples" else 1 for name, f in self.clients.items()}
+        return {name: m / sum(sizes.values()) for name, m in sizes.items()}
+
+    def rows(self, key, name, batch_size, step=0):
+        """The rows of a client's minibatch number `step`: b draws with replacement, or all rows where there are ≤ b."""
+        m = len(self.clients[name].A)
+        if batch_size is None or m <= batch_size:
+            return None
+        uniform = Draws(key, [name]).uniform((step + 1) * batch_size)[0, step * batch_size :]
+        return np.minimum(np.floor(uniform * m).astype(int), m - 1)
+
+
+def case(loss="squared", data=None, l2=L2, seed=5):
+    """Clients of very unequal size, unless others are given."""
+    outputs = OUTPUTS[loss]
+    data = unequal_clients(loss, outputs) if data is None else data
+    classes = {"classes": outputs} if loss == "softmax" else {}
+    cohort = sp.Cohort(data, sp.Linear(loss, l2=l2, **classes))
+    clients = {name: Client(X, y, loss, l2, outputs) for name, (X, y) in data.items()}
+    return Case(cohort, clients, 0.3 * np.random.default_rng(seed).standard_normal(cohort.dimension))
+
+
+class Recorder:
+    """A cohort that notes every question: which clients, which key, how many steps, and with which weights summed."""
+
+    def __init__(self, cohort):
+        self._cohort = cohort
+        self.asked, self.round = [], None
+
+    def __getattr__(self, name):
+        return getattr(self._cohort, name)
+
+    def gradients(self, *args, **kwargs):
+        return self._ask("gradients", *args, **kwargs)
+
+    def losses(self, *args, **kwargs):
+        return self._ask("losses", *args, **kwargs)
+
+    def local_updates(self, *args, **kwargs):
+        return self._ask("local_updates", *args, **kwargs)
+
+    def _ask(self, kind, *args, **kwargs):
+        question = getattr(self._cohort, kind)
+        arguments = inspect.signature(question).bind(*args, **kwargs)
+        arguments.apply_defaults()
+        chosen, names = arguments.arguments["clients"], list(self._cohort.names)
+        about = arguments.arguments | {"clients": names if chosen is None else [names[int(i)] for i in chosen]}
+        note = SimpleNamespace(kind=kind, round=self.round, sums=[], **about)
+        self.asked.append(note)
+        answer = question(*args, **kwargs)
+        if kind == "local_updates":
+            plain = answer.sum
+            answer.sum = lambda weights: (note.sums.append(np.array(weights)), plain(weights))[1]
+        return answer
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a method did: its states (the first before any round), and what it asked."""
+
+    states: list
+    asked: list
+
+    @property
+    def x(self):
+        return [state.x.numpy() for state in self.states[1:]]
+
+    @property
+    def weights(self):
+        return [state.weights for state in self.states[1:]]
+
+    def questions(self, kind):
+        """Those of every round, one list per round."""
+        rounds = len(self.states) - 1
+        return [[q for q in self.asked if q.kind == kind and q.round == r] for r in range(rounds)]
+
+    @cached_property
+    def local(self):
+        """The one call of `local_updates` of every round."""
+        found = self.questions("local_updates")
+        assert all(len(calls) == 1 for calls in found), "one local update a round"
+        return [calls[0] for calls in found]
+
+    @property
+    def participants(self):
+        return [call.clients for call in self.local]
+
+    def batches(self, problem):
+        """(round, name, local step) → rows, as `local_updates` were told."""
+        plans = [call.plan for call in self.local]
+        return lambda r, name, j: problem.rows(plans[r].key, name, plans[r].batch_size, j)
+
+
+def play(method, problem, rounds, seed=SEED, federation=None):
+    """Make `rounds` rounds from x0, with everything noted."""
+    recorder = Recorder(problem.cohort) if federation is None else federation
+    states = [method.init(recorder, seed, torch.tensor(problem.x0))]
+    for r in range(rounds):
+        recorder.round = r
+        states.append(method.round(recorder, states[-1]))
+    return Run(states, recorder.asked)
+
+
+def agree(seen, expected, tolerance=1e-10):
+    """Every pair of vectors agrees to relative `tolerance`."""
+    assert len(seen) == len(expected)
+    for r, (a, b) in enumerate(zip(seen, expected, strict=True)):
+        assert relative(a, b) <= tolerance, f"round {r}: off by {relative(a, b):.1e}"
+
+
+def moved(problem, points, least=1e-3):
+    """A comparison of points that never left x0 would prove nothing."""
+    assert relative(points[-1], problem.x0) > least
