@@ -161,11 +161,11 @@ def test_runs_survive_json(comparison):
 
 def test_the_budget_is_kept(comparison):
     jobs = [run.job for run in comparison.runs]
-    assert len(jobs) == len(set(jobs)) == 2 * (3 + 3 + 0) + 2 * 3
+    assert len(jobs) == len(set(jobs)) == 2 * (3 + 3 + 3) + 2 * 3  # Scaff-PD tries three strengths
     for seed in (0, 1):
         assert sum(j == Job("FedAvg", seed, "tune", j.point) for j in jobs) == 3
         assert sum(j == Job("DRFA", seed, "tune", j.point) for j in jobs) == 3
-        assert not any(j.method == "Scaff-PD" and j.phase == "tune" for j in jobs)
+        assert sum(j == Job("Scaff-PD", seed, "tune", j.point) for j in jobs) == 3
         assert sum(j.seed == seed and j.phase == "final" for j in jobs) == 3
     assert {run.rounds for run in comparison.runs} == {5}
 
@@ -534,7 +534,7 @@ def test_methods_by_name():
 
 def test_every_method_of_the_zoo_runs_tuned_and_scored():
     result = sp.compare(zoo(sp.ChiSquare(0.1), 2, 4), PROBLEM, rounds=3, tune=2, processes=1)
-    assert [line.failures for line in result.table] == [""] * 13
+    assert [line.failures for line in result.table] == [""] * 14
 
 
 @pytest.mark.parametrize("name", ["digits", "hospitals", "breast-cancer", "synthetic"])
@@ -613,10 +613,22 @@ def test_the_bar_counts_all_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(compete, "Tally", Spy)
     for _ in range(2):  # the second time all of them are done already
         sp.compare(METHODS, PROBLEM, **SETTING, out=tmp_path, processes=1)
-        assert counts[-1] == [18, 18]
+        assert counts[-1] == [24, 24]
 
 
 def test_silent_without_a_terminal(capfd):
     sp.compare(METHODS, PROBLEM, rounds=1, tune=1, processes=1)
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
+
+
+def test_methods_without_rates_spend_their_budget_on_the_strength_of_the_objective():
+    method = sp.ScaffPD(sp.Tilted(rho=0.2, prior=[1, 3]))
+    factors = grid(method, 5)
+    assert [round(f["rho"], 3) for f in factors] == [1.0, 0.316, 0.1, 3.162, 0.032]
+    changed, values = configured(method, factors[2], None)
+    assert values == {"rho": pytest.approx(0.02)}
+    assert changed.objective.rho == pytest.approx(0.02)
+    np.testing.assert_allclose(changed.objective.prior, [0.25, 0.75])
+    assert method.objective.rho == 0.2
+    assert grid(sp.ScaffPD(sp.Agnostic()), 5) == [{}]
