@@ -171,7 +171,7 @@ class Cohort:
         """One exchange: x down; c_i, L_i and the bounds on their rounding errors up."""
         oracle, chosen = self._among(clients)
         self.count(exchanges=alone, down=self._send(x, chosen), up=(self.dimension + 3) * len(chosen))
-        return CohortGradients(self._asked(chosen), oracle.evaluate(x, batch_size, key))
+        return CohortGradients(self._asked(chosen), oracle.evaluate(x, batch_size, key), x)
 
     def local_updates(
         self,
@@ -185,7 +185,9 @@ class Cohort:
         oracle, chosen = self._among(clients)
         held = self._held(at, chosen)
         vectors = len(chosen) * self.dimension
-        down = (0 if isinstance(at, CohortGradients) else self._send(x, chosen)) + (correction is not None) * vectors
+        down = (0 if isinstance(at, CohortGradients) and at.x is x else self._send(x, chosen)) + (
+            correction is not None
+        ) * vectors
         self.count(exchanges=1, down=down, up=vectors * (2 if plan.snapshot is not None else 1))
 
         def work(steps: int) -> Displacements:
