@@ -17,6 +17,7 @@ from scaffpd.cohort.answers import Asked, Chosen, CohortGradients, CohortUpdates
 from scaffpd.cohort.inputs import agreed_columns, checked_device, checked_dtype, named_pairs, width
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, Traffic, Vector
+from scaffpd.models.glm import same
 from scaffpd.models.inputs import read_features, read_labels
 from scaffpd.models.oracle import Arrays, Displacements, Oracle
 
@@ -185,7 +186,7 @@ class Cohort:
         oracle, chosen = self._among(clients)
         held = self._held(at, chosen)
         vectors = len(chosen) * self.dimension
-        down = (0 if isinstance(at, CohortGradients) and at.x is x else self._send(x, chosen)) + (
+        down = (0 if isinstance(at, CohortGradients) and same(at.x, x) else self._send(x, chosen)) + (
             correction is not None
         ) * vectors
         self.count(exchanges=1, down=down, up=vectors * (2 if plan.snapshot is not None else 1))
