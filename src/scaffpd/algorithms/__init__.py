@@ -13,6 +13,7 @@ from scaffpd.algorithms.prox_skip import ProxSkip
 from scaffpd.algorithms.q_ffl import QFFL
 from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.scaffold import Scaffold
+from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
 
 __all__ = [
     "AFL",
@@ -28,4 +29,5 @@ __all__ = [
     "ProxSkip",
     "ScaffPD",
     "Scaffold",
+    "SubspaceSaddle",
 ]
