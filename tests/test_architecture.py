@@ -18,6 +18,7 @@ FLOORS = [
     {"certificate", "history", "metrics", "models", "steps", "progress", "reference"},
     {"algorithms", "cohort"},
     {"training"},
+    {"comparison"},
     {"experiments"},
     {"cli"},
 ]

@@ -17,7 +17,7 @@ from scaffpd import cli
 from scaffpd.algorithms import ScaffPD
 from scaffpd.data import heart_disease
 from scaffpd.errors import InputError
-from scaffpd.experiments import hospitals
+from scaffpd.experiments import hospitals, problems
 from test_hospitals import fitted_by_sklearn, with_ones
 
 SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]
@@ -69,7 +69,7 @@ def test_help_loads_nothing_heavy():
     code = (
         "import sys\n"
         "from scaffpd.cli import run\n"
-        "assert run(['demo', '--help']) == 0\n"
+        "assert run(['demo', '--help']) == run(['compare', '--help']) == 0\n"
         "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'pandas'}\n"
         "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
@@ -96,6 +96,16 @@ def test_the_defaults_are_the_experiments_own(capsys):
         (["demo", "--loud"], "--loud"),
         (["demo", "more"], "more"),
         (["dmo"], "demo"),
+        (["compare", "digts"], "did you mean 'digits'"),
+        (["compare", "--methods", "FedAvg,FedPox"], "did you mean 'FedProx'"),
+        (["compare", "--methods", ","], "--methods"),
+        (["compare", "--rho", "-1"], "--rho > 0"),
+        (["compare", "--rounds", "0"], "--rounds"),
+        (["compare", "--alpha", "0"], "--alpha > 0"),
+        (["compare", "hospitals", "--alpha", "0.1"], "leave alpha out"),
+        (["compare", "hospitals", "--clients", "5"], "are four"),
+        (["compare", "--clients", "200"], "200 clients"),
+        (["compare", "synthetic", "--out", "/dev/null/here"], "Cannot write"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_sentence(arguments, word, capsys, tmp_path, monkeypatch):
@@ -275,3 +285,66 @@ def test_the_module_is_the_command():
     command = [sys.executable, "-m", "scaffpd", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert scaffpd.__version__ in done.stdout
+
+
+# ------------------------------------------------------------------ the comparison
+
+SMALL = ["compare", "synthetic", "--clients", "4", "--methods", "fedavg,scaff-pd", "--rounds", "4", "--processes", "1"]
+
+
+def test_help_of_compare_names_every_option(capsys):
+    assert cli.run(["compare", "--help"]) == 0
+    out = capsys.readouterr().out
+    options = ("methods", "rounds", "local-steps", "batch-size", "seeds", "tune", "rho", "clients", "alpha", "out")
+    assert all(f"--{option}" in out for option in (*options, "processes", "quiet"))
+    assert all(name in out for name in problems.NAMES)
+    flat = " ".join(out.replace("│", " ").split())
+    for ours, other in zip(problems.PARTITIONS["digits"], problems.PARTITIONS["breast-cancer"], strict=True):
+        assert f"[default: ({ours}; {other} for breast-cancer)]" in flat
+
+
+def test_compare_prints_a_table_and_a_verdict_and_writes_everything(tmp_path, capsys):
+    folder = tmp_path / "new" / "folder"
+    assert cli.run([*SMALL, "--seeds", "2", "--tune", "2", "--out", str(folder)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert max(map(len, lines[: lines.index("")])) <= 80
+    words = " ".join(captured.out.split())
+    for word in ("synthetic, 4 clients", "worst 20 %", "±", "2 seeds", "1 of 4 clients", "Scaff-PD"):
+        assert word in words
+    assert "worst-20 % test loss" in words
+    assert files_in(folder) == ["about.json", "clients.csv", "command.txt", "runs.csv", "runs.jsonl", "table.csv"]
+    command = (folder / "command.txt").read_text()
+    assert command == (
+        "scaffpd compare synthetic --methods fedavg,scaff-pd --rounds 4 --local-steps 10 --seeds 2 --tune 2 "
+        "--rho 0.1 --clients 4\n"
+    )
+    runs = (folder / "runs.csv").read_text().splitlines()
+    assert len(runs) == 1 + 2 * 2 + 2 * 2
+    assert cli.run([*SMALL, "--seeds", "3", "--tune", "2", "--out", str(folder)]) == 2
+    assert "other seeds and data" in capsys.readouterr().err
+
+
+def test_compare_can_be_quiet(tmp_path, capsys):
+    assert cli.run([*SMALL, "--tune", "1", "--quiet", "--out", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == ""
+    assert "table.csv" in files_in(tmp_path)
+
+
+def test_control_c_in_a_comparison_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    calls, real = [], ScaffPD.round
+
+    def interrupted(self, federation, state):
+        calls.append(state.rounds)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, federation, state)
+
+    monkeypatch.setattr(ScaffPD, "round", interrupted)
+    assert cli.run([*SMALL, "--out", str(tmp_path)]) == 130
+    assert "the same command goes on there" in capsys.readouterr().err
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 5 + 1  # all of FedAvg; half a run is none
+    assert cli.run([*SMALL, "--out", str(tmp_path)]) == 0
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 5 + 2

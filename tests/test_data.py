@@ -352,3 +352,10 @@ def test_only_sums_are_shared_for_the_common_fill():
     chol[0] += 10
     chol[1] -= 10  # other rows, the same sum and count
     np.testing.assert_allclose(fill_values([raw for raw, _ in train])[2], before, rtol=1e-14)
+
+
+def test_no_client_is_smaller_than_asked():
+    silos = digits(clients=20, alpha=0.05, seed=2, test_fraction=0.3, minimum=10)
+    sizes = [len(a[1]) + len(b[1]) for a, b in zip(silos.train, silos.test, strict=True)]
+    assert min(sizes) >= 10
+    assert sum(sizes) == 1797

@@ -10,9 +10,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from scaffpd.algorithms import AFL as AFL
+    from scaffpd.algorithms import DRFA as DRFA
+    from scaffpd.algorithms import QFFL as QFFL
+    from scaffpd.algorithms import AcceleratedPrimalDual as AcceleratedPrimalDual
+    from scaffpd.algorithms import DeltaFL as DeltaFL
+    from scaffpd.algorithms import Extragradient as Extragradient
+    from scaffpd.algorithms import FedAvg as FedAvg
+    from scaffpd.algorithms import FedProx as FedProx
+    from scaffpd.algorithms import GradientDescentAscent as GradientDescentAscent
+    from scaffpd.algorithms import MinimaxGradient as MinimaxGradient
+    from scaffpd.algorithms import ProxSkip as ProxSkip
+    from scaffpd.algorithms import Scaffold as Scaffold
     from scaffpd.algorithms import ScaffPD as ScaffPD
     from scaffpd.checkpoint import Checkpoint as Checkpoint
     from scaffpd.cohort import Cohort as Cohort
+    from scaffpd.comparison import Comparison as Comparison
+    from scaffpd.comparison import Problem as Problem
+    from scaffpd.comparison import compare as compare
     from scaffpd.errors import InputError as InputError
     from scaffpd.federation import Federation as Federation
     from scaffpd.history import History as History
@@ -36,9 +51,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "scaffpd.algorithms": ("ScaffPD",),
+    "scaffpd.algorithms": (
+        "AFL", "DRFA", "QFFL", "AcceleratedPrimalDual", "DeltaFL", "Extragradient", "FedAvg", "FedProx",
+        "GradientDescentAscent", "MinimaxGradient", "ProxSkip", "ScaffPD", "Scaffold",
+    ),
     "scaffpd.checkpoint": ("Checkpoint",),
     "scaffpd.cohort": ("Cohort",),
+    "scaffpd.comparison": ("Comparison", "Problem", "compare"),
     "scaffpd.errors": ("InputError",),
     "scaffpd.federation": ("Federation",),
     "scaffpd.history": ("History",),

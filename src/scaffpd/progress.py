@@ -14,7 +14,7 @@ class Progress(AbstractContextManager["Progress"]):
     """
 
     def __init__(self, wanted: bool | None, rounds: int, tol: float | None) -> None:
-        self.tol, self.bar, self.task = tol, _bar() if _wanted(wanted) else None, None
+        self.tol, self.bar, self.task = tol, _bar("round") if _wanted(wanted) else None, None
         if self.bar is not None:
             self.task = self.bar.add_task("starting", total=rounds)
 
@@ -37,17 +37,39 @@ class Progress(AbstractContextManager["Progress"]):
         self.bar.update(self.task, completed=moment.rounds, description=text)
 
 
+class Tally(AbstractContextManager["Tally"]):
+    """Runs done out of all; nothing at all where nobody looks or Rich is missing."""
+
+    def __init__(self, wanted: bool | None, total: int) -> None:
+        self.bar = _bar("run") if _wanted(wanted) else None
+        self.task = None if self.bar is None else self.bar.add_task("starting", total=total)
+
+    def __enter__(self) -> Tally:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def advance(self, text: str, runs: int = 1) -> None:
+        """Redraw after so many more runs, the last of which was of `text`."""
+        if self.bar is not None:
+            self.bar.update(self.task, advance=runs, description=text)
+
+
 def _wanted(wanted: bool | None) -> bool:
     return sys.stderr.isatty() if wanted is None else wanted
 
 
-def _bar() -> Any:
+def _bar(what: str) -> Any:
     try:
         from rich import console, progress
     except ImportError:
         return None
     columns = (
-        progress.TextColumn("round {task.completed}/{task.total}"),
+        progress.TextColumn(f"{what} {{task.completed}}/{{task.total}}"),
         progress.BarColumn(bar_width=24),
         progress.TimeElapsedColumn(),
         progress.TextColumn("{task.description}"),

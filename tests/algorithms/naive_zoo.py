@@ -7,7 +7,7 @@ local steps there are come as arguments:
     weights        {name: p_i}, summing to one
     participants   one list of names per round; `None` for all clients in every round
     batches        (round, name, local step) → the rows of a gradient; `None` for all rows
-    loss_batches   (round, name) → the rows of a loss; `None` for all rows
+    loss_batches   (round, name) → the rows of a loss; `None` for all rows (AFL and DRFA; other papers have all rows)
     prox           (s, λ, σ) → argmin over Λ of ψ(l) − ⟨s, l⟩ + ‖l − λ‖²/(2σ), arrays in the order of `clients`
 
 Rounds count from 0. What comes back is the list of x after every round, or of (x, λ) where there is a λ.
@@ -294,9 +294,7 @@ def q_fed_sgd(clients, x, rounds, q, L, weights, participants=None):
     return iterates
 
 
-def q_fed_avg(
-    clients, x, rounds, q, steps, rate, weights, participants=None, batches=None, loss_batches=None
-):  # fmt: skip
+def q_fed_avg(clients, x, rounds, q, steps, rate, weights, participants=None, batches=None):
     """Li, Sanjabi, Beirami and Smith 2020, Algorithm 2 (the devices' p_k as weights), L = 1/η.
 
     Δw_k = L (w − w̄_k);  Δ_k = F_k^q Δw_k;  h_k = q F_k^{q−1} ‖Δw_k‖² + L F_k^q;  w⁺ = w − Σ Δ_k / Σ h_k
@@ -306,7 +304,7 @@ def q_fed_avg(
         top, bottom = np.zeros_like(x), 0.0
         for name in everyone(clients, participants, r):
             rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
-            F = loss_of(clients[name], x, rows_of(loss_batches, r, name))
+            F = loss_of(clients[name], x)
             change = L * (x - descent(clients[name], x, steps, rate, rows)[-1])
             top = top + weights[name] * F**q * change
             bottom = bottom + weights[name] * (q * F ** (q - 1) * change @ change + L * F**q)
@@ -315,9 +313,7 @@ def q_fed_avg(
     return iterates
 
 
-def delta_fl(
-    clients, x, rounds, steps, rate, weights, tail, participants=None, batches=None, loss_batches=None, server_rate=1.0
-):
+def delta_fl(clients, x, rounds, steps, rate, weights, tail, participants=None, batches=None, server_rate=1.0):
     """Laguel, Pillutla, Malick and Harchaoui 2021, Algorithm 1: FedAvg among the clients of the worst tail.
 
     Of the sampled clients those stay whose loss is at least the (1 − θ)-quantile by weight: the least value that no
@@ -326,7 +322,7 @@ def delta_fl(
     iterates = []
     for r in range(rounds):
         sampled = everyone(clients, participants, r)
-        F = {name: loss_of(clients[name], x, rows_of(loss_batches, r, name)) for name in sampled}
+        F = {name: loss_of(clients[name], x) for name in sampled}
         total = sum(weights[name] for name in sampled)
         below = {name: sum(weights[k] for k in sampled if F[k] <= F[name]) / total for name in sampled}
         quantile = min(F[name] for name in sampled if below[name] >= 1 - tail)

@@ -226,13 +226,14 @@ def test_q_fed_sgd(loss, chosen, weights, q):
 @every_setting
 @pytest.mark.parametrize("q", [0.5, 2.0])
 def test_q_fed_avg(loss, batch_size, chosen, weights, q):
+    """F_k is over all rows of a client, whatever its local steps look at."""
     problem = case(loss)
     method = sp.QFFL(q=q, local_steps=5, **common(problem, batch_size, chosen, weights))
     run = play(method, problem, ROUNDS)
     sampled(run, chosen)
     expected = naive.q_fed_avg(
         problem.clients, problem.x0, ROUNDS, q, 5, problem.rate, problem.weights(weights), run.participants,
-        run.batches(problem), first_losses(run, problem),
+        run.batches(problem),
     )  # fmt: skip
     moved(problem, expected)
     agree(run.x, expected)
@@ -248,7 +249,7 @@ def test_delta_fl(loss, batch_size, chosen, weights, tail):
     sampled_clients = [calls[0].clients for calls in run.questions("losses")]
     expected = naive.delta_fl(
         problem.clients, problem.x0, ROUNDS, 5, problem.rate, problem.weights(weights), tail, sampled_clients,
-        run.batches(problem), first_losses(run, problem), server_rate=0.9,
+        run.batches(problem), server_rate=0.9,
     )  # fmt: skip
     moved(problem, expected)
     agree(run.x, expected)

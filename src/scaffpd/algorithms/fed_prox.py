@@ -13,7 +13,7 @@ averaged by p_i, so that μ = 0 is FedAvg to the last digit and the two differ i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from scaffpd.algorithms.base import safe_rate
 from scaffpd.algorithms.fed_avg import FedAvg
@@ -28,6 +28,8 @@ class FedProx(FedAvg):
     Args:
         mu: μ >= 0, the pull back to the round's start.
     """
+
+    knobs: ClassVar[tuple[str, ...]] = ("local_rate", "mu")
 
     mu: float = 0.1
 

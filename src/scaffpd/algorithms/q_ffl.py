@@ -16,6 +16,7 @@ all of its samples whatever the minibatches of local steps are. As in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ class QFFL(AveragingMethod):
     Args:
         q: q >= 0; 0 is the average loss, ∞ the worst.
     """
+
+    knobs: ClassVar[tuple[str, ...]] = ("local_rate", "q")
 
     q: float = 1.0
 

@@ -14,6 +14,7 @@ import click
 import typer
 
 import scaffpd
+from scaffpd.cli.compare import compare
 from scaffpd.cli.demo import demo
 from scaffpd.errors import InputError
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.suggest_commands = False  # click suggests already, and typer would say the same once more
 app.command()(demo)
+app.command()(compare)
 
 
 def _version(wanted: bool) -> None:

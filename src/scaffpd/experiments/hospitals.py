@@ -23,19 +23,18 @@ hold out n₂ patients and train on n₁, the standard error of a mean change is
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
 from scaffpd.algorithms import ScaffPD
 from scaffpd.cohort import Cohort
+from scaffpd.comparison.pool import one_thread
 from scaffpd.data import heart_disease
 from scaffpd.data.silos import Silos
 from scaffpd.errors import InputError
@@ -204,7 +203,7 @@ def study(
     fair = ChiSquare(rho)
     seeds = _seeds(seed, splits)
     runs: list[tuple[Run, Run]] = []
-    with _one_thread():
+    with one_thread():
         for k in seeds:
             silos = heart_disease(TEST_FRACTION, seed=k)
             cohort = Cohort(silos.train, Linear("logistic", L2, intercept=True), NAMES, test=silos.test)
@@ -241,17 +240,6 @@ def _seeds(seed: int, splits: int) -> tuple[int, ...]:
     if splits < 2:
         raise InputError(f"At least two splits are needed to tell a change from noise, got {splits}.")
     return tuple(range(seed * splits, (seed + 1) * splits))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices as small as these gain nothing from threads, and on a busy machine lose their time waiting."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def save(study: Study, folder: Path) -> list[Path]:

@@ -1,0 +1,101 @@
+"""`scaffpd compare`: many methods on one problem, and a table of who is served."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scaffpd.errors import InputError, positive
+
+if TYPE_CHECKING:
+    from scaffpd.comparison import Comparison
+    from scaffpd.training import Algorithm
+
+OURS = "Scaff-PD"
+WIDEST = 120  # columns: beyond, lines are hard to follow
+
+
+def compare(
+    problem: Annotated[str, typer.Argument(help="What on.")] = "digits",
+    methods: Annotated[str, typer.Option(help="All, or names such as FedAvg,DRFA,Scaff-PD.")] = "all",
+    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of every run.")] = 100,
+    local_steps: Annotated[int, typer.Option(min=1, help="Local steps a round, of methods that have them.")] = 10,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples per local gradient.", show_default="all")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many partitions to average over.")] = 1,
+    tune: Annotated[int, typer.Option(min=1, help="Rates that every method may try; 1: the automatic ones.")] = 5,
+    rho: Annotated[float, typer.Option(help="ρ > 0 of the χ² penalty: the smaller, the fairer.")] = 0.1,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="How many clients.", show_default="20; 10 for breast-cancer")
+    ] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(help="The smaller, the more labels differ.", show_default="0.05; 0.5 for breast-cancer"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for all runs; there, the same command goes on.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")] = False,
+) -> None:
+    """Many methods on one problem: digits, hospitals, breast-cancer or synthetic.
+
+    All have the same partitions, starts, rounds and tuning budget, and are scored on test rows.
+    """
+    positive("compare", "--rho", rho)
+    if alpha is not None:
+        positive("compare", "--alpha", alpha)
+    from scaffpd.comparison import compare as compete  # seconds, so not for --help
+    from scaffpd.experiments.problems import problem as known
+
+    chosen, contestants = known(problem, clients, alpha), _methods(methods, rho, local_steps, batch_size)
+    try:
+        comparison = compete(
+            contestants, chosen, seeds=range(seeds), rounds=rounds, tune=tune, out=out, processes=processes,
+            progress=False if quiet else None,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        if out is not None and not quiet:
+            typer.echo(f"Interrupted; what is done is in {out}, and the same command goes on there.", err=True)
+        raise
+    if out is not None:
+        options: dict[str, object] = {
+            "methods": methods, "rounds": rounds, "local-steps": local_steps, "batch-size": batch_size, "seeds": seeds,
+            "tune": tune, "rho": rho, "clients": clients, "alpha": alpha,
+        }  # fmt: skip
+        (out / "command.txt").write_text(_command(problem, options), encoding="utf-8")
+    if not quiet:
+        _show(comparison, out)
+
+
+def _methods(names: str, rho: float, local_steps: int, batch_size: int | None) -> dict[str, Algorithm]:
+    from scaffpd.comparison.zoo import chosen, zoo
+    from scaffpd.objectives import ChiSquare
+
+    methods = zoo(ChiSquare(rho), local_steps, batch_size)
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise InputError("compare needs --methods such as FedAvg,Scaff-PD, or all.")
+    return methods if [name.lower() for name in wanted] == ["all"] else chosen(methods, wanted)
+
+
+def _show(comparison: Comparison, out: Path | None) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    width = min(console.width, WIDEST)
+    console.print(f"{comparison.setting.problem.name}\n", style="bold", markup=False)
+    console.print(comparison, width=width)
+    if OURS in comparison.setting.methods and len(comparison.setting.methods) > 1:
+        console.print(f"\n{comparison.verdict(OURS)}", markup=False, width=width)
+    if out is not None:
+        console.print(f"\nWritten to {out}", markup=False)
+
+
+def _command(problem: str, options: dict[str, object]) -> str:
+    """The command with every number spelt out, for whoever finds the folder."""
+    given = [(name, value) for name, value in options.items() if value is not None]
+    words = ["scaffpd", "compare", problem, *(word for name, value in given for word in (f"--{name}", str(value)))]
+    return shlex.join(words) + "\n"

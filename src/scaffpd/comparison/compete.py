@@ -1,0 +1,112 @@
+"""`compare`: tune every method within the same budget, train each anew with what was chosen, and score on test rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from scaffpd.comparison.journal import Journal
+from scaffpd.comparison.pool import Pool, cores
+from scaffpd.comparison.problem import Problem, fingerprint
+from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Job, Run
+from scaffpd.comparison.setting import Setting, make_setting
+from scaffpd.comparison.tables import Comparison
+from scaffpd.errors import count
+from scaffpd.progress import Tally
+from scaffpd.training import Algorithm
+
+
+def compare(
+    methods: Mapping[str, Algorithm] | Sequence[Algorithm],
+    problem: Problem,
+    seeds: Sequence[int] = (0,),
+    rounds: int = 100,
+    tune: int = 5,
+    out: str | os.PathLike[str] | None = None,
+    processes: int | None = None,
+    progress: bool | None = None,
+    validation: float = 0.25,
+    select: str = "worst_20",
+) -> Comparison:
+    """Run every method on the same rows, from the same start, for the same number of rounds.
+
+    Rates are chosen for each seed by itself, on validation rows that are taken out of the clients' training rows: no
+    test row takes part (a choice shared between seeds would see other seeds' test rows). The method is then trained on
+    all training rows, with the chosen factors on the automatic rates, and scored on the test rows. How many local
+    steps, samples and exchanges a round of each method takes is the caller's matter, and stands in the table.
+
+    Args:
+        methods: a mapping from labels to methods, or a list.
+        problem: data and model.
+        seeds: for each, a partition (where the data is a function), a training seed and a choice of rates.
+        rounds: communication rounds of every run.
+        tune: configurations that every method may try (see `scaffpd.comparison.grid`); 1 takes the automatic rates.
+        out: a folder for the results. The same call again goes on where it stopped.
+        processes: how many runs at a time; by default one per core. The numbers are the same.
+        progress: show a progress bar; by default where standard error is a terminal.
+        validation: the share of every client's training rows to choose rates by, of every label alike.
+        select: choose by this measure of accuracy over clients, "worst_20", "worst" or "mean"; ties by the mean, then
+            by the same measure of the loss (which regression chooses by in the first place).
+    """
+    setting = make_setting(methods, problem, seeds, rounds, tune, validation, select)
+    workers = cores() if processes is None else count("compare", "processes", processes)
+    journal = Journal(out, setting.about() | {"data": _checked_data(setting)})
+    with Pool(setting, workers) as pool, Tally(progress, len(_tuning(setting)) + len(_labels(setting))) as tally:
+        _work(pool, _tuning(setting), journal, tally)
+        finals = [_final(setting, journal, label, seed) for seed, label in _labels(setting)]
+        for run in (item for item in finals if isinstance(item, Run)):
+            journal.runs[run.job] = run
+            tally.advance(run.job.method)
+        _work(pool, [item for item in finals if isinstance(item, Job)], journal, tally)
+    order = [*_tuning(setting), *(item.job if isinstance(item, Run) else item for item in finals)]
+    comparison = Comparison(setting, tuple(journal.runs[job] for job in order))
+    if journal.folder is not None:
+        comparison.to_csv(journal.folder)
+    return comparison
+
+
+def _checked_data(setting: Setting) -> list[str]:
+    """Bind every seed's rows once, so that what is wrong with them is said before any work; what they are."""
+    prints = []
+    for seed in setting.seeds:
+        cohort = setting.problem.cohort(seed)
+        prints.append(fingerprint(setting.problem, cohort, seed))
+        if _tuning(setting):
+            setting.problem.rehearsal(seed, setting.validation)
+    return prints
+
+
+def _labels(setting: Setting) -> list[tuple[int, str]]:
+    return [(seed, label) for seed in setting.seeds for label in setting.methods]
+
+
+def _tuning(setting: Setting) -> list[Job]:
+    """All runs that choose rates; a method with a single configuration needs none."""
+    return [
+        Job(label, seed, TUNE, point)
+        for seed, label in _labels(setting)
+        if len(setting.grid(label)) > 1
+        for point in range(len(setting.grid(label)))
+    ]
+
+
+def _work(pool: Pool, jobs: Sequence[Job], journal: Journal, tally: Tally) -> None:
+    missing = [job for job in jobs if job not in journal.runs]
+    tally.advance("resuming" if len(missing) < len(jobs) else "starting", len(jobs) - len(missing))
+    for run in pool.work(missing):
+        journal.add(run)
+        tally.advance(run.job.method)
+
+
+def _final(setting: Setting, journal: Journal, label: str, seed: int) -> Job | Run:
+    """The final run with the best configuration; where none survived, why there is none."""
+    points = range(len(setting.grid(label)))
+    if len(points) == 1:
+        return Job(label, seed, FINAL, 0)
+    runs = [journal.runs[Job(label, seed, TUNE, point)] for point in points]
+    merits = {run.job.point: merit for run in runs if (merit := run.merit(setting.select)) is not None}
+    if merits:
+        return Job(label, seed, FINAL, max(merits, key=lambda point: (merits[point], -point)))
+    refusals = [run.message for run in runs if run.status == REFUSED]
+    reason = refusals[0] if refusals else f"It diverged with each of its {len(points)} configurations."
+    return Run(Job(label, seed, FINAL, 0), {}, {}, SKIPPED, reason)

@@ -1,0 +1,97 @@
+"""`Problem`: the data and the model that all methods of a comparison are given."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scaffpd.cohort import Cohort, Model
+from scaffpd.data import Silos
+from scaffpd.data.silos import held_out
+from scaffpd.errors import InputError
+
+Pair = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What methods are compared on.
+
+    Args:
+        data: `Silos` with test rows, or a function that makes them from a seed, such as
+            `partial(sp.data.digits, clients=20, alpha=0.05, test_fraction=0.3)`; with more than one process it must be
+            picklable, so a function at the top level of a module or a `functools.partial` of one.
+        model: such as `Linear("softmax", l2=1e-3, intercept=True, classes=10)`.
+        name: what to call it.
+    """
+
+    data: Silos | Callable[..., Silos] = field(repr=False)
+    model: Model
+    name: str = "problem"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, Silos) and not callable(self.data):
+            raise InputError(f"Problem needs Silos or a function from a seed to Silos, got {type(self.data).__name__}.")
+        if not hasattr(self.model, "oracle") or isinstance(self.model, type):
+            raise InputError(f"Problem needs a model such as Linear(...) or Module(...), got {self.model!r}.")
+        if not isinstance(self.name, str) or not self.name:
+            raise InputError(f"Problem needs a name, got {self.name!r}.")
+
+    def silos(self, seed: int) -> Silos:
+        """The rows of one seed, the same for every method."""
+        if isinstance(self.data, Silos):
+            return self.data
+        silos = self.data(seed=seed) if _takes_seed(self.data) else self.data(seed)
+        if not isinstance(silos, Silos):
+            raise InputError(f"The data function of {self.name!r} must return Silos, got {type(silos).__name__}.")
+        return silos
+
+    def cohort(self, seed: int) -> Cohort:
+        """All training rows, and the test rows to score on."""
+        silos = self.silos(seed)
+        if not silos.test:
+            raise InputError(
+                f"The problem {self.name!r} has no test rows to score methods on: make it with a test_fraction above 0."
+            )
+        return Cohort(silos.train, self.model, names=silos.names, test=silos.test)
+
+    def rehearsal(self, seed: int, fraction: float) -> Cohort:
+        """Training rows only: `fraction` of every client's is held out in the place of the test rows."""
+        silos = self.silos(seed)
+        random = np.random.default_rng([seed, 2])
+        parts = [carve(pair, fraction, random) for pair in silos.train]
+        return Cohort([p[0] for p in parts], self.model, names=silos.names, test=[p[1] for p in parts])
+
+
+def carve(pair: Pair, fraction: float, random: np.random.Generator) -> tuple[Pair, Pair]:
+    """Rows to fit and rows to validate, of every label alike; the only row of a client serves as both."""
+    X, y = np.asarray(pair[0]), np.asarray(pair[1])
+    if len(y) < 2:
+        return (X, y), (X, y)
+    labels = y if np.issubdtype(y.dtype, np.integer) else np.zeros(len(y), dtype=np.int64)
+    out = held_out(labels, fraction, random)
+    return (X[~out], y[~out]), (X[out], y[out])
+
+
+def fingerprint(problem: Problem, cohort: Cohort, seed: int) -> str:
+    """Identifies model, start and all rows of one seed, the test rows included."""
+    digest = hashlib.sha256(cohort.fingerprint.encode())
+    digest.update(cohort.start().detach().cpu().numpy().tobytes())
+    for X, y in problem.silos(seed).test:
+        for array in (np.ascontiguousarray(X), np.ascontiguousarray(y)):
+            digest.update(repr((array.shape, str(array.dtype))).encode())
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _takes_seed(function: Callable[..., Any]) -> bool:
+    """Whether there is a parameter of that name; others take the seed as their only argument."""
+    try:
+        return "seed" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,72 @@
+"""All methods of this package under the names that their papers gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scaffpd.algorithms import (
+    AFL,
+    DRFA,
+    QFFL,
+    AcceleratedPrimalDual,
+    DeltaFL,
+    Extragradient,
+    FedAvg,
+    FedProx,
+    GradientDescentAscent,
+    MinimaxGradient,
+    ProxSkip,
+    Scaffold,
+    ScaffPD,
+)
+from scaffpd.errors import unknown
+from scaffpd.objectives.base import Objective
+from scaffpd.training import Algorithm
+
+
+def zoo(objective: Objective, local_steps: int = 10, batch_size: int | None = None) -> dict[str, Algorithm]:
+    """Every method by its name.
+
+    Those that minimise an objective of their own keep it, as published: the average for FedAvg, FedProx, SCAFFOLD and
+    ProxSkip, the worst client for AFL and DRFA, q = 1 for q-FFL, the worst half for Δ-FL. AFL makes one local step,
+    as published, and under its second name as many as the others (the Scaff-PD paper's choice). GDA, extragradient, APD
+    and the minimax gradient method make none: gradients, of all samples, are all they ask for.
+
+    Args:
+        objective: of the methods that take any.
+        local_steps: local steps per round of those that have them (of ProxSkip, the expected number).
+        batch_size: samples per local gradient; `None` is all.
+    """
+    steps, batch = local_steps, batch_size
+    return {
+        "FedAvg": FedAvg(local_steps=steps, batch_size=batch),
+        "FedProx": FedProx(local_steps=steps, batch_size=batch),
+        "SCAFFOLD": Scaffold(local_steps=steps, batch_size=batch),
+        "ProxSkip": ProxSkip(local_steps=steps, batch_size=batch),
+        "AFL": AFL(batch_size=batch),
+        "AFL, local steps": AFL(local_steps=steps, batch_size=batch),
+        "DRFA": DRFA(local_steps=steps, batch_size=batch),
+        "q-FFL": QFFL(local_steps=steps, batch_size=batch),
+        "Δ-FL": DeltaFL(local_steps=steps, batch_size=batch),
+        "GDA": GradientDescentAscent(objective),
+        "Extragradient": Extragradient(objective),
+        "APD": AcceleratedPrimalDual(objective),
+        "Minimax gradient": MinimaxGradient(objective),
+        "Scaff-PD": ScaffPD(objective, local_steps=steps, batch_size=batch),
+    }
+
+
+def chosen(methods: dict[str, Algorithm], names: Iterable[str]) -> dict[str, Algorithm]:
+    """Those with the given names, in the order of `methods`; case, hyphens and blanks do not matter."""
+    known = {_plain(label): label for label in methods}
+    known |= {_plain(type(method).__name__): label for label, method in methods.items()}
+    wanted = set()
+    for name in names:
+        if _plain(name) not in known:
+            raise unknown("method", name, methods)
+        wanted.add(known[_plain(name)])
+    return {label: method for label, method in methods.items() if label in wanted}
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower().replace("δ", "delta") if c.isalnum())
