@@ -62,7 +62,7 @@ class SubspaceModel:
     def solve(self, damping: float, tol: float) -> Step:
         """min_α max_l m(α, l): with (1 + δ)Q = R⁻ᵀR⁻¹, the saddle of E = [RᵀGᵀ; diag w] and a = L + w² ∘ λ."""
         values, vectors = np.linalg.eigh((1 + damping) * self.curvature)
-        R = vectors / np.sqrt(np.maximum(values, FLAT * max(float(values[-1]), 1e-300)))
+        R = vectors / np.sqrt(np.maximum(values, FLAT * values.max(initial=1e-300)))
         found = solve_saddle(self.objective, self._shifted(self.losses), (self.slopes @ R).T, self.weights, tol, self.w)
         return Step(R @ found.z[: len(values)], found.weights, found.value - self._constant)
 

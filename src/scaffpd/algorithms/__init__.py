@@ -5,6 +5,7 @@ from scaffpd.algorithms.afl import AFL
 from scaffpd.algorithms.delta_fl import DeltaFL
 from scaffpd.algorithms.drfa import DRFA
 from scaffpd.algorithms.extragradient import Extragradient
+from scaffpd.algorithms.fair import Fair, fair
 from scaffpd.algorithms.fed_avg import FedAvg
 from scaffpd.algorithms.fed_prox import FedProx
 from scaffpd.algorithms.gradient_descent_ascent import GradientDescentAscent
@@ -22,6 +23,7 @@ __all__ = [
     "AcceleratedPrimalDual",
     "DeltaFL",
     "Extragradient",
+    "Fair",
     "FedAvg",
     "FedProx",
     "GradientDescentAscent",
@@ -30,4 +32,5 @@ __all__ = [
     "ScaffPD",
     "Scaffold",
     "SubspaceSaddle",
+    "fair",
 ]

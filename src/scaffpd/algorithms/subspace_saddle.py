@@ -26,7 +26,7 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import check_finite, check_settings
 from scaffpd.certificate import certify, no_certificate
-from scaffpd.errors import count
+from scaffpd.errors import InputError, count
 from scaffpd.federation import Constants, Federation, Gradients, ProximalPlan, Vector
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.inputs import LARGEST
@@ -34,6 +34,8 @@ from scaffpd.subspace import SubspaceModel, orthonormal
 
 INEXACT = 1e-3  # accuracy of the server's problems, as a share of the certificate
 TRIES = 12  # of step (3) in a round
+FIRST = 1e-6  # the same in the first round of a problem without a certificate, as a share of the losses
+LEAST = 3  # columns: the last step, d and c
 KEPT = 4  # columns kept for each of `memory`
 
 
@@ -53,6 +55,7 @@ class SubspaceSaddleState:
         scale: s.
         damping: δ.
         energy: Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step.
+        promise: the decrease that the last model promised: how far there may still be to go.
         rounds: trial points asked about; a rejected one counts.
         seed: of the run; nothing here is random.
         constants: L_i and μ_i.
@@ -73,6 +76,7 @@ class SubspaceSaddleState:
     scale: float
     damping: float
     energy: float
+    promise: float
     rounds: int
     seed: int
     constants: Constants
@@ -98,15 +102,19 @@ class SubspaceSaddle:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        count("SubspaceSaddle", "memory", self.memory)
+        if count("SubspaceSaddle", "memory", self.memory) < LEAST:
+            raise InputError(f"SubspaceSaddle needs memory >= {LEAST}: the last step, d and c; got {self.memory}.")
 
     def automatic(self, federation: Federation) -> dict[str, float]:
         """There is nothing to tune."""
         return {}
 
     def uncertified(self, state: SubspaceSaddleState) -> str | None:
-        """Why nothing is proven about the result, or `None`."""
-        return no_certificate(True, state.constants, state.weights)
+        """Why nothing is proven about the result, or `None`; then the model's promise has to do."""
+        reason = no_certificate(True, state.constants, state.weights)
+        if reason is None or not np.isfinite(state.promise):
+            return reason
+        return f"{reason} The last round's model promised a decrease of {state.promise:.1e}."
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SubspaceSaddleState:
         """The clients' answers at x⁰, D, and the clients' smoothness in it."""
@@ -123,7 +131,7 @@ class SubspaceSaddle:
         return self._certified(SubspaceSaddleState(
             x=x, weights=weights, losses=at.losses, direction=at.sum(weights), columns=x.new_empty(0, len(x)),
             metric=metric, smoothness=smoothness, pull=0.01 * float(smoothness.mean()), scale=1.0, damping=0.0,
-            energy=np.nan, rounds=0, seed=seed, constants=constants, at=at,
+            energy=np.nan, promise=np.inf, rounds=0, seed=seed, constants=constants, at=at,
         ))  # fmt: skip
 
     def resume(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
@@ -138,7 +146,7 @@ class SubspaceSaddle:
         fresh = [d, c, c / state.metric] if state.constants.quadratic else [d, c]
         V = orthonormal([*state.columns[:1], *fresh, *state.columns[1:]], state.metric, self.memory)
         state, model = self._model(state, d, V)
-        tol = INEXACT * state.certificate if np.isfinite(state.certificate) else 1e-10
+        tol = self._accuracy(state)
         before, damping = model.merit(state.losses, tol), state.damping
         tries = 0
         while tries < TRIES:
@@ -159,7 +167,7 @@ class SubspaceSaddle:
         return self._certified(replace(
             state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), columns=columns, at=at,
             damping=damped(damping, gained, promised), energy=float(away @ away) / state.scale,
-            rounds=state.rounds + tries, accepted=True,
+            promise=max(promised, 0.0), rounds=state.rounds + tries, accepted=True,
         ))  # fmt: skip
 
     def _model(self, state: SubspaceSaddleState, d: Tensor, V: Tensor) -> tuple[SubspaceSaddleState, SubspaceModel]:
@@ -173,6 +181,11 @@ class SubspaceSaddle:
         size = float((state.direction.square() / state.metric).sum())
         w = np.sqrt(scale * max(slope, 0.0) / max(size, 1e-300) * unseen)
         return state, SubspaceModel(self.objective, state.losses, seen.slopes, seen.curvature, state.weights, w)
+
+    def _accuracy(self, state: SubspaceSaddleState) -> float:
+        """Of the server's problems: a share of how far there is to go, by the proof or by the last model."""
+        left = min(state.certificate, state.promise)
+        return INEXACT * left if np.isfinite(left) else FIRST * (1 + float(np.abs(state.losses).max()))
 
     def _certified(self, state: SubspaceSaddleState) -> SubspaceSaddleState:
         if self.uncertified(state):

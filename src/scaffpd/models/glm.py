@@ -84,8 +84,8 @@ class LinearPoint:
 
     def project(self, direction: Tensor) -> Tensor:
         """⟨c_i, v⟩ = Σ_j r_j · (A v)_j / m_i + l2⟨x, v⟩, for one direction (d,) or several (d, n)."""
-        V = direction.reshape(self.rows.A.shape[1], -1)
-        T = (self.rows.A @ V).view(*self.residual.shape, -1)
+        n, features = direction[0].numel(), self.rows.A.shape[1]
+        T = (self.rows.A @ direction.reshape(features, self.outputs * n)).view(*self.residual.shape, n)
         slope = (self.residual[..., None] * T).sum(1) * self.rows.share[:, None]
         along = self.rows.layout.segment_sum(slope) + self.l2 * (self.x @ direction)
         return along if direction.ndim > 1 else along[:, 0]
@@ -97,7 +97,8 @@ class LinearPoint:
 
     def curvature(self, weights: Tensor, V: Tensor) -> Tensor:
         """Σ_i w_i VᵀH_iV for the columns of V, (d, n)."""
-        T = (self.rows.A @ V.reshape(self.rows.A.shape[1], -1)).view(len(self.z), self.outputs, -1)
+        n = V.shape[1]
+        T = (self.rows.A @ V.reshape(self.rows.A.shape[1], self.outputs * n)).view(len(self.z), self.outputs, n)
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None, None]
         inner = T.flatten(0, 1).mT @ (scale * self.loss.bend(self.z, T)).flatten(0, 1)
         return inner + self.l2 * weights.sum() * (V.mT @ V)
