@@ -2,7 +2,7 @@ r"""The narrow waist: what a server may ask of its clients, and nothing else.
 
 Algorithms are written against `Federation` once; runtimes (a `Cohort` in this process, real silos elsewhere) implement
 it. Algorithms ask for vectors only as weighted sums (`.sum(weights)`), so that secure aggregation can take the place of
-plain sums; per client they see scalars.
+plain sums; per client they see scalars. Those that need more say so: `gram`, `each` and `diagonals` of `Gradients`.
 """
 
 from __future__ import annotations
@@ -177,7 +177,13 @@ class Gradients(Vectors, Protocol):
         """Σ_i w_i diag ∇²f_i(x)."""
 
     def gram(self) -> NDArray[np.float64]:
-        """⟨c_i, c_j⟩ for all pairs: the one question that needs every client's own gradient on the server."""
+        """⟨c_i, c_j⟩ for all pairs: like the next two, for servers that may see every client's own vector."""
+
+    def each(self) -> torch.Tensor:
+        """The c_i themselves, (N, d), in the order of the clients that were asked."""
+
+    def diagonals(self) -> torch.Tensor:
+        """Every client's diag ∇²f_i(x), (N, d), in the same order."""
 
     @property
     def rounding(self) -> tuple[Vector, Vector]:

@@ -12,6 +12,7 @@ from scaffpd.algorithms.gradient_descent_ascent import GradientDescentAscent
 from scaffpd.algorithms.minimax_gradient import MinimaxGradient
 from scaffpd.algorithms.prox_skip import ProxSkip
 from scaffpd.algorithms.q_ffl import QFFL
+from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax
 from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.scaffold import Scaffold
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
@@ -29,6 +30,7 @@ __all__ = [
     "GradientDescentAscent",
     "MinimaxGradient",
     "ProxSkip",
+    "QuasiNewtonMinimax",
     "ScaffPD",
     "Scaffold",
     "SubspaceSaddle",

@@ -32,7 +32,7 @@ from scaffpd.objectives.base import Objective
 from scaffpd.objectives.inputs import LARGEST
 from scaffpd.subspace import SubspaceModel, orthonormal
 
-INEXACT = 1e-3  # accuracy of the server's problems, as a share of the certificate
+INEXACT = 1e-6  # accuracy of the server's problems, as a share of the certificate
 TRIES = 12  # of step (3) in a round
 FIRST = 1e-6  # the same in the first round of a problem without a certificate, as a share of the losses
 LEAST = 3  # columns: the last step, d and c

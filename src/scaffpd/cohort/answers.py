@@ -117,7 +117,7 @@ class CohortGradients(Answers):
         return self.point.sum(self._weights(weights))
 
     def each(self) -> Tensor:
-        """The c_i of the clients that were asked; they stay with them."""
+        """The c_i themselves, which have gone up."""
         return self.point.each()
 
     def project(self, direction: Tensor) -> Vector:
@@ -144,6 +144,11 @@ class CohortGradients(Answers):
         """One exchange: a vector up."""
         self.asked.cohort.count(exchanges=1, up=len(self.asked.like) * len(self.chosen))
         return self._second_order().diagonal(self._weights(weights))
+
+    def diagonals(self) -> Tensor:
+        """One exchange: a vector up."""
+        self.asked.cohort.count(exchanges=1, up=len(self.asked.like) * len(self.chosen))
+        return self._second_order().diagonals()
 
     def _second_order(self) -> LinearPoint:
         if not isinstance(self.point, LinearPoint):

@@ -108,6 +108,14 @@ class LinearPoint:
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
         return (self.rows.A.square().mT @ (scale * self.loss.bends(self.z))).flatten() + self.l2 * weights.sum()
 
+    def diagonals(self) -> Tensor:
+        """Every client's diag H_i, (N, d)."""
+        bends = self.loss.bends(self.z)
+        out = bends.new_empty(len(self.rows.layout), self.rows.A.shape[1], self.outputs)
+        for block, A, _ in self.rows.blocks:
+            out[block.clients] = product(A.square().mT, block.weight[..., None] * block.of(bends)) + self.l2
+        return out.flatten(1)
+
     def rounding(self) -> tuple[Tensor, Tensor]:
         """How far off rounding may have put L_i and, in norm, c_i (for the data as stored).
 
