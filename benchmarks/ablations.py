@@ -39,6 +39,7 @@ class Identity(SubspaceSaddle):
     """D = I for squared losses too."""
 
     def init(self, federation: Any, *arguments: Any) -> Any:
+        """As it is, but for the metric."""
         state = super().init(federation, *arguments)
         ones, L = torch.ones_like(state.metric), state.constants.smoothness
         return replace(state, metric=ones, smoothness=L, pull=0.01 * float(L.mean()))
@@ -66,6 +67,7 @@ class WithoutLocalWork(SubspaceSaddle):
     """d = D⁻¹c: no local solves."""
 
     def round(self, federation: Any, state: Any) -> Any:
+        """As it is, with other answers."""
         return super().round(_NoLocalWork(federation, state), state)
 
 

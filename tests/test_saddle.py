@@ -1,4 +1,4 @@
-"""The server's small saddle problems: proofs recomputed from the definitions, other solvers, brute force, and extremes."""
+"""The server's small saddle problems: proofs recomputed from the definitions, other solvers, brute force, extremes."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ class Problem:
     tol: float
 
     @property
-    def E(self) -> np.ndarray:
+    def coupling(self) -> np.ndarray:
         return self.F if self.diagonal is None else np.vstack([self.F, np.diag(self.diagonal)])
 
     def solve(self) -> Saddle:
         return solve_saddle(self.objective, self.a, self.F, self.start, self.tol, self.diagonal)
 
     def lagrangian(self, z: np.ndarray, weights: np.ndarray) -> float:
-        return float((self.a + self.E.T @ z) @ weights - self.objective.value(weights) + 0.5 * z @ z)
+        return float((self.a + self.coupling.T @ z) @ weights - self.objective.value(weights) + 0.5 * z @ z)
 
     def bounds(self, found: Saddle) -> tuple[float, float]:
         """Both sides of the duality, from their definitions."""
-        z, weights, pull = found.z, found.weights, self.E @ found.weights
-        above = self.objective.support(self.a + self.E.T @ z) + 0.5 * float(z @ z)
+        z, weights, pull = found.z, found.weights, self.coupling @ found.weights
+        above = self.objective.support(self.a + self.coupling.T @ z) + 0.5 * float(z @ z)
         return above, float(self.a @ weights) - self.objective.value(weights) - 0.5 * float(pull @ pull)
 
     def size(self, found: Saddle) -> float:
         """The sum of the terms whose difference the gap is, without their signs."""
-        z, weights, E = np.abs(found.z), np.abs(found.weights), np.abs(self.E)
+        z, weights, E = np.abs(found.z), np.abs(found.weights), np.abs(self.coupling)
         terms = (np.abs(self.a) + E.T @ z) @ weights + abs(self.objective.value(found.weights)) + z @ z
         far = np.max(np.abs(self.a) + E.T @ z) if self.objective.simplex else 0.0
         return float(terms + far + 1e-15 * np.sum((E @ weights) ** 2))
@@ -113,7 +113,7 @@ def assert_proven(problem: Problem, found: Saddle) -> float:
     """Nothing but finite numbers, weights in Λ, and a gap that is what both sides say; the size of its terms."""
     assert np.all(np.isfinite(found.weights))
     assert np.all(np.isfinite(found.z))
-    assert found.z.shape == (len(problem.E),)
+    assert found.z.shape == (len(problem.coupling),)
     assert problem.objective.contains(found.weights)
     assert found.gap >= 0
     if not np.isfinite(found.gap):
@@ -175,10 +175,10 @@ def test_neither_player_gains_by_moving(kind: str, data: st.DataObject, seed: in
     problem, random = data.draw(problems(kind)), np.random.default_rng(seed)
     found = problem.solve()
     z, weights, slack = found.z, found.weights, found.gap + 1e-12 * assert_proven(problem, found) + TINY
-    value, objective, v = problem.lagrangian(z, weights), problem.objective, problem.a + problem.E.T @ z
+    value, objective, v = problem.lagrangian(z, weights), problem.objective, problem.a + problem.coupling.T @ z
     for other in (problem.start, *(objective.prox(v, weights, sigma) for sigma in (1e-3, 1.0, 1e6))):
         assert problem.lagrangian(z, other) <= value + slack + 1e-12 * (np.abs(v) @ other + abs(objective.value(other)))
-    for other in (-problem.E @ weights, 0 * z, z + 1e-3 * random.normal(size=z.shape)):
+    for other in (-problem.coupling @ weights, 0 * z, z + 1e-3 * random.normal(size=z.shape)):
         assert problem.lagrangian(other, weights) >= value - slack
 
 
@@ -211,7 +211,7 @@ def test_the_value_is_that_of_an_interior_point_solver(kind: str, data: st.DataO
     level = float(a.mean()) if objective.simplex else 0.0
     found = solve_saddle(objective, a - level, problem.F, problem.start, 1e-9, problem.diagonal)
     lam, psi, members = model(objective, len(a))
-    concave = (a - level) @ lam - psi - 0.5 * cp.sum_squares(problem.E @ lam)
+    concave = (a - level) @ lam - psi - 0.5 * cp.sum_squares(problem.coupling @ lam)
     assert found.value == pytest.approx(by_clarabel(cp.Problem(cp.Maximize(concave), members)), rel=1e-6, abs=1e-6)
 
 

@@ -174,6 +174,84 @@ def test_a_rate_too_large_is_called_divergence(name):
     assert np.isfinite(result.weights).all()
 
 
+def test_the_seed_decides():
+    """Who takes part, which snapshot, how many steps: another seed, another run; minibatches too."""
+    for method in (
+        sp.FedAvg(clients_per_round=2), sp.Scaffold(clients_per_round=2), sp.DRFA(CHI, local_steps=20),
+        sp.DRFA(CHI, clients_per_round=2), sp.ProxSkip(local_steps=5), sp.FedAvg(batch_size=2), sp.QFFL(batch_size=2),
+    ):  # fmt: skip
+        one, other = (sp.train(method, cohort(), rounds=4, seed=seed) for seed in (0, 1))
+        assert not np.array_equal(one.history.losses, other.history.losses), method
+
+
+@pytest.mark.parametrize(
+    ("method", "exchanges", "up", "down"),
+    [
+        (sp.FedAvg(local_rate=0.01), 1, 4, 4),
+        (sp.FedProx(local_rate=0.01), 1, 4, 4),
+        (sp.Scaffold(local_rate=0.01), 1, 4, 8),
+        (sp.Scaffold(local_rate=0.01, option="I"), 1, 4 + 4 + 3, 8),
+        (sp.ProxSkip(local_rate=0.01, local_steps=2), 1, 4, 4),
+        (sp.AFL(local_rate=0.01, dual_rate=0.01), 1, 4 + 1, 4),
+        (sp.DRFA(CHI, local_rate=0.01, dual_rate=1e-6), 2, 8 + 1, 8),
+        (sp.QFFL(local_rate=0.01), 1, 4 + 2, 4),
+        (sp.DeltaFL(local_rate=0.01, tail=1.0), 2, 4 + 1, 4),
+        (sp.GradientDescentAscent(CHI), 1, 4 + 3, 4),
+        (sp.Extragradient(CHI), 2, 8 + 6, 8),
+        (sp.AcceleratedPrimalDual(CHI, steps=sp.Fixed(0.01, 0.01)), 1, 4 + 3, 4),
+        (sp.ScaffPD(CHI, steps=sp.Fixed(0.01, 0.01, local_rate=0.01)), 2, 8 + 3, 8),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, int) else "",
+)
+def test_what_a_round_sends(method, exchanges, up, down):
+    """As docs/methods.md says: per client, in numbers (d = 4)."""
+    federation = cohort()
+    state = method.round(federation, method.init(federation))
+    before = federation.traffic.snapshot()
+    method.round(federation, state)
+    sent = federation.traffic
+    assert sent.exchanges - before.exchanges == exchanges
+    assert sent.bytes_up - before.bytes_up == 5 * 8 * up
+    assert sent.bytes_down - before.bytes_down == 5 * 8 * down
+
+
+def test_automatic_settings():
+    federation = cohort()
+    known = federation.constants()
+    L, mu = known.smoothness.max(), known.strong_convexity.min()
+    assert sp.ProxSkip().init(federation).expected_steps == round(np.sqrt(L / mu))
+    assert sp.FedAvg().init(federation).local_rate == pytest.approx(1 / L)
+    at = federation.gradients(federation.start())
+    c = np.array([at.sum(row).numpy() for row in np.eye(5)])
+    K = ((c - c.mean(0)) ** 2).sum()
+    assert sp.DRFA(local_steps=4).init(federation).dual_rate == pytest.approx(0.45 / (K * 4 * 4 / L))
+    assert sp.AFL(local_steps=4).init(federation).dual_rate == pytest.approx(0.45 / (K * 4 / L))
+    gda = sp.GradientDescentAscent(CHI).init(federation)
+    assert gda.server_rate == pytest.approx(1 / (2 * L))
+    assert gda.dual_rate == pytest.approx(0.45 / (K / (2 * L)))
+
+
+def test_the_tail_is_not_moved_by_rounding():
+    from scaffpd.algorithms.delta_fl import quantile
+
+    losses, equal = np.arange(10.0), np.full(10, 0.1)
+    assert [quantile(losses, equal, 1 - t) for t in (0.1, 0.3, 0.5, 0.7, 0.9)] == [8, 6, 4, 2, 0]
+    assert quantile(losses, equal, 0.0) == 0
+
+
+def test_flat_losses_get_a_sentence_and_flat_clients_stay_behind():
+    flat = sp.Cohort([(np.zeros((3, 2)), np.ones(3))] * 2, sp.Linear("squared", l2=0.0))
+    for method in (sp.FedAvg(), sp.AFL(), sp.GradientDescentAscent(CHI), sp.MinimaxGradient(CHI)):
+        with pytest.raises(InputError, match="do not depend on the model"):
+            sp.train(method, flat, rounds=1)
+    clients = [*sp.data.synthetic(N=2, d=3, m=10), (np.zeros((3, 3)), np.ones(3))]
+    half = sp.Cohort(clients, sp.Linear("squared", l2=0.0))
+    one = sp.train(sp.AcceleratedPrimalDual(sp.Average()), half, rounds=10)
+    two = sp.train(sp.ScaffPD(sp.Average(), local_steps=1), half, rounds=10)
+    np.testing.assert_allclose(one.x, two.x, rtol=1e-10)
+    assert np.abs(one.x).max() > 0.01
+
+
 def test_sampling_is_fair():
     """Every client takes part equally often, and the seed decides who."""
     clients = sp.data.synthetic(N=6, d=2, m=5)

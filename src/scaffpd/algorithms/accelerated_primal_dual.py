@@ -39,5 +39,7 @@ class AcceleratedPrimalDual(ScaffPD):
     def _local_work(self, federation: Federation, state: ScaffPDState, rates: Rates) -> Tensor:
         """Σ (λ_i/S) η_i c/S: one local step of everybody, made by the server."""
         total, L = float(state.weights.sum()) or 1.0, state.constants.smoothness
-        eta = rates.local_scale / L if rates.local_rate is None else np.full(len(L), rates.local_rate)
+        eta = np.full(len(L), rates.local_rate or 0.0)
+        if rates.local_rate is None:  # nobody moves where the loss is flat
+            eta = np.divide(rates.local_scale, L, out=np.zeros_like(L), where=L > 0)
         return float(state.weights @ eta) / total * (state.direction / total)

@@ -83,7 +83,7 @@ class LocalMethod:
         return state
 
     def uncertified(self, state: ServerState) -> str | None:
-        """The clients' gradients at x are never asked for."""
+        """The clients' gradients at the model that is returned are not asked for."""
         return f"{type(self).__name__} does not measure how far from the optimum it is."
 
     def _plan(self, state: ServerState, **more: Any) -> LocalPlan:
@@ -147,7 +147,14 @@ def moved(federation: Federation, state: State, x: Tensor, weights: Vector, **ch
 
 def safe_rate(federation: Federation, batch_size: int | None) -> float:
     """1/max_i L_i: common to all clients, for clients with rates of their own would not minimise the common loss."""
-    return 1 / float(federation.constants().expected_smoothness(batch_size).max())
+    return 1 / steepest(federation.constants().expected_smoothness(batch_size))
+
+
+def steepest(smoothness: Vector) -> float:
+    """The largest L_i, or a sentence where all losses are flat."""
+    if not smoothness.max() > 0:
+        raise InputError("The losses do not depend on the model: all features are zero and there is no regulariser.")
+    return float(smoothness.max())
 
 
 def safe_dual_rate(objective: Objective, at: Gradients, losses: Vector, primal_rate: float) -> float:

@@ -12,7 +12,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from torch import Tensor
 
-from scaffpd.algorithms.base import check_finite, check_settings, safe_dual_rate
+from scaffpd.algorithms.base import check_finite, check_settings, safe_dual_rate, steepest
 from scaffpd.certificate import certify, no_certificate
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import Objective
@@ -101,7 +101,7 @@ class CentralMethod:
         return replace(state, at=federation.gradients(state.x))
 
     def _rates(self, constants: Constants, at: Gradients) -> tuple[float, float]:
-        tau = self.server_rate or 1 / (2 * float(constants.smoothness.max()))
+        tau = self.server_rate or 1 / (2 * steepest(constants.smoothness))
         return tau, self.dual_rate or safe_dual_rate(self.objective, at, at.losses, tau)
 
     def _moved(self, federation: Federation, state: State, x: Tensor, weights: Vector) -> State:

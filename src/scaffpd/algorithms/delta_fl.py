@@ -15,6 +15,7 @@ It aims at the superquantile (CVaR) of the losses; θ = 1 is FedAvg.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,8 +29,11 @@ class DeltaFL(FedAvg):
     """Δ-FL; the other arguments are those of `FedAvg`.
 
     Args:
-        tail: θ in (0, 1], the share of clients that a round serves.
+        tail: θ in (0, 1]; a round serves the worst clients that together weigh more than θ, usually one more than a
+            share θ of them.
     """
+
+    strengths: ClassVar[tuple[str, ...]] = ("tail",)
 
     tail: float = 0.5
 

@@ -62,7 +62,7 @@ class DRFA(LocalMethod):
         local_rate: η_ℓ; left out, 1/max_i L_i.
         server_rate: the factor on the averaged update; 1 as published.
         clients_per_round: m; `None` lets everybody take part, with weights λ in place of draws.
-        dual_rate: γ; left out, 0.45/(K² η_ℓ τ²) with K the coupling of x and λ at x⁰.
+        dual_rate: γ; left out, 0.45/(K² η_ℓ η_g τ²) with K the coupling of x and λ at x⁰.
     """
 
     knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")

@@ -29,7 +29,7 @@ class FedProx(FedAvg):
         mu: μ >= 0, the pull back to the round's start.
     """
 
-    knobs: ClassVar[tuple[str, ...]] = ("local_rate", "mu")
+    strengths: ClassVar[tuple[str, ...]] = ("mu",)
 
     mu: float = 0.1
 

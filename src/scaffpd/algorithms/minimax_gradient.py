@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import check_finite, check_settings
+from scaffpd.algorithms.base import check_finite, check_settings, steepest
 from scaffpd.certificate import certify, no_certificate
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import Objective
@@ -102,6 +102,7 @@ class MinimaxGradient:
         self.objective.check(at.losses, federation.names)
         weights = self.objective.start(at.losses)
         total = float(weights.sum())
+        steepest(constants.smoothness)
         smoothness = 0.5 * float(weights @ constants.smoothness) / total
         state = MinimaxGradientState(
             x=x, y=x, weights=weights, losses=at.losses, momentum=1.0, smoothness=smoothness, total=total,

@@ -38,7 +38,7 @@ class QFFL(AveragingMethod):
         q: q >= 0; 0 is the average loss, ∞ the worst.
     """
 
-    knobs: ClassVar[tuple[str, ...]] = ("local_rate", "q")
+    strengths: ClassVar[tuple[str, ...]] = ("q",)
 
     q: float = 1.0
 

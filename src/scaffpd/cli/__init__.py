@@ -16,6 +16,7 @@ import typer
 import scaffpd
 from scaffpd.cli.compare import compare
 from scaffpd.cli.demo import demo
+from scaffpd.cli.reproduce import reproduce
 from scaffpd.errors import InputError
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.suggest_commands = False  # click suggests already, and typer would say the same once more
 app.command()(demo)
 app.command()(compare)
+app.add_typer(reproduce, name="reproduce")
 
 
 def _version(wanted: bool) -> None:

@@ -27,7 +27,9 @@ def compare(
         int | None, typer.Option(min=1, help="Samples per local gradient.", show_default="all")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many partitions to average over.")] = 1,
-    tune: Annotated[int, typer.Option(min=1, help="Rates that every method may try; 1: the automatic ones.")] = 5,
+    tune: Annotated[
+        int, typer.Option(min=1, help="Configurations that every method may try; 1: the automatic one.")
+    ] = 5,
     rho: Annotated[float, typer.Option(help="ρ > 0 of the χ² penalty: the smaller, the fairer.")] = 0.1,
     clients: Annotated[
         int | None, typer.Option(min=1, help="How many clients.", show_default="20; 10 for breast-cancer")
@@ -54,7 +56,7 @@ def compare(
     try:
         comparison = compete(
             contestants, chosen, seeds=range(seeds), rounds=rounds, tune=tune, out=out, processes=processes,
-            progress=False if quiet else None,
+            progress=False if quiet else None, strengths=True,
         )  # fmt: skip
     except KeyboardInterrupt:
         if out is not None and not quiet:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scaffpd.errors import InputError, positive
+from scaffpd.cli.folder import prepare
+from scaffpd.errors import positive
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +41,7 @@ def demo(
 ) -> None:
     """Four hospitals, one model: the average way and the fair way, in less than a minute."""
     positive("demo", "--rho", rho)
-    _prepare(out)
+    prepare(out)
     console = _console(quiet)
     _section(console, "Four hospitals, one model", INTRODUCTION.format(splits=splits, rho=rho))
     from scaffpd.experiments import (
@@ -54,18 +55,6 @@ def demo(
     picture = out / "demo.png"
     hospitals_figure.draw(study, picture)
     _show(console, study, [picture, *hospitals.save(study, out)])
-
-
-def _prepare(folder: Path) -> None:
-    """Find out before the work, not after it, that nothing can be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        why = "it is a file" if folder.is_file() else error.strerror
-        raise InputError(f"Cannot write to the folder {str(folder)!r}: {why}.") from None
 
 
 def _console(quiet: bool) -> Console:

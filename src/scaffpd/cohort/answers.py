@@ -101,9 +101,9 @@ class Answers:
 class CohortGradients(Answers):
     """`Gradients` of a cohort: N-sized results as NumPy float64, vectors as tensors."""
 
-    def __init__(self, asked: Asked, point: Point) -> None:
+    def __init__(self, asked: Asked, point: Point, x: Tensor) -> None:
         super().__init__(asked)
-        self.point = point
+        self.point, self.x = point, x
         self.losses: Vector = self._spread(point.losses)
 
     @property

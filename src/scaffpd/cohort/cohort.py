@@ -174,7 +174,7 @@ class Cohort:
         oracle, chosen = self._among(clients)
         down = self._send(x, chosen) if told is None else told * len(chosen)
         self.count(exchanges=alone, down=down, up=(self.dimension + 3) * len(chosen))
-        return CohortGradients(self._asked(chosen), oracle.evaluate(x, batch_size, key))
+        return CohortGradients(self._asked(chosen), oracle.evaluate(x, batch_size, key), x)
 
     def local_updates(
         self,
@@ -188,7 +188,9 @@ class Cohort:
         oracle, chosen = self._among(clients)
         held = self._held(at, chosen)
         vectors = len(chosen) * self.dimension
-        down = (0 if isinstance(at, CohortGradients) else self._send(x, chosen)) + (correction is not None) * vectors
+        down = (0 if isinstance(at, CohortGradients) and at.x is x else self._send(x, chosen)) + (
+            correction is not None
+        ) * vectors
         self.count(exchanges=1, down=down, up=vectors * (2 if plan.snapshot is not None else 1))
 
         def work(steps: int) -> Displacements:

@@ -27,6 +27,7 @@ def compare(
     progress: bool | None = None,
     validation: float = 0.25,
     select: str = "worst_20",
+    strengths: bool = False,
 ) -> Comparison:
     """Run every method on the same rows, from the same start, for the same number of rounds.
 
@@ -47,8 +48,10 @@ def compare(
         validation: the share of every client's training rows to choose rates by, of every label alike.
         select: choose by this measure of accuracy over clients, "worst_20", "worst" or "mean"; ties by the mean, then
             by the same measure of the loss (which regression chooses by in the first place).
+        strengths: whether the budget may also go to how fair a method is: ρ of its objective, q, θ, μ. Otherwise they
+            stay as given.
     """
-    setting = make_setting(methods, problem, seeds, rounds, tune, validation, select)
+    setting = make_setting(methods, problem, seeds, rounds, tune, validation, select, strengths)
     workers = cores() if processes is None else count("compare", "processes", processes)
     journal = Journal(out, setting.about() | {"data": _checked_data(setting)})
     with Pool(setting, workers) as pool, Tally(progress, len(_tuning(setting)) + len(_labels(setting))) as tally:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from scaffpd.comparison.grid import knobs
 from scaffpd.comparison.runs import Run
 from scaffpd.comparison.setting import Setting
 from scaffpd.metrics import Spread, Summary
@@ -28,7 +27,7 @@ Row = dict[str, Any]
 def run_row(setting: Setting, run: Run) -> Row:
     """One row of `runs.csv`: which run, its rates, how it ended, what it cost, and every measure on every split."""
     method = setting.methods[run.job.method]
-    names = list(dict.fromkeys(name for method in setting.methods.values() for name in knobs(method)))
+    names = list(dict.fromkeys(name for label in setting.methods for name in setting.grid(label)[0]))
     row: Row = dict(run.job._asdict()) | {f"factor_{name}": run.factors.get(name) for name in names}
     row |= {name: run.rates.get(name) for name in names}
     row |= {name: getattr(method, name, None) for name in WORK}

@@ -14,7 +14,7 @@ from scaffpd.cohort import Cohort
 from scaffpd.comparison.grid import Factors, configured
 from scaffpd.comparison.setting import Setting
 from scaffpd.errors import InputError
-from scaffpd.federation import ClientScores
+from scaffpd.federation import ClientScores, Traffic
 from scaffpd.metrics import MEGABYTE, Spread, Summary
 from scaffpd.training import Status, train
 
@@ -126,13 +126,19 @@ class Bench:
                 return self._train(job, factors)
         except InputError as error:
             return Run(job, factors, {}, REFUSED, str(error))
+        except Exception as error:  # one method's bug is not the end of the others
+            reason = f"It raised {type(error).__name__}: {error} (seed {job.seed}, configuration {job.point})."
+            return Run(job, factors, {}, REFUSED, reason)
 
     def _train(self, job: Job, factors: Factors) -> Run:
         cohort = self.cohort(job.seed, job.phase)
+        cohort.traffic.restore(Traffic())
         method, rates = configured(self.setting.methods[job.method], factors, cohort)
+        asked = cohort.traffic.snapshot() if method is not self.setting.methods[job.method] else Traffic()
         result = train(method, cohort, rounds=self.setting.rounds, seed=job.seed, progress=False)
         if result.status is Status.INTERRUPTED:  # half a run is none
             raise KeyboardInterrupt
+        cohort.traffic.add(up=asked.bytes_up, down=asked.bytes_down, exchanges=asked.exchanges)  # as `init` would have
         sent, seconds = cohort.traffic, float(result.history["seconds"][-1])
         scores = {
             name: cohort.evaluate(result.x, split)

@@ -31,6 +31,7 @@ class Setting:
         tune: configurations that every method may try.
         validation: the share of every client's training rows that a choice of rates is scored on.
         select: the measure over clients that is chosen by: "worst_20", "worst" or "mean".
+        strengths: whether the budget may also go to how fair a method is: ρ, q, θ, μ.
     """
 
     methods: dict[str, Any]
@@ -40,10 +41,11 @@ class Setting:
     tune: int
     validation: float
     select: str
+    strengths: bool = False
 
     def grid(self, label: str) -> list[Factors]:
         """The configurations of one method."""
-        return grid(self.methods[label], self.tune)
+        return grid(self.methods[label], self.tune, self.strengths)
 
     def about(self) -> dict[str, Any]:
         """The same as plain text and numbers, so that another setting can be told from this one."""
@@ -57,11 +59,12 @@ class Setting:
             "tune": self.tune,
             "validation": self.validation,
             "select": self.select,
+            "strengths": self.strengths,
         }
 
 
 def make_setting(
-    methods: Any, problem: Any, seeds: Any, rounds: Any, tune: Any, validation: Any, select: Any
+    methods: Any, problem: Any, seeds: Any, rounds: Any, tune: Any, validation: Any, select: Any, strengths: Any
 ) -> Setting:
     """Check what a user handed to `compare`."""
     if not isinstance(problem, Problem):
@@ -79,6 +82,7 @@ def make_setting(
         tune=count("compare", "tune", tune),
         validation=fraction,
         select=select,
+        strengths=bool(strengths),
     )
 
 

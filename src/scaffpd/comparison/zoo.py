@@ -44,7 +44,7 @@ def zoo(objective: Objective, local_steps: int = 10, batch_size: int | None = No
         "SCAFFOLD": Scaffold(local_steps=steps, batch_size=batch),
         "ProxSkip": ProxSkip(local_steps=steps, batch_size=batch),
         "AFL": AFL(batch_size=batch),
-        "AFL, local steps": AFL(local_steps=steps, batch_size=batch),
+        "AFL + local steps": AFL(local_steps=steps, batch_size=batch),
         "DRFA": DRFA(local_steps=steps, batch_size=batch),
         "q-FFL": QFFL(local_steps=steps, batch_size=batch),
         "Δ-FL": DeltaFL(local_steps=steps, batch_size=batch),
@@ -58,8 +58,8 @@ def zoo(objective: Objective, local_steps: int = 10, batch_size: int | None = No
 
 def chosen(methods: dict[str, Algorithm], names: Iterable[str]) -> dict[str, Algorithm]:
     """Those with the given names, in the order of `methods`; case, hyphens and blanks do not matter."""
-    known = {_plain(label): label for label in methods}
-    known |= {_plain(type(method).__name__): label for label, method in methods.items()}
+    known = {_plain(type(method).__name__): label for label, method in methods.items()}
+    known |= {_plain(label): label for label in methods}
     wanted = set()
     for name in names:
         if _plain(name) not in known:

@@ -10,30 +10,11 @@ import numpy as np
 
 from scaffpd.experiments.hospitals import Comparison, Study
 from scaffpd.experiments.hospitals_words import caveat, change, headline
+from scaffpd.experiments.style import BLUE, GREEN, INK, ORANGE, PINK, QUIET, RED, STYLE
 from scaffpd.federation import Vector
 
-INK, QUIET, RULE = "#222222", "#6b6b6b", "#d9d9d9"
-AVERAGE, FAIR = "#8c8c8c", "#0072b2"
-# Okabe and Ito's colours, which every kind of eye can tell apart
-HOSPITALS = ("#e69f00", "#009e73", "#cc79a7", "#d55e00")
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": RULE,
-    "axes.labelcolor": QUIET,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 14,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "xtick.color": QUIET,
-    "xtick.labelsize": 9,
-    "ytick.color": QUIET,
-    "ytick.labelsize": 9,
-}
+AVERAGE, FAIR = "#8c8c8c", BLUE
+HOSPITALS = (ORANGE, GREEN, PINK, RED)
 PANELS = ((0.115, 0.13, 0.19, 0.6), (0.51, 0.13, 0.165, 0.6), (0.765, 0.13, 0.165, 0.6))
 DASHES = {"color": INK, "lw": 1, "ls": (0, (2, 2)), "zorder": 0}
 SMALL = 8.5
