@@ -321,7 +321,7 @@ def test_compare_prints_a_table_and_a_verdict_and_writes_everything(tmp_path, ca
         "--rho 0.1 --clients 4\n"
     )
     runs = (folder / "runs.csv").read_text().splitlines()
-    assert len(runs) == 1 + 2 * 2 + 2 * 2
+    assert len(runs) == 1 + 2 * (2 + 2) + 2 * 2
     assert cli.run([*SMALL, "--seeds", "3", "--tune", "2", "--out", str(folder)]) == 2
     assert "other seeds and data" in capsys.readouterr().err
 
@@ -345,6 +345,6 @@ def test_control_c_in_a_comparison_says_how_to_go_on(tmp_path, capsys, monkeypat
     monkeypatch.setattr(ScaffPD, "round", interrupted)
     assert cli.run([*SMALL, "--out", str(tmp_path)]) == 130
     assert "the same command goes on there" in capsys.readouterr().err
-    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 5 + 1  # all of FedAvg; half a run is none
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 5  # all rates of FedAvg; half a run is none
     assert cli.run([*SMALL, "--out", str(tmp_path)]) == 0
-    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 5 + 2
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 5 + 5 + 2

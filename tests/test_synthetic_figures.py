@@ -107,8 +107,8 @@ def test_drift_leaves_a_floor_that_falls_with_the_local_rate(kind):
     base = kind(place.objective, local_steps=100)
     ends = []
     for halvings in (0, 7, 9):
-        run = trace(drifting(base, base.automatic(place.cohort), halvings, 1.0), place, 150)
-        assert run.errors[-30:].min() > 0.8 * run.errors[-1]  # flat
+        run = trace(drifting(base, base.automatic(place.cohort), halvings, 1.0), place, 120)
+        assert run.errors[-20:].min() / run.errors[-20:].max() > 0.9  # flat
         ends.append(run.errors[-1])
     assert ends[0] > ends[1] > 4 * ends[2] > 4 * TARGET
 
@@ -211,9 +211,9 @@ def test_edges_are_reported():
 
 
 def test_tuning_with_and_without_giving_up_chooses_the_same(monkeypatch):
-    """A few points of DRFA's grid near its best."""
+    """A few points of AFL's grid near its best."""
     place = bench(PLAN.sigma_settings[0])
-    base = DRFA(place.objective, local_steps=100)
+    base = AFL(place.objective, local_steps=100)
     own = base.automatic(place.cohort)
     grid = [drifting(base, own, k, 0.1) for k in (6, 9, 8, 7, 12)]
     quickly, _ = tune(grid, place, 150)
