@@ -15,7 +15,8 @@ ROOT = Path(scaffpd.__file__).parent
 FLOORS = [
     {"errors"},
     {"federation", "objectives", "data", "checkpoint"},
-    {"certificate", "history", "metrics", "models", "steps", "progress", "reference"},
+    {"certificate", "history", "metrics", "models", "steps", "progress", "quasi_newton", "reference", "saddle"},
+    {"subspace"},
     {"algorithms", "cohort"},
     {"training"},
     {"comparison"},

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from scaffpd.algorithms import GradientDescentAscent as GradientDescentAscent
     from scaffpd.algorithms import MinimaxGradient as MinimaxGradient
     from scaffpd.algorithms import ProxSkip as ProxSkip
+    from scaffpd.algorithms import QuasiNewtonMinimax as QuasiNewtonMinimax
     from scaffpd.algorithms import Scaffold as Scaffold
     from scaffpd.algorithms import ScaffPD as ScaffPD
+    from scaffpd.algorithms import SubspaceSaddle as SubspaceSaddle
+    from scaffpd.algorithms import fair as fair
     from scaffpd.checkpoint import Checkpoint as Checkpoint
     from scaffpd.cohort import Cohort as Cohort
     from scaffpd.comparison import Comparison as Comparison
@@ -53,7 +56,8 @@ __version__ = "0.1.0"
 _HOME = {
     "scaffpd.algorithms": (
         "AFL", "DRFA", "QFFL", "AcceleratedPrimalDual", "DeltaFL", "Extragradient", "FedAvg", "FedProx",
-        "GradientDescentAscent", "MinimaxGradient", "ProxSkip", "ScaffPD", "Scaffold",
+        "GradientDescentAscent", "MinimaxGradient", "ProxSkip", "QuasiNewtonMinimax", "ScaffPD", "Scaffold",
+        "SubspaceSaddle", "fair",
     ),
     "scaffpd.checkpoint": ("Checkpoint",),
     "scaffpd.cohort": ("Cohort",),

@@ -2,7 +2,7 @@ r"""The narrow waist: what a server may ask of its clients, and nothing else.
 
 Algorithms are written against `Federation` once; runtimes (a `Cohort` in this process, real silos elsewhere) implement
 it. Algorithms ask for vectors only as weighted sums (`.sum(weights)`), so that secure aggregation can take the place of
-plain sums; per client they see scalars.
+plain sums; per client they see scalars. Those that need more say so: `gram`, `each` and `diagonals` of `Gradients`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Constants:
         convex: whether every f_i is convex.
         steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter steps.
         samples: n_i, how many samples a client has.
+        quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
     """
 
     smoothness: Vector
@@ -36,6 +37,7 @@ class Constants:
     convex: bool
     steepest: Vector
     samples: NDArray[np.int64]
+    quadratic: bool = False
 
     def expected_smoothness(self, batch_size: int | None) -> Vector:
         """L_i + (max_j L_ij − L_i)/b: how steep the mean of b random samples is (all samples: L_i itself)."""
@@ -70,6 +72,23 @@ class LocalPlan:
     snapshot: int | None = None
 
 
+@dataclass(frozen=True)
+class ProximalPlan:
+    """A local model to be solved: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩, in place of a number of local steps.
+
+    Attributes:
+        pull: β.
+        metric: D, the diagonal of a matrix.
+        smoothness: L_i = λ_max(D^-½ H_i D^-½), as the clients have told.
+        limit: the most local steps where the model is not solved in closed form.
+    """
+
+    pull: float
+    metric: torch.Tensor
+    smoothness: Vector
+    limit: int = 30
+
+
 @dataclass
 class Traffic:
     """Communication since the start, summed over clients; evaluation for the logs is not counted."""
@@ -95,6 +114,21 @@ class Traffic:
             earlier.bytes_up,
             earlier.bytes_down,
         )
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """The clients' losses at one point to second order, seen in the span of V = [v_1 … v_k].
+
+    Attributes:
+        slopes: g_i = Vᵀc_i, (N, k).
+        curvature: Q = Σ w_i VᵀH_iV, (k, k).
+        sizes: ‖c_i‖² in the metric D⁻¹, (N,).
+    """
+
+    slopes: NDArray[np.float64]
+    curvature: NDArray[np.float64]
+    sizes: Vector
 
 
 @dataclass(frozen=True)
@@ -136,8 +170,20 @@ class Gradients(Vectors, Protocol):
     def norms(self) -> Vector:
         """‖c_i‖² per client."""
 
+    def restriction(self, V: torch.Tensor, weights: Vector, metric: torch.Tensor) -> Restriction:
+        """Slopes and curvature along the columns of V, of which the last sum is the only one that clients lack."""
+
+    def diagonal(self, weights: Vector) -> torch.Tensor:
+        """Σ_i w_i diag ∇²f_i(x)."""
+
     def gram(self) -> NDArray[np.float64]:
-        """⟨c_i, c_j⟩ for all pairs: the one question that needs every client's own gradient on the server."""
+        """⟨c_i, c_j⟩ for all pairs: like the next two, for servers that may see every client's own vector."""
+
+    def each(self) -> torch.Tensor:
+        """The c_i themselves, (N, d), in the order of the clients that were asked."""
+
+    def diagonals(self) -> torch.Tensor:
+        """Every client's diag ∇²f_i(x), (N, d), in the same order."""
 
     @property
     def rounding(self) -> tuple[Vector, Vector]:
@@ -219,8 +265,12 @@ class Federation(Protocol):
         key: tuple[int, ...] = (0,),
         clients: Clients = None,
         alone: bool = True,
+        told: int | None = None,
     ) -> Gradients:
-        """Losses and gradients at x, over all samples or over a seeded minibatch; `alone` as for `losses`."""
+        """Losses and gradients at x, over all samples or over a seeded minibatch; `alone` as for `losses`.
+
+        Where clients can form x by themselves, from vectors that they have, it takes `told` numbers to tell them how.
+        """
 
     def local_updates(
         self,
@@ -234,6 +284,12 @@ class Federation(Protocol):
 
         c_i is what the client answered (`Gradients`) or kept (`Memory`); `None` leaves c_i or the correction out.
         """
+
+    def scaled_smoothness(self, metric: torch.Tensor) -> Vector:
+        """λ_max(D^-½ ∇²f_i D^-½) per client (a bound that holds everywhere)."""
+
+    def proximal_steps(self, at: Gradients, correction: torch.Tensor, plan: ProximalPlan) -> Updates:
+        """The clients' local models at x, solved: d_i ≈ (∇²f_i + βD)⁻¹ correction."""
 
     def evaluate(self, x: torch.Tensor, split: str = "train") -> ClientScores:
         """Per-client scores of x on the "train" or "test" samples."""

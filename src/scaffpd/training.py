@@ -266,6 +266,8 @@ class _Run:
         state = self.last_finite if status is Status.DIVERGED else self.state
         reason = self.algorithm.uncertified(state)
         message = status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
+        if hasattr(self.algorithm, "explain"):
+            message = f"{message} {self.algorithm.explain(state)}"
         x = state.x.detach().cpu().numpy()
         names = tuple(self.federation.names)
         weights, certificate = state.weights.copy(), float(state.certificate)

@@ -5,14 +5,17 @@ from scaffpd.algorithms.afl import AFL
 from scaffpd.algorithms.delta_fl import DeltaFL
 from scaffpd.algorithms.drfa import DRFA
 from scaffpd.algorithms.extragradient import Extragradient
+from scaffpd.algorithms.fair import Fair, fair
 from scaffpd.algorithms.fed_avg import FedAvg
 from scaffpd.algorithms.fed_prox import FedProx
 from scaffpd.algorithms.gradient_descent_ascent import GradientDescentAscent
 from scaffpd.algorithms.minimax_gradient import MinimaxGradient
 from scaffpd.algorithms.prox_skip import ProxSkip
 from scaffpd.algorithms.q_ffl import QFFL
+from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax
 from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.scaffold import Scaffold
+from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
 
 __all__ = [
     "AFL",
@@ -21,11 +24,15 @@ __all__ = [
     "AcceleratedPrimalDual",
     "DeltaFL",
     "Extragradient",
+    "Fair",
     "FedAvg",
     "FedProx",
     "GradientDescentAscent",
     "MinimaxGradient",
     "ProxSkip",
+    "QuasiNewtonMinimax",
     "ScaffPD",
     "Scaffold",
+    "SubspaceSaddle",
+    "fair",
 ]

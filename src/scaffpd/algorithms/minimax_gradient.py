@@ -26,10 +26,11 @@ from scaffpd.certificate import certify, no_certificate
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.inputs import LARGEST
+from scaffpd.saddle import solve_saddle
 
 GROW, SHRINK = 1.6, 0.97  # of L̂ after a rejected and an accepted step
-INNER, TOLERANCE = 2000, 1e-13  # of the problem in λ
-SLACK = 1e-14  # rounding in the acceptance test
+SLACK = 1e-14  # rounding in the acceptance test, and accuracy of the problem in λ
+ROUNDING = 1e-15  # eigenvalues, as a share of the largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,8 @@ class MinimaxGradient:
     def round(self, federation: Federation, state: MinimaxGradientState) -> MinimaxGradientState:
         """Solve the model at y, try its minimiser, extrapolate."""
         at, tau = state.at, 1 / (state.smoothness * state.total)
-        weights = solve(self.objective, at.losses, tau * at.gram(), state.weights)
+        scale = SLACK * max(1.0, float(np.abs(at.losses).max()))
+        weights = solve_saddle(self.objective, at.losses, factor(tau * at.gram()), state.weights, scale).weights
         c = at.sum(weights)
         x = state.y - tau * c
         here = federation.gradients(x)
@@ -154,19 +156,9 @@ class MinimaxGradient:
         return replace(state, certificate=proof.gap, floor=proof.floor)
 
 
-def solve(objective: Objective, losses: Vector, gram: NDArray[np.float64], start: Vector) -> Vector:
-    """argmax_{λ∈Λ} ⟨L, λ⟩ − ψ(λ) − λᵀGλ/2, by accelerated proximal steps with restarts."""
-    top = float(np.linalg.eigvalsh(gram)[-1])
-    if top <= 0:
-        return objective.maximizer(losses)
-    best = look = start
-    t = 1.0
-    for _ in range(INNER):
-        new = objective.prox(losses - gram @ look, look, 1 / top)
-        change = float(np.abs(new - look).max())
-        t = 1.0 if float((look - new) @ (new - best)) > 0 else t
-        following = (1 + np.sqrt(1 + 4 * t * t)) / 2
-        look, best, t = new + (t - 1) / following * (new - best), new, following
-        if change <= TOLERANCE * max(1.0, float(np.abs(new).max())):
-            break
-    return best
+def factor(gram: NDArray[np.float64]) -> NDArray[np.float64]:
+    """E with EᵀE = G, without rows that are nothing but rounding."""
+    values, vectors = np.linalg.eigh(gram)
+    kept = values > ROUNDING * max(float(values[-1]), 0.0)
+    root: NDArray[np.float64] = np.sqrt(values[kept])[:, None] * vectors[:, kept].T
+    return root

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation import Clients, LocalPlan, Vector
+from scaffpd.federation import Clients, LocalPlan, Restriction, Vector
+from scaffpd.models.glm import LinearPoint
 from scaffpd.models.oracle import Displacements, Point
 
 Chosen = list[int]
@@ -116,7 +117,7 @@ class CohortGradients(Answers):
         return self.point.sum(self._weights(weights))
 
     def each(self) -> Tensor:
-        """The c_i of the clients that were asked; they stay with them."""
+        """The c_i themselves, which have gone up."""
         return self.point.each()
 
     def project(self, direction: Tensor) -> Vector:
@@ -128,6 +129,31 @@ class CohortGradients(Answers):
         """‖c_i‖² per client: N scalars up."""
         self.asked.cohort.count(exchanges=1, up=len(self.chosen))
         return self._spread(self.point.norms())
+
+    def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction:
+        """One exchange: one vector down (the others are known); k + 1 scalars and a k×k part of Q up."""
+        k = V.shape[1]
+        scalars = k + 1 + k * (k + 1) // 2
+        self.asked.cohort.count(exchanges=1, down=len(V) * len(self.chosen), up=scalars * len(self.chosen))
+        point = self._second_order()
+        slopes = point.project(V).double().cpu().numpy()
+        Q = point.curvature(self._weights(weights), V).double().cpu().numpy()
+        return Restriction(slopes, (Q + Q.T) / 2, self._spread(point.norms(1 / metric)))
+
+    def diagonal(self, weights: Vector) -> Tensor:
+        """One exchange: a vector up."""
+        self.asked.cohort.count(exchanges=1, up=len(self.asked.like) * len(self.chosen))
+        return self._second_order().diagonal(self._weights(weights))
+
+    def diagonals(self) -> Tensor:
+        """One exchange: a vector up."""
+        self.asked.cohort.count(exchanges=1, up=len(self.asked.like) * len(self.chosen))
+        return self._second_order().diagonals()
+
+    def _second_order(self) -> LinearPoint:
+        if not isinstance(self.point, LinearPoint):
+            raise InputError("Second derivatives are known for linear models only; use ScaffPD for networks.")
+        return self.point
 
     def gram(self) -> NDArray[np.float64]:
         """⟨c_i, c_j⟩, from the c_i that have gone up; float64 whatever the model's numbers are."""

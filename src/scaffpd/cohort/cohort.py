@@ -16,8 +16,8 @@ from scaffpd import federation
 from scaffpd.cohort.answers import Asked, Chosen, CohortGradients, CohortUpdates, Memory, scattered
 from scaffpd.cohort.inputs import agreed_columns, checked_device, checked_dtype, named_pairs, width
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, Traffic, Vector
-from scaffpd.models.glm import same
+from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Traffic, Vector
+from scaffpd.models.glm import LinearOracle, same
 from scaffpd.models.inputs import read_features, read_labels
 from scaffpd.models.oracle import Arrays, Displacements, Oracle
 
@@ -168,10 +168,12 @@ class Cohort:
         key: tuple[int, ...] = (0,),
         clients: Clients = None,
         alone: bool = True,
+        told: int | None = None,
     ) -> CohortGradients:
-        """One exchange: x down; c_i, L_i and the bounds on their rounding errors up."""
+        """One exchange: x (or how to form it) down; c_i, L_i and the bounds on their rounding errors up."""
         oracle, chosen = self._among(clients)
-        self.count(exchanges=alone, down=self._send(x, chosen), up=(self.dimension + 3) * len(chosen))
+        down = self._send(x, chosen) if told is None else told * len(chosen)
+        self.count(exchanges=alone, down=down, up=(self.dimension + 3) * len(chosen))
         return CohortGradients(self._asked(chosen), oracle.evaluate(x, batch_size, key), x)
 
     def local_updates(
@@ -195,6 +197,26 @@ class Cohort:
             return oracle.local_updates(x, held, correction, replace(plan, steps=steps))
 
         return CohortUpdates(self._asked(chosen), plan, work)
+
+    def scaled_smoothness(self, metric: Tensor) -> Vector:
+        """One exchange: D down, a scalar up."""
+        n = len(self._names)
+        self.count(exchanges=1, down=n * self.dimension, up=n)
+        return self._linear().scaled_smoothness(metric).double().cpu().numpy()
+
+    def proximal_steps(self, at: Gradients, correction: Tensor, plan: ProximalPlan) -> CohortUpdates:
+        """One exchange: the correction and β down, d_i up."""
+        n, point = len(self._names), self._held(at, self._everyone)
+        self.count(exchanges=1, down=n * (self.dimension + 1), up=n * self.dimension)
+        oracle = self._linear()
+        return CohortUpdates(
+            self._asked(self._everyone), LocalPlan(1), lambda _: oracle.proximal_steps(point, correction, plan)
+        )
+
+    def _linear(self) -> LinearOracle:
+        if not isinstance(self._oracle, LinearOracle):
+            raise InputError("Second derivatives are known for linear models only; use ScaffPD for networks.")
+        return self._oracle
 
     def _asked(self, chosen: Chosen) -> Asked:
         return Asked(self, chosen, len(self._names), self.start())

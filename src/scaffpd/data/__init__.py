@@ -1,5 +1,6 @@
 """Datasets whose rows live with clients, and ways to cut one dataset into clients."""
 
+from scaffpd.data.adult import adult
 from scaffpd.data.heart_disease import heart_disease
 from scaffpd.data.partition import dirichlet
 from scaffpd.data.partitioned import breast_cancer, digits
@@ -8,6 +9,7 @@ from scaffpd.data.synthetic import badly_scaled, rank_deficient, synthetic
 
 __all__ = [
     "Silos",
+    "adult",
     "badly_scaled",
     "breast_cancer",
     "digits",

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.federation import Constants, LocalPlan, Vector
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.models.draws import Draws
-from scaffpd.models.losses import Loss
+from scaffpd.models.losses import Loss, Squared
 from scaffpd.models.oracle import Displacements, Stack, shift
 from scaffpd.models.ragged import Block, Ragged
 from scaffpd.models.spectral import largest_eigenvalue
@@ -83,13 +83,38 @@ class LinearPoint:
         return (self.rows.A.T @ (scale * self.residual)).flatten() + self.l2 * weights.sum() * self.x
 
     def project(self, direction: Tensor) -> Tensor:
-        """⟨c_i, v⟩ = Σ_j r_j · (A v)_j / m_i + l2⟨x, v⟩."""
-        slope = (self.residual * (self.rows.A @ direction.view(-1, self.outputs))).sum(1)
-        return self.rows.layout.segment_sum(slope * self.rows.share) + self.l2 * (self.x @ direction)
+        """⟨c_i, v⟩ = Σ_j r_j · (A v)_j / m_i + l2⟨x, v⟩, for one direction (d,) or several (d, n)."""
+        n, features = direction[0].numel(), self.rows.A.shape[1]
+        T = (self.rows.A @ direction.reshape(features, self.outputs * n)).view(*self.residual.shape, n)
+        slope = (self.residual[..., None] * T).sum(1) * self.rows.share[:, None]
+        along = self.rows.layout.segment_sum(slope) + self.l2 * (self.x @ direction)
+        return along if direction.ndim > 1 else along[:, 0]
 
-    def norms(self) -> Tensor:
-        """‖c_i‖² per client."""
-        return self.each().square().sum(1)
+    def norms(self, scale: Tensor | None = None) -> Tensor:
+        """Σ_k s_k c_ik² per client."""
+        squares = self.each().square()
+        return squares.sum(1) if scale is None else squares @ scale
+
+    def curvature(self, weights: Tensor, V: Tensor) -> Tensor:
+        """Σ_i w_i VᵀH_iV for the columns of V, (d, n)."""
+        n = V.shape[1]
+        T = (self.rows.A @ V.reshape(self.rows.A.shape[1], self.outputs * n)).view(len(self.z), self.outputs, n)
+        scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None, None]
+        inner = T.flatten(0, 1).mT @ (scale * self.loss.bend(self.z, T)).flatten(0, 1)
+        return inner + self.l2 * weights.sum() * (V.mT @ V)
+
+    def diagonal(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i diag H_i."""
+        scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
+        return (self.rows.A.square().mT @ (scale * self.loss.bends(self.z))).flatten() + self.l2 * weights.sum()
+
+    def diagonals(self) -> Tensor:
+        """Every client's diag H_i, (N, d)."""
+        bends = self.loss.bends(self.z)
+        out = bends.new_empty(len(self.rows.layout), self.rows.A.shape[1], self.outputs)
+        for block, A, _ in self.rows.blocks:
+            out[block.clients] = product(A.square().mT, block.weight[..., None] * block.of(bends)) + self.l2
+        return out.flatten(1)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """How far off rounding may have put L_i and, in norm, c_i (for the data as stored).
@@ -137,7 +162,8 @@ class LinearOracle:
 
     def _known(self, strong_convexity: Tensor) -> Constants:
         L, mu, steepest = (t.double().cpu().numpy() for t in (self.smoothness, strong_convexity, self.steepest))
-        return Constants(L, mu, True, steepest, self.rows.layout.sizes.cpu().numpy())
+        quadratic = isinstance(self.loss, Squared)
+        return Constants(L, mu, True, steepest, self.rows.layout.sizes.cpu().numpy(), quadratic)
 
     def only(self, clients: list[int]) -> LinearOracle:
         """The same for some of the clients."""
@@ -234,6 +260,37 @@ class LinearOracle:
             gradient = product(A.mT, block.weight[..., None] * residual) + self.l2 * u
             d = d + rate * (gradient + pull - plan.prox * d)
         return d
+
+    def scaled_smoothness(self, metric: Tensor) -> Tensor:
+        """λ_max(D^-½ H_i D^-½) per client, at most; with several outputs the smallest D of a feature counts."""
+        least = metric.view(-1, self.outputs).amin(1)
+        parts = torch.split(self.rows.A / least.sqrt(), self.rows.layout.sizes.tolist())
+        tops = torch.stack([largest_eigenvalue(A) / len(A) for A in parts])
+        return self.loss.curvature * tops + self.l2 / metric.min()
+
+    def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
+        """Accelerated corrected steps in the metric D with the pull βD(u − x): J of them, as many as √κ asks for.
+
+        With d = x − u they read d⁺ = e + D⁻¹(c + ∇f_i(x − e) − ∇f_i(x) − βD e)/(L_i + β),  e = d + m (d − d_prev).
+        """
+        shape = (-1, self.outputs)
+        c, D = correction.view(shape), plan.metric.view(shape)
+        L = torch.from_numpy(plan.smoothness).to(c) + plan.pull
+        q = ((self.l2 / D.max() + plan.pull) / L).sqrt().clamp_max(1)
+        steps = min(plan.limit, int(torch.ceil(2 / q).max()))
+        each = c.new_empty(len(L), *c.shape)
+        for block, A, y in self.rows.blocks:
+            chosen = block.clients
+            z, r = block.of(at.z), block.of(at.residual)
+            rate, momentum = (1 / L[chosen])[:, None, None] / D, ((1 - q) / (1 + q))[chosen][:, None, None]
+            d = e = torch.zeros_like(each[chosen])
+            for _ in range(steps):
+                change = block.weight[..., None] * (self.loss.residual(z - product(A, e), y) - r)
+                gradient = c + product(A.mT, change) - (self.l2 + plan.pull * D) * e
+                last, d = d, e + rate * gradient
+                e = d + momentum * (d - last)
+            each[chosen] = d
+        return Stack(each.flatten(1))
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """f_i(x) and the share of rightly classified samples (NaN for regression)."""

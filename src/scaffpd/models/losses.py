@@ -41,6 +41,14 @@ class Loss(ABC):
         """∂ℓ/∂z per sample and output."""
 
     @abstractmethod
+    def bend(self, z: Tensor, t: Tensor) -> Tensor:
+        """∂²ℓ/∂z² times t, for t with one more axis than z: (…, samples, outputs, columns)."""
+
+    @abstractmethod
+    def bends(self, z: Tensor) -> Tensor:
+        """The diagonal of ∂²ℓ/∂z², per sample and output."""
+
+    @abstractmethod
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
         """Whether each sample is classified rightly; `None` for regression."""
 
@@ -83,6 +91,14 @@ class Squared(Loss):
         """2(z − y)."""
         return 2 * (z - y)
 
+    def bend(self, z: Tensor, t: Tensor) -> Tensor:
+        """2t."""
+        return 2 * t
+
+    def bends(self, z: Tensor) -> Tensor:
+        """2 everywhere."""
+        return torch.full_like(z, 2.0)
+
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
         """The largest output against the largest target, where the targets are one-hot; else there is no label."""
         one_hot = y.shape[-1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(-1) == 1).all())
@@ -116,6 +132,14 @@ class Logistic(Loss):
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         """s/(1 + e^{−s z})."""
         return y * torch.sigmoid(y * z)
+
+    def bend(self, z: Tensor, t: Tensor) -> Tensor:
+        """σ(z) σ(−z) t."""
+        return self.bends(z)[..., None] * t
+
+    def bends(self, z: Tensor) -> Tensor:
+        """σ(z) σ(−z)."""
+        return torch.sigmoid(z) * torch.sigmoid(-z)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
         """Label 1 where z > 0."""
@@ -156,6 +180,16 @@ class Softmax(Loss):
         # Along a short last axis torch does not vectorise the exponentials; along the one before it does.
         p = torch.softmax(z.mT, -2).mT if z.shape[-1] <= SHORT else torch.softmax(z, -1)
         return p.scatter_add_(-1, y, torch.full_like(y, -1, dtype=p.dtype))
+
+    def bend(self, z: Tensor, t: Tensor) -> Tensor:
+        """With p = softmax(z): p ∘ (t − ⟨p, t⟩)."""
+        p = torch.softmax(z, -1)[..., None]
+        return p * (t - (p * t).sum(-2, keepdim=True))
+
+    def bends(self, z: Tensor) -> Tensor:
+        """Each p_k(1 − p_k)."""
+        p = torch.softmax(z, -1)
+        return p * (1 - p)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
         """The largest output is the label."""

@@ -21,7 +21,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from scaffpd.federation import Constants, LocalPlan
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 from scaffpd.models.glm import LinearOracle, LinearPoint, Rows, product, same
 from scaffpd.models.losses import Loss
 from scaffpd.models.oracle import Displacements, Stack, shift
@@ -182,3 +182,21 @@ class QuadraticOracle(LinearOracle):
             return QuadraticDisplacements(gain, correction.view(-1, self.outputs))
         first = self.evaluate(x).each() + shift(at, correction)
         return Stack(gain.each(first.view(len(first), -1, self.outputs)).flatten(1))
+
+    def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
+        """(H_i + βD)⁻¹c exactly: by Cholesky in the smaller of rows and features."""
+        c = correction.view(-1, self.outputs)
+        e = self.l2 + plan.pull * plan.metric.view(-1, self.outputs)[:, 0]
+        each = c.new_empty(len(self.names), *c.shape)
+        for block, A, _ in self.rotated.rows.blocks:
+            R = A * (2 * block.weight).sqrt()[..., None]
+            if R.shape[1] >= R.shape[2]:
+                H = R.mT @ R + torch.diag(e)
+                each[block.clients] = torch.cholesky_solve(c.expand(len(R), *c.shape), torch.linalg.cholesky(H))
+            else:
+                inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e) @ R.mT
+                b = c / e[:, None]
+                each[block.clients] = (
+                    b - (R.mT @ torch.cholesky_solve(R @ b, torch.linalg.cholesky(inside))) / e[:, None]
+                )
+        return Stack(each.flatten(1))

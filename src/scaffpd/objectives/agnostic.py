@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaffpd.objectives.base import Objective, Vector
 from scaffpd.objectives.inputs import read_losses, read_step, read_weights
-from scaffpd.objectives.simplex import in_simplex, normalised, project_weighted, simplex_jacobian
+from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.simplex import in_simplex, normalised, project_weighted, simplex_step
 
 
 class Agnostic(Objective):
@@ -27,10 +28,10 @@ class Agnostic(Objective):
         """Whether λ lies in the simplex."""
         return in_simplex(read_weights(self, weights), tolerance)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
-        """The projection of l + σs on the simplex: λ_i = [l_i + σs_i − ν]₊."""
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+        """λ_i = σ_i [s_i + l_i/σ_i − ν]₊ with ν such that Σ λ_i = 1: for one σ, the projection of l + σs."""
         s, old, sigma = read_step(self, s, l, sigma)
-        return project_weighted(old + sigma * (s - s.max()), np.ones(len(s)))
+        return project_weighted(s - s.max() + old / sigma, sigma * np.ones(len(s)))
 
     def maximizer(self, losses: ArrayLike) -> Vector:
         """All weight on the clients with the largest loss, shared in proportion to the prior."""
@@ -41,6 +42,7 @@ class Agnostic(Objective):
         """max_i L_i."""
         return float(read_losses(self, losses).max())
 
-    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
-        """σ (I − 11ᵀ/k) on the k clients with weight, zero elsewhere."""
-        return simplex_jacobian(np.where(self.prox(s, l, sigma) > 0.0, float(sigma), 0.0))
+    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+        """d_i = σ_i on the clients with weight, zero elsewhere."""
+        weights = self.prox(s, l, sigma)
+        return simplex_step(weights, np.where(weights > 0.0, sigma, 0.0))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaffpd.objectives.base import Objective, Vector
 from scaffpd.objectives.inputs import read_losses, read_step, read_weights
+from scaffpd.objectives.prox_step import ProxStep
 from scaffpd.objectives.simplex import inner
 
 
@@ -27,7 +28,7 @@ class Average(Objective):
         weights = read_weights(self, weights)
         return bool(np.max(np.abs(weights - self.weights(len(weights)))) <= tolerance)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
         """The prior p: there is no other weight to choose."""
         s, _, _ = read_step(self, s, l, sigma)
         return self.weights(len(s)).copy()
@@ -42,7 +43,7 @@ class Average(Objective):
         worst = losses.max()
         return float(worst + inner(losses - worst, self.weights(len(losses))))
 
-    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
+    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
         """Zero: the step never moves."""
-        n = len(self.prox(s, l, sigma))
-        return np.zeros((n, n))
+        weights = self.prox(s, l, sigma)
+        return ProxStep(weights, np.zeros(len(weights)), np.empty((0, len(weights))))

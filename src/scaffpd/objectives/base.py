@@ -8,7 +8,9 @@ so an algorithm needs only three things of it: the penalty ψ(λ), the proximal 
 
     prox_σ(s, l) = argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + ‖λ − l‖² / (2σ),
 
-and the support function  support(L) = max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ).
+or Σ_i (λ_i − l_i)² / (2σ_i) with a step σ_i for every client, and the support function
+
+    support(L) = max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.errors import InputError
+from scaffpd.objectives.prox_step import ProxStep
 
 Vector = NDArray[np.float64]
 
@@ -56,8 +59,8 @@ class Objective(ABC):
         """Whether λ ∈ Λ up to `tolerance`."""
 
     @abstractmethod
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741 - the paper's letter
-        """argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + ‖λ − l‖²/(2σ)."""
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741 - the paper's letter
+        """argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + Σ (λ_i − l_i)²/(2σ_i), for one σ or one for each client."""
 
     @abstractmethod
     def maximizer(self, losses: ArrayLike) -> Vector:
@@ -68,8 +71,12 @@ class Objective(ABC):
         """max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ): the objective that x minimises, as a function of the losses."""
 
     @abstractmethod
-    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
-        """∂ prox_σ(s, l) / ∂s: N×N, positive semidefinite, an element of the generalised Jacobian."""
+    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+        """prox_σ(s, l) and its derivative in s, an element of the generalised Jacobian."""
+
+    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> NDArray[np.float64]:  # noqa: E741
+        """∂ prox_σ(s, l) / ∂s: N×N, positive semidefinite."""
+        return self.prox_step(s, l, sigma).jacobian()
 
     def strong_convexity(self, n: int) -> float:
         """μ_λ: the modulus of strong convexity of ψ on all of Λ, 0 where there is none."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaffpd.objectives.base import Objective, Vector
 from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
-from scaffpd.objectives.simplex import in_simplex, inner, project_weighted, simplex_jacobian
+from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.simplex import in_simplex, inner, project_weighted, simplex_step
 
 
 class ChiSquare(Objective):
@@ -40,10 +41,10 @@ class ChiSquare(Objective):
         """Whether λ lies in the simplex."""
         return in_simplex(read_weights(self, weights), tolerance)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
-        """λ_i = [(l_i + σs_i − ν) / (1 + σρ/p_i)]₊ with ν such that Σ λ_i = 1."""
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+        """λ_i = d_i [s_i + l_i/σ_i − ν]₊ with d_i = 1/(ρ/p_i + 1/σ_i) and ν such that Σ λ_i = 1."""
         s, old, sigma = read_step(self, s, l, sigma)
-        return project_weighted(old + sigma * (s - s.max()), self._rate(len(s), sigma))
+        return project_weighted(s - s.max() + old / sigma, self._rate(len(s), sigma))
 
     def maximizer(self, losses: ArrayLike) -> Vector:
         """λ_i = p_i [(L_i − ν)/ρ]₊ with ν such that Σ λ_i = 1."""
@@ -56,16 +57,16 @@ class ChiSquare(Objective):
         weights, worst = self.maximizer(losses), losses.max()
         return float(worst + (inner(losses - worst, weights) - self.value(weights)))
 
-    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
-        """diag(d) − ddᵀ/Σd with d_i = 1/(ρ/p_i + 1/σ) on the clients with weight."""
+    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+        """d_i on the clients with weight, zero elsewhere."""
         weights = self.prox(s, l, sigma)
-        return simplex_jacobian(np.where(weights > 0.0, sigma * self._rate(len(weights), sigma), 0.0))
+        return simplex_step(weights, np.where(weights > 0.0, self._rate(len(weights), sigma), 0.0))
 
     def strong_convexity(self, n: int) -> float:
         """ρ / max_i p_i."""
         return float(self.rho / self.weights(n).max())
 
-    def _rate(self, n: int, sigma: float) -> Vector:
-        """1 / (1 + σρ/p_i)."""
-        p = self.weights(n)
-        return p / (p + sigma * self.rho)
+    def _rate(self, n: int, sigma: ArrayLike) -> Vector:
+        """1 / (ρ/p_i + 1/σ_i)."""
+        p, sigma = self.weights(n), np.asarray(sigma, dtype=np.float64)
+        return sigma * (p / (p + sigma * self.rho))

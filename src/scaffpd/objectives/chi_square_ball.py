@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaffpd.objectives.base import Objective, Vector
 from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
-from scaffpd.objectives.simplex import EPSILON, in_simplex, inner, normalised, project_weighted
+from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.simplex import EPSILON, in_simplex, inner, measured, normalised, project_weighted, relative
 
 
 class ChiSquareBall(Objective):
@@ -40,8 +41,8 @@ class ChiSquareBall(Objective):
         near = _distance(weights, self.weights(len(weights))) <= self.delta + tolerance
         return near and in_simplex(weights, tolerance)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
-        """The projection of z = l + σs on Λ: λ_i = p_i [z_i − ν]₊/(p_i + κ), with κ = 0 inside the ball."""
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+        """λ_i = [s_i + l_i/σ_i − ν]₊/(1/σ_i + κ/p_i), with κ = 0 inside the ball."""
         return self._project(*read_step(self, s, l, sigma))[0]
 
     def maximizer(self, losses: ArrayLike) -> Vector:
@@ -55,31 +56,25 @@ class ChiSquareBall(Objective):
         worst = losses.max()
         return float(worst + inner(losses - worst, self.maximizer(losses)))
 
-    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
-        """D^½ (I − QQᵀ) D^½ with D = diag(σp_i/(p_i + κ)) on the clients with weight.
-
-        Q is an orthonormal basis of the constraints' normals: D^½1 and, on the sphere, D^½(λ/p).
-        """
+    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+        """d_i = 1/(1/σ_i + κ/p_i) on the clients with weight; on the sphere, its normal λ/p ties them as well."""
         s, old, sigma = read_step(self, s, l, sigma)
         weights, kappa = self._project(s, old, sigma)
-        p = self.weights(len(s))
-        root = np.where(weights > 0.0, np.sqrt(sigma * (p / (p + kappa))), 0.0)
-        normals = np.stack([root, root * (weights / p)] if kappa > 0.0 else [root], axis=1)
-        Q, R = np.linalg.qr(normals)
-        scaled = root[:, None] * Q[:, np.abs(np.diag(R)) > 1e-12 * np.linalg.norm(normals, axis=0)]
-        jacobian: NDArray[np.float64] = np.diag(root**2) - scaled @ scaled.T
-        return jacobian
+        p, (top, share) = self.weights(len(s)), relative(sigma, len(s))
+        slope = np.where(weights > 0.0, top * (p * share / (p + kappa * share)), 0.0)
+        return ProxStep(weights, slope, np.stack([np.ones(len(p)), weights / p] if kappa > 0.0 else [np.ones(len(p))]))
 
-    def _project(self, s: Vector, old: Vector, sigma: float) -> tuple[Vector, float]:
-        """λ of the proximal step and the multiplier κ of the ball."""
-        p, z = self.weights(len(s)), old + sigma * (s - s.max())
-        weights = project_weighted(z, np.ones(len(z)))
+    def _project(self, s: Vector, old: Vector, sigma: float | Vector) -> tuple[Vector, float]:
+        """λ of the proximal step and the multiplier κ of the ball, times max_i σ_i."""
+        p, (top, share) = self.weights(len(s)), relative(sigma, len(s))
+        z = old / share + top * (s - s.max())
+        weights = project_weighted(z, share)
         if _distance(weights, p) <= self.delta:
             return weights, 0.0
-        if p.min() == p.max():  # λ = p [1 + t(z − ν)]₊ with t = 1/(p + κ), as in the support function
+        if p.min() == p.max() and share.min() == 1.0:  # λ = p [1 + t(z − ν)]₊ with t = 1/(p + κ), as in the support
             weights, t = _farthest(z, p, self.delta)
             return weights, max(1.0 / t - float(p[0]), 0.0)
-        return _on_sphere(z - z.max(), p, self.delta)
+        return _on_sphere(measured(z, share), p, share, self.delta)
 
 
 def _distance(weights: Vector, p: Vector) -> float:
@@ -113,18 +108,19 @@ def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
     return normalised(np.where(active, np.maximum(p / top + step, 0.0), 0.0)), t / scale
 
 
-def _on_sphere(z: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
-    r"""λ and κ > 0 with λ_i = p_i [z_i − ν]₊/(p_i + κ), Σ λ_i = 1 and Σ (λ_i − p_i)²/p_i = δ, for any prior.
+def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vector, float]:
+    r"""λ and κ > 0 with λ_i = [z_i − ν]₊/(1/q_i + κ/p_i), Σ λ_i = 1 and Σ (λ_i − p_i)²/p_i = δ, for any p and q.
 
     Newton's method on 1/√distance, which is nearly linear in κ (as in trust-region methods), kept in a
-    bracket. Its upper end κ√δ ≤ √Var_p(z − p) is the variational inequality of λ, tested with p.
+    bracket. Its upper end κ√δ ≤ √Var_p(z − p/q) is the variational inequality of λ, tested with p.
     """
     order = np.argsort(-z)  # the order of z alone decides who has weight, so one sort serves every κ
-    y, w = z[order], p[order]
-    low, high = 0.0, float(np.sqrt(inner(w, (y - w - inner(w, y - w)) ** 2) / delta))
+    y, w, q = z[order], p[order], share[order]
+    away = y - w / q
+    low, high = 0.0, float(np.sqrt(inner(w, (away - inner(w, away)) ** 2) / delta))
     kappa = high
     for _ in range(200):
-        deviation, slope = _path(y, w, kappa)
+        deviation, slope = _path(y, w, q, kappa)
         distance = float(np.sum(deviation**2 / w))
         low, high = (kappa, high) if distance > delta else (low, kappa)
         step = 2.0 * distance * (np.sqrt(distance / delta) - 1.0) / -slope if slope < 0.0 else np.inf
@@ -137,14 +133,15 @@ def _on_sphere(z: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
     return normalised(weights), kappa
 
 
-def _path(y: Vector, w: Vector, kappa: float) -> tuple[Vector, float]:
+def _path(y: Vector, w: Vector, q: Vector, kappa: float) -> tuple[Vector, float]:
     """λ(κ) − p for sorted z (the difference keeps its digits in a small ball), and d distance/dκ."""
-    rate = w / (w + kappa)
+    rate = w * q / (w + kappa * q)
     nu = (np.cumsum(rate * y) - 1.0) / np.cumsum(rate)
     k = int(np.flatnonzero(y > nu)[-1]) + 1
     p, r = w[:k], rate[:k]
-    mean = (inner(r, y[:k] - p) - w[k:].sum()) / r.sum()
+    away = y[:k] - p / q[:k]
+    mean = (inner(r, away) - w[k:].sum()) / r.sum()
     deviation = -w
-    deviation[:k] = np.maximum(r * (y[:k] - p - mean), -p)
-    pull = (p + deviation[:k]) / (p + kappa)
+    deviation[:k] = np.maximum(r * (away - mean), -p)
+    pull = (p + deviation[:k]) * (r / p)
     return deviation, 2.0 * inner(deviation[:k] / p, r * (pull.sum() / r.sum()) - pull)

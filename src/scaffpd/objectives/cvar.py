@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
 from scaffpd.objectives.base import Objective, Vector
 from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
-from scaffpd.objectives.simplex import in_simplex, inner, normalised, project_capped, simplex_jacobian
+from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.simplex import in_simplex, inner, normalised, project_capped, relative, simplex_step
 
 
 class CVaR(Objective):
@@ -47,11 +48,12 @@ class CVaR(Objective):
         weights = read_weights(self, weights)
         return in_simplex(weights, tolerance) and bool(np.all(weights <= self.caps(len(weights)) + tolerance))
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
-        """λ_i = clip(l_i + σs_i − ν, 0, p_i/α) with ν such that Σ λ_i = 1."""
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+        """λ_i = clip(l_i + σ_i(s_i − ν), 0, p_i/α) with ν such that Σ λ_i = 1."""
         s, old, sigma = read_step(self, s, l, sigma)
+        top, share = relative(sigma, len(s))
         # Measured from the quantile, ν stays of the size of l however large σs is, and keeps its digits.
-        return project_capped(old + sigma * (s - self._quantile(s)), self.caps(len(s)))
+        return project_capped(old / share + top * (s - self._quantile(s)), self.caps(len(s)), share)
 
     def maximizer(self, losses: ArrayLike) -> Vector:
         """Fill the largest losses up to their caps; the next, or those that tie, share the rest by prior."""
@@ -67,11 +69,11 @@ class CVaR(Objective):
         worst = losses.max()
         return float(worst + inner(losses - worst, self.maximizer(losses)))
 
-    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
-        """σ (I − 11ᵀ/k) on the k clients strictly between zero and their cap, zero elsewhere."""
+    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+        """d_i = σ_i on the clients strictly between zero and their cap, zero elsewhere."""
         weights = self.prox(s, l, sigma)
         free = (weights > 0.0) & (weights < self.caps(len(weights)))
-        return simplex_jacobian(np.where(free, float(sigma), 0.0))
+        return simplex_step(weights, np.where(free, sigma, 0.0))
 
     def _quantile(self, losses: Vector) -> float:
         """The loss down to which the clients, worst first, have prior weight α."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -17,6 +19,21 @@ def read_scale(owner: str, name: str, value: float) -> float:
     if not 1.0 / LARGEST <= number <= LARGEST:
         raise InputError(f"{owner} needs {name} between {1.0 / LARGEST:g} and {LARGEST:g}, got {value!r}.")
     return number
+
+
+def read_scales(owner: str, name: str, values: Any, n: int) -> float | Vector:
+    """One such number for all, or one for each of `n` clients."""
+    if np.ndim(values) == 0:
+        return read_scale(owner, name, values)
+    vector = finite_vector(owner, name, values)
+    if len(vector) != n:
+        raise InputError(f"{owner} needs one {name} or one for each of {n} clients, got {len(vector)}.")
+    usable = (vector >= 1.0 / LARGEST) & (vector <= LARGEST)
+    if not usable.all():
+        first = int(np.argmin(usable))
+        limits = f"between {1.0 / LARGEST:g} and {LARGEST:g}"
+        raise InputError(f"{owner} needs {name} {limits}, but client {first} has {vector[first]}.")
+    return vector
 
 
 def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.inf) -> Vector:
@@ -49,11 +66,13 @@ def read_losses(objective: Objective, losses: ArrayLike) -> Vector:
     return vector
 
 
-def read_step(objective: Objective, s: ArrayLike, old: ArrayLike, sigma: float) -> tuple[Vector, Vector, float]:
+def read_step(
+    objective: Objective, s: ArrayLike, old: ArrayLike, sigma: ArrayLike
+) -> tuple[Vector, Vector, float | Vector]:
     """The three arguments s, l and σ of a proximal step, checked against each other."""
     owner = type(objective).__name__
     slope, anchor = finite_vector(owner, "s", s, LARGEST), finite_vector(owner, "l", old)
     if len(slope) != len(anchor):
         raise InputError(f"{owner} needs s and l of the same length, got {len(slope)} and {len(anchor)}.")
     objective.weights(len(slope))
-    return slope, anchor, read_scale(owner, "sigma", sigma)
+    return slope, anchor, read_scales(owner, "sigma", sigma, len(slope))

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
 from scaffpd.objectives.base import Objective, Vector
 from scaffpd.objectives.inputs import finite_vector, read_losses, read_step, read_weights
+from scaffpd.objectives.prox_step import ProxStep
 from scaffpd.objectives.simplex import inner
 
 
@@ -57,7 +58,7 @@ class Nash(Objective):
         """Whether every weight is positive; Λ is open, so there is no tolerance to give."""
         return bool(read_weights(self, weights).min() > 0.0)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
         """λ_i = (k_i + √(k_i² + 4σp_i))/2 with k = l − σ(b − s)."""
         return self._solve(*read_step(self, s, l, sigma))[0]
 
@@ -73,10 +74,11 @@ class Nash(Objective):
         gain = self.levels(len(losses)) - losses
         return float("inf") if gain.min() <= 0.0 else -inner(self.weights(len(losses)), np.log(gain))
 
-    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
-        """diag(1/(p_i/λ_i² + 1/σ)) = diag(σλ_i/√(k_i² + 4σp_i))."""
-        weights, root = self._solve(*read_step(self, s, l, sigma))
-        return np.diag(sigma * (weights / root))
+    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+        """d_i = 1/(p_i/λ_i² + 1/σ) = σλ_i/√(k_i² + 4σp_i)."""
+        s, old, sigma = read_step(self, s, l, sigma)
+        weights, root = self._solve(s, old, sigma)
+        return ProxStep(weights, sigma * (weights / root), np.empty((0, len(weights))))
 
     def curvature(self, weights: ArrayLike) -> float:
         """min_i p_i/λ_i²."""
@@ -104,7 +106,7 @@ class Nash(Objective):
                 f"and b = {b[worst]:.6g}: raise b, or leave that client out."
             )
 
-    def _solve(self, s: Vector, old: Vector, sigma: float) -> tuple[Vector, Vector]:
+    def _solve(self, s: Vector, old: Vector, sigma: float | Vector) -> tuple[Vector, Vector]:
         """λ and √(k² + 4σp); where k < 0 the other form of the root avoids cancellation."""
         p = self.weights(len(s))
         k = old + sigma * (s - self.levels(len(s)))

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaffpd.objectives.base import Objective, Vector
 from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
+from scaffpd.objectives.prox_step import ProxStep
 from scaffpd.objectives.simplex import inner
 
 TINY, HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
@@ -46,7 +47,7 @@ class QFair(Objective):
         """Whether λ ≥ 0."""
         return bool(read_weights(self, weights).min() >= -tolerance)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
         """λ_i = p_i v_i with v_i^{1/q} + v_i p_i/σ = s_i + l_i/σ; zero where the right side is negative."""
         return self._solve(*read_step(self, s, l, sigma))[0]
 
@@ -63,9 +64,10 @@ class QFair(Objective):
             powers = np.maximum(losses, 0.0) ** (self.q + 1.0)
             return inner(self.weights(len(losses)), powers) / (self.q + 1.0)
 
-    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
-        """diag(1/(ψ''(λ_i) + 1/σ)), zero where λ_i = 0."""
-        return np.diag(self._solve(*read_step(self, s, l, sigma))[1])
+    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+        """d_i = 1/(ψ''(λ_i) + 1/σ), zero where λ_i = 0."""
+        weights, slope = self._solve(*read_step(self, s, l, sigma))
+        return ProxStep(weights, slope, np.empty((0, len(weights))))
 
     def strong_convexity(self, n: int) -> float:
         """1/max_i p_i for q = 1, where ψ is quadratic; zero otherwise."""
@@ -85,7 +87,7 @@ class QFair(Objective):
         raised = np.maximum(losses, 1e-3 * top) if top > 0.0 else np.ones(len(losses))
         return np.clip(self.maximizer(raised), TINY, HUGE)
 
-    def _solve(self, s: Vector, old: Vector, sigma: float) -> tuple[Vector, Vector]:
+    def _solve(self, s: Vector, old: Vector, sigma: float | Vector) -> tuple[Vector, Vector]:
         """λ and ∂λ/∂s of the proximal step.
 
         With y = log v and t = s + l/σ the equation is log(e^{y/q} + e^{y + log(p/σ)}) = log t: convex

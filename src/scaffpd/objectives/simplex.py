@@ -7,11 +7,12 @@ one up to a few units in the last place however large the arguments are.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaffpd.objectives.base import Vector
+from scaffpd.objectives.prox_step import ProxStep
 
 EPSILON = float(np.finfo(np.float64).eps)
+UNEQUAL = 1e3  # rates in a projection, from which on a second pass pays
 
 
 def inner(a: Vector, b: Vector) -> float:
@@ -42,43 +43,69 @@ def project_weighted(b: Vector, w: Vector) -> Vector:
     Sorted by b, the clients with b_i > ν are the first k, and ν_k = (Σ_{i≤k} w_i b_i − 1) / Σ_{i≤k} w_i
     (Held, Wolfe and Crowder 1974; Duchi et al. 2008 for w = 1).
     """
-    b = b - b.max()  # now ν < 0, nothing cancels in Σ w b − 1, and the largest entry is always active
+    given, top = b, b.max()
+    b = b - top  # now ν < 0, nothing cancels in Σ w b − 1, and the largest entry is always active
     order = np.argsort(-b)
     ranked, rate = b[order], w[order]
     nu = (np.cumsum(rate * ranked) - 1.0) / np.cumsum(rate)
     active = b > nu[np.flatnonzero(ranked > nu)[-1]]
     slope = np.where(active, w, 0.0)
     level = (inner(slope, b) - 1.0) / slope.sum()
+    if -level * slope.max() > UNEQUAL:  # measured from the largest entry, the others have lost too many digits
+        return project_weighted_from(given - (top + level), w)
     return corrected(slope * np.maximum(b - level, 0.0), slope)
 
 
-def project_capped(z: Vector, caps: Vector) -> Vector:
-    r"""argmin_λ ½‖λ − z‖² subject to 0 ≤ λ ≤ caps, Σ λ_i = 1: λ_i = clip(z_i − ν, 0, caps_i), if Σ caps ≥ 1.
+def project_weighted_from(b: Vector, w: Vector) -> Vector:
+    """The same for b that is measured from a value close to ν, by Newton's method on Σ w_i [b_i − ν]₊ = 1."""
+    for _ in range(20):
+        slope = np.where(b > 0.0, w, 0.0)
+        excess = (inner(slope, b) - 1.0) / slope.sum()
+        if not abs(excess) * slope.max() > 4.0 * EPSILON:
+            break
+        b = b - excess
+    return corrected(slope * np.maximum(b, 0.0), slope)
 
-    The mass Σ clip(z − ν, 0, caps) falls with ν and bends only at z_i and z_i − caps_i: bisect over these 2N
-    sorted points (each evaluation is O(N) and free of cancellation), then solve the linear piece.
+
+def relative(sigma: float | Vector, n: int) -> tuple[float, Vector]:
+    """σ̄ = max_i σ_i and σ_i/σ̄ for `n` clients."""
+    top = float(np.max(sigma))
+    return top, sigma / top * np.ones(n)
+
+
+def measured(z: Vector, share: Vector) -> Vector:
+    """Differences to the largest entry of the clients with long steps, which are those whose digits matter."""
+    shifted: Vector = z - z[share >= 0.5].max()
+    return shifted
+
+
+def project_capped(z: Vector, caps: Vector, w: Vector) -> Vector:
+    r"""argmin_λ Σ λ_i²/(2w_i) − z_i λ_i  s.t. 0 ≤ λ ≤ caps, Σ λ_i = 1, which is λ_i = clip(w_i(z_i − ν), 0, caps_i).
+
+    For Σ caps ≥ 1; else the caps, scaled up.
+
+    The mass Σ clip(w(z − ν), 0, caps) falls with ν and bends only at z_i and z_i − caps_i/w_i: bisect over these
+    2N sorted points (each evaluation is O(N) and free of cancellation), then solve the linear piece.
     """
     if caps.sum() <= 1.0 + 4.0 * EPSILON:
         return normalised(caps)
-    bends = np.sort(np.concatenate([z, z - caps]))
+    full = z - caps / w
+    bends = np.sort(np.concatenate([z, full]))
     low, high = 0, len(bends) - 1  # the mass is Σ caps > 1 at the first bend, 0 at the last
     while high - low > 1:
         middle = (low + high) // 2
-        enough = np.clip(z - bends[middle], 0.0, caps).sum() >= 1.0
+        enough = np.clip(w * (z - bends[middle]), 0.0, caps).sum() >= 1.0
         low, high = (middle, high) if enough else (low, middle)
-    free = np.count_nonzero((z >= bends[high]) & (z - caps <= bends[low]))
-    level = bends[low] + (np.clip(z - bends[low], 0.0, caps).sum() - 1.0) / max(free, 1)
-    weights = np.clip(z - level, 0.0, caps)
+    free = float(w[(z >= bends[high]) & (full <= bends[low])].sum())
+    level = bends[low] + (np.clip(w * (z - bends[low]), 0.0, caps).sum() - 1.0) / (free or 1.0)
+    weights = np.clip(w * (z - level), 0.0, caps)
     inside = (weights > 0.0) & (weights < caps)
     if inside.any():
-        weights[inside] -= (weights.sum() - 1.0) / np.count_nonzero(inside)
+        weights[inside] -= (weights.sum() - 1.0) * (w[inside] / w[inside].sum())
     projected: Vector = np.clip(weights, 0.0, caps)
     return projected
 
 
-def simplex_jacobian(slope: Vector) -> NDArray[np.float64]:
-    """diag(d) − ddᵀ/Σd, which is ∂λ/∂s where λ_i = h_i(s_i − ν) sums to one and d_i = h_i'; zero if d is."""
-    total = float(slope.sum())
-    normal = slope / np.sqrt(total) if total > 0.0 else slope
-    jacobian: NDArray[np.float64] = np.diag(slope) - np.outer(normal, normal)
-    return jacobian
+def simplex_step(weights: Vector, slope: Vector) -> ProxStep:
+    """The step to λ_i = h_i(s_i − ν) with Σ λ_i = 1, of slope d_i = h_i'."""
+    return ProxStep(weights, slope, np.ones((1, len(weights))))

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import xlog1py, xlogy
 
 from scaffpd.objectives.base import Objective, Vector
 from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
-from scaffpd.objectives.simplex import EPSILON, corrected, in_simplex, inner, normalised, simplex_jacobian
+from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.simplex import (
+    EPSILON,
+    corrected,
+    in_simplex,
+    inner,
+    measured,
+    normalised,
+    relative,
+    simplex_step,
+)
 
 BLOCK = 8192  # clients at a time, so that what is computed on the way stays in the processor's cache
 
@@ -50,16 +60,17 @@ class Tilted(Objective):
         """Whether λ lies in the simplex."""
         return in_simplex(read_weights(self, weights), tolerance)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: float) -> Vector:  # noqa: E741
-        """λ_i + k log(λ_i/p_i) = l_i + σs_i − ν with k = σρ.
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+        """λ_i + k_i log(λ_i/p_i) = l_i + σ_i(s_i − ν) with k_i = σ_iρ.
 
-        So λ_i = k ω(x_i − n) with Wright's omega function ω, x = (l + σs)/k + log p, and n from Σ λ_i = 1.
+        So λ_i = k_i ω(x_i − n) with Wright's omega function ω, x = s/ρ + l/k + log(p/k), and n from Σ λ_i = 1.
         """
         s, old, sigma = read_step(self, s, l, sigma)
-        k = sigma * self.rho
-        x = (s - s.max()) / self.rho + (old - old.max()) / k + np.log(self.weights(len(s)))
-        weights = k * _omega_with_sum(x - x.max(), 1.0 / k)
-        return corrected(weights, weights / (k + weights))
+        top, share = relative(sigma, len(s))
+        k = top * self.rho * share
+        x = (s - s.max()) / self.rho + old / k + np.log(self.weights(len(s)) / share)
+        weights = k * _omega_with_sum(measured(x, share), 1.0 / (top * self.rho), share)
+        return corrected(weights, share * (weights / (k + weights)))
 
     def maximizer(self, losses: ArrayLike) -> Vector:
         """λ_i ∝ p_i exp(L_i/ρ)."""
@@ -75,10 +86,11 @@ class Tilted(Objective):
         logarithm = np.log1p(excess) if excess > -0.5 else np.log(inner(p, np.exp(tilt)))
         return float(worst + self.rho * logarithm)
 
-    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: float) -> NDArray[np.float64]:  # noqa: E741
-        """diag(d) − ddᵀ/Σd with d_i = 1/(ρ/λ_i + 1/σ)."""
+    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+        """d_i = 1/(ρ/λ_i + 1/σ_i)."""
         weights = self.prox(s, l, sigma)
-        return simplex_jacobian(sigma * (weights / (weights + sigma * self.rho)))
+        steps = np.asarray(sigma, dtype=np.float64)
+        return simplex_step(weights, steps * (weights / (weights + steps * self.rho)))
 
     def strong_convexity(self, n: int) -> float:
         """ρ, because ψ'' = ρ/λ_i and λ_i ≤ 1 on the simplex."""
@@ -89,21 +101,22 @@ class Tilted(Objective):
         return float(self.rho / read_weights(self, weights).max())
 
 
-def _omega_with_sum(x: Vector, total: float) -> Vector:
-    """ω(x − n) with n such that the sum is `total` up to half the digits; the maximum of x is zero.
+def _omega_with_sum(x: Vector, total: float, q: Vector) -> Vector:
+    """ω(x − n) with n such that Σ q_i ω(x_i − n) is `total` up to half the digits.
 
-    n lies between the values at which the largest entry alone, or N entries like it, would make up the
-    total. Newton's method on log Σ ω(x − n) is exact where ω is an exponential (large σρ). Where it leaves
-    the bracket, Newton's method on Σ ω(x − n) itself, a convex function, climbs from the left.
+    n lies between the values at which the largest term alone, or N terms like it, would make up the
+    total. Newton's method on log Σ q ω(x − n) is exact where ω is an exponential (large σρ). Where it leaves
+    the bracket, Newton's method on Σ q ω(x − n) itself, a convex function, climbs from the left.
     """
-    share = total / len(x)
-    low = -total - np.log(total)
-    high = min(-share - np.log(share), float(np.log(np.exp(x).sum()) - np.log(total)))
+    alone, equal = total / q, total / q / len(x)
+    low = float(np.max(x - alone - np.log(alone)))
+    top, high = float(x.max()), float(np.max(x - equal - np.log(equal)))
+    high = min(high, top + float(np.log(np.sum(q * np.exp(x - top))) - np.log(total)))
     n = high
     for _ in range(100):
         shifted = np.maximum(x - n, -700.0)  # below, ω is zero to three hundred digits
         omega = np.concatenate([_omega(shifted[i : i + BLOCK]) for i in range(0, len(x), BLOCK)])
-        mass, slope = omega.sum(), np.sum(omega / (1.0 + omega))
+        mass, slope = np.sum(q * omega), np.sum(q * omega / (1.0 + omega))
         low, high = (n, high) if mass >= total else (low, n)
         step = mass * np.log(mass / total) / slope
         if abs(step) <= max(1e-8, 4.0 * EPSILON * abs(n)):

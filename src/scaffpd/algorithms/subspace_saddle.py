@@ -1,0 +1,216 @@
+r"""Subspace saddle: Scaff-PD whose server solves the round's saddle problem exactly, in the span of known vectors.
+
+Scaff-PD's local work yields one vector d, and its server goes along it by a step size. Here the server goes anywhere in
+the span of V = [last step, d, c, D⁻¹c, older ones], of which every client tells its slopes: k scalars.
+
+Round, at x with L, λ, S = Σ λ_i and c = Σ λ_i c_i:
+    (1)  d = Σ (λ_i/S) d_i,  d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c/S, d⟩         c down; d_i up
+    (2)  V, D-orthonormal;  g_i = Vᵀc_i,  Q = Σ λ_i VᵀH_iV                          d down; scalars up
+    (3)  (α, λ⁺) = the saddle point of `SubspaceModel`                              on the server
+    (4)  L and Σ λ⁺_i c_i at x⁺ = x + Vα                                            α, λ⁺ down; L_i, c_i up
+         x⁺ is taken where the merit F_w falls by a tenth of what the model promised; else δ grows and (3) is redone
+
+Nothing is left to tune: β follows the length that the model wants along d, the scale s of w_i² = s (⟨c,d⟩/‖c‖²_{D⁻¹})
+(‖c_i‖²_{D⁻¹} − ‖g_i‖²) follows how far λ has moved, δ how good the last promise was. D is the diagonal of the Hessian
+where that is constant (squared losses) and I elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.algorithms.base import check_finite, check_settings
+from scaffpd.certificate import certify, no_certificate
+from scaffpd.errors import InputError, count
+from scaffpd.federation import Constants, Federation, Gradients, ProximalPlan, Vector
+from scaffpd.objectives.base import Objective
+from scaffpd.objectives.inputs import LARGEST
+from scaffpd.subspace import SubspaceModel, orthonormal
+
+INEXACT = 1e-6  # accuracy of the server's problems, as a share of the certificate
+TRIES = 12  # of step (3) in a round
+FIRST = 1e-6  # the same in the first round of a problem without a certificate, as a share of the losses
+LEAST = 3  # columns: the last step, d and c
+KEPT = 4  # columns kept for each of `memory`
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubspaceSaddleState:
+    """Everything between two rounds.
+
+    Attributes:
+        x: x^r.
+        weights: λ^r.
+        losses: L(x^r).
+        direction: c.
+        columns: vectors that everybody knows, the last step first, (n, d).
+        metric: D.
+        smoothness: λ_max(D^-½ H_i D^-½) per client.
+        pull: β.
+        scale: s.
+        damping: δ.
+        energy: Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step.
+        promise: the decrease that the last model promised: how far there may still be to go.
+        rounds: trial points asked about; a rejected one counts.
+        seed: of the run; nothing here is random.
+        constants: L_i and μ_i.
+        certificate: the proven gap of (x, weights).
+        floor: the part of it that is rounding.
+        accepted: whether the round found a step.
+        at: the clients' answers at x; asked for anew when a run is resumed.
+    """
+
+    x: Tensor
+    weights: Vector
+    losses: Vector
+    direction: Tensor
+    columns: Tensor
+    metric: Tensor
+    smoothness: Vector
+    pull: float
+    scale: float
+    damping: float
+    energy: float
+    promise: float
+    rounds: int
+    seed: int
+    constants: Constants
+    certificate: float = np.inf
+    floor: float = np.inf
+    accepted: bool = True
+    at: Gradients = field(repr=False, metadata={"transient": True})
+
+
+@dataclass(frozen=True)
+class SubspaceSaddle:
+    """The subspace saddle method: the fewest rounds, no step size.
+
+    Args:
+        objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
+        memory: k, the dimension of the subspace; every client reveals k projections of its gradient a round.
+    """
+
+    knobs: ClassVar[tuple[str, ...]] = ()
+
+    objective: Objective
+    memory: int = 20
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if count("SubspaceSaddle", "memory", self.memory) < LEAST:
+            raise InputError(f"SubspaceSaddle needs memory >= {LEAST}: the last step, d and c; got {self.memory}.")
+
+    def automatic(self, federation: Federation) -> dict[str, float]:
+        """There is nothing to tune."""
+        return {}
+
+    def uncertified(self, state: SubspaceSaddleState) -> str | None:
+        """Why nothing is proven about the result, or `None`; then the model's promise has to do."""
+        reason = no_certificate(True, state.constants, state.weights)
+        if reason is None or not np.isfinite(state.promise):
+            return reason
+        return f"{reason} The last round's model promised a decrease of {state.promise:.1e}."
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SubspaceSaddleState:
+        """The clients' answers at x⁰, D, and the clients' smoothness in it."""
+        x = federation.start() if x0 is None else x0
+        prior = self.objective.weights(len(federation.names))
+        constants, at = federation.constants(), federation.gradients(x)
+        check_finite(at.losses, federation.names)
+        self.objective.check(at.losses, federation.names)
+        weights = self.objective.start(at.losses)
+        metric, smoothness = torch.ones_like(x), constants.smoothness
+        if constants.quadratic:
+            metric = at.diagonal(prior)
+            smoothness = federation.scaled_smoothness(metric)
+        return self._certified(SubspaceSaddleState(
+            x=x, weights=weights, losses=at.losses, direction=at.sum(weights), columns=x.new_empty(0, len(x)),
+            metric=metric, smoothness=smoothness, pull=0.01 * float(smoothness.mean()), scale=1.0, damping=0.0,
+            energy=np.nan, promise=np.inf, rounds=0, seed=seed, constants=constants, at=at,
+        ))  # fmt: skip
+
+    def resume(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
+        """A state read from disk, with the clients' answers at x asked for again."""
+        return replace(state, at=federation.gradients(state.x))
+
+    def round(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
+        """Local work, the subspace, and trial points until one is good enough."""
+        total, c = float(state.weights.sum()) or 1.0, state.direction
+        plan = ProximalPlan(state.pull, state.metric, state.smoothness)
+        d = federation.proximal_steps(state.at, c / total, plan).sum(state.weights / total)
+        fresh = [d, c, c / state.metric] if state.constants.quadratic else [d, c]
+        V = orthonormal([*state.columns[:1], *fresh, *state.columns[1:]], state.metric, self.memory)
+        state, model = self._model(state, d, V)
+        tol = self._accuracy(state)
+        before, damping = model.merit(state.losses, tol), state.damping
+        tries = 0
+        while tries < TRIES:
+            tries += 1
+            step = model.solve(damping, tol)
+            x = state.x + V @ torch.from_numpy(step.alpha).to(V)
+            at = federation.gradients(x, told=V.shape[1] + len(state.weights))
+            promised, gained = before - step.value, -np.inf
+            if np.all(np.abs(at.losses) < LARGEST / 4):
+                gained = before - model.merit(at.losses, tol)
+            if gained >= 0.1 * promised - 2 * tol:
+                break
+            damping = max(4 * damping, 0.5)
+        else:
+            return replace(state, accepted=False, damping=damping, rounds=state.rounds + TRIES)
+        away = model.w * (step.weights - state.weights)
+        columns = torch.stack([x - state.x, *fresh, *state.columns])[: KEPT * self.memory]
+        return self._certified(replace(
+            state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), columns=columns, at=at,
+            damping=damped(damping, gained, promised), energy=float(away @ away) / state.scale,
+            promise=max(promised, 0.0), rounds=state.rounds + tries, accepted=True,
+        ))  # fmt: skip
+
+    def _model(self, state: SubspaceSaddleState, d: Tensor, V: Tensor) -> tuple[SubspaceSaddleState, SubspaceModel]:
+        """Step (2), with β and s brought up to date by what it shows."""
+        seen, slope = state.at.restriction(V, state.weights, state.metric), float(state.direction @ d)
+        along = (V.mT @ (state.metric * d)).double().cpu().numpy()
+        bend = float(along @ seen.curvature @ along)
+        scale = scaled(state.scale, slope / max(state.energy, 1e-300)) if np.isfinite(state.energy) else state.scale
+        state = replace(state, scale=scale, pull=pulled(state.pull, slope / max(bend, 1e-300), state.smoothness))
+        unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
+        size = float((state.direction.square() / state.metric).sum())
+        w = np.sqrt(scale * max(slope, 0.0) / max(size, 1e-300) * unseen)
+        return state, SubspaceModel(self.objective, state.losses, seen.slopes, seen.curvature, state.weights, w)
+
+    def _accuracy(self, state: SubspaceSaddleState) -> float:
+        """Of the server's problems: a share of how far there is to go, by the proof or by the last model."""
+        left = min(state.certificate, state.promise)
+        return INEXACT * left if np.isfinite(left) else FIRST * (1 + float(np.abs(state.losses).max()))
+
+    def _certified(self, state: SubspaceSaddleState) -> SubspaceSaddleState:
+        if self.uncertified(state):
+            return replace(state, certificate=np.inf, floor=np.inf)
+        size, mu = float(state.direction.norm()), state.constants.strong_convexity
+        proof = certify(self.objective, state.losses, state.weights, size, mu, state.at.rounding)
+        return replace(state, certificate=proof.gap, floor=proof.floor)
+
+
+def pulled(pull: float, length: float, smoothness: Vector) -> float:
+    """β such that the model's best length along d, ⟨c, d⟩/⟨d, H(λ)d⟩, comes near ½."""
+    off, usual = float(np.log(max(length, 1e-9) / 0.5)), float(smoothness.mean())
+    if abs(off) <= 0.2:
+        return pull
+    return float(np.clip(pull * np.exp(-np.clip(off, -1.5, 1.5)), 1e-7 * usual, 10 * usual))
+
+
+def scaled(scale: float, ratio: float) -> float:
+    """The s with which the energy of λ's last step comes near a share of the model's decrease ⟨c, d⟩ (e to one)."""
+    off = float(np.log(max(ratio, 1e-300))) - 1 - float(np.log(scale))
+    return float(np.clip(scale * np.exp(np.clip(0.5 * off, -1, 1)), 0.03, 2.0))
+
+
+def damped(damping: float, gained: float, promised: float) -> float:
+    """δ for the next round: less where the promise was kept, more where little of it was."""
+    if gained >= 0.75 * promised:
+        return damping / 4 if damping > 0.1 else 0.0
+    return max(2 * damping, 0.25) if gained < 0.25 * promised else damping

@@ -1,0 +1,103 @@
+r"""What the server of the subspace saddle method knows near x: the clients' losses in the span of V, to second order.
+
+For a step Vα and new weights l ∈ Λ, with g_i = Vᵀc_i and Q = Σ λ_i VᵀH_iV,
+
+    m(α, l) = Σ l_i (L_i + g_iᵀα) + ½(1 + δ) αᵀQα − ψ(l) − ½ Σ w_i² (l_i − λ_i)².
+
+The last term stands for what V does not see of the clients' gradients: where a client's c_i lies mostly outside V, the
+model is blind to what a change of its weight would do, and w_i holds the weight back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.federation import Vector
+from scaffpd.objectives.base import Objective
+from scaffpd.saddle import solve_saddle
+
+DEPENDENT = 1e-7  # a column with less than this outside the span of those before it adds nothing but rounding
+FLAT = 1e-14  # curvature below this share of the largest is rounding
+
+
+@dataclass(frozen=True)
+class Step:
+    """A saddle point of the model.
+
+    Attributes:
+        alpha: α.
+        weights: l.
+        value: m(α, l).
+    """
+
+    alpha: Vector
+    weights: Vector
+    value: float
+
+
+@dataclass(frozen=True)
+class SubspaceModel:
+    """The model m of one round.
+
+    Attributes:
+        objective: (Λ, ψ).
+        losses: L_i.
+        slopes: g_i, (N, k).
+        curvature: Q, (k, k).
+        weights: λ.
+        w: w_i.
+    """
+
+    objective: Objective
+    losses: Vector
+    slopes: NDArray[np.float64]
+    curvature: NDArray[np.float64]
+    weights: Vector
+    w: Vector
+
+    def solve(self, damping: float, tol: float) -> Step:
+        """min_α max_l m(α, l): with (1 + δ)Q = R⁻ᵀR⁻¹, the saddle of E = [RᵀGᵀ; diag w] and a = L + w² ∘ λ."""
+        values, vectors = np.linalg.eigh((1 + damping) * self.curvature)
+        R = vectors / np.sqrt(np.maximum(values, FLAT * values.max(initial=1e-300)))
+        found = solve_saddle(self.objective, self._shifted(self.losses), (self.slopes @ R).T, self.weights, tol, self.w)
+        return Step(R @ found.z[: len(values)], found.weights, found.value - self._constant)
+
+    def merit(self, losses: Vector, tol: float) -> float:
+        """F_w(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ w_i² (l_i − λ_i)²: what a step is judged by."""
+        nothing = np.empty((0, len(losses)))
+        found = solve_saddle(self.objective, self._shifted(losses), nothing, self.weights, tol, self.w)
+        return found.value - self._constant
+
+    def _shifted(self, losses: Vector) -> Vector:
+        return losses + self.w**2 * self.weights
+
+    @property
+    def _constant(self) -> float:
+        pulled = self.w * self.weights
+        return 0.5 * float(pulled @ pulled)
+
+
+def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
+    """V with VᵀDV = I, (d, k), spanning the first `most` of the columns that are not in the span of earlier ones."""
+    root = metric.sqrt()
+    basis, k = root.new_empty(min(most, len(root)), len(root)), 0
+    for column in columns:
+        v = root * column
+        size = float(v.norm())
+        if k == len(basis) or not size > 0:
+            continue
+        v = v / size
+        for _ in range(2):  # once more, to make up for rounding
+            v = v - basis[:k].mT @ (basis[:k] @ v)
+            size = float(v.norm())
+            if not size > DEPENDENT:
+                break
+            v = v / size
+        else:
+            basis[k] = v
+            k += 1
+    return (basis[:k] / root).mT

@@ -1,0 +1,250 @@
+"""The subspace saddle method: its questions against dense matrices, its answers against an interior-point solver."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import scaffpd as sp
+from naive import Client, relative, unequal_clients
+from scaffpd.errors import InputError
+from scaffpd.federation import ProximalPlan
+from scaffpd.reference import reference_optimum
+
+LOSSES = {"squared": 1, "logistic": 1, "softmax": 3}
+OBJECTIVES = [
+    sp.Average(), sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.ChiSquareBall(delta=0.5), sp.CVaR(alpha=0.3),
+    sp.Tilted(rho=0.1), sp.QFair(q=1.0), sp.Nash(b=40.0),
+]  # fmt: skip
+
+
+def problem(loss, l2=0.05):
+    outputs = LOSSES[loss]
+    data = unequal_clients(loss, outputs)
+    model = sp.Linear(loss, l2=l2, classes=3 if loss == "softmax" else None)
+    return sp.Cohort(data, model), [Client(X, y, loss, l2, outputs) for X, y in data.values()]
+
+
+def point(cohort, seed=1):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(cohort.dimension))
+
+
+# ------------------------------------------------------------------ what the method asks
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_restriction_is_what_dense_matrices_say(loss):
+    cohort, clients = problem(loss)
+    x, random = point(cohort), np.random.default_rng(3)
+    V, w, D = random.standard_normal((cohort.dimension, 4)), random.random(8), random.random(cohort.dimension) + 0.1
+    seen = cohort.gradients(x).restriction(torch.from_numpy(V), w, torch.from_numpy(D))
+    H = sum(wi * client.hessian(x.numpy()) for wi, client in zip(w, clients, strict=True))
+    c = np.array([client.gradient(x.numpy()) for client in clients])
+    assert relative(seen.curvature, V.T @ H @ V) < 1e-12
+    assert relative(seen.slopes, c @ V) < 1e-12
+    assert relative(seen.sizes, (c**2 / D).sum(1)) < 1e-12
+    assert relative(cohort.gradients(x).diagonal(w), np.diag(H)) < 1e-12
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_scaled_smoothness_bounds_every_hessian(loss):
+    cohort, clients = problem(loss)
+    D = np.random.default_rng(0).random(cohort.dimension) + 0.1
+    bound = cohort.scaled_smoothness(torch.from_numpy(D))
+    for client, L in zip(clients, bound, strict=True):
+        for seed in range(3):
+            H = client.hessian(0.1 * point(cohort, seed).numpy())
+            assert np.linalg.eigvalsh(H / np.sqrt(np.outer(D, D)))[-1] <= L * (1 + 1e-9)
+
+
+def test_local_models_of_squared_losses_are_solved_exactly():
+    cohort, clients = problem("squared")
+    x, c = point(cohort), point(cohort, 2)
+    D = np.random.default_rng(0).random(len(x)) + 0.5
+    plan = ProximalPlan(0.5, torch.from_numpy(D), np.ones(8))
+    updates = cohort.proximal_steps(cohort.gradients(x), c, plan)
+    for i, client in enumerate(clients):
+        expected = np.linalg.solve(client.hessian(x.numpy()) + 0.5 * np.diag(D), c.numpy())
+        assert relative(updates.sum(np.eye(8)[i]), expected) < 1e-10
+
+
+@pytest.mark.parametrize("loss", ["logistic", "softmax"])
+def test_other_local_models_are_approached_by_accelerated_steps(loss):
+    """The same as a naive loop, and closer to the minimiser of f_i(u) + ⟨c − c_i, u⟩ + (β/2)‖u − x‖²_D than x is."""
+    cohort, clients = problem(loss)
+    x, c, pull = 0.1 * point(cohort), 0.01 * point(cohort, 2), 0.5
+    D = torch.from_numpy(np.random.default_rng(0).random(len(x)) + 0.5)
+    L = cohort.scaled_smoothness(D)
+    updates = cohort.proximal_steps(cohort.gradients(x), c, ProximalPlan(pull, D, L))
+    q = np.sqrt((0.05 / float(D.max()) + pull) / (L + pull))
+    steps = min(30, int(np.ceil(2 / q).max()))
+    for i, client in enumerate(clients):
+
+        def gradient(u, client=client):
+            return client.gradient(u) - client.gradient(x.numpy()) + c.numpy() + pull * D.numpy() * (u - x.numpy())
+
+        u = z = x.numpy()
+        for _ in range(steps):
+            last, u = u, z - gradient(z) / (D.numpy() * (L[i] + pull))
+            z = u + (1 - q[i]) / (1 + q[i]) * (u - last)
+        assert relative(updates.sum(np.eye(8)[i]), x.numpy() - u) < 1e-10
+        assert np.linalg.norm(gradient(u)) < 0.5 * np.linalg.norm(c)
+
+
+def test_several_outputs_are_solved_exactly_too():
+    data = unequal_clients("squared", 3)
+    cohort = sp.Cohort(data, sp.Linear("squared", l2=0.05))
+    x, c = point(cohort), point(cohort, 2)
+    D = cohort.gradients(x).diagonal(np.full(8, 1 / 8))
+    updates = cohort.proximal_steps(cohort.gradients(x), c, ProximalPlan(0.3, D, np.ones(8)))
+    for i, (X, y) in enumerate(data.values()):
+        H = Client(X, y, "squared", 0.05, 3).hessian(x.numpy()) + 0.3 * np.diag(D)
+        assert relative(updates.sum(np.eye(8)[i]), np.linalg.solve(H, c.numpy())) < 1e-10
+
+
+def test_traffic_of_a_round():
+    cohort, _ = problem("logistic")
+    n, d, size = 8, cohort.dimension, 8
+    method = sp.SubspaceSaddle(sp.ChiSquare(rho=0.05))
+    state = method.init(cohort)
+    before = cohort.traffic.snapshot()
+    state = method.round(cohort, state)
+    sent = cohort.traffic
+    assert state.rounds == 1
+    k = 2  # d and c
+    assert sent.exchanges - before.exchanges == 3
+    assert sent.bytes_down - before.bytes_down == n * size * ((d + 1) + d + (k + n))
+    assert sent.bytes_up - before.bytes_up == n * size * (d + (k + 1 + k * (k + 1) // 2) + (d + 3))
+
+
+# ------------------------------------------------------------------ what it finds
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_it_reaches_the_optimum_of_another_solver(loss, objective):
+    silos = sp.data.breast_cancer(clients=5, alpha=0.5)
+    clients = sp.data.synthetic(sigma=0.5) if loss == "squared" else silos.train
+    l2 = 0.1 if loss == "squared" else 0.01
+    cohort = sp.Cohort(clients, sp.Linear(loss, l2=l2))
+    best = reference_optimum(clients, loss, l2, objective)
+    result = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=60, tol=1e-9)
+    assert result.status is sp.Status.CONVERGED
+    value = objective.support(cohort.evaluate(result.x).loss)
+    assert -1e-8 <= value - best.value <= 2e-9 + 1e-8 * abs(best.value)
+    certificates, losses = result.history["certificate"], result.history.losses
+    for row in range(len(certificates)):  # no certificate is below the true excess
+        assert objective.support(losses[row]) - best.value <= certificates[row] + 1e-8
+
+
+def test_it_needs_fewer_rounds_than_scaff_pd():
+    silos = sp.data.digits(clients=10, alpha=0.1)
+    cohort = sp.Cohort(silos.train, sp.Linear("softmax", l2=1e-2, intercept=True, classes=10))
+    objective = sp.ChiSquare(rho=0.05)
+    ours = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=60, tol=1e-6)
+    theirs = sp.train(sp.ScaffPD(objective, local_steps=20), cohort, rounds=60, tol=1e-6)
+    assert ours.status is sp.Status.CONVERGED
+    assert theirs.rounds > 2 * ours.rounds
+
+
+def test_a_resumed_run_is_the_run(tmp_path):
+    method = sp.SubspaceSaddle(sp.CVaR(alpha=0.4), memory=5)
+    whole = sp.train(method, problem("logistic")[0], rounds=7)
+    sp.train(method, problem("logistic")[0], rounds=3, checkpoint=tmp_path / "run")
+    rest = sp.train(method, problem("logistic")[0], rounds=7, checkpoint=tmp_path / "run")
+    assert np.array_equal(rest.x, whole.x)
+    assert np.array_equal(rest.history["bytes_down"], whole.history["bytes_down"])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize(
+    "clients",
+    [
+        sp.data.synthetic(N=1),
+        sp.data.synthetic(d=1, m=3, sigma=1.0),
+        [sp.data.synthetic()[0]] * 3,
+        sp.data.synthetic(sizes=(1, 2, 300), N=3),
+        [(X, 0 * y) for X, y in sp.data.synthetic()],
+        [(0 * X, 1 + 0 * y) for X, y in sp.data.synthetic(N=2)],
+    ],
+    ids=["one client", "one feature", "identical clients", "unequal", "solved at the start", "nothing to learn"],
+)
+def test_awkward_problems(clients, objective):
+    cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+    result = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=60, tol=1e-7)
+    assert result.status is sp.Status.CONVERGED
+    assert np.isfinite(result.x).all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES[:7], ids=str)
+def test_starting_far_away_and_losses_that_are_hardly_convex(objective):
+    clients = sp.data.synthetic(sigma=0.5)
+    far = sp.train(
+        sp.SubspaceSaddle(objective), sp.Cohort(clients, sp.Linear(l2=0.1)), rounds=100, tol=1e-7, x0=np.full(10, 1e4)
+    )
+    assert far.status is sp.Status.CONVERGED
+    flat = sp.train(sp.SubspaceSaddle(objective), sp.Cohort(clients, sp.Linear(l2=1e-8)), rounds=60, tol=1e-7)
+    assert flat.status is sp.Status.CONVERGED
+
+
+def test_without_strong_convexity_it_says_how_far_the_model_still_sees():
+    clients = sp.data.synthetic(N=3, d=8, m=4)
+    result = sp.train(sp.SubspaceSaddle(sp.Agnostic()), sp.Cohort(clients, sp.Linear(l2=0.0)), rounds=20)
+    assert result.certificate == np.inf
+    assert "promised" in result.message
+    nearly = sp.train(sp.SubspaceSaddle(sp.Agnostic()), sp.Cohort(clients, sp.Linear(l2=1e-9)), rounds=60, tol=1e-7)
+    assert result.history.losses[-1].max() == pytest.approx(nearly.history.losses[-1].max(), abs=1e-6)
+
+
+def test_float32():
+    cohort = sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1), dtype=torch.float32)
+    result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), cohort, rounds=20)
+    exact = sp.train(
+        sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1)), rounds=20
+    )
+    np.testing.assert_allclose(result.x, exact.x, atol=1e-3)
+
+
+def test_a_thousand_clients():
+    cohort = sp.Cohort(sp.data.synthetic(N=1000, d=5, m=6, sigma=0.3), sp.Linear(l2=0.1))
+    result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.5)), cohort, rounds=40, tol=1e-6)
+    assert result.status is sp.Status.CONVERGED
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: sp.SubspaceSaddle(0.1), "SubspaceSaddle needs an objective"),
+        (lambda: sp.SubspaceSaddle(sp.Agnostic(), memory=2), "memory >= 3"),
+        (lambda: sp.SubspaceSaddle(sp.Agnostic(), memory=2.5), "memory >= 1"),
+    ],
+)
+def test_mistakes_get_a_sentence(make, words):
+    with pytest.raises(InputError, match=words):
+        make()
+
+
+def test_networks_are_refused_with_a_hint():
+    net = torch.nn.Linear(10, 1).double()
+    cohort = sp.Cohort(sp.data.synthetic(), sp.Module(net, loss="squared"))
+    with pytest.raises(InputError, match="use ScaffPD for networks"):
+        sp.train(sp.SubspaceSaddle(sp.Agnostic()), cohort, rounds=2)
+
+
+# ------------------------------------------------------------------ the choice
+
+
+def test_fair_chooses_and_says_so(tmp_path):
+    cohort = sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1))
+    result = sp.train(sp.fair(sp.ChiSquare(rho=0.1)), cohort, rounds=20, tol=1e-8)
+    assert "subspace saddle method: the losses are convex" in result.message
+    same = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), cohort, rounds=20, tol=1e-8)
+    assert np.array_equal(result.x, same.x)
+    noisy = sp.fair(sp.ChiSquare(rho=0.1), local_steps=5, batch_size=10)
+    result = sp.train(noisy, cohort, rounds=4)
+    assert "Solved by Scaff-PD" in result.message
+    sp.train(noisy, cohort, rounds=2, checkpoint=tmp_path / "run")
+    assert np.array_equal(sp.train(noisy, cohort, rounds=4, checkpoint=tmp_path / "run").x, result.x)
+    network = sp.Cohort(sp.data.synthetic(), sp.Module(torch.nn.Linear(10, 1).double(), loss="squared"))
+    assert "Solved by Scaff-PD" in sp.train(sp.fair(sp.Agnostic(), local_steps=2), network, rounds=2).message

@@ -1,0 +1,505 @@
+"""The server's small saddle problems: proofs recomputed from the definitions, other solvers, brute force, extremes."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from objective_cases import ALL, ON_SIMPLEX, build, powers, vectors
+from scipy.optimize import minimize_scalar
+from test_objective_solver import model
+from test_objective_solver import solve as by_clarabel
+
+import scaffpd as sp
+from scaffpd.objectives.base import Objective
+from scaffpd.saddle import Saddle, solve_saddle
+from scaffpd.subspace import SubspaceModel, orthonormal
+
+every_kind = pytest.mark.parametrize("kind", ALL)
+TINY = 1e-25  # what is below it is rounding of sums that vanish
+
+
+@dataclass(frozen=True)
+class Problem:
+    objective: Objective
+    a: np.ndarray
+    F: np.ndarray
+    start: np.ndarray
+    diagonal: np.ndarray | None
+    tol: float
+
+    @property
+    def coupling(self) -> np.ndarray:
+        return self.F if self.diagonal is None else np.vstack([self.F, np.diag(self.diagonal)])
+
+    def solve(self) -> Saddle:
+        return solve_saddle(self.objective, self.a, self.F, self.start, self.tol, self.diagonal)
+
+    def lagrangian(self, z: np.ndarray, weights: np.ndarray) -> float:
+        return float((self.a + self.coupling.T @ z) @ weights - self.objective.value(weights) + 0.5 * z @ z)
+
+    def bounds(self, found: Saddle) -> tuple[float, float]:
+        """Both sides of the duality, from their definitions."""
+        z, weights, pull = found.z, found.weights, self.coupling @ found.weights
+        above = self.objective.support(self.a + self.coupling.T @ z) + 0.5 * float(z @ z)
+        return above, float(self.a @ weights) - self.objective.value(weights) - 0.5 * float(pull @ pull)
+
+    def size(self, found: Saddle) -> float:
+        """The sum of the terms whose difference the gap is, without their signs."""
+        z, weights, E = np.abs(found.z), np.abs(found.weights), np.abs(self.coupling)
+        terms = (np.abs(self.a) + E.T @ z) @ weights + abs(self.objective.value(found.weights)) + z @ z
+        far = np.max(np.abs(self.a) + E.T @ z) if self.objective.simplex else 0.0
+        return float(terms + far + 1e-15 * np.sum((E @ weights) ** 2))
+
+
+def couplings(random: np.random.Generator, r: int, n: int, wide: float) -> dict[str, np.ndarray]:
+    normal = random.normal(size=(r, n))
+    return {
+        "any": normal,
+        "none": 0 * normal,
+        "identical clients": normal[:, :1] * np.ones(n),
+        "rank one": normal[:, :1] * random.normal(size=n),
+        "far from the mean": normal + 1e3,
+        "badly scaled": normal * 10.0 ** random.uniform(-wide, wide, (r, 1)),
+        "unequal clients": normal * 10.0 ** random.uniform(-wide, wide, n),
+    }
+
+
+def diagonals(random: np.random.Generator, n: int, wide: float) -> dict[str, np.ndarray | None]:
+    some = random.uniform(0.1, 2.0, n)
+    return {
+        "no": None,
+        "zero": np.zeros(n),
+        "equal": np.full(n, 0.3),
+        "any": some,
+        "some": some * (random.random(n) < 0.5),
+        "unequal": 10.0 ** random.uniform(-wide, wide, n),
+        "rounding": np.full(n, 1e-9),
+    }
+
+
+@st.composite
+def problems(draw: st.DrawFn, kind: str, clients: int = 8, wide: float = 1.5) -> Problem:
+    """Any number of clients, with ties, zeros, weights on the boundary and couplings of every kind."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n, r = draw(st.integers(1, clients)), draw(st.sampled_from([0, 1, 2, 5]))
+    scale = draw(powers(-wide, wide)) if kind != "QFair" else draw(powers(-1, 1))  # its weights are powers of losses
+    others = st.one_of(st.sampled_from([0.0, 1.0, 1.0 + 2e-16]), st.floats(0.0, 3.0).map(lambda v: round(v, 9)))
+    a = draw(vectors(n, others)) * scale + (draw(st.sampled_from([0.0, 0.0, 1e6])) if kind in ON_SIMPLEX else 0.0)
+    prior = draw(st.sampled_from([None, random.uniform(0.1, 1.0, n), 10.0 ** random.uniform(-6, 0, n)]))
+    objective = build(kind, draw(powers(-2 * wide, 2 * wide)), a, prior)
+    start = objective.start(a)
+    if draw(st.booleans()):
+        start = objective.prox(random.normal(size=n), start, 10.0 ** random.uniform(-3, 3))
+    coupling = draw(st.sampled_from(sorted(couplings(random, r, n, wide))))
+    diagonal = draw(st.sampled_from(sorted(diagonals(random, n, wide))))
+    return Problem(
+        objective,
+        a,
+        couplings(random, r, n, wide)[coupling] * draw(powers(-wide, wide)),
+        start,
+        diagonals(random, n, wide)[diagonal],
+        draw(st.sampled_from([1e-3, 1e-8, 1e-12])) * max(float(np.abs(a).max()), 1e-12),
+    )
+
+
+def assert_proven(problem: Problem, found: Saddle) -> float:
+    """Nothing but finite numbers, weights in Λ, and a gap that is what both sides say; the size of its terms."""
+    assert np.all(np.isfinite(found.weights))
+    assert np.all(np.isfinite(found.z))
+    assert found.z.shape == (len(problem.coupling),)
+    assert problem.objective.contains(found.weights)
+    assert found.gap >= 0
+    if not np.isfinite(found.gap):
+        return np.inf
+    above, below = problem.bounds(found)
+    size = problem.size(found) + abs(above) + abs(below)
+    assert abs(above - below - found.gap) <= 1e-12 * size + TINY
+    assert abs(found.value - above) <= 1e-12 * size + TINY
+    return size
+
+
+def assert_solved(problem: Problem, found: Saddle) -> None:
+    size = assert_proven(problem, found)
+    assert found.gap <= max(problem.tol, 1e-12 * size) + TINY
+
+
+# ------------------------------------------------------------------ any problem
+
+
+@every_kind
+@given(data=st.data())
+@settings(deadline=None, max_examples=40)
+def test_the_proof_is_honest_and_good_enough(kind: str, data: st.DataObject) -> None:
+    problem = data.draw(problems(kind))
+    assert_solved(problem, problem.solve())
+
+
+@pytest.mark.long
+@every_kind
+@given(data=st.data())
+@settings(deadline=None, max_examples=1500)
+def test_the_proof_is_honest_and_good_enough_many_times(kind: str, data: st.DataObject) -> None:
+    problem = data.draw(problems(kind, clients=30))
+    assert_solved(problem, problem.solve())
+
+
+@every_kind
+@given(data=st.data())
+@settings(deadline=None, max_examples=15)
+def test_the_proof_is_honest_however_wild_the_numbers(kind: str, data: st.DataObject) -> None:
+    problem = data.draw(problems(kind, wide=6.0))
+    assert_proven(problem, problem.solve())
+
+
+@pytest.mark.long
+@every_kind
+@given(data=st.data())
+@settings(deadline=None, max_examples=1000)
+def test_the_proof_is_honest_however_wild_the_numbers_many_times(kind: str, data: st.DataObject) -> None:
+    problem = data.draw(problems(kind, clients=40, wide=6.0))
+    assert_proven(problem, problem.solve())
+
+
+@every_kind
+@given(data=st.data(), seed=st.integers(0, 2**16))
+@settings(deadline=None, max_examples=15)
+def test_neither_player_gains_by_moving(kind: str, data: st.DataObject, seed: int) -> None:
+    """L(z, λ') − gap ≤ L(z, λ) ≤ L(z', λ) + gap for all λ' ∈ Λ and all z'."""
+    problem, random = data.draw(problems(kind)), np.random.default_rng(seed)
+    found = problem.solve()
+    z, weights, slack = found.z, found.weights, found.gap + 1e-12 * assert_proven(problem, found) + TINY
+    value, objective, v = problem.lagrangian(z, weights), problem.objective, problem.a + problem.coupling.T @ z
+    for other in (problem.start, *(objective.prox(v, weights, sigma) for sigma in (1e-3, 1.0, 1e6))):
+        assert problem.lagrangian(z, other) <= value + slack + 1e-12 * (np.abs(v) @ other + abs(objective.value(other)))
+    for other in (-problem.coupling @ weights, 0 * z, z + 1e-3 * random.normal(size=z.shape)):
+        assert problem.lagrangian(other, weights) >= value - slack
+
+
+@every_kind
+@given(data=st.data())
+@settings(deadline=None, max_examples=8)
+def test_every_start_leads_to_the_same_value(kind: str, data: st.DataObject) -> None:
+    problem = data.draw(problems(kind))
+    objective, a = problem.objective, problem.a
+    values, slack = [], 0.0
+    for sigma in (1e-6, 1.0, 1e6):
+        start = objective.prox(a[::-1], objective.start(a), sigma)
+        found = solve_saddle(objective, a, problem.F, start, problem.tol, problem.diagonal)
+        values.append(found.value)
+        slack = max(slack, found.gap + 1e-12 * assert_proven(problem, found))
+    assert np.ptp(values) <= slack + TINY
+
+
+# ------------------------------------------------------------------ other ways to the same number
+
+
+@every_kind
+@given(data=st.data())
+@settings(deadline=None, max_examples=8, derandomize=True)
+def test_the_value_is_that_of_an_interior_point_solver(kind: str, data: st.DataObject) -> None:
+    problem = data.draw(problems(kind, clients=6, wide=0.5))
+    objective, a = problem.objective, problem.a
+    if kind == "QFair":  # an exponent that a cone expresses exactly
+        objective = sp.QFair(data.draw(st.sampled_from([0.5, 1.0, 2.0])), objective.prior)
+    level = float(a.mean()) if objective.simplex else 0.0
+    found = solve_saddle(objective, a - level, problem.F, problem.start, 1e-9, problem.diagonal)
+    lam, psi, members = model(objective, len(a))
+    concave = (a - level) @ lam - psi - 0.5 * cp.sum_squares(problem.coupling @ lam)
+    assert found.value == pytest.approx(by_clarabel(cp.Problem(cp.Maximize(concave), members)), rel=1e-6, abs=1e-6)
+
+
+@every_kind
+def test_without_coupling_it_is_the_support_function(kind: str) -> None:
+    losses = np.array([0.3, 1.2, 0.7, 0.9])
+    objective = build(kind, 0.5, losses, np.array([0.1, 0.2, 0.3, 0.4]))
+    for F, w in ((np.empty((0, 4)), None), (np.zeros((3, 4)), None), (np.empty((0, 4)), np.zeros(4))):
+        found = solve_saddle(objective, losses, F, objective.start(losses), 1e-12, w)
+        assert found.value == pytest.approx(objective.support(losses), rel=1e-12)
+        np.testing.assert_allclose(found.weights, objective.maximizer(losses), atol=1e-6)
+        assert found.iterations == 0
+
+
+@every_kind
+def test_a_diagonal_alone_takes_no_newton_steps(kind: str) -> None:
+    """It is one proximal step, with a step size for every client."""
+    random = np.random.default_rng(0)
+    for n in (1, 3, 50):
+        losses, w = random.exponential(size=n), random.uniform(0.5, 2.0, n)
+        objective = build(kind, 0.5, losses, None)
+        start = objective.start(losses)
+        found = solve_saddle(objective, losses, np.empty((0, n)), start, 1e-12, w)
+        np.testing.assert_allclose(found.weights, objective.prox(losses - w**2 * start, start, w**-2.0), atol=1e-12)
+        assert found.iterations == 0
+        assert found.gap <= 1e-12
+
+
+@every_kind
+def test_a_diagonal_below_is_the_same_as_in_the_matrix(kind: str) -> None:
+    random = np.random.default_rng(1)
+    a, F, w = random.exponential(size=7), random.normal(size=(3, 7)), random.uniform(0.1, 2.0, 7)
+    objective = build(kind, 0.5, a, None)
+    apart = solve_saddle(objective, a, F, objective.start(a), 1e-13, w)
+    dense = solve_saddle(objective, a, np.vstack([F, np.diag(w)]), objective.start(a), 1e-13)
+    assert apart.value == pytest.approx(dense.value, rel=1e-12)
+    np.testing.assert_allclose(apart.z, dense.z, atol=1e-6)
+    assert dense.iterations > 0 or kind == "Average"
+
+
+# ------------------------------------------------------------------ extremes
+
+LOSSES = np.array([0.3, 1.2, 0.7, 0.7, 0.0])
+COUPLING = np.random.default_rng(5).normal(size=(3, 5))
+HALF = np.array([0.0, 0.5, 0.0, 0.5, 0.0])
+EXTREMES = {
+    "no coupling": {"F": 0 * COUPLING, "diagonal": np.zeros(5)},
+    "no rows": {"F": np.empty((0, 5))},
+    "one client": {"a": LOSSES[:1], "F": COUPLING[:, :1], "diagonal": np.ones(1)},
+    "one client, alone": {"a": LOSSES[:1], "F": np.empty((0, 1))},
+    "identical clients": {"a": np.full(5, 0.7), "F": COUPLING[:, :1] * np.ones(5)},
+    "losses equal but for rounding": {"a": 0.7 + 1e-16 * np.arange(5), "F": COUPLING},
+    "losses of zero": {"a": np.zeros(5), "F": COUPLING},
+    "large losses": {"a": 1e12 * LOSSES, "F": 1e6 * COUPLING, "tol": 1.0},
+    "small losses": {"a": 1e-12 * LOSSES, "F": 1e-6 * COUPLING, "tol": 1e-20},
+    "large coupling": {"F": 1e12 * COUPLING},
+    "small coupling": {"F": 1e-12 * COUPLING},
+    "large and small rows": {"F": COUPLING * np.array([[1e12], [1.0], [1e-12]])},
+    "large diagonal": {"F": COUPLING, "diagonal": np.full(5, 1e12)},
+    "small diagonal": {"F": COUPLING, "diagonal": np.full(5, 1e-12)},
+    "large and small diagonal": {"F": COUPLING, "diagonal": np.array([0.0, 1e-6, 1.0, 1e6, 1e12])},
+    "more rows than clients": {"F": np.random.default_rng(6).normal(size=(40, 5))},
+    "the same row again": {"F": np.repeat(COUPLING[:1], 4, 0)},
+    "weights on the boundary": {"F": COUPLING, "start": HALF},
+    "a common shift": {"a": 2.0**40 + LOSSES, "F": COUPLING},
+    "an uneven prior": {"F": COUPLING, "prior": 10.0 ** np.array([-12.0, -6.0, -3.0, 0.0, 0.0])},
+    "a small parameter": {"F": COUPLING, "parameter": 1e-12},
+    "a large parameter": {"F": COUPLING, "parameter": 1e12},
+    "no tolerance": {"F": COUPLING, "diagonal": np.ones(5), "tol": 0.0},
+}
+
+
+def extreme(kind: str, name: str) -> Problem:
+    case = {"a": LOSSES, "diagonal": None, "tol": 1e-10, "prior": None, "parameter": 0.5, **EXTREMES[name]}
+    objective = build(kind, case["parameter"], case["a"], case["prior"])
+    start = objective.start(case["a"])
+    if "start" in case:
+        start = objective.prox(np.zeros(5), case["start"], 1.0)
+    return Problem(objective, case["a"], case["F"], start, case["diagonal"], case["tol"])
+
+
+@every_kind
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extremes_are_solved(kind: str, name: str) -> None:
+    if kind == "QFair" and name == "large losses":
+        pytest.skip("its weights are powers of losses")
+    problem = extreme(kind, name)
+    assert_solved(problem, problem.solve())
+
+
+@every_kind
+@pytest.mark.parametrize("size", [1e60, 1e160, 1e300])
+@pytest.mark.parametrize("where", ["a", "F", "diagonal"])
+def test_what_overflows_is_no_error_and_no_proof(kind: str, size: float, where: str) -> None:
+    case = {"a": LOSSES, "F": COUPLING, "diagonal": np.ones(5)}
+    objective = build(kind, 0.5, LOSSES, None)
+    start = objective.start(LOSSES)
+    case[where] = size * np.abs(case[where])
+    found = solve_saddle(objective, case["a"], case["F"], start, 1e-10, case["diagonal"])
+    assert np.all(np.isfinite(found.weights))
+    assert np.all(np.isfinite(found.z))
+    assert objective.contains(found.weights)
+    assert not np.isnan(found.gap)
+    assert not np.isnan(found.value)
+
+
+@pytest.mark.parametrize("gain", [1e-2, 1e-6, 1e-10])
+def test_nash_with_losses_close_to_the_level(gain: float) -> None:
+    problem = Problem(sp.Nash(LOSSES + gain), LOSSES, COUPLING, np.full(5, 0.2), np.full(5, 0.1), 1e-10)
+    assert_solved(problem, problem.solve())
+
+
+def test_nash_needs_the_coupling_where_losses_are_above_the_level() -> None:
+    """support(a) is infinite; support(a + Eᵀz) is not."""
+    problem = Problem(sp.Nash(LOSSES.max() - 0.1), LOSSES, np.eye(5), np.ones(5), None, 1e-10)
+    assert problem.objective.support(LOSSES) == np.inf
+    assert_solved(problem, problem.solve())
+
+
+@pytest.mark.parametrize("delta", [1e-20, 1e-8, 1e-2, 1.0, 4.0, 1e8])
+@pytest.mark.parametrize("prior", [None, 10.0 ** np.array([-6.0, -3.0, -1.0, 0.0, 0.0])], ids=["uniform", "uneven"])
+def test_balls_of_any_radius(delta: float, prior: np.ndarray | None) -> None:
+    objective = sp.ChiSquareBall(delta, prior)
+    for w in (None, np.zeros(5), np.array([0.0, 1e-3, 1.0, 0.1, 2.0])):
+        problem = Problem(objective, LOSSES, COUPLING, objective.weights(5), w, 1e-11)
+        assert_solved(problem, problem.solve())
+
+
+# ------------------------------------------------------------------ what it costs
+
+
+def typical(kind: str, n: int, r: int, seed: int) -> Problem:
+    random = np.random.default_rng(seed)
+    a, F = random.exponential(size=n), random.normal(size=(r, n)) * 10.0 ** random.uniform(-1, 0.5, (r, 1))
+    objective = build(kind, 0.3, a, random.uniform(0.1, 1.0, n) if seed % 2 else None)
+    return Problem(objective, a, F, objective.start(a), random.uniform(0.2, 2.0, n), 1e-12)
+
+
+@every_kind
+def test_it_takes_few_newton_steps(kind: str) -> None:
+    steps = []
+    for seed in range(6):
+        problem = typical(kind, 50, 20, seed)
+        found = problem.solve()
+        assert_solved(problem, found)
+        steps.append(found.iterations)
+        again = solve_saddle(problem.objective, problem.a, problem.F, found.weights, 1e-9, problem.diagonal)
+        assert again.iterations <= 3  # from the solution
+    assert np.mean(steps) <= 25
+    assert max(steps) <= 60
+
+
+@every_kind
+def test_no_matrix_of_all_pairs_of_clients_is_formed(kind: str) -> None:
+    problem = typical(kind, 1000, 5, 0)
+    tracemalloc.start()
+    found = problem.solve()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert_solved(problem, found)
+    assert peak < 8 * 1000**2 / 4
+
+
+# ------------------------------------------------------------------ the model of the subspace saddle method
+
+
+def subspace_model(kind: str, n: int, k: int, seed: int, w: np.ndarray | None = None) -> SubspaceModel:
+    random = np.random.default_rng(seed)
+    losses, slopes, root = random.exponential(size=n), random.normal(size=(n, k)), random.normal(size=(k, k + 2))
+    objective = build(kind, 0.3, losses, random.uniform(0.2, 1.0, n))
+    weights = objective.prox(random.normal(size=n), objective.start(losses), 0.1)
+    w = random.uniform(0.1, 1.0, n) * (random.random(n) < 0.8) if w is None else w
+    return SubspaceModel(objective, losses, slopes, root @ root.T, weights, w)
+
+
+def height(m: SubspaceModel, alpha: np.ndarray, weights: np.ndarray, damping: float) -> float:
+    """m(α, l), from its definition."""
+    bend = 0.5 * (1 + damping) * alpha @ m.curvature @ alpha
+    held = 0.5 * np.sum(m.w**2 * (weights - m.weights) ** 2)
+    return float(weights @ (m.losses + m.slopes @ alpha) + bend - m.objective.value(weights) - held)
+
+
+def answer(m: SubspaceModel, weights: np.ndarray, damping: float) -> np.ndarray:
+    """argmin_α m(α, l)."""
+    return -np.linalg.solve((1 + damping) * m.curvature, m.slopes.T @ weights)
+
+
+def by_search(m: SubspaceModel, damping: float | None) -> float:
+    """max_l min_α m(α, l), or m(0, l) without damping, along the only line that Λ has: two clients, or one."""
+
+    def weights(t: float) -> np.ndarray:
+        return np.array([t, 1 - t]) if m.objective.simplex else np.array([t])
+
+    def fall(t: float) -> float:
+        alpha = np.zeros(m.slopes.shape[1]) if damping is None else answer(m, weights(t), damping)
+        return -height(m, alpha, weights(t), damping or 0.0)
+
+    ends = []
+    inside = float(m.objective.weights(len(m.losses))[0])
+    for outside in (-1e-9, 1 + 1e-9) if m.objective.simplex else (0.0, 1e3):
+        near, far = inside, outside
+        for _ in range(60):
+            middle = (near + far) / 2
+            near, far = (middle, far) if m.objective.contains(weights(middle), 0.0) else (near, middle)
+        ends.append(near)
+    found = minimize_scalar(fall, bounds=ends, method="bounded", options={"xatol": 1e-12, "maxiter": 500})
+    return -min(float(found.fun), fall(ends[0]), fall(ends[1]))
+
+
+@every_kind
+@pytest.mark.parametrize("seed", range(5))
+def test_the_models_saddle_is_that_of_a_search(kind: str, seed: int) -> None:
+    m = subspace_model(kind, 2 if kind in ON_SIMPLEX else 1, 2, seed)
+    for damping in (0.0, 0.7):
+        step = m.solve(damping, 1e-12)
+        assert step.value == pytest.approx(by_search(m, damping), rel=1e-9, abs=1e-9)
+    assert m.merit(m.losses, 1e-12) == pytest.approx(by_search(m, None), rel=1e-9, abs=1e-9)
+
+
+@every_kind
+@pytest.mark.parametrize("seed", range(4))
+def test_the_models_players_have_nothing_to_gain(kind: str, seed: int) -> None:
+    m, random, damping = subspace_model(kind, 8, 3, seed), np.random.default_rng(seed), 0.25
+    step = m.solve(damping, 1e-12)
+    np.testing.assert_allclose(step.alpha, answer(m, step.weights, damping), atol=1e-5)
+    assert height(m, step.alpha, step.weights, damping) == pytest.approx(step.value, rel=1e-10)
+    for _ in range(20):
+        other = m.objective.prox(random.normal(size=8), m.weights, 0.3)
+        assert height(m, step.alpha, other, damping) <= step.value + 1e-10
+        alpha = step.alpha + random.normal(size=3) * 10.0 ** random.uniform(-4, 0)
+        assert height(m, alpha, step.weights, damping) >= step.value - 1e-10
+
+
+@every_kind
+def test_the_merit_lies_between_staying_and_moving_freely(kind: str) -> None:
+    """⟨L, λ⟩ − ψ(λ) ≤ F_w(L) ≤ support(L), with equality for w = ∞ and w = 0."""
+    m = subspace_model(kind, 6, 2, 0)
+    losses = m.losses + 0.01 * np.arange(6)
+    if kind == "Nash":
+        losses = m.losses - 0.01 * np.arange(6)
+    stay = float(losses @ m.weights) - m.objective.value(m.weights)
+    free, held = (subspace_model(kind, 6, 2, 0, np.full(6, w)).merit(losses, 1e-12) for w in (0.0, 1e6))
+    assert stay - 1e-12 <= m.merit(losses, 1e-12) <= m.objective.support(losses) + 1e-12
+    assert free == pytest.approx(m.objective.support(losses), rel=1e-9)
+    assert held == pytest.approx(stay, rel=1e-6, abs=1e-6)
+
+
+def test_a_model_with_flat_directions_is_solved() -> None:
+    """Curvature of rank one, and none at all."""
+    m = subspace_model("ChiSquare", 5, 3, 0)
+    flat = SubspaceModel(m.objective, m.losses, m.slopes[:, :1] * np.ones(3), np.ones((3, 3)), m.weights, m.w)
+    step = flat.solve(0.0, 1e-10)
+    line = SubspaceModel(m.objective, m.losses, m.slopes[:, :1], np.ones((1, 1)), m.weights, m.w).solve(0.0, 1e-10)
+    assert step.value == pytest.approx(line.value, rel=1e-6)
+    assert step.alpha.sum() == pytest.approx(float(line.alpha[0]), rel=1e-4)
+    none = SubspaceModel(m.objective, m.losses, m.slopes[:, :0], np.empty((0, 0)), m.weights, m.w)
+    assert none.solve(0.0, 1e-12).value == pytest.approx(none.merit(m.losses, 1e-12), rel=1e-12)
+
+
+# ------------------------------------------------------------------ the basis
+
+
+@given(st.integers(1, 8), st.integers(0, 12), st.integers(1, 10), st.integers(0, 2**16), st.sampled_from([0, 1, 2, 3]))
+@settings(deadline=None, max_examples=60)
+def test_the_basis_is_orthonormal_and_spans_the_first_columns(d: int, count: int, most: int, seed: int, rank: int):
+    random = np.random.default_rng(seed)
+    columns = list(torch.from_numpy(random.normal(size=(count, d)) * 10.0 ** random.uniform(-8, 8, (count, 1))))
+    if rank:  # everything in the span of a few, and one of them missing
+        columns = [sum(float(c) * b for c, b in zip(random.normal(size=rank), columns[:rank], strict=False))
+                   for _ in columns] if len(columns) >= rank else columns  # fmt: skip
+    metric = torch.from_numpy(10.0 ** random.uniform(-3, 3, d))
+    V = orthonormal(columns, metric, most)
+    assert V.shape[0] == d
+    expected = np.linalg.matrix_rank(np.array([np.asarray(c / c.norm()) for c in columns])) if count else 0
+    assert V.shape[1] == min(expected, most, d)
+    np.testing.assert_allclose(V.mT @ (metric[:, None] * V), np.eye(V.shape[1]), atol=1e-12)
+    if V.shape[1] == expected:
+        for column in columns:  # nothing is left outside
+            inside = V @ (V.mT @ (metric * column))
+            assert float((metric.sqrt() * (column - inside)).norm()) <= 1e-5 * float((metric.sqrt() * column).norm())
+
+
+def test_the_basis_leaves_out_what_adds_nothing() -> None:
+    one, two = torch.eye(4, dtype=torch.float64)[:2]
+    metric = torch.full((4,), 4.0, dtype=torch.float64)
+    columns = [0 * one, one, one + 1e-9 * two, -3 * one, two, one - two]
+    V = orthonormal(columns, metric, 4)
+    np.testing.assert_allclose(V, torch.stack([one, two], 1) / 2, atol=1e-7)
+    assert orthonormal(columns, metric, 1).shape == (4, 1)
+    assert orthonormal([0 * one], metric, 3).shape == (4, 0)
+    assert orthonormal([], metric, 3).shape == (4, 0)
