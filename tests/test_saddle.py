@@ -9,7 +9,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from objective_cases import ALL, ON_SIMPLEX, build, powers, vectors
 from scipy.optimize import minimize_scalar
@@ -35,27 +35,44 @@ class Problem:
     tol: float
 
     @property
+    def w(self) -> np.ndarray:
+        return np.zeros(len(self.a)) if self.diagonal is None else self.diagonal
+
+    @property
     def coupling(self) -> np.ndarray:
-        return self.F if self.diagonal is None else np.vstack([self.F, np.diag(self.diagonal)])
+        """All of E, with what holds the weights to their start below it."""
+        return np.vstack([self.F, np.diag(self.w)])
+
+    @property
+    def shift(self) -> np.ndarray:
+        """What is taken from Eλ: −½ Σ w_i² (λ_i − l_i)² is −½‖diag(w) λ − w ∘ l‖²."""
+        return np.concatenate([np.zeros(len(self.F)), self.w * self.start])
 
     def solve(self) -> Saddle:
         return solve_saddle(self.objective, self.a, self.F, self.start, self.tol, self.diagonal)
 
+    def whole(self, found: Saddle) -> np.ndarray:
+        """z, with the answer to the weights that are held below it."""
+        return np.concatenate([found.z, -self.w * (found.weights - self.start)])
+
     def lagrangian(self, z: np.ndarray, weights: np.ndarray) -> float:
-        return float((self.a + self.coupling.T @ z) @ weights - self.objective.value(weights) + 0.5 * z @ z)
+        pulled = (self.a + self.coupling.T @ z) @ weights - self.shift @ z
+        return float(pulled - self.objective.value(weights) + 0.5 * z @ z)
 
     def bounds(self, found: Saddle) -> tuple[float, float]:
         """Both sides of the duality, from their definitions."""
-        z, weights, pull = found.z, found.weights, self.coupling @ found.weights
-        above = self.objective.support(self.a + self.coupling.T @ z) + 0.5 * float(z @ z)
+        z, weights = self.whole(found), found.weights
+        pull = self.coupling @ weights - self.shift
+        above = self.objective.support(self.a + self.coupling.T @ z) - float(self.shift @ z) + 0.5 * float(z @ z)
         return above, float(self.a @ weights) - self.objective.value(weights) - 0.5 * float(pull @ pull)
 
     def size(self, found: Saddle) -> float:
         """The sum of the terms whose difference the gap is, without their signs."""
-        z, weights, E = np.abs(found.z), np.abs(found.weights), np.abs(self.coupling)
+        z, weights, E = np.abs(self.whole(found)), np.abs(found.weights), np.abs(self.coupling)
         terms = (np.abs(self.a) + E.T @ z) @ weights + abs(self.objective.value(found.weights)) + z @ z
         far = np.max(np.abs(self.a) + E.T @ z) if self.objective.simplex else 0.0
-        return float(terms + far + 1e-15 * np.sum((E @ weights) ** 2))
+        held = self.w**2 @ weights  # it multiplies the last digits of the weights
+        return float(terms + far + self.shift @ z + held + 1e-15 * np.sum((E @ weights) ** 2))
 
 
 def couplings(random: np.random.Generator, r: int, n: int, wide: float) -> dict[str, np.ndarray]:
@@ -113,7 +130,7 @@ def assert_proven(problem: Problem, found: Saddle) -> float:
     """Nothing but finite numbers, weights in Λ, and a gap that is what both sides say; the size of its terms."""
     assert np.all(np.isfinite(found.weights))
     assert np.all(np.isfinite(found.z))
-    assert found.z.shape == (len(problem.coupling),)
+    assert found.z.shape == (len(problem.F),)
     assert problem.objective.contains(found.weights)
     assert found.gap >= 0
     if not np.isfinite(found.gap):
@@ -174,11 +191,11 @@ def test_neither_player_gains_by_moving(kind: str, data: st.DataObject, seed: in
     """L(z, λ') − gap ≤ L(z, λ) ≤ L(z', λ) + gap for all λ' ∈ Λ and all z'."""
     problem, random = data.draw(problems(kind)), np.random.default_rng(seed)
     found = problem.solve()
-    z, weights, slack = found.z, found.weights, found.gap + 1e-12 * assert_proven(problem, found) + TINY
+    z, weights, slack = problem.whole(found), found.weights, found.gap + 1e-12 * assert_proven(problem, found) + TINY
     value, objective, v = problem.lagrangian(z, weights), problem.objective, problem.a + problem.coupling.T @ z
     for other in (problem.start, *(objective.prox(v, weights, sigma) for sigma in (1e-3, 1.0, 1e6))):
         assert problem.lagrangian(z, other) <= value + slack + 1e-12 * (np.abs(v) @ other + abs(objective.value(other)))
-    for other in (-problem.coupling @ weights, 0 * z, z + 1e-3 * random.normal(size=z.shape)):
+    for other in (problem.shift - problem.coupling @ weights, 0 * z, z + 1e-3 * random.normal(size=z.shape)):
         assert problem.lagrangian(other, weights) >= value - slack
 
 
@@ -191,9 +208,10 @@ def test_every_start_leads_to_the_same_value(kind: str, data: st.DataObject) -> 
     values, slack = [], 0.0
     for sigma in (1e-6, 1.0, 1e6):
         start = objective.prox(a[::-1], objective.start(a), sigma)
-        found = solve_saddle(objective, a, problem.F, start, problem.tol, problem.diagonal)
+        found = Problem(objective, a, problem.coupling, start, None, problem.tol).solve()
         values.append(found.value)
-        slack = max(slack, found.gap + 1e-12 * assert_proven(problem, found))
+        same = Problem(objective, a, problem.coupling, start, None, problem.tol)
+        slack = max(slack, found.gap + 1e-12 * assert_proven(same, found))
     assert np.ptp(values) <= slack + TINY
 
 
@@ -211,7 +229,7 @@ def test_the_value_is_that_of_an_interior_point_solver(kind: str, data: st.DataO
     level = float(a.mean()) if objective.simplex else 0.0
     found = solve_saddle(objective, a - level, problem.F, problem.start, 1e-9, problem.diagonal)
     lam, psi, members = model(objective, len(a))
-    concave = (a - level) @ lam - psi - 0.5 * cp.sum_squares(problem.coupling @ lam)
+    concave = (a - level) @ lam - psi - 0.5 * cp.sum_squares(problem.coupling @ lam - problem.shift)
     assert found.value == pytest.approx(by_clarabel(cp.Problem(cp.Maximize(concave), members)), rel=1e-6, abs=1e-6)
 
 
@@ -228,27 +246,29 @@ def test_without_coupling_it_is_the_support_function(kind: str) -> None:
 
 @every_kind
 def test_a_diagonal_alone_takes_no_newton_steps(kind: str) -> None:
-    """It is one proximal step, with a step size for every client."""
+    """It is one proximal step from the start, with a step size for every client."""
     random = np.random.default_rng(0)
     for n in (1, 3, 50):
         losses, w = random.exponential(size=n), random.uniform(0.5, 2.0, n)
         objective = build(kind, 0.5, losses, None)
         start = objective.start(losses)
         found = solve_saddle(objective, losses, np.empty((0, n)), start, 1e-12, w)
-        np.testing.assert_allclose(found.weights, objective.prox(losses - w**2 * start, start, w**-2.0), atol=1e-12)
+        np.testing.assert_allclose(found.weights, objective.prox(losses, start, w**-2.0), atol=1e-12)
         assert found.iterations == 0
         assert found.gap <= 1e-12
 
 
 @every_kind
-def test_a_diagonal_below_is_the_same_as_in_the_matrix(kind: str) -> None:
+def test_weights_held_to_zero_are_rows_of_the_matrix(kind: str) -> None:
+    """−½ Σ w_i² (λ_i − l_i)² is −½‖diag(w) λ‖² with the losses raised by w² ∘ l."""
     random = np.random.default_rng(1)
     a, F, w = random.exponential(size=7), random.normal(size=(3, 7)), random.uniform(0.1, 2.0, 7)
     objective = build(kind, 0.5, a, None)
-    apart = solve_saddle(objective, a, F, objective.start(a), 1e-13, w)
-    dense = solve_saddle(objective, a, np.vstack([F, np.diag(w)]), objective.start(a), 1e-13)
-    assert apart.value == pytest.approx(dense.value, rel=1e-12)
-    np.testing.assert_allclose(apart.z, dense.z, atol=1e-6)
+    start = objective.start(a)
+    apart = solve_saddle(objective, a, F, start, 1e-13, w)
+    dense = solve_saddle(objective, a + w**2 * start, np.vstack([F, np.diag(w)]), start, 1e-13)
+    assert apart.value == pytest.approx(dense.value - 0.5 * float(np.sum((w * start) ** 2)), rel=1e-12)
+    np.testing.assert_allclose(apart.weights, dense.weights, atol=1e-6)
     assert dense.iterations > 0 or kind == "Average"
 
 
@@ -358,7 +378,8 @@ def test_it_takes_few_newton_steps(kind: str) -> None:
         found = problem.solve()
         assert_solved(problem, found)
         steps.append(found.iterations)
-        again = solve_saddle(problem.objective, problem.a, problem.F, found.weights, 1e-9, problem.diagonal)
+        raised = problem.a + problem.w**2 * problem.start
+        again = solve_saddle(problem.objective, raised, problem.coupling, found.weights, 1e-9)
         assert again.iterations <= 3  # from the solution
     assert np.mean(steps) <= 25
     assert max(steps) <= 60
@@ -453,10 +474,10 @@ def test_the_merit_lies_between_staying_and_moving_freely(kind: str) -> None:
     if kind == "Nash":
         losses = m.losses - 0.01 * np.arange(6)
     stay = float(losses @ m.weights) - m.objective.value(m.weights)
-    free, held = (subspace_model(kind, 6, 2, 0, np.full(6, w)).merit(losses, 1e-12) for w in (0.0, 1e6))
+    free, held = (subspace_model(kind, 6, 2, 0, np.full(6, w)).merit(losses, 1e-12) for w in (0.0, 1e3))
     assert stay - 1e-12 <= m.merit(losses, 1e-12) <= m.objective.support(losses) + 1e-12
     assert free == pytest.approx(m.objective.support(losses), rel=1e-9)
-    assert held == pytest.approx(stay, rel=1e-6, abs=1e-6)
+    assert held == pytest.approx(stay, abs=1e-5)
 
 
 def test_a_model_with_flat_directions_is_solved() -> None:
@@ -485,7 +506,9 @@ def test_the_basis_is_orthonormal_and_spans_the_first_columns(d: int, count: int
     metric = torch.from_numpy(10.0 ** random.uniform(-3, 3, d))
     V = orthonormal(columns, metric, most)
     assert V.shape[0] == d
-    expected = np.linalg.matrix_rank(np.array([np.asarray(c / c.norm()) for c in columns])) if count else 0
+    sizes = np.linalg.svd(np.array([np.asarray(c / c.norm()) for c in columns]).reshape(count, d), compute_uv=False)
+    assume(not np.any((sizes > 1e-10) & (sizes < 1e-3)))  # neither dependent nor clearly independent
+    expected = int(np.count_nonzero(sizes > 1e-3))
     assert V.shape[1] == min(expected, most, d)
     np.testing.assert_allclose(V.mT @ (metric[:, None] * V), np.eye(V.shape[1]), atol=1e-12)
     if V.shape[1] == expected:

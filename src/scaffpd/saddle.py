@@ -1,19 +1,20 @@
 r"""A small saddle problem, solved to a proven accuracy.
 
-    max_{λ∈Λ}  ⟨a, λ⟩ − ψ(λ) − ½‖Eλ‖²   =   min_z  support(a + Eᵀz) + ½‖z‖²,        z = −Eλ,
+    max_{λ∈Λ}  ⟨a, λ⟩ − ψ(λ) − ½‖Eλ‖² − ½ Σ w_i² (λ_i − l_i)²
 
-with E = F, or E = [F; diag w] for an r×N matrix F. Both sides are known at every (z, λ), and with v = a + Eᵀz
+for an r×N matrix E, with weights that w holds back near l. For any z ∈ R^r and λ ∈ Λ, with v = a + Eᵀz − w² ∘ (λ − l),
 
     gap(z, λ) = [support(v) − ⟨v, λ⟩ + ψ(λ)] + ½‖z + Eλ‖²
 
-is their difference: two terms that are never negative, so nothing cancels. Two nested methods, each with a reason:
+bounds how far λ is from the best: two terms that are never negative, so nothing cancels. At the optimum z = −Eλ. Two
+nested methods, each with a reason:
 
-* proximal points in λ: λ⁺ = argmax ⟨a, λ⟩ − ψ(λ) − ½‖Eλ‖² − (π/2)‖λ − l‖² from l = λ, with π → 0, because support
-  alone is not differentiable (π = 0 will do where every w_i > 0);
+* proximal points in λ: λ⁺ = argmax of the same less (π/2)‖λ − k‖² from k = λ, with π → 0, because support alone is not
+  differentiable (π = 0 will do where every w_i > 0);
 * a semismooth Newton method with line search for that step's dual,
 
-      φ(u) = ½‖u‖² + max_{λ∈Λ} ⟨v, λ⟩ − ψ(λ) − ½ Σ w_i²λ_i² − (π/2)‖λ − l‖²,    v = a + Fᵀu,
-      ∇φ = u + Fλ,    ∂²φ ∋ I + F P Fᵀ,    P = ∂λ/∂v:
+      φ(z) = ½‖z‖² + max_{λ∈Λ} ⟨a + Eᵀz, λ⟩ − ψ(λ) − ½ Σ w_i² (λ_i − l_i)² − (π/2)‖λ − k‖²,
+      ∇φ = z + Eλ,    ∂²φ ∋ I + E P Eᵀ,    P = ∂λ/∂(Eᵀz):
 
   λ is a proximal step with σ_i = 1/(π + w_i²), so that w takes no part in the linear systems, which are r×r.
 """
@@ -47,7 +48,7 @@ class Saddle:
     Attributes:
         weights: λ.
         z: the other player's answer.
-        value: support(a + Eᵀz) + ½‖z‖², at most `gap` above the optimum.
+        value: an upper bound on the optimum, by at most `gap`.
         gap: the duality gap of (z, weights).
         iterations: Newton steps.
     """
@@ -60,27 +61,25 @@ class Saddle:
 
 
 def solve_saddle(
-    objective: Objective, a: Vector, E: Matrix, start: Vector, tol: float, diagonal: Vector | None = None
+    objective: Objective, a: Vector, E: Matrix, start: Vector, tol: float, w: Vector | None = None
 ) -> Saddle:
     """The saddle point for losses a and coupling E, from the weights `start`, to a duality gap of `tol`.
 
-    With `diagonal`, E has diag(diagonal) below it (and z that many more entries).
-
-    The best pair found is returned; where rounding does not allow `tol`, its gap says so.
+    With w, `start` is also the l that weights are held to. The best pair found is returned; where rounding does not
+    allow `tol`, its gap says so.
     """
     shift = float(start @ a / start.sum()) if objective.simplex else 0.0
-    w = np.zeros(len(a)) if diagonal is None else diagonal
+    held = np.zeros(len(a)) if w is None else w
     with np.errstate(all="ignore"):  # what overflows is refused by the line search, or shows in the gap
-        found = _Problem(objective, a - shift, E, w).solve(start, tol)
-    z = found.z[: len(E)] if diagonal is None else found.z
-    return replace(found, z=z, value=found.value + shift)
+        found = _Problem(objective, a - shift, E, start, held**2).solve(tol)
+    return replace(found, value=found.value + shift)
 
 
 @dataclass(frozen=True)
 class _Point:
-    """u, λ(u), ψ(λ) and φ: its value, the size of the terms in it, and its gradient."""
+    """z, λ(z), ψ(λ) and φ: its value, the size of the terms in it, and its gradient."""
 
-    u: Vector
+    z: Vector
     step: ProxStep
     penalty: float
     value: float
@@ -93,23 +92,21 @@ class _Point:
 
 
 class _Problem:
-    """The problem for losses a and E = [F; diag w]."""
+    """The problem for losses a, coupling E, and weights held to l by w²."""
 
-    def __init__(self, objective: Objective, a: Vector, F: Matrix, w: Vector) -> None:
-        self.objective, self.a, self.F, self.w = objective, a, F, w
-        self.square, self.shared = w**2, float((w**2).min())
-        self.reach = float(np.sqrt((F**2).sum(0).max()))
+    def __init__(self, objective: Objective, a: Vector, E: Matrix, l: Vector, square: Vector) -> None:  # noqa: E741
+        self.objective, self.a, self.E, self.l, self.square = objective, a, E, l, square
+        self.shared, self.reach = float(square.min()), float(np.sqrt((E**2).sum(0).max()))
 
-    def solve(self, start: Vector, tol: float) -> Saddle:
+    def solve(self, tol: float) -> Saddle:
         """Proximal points until the gap is at most `tol`, or does not fall any more."""
-        best = Saddle(start, np.zeros(len(self.F) + len(start)), np.inf, np.inf, 0)
-        anchor, u, steps, stalled = start, -self.F @ start, 0, 0
-        first, least = self._range(start, u)
-        pi = max(first, least)
+        anchor, steps, stalled, pi = self.l, 0, 0, self._first()
+        z = -self.E @ anchor
+        best = Saddle(anchor, np.zeros(len(self.E)), np.inf, np.inf, 0)
         for _ in range(OUTER):
-            point, used, converged = self._minimise(u, anchor, pi, tol)
-            if point is None and anchor is start and not self.objective.simplex:
-                anchor, u = np.zeros(len(start)), np.zeros(len(u))  # nothing is too large there
+            point, used, converged = self._minimise(z, anchor, pi, tol)
+            if point is None and anchor is self.l and not self.objective.simplex:
+                anchor, z = np.zeros(len(anchor)), np.zeros(len(z))  # nothing is too large there
                 continue
             if point is None:
                 break
@@ -120,53 +117,62 @@ class _Problem:
             best = found if found.gap < best.gap else best
             if best.gap <= max(tol, rounding) or stalled == STALLED or steps >= ALL:
                 break
-            u, anchor = point.u, point.weights if converged else best.weights
+            z, anchor = point.z, point.weights if converged else best.weights
             pi = pi / (FAST if used <= 1 else SLOW) if converged else min(10 * max(pi, self.shared), HIGHEST)
-            pi = least if pi < max(least, 0.01 * self.shared) else pi
+            pi = self._last(pi, point)
         return replace(best, iterations=steps)
 
-    def _range(self, weights: Vector, u: Vector) -> tuple[float, float]:
-        """The first π, from the most by which weight that moves to one client can change v; the last one."""
-        F, v = self.F, self.a + u @ self.F - self.square * weights
-        simplex = self.objective.simplex
-        coupling = float(((F - F.mean(1, keepdims=True) if simplex else F) ** 2).sum(0).max())
-        least = float(np.clip(DIGITS * np.ptp(v) if simplex else 0.0, SMALLEST, HIGHEST))
-        return min(max(FIRST * coupling - self.shared, 0.0), HIGHEST), 0.0 if self.shared >= least else least
+    def _first(self) -> float:
+        """The first π, from the most by which weight that moves to one client can change Eᵀz."""
+        E = self.E - self.E.mean(1, keepdims=True) if self.objective.simplex else self.E
+        coupling = float((E**2).sum(0).max()) if len(E) else 0.0
+        return min(max(FIRST * coupling - self.shared, 0.0 if self.shared > 0 else SMALLEST), HIGHEST)
+
+    def _last(self, pi: float, point: _Point) -> float:
+        """π, no smaller than is of use: below that, weights on the simplex lose their digits."""
+        v = self._forces(point)
+        least = float(np.clip(DIGITS * np.ptp(v) if self.objective.simplex else 0.0, SMALLEST, HIGHEST))
+        least = 0.0 if self.shared >= least else least
+        return least if pi < max(least, 0.01 * self.shared) else pi
+
+    def _forces(self, point: _Point) -> Vector:
+        """The v of (z, λ)."""
+        return self.a + point.z @ self.E - self.square * (point.weights - self.l)
 
     def _proof(self, point: _Point) -> tuple[Saddle, float]:
-        """The gap of z = (u, −w ∘ λ) and λ, and what of it may be rounding."""
-        u, weights = point.u, point.weights
-        z, v = np.concatenate([u, -self.w * weights]), self.a + u @ self.F - self.square * weights
-        level = float(v @ weights) if self.objective.simplex else 0.0
-        v = v - level  # on the simplex a common shift changes nothing but the rounding
+        """The gap of (z, λ), and what of it may be rounding."""
+        z, weights, v = point.z, point.weights, self._forces(point)
+        v = v - (float(v @ weights) if self.objective.simplex else 0.0)  # a common shift changes but the rounding
         if not np.all(np.abs(v) <= LARGEST):
             return Saddle(weights, z, np.inf, np.inf, 0), 0.0
-        top = self.objective.support(v)
-        gap = max(top - float(v @ weights) + point.penalty, 0.0) + 0.5 * float(point.gradient @ point.gradient)
-        value = top + level + 0.5 * float(z @ z)
-        size = float((np.abs(self.a) + self.square * weights) @ weights) + abs(point.penalty)
+        away, pulled = weights - self.l, self.E @ weights
+        gap = self.objective.support(v) - float(v @ weights) + point.penalty
+        gap = max(gap, 0.0) + 0.5 * float(point.gradient @ point.gradient)
+        held = float(self.square @ away**2)
+        below = float(self.a @ weights) - point.penalty - 0.5 * (float(pulled @ pulled) + held)
+        size = float((np.abs(self.a) + self.square * np.abs(away)) @ weights) + abs(point.penalty)
         error = EPSILON * self.reach * float(weights.sum())
-        rounding = 2 * EPSILON * size + 2 * error * (float(np.sqrt(u @ u)) + error)
-        return Saddle(weights, z, value, gap if np.isfinite(gap) else np.inf, 0), rounding
+        rounding = 2 * EPSILON * size + 2 * error * (float(np.sqrt(z @ z)) + error)
+        return Saddle(weights, z, below + gap, gap if np.isfinite(gap) else np.inf, 0), rounding
 
-    def _at(self, u: Vector, anchor: Vector, pi: float) -> _Point | None:
-        """φ at u; `None` where numbers are too large."""
-        v, total = self.a + u @ self.F, np.clip(pi + self.square, SMALLEST, HIGHEST)
-        s = v - self.square * anchor
+    def _at(self, z: Vector, anchor: Vector, pi: float) -> _Point | None:
+        """φ at z; `None` where numbers are too large."""
+        v, total = self.a + z @ self.E, np.clip(pi + self.square, SMALLEST, HIGHEST)
+        s = v - self.square * (anchor - self.l)
         if not np.all(np.abs(s) <= LARGEST):
             return None
         step = self.objective.prox_step(s, anchor, 1 / total)
-        weights, away = step.weights, step.weights - anchor
-        gain, penalty, square = float(v @ weights), self.objective.value(weights), float(u @ u)
-        held = 0.5 * float(self.square @ weights**2) + 0.5 * pi * float(away @ away)
+        weights, away, moved = step.weights, step.weights - self.l, step.weights - anchor
+        gain, penalty, square = float(v @ weights), self.objective.value(weights), float(z @ z)
+        held = 0.5 * float(self.square @ away**2) + 0.5 * pi * float(moved @ moved)
         size = abs(gain) + abs(penalty) + held + square
         if not np.isfinite(size):
             return None
-        return _Point(u, step, penalty, gain - penalty - held + 0.5 * square, size, u + self.F @ weights)
+        return _Point(z, step, penalty, gain - penalty - held + 0.5 * square, size, z + self.E @ weights)
 
-    def _minimise(self, u: Vector, anchor: Vector, pi: float, tol: float) -> tuple[_Point | None, int, bool]:
+    def _minimise(self, z: Vector, anchor: Vector, pi: float, tol: float) -> tuple[_Point | None, int, bool]:
         """Newton's method for φ, the number of its steps, and whether it came to an end."""
-        point = self._at(u, anchor, pi)
+        point = self._at(z, anchor, pi)
         for used in range(NEWTON):
             if point is None:
                 break
@@ -189,7 +195,7 @@ class _Problem:
         direction = self._newton(point)
         fall, length = -float(point.gradient @ direction), 1.0
         while fall > 0 and length > SHORTEST:
-            new, shorter = self._at(point.u + length * direction, anchor, pi), 0.5
+            new, shorter = self._at(point.z + length * direction, anchor, pi), 0.5
             if new is not None:
                 slope = float(new.gradient @ direction)
                 if new.value <= point.value - 1e-4 * length * fall:
@@ -201,10 +207,10 @@ class _Problem:
         return None
 
     def _newton(self, point: _Point) -> Vector:
-        """−(I + F P Fᵀ)⁻¹ ∇φ, over the clients whose weights can move."""
+        """−(I + E P Eᵀ)⁻¹ ∇φ, over the clients whose weights can move."""
         root, Q = point.step.factors()
         free = root > 0
-        G, Q = self.F[:, free] * root[free], Q[:, free]
+        G, Q = self.E[:, free] * root[free], Q[:, free]
         G = G - (G @ Q.T) @ Q
         try:
             direction = np.asarray(np.linalg.solve(np.eye(len(G)) + G @ G.T, -point.gradient), dtype=np.float64)

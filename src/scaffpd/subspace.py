@@ -60,25 +60,16 @@ class SubspaceModel:
     w: Vector
 
     def solve(self, damping: float, tol: float) -> Step:
-        """min_α max_l m(α, l): with (1 + δ)Q = R⁻ᵀR⁻¹, the saddle of E = [RᵀGᵀ; diag w] and a = L + w² ∘ λ."""
+        """min_α max_l m(α, l): with (1 + δ)Q = R⁻ᵀR⁻¹, the saddle problem of E = RᵀGᵀ."""
         values, vectors = np.linalg.eigh((1 + damping) * self.curvature)
         R = vectors / np.sqrt(np.maximum(values, FLAT * values.max(initial=1e-300)))
-        found = solve_saddle(self.objective, self._shifted(self.losses), (self.slopes @ R).T, self.weights, tol, self.w)
-        return Step(R @ found.z[: len(values)], found.weights, found.value - self._constant)
+        found = solve_saddle(self.objective, self.losses, (self.slopes @ R).T, self.weights, tol, self.w)
+        return Step(R @ found.z, found.weights, found.value)
 
     def merit(self, losses: Vector, tol: float) -> float:
         """F_w(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ w_i² (l_i − λ_i)²: what a step is judged by."""
         nothing = np.empty((0, len(losses)))
-        found = solve_saddle(self.objective, self._shifted(losses), nothing, self.weights, tol, self.w)
-        return found.value - self._constant
-
-    def _shifted(self, losses: Vector) -> Vector:
-        return losses + self.w**2 * self.weights
-
-    @property
-    def _constant(self) -> float:
-        pulled = self.w * self.weights
-        return 0.5 * float(pulled @ pulled)
+        return solve_saddle(self.objective, losses, nothing, self.weights, tol, self.w).value
 
 
 def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
