@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import scaffpd as sp
-from scaffpd.data import badly_scaled, breast_cancer, digits, rank_deficient, synthetic
+from scaffpd.data import adult, badly_scaled, breast_cancer, digits, heart_disease, rank_deficient, synthetic
 
 OBJECTIVES = ("Average", "Agnostic", "ChiSquare", "ChiSquareBall", "CVaR", "Tilted", "QFair", "Nash")
 
@@ -45,8 +45,14 @@ def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
         "badly scaled, σ=1": (lambda: badly_scaled(sigma=1.0, seed=seed), soft),
         "unequal sizes": (lambda: synthetic(sizes=sizes, seed=seed), squared),
         "rank-deficient": (lambda: rank_deficient(seed=seed), squared),
+        "N = 30, d = 60, badly scaled": (
+            lambda: synthetic(N=30, d=60, sigma=0.3, scaling=1.0, seed=seed),
+            sp.Linear("squared", l2=0.05),
+        ),
         "breast cancer": (lambda: breast_cancer(seed=seed).train, logistic),
         "digits": (lambda: digits(seed=seed).train, softmax),
+        "hospitals": (lambda: heart_disease(seed=seed).train, sp.Linear("logistic", l2=0.01, intercept=True)),
+        "Adult by occupation": (lambda: adult().train, logistic),
     }
     return {name: (lambda name=name, d=data, m=model: Family(name, d(), m)) for name, (data, model) in make.items()}
 
