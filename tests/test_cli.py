@@ -14,7 +14,8 @@ from sklearn.metrics import accuracy_score, log_loss
 
 import scaffpd
 from scaffpd import cli
-from scaffpd.algorithms import ScaffPD
+from scaffpd.algorithms import Fair, ScaffPD
+from scaffpd.cli.compare import OURS
 from scaffpd.data import heart_disease
 from scaffpd.errors import InputError
 from scaffpd.experiments import hospitals, problems
@@ -140,7 +141,7 @@ def test_an_input_error_is_a_red_sentence_without_a_traceback(capsys, tmp_path, 
 
 
 def test_control_c_in_the_middle_of_a_round_ends_with_130(capsys, tmp_path, monkeypatch):
-    calls, real, handler = [], ScaffPD.round, signal.getsignal(signal.SIGINT)
+    calls, real, handler = [], Fair.round, signal.getsignal(signal.SIGINT)
 
     def interrupted(self, federation, state):
         calls.append(state.rounds)
@@ -148,7 +149,7 @@ def test_control_c_in_the_middle_of_a_round_ends_with_130(capsys, tmp_path, monk
             signal.raise_signal(signal.SIGINT)
         return real(self, federation, state)
 
-    monkeypatch.setattr(ScaffPD, "round", interrupted)
+    monkeypatch.setattr(Fair, "round", interrupted)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert cli.run(["demo", "--out", str(tmp_path)]) == 130
@@ -246,6 +247,7 @@ def test_the_screen_explains_itself(demo):
         "Proven",
         "gap ≤",
         "2 splits",
+        "Solved by the subspace saddle method: the losses are convex and gradients are full.",
     ):
         assert words in out
 
@@ -324,6 +326,16 @@ def test_compare_prints_a_table_and_a_verdict_and_writes_everything(tmp_path, ca
     assert len(runs) == 1 + 2 * (2 + 2) + 2 * 2
     assert cli.run([*SMALL, "--seeds", "3", "--tune", "2", "--out", str(folder)]) == 2
     assert "other seeds and data" in capsys.readouterr().err
+
+
+def test_our_methods_get_a_verdict_each(capsys):
+    methods = "fedavg,subspace saddle,quasi-newton minimax,scaff-pd"
+    assert cli.run([*SMALL, "--methods", methods, "--tune", "1"]) == 0
+    out = capsys.readouterr().out
+    words = " ".join(out.split())
+    assert all(sum(line.startswith(label) for line in out.splitlines()) >= 1 for label in ("Quasi-Newton", "FedAvg"))
+    assert all(re.search(rf"\b{label}('s| has the best) worst-20 % test loss", words) for label in OURS)
+    assert words.count("worst-20 % test loss") == 2
 
 
 def test_compare_can_be_quiet(tmp_path, capsys):

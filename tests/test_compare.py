@@ -551,30 +551,60 @@ def test_labels_are_short_and_unique():
     assert list(fair) == ["ScaffPD(Average())", "ScaffPD(ChiSquare(rho=0.1))"]
 
 
-OURS = {"Fair", "fair", "QuasiNewtonMinimax", "SubspaceSaddle"}  # beyond what the paper compares with
+ELSEWHERE = {"Fair", "fair", "MinimaxGradient"}  # a choice between two of the zoo; what quasi-Newton minimax replaces
 
 
 def test_the_zoo_is_complete_and_can_be_sent():
     from scaffpd import algorithms
 
     methods = zoo(sp.ChiSquare(0.1), local_steps=7, batch_size=5)
-    assert {type(method).__name__ for method in methods.values()} == set(algorithms.__all__) - OURS
+    assert {type(method).__name__ for method in methods.values()} == set(algorithms.__all__) - ELSEWHERE
     assert repr(pickle.loads(pickle.dumps(methods))) == repr(methods)
     steps = {label: getattr(method, "local_steps", None) for label, method in methods.items()}
-    assert {label for label, J in steps.items() if J != 7} == {"AFL", "GDA", "Extragradient", "APD", "Minimax gradient"}
+    assert {label for label, J in steps.items() if J != 7} == {
+        *("AFL", "GDA", "Extragradient", "APD", "Quasi-Newton minimax", "Subspace saddle"),
+    }
+    full = {label for label, method in methods.items() if getattr(method, "batch_size", None) is None}
+    assert full == {"GDA", "Extragradient", "APD", "Quasi-Newton minimax", "Subspace saddle"}
+
+
+@pytest.mark.parametrize("label", ["Quasi-Newton minimax", "Subspace saddle"])
+def test_methods_without_a_step_size_have_nothing_but_strengths_to_tune(label):
+    method = zoo(sp.ChiSquare(0.1))[label]
+    assert grid(method, 9) == [{}]
+    assert [set(point) for point in grid(method, 9, strong=True)] == [{"rho"}] * 9
+
+
+def test_fair_is_compared_as_what_it_chooses():
+    """So the table has that method's J, exchanges and bytes."""
+    objective = sp.ChiSquare(0.1)
+    methods = {"fair": sp.fair(objective), "itself": sp.SubspaceSaddle(objective)}
+    result = sp.compare(methods, PROBLEM, rounds=3, tune=1, processes=1)
+    assert repr(result.setting.methods["fair"]) == repr(methods["itself"])
+    fair, itself = (result.line(label) for label in methods)
+    assert fair.local_steps is None
+    assert {k: v for k, v in fair.mean.items() if k != "seconds"} == {
+        k: v for k, v in itself.mean.items() if k != "seconds"
+    }
+    noisy = sp.compare([sp.fair(objective, 2, 4)], PROBLEM, rounds=2, tune=1, processes=1).line("Fair")
+    assert (noisy.local_steps, noisy.batch_size) == (2, 4)
 
 
 def test_methods_by_name():
     methods = zoo(sp.ChiSquare(0.1))
     assert list(chosen(methods, ["scaffpd", "FEDAVG", "Δ-FL"])) == ["FedAvg", "Δ-FL", "Scaff-PD"]
     assert list(chosen(methods, ["delta-fl", "gradientdescentascent"])) == ["Δ-FL", "GDA"]
+    assert list(chosen(methods, ["subspace-saddle", "QuasiNewtonMinimax"])) == [
+        "Quasi-Newton minimax",
+        "Subspace saddle",
+    ]
     with pytest.raises(InputError, match="did you mean 'FedAvg'"):
         chosen(methods, ["FedAvgg"])
 
 
 def test_every_method_of_the_zoo_runs_tuned_and_scored():
     result = sp.compare(zoo(sp.ChiSquare(0.1), 2, 4), PROBLEM, rounds=3, tune=2, processes=1)
-    assert [line.failures for line in result.table] == [""] * 14
+    assert [line.failures for line in result.table] == [""] * 15
 
 
 @pytest.mark.parametrize("name", ["digits", "hospitals", "breast-cancer", "synthetic"])

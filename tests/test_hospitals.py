@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, log_loss
 from sklearn.model_selection import StratifiedKFold
 
+import scaffpd as sp
 from scaffpd.data import heart_disease
 from scaffpd.errors import InputError
 from scaffpd.experiments import hospitals, hospitals_words
@@ -59,6 +60,16 @@ def test_every_run_is_certified(study):
     for run in (*study.average, *study.fair):
         assert run.result.status is Status.CONVERGED
         assert run.result.certificate <= study.tol
+        assert run.result.message.endswith(study.method)
+
+
+def test_the_method_is_chosen_and_says_why(study):
+    assert study.method == "Solved by the subspace saddle method: the losses are convex and gradients are full."
+    silos = heart_disease(0.3, seed=study.seeds[0])
+    cohort = sp.Cohort(silos.train, sp.Linear("logistic", hospitals.L2, intercept=True))
+    for objective, run in ((Average(), study.average[0]), (ChiSquare(study.rho), study.fair[0])):
+        same = sp.train(sp.fair(objective), cohort, tol=study.tol)
+        np.testing.assert_allclose(run.result.x, same.x, rtol=1e-9)
 
 
 def test_the_average_model_is_scikit_learns(study):

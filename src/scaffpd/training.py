@@ -113,7 +113,7 @@ class Result:
 def train(
     algorithm: Algorithm,
     federation: Federation,
-    rounds: int,
+    rounds: int = 1000,
     tol: float | None = None,
     seed: int = 0,
     x0: Any = None,
@@ -124,7 +124,7 @@ def train(
     """Run `algorithm` on `federation` until a certified gap of `tol`, for at most `rounds` rounds.
 
     Args:
-        algorithm: such as `ScaffPD(ChiSquare(rho=0.1))`.
+        algorithm: such as `fair(ChiSquare(rho=0.1))`.
         federation: such as a `Cohort`.
         rounds: the most communication rounds to make, rounds of an earlier part of a resumed run included.
         tol: stop as soon as the proven optimality gap is at most this.
@@ -276,7 +276,7 @@ class _Run:
 
 def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, seed: Any, callbacks: Any) -> None:
     if not _offers(algorithm, "init", "round", "resume", "uncertified"):
-        raise InputError(f"train needs an algorithm such as ScaffPD(ChiSquare(rho=0.1)), got {algorithm!r}.")
+        raise InputError(f"train needs an algorithm such as fair(ChiSquare(rho=0.1)), got {algorithm!r}.")
     # Not isinstance(federation, Federation): that would compute every property, the fingerprint of all data included.
     if not _offers(federation, "constants", "start", "gradients", "local_updates", "evaluate"):
         raise InputError(f"train needs a federation such as Cohort(clients, model), got {type(federation).__name__}.")

@@ -7,20 +7,15 @@ minibatches and networks, for which it has no proof and no second derivatives, g
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from scaffpd.algorithms.base import check_settings
 from scaffpd.algorithms.scaff_pd import ScaffPD
-from scaffpd.algorithms.subspace_saddle import SubspaceSaddle, SubspaceSaddleState
-from scaffpd.federation import Federation
+from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
+from scaffpd.federation import Constants, Federation
 from scaffpd.objectives.base import Objective
-
-REASONS = {
-    SubspaceSaddle: "Solved by the subspace saddle method: the losses are convex and gradients are full.",
-    ScaffPD: "Solved by Scaff-PD: the subspace saddle method needs convex losses and full gradients.",
-}
 
 
 @dataclass(frozen=True)
@@ -33,8 +28,6 @@ class Fair:
         batch_size: samples per local gradient; `None` uses all of them.
     """
 
-    knobs: ClassVar[tuple[str, ...]] = ()
-
     objective: Objective
     local_steps: int = 100
     batch_size: int | None = None
@@ -42,39 +35,39 @@ class Fair:
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def automatic(self, federation: Federation) -> dict[str, float]:
-        """There is nothing to tune."""
-        return {}
-
     def choice(self, federation: Federation) -> SubspaceSaddle | ScaffPD:
         """The method for this federation."""
-        return self._method(self.batch_size is None and federation.constants().convex)
+        return self._method(federation.constants())
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> Any:
-        """The state of the chosen method."""
-        return self.choice(federation).init(federation, seed, x0)
+        """The state of the chosen method, which asks for the constants itself: they are counted once."""
+        before = federation.traffic.snapshot()
+        method = self.choice(federation)
+        federation.traffic.restore(before)
+        return method.init(federation, seed, x0)
 
     def resume(self, federation: Federation, state: Any) -> Any:
         """As the chosen method does."""
-        return self._of(state).resume(federation, state)
+        return self._method(state.constants).resume(federation, state)
 
     def round(self, federation: Federation, state: Any) -> Any:
         """As the chosen method does."""
-        return self._of(state).round(federation, state)
+        return self._method(state.constants).round(federation, state)
 
     def uncertified(self, state: Any) -> str | None:
         """As the chosen method does."""
-        return self._of(state).uncertified(state)
+        return self._method(state.constants).uncertified(state)
 
     def explain(self, state: Any) -> str:
         """Which method it is, and why."""
-        return REASONS[type(self._of(state))]
+        if not state.constants.convex:
+            return "Solved by Scaff-PD: the losses are not known to be convex."
+        if self.batch_size is not None:
+            return "Solved by Scaff-PD: local gradients are of minibatches."
+        return "Solved by the subspace saddle method: the losses are convex and gradients are full."
 
-    def _of(self, state: Any) -> SubspaceSaddle | ScaffPD:
-        return self._method(isinstance(state, SubspaceSaddleState))
-
-    def _method(self, subspace: bool) -> SubspaceSaddle | ScaffPD:
-        if subspace:
+    def _method(self, known: Constants) -> SubspaceSaddle | ScaffPD:
+        if self.batch_size is None and known.convex:
             return SubspaceSaddle(self.objective)
         return ScaffPD(self.objective, local_steps=self.local_steps, batch_size=self.batch_size)
 

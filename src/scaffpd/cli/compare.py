@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from scaffpd.comparison import Comparison
     from scaffpd.training import Algorithm
 
-OURS = "Scaff-PD"
+OURS = ("Scaff-PD", "Subspace saddle")
 WIDEST = 120  # columns: beyond, lines are hard to follow
 
 
@@ -90,8 +90,9 @@ def _show(comparison: Comparison, out: Path | None) -> None:
     width = min(console.width, WIDEST)
     console.print(f"{comparison.setting.problem.name}\n", style="bold", markup=False)
     console.print(comparison, width=width)
-    if OURS in comparison.setting.methods and len(comparison.setting.methods) > 1:
-        console.print(f"\n{comparison.verdict(OURS)}", markup=False, width=width)
+    methods = comparison.setting.methods
+    for label in (ours for ours in OURS if ours in methods and len(methods) > 1):
+        console.print(f"\n{comparison.verdict(label)}", markup=False, width=width)
     if out is not None:
         console.print(f"\nWritten to {out}", markup=False)
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 WIDEST = 100  # columns: longer lines of prose are hard to read
 INTRODUCTION = (
     "Heart disease (UCI): Cleveland, Hungary, Switzerland and Long Beach keep their patients to themselves "
-    "and train one logistic model with Scaff-PD, once for the average hospital and once fairly (χ² penalty, "
-    "ρ = {rho:g}: who is served worse counts more), on {splits} random splits into patients to train on "
-    "(70 %) and patients held out (30 %)."
+    "and train one logistic model, once for the average hospital and once fairly (χ² penalty, ρ = {rho:g}: who "
+    "is served worse counts more), on {splits} random splits into patients to train on (70 %) and patients "
+    "held out (30 %)."
 )
 LEGEND = (
     "Accuracy in % and log-loss on held-out patients, mean over {splits} splits, changes ± standard "
@@ -83,7 +83,7 @@ def _show(console: Console, study: Study, written: list[Path]) -> None:
     console.print(_table(study, gap=0 if console.width < WIDEST else 2))
     _section(console, None, LEGEND.format(splits=len(study.seeds)), words.baseline(study) or "")
     _section(console, "Verdict", *words.verdict(study))
-    _section(console, "Proven", *words.certificates(study))
+    _section(console, "Proven", study.method, *words.certificates(study))
     _section(console, "Written", *map(str, written))
 
 

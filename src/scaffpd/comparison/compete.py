@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from scaffpd.comparison.journal import Journal
 from scaffpd.comparison.pool import Pool, cores
@@ -51,7 +52,7 @@ def compare(
         strengths: whether the budget may also go to how fair a method is: ρ of its objective, q, θ, μ. Otherwise they
             stay as given.
     """
-    setting = make_setting(methods, problem, seeds, rounds, tune, validation, select, strengths)
+    setting = _settled(make_setting(methods, problem, seeds, rounds, tune, validation, select, strengths))
     workers = cores() if processes is None else count("compare", "processes", processes)
     journal = Journal(out, setting.about() | {"data": _checked_data(setting)})
     with Pool(setting, workers) as pool, Tally(progress, len(_tuning(setting)) + len(_labels(setting))) as tally:
@@ -66,6 +67,15 @@ def compare(
     if journal.folder is not None:
         comparison.to_csv(journal.folder)
     return comparison
+
+
+def _settled(setting: Setting) -> Setting:
+    """With what `fair` chooses for this problem in its place, so that tables have the J and the batch of that."""
+    open_ = {label: method for label, method in setting.methods.items() if hasattr(method, "choice")}
+    if not open_:
+        return setting
+    cohort = setting.problem.cohort(setting.seeds[0])
+    return replace(setting, methods=setting.methods | {label: m.choice(cohort) for label, m in open_.items()})
 
 
 def _checked_data(setting: Setting) -> list[str]:

@@ -98,7 +98,7 @@ def labelled(methods: Any) -> dict[str, Any]:
         raise InputError("compare needs at least one method.")
     for label, method in table.items():
         if isinstance(method, type) or not all(hasattr(method, k) for k in ("init", "round", "resume", "uncertified")):
-            raise InputError(f"compare needs methods such as ScaffPD(ChiSquare(rho=0.1)), got {method!r}.")
+            raise InputError(f"compare needs methods such as fair(ChiSquare(rho=0.1)), got {method!r}.")
         check_tunable(label, method)
     return table
 

@@ -46,8 +46,8 @@ def caption(comparison: Comparison, headings: Collection[str]) -> list[str]:
         f"On test rows, {over}, after {setting.rounds} rounds; {rates}.",
         f"{ends.capitalize()} 20 %: mean over the {a_fifth(N)} of {N} clients that fare {ends}"
         + (f"; {spreads}: over all clients." if spreads else "."),
-        "J: local steps a round (– none), on so many samples each; exchanges and MB (up and down, all clients): of the "
-        "whole run.",
+        "J: local steps a round (–: not a setting), on so many samples each; exchanges and MB (up and down, all "
+        "clients): of the whole run.",
     ]
     failed = [f"{line.method} is not ranked: {line.failures}" for line in comparison.table if line.failures]
     return [" ".join(sentences), *failed] if N else failed

@@ -1,4 +1,4 @@
-"""All methods of this package under the names that their papers gave them."""
+"""The methods of this package under the names that their papers gave them, and ours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from scaffpd.algorithms import (
     FedAvg,
     FedProx,
     GradientDescentAscent,
-    MinimaxGradient,
     ProxSkip,
+    QuasiNewtonMinimax,
     Scaffold,
     ScaffPD,
+    SubspaceSaddle,
 )
 from scaffpd.errors import unknown
 from scaffpd.objectives.base import Objective
@@ -25,12 +26,12 @@ from scaffpd.training import Algorithm
 
 
 def zoo(objective: Objective, local_steps: int = 10, batch_size: int | None = None) -> dict[str, Algorithm]:
-    """Every method by its name.
+    """The methods by their names; quasi-Newton minimax stands for those whose servers see every client's gradient.
 
     Those that minimise an objective of their own keep it, as published: the average for FedAvg, FedProx, SCAFFOLD and
     ProxSkip, the worst client for AFL and DRFA, q = 1 for q-FFL, the worst half for Δ-FL. AFL makes one local step,
     as published, and under its second name as many as the others (the Scaff-PD paper's choice). GDA, extragradient, APD
-    and the minimax gradient method make none: gradients, of all samples, are all they ask for.
+    and quasi-Newton minimax make none, and subspace saddle as many as it needs: all five use all samples.
 
     Args:
         objective: of the methods that take any.
@@ -51,8 +52,9 @@ def zoo(objective: Objective, local_steps: int = 10, batch_size: int | None = No
         "GDA": GradientDescentAscent(objective),
         "Extragradient": Extragradient(objective),
         "APD": AcceleratedPrimalDual(objective),
-        "Minimax gradient": MinimaxGradient(objective),
+        "Quasi-Newton minimax": QuasiNewtonMinimax(objective),
         "Scaff-PD": ScaffPD(objective, local_steps=steps, batch_size=batch),
+        "Subspace saddle": SubspaceSaddle(objective),
     }
 
 
