@@ -79,13 +79,11 @@ class ProximalPlan:
     Attributes:
         pull: β.
         metric: D, the diagonal of a matrix.
-        smoothness: L_i = λ_max(D^-½ H_i D^-½), as the clients have told.
         limit: the most local steps where the model is not solved in closed form.
     """
 
     pull: float
     metric: torch.Tensor
-    smoothness: Vector
     limit: int = 30
 
 
@@ -284,9 +282,6 @@ class Federation(Protocol):
 
         c_i is what the client answered (`Gradients`) or kept (`Memory`); `None` leaves c_i or the correction out.
         """
-
-    def scaled_smoothness(self, metric: torch.Tensor) -> Vector:
-        """λ_max(D^-½ ∇²f_i D^-½) per client (a bound that holds everywhere)."""
 
     def proximal_steps(self, at: Gradients, correction: torch.Tensor, plan: ProximalPlan) -> Updates:
         """The clients' local models at x, solved: d_i ≈ (∇²f_i + βD)⁻¹ correction."""

@@ -8,11 +8,12 @@ Round, at x with L, λ, S = Σ λ_i and c = Σ λ_i c_i:
     (2)  V, D-orthonormal;  g_i = Vᵀc_i,  Q = Σ λ_i VᵀH_iV                          d down; scalars up
     (3)  (α, λ⁺) = the saddle point of `SubspaceModel`                              on the server
     (4)  L and Σ λ⁺_i c_i at x⁺ = x + Vα                                            α, λ⁺ down; L_i, c_i up
-         x⁺ is taken where the merit F_w falls by a tenth of what the model promised; else δ grows and (3) is redone
+         x⁺ is taken where the merit F_w falls by a tenth of what the model promised; else δ grows, and the next round
+         is (3) and (4) alone
 
 Nothing is left to tune: β follows the length that the model wants along d, the scale s of w_i² = s (⟨c,d⟩/‖c‖²_{D⁻¹})
-(‖c_i‖²_{D⁻¹} − ‖g_i‖²) follows how far λ has moved, δ how good the last promise was. D is the diagonal of the Hessian
-where that is constant (squared losses) and I elsewhere.
+(‖c_i‖²_{D⁻¹} − ‖g_i‖²) follows how far λ has moved, δ how good the last promise was, k how many clients' weights move.
+D is the diagonal of the Hessian where that is constant (squared losses) and I elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import check_finite, check_settings
+from scaffpd.algorithms.base import check_finite, check_settings, steepest
 from scaffpd.certificate import certify, no_certificate
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Constants, Federation, Gradients, ProximalPlan, Vector
@@ -32,11 +33,32 @@ from scaffpd.objectives.base import Objective
 from scaffpd.objectives.inputs import LARGEST
 from scaffpd.subspace import SubspaceModel, orthonormal
 
-INEXACT = 1e-6  # accuracy of the server's problems, as a share of the certificate
-TRIES = 12  # of step (3) in a round
+INEXACT = 1e-6  # accuracy of the server's problems, as a share of how far there is to go
 FIRST = 1e-6  # the same in the first round of a problem without a certificate, as a share of the losses
-LEAST = 3  # columns: the last step, d and c
-KEPT = 4  # columns kept for each of `memory`
+LEAST, USUAL, MOST = 3, 20, 60  # columns: the last step, d and c; where nothing is set; where many weights move
+OWN = 10.0  # the size of a Hessian in the metric of its own diagonal: at least 1, at most d
+MOVES = 0.01  # a weight that changes by more than this share of the largest one has moved
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the clients have told about the neighbourhood of x.
+
+    Attributes:
+        V: the basis.
+        fresh: the vectors of this round that went into it.
+        model: their losses in its span.
+        merit: F_w(L(x)).
+        pull: β for the next round.
+        scale: s.
+    """
+
+    V: Tensor
+    fresh: list[Tensor]
+    model: SubspaceModel
+    merit: float
+    pull: float
+    scale: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +72,21 @@ class SubspaceSaddleState:
         direction: c.
         columns: vectors that everybody knows, the last step first, (n, d).
         metric: D.
-        smoothness: λ_max(D^-½ H_i D^-½) per client.
+        size: how large Hessians are in that metric, roughly.
         pull: β.
         scale: s.
         damping: δ.
         energy: Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step.
+        moving: how many clients' weights the last step has moved.
         promise: the decrease that the last model promised: how far there may still be to go.
         rounds: trial points asked about; a rejected one counts.
         seed: of the run; nothing here is random.
         constants: L_i and μ_i.
         certificate: the proven gap of (x, weights).
         floor: the part of it that is rounding.
-        accepted: whether the round found a step.
+        accepted: whether the last trial point was taken.
         at: the clients' answers at x; asked for anew when a run is resumed.
+        sight: what they have told about its neighbourhood, where a trial point there was rejected.
     """
 
     x: Tensor
@@ -71,19 +95,21 @@ class SubspaceSaddleState:
     direction: Tensor
     columns: Tensor
     metric: Tensor
-    smoothness: Vector
+    size: float
     pull: float
-    scale: float
-    damping: float
-    energy: float
-    promise: float
-    rounds: int
+    scale: float = 1.0
+    damping: float = 0.0
+    energy: float = np.nan
+    moving: int = 0
+    promise: float = np.inf
+    rounds: int = 0
     seed: int
     constants: Constants
     certificate: float = np.inf
     floor: float = np.inf
     accepted: bool = True
     at: Gradients = field(repr=False, metadata={"transient": True})
+    sight: Sight | None = field(default=None, repr=False, metadata={"transient": True})
 
 
 @dataclass(frozen=True)
@@ -92,18 +118,20 @@ class SubspaceSaddle:
 
     Args:
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
-        memory: k, the dimension of the subspace; every client reveals k projections of its gradient a round.
+        memory: k, the largest dimension of the subspace: every client reveals k projections of its gradient a round,
+            and the server keeps k vectors. Left out, 20, and one more for each client whose weight moves, up to 60.
     """
 
     knobs: ClassVar[tuple[str, ...]] = ()
 
     objective: Objective
-    memory: int = 20
+    memory: int | None = None
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if count("SubspaceSaddle", "memory", self.memory) < LEAST:
-            raise InputError(f"SubspaceSaddle needs memory >= {LEAST}: the last step, d and c; got {self.memory}.")
+        if self.memory is not None and count(type(self).__name__, "memory", self.memory) < LEAST:
+            name = type(self).__name__
+            raise InputError(f"{name} needs memory >= {LEAST}: the last step, d and c; got {self.memory}.")
 
     def automatic(self, federation: Federation) -> dict[str, float]:
         """There is nothing to tune."""
@@ -117,70 +145,72 @@ class SubspaceSaddle:
         return f"{reason} The last round's model promised a decrease of {state.promise:.1e}."
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SubspaceSaddleState:
-        """The clients' answers at x⁰, D, and the clients' smoothness in it."""
+        """The clients' answers at x⁰, and D."""
         x = federation.start() if x0 is None else x0
         prior = self.objective.weights(len(federation.names))
         constants, at = federation.constants(), federation.gradients(x)
         check_finite(at.losses, federation.names)
         self.objective.check(at.losses, federation.names)
         weights = self.objective.start(at.losses)
-        metric, smoothness = torch.ones_like(x), constants.smoothness
+        steepest(constants.smoothness)
+        metric, size = torch.ones_like(x), float(constants.smoothness.mean())
         if constants.quadratic:
-            metric = at.diagonal(prior)
-            smoothness = federation.scaled_smoothness(metric)
+            diagonal = at.diagonal(prior)
+            metric, size = torch.where(diagonal > 0, diagonal, 1), OWN
         return self._certified(SubspaceSaddleState(
             x=x, weights=weights, losses=at.losses, direction=at.sum(weights), columns=x.new_empty(0, len(x)),
-            metric=metric, smoothness=smoothness, pull=0.01 * float(smoothness.mean()), scale=1.0, damping=0.0,
-            energy=np.nan, promise=np.inf, rounds=0, seed=seed, constants=constants, at=at,
+            metric=metric, size=size, pull=0.01 * size, seed=seed, constants=constants, at=at,
         ))  # fmt: skip
 
     def resume(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
         """A state read from disk, with the clients' answers at x asked for again."""
-        return replace(state, at=federation.gradients(state.x))
+        state = replace(state, at=federation.gradients(state.x))
+        return state if state.accepted else replace(state, sight=self._look(federation, state))
 
     def round(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
-        """Local work, the subspace, and trial points until one is good enough."""
-        total, c = float(state.weights.sum()) or 1.0, state.direction
-        plan = ProximalPlan(state.pull, state.metric, state.smoothness)
-        d = federation.proximal_steps(state.at, c / total, plan).sum(state.weights / total)
-        fresh = [d, c, c / state.metric] if state.constants.quadratic else [d, c]
-        V = orthonormal([*state.columns[:1], *fresh, *state.columns[1:]], state.metric, self.memory)
-        state, model = self._model(state, d, V)
-        tol = self._accuracy(state)
-        before, damping = model.merit(state.losses, tol), state.damping
-        tries = 0
-        while tries < TRIES:
-            tries += 1
-            step = model.solve(damping, tol)
-            x = state.x + V @ torch.from_numpy(step.alpha).to(V)
-            at = federation.gradients(x, told=V.shape[1] + len(state.weights))
-            promised, gained = before - step.value, -np.inf
-            if np.all(np.abs(at.losses) < LARGEST / 4):
-                gained = before - model.merit(at.losses, tol)
-            if gained >= 0.1 * promised - 2 * tol:
-                break
-            damping = max(4 * damping, 0.5)
-        else:
-            return replace(state, accepted=False, damping=damping, rounds=state.rounds + TRIES)
-        away = model.w * (step.weights - state.weights)
-        columns = torch.stack([x - state.x, *fresh, *state.columns])[: KEPT * self.memory]
+        """One trial point."""
+        sight = state.sight or self._look(federation, state)
+        tol, state = self._accuracy(state), replace(state, rounds=state.rounds + 1)
+        step = sight.model.solve(state.damping, tol)
+        x = state.x + sight.V @ torch.from_numpy(step.alpha).to(sight.V)
+        at = federation.gradients(x, told=len(step.alpha) + len(state.weights))
+        promised, gained = sight.merit - step.value, -np.inf
+        if np.all(np.abs(at.losses) < LARGEST / 4):
+            gained = sight.merit - sight.model.merit(at.losses, tol)
+        if not gained >= 0.1 * promised - 2 * tol:
+            return replace(state, accepted=False, damping=max(4 * state.damping, 0.5), sight=sight)
+        moves = np.abs(step.weights - state.weights)
+        away = sight.model.w * moves
         return self._certified(replace(
-            state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), columns=columns, at=at,
-            damping=damped(damping, gained, promised), energy=float(away @ away) / state.scale,
-            promise=max(promised, 0.0), rounds=state.rounds + tries, accepted=True,
+            state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), at=at, sight=None,
+            columns=self._kept(state, x - state.x, sight.fresh), pull=sight.pull, scale=sight.scale,
+            damping=damped(state.damping, gained, promised), energy=float(away @ away) / sight.scale,
+            moving=int(np.count_nonzero(moves > MOVES * step.weights.max())), promise=max(promised, 0.0), accepted=True,
         ))  # fmt: skip
 
-    def _model(self, state: SubspaceSaddleState, d: Tensor, V: Tensor) -> tuple[SubspaceSaddleState, SubspaceModel]:
-        """Step (2), with β and s brought up to date by what it shows."""
-        seen, slope = state.at.restriction(V, state.weights, state.metric), float(state.direction @ d)
+    def _look(self, federation: Federation, state: SubspaceSaddleState) -> Sight:
+        """Steps (1) and (2), and the β and s that they suggest."""
+        total, c = float(state.weights.sum()) or 1.0, state.direction
+        plan = ProximalPlan(state.pull, state.metric)
+        d = federation.proximal_steps(state.at, c / total, plan).sum(state.weights / total)
+        fresh = [d, c, c / state.metric] if state.constants.quadratic else [d, c]
+        V = orthonormal([*state.columns[:1], *fresh, *state.columns[1:]], state.metric, self._most(state))
+        seen, slope = state.at.restriction(V, state.weights, state.metric), float(c @ d)
         along = (V.mT @ (state.metric * d)).double().cpu().numpy()
         bend = float(along @ seen.curvature @ along)
+        pull = pulled(state.pull, slope / max(bend, 1e-300), state.size)
         scale = scaled(state.scale, slope / max(state.energy, 1e-300)) if np.isfinite(state.energy) else state.scale
-        state = replace(state, scale=scale, pull=pulled(state.pull, slope / max(bend, 1e-300), state.smoothness))
         unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
-        size = float((state.direction.square() / state.metric).sum())
-        w = np.sqrt(scale * max(slope, 0.0) / max(size, 1e-300) * unseen)
-        return state, SubspaceModel(self.objective, state.losses, seen.slopes, seen.curvature, state.weights, w)
+        w = np.sqrt(scale * max(slope, 0.0) / max(float((c.square() / state.metric).sum()), 1e-300) * unseen)
+        model = SubspaceModel(self.objective, state.losses, seen.slopes, seen.curvature, state.weights, w)
+        return Sight(V, fresh, model, model.merit(state.losses, self._accuracy(state)), pull, scale)
+
+    def _most(self, state: SubspaceSaddleState) -> int:
+        return min(USUAL + state.moving, MOST) if self.memory is None else self.memory
+
+    def _kept(self, state: SubspaceSaddleState, step: Tensor, fresh: list[Tensor]) -> Tensor:
+        """The newest columns, the last step first."""
+        return torch.stack([step, *fresh, *state.columns])[: self.memory or MOST]
 
     def _accuracy(self, state: SubspaceSaddleState) -> float:
         """Of the server's problems: a share of how far there is to go, by the proof or by the last model."""
@@ -195,12 +225,12 @@ class SubspaceSaddle:
         return replace(state, certificate=proof.gap, floor=proof.floor)
 
 
-def pulled(pull: float, length: float, smoothness: Vector) -> float:
+def pulled(pull: float, length: float, size: float) -> float:
     """β such that the model's best length along d, ⟨c, d⟩/⟨d, H(λ)d⟩, comes near ½."""
-    off, usual = float(np.log(max(length, 1e-9) / 0.5)), float(smoothness.mean())
+    off = float(np.log(max(length, 1e-9) / 0.5))
     if abs(off) <= 0.2:
         return pull
-    return float(np.clip(pull * np.exp(-np.clip(off, -1.5, 1.5)), 1e-7 * usual, 10 * usual))
+    return float(np.clip(pull * np.exp(-np.clip(off, -1.5, 1.5)), 1e-7 * size, 10 * size))
 
 
 def scaled(scale: float, ratio: float) -> float:
