@@ -225,11 +225,37 @@ def test_mistakes_get_a_sentence(make, words):
         make()
 
 
-def test_networks_are_refused_with_a_hint():
-    net = torch.nn.Linear(10, 1).double()
-    cohort = sp.Cohort(sp.data.synthetic(), sp.Module(net, loss="squared"))
-    with pytest.raises(InputError, match="use ScaffPD for networks"):
-        sp.train(sp.SubspaceSaddle(sp.Agnostic()), cohort, rounds=2)
+# ------------------------------------------------------------------ networks
+
+
+@pytest.mark.parametrize("objective", [sp.ChiSquare(rho=0.05), sp.CVaR(alpha=0.3), sp.Agnostic()], ids=str)
+def test_a_linear_layer_gets_as_far_as_a_linear_model(objective):
+    """A network has no certificate: the values are compared."""
+    data = unequal_clients("softmax", 3)
+    layer = torch.nn.Linear(6, 3, bias=False).double()
+    torch.nn.init.zeros_(layer.weight)
+    network = sp.Cohort(data, sp.Module(layer, l2=0.05))
+    linear = sp.Cohort(data, sp.Linear("softmax", l2=0.05, classes=3))
+    results = [sp.train(sp.SubspaceSaddle(objective), cohort, rounds=10) for cohort in (network, linear)]
+    values = [objective.support(result.history.losses[-1]) for result in results]
+    assert values[0] == pytest.approx(values[1], abs=1e-7)
+    assert results[1].certificate < 1e-7
+    assert results[0].certificate == np.inf
+    assert "not known to be convex" in results[0].message
+
+
+@pytest.mark.parametrize("objective", [sp.Average(), sp.ChiSquare(rho=0.05)], ids=str)
+@pytest.mark.parametrize("activation", [torch.nn.Tanh, torch.nn.ReLU])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_networks_learn(objective, activation, dtype):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(6, 5), activation(), torch.nn.Linear(5, 3))
+    cohort = sp.Cohort(unequal_clients("softmax", 3), sp.Module(network, l2=1e-3), dtype=dtype)
+    result = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=12)
+    assert np.isfinite(result.x).all()
+    assert np.isfinite(result.history.losses).all()
+    if objective == sp.Average():  # one mixture: the merit that falls is the objective
+        assert objective.support(result.history.losses[-1]) < objective.support(result.history.losses[0])
 
 
 # ------------------------------------------------------------------ the choice
