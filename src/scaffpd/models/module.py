@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -174,7 +175,8 @@ def _has_own_function(value: Tensor) -> bool:
 
     Where its gradient cannot be differentiated, autograd leaves that part of the Hessian out and says nothing.
     """
-    nodes, seen = [value.grad_fn], set()
+    nodes: list[Any] = [value.grad_fn]
+    seen: set[Any] = set()
     while nodes:
         node = nodes.pop()
         if isinstance(node, BackwardCFunction):
@@ -351,7 +353,8 @@ class ModuleOracle:
         """H_i v ≈ (∇f_i(x + hv) − ∇f_i(x − hv))/2h with h = ε^⅓ (1 + ‖x‖)/‖v‖, where rounding (ε/h) meets h²."""
         h = torch.finfo(x.dtype).eps ** (1 / 3) * (1 + float(x.norm())) / max(float(v.norm()), 1e-30)
         ahead, behind = (self.gradient(client, x + s * v, rows)[1] for s in (h, -h))
-        return (ahead - behind) / (2 * h)
+        slope: Tensor = (ahead - behind) / (2 * h)
+        return slope
 
     def _values(self, client: int, x: Tensor, rows: Tensor | None) -> Iterator[Tensor]:
         """The mean loss in parts: one for every chunk of samples, their sum is f_i without the regulariser."""
