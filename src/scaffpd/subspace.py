@@ -60,9 +60,14 @@ class SubspaceModel:
     w: Vector
 
     def solve(self, damping: float, tol: float) -> Step:
-        """min_α max_l m(α, l): with (1 + δ)Q = R⁻ᵀR⁻¹, the saddle problem of E = RᵀGᵀ."""
+        """min_α max_l m(α, l): with (1 + δ)|Q| = R⁻ᵀR⁻¹, the saddle problem of E = RᵀGᵀ.
+
+        Where losses are not convex Q may have negative eigenvalues, and |Q| has their sizes: as long a step as for a
+        bend upwards, downhill all the same.
+        """
         values, vectors = np.linalg.eigh((1 + damping) * self.curvature)
-        R = vectors / np.sqrt(np.maximum(values, FLAT * values.max(initial=1e-300)))
+        sizes = np.abs(values)
+        R = vectors / np.sqrt(np.maximum(sizes, FLAT * sizes.max(initial=1e-300)))
         found = solve_saddle(self.objective, self.losses, (self.slopes @ R).T, self.weights, tol, self.w)
         return Step(R @ found.z, found.weights, found.value)
 

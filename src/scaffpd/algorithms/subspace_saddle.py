@@ -35,6 +35,7 @@ from scaffpd.subspace import SubspaceModel, orthonormal
 
 INEXACT = 1e-6  # accuracy of the server's problems, as a share of how far there is to go
 FIRST = 1e-6  # the same in the first round of a problem without a certificate, as a share of the losses
+ROUNDING = 1e-16  # the accuracy that the server's arithmetic allows, as a share of the losses
 LEAST, USUAL, MOST = 3, 20, 60  # columns: the last step, d and c; where nothing is set; where many weights move
 OWN = 10.0  # the size of a Hessian in the metric of its own diagonal: at least 1, at most d
 MOVES = 0.01  # a weight that changes by more than this share of the largest one has moved
@@ -198,7 +199,7 @@ class SubspaceSaddle:
         seen, slope = state.at.restriction(V, state.weights, state.metric), float(c @ d)
         along = (V.mT @ (state.metric * d)).double().cpu().numpy()
         bend = float(along @ seen.curvature @ along)
-        pull = pulled(state.pull, slope / max(bend, 1e-300), state.size)
+        pull = pulled(state.pull, slope / bend if bend > 0 else 0.0, state.size)
         scale = scaled(state.scale, slope / max(state.energy, 1e-300)) if np.isfinite(state.energy) else state.scale
         unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
         w = np.sqrt(scale * max(slope, 0.0) / max(float((c.square() / state.metric).sum()), 1e-300) * unseen)
@@ -214,8 +215,8 @@ class SubspaceSaddle:
 
     def _accuracy(self, state: SubspaceSaddleState) -> float:
         """Of the server's problems: a share of how far there is to go, by the proof or by the last model."""
-        left = min(state.certificate, state.promise)
-        return INEXACT * left if np.isfinite(left) else FIRST * (1 + float(np.abs(state.losses).max()))
+        left, size = min(state.certificate, state.promise), 1 + float(np.abs(state.losses).max())
+        return max(INEXACT * left, ROUNDING * size) if np.isfinite(left) else FIRST * size
 
     def _certified(self, state: SubspaceSaddleState) -> SubspaceSaddleState:
         if self.uncertified(state):

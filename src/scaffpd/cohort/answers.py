@@ -13,7 +13,6 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Clients, LocalPlan, Restriction, Vector
-from scaffpd.models.glm import LinearPoint
 from scaffpd.models.oracle import Displacements, Point
 
 Chosen = list[int]
@@ -135,25 +134,19 @@ class CohortGradients(Answers):
         k = V.shape[1]
         scalars = k + 1 + k * (k + 1) // 2
         self.asked.cohort.count(exchanges=1, down=len(V) * len(self.chosen), up=scalars * len(self.chosen))
-        point = self._second_order()
-        slopes = point.project(V).double().cpu().numpy()
-        Q = point.curvature(self._weights(weights), V).double().cpu().numpy()
-        return Restriction(slopes, (Q + Q.T) / 2, self._spread(point.norms(1 / metric)))
+        seen = self.point.restriction(V, self._weights(weights), metric)
+        Q = seen.curvature.double().cpu().numpy()
+        return Restriction(self._spread(seen.slopes), (Q + Q.T) / 2, self._spread(seen.sizes))
 
     def diagonal(self, weights: Vector) -> Tensor:
         """One exchange: a vector up."""
         self.asked.cohort.count(exchanges=1, up=len(self.asked.like) * len(self.chosen))
-        return self._second_order().diagonal(self._weights(weights))
+        return self.point.diagonal(self._weights(weights))
 
     def diagonals(self) -> Tensor:
         """One exchange: a vector up."""
         self.asked.cohort.count(exchanges=1, up=len(self.asked.like) * len(self.chosen))
-        return self._second_order().diagonals()
-
-    def _second_order(self) -> LinearPoint:
-        if not isinstance(self.point, LinearPoint):
-            raise InputError("Second derivatives are known for linear models only; use ScaffPD for networks.")
-        return self.point
+        return self.point.diagonals()
 
     def gram(self) -> NDArray[np.float64]:
         """⟨c_i, c_j⟩, from the c_i that have gone up; float64 whatever the model's numbers are."""
@@ -193,6 +186,6 @@ class CohortUpdates(Answers):
 
 def scattered(values: Tensor, chosen: Chosen, n: int) -> Vector:
     """Per-client numbers in the order of all clients, NaN for those that were not asked."""
-    out = np.full(n, np.nan)
+    out = np.full((n, *values.shape[1:]), np.nan)
     out[chosen] = values.double().cpu().numpy()
     return out

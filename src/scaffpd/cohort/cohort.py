@@ -17,9 +17,8 @@ from scaffpd.cohort.answers import Asked, Chosen, CohortGradients, CohortUpdates
 from scaffpd.cohort.inputs import agreed_columns, checked_device, checked_dtype, named_pairs, width
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Traffic, Vector
-from scaffpd.models.glm import LinearOracle, same
 from scaffpd.models.inputs import read_features, read_labels
-from scaffpd.models.oracle import Arrays, Displacements, Oracle
+from scaffpd.models.oracle import Arrays, Displacements, Oracle, same
 
 SPLITS = ("train", "test")
 
@@ -198,25 +197,14 @@ class Cohort:
 
         return CohortUpdates(self._asked(chosen), plan, work)
 
-    def scaled_smoothness(self, metric: Tensor) -> Vector:
-        """One exchange: D down, a scalar up."""
-        n = len(self._names)
-        self.count(exchanges=1, down=n * self.dimension, up=n)
-        return self._linear().scaled_smoothness(metric).double().cpu().numpy()
-
     def proximal_steps(self, at: Gradients, correction: Tensor, plan: ProximalPlan) -> CohortUpdates:
         """One exchange: the correction and β down, d_i up."""
-        n, point = len(self._names), self._held(at, self._everyone)
-        self.count(exchanges=1, down=n * (self.dimension + 1), up=n * self.dimension)
-        oracle = self._linear()
+        oracle, chosen = self._among(at.chosen if isinstance(at, CohortGradients) else None)
+        point = self._held(at, chosen)
+        self.count(exchanges=1, down=len(chosen) * (self.dimension + 1), up=len(chosen) * self.dimension)
         return CohortUpdates(
-            self._asked(self._everyone), LocalPlan(1), lambda _: oracle.proximal_steps(point, correction, plan)
+            self._asked(chosen), LocalPlan(1), lambda _: oracle.proximal_steps(point, correction, plan)
         )
-
-    def _linear(self) -> LinearOracle:
-        if not isinstance(self._oracle, LinearOracle):
-            raise InputError("Second derivatives are known for linear models only; use ScaffPD for networks.")
-        return self._oracle
 
     def _asked(self, chosen: Chosen) -> Asked:
         return Asked(self, chosen, len(self._names), self.start())

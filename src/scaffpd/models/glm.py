@@ -15,7 +15,8 @@ from torch import Tensor
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.models.draws import Draws
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.oracle import Displacements, Stack, shift
+from scaffpd.models.oracle import Displacements, Seen, Stack, same, shift
+from scaffpd.models.proximal import pace
 from scaffpd.models.ragged import Block, Ragged
 from scaffpd.models.spectral import largest_eigenvalue
 
@@ -83,25 +84,31 @@ class LinearPoint:
         return (self.rows.A.T @ (scale * self.residual)).flatten() + self.l2 * weights.sum() * self.x
 
     def project(self, direction: Tensor) -> Tensor:
-        """⟨c_i, v⟩ = Σ_j r_j · (A v)_j / m_i + l2⟨x, v⟩, for one direction (d,) or several (d, n)."""
-        n, features = direction[0].numel(), self.rows.A.shape[1]
-        T = (self.rows.A @ direction.reshape(features, self.outputs * n)).view(*self.residual.shape, n)
+        """⟨c_i, v⟩ per client."""
+        return self._slopes(direction[:, None], self._along(direction[:, None]))[:, 0]
+
+    def _along(self, V: Tensor) -> Tensor:
+        """T = A V, the change of the predictions along the columns of V: (rows, outputs, k)."""
+        k, features = V.shape[1], self.rows.A.shape[1]
+        return (self.rows.A @ V.reshape(features, self.outputs * k)).view(*self.z.shape, k)
+
+    def _slopes(self, V: Tensor, T: Tensor) -> Tensor:
+        """Vᵀc_i = Σ_j T_jᵀr_j / m_i + l2 Vᵀx, (N, k)."""
         slope = (self.residual[..., None] * T).sum(1) * self.rows.share[:, None]
-        along = self.rows.layout.segment_sum(slope) + self.l2 * (self.x @ direction)
-        return along if direction.ndim > 1 else along[:, 0]
+        return self.rows.layout.segment_sum(slope) + self.l2 * (self.x @ V)
 
     def norms(self, scale: Tensor | None = None) -> Tensor:
         """Σ_k s_k c_ik² per client."""
         squares = self.each().square()
         return squares.sum(1) if scale is None else squares @ scale
 
-    def curvature(self, weights: Tensor, V: Tensor) -> Tensor:
-        """Σ_i w_i VᵀH_iV for the columns of V, (d, n)."""
-        n = V.shape[1]
-        T = (self.rows.A @ V.reshape(self.rows.A.shape[1], self.outputs * n)).view(len(self.z), self.outputs, n)
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Seen:
+        """Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + l2 (Σ w) VᵀV, and the slopes, from one product T = A V."""
+        T = self._along(V)
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None, None]
         inner = T.flatten(0, 1).mT @ (scale * self.loss.bend(self.z, T)).flatten(0, 1)
-        return inner + self.l2 * weights.sum() * (V.mT @ V)
+        curvature = inner + self.l2 * weights.sum() * (V.mT @ V)
+        return Seen(self._slopes(V, T), curvature, self.norms(1 / metric))
 
     def diagonal(self, weights: Tensor) -> Tensor:
         """Σ_i w_i diag H_i."""
@@ -261,30 +268,23 @@ class LinearOracle:
             d = d + rate * (gradient + pull - plan.prox * d)
         return d
 
-    def scaled_smoothness(self, metric: Tensor) -> Tensor:
-        """λ_max(D^-½ H_i D^-½) per client, at most; with several outputs the smallest D of a feature counts."""
-        least = metric.view(-1, self.outputs).amin(1)
-        parts = torch.split(self.rows.A / least.sqrt(), self.rows.layout.sizes.tolist())
-        tops = torch.stack([largest_eigenvalue(A) / len(A) for A in parts])
-        return self.loss.curvature * tops + self.l2 / metric.min()
-
     def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
         """Accelerated corrected steps in the metric D with the pull βD(u − x): J of them, as many as √κ asks for.
 
         With d = x − u they read d⁺ = e + D⁻¹(c + ∇f_i(x − e) − ∇f_i(x) − βD e)/(L_i + β),  e = d + m (d − d_prev).
         """
         shape = (-1, self.outputs)
+        L = self.smoothness if at.rows is self.rows else self.steepest  # of a few samples: at most that of the worst
+        go = pace(plan, L.double().cpu().numpy(), self.l2)
         c, D = correction.view(shape), plan.metric.view(shape)
-        L = torch.from_numpy(plan.smoothness).to(c) + plan.pull
-        q = ((self.l2 / D.max() + plan.pull) / L).sqrt().clamp_max(1)
-        steps = min(plan.limit, int(torch.ceil(2 / q).max()))
-        each = c.new_empty(len(L), *c.shape)
-        for block, A, y in self.rows.blocks:
+        rates, momenta = (torch.from_numpy(t).to(c)[:, None, None] for t in (go.rates, go.momenta))
+        each = c.new_empty(len(rates), *c.shape)
+        for block, A, y in at.rows.blocks:
             chosen = block.clients
             z, r = block.of(at.z), block.of(at.residual)
-            rate, momentum = (1 / L[chosen])[:, None, None] / D, ((1 - q) / (1 + q))[chosen][:, None, None]
+            rate, momentum = rates[chosen] / D, momenta[chosen]
             d = e = torch.zeros_like(each[chosen])
-            for _ in range(steps):
+            for _ in range(go.steps):
                 change = block.weight[..., None] * (self.loss.residual(z - product(A, e), y) - r)
                 gradient = c + product(A.mT, change) - (self.l2 + plan.pull * D) * e
                 last, d = d, e + rate * gradient
@@ -305,8 +305,3 @@ class LinearOracle:
 def product(A: Tensor, v: Tensor) -> Tensor:
     """A v, client by client; a single column goes as a row, see `_descend`."""
     return (v.mT @ A.mT).mT if v.shape[-1] == 1 else A @ v
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two points are one."""
-    return a is b or torch.equal(a, b)

@@ -1,6 +1,7 @@
 r"""Any `torch.nn.Module`: f_i(x) = mean loss of the network with parameters x on client i's samples + (l2/2)‖x‖².
 
-Gradients by autograd, one client after the other. The loss need not be convex in x: then there is no certificate.
+Gradients and second derivatives by autograd, one client after the other. The loss need not be convex in x: then there
+is no certificate.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.func import functional_call
 
 from scaffpd.errors import InputError, real, unknown
-from scaffpd.federation import Constants, LocalPlan, Vector
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.models.draws import Draws
 from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
-from scaffpd.models.oracle import Arrays, Oracle, Stack, shift
+from scaffpd.models.oracle import Arrays, Oracle, Seen, Stack, shift
+from scaffpd.models.proximal import LocalModel, pace
 from scaffpd.models.spectral import power_iteration, random_direction
 
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
@@ -165,6 +170,23 @@ def _try_out_loss(loss: MeanLoss, outputs: Tensor, y: Tensor) -> None:
         raise InputError("The loss function must return the mean loss of the batch, a tensor with a single number.")
 
 
+def _has_own_function(value: Tensor) -> bool:
+    """Whether a user's own `Function` has a part in the value.
+
+    Where its gradient cannot be differentiated, autograd leaves that part of the Hessian out and says nothing.
+    """
+    nodes: list[Any] = [value.grad_fn]
+    seen: set[Any] = set()
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, BackwardCFunction):
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [following for following, _ in node.next_functions]
+    return False
+
+
 def _plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -185,10 +207,12 @@ def class_correct(output: Tensor, y: Tensor) -> Tensor | None:
 
 
 class ModulePoint:
-    """All clients at one x: losses and the stacked (N, d) gradients."""
+    """All clients at one x: losses and the stacked (N, d) gradients, over the given rows of each client."""
 
-    def __init__(self, losses: Tensor, gradients: Tensor) -> None:
-        self.losses, self.gradients = losses, gradients
+    def __init__(
+        self, oracle: ModuleOracle, x: Tensor, rows: list[Tensor | None], losses: Tensor, gradients: Tensor
+    ) -> None:
+        self.oracle, self.x, self.rows, self.losses, self.gradients = oracle, x, rows, losses, gradients
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i c_i."""
@@ -198,13 +222,29 @@ class ModulePoint:
         """⟨c_i, v⟩ per client."""
         return self.gradients @ direction
 
-    def norms(self) -> Tensor:
-        """‖c_i‖² per client."""
-        return self.gradients.square().sum(1)
+    def norms(self, scale: Tensor | None = None) -> Tensor:
+        """Σ_k s_k c_ik² per client."""
+        return torch.stack([c @ (c if scale is None else scale * c) for c in self.gradients])
 
     def each(self) -> Tensor:
         """The c_i themselves."""
         return self.gradients
+
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Seen:
+        """By k Hessian-vector products of every client that has weight."""
+        Q = V.new_zeros(V.shape[1], V.shape[1])
+        for i, w in enumerate(weights.tolist()):
+            if w != 0:
+                Q += w * self.oracle.curvature(i, self.x, V, self.rows[i])
+        return Seen(self.project(V), Q, self.norms(1 / metric))
+
+    def diagonal(self, weights: Tensor) -> Tensor:
+        """It would take d Hessian-vector products."""
+        raise InputError("The diagonal of a network's Hessian is not known; take D = I instead.")
+
+    def diagonals(self) -> Tensor:
+        """As for `diagonal`."""
+        return self.diagonal(self.losses)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Nothing is known about a network's arithmetic."""
@@ -231,6 +271,7 @@ class ModuleOracle:
         self.sizes = [p.numel() for p in self.parameters.values()]
         self.dimension = sum(self.sizes)
         self._smoothness: Vector | None = None
+        self._twice = True  # whether every operation's derivative has one itself, as far as is known
 
     def start(self) -> Tensor:
         """x⁰: the network's own parameters, flattened."""
@@ -278,11 +319,47 @@ class ModuleOracle:
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             total, gradient = x.new_zeros(()), torch.zeros_like(x)
-            for X, y, share in self._chunks(client, rows):
-                value = share * self.loss(functional_call(self.network, self.unflatten(leaf), (X,)), y)
+            for value in self._values(client, leaf, rows):
                 gradient += torch.autograd.grad(value, leaf)[0]
                 total += value.detach()
         return total + self.l2 / 2 * (x @ x), gradient + self.l2 * x
+
+    def curvature(self, client: int, x: Tensor, V: Tensor, rows: Tensor | None = None) -> Tensor:
+        """VᵀH_iV for the columns of V, (d, k), by k Hessian-vector products that are not kept."""
+        if self._twice:
+            try:
+                return self._differentiated(client, x, V, rows) + self.l2 * (V.mT @ V)
+            except RuntimeError:  # an operation without a second derivative, such as fused attention
+                self._twice = False
+        Q = V.new_zeros(V.shape[1], V.shape[1])
+        for row, v in zip(Q, V.mT, strict=True):
+            row += self._differences(client, x, v, rows) @ V
+        return Q
+
+    def _differentiated(self, client: int, x: Tensor, V: Tensor, rows: Tensor | None) -> Tensor:
+        """The derivatives of ⟨∇f_i, v⟩."""
+        Q = V.new_zeros(V.shape[1], V.shape[1])
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            for value in self._values(client, leaf, rows):
+                if _has_own_function(value):
+                    raise RuntimeError("a function of the user's own")
+                slope = torch.autograd.grad(value, leaf, create_graph=True)[0]
+                for row, v in zip(Q, V.mT, strict=True):
+                    row += torch.autograd.grad(slope, leaf, v, retain_graph=True)[0] @ V
+        return Q
+
+    def _differences(self, client: int, x: Tensor, v: Tensor, rows: Tensor | None) -> Tensor:
+        """H_i v ≈ (∇f_i(x + hv) − ∇f_i(x − hv))/2h with h = ε^⅓ (1 + ‖x‖)/‖v‖, where rounding (ε/h) meets h²."""
+        h = torch.finfo(x.dtype).eps ** (1 / 3) * (1 + float(x.norm())) / max(float(v.norm()), 1e-30)
+        ahead, behind = (self.gradient(client, x + s * v, rows)[1] for s in (h, -h))
+        slope: Tensor = (ahead - behind) / (2 * h)
+        return slope
+
+    def _values(self, client: int, x: Tensor, rows: Tensor | None) -> Iterator[Tensor]:
+        """The mean loss in parts: one for every chunk of samples, their sum is f_i without the regulariser."""
+        for X, y, share in self._chunks(client, rows):
+            yield share * self.loss(functional_call(self.network, self.unflatten(x), (X,)), y)
 
     def _chunks(self, client: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, float]]:
         X, y = self.X[client], self.y[client]
@@ -294,11 +371,11 @@ class ModuleOracle:
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> ModulePoint:
         """Losses and gradients of all clients at x."""
-        answers = [
-            self.gradient(i, x, self._draw(i, batch_size, Draws(key, [name]))) for i, name in enumerate(self.names)
-        ]
-        losses, gradients = zip(*answers, strict=True)
-        return ModulePoint(torch.stack(losses), torch.stack(gradients))
+        rows = [self._draw(i, batch_size, Draws(key, [name])) for i, name in enumerate(self.names)]
+        losses, gradients = x.new_empty(len(rows)), x.new_empty(len(rows), len(x))
+        for i, picked in enumerate(rows):
+            losses[i], gradients[i] = self.gradient(i, x, picked)
+        return ModulePoint(self, x, rows, losses, gradients)
 
     def _draw(self, client: int, batch_size: int | None, draws: Draws) -> Tensor | None:
         """The client's next batch, as `Ragged.minibatch` draws it; `None` for all rows."""
@@ -310,13 +387,12 @@ class ModuleOracle:
 
     def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
         """f_i(x) without the gradients."""
-        values, parameters = [], self.unflatten(x)
+        zero = x.new_zeros(())
         with torch.no_grad():
-            for i, name in enumerate(self.names):
-                value = x.new_zeros(())
-                for X, y, share in self._chunks(i, self._draw(i, batch_size, Draws(key, [name]))):
-                    value = value + share * self.loss(functional_call(self.network, parameters, (X,)), y)
-                values.append(value)
+            values = [
+                sum(self._values(i, x, self._draw(i, batch_size, Draws(key, [name]))), zero)
+                for i, name in enumerate(self.names)
+            ]
         return torch.stack(values) + self.l2 / 2 * (x @ x)
 
     def local_updates(
@@ -331,6 +407,15 @@ class ModuleOracle:
             for _ in range(plan.steps):
                 _, g = self.gradient(i, x - each[i], self._draw(i, plan.batch_size, draws))
                 each[i] += float(rates[i]) * (g + pull[i] - plan.prox * each[i])
+        return Stack(each)
+
+    def proximal_steps(self, at: ModulePoint, correction: Tensor, plan: ProximalPlan) -> Stack:
+        """The accelerated steps of `LinearOracle.proximal_steps`, one client after the other."""
+        go, each = pace(plan, self.constants().smoothness, self.l2), torch.empty_like(at.gradients)
+        for i, (c, rows) in enumerate(zip(at.gradients, at.rows, strict=True)):
+            gradient = partial(self.gradient, i, rows=rows)
+            model = LocalModel(gradient, at.x, float(at.losses[i]), correction - c, plan)
+            each[i] = model.approach(float(go.rates[i]), float(go.momenta[i]), go.steps)
         return Stack(each)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:

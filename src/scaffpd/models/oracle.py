@@ -6,17 +6,32 @@ exist here exactly once: a simulated cohort holds an oracle over N clients, a re
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.federation import Constants, LocalPlan, Vector
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
+
+
+class Seen(NamedTuple):
+    """What all clients see of their losses in the span of V = [v_1 … v_k], to second order.
+
+    Attributes:
+        slopes: g_i = Vᵀc_i, (N, k).
+        curvature: Q = Σ w_i VᵀH_iV, (k, k).
+        sizes: ‖c_i‖² in the metric D⁻¹, (N,).
+    """
+
+    slopes: Tensor
+    curvature: Tensor
+    sizes: Tensor
 
 
 class Point(Protocol):
-    """Losses and gradients of all clients at one x."""
+    """Losses, gradients and second derivatives of all clients at one x."""
 
     losses: Tensor
 
@@ -31,6 +46,15 @@ class Point(Protocol):
 
     def each(self) -> Tensor:
         """The c_i themselves, (N, d)."""
+
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Seen:
+        """Slopes, curvature and sizes along the columns of V, (d, k), for weights w and the diagonal D."""
+
+    def diagonal(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i diag H_i; an `InputError` where that is not known."""
+
+    def diagonals(self) -> Tensor:
+        """Every client's diag H_i, (N, d); an `InputError` where that is not known."""
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bounds on the rounding errors of L_i and of c_i (its norm); infinite where nobody knows."""
@@ -67,8 +91,13 @@ def shift(at: Point | Tensor | None, correction: Tensor | None) -> Tensor | floa
     return c if at is None else c - (at if isinstance(at, Tensor) else at.each())
 
 
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two points are one."""
+    return a is b or torch.equal(a, b)
+
+
 class Oracle(Protocol):
-    """Losses, gradients and local steps of N clients."""
+    """Losses, gradients, second derivatives and local steps of N clients."""
 
     dimension: int
 
@@ -95,6 +124,9 @@ class Oracle(Protocol):
 
         `at` is what this oracle's own `evaluate` returned, the c_i as an (N, d) tensor, or `None` for c_i = 0.
         """
+
+    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> Displacements:
+        """d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨correction, d⟩ at the point `at` of this oracle's own `evaluate`."""
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """f_i(x) and accuracy per client."""

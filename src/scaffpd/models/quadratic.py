@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
-from scaffpd.models.glm import LinearOracle, LinearPoint, Rows, product, same
+from scaffpd.models.glm import LinearOracle, LinearPoint, Rows, product
 from scaffpd.models.losses import Loss
-from scaffpd.models.oracle import Displacements, Stack, shift
+from scaffpd.models.oracle import Displacements, Stack, same, shift
 from scaffpd.models.ragged import Ragged
 
 
@@ -188,10 +188,11 @@ class QuadraticOracle(LinearOracle):
         c = correction.view(-1, self.outputs)
         e = self.l2 + plan.pull * plan.metric.view(-1, self.outputs)[:, 0]
         each = c.new_empty(len(self.names), *c.shape)
-        for block, A, _ in self.rotated.rows.blocks:
+        for block, A, _ in at.rows.blocks:
             R = A * (2 * block.weight).sqrt()[..., None]
             if R.shape[1] >= R.shape[2]:
-                H = R.mT @ R + torch.diag(e)
+                H = R.mT @ R
+                H.diagonal(dim1=-2, dim2=-1).add_(e)
                 each[block.clients] = torch.cholesky_solve(c.expand(len(R), *c.shape), torch.linalg.cholesky(H))
             else:
                 inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e) @ R.mT
