@@ -78,7 +78,7 @@ class SubspaceSaddleState:
         scale: s.
         damping: δ.
         energy: Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step.
-        moving: how many clients' weights the last step has moved.
+        moving: the most clients whose weights one step has moved.
         promise: the decrease that the last model promised: how far there may still be to go.
         rounds: trial points asked about; a rejected one counts.
         seed: of the run; nothing here is random.
@@ -186,14 +186,13 @@ class SubspaceSaddle:
             state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), at=at, sight=None,
             columns=self._kept(state, x - state.x, sight.fresh), pull=sight.pull, scale=sight.scale,
             damping=damped(state.damping, gained, promised), energy=float(away @ away) / sight.scale,
-            moving=int(np.count_nonzero(moves > MOVES * step.weights.max())), promise=max(promised, 0.0), accepted=True,
+            moving=max(state.moving, int(np.count_nonzero(moves > MOVES * step.weights.max()))), promise=max(promised, 0.0), accepted=True,
         ))  # fmt: skip
 
     def _look(self, federation: Federation, state: SubspaceSaddleState) -> Sight:
         """Steps (1) and (2), and the β and s that they suggest."""
         total, c = float(state.weights.sum()) or 1.0, state.direction
-        plan = ProximalPlan(state.pull, state.metric)
-        d = federation.proximal_steps(state.at, c / total, plan).sum(state.weights / total)
+        d = self._local_work(federation, state, c / total)
         fresh = [d, c, c / state.metric] if state.constants.quadratic else [d, c]
         V = orthonormal([*state.columns[:1], *fresh, *state.columns[1:]], state.metric, self._most(state))
         seen, slope = state.at.restriction(V, state.weights, state.metric), float(c @ d)
@@ -205,6 +204,11 @@ class SubspaceSaddle:
         w = np.sqrt(scale * max(slope, 0.0) / max(float((c.square() / state.metric).sum()), 1e-300) * unseen)
         model = SubspaceModel(self.objective, state.losses, seen.slopes, seen.curvature, state.weights, w)
         return Sight(V, fresh, model, model.merit(state.losses, self._accuracy(state)), pull, scale)
+
+    def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
+        """Step (1)."""
+        plan = ProximalPlan(state.pull, state.metric)
+        return federation.proximal_steps(state.at, c, plan).sum(state.weights / (float(state.weights.sum()) or 1.0))
 
     def _most(self, state: SubspaceSaddleState) -> int:
         return min(USUAL + state.moving, MOST) if self.memory is None else self.memory

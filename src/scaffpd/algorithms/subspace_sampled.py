@@ -1,0 +1,250 @@
+r"""The subspace saddle method where only some clients answer in a round, or where they answer from minibatches.
+
+Round, at x with λ, and with what each client i has said last, at its own point x_i and weight λ_i′:
+    (0)  the clients of the round, P, answer at x; c = Σ_{i∈P} λ_i c_i(x) + S,  S = Σ_{i∉P} λ_i′ c_i(x_i)
+    (1)–(4) as in `SubspaceSaddle`, asked of P. Clients that are absent keep their last losses; of their gradients the
+         server knows the sum S only, which pulls on everybody alike: g_i + VᵀS/Σλ. Nothing of c_i lies in V then,
+         and the model holds their weights back accordingly.
+
+S costs one more vector: the clients of P take what they have said last out of the sum (they keep it). A certificate
+needs everyone at the same point, so everyone is asked whenever the model promises a tenth of what it promised when that
+was done last; no certificate is claimed in between.
+
+With minibatches, all questions of a round are about the same samples, so that the acceptance test compares like with
+like. What is left is the noise between rounds: c at x from the last round's samples and from this round's differ by
+
+    ν = ‖c − c′‖² / (‖c‖² + ‖c′‖²),    0 without noise, 1 where there is nothing but noise.
+
+From the first round t = 1 with ν > ½ on, every such round raises the damping, 1 + δ ≥ 1 + GROWTH·t, holds the weights
+by as much, and x and λ are averages of the rounds since, later ones counting more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.algorithms.base import CLIENTS, STEPS, check_participation
+from scaffpd.algorithms.subspace_saddle import Sight, SubspaceSaddle, SubspaceSaddleState, damped
+from scaffpd.certificate import no_certificate
+from scaffpd.federation import Federation, Gradients, Memory, ProximalPlan, Restriction, Vector
+from scaffpd.objectives.inputs import LARGEST
+from scaffpd.subspace import Step
+
+GROWTH = 0.3  # of the damping, for each round of noise
+NOISE = 0.5  # ν from which a round is one
+SOONER = 0.1  # of the last promise, for the next certificate
+CAUTION, MOST_CAUTION = 0.1, 16.0  # the curvature that absent clients are taken to have in every direction, in L
+RISE, LOST = 2.0, 0.1
+FAIR = 0.1  # the least weight of a client that is there in local work and curvature, as a share of 1/N
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Present:
+    """The answers of the clients that are there, with the last words of those that are not.
+
+    Attributes:
+        at: the answers at x.
+        mask: who is there.
+        last: L_i(x_i) of everybody.
+        absent: S.
+        sizes: ‖c_i(x_i)‖²_{D⁻¹} of everybody.
+        size: how large Hessians are in the metric D, roughly.
+    """
+
+    at: Gradients
+    mask: Mask
+    last: Vector
+    absent: Tensor
+    sizes: Vector
+    size: float
+
+    @property
+    def losses(self) -> Vector:
+        """L_i(x), or L_i(x_i)."""
+        return np.where(self.mask, self.at.losses, self.last)
+
+    @property
+    def rounding(self) -> tuple[Vector, Vector]:
+        """As far as it is known."""
+        return self.at.rounding
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Σ_{i∈P} w_i c_i(x) + S."""
+        return self.at.sum(weights * self.mask) + self.absent
+
+    def stand_in(self, weights: Vector) -> Vector:
+        """Weights of the clients that are there, with the sum of all weights: they stand in for the others."""
+        total = float(weights.sum())
+        own = np.maximum(weights, FAIR * total / len(weights)) * self.mask
+        return own * total / float(own.sum())
+
+    def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction:
+        """The clients that are there, each pulled by its share of S as well."""
+        seen = self.at.restriction(V, self.stand_in(weights), metric)
+        away = self.size * float(weights @ ~self.mask)
+        pull = (V.mT @ self.absent).double().cpu().numpy() / float(weights.sum())
+        own = np.where(self.mask[:, None], seen.slopes, 0.0)
+        unseen = np.where(self.mask, seen.sizes, self.sizes) - (own**2).sum(1)
+        slopes = own + pull
+        return Restriction(slopes, seen.curvature + away * np.eye(len(pull)), unseen + (slopes**2).sum(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledState(SubspaceSaddleState):
+    """`SubspaceSaddleState`, and what is remembered of clients that do not answer.
+
+    Attributes:
+        iterate: where the method stands; x is an average of such points where there is noise.
+        mixture: λ there.
+        kept: what each client has said last, c_i(x_i); the clients keep it.
+        counted: the λ_i′ with which it went into `direction`.
+        sizes: ‖c_i(x_i)‖²_{D⁻¹}.
+        checked: the promise when everyone was asked last.
+        round_checked: the round of that.
+        noisy: t, the rounds of noise so far.
+    """
+
+    iterate: Tensor
+    mixture: Vector
+    kept: Memory = field(repr=False)
+    counted: Vector
+    sizes: Vector
+    checked: float = np.inf
+    round_checked: int = 0
+    noisy: int = 0
+    caution: float = CAUTION
+    height: float = np.inf
+    first: float = np.inf
+    lowest: float = np.inf
+
+
+@dataclass(frozen=True)
+class SampledSubspaceSaddle(SubspaceSaddle):
+    """`SubspaceSaddle` for rounds without some of the clients, and for minibatches.
+
+    Args:
+        objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
+        memory: see `SubspaceSaddle`.
+        clients_per_round: how many clients take part in a round, drawn uniformly without replacement; `None` for all.
+        batch_size: samples per client and round; `None` for all of them. With minibatches nothing is certified.
+    """
+
+    clients_per_round: int | None = None
+    batch_size: int | None = None
+
+    def uncertified(self, state: SubspaceSaddleState) -> str | None:
+        """Why nothing is proven about the result, or `None`."""
+        return super().uncertified(state) if self.batch_size is None else no_certificate(False, state.constants, state.weights)
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SampledState:
+        """Everyone at x⁰; each client keeps what it said."""
+        check_participation(self, self.clients_per_round, federation)
+        start = super().init(federation, seed, x0)
+        known: dict[str, Any] = {item: getattr(start, item) for item in start.__dataclass_fields__}
+        return SampledState(
+            **known, iterate=start.x, mixture=start.weights, kept=federation.memory().replaced(start.at),
+            counted=start.weights, sizes=start.at.norms(),
+        )  # fmt: skip
+
+    def resume(self, federation: Federation, state: SampledState) -> SampledState:  # type: ignore[override]
+        """A state read from disk is complete: every round asks anew."""
+        return state
+
+    def round(self, federation: Federation, state: SampledState) -> SampledState:  # type: ignore[override]
+        """The clients of the round at the iterate, and one trial point."""
+        here = self._arrive(federation, state)
+        at = here.at
+        assert isinstance(at, Present)
+        sight = self._look(federation, replace(here, weights=here.mixture))
+        damping = max(here.damping, GROWTH * here.noisy)
+        model, tol = self._steady(sight, state, here), self._accuracy(here)
+        step = model.solve(damping, tol)
+        y = here.iterate + sight.V @ torch.from_numpy(step.alpha).to(sight.V)
+        answers = self._ask(federation, here, y, at.mask, told=len(step.alpha) + len(step.weights))
+        there = replace(at, at=answers, last=here.losses)
+        pull = float((sight.V.mT @ at.absent).double().cpu().numpy() @ step.alpha) / float(here.mixture.sum())
+        before, promised, gained = model.merit(here.losses, tol), 0.0, -np.inf
+        promised = before - step.value
+        if np.all(np.abs(there.losses) < LARGEST / 4):
+            gained = before - model.merit(there.losses + pull, tol)
+        if not gained >= 0.1 * promised - 2 * tol:
+            return replace(here, at=state.at, accepted=False, damping=max(4 * damping, 0.5))
+        return self._taken(here, there, sight, step, y, promised, damped(damping, gained, promised))
+
+    def _arrive(self, federation: Federation, state: SampledState) -> SampledState:
+        """Step (0): the state as the clients of the round know it, before the step."""
+        everyone = len(federation.names)
+        mask = self._drawn(state, everyone) | self._due(state, everyone)
+        state = replace(state, rounds=state.rounds + 1)
+        if mask.all():
+            state = replace(state, checked=state.promise, round_checked=state.rounds)
+        answers = self._ask(federation, state, state.iterate, mask)
+        absent = state.direction - state.kept.sum(state.counted * mask)
+        absent = absent if not mask.all() else torch.zeros_like(absent)
+        known = np.where(mask, answers.losses, state.losses)
+        height = self.objective.support(known) if np.all(np.abs(known) < LARGEST / 4) else np.inf
+        lost = height > state.height and height - state.lowest > LOST * (state.first - state.lowest)
+        caution = min(state.caution * RISE, MOST_CAUTION) if lost else state.caution
+        at = Present(answers, mask, state.losses, absent, state.sizes, caution * state.size)
+        c = at.sum(state.mixture)
+        noise = float((c - state.direction).square().sum() / (c.square().sum() + state.direction.square().sum()))
+        noisy = state.noisy + (self.batch_size is not None and noise > NOISE)
+        return replace(
+            state, at=at, losses=at.losses, direction=c, noisy=noisy, caution=caution, height=height,
+            first=height if np.isinf(state.first) else state.first, lowest=min(height, state.lowest),
+            kept=state.kept.replaced(answers), counted=np.where(mask, state.mixture, state.counted),
+        )  # fmt: skip
+
+    def _due(self, state: SampledState, everyone: int) -> bool:
+        """Whether a certificate is due: the promise has fallen since the last one, and everyone may have been asked."""
+        long = state.rounds - state.round_checked >= everyone / (self.clients_per_round or everyone)
+        return self.batch_size is None and long and state.promise <= SOONER * state.checked
+
+    def _ask(self, federation: Federation, state: SampledState, x: Tensor, mask: Mask, told: int | None = None) -> Gradients:
+        clients = None if mask.all() else np.flatnonzero(mask)
+        return federation.gradients(x, self.batch_size, (state.seed, state.rounds, STEPS), clients, told=told)
+
+    def _drawn(self, state: SampledState, everyone: int) -> Mask:
+        if self.clients_per_round is None:
+            return np.ones(everyone, dtype=bool)
+        random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
+        return np.isin(np.arange(everyone), random.choice(everyone, self.clients_per_round, replace=False))
+
+    def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
+        at = state.at
+        assert isinstance(at, Present)
+        own = at.stand_in(state.weights)
+        updates = federation.proximal_steps(at.at, c, ProximalPlan(state.pull, state.metric))
+        return updates.sum(own / float(own.sum()))
+
+    def _steady(self, sight: Sight, before: SampledState, here: SampledState) -> Any:
+        """The model with weights held against the noise of their losses."""
+        if not here.noisy:
+            return sight.model
+        spread = float(np.abs(here.losses - before.losses).mean())
+        hold = GROWTH * here.noisy * spread / max(float(here.mixture.mean()), 1e-300)
+        return replace(sight.model, w=np.sqrt(sight.model.w**2 + hold))
+
+    def _taken(
+        self, here: SampledState, there: Present, sight: Sight, step: Step, y: Tensor, promised: float, damping: float
+    ) -> SampledState:
+        """The state after a step to y, where the clients of the round have answered."""
+        away = sight.model.w * (step.weights - here.mixture)
+        fresh = 2 / (here.noisy + 1) if here.noisy > 1 else 1.0  # the weight of y in the average
+        sizes = np.where(there.mask, there.at.norms() / float(here.metric.mean()), here.sizes)
+        state = replace(
+            here, iterate=y, mixture=step.weights, x=here.x + fresh * (y - here.x) if fresh < 1 else y,
+            weights=here.weights + fresh * (step.weights - here.weights), losses=there.losses, sizes=sizes,
+            direction=there.sum(step.weights), kept=here.kept.replaced(there.at), at=there, pull=sight.pull,
+            counted=np.where(there.mask, step.weights, here.counted), scale=sight.scale, accepted=True,
+            columns=self._kept(here, y - here.iterate, sight.fresh), energy=float(away @ away) / sight.scale,
+            promise=max(promised, 0.0), damping=damping,
+        )  # fmt: skip
+        return self._certified(state) if there.mask.all() else replace(state, certificate=np.inf, floor=np.inf)
