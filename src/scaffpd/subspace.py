@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -73,22 +74,35 @@ class SubspaceModel:
 
 
 def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
-    """V with VᵀDV = I, (d, k), spanning the first `most` of the columns that are not in the span of earlier ones."""
+    """V with VᵀDV = I, (d, k), spanning the first `most` of the columns that are not in the span of earlier ones.
+
+    With D^½ [V, next columns] = QR, which columns these are is a question about the small R alone.
+    """
     root = metric.sqrt()
-    basis, k = root.new_empty(min(most, len(root)), len(root)), 0
-    for column in columns:
-        v = root * column
-        size = float(v.norm())
-        if k == len(basis) or not size > 0:
+    rows, most = root.new_empty(0, len(root)), min(most, len(root))
+    while columns and len(rows) < most:
+        room = most - len(rows)
+        fresh, columns = [c for c in columns[:room] if bool(c.sum().isfinite())], columns[room:]
+        Q, R = torch.linalg.qr(torch.cat([rows, *((root * c)[None] for c in fresh)]).mT)
+        rows = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q) @ Q.mT
+    return rows.div_(root).mT
+
+
+def _independent(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """An orthonormal basis, in rows, of the span of the rows, without those in the span of earlier ones."""
+    basis, k = np.empty(rows.shape), 0
+    for row in rows:
+        size = float(np.sqrt(row @ row))
+        if not 0 < size < np.inf:
             continue
-        v = v / size
+        row = row / size
         for _ in range(2):  # once more, to make up for rounding
-            v = v - basis[:k].mT @ (basis[:k] @ v)
-            size = float(v.norm())
+            row = row - (basis[:k] @ row) @ basis[:k]
+            size = float(np.sqrt(row @ row))
             if not size > DEPENDENT:
                 break
-            v = v / size
+            row = row / size
         else:
-            basis[k] = v
+            basis[k] = row
             k += 1
-    return (basis[:k] / root).mT
+    return basis[:k]
