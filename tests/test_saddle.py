@@ -547,3 +547,31 @@ def test_the_basis_leaves_out_what_adds_nothing() -> None:
     assert orthonormal(columns, metric, 1).shape == (4, 1)
     assert orthonormal([0 * one], metric, 3).shape == (4, 0)
     assert orthonormal([], metric, 3).shape == (4, 0)
+
+
+@pytest.mark.parametrize("d", [2499, 2500, 2503, 7600])
+def test_the_basis_of_long_columns(d: int) -> None:
+    """Taken together in blocks, of which the last may be shorter than there are columns."""
+    random = np.random.default_rng(d)
+    free = torch.from_numpy(random.normal(size=(6, d)))
+    nothing = torch.full((d,), np.nan, dtype=torch.float64)
+    columns = [free[0], 1e9 * free[0] - free[1], nothing, free[0] + free[1], *free[2:], free.sum(0)]
+    metric = torch.from_numpy(10.0 ** random.uniform(-2, 2, d))
+    V = orthonormal(columns, metric, 8)
+    assert V.shape == (d, 6)
+    np.testing.assert_allclose(V.mT @ (metric[:, None] * V), np.eye(6), atol=1e-13)
+    inside = V @ (V.mT @ (metric[:, None] * free.mT))
+    np.testing.assert_allclose(inside[:, 2:], free.mT[:, 2:], atol=1e-9)
+    assert orthonormal([nothing], metric, 2).shape == (d, 0)
+
+
+def test_a_capped_step_whose_level_is_far_from_the_quantile() -> None:
+    """Held clients keep weight that the quantile counts on, so that ν lies at a larger loss: steps 1e30 apart."""
+    prior = np.array([0.134, 0.068, 0.027, 0.023, 0.166, 0.184, 0.129, 0.151, 0.118])
+    objective, losses = sp.CVaR(0.76, prior), np.array([1.0, 1.0, 0.0, 1.0, 1.0, 0.125, 0.0, 0.0, 1.0])
+    for small in (1e-2, 1e-12, 1e-30):
+        held = np.where(np.isin(np.arange(9), (2, 6)), 3.0, small)
+        lam, old = objective.prox(losses, objective.prior, 1 / held), objective.prior
+        v = losses - (lam - old) * held
+        assert lam.sum() == pytest.approx(1, abs=1e-15)
+        assert objective.support(v) == pytest.approx(float(v @ lam), abs=1e-15)

@@ -22,6 +22,7 @@ from scaffpd.objectives.base import Objective
 from scaffpd.saddle import solve_saddle
 
 DEPENDENT = 1e-7  # a column with less than this outside the span of those before it adds nothing but rounding
+BLOCK = 2500  # coordinates
 FLAT = 1e-14  # curvature below this share of the largest is rounding
 
 
@@ -76,16 +77,25 @@ class SubspaceModel:
 def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
     """V with VᵀDV = I, (d, k), spanning the first `most` of the columns that are not in the span of earlier ones.
 
-    With D^½ [V, next columns] = QR, which columns these are is a question about the small R alone.
+    With D^½ [V, next columns] = QR, which columns these are is seen in the small R alone.
     """
     root = metric.sqrt()
     rows, most = root.new_empty(0, len(root)), min(most, len(root))
     while columns and len(rows) < most:
         room = most - len(rows)
         fresh, columns = [c for c in columns[:room] if bool(c.sum().isfinite())], columns[room:]
-        Q, R = torch.linalg.qr(torch.cat([rows, *((root * c)[None] for c in fresh)]).mT)
-        rows = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q) @ Q.mT
+        rows = _basis(torch.cat([rows, *((root * c)[None] for c in fresh)]))
     return rows.div_(root).mT
+
+
+def _basis(rows: Tensor) -> Tensor:
+    """An orthonormal basis, in rows, of the span of the rows: QR in blocks of d that stay in a processor's cache."""
+    length = BLOCK if rows.device.type == "cpu" else rows.shape[1]
+    parts = [torch.linalg.qr(part.mT) for part in torch.split(rows, length, 1)]
+    Q, R = torch.linalg.qr(torch.cat([R for _, R in parts]))
+    coordinates = Q @ torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q).mT
+    pieces = torch.split(coordinates, [len(R) for _, R in parts])
+    return torch.cat([piece.mT @ Q.mT for (Q, _), piece in zip(parts, pieces, strict=True)], 1)
 
 
 def _independent(rows: NDArray[np.float64]) -> NDArray[np.float64]:
