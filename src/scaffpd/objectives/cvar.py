@@ -54,14 +54,15 @@ class CVaR(Objective):
         caps, (top, share) = self.caps(len(s)), relative(sigma, len(s))
         # Measured from the quantile, ν stays of the size of l however large σs is, and keeps its digits; with unequal
         # steps it may lie elsewhere, and is measured again from the nearest s_i.
-        origin = self._quantile(s)
+        origin, found = self._quantile(s), []
         for _ in range(3):
             weights, level = project_capped(old / share + top * (s - origin), caps, share)
+            found.append(weights)
             nearest = float(s[np.argmin(np.abs(s - (origin + level / top)))])
             if abs(level) <= UNEQUAL or nearest == origin:
                 break
             origin = nearest
-        return weights
+        return min(found, key=lambda weights: abs(float(weights.sum()) - 1.0))
 
     def maximizer(self, losses: ArrayLike) -> Vector:
         """Fill the largest losses up to their caps; the next, or those that tie, share the rest by prior."""
