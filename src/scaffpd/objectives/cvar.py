@@ -52,16 +52,15 @@ class CVaR(Objective):
         """λ_i = clip(l_i + σ_i(s_i − ν), 0, p_i/α) with ν such that Σ λ_i = 1."""
         s, old, sigma = read_step(self, s, l, sigma)
         caps, (top, share) = self.caps(len(s)), relative(sigma, len(s))
-        # Measured from the quantile, ν stays of the size of l however large σs is, and keeps its digits; with unequal
-        # steps it may lie elsewhere, and is measured again from the nearest s_i.
-        origin, found = self._quantile(s), []
-        for _ in range(3):
-            weights, level = project_capped(old / share + top * (s - origin), caps, share)
-            found.append(weights)
-            nearest = float(s[np.argmin(np.abs(s - (origin + level / top)))])
-            if abs(level) <= UNEQUAL or nearest == origin:
-                break
-            origin = nearest
+        # Measured from the quantile, ν stays of the size of l however large σs is, and keeps its digits. With unequal
+        # steps it may lie elsewhere, at one of the nearest s_i: the one from which the weights sum to one.
+        origin = self._quantile(s)
+        weights, level = project_capped(old / share + top * (s - origin), caps, share)
+        if abs(level) <= UNEQUAL:
+            return weights
+        others = np.unique(s)
+        others = others[np.argsort(np.abs(others - (origin + level / top)))][:4]
+        found = [weights, *(project_capped(old / share + top * (s - other), caps, share)[0] for other in others)]
         return min(found, key=lambda weights: abs(float(weights.sum()) - 1.0))
 
     def maximizer(self, losses: ArrayLike) -> Vector:
