@@ -73,7 +73,9 @@ class Problem:
         terms = (np.abs(self.a) + E.T @ z) @ weights + penalty_size(self.objective, found.weights) + z @ z
         far = np.max(np.abs(self.a) + E.T @ z) if self.objective.simplex else 0.0
         held = self.w**2 @ weights  # it multiplies the last digits of the weights
-        return float(terms + far + self.shift @ z + held + 1e-15 * np.sum((E @ weights) ** 2))
+        off = np.abs(self.whole(found) + self.coupling @ found.weights - self.shift)
+        lost = 1e-2 * off @ (E @ weights)  # ½‖z + Eλ‖² has the rounding ⟨|z + Eλ|, ε|E|λ⟩ of sums that cancel
+        return float(terms + far + self.shift @ z + held + lost + 1e-15 * np.sum((E @ weights) ** 2))
 
 
 def penalty_size(objective: Objective, weights: np.ndarray) -> float:
