@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cvxpy as cp
 import numpy as np
@@ -23,6 +23,7 @@ from scaffpd.subspace import SubspaceModel, orthonormal
 
 every_kind = pytest.mark.parametrize("kind", ALL)
 TINY = 1e-25  # what is below it is rounding of sums that vanish
+DIGITS = 8 * np.finfo(np.float64).eps  # of a weight, twice what may be wrong
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,30 @@ class Problem:
     def size(self, found: Saddle) -> float:
         """The sum of the terms whose difference the gap is, without their signs."""
         z, weights, E = np.abs(self.whole(found)), np.abs(found.weights), np.abs(self.coupling)
-        terms = (np.abs(self.a) + E.T @ z) @ weights + abs(self.objective.value(found.weights)) + z @ z
+        terms = (np.abs(self.a) + E.T @ z) @ weights + penalty_size(self.objective, found.weights) + z @ z
         far = np.max(np.abs(self.a) + E.T @ z) if self.objective.simplex else 0.0
         held = self.w**2 @ weights  # it multiplies the last digits of the weights
-        return float(terms + far + self.shift @ z + held + 1e-15 * np.sum((E @ weights) ** 2))
+        off = np.abs(self.whole(found) + self.coupling @ found.weights - self.shift)
+        lost = 1e-2 * off @ (E @ weights)  # ½‖z + Eλ‖² has the rounding ⟨|z + Eλ|, ε|E|λ⟩ of sums that cancel
+        return float(terms + far + self.shift @ z + held + lost + 1e-15 * np.sum((E @ weights) ** 2))
+
+
+def penalty_size(objective: Objective, weights: np.ndarray) -> float:
+    """The sum of the terms of ψ without their signs: those of Nash cancel where λ_i is near p_i/b_i."""
+    if not isinstance(objective, sp.Nash):
+        return abs(objective.value(weights))
+    p = objective.weights(len(weights))
+    return float(np.abs(objective.levels(len(p))) @ weights + 1 + p @ np.abs(np.log(weights / p)))
+
+
+def last_digits(problem: Problem, found: Saddle) -> float:
+    """The most that the gap becomes by a change of the last digits of the weights: less cannot be asked for.
+
+    A weight is known to a few ε of itself. By w² that moves v, and the gap by ½⟨δ, support''(v) δ⟩ with
+    δ_i = w_i² ε λ_i, which is much where the support function bends much, as a power of large losses does.
+    """
+    other = (replace(found, weights=found.weights * (1 + sign * DIGITS)) for sign in (-1, 1))
+    return max(above - below for above, below in map(problem.bounds, other))
 
 
 def couplings(random: np.random.Generator, r: int, n: int, wide: float) -> dict[str, np.ndarray]:
@@ -144,7 +165,9 @@ def assert_proven(problem: Problem, found: Saddle) -> float:
 
 def assert_solved(problem: Problem, found: Saddle) -> None:
     size = assert_proven(problem, found)
-    assert found.gap <= max(problem.tol, 1e-12 * size) + TINY
+    if found.gap > max(problem.tol, 1e-12 * size) + TINY:
+        assert not problem.objective.simplex
+        assert found.gap <= last_digits(problem, found)
 
 
 # ------------------------------------------------------------------ any problem
@@ -526,3 +549,31 @@ def test_the_basis_leaves_out_what_adds_nothing() -> None:
     assert orthonormal(columns, metric, 1).shape == (4, 1)
     assert orthonormal([0 * one], metric, 3).shape == (4, 0)
     assert orthonormal([], metric, 3).shape == (4, 0)
+
+
+@pytest.mark.parametrize("d", [2499, 2500, 2503, 7600])
+def test_the_basis_of_long_columns(d: int) -> None:
+    """Taken together in blocks, of which the last may be shorter than there are columns."""
+    random = np.random.default_rng(d)
+    free = torch.from_numpy(random.normal(size=(6, d)))
+    nothing = torch.full((d,), np.nan, dtype=torch.float64)
+    columns = [free[0], 1e9 * free[0] - free[1], nothing, free[0] + free[1], *free[2:], free.sum(0)]
+    metric = torch.from_numpy(10.0 ** random.uniform(-2, 2, d))
+    V = orthonormal(columns, metric, 8)
+    assert V.shape == (d, 6)
+    np.testing.assert_allclose(V.mT @ (metric[:, None] * V), np.eye(6), atol=1e-13)
+    inside = V @ (V.mT @ (metric[:, None] * free.mT))
+    np.testing.assert_allclose(inside[:, 2:], free.mT[:, 2:], atol=1e-9)
+    assert orthonormal([nothing], metric, 2).shape == (d, 0)
+
+
+def test_a_capped_step_whose_level_is_far_from_the_quantile() -> None:
+    """Held clients keep weight that the quantile counts on, so that ν lies at a larger loss: steps 1e30 apart."""
+    prior = np.array([0.134, 0.068, 0.027, 0.023, 0.166, 0.184, 0.129, 0.151, 0.118])
+    objective, losses = sp.CVaR(0.76, prior), np.array([1.0, 1.0, 0.0, 1.0, 1.0, 0.125, 0.0, 0.0, 1.0])
+    for small in (1e-2, 1e-12, 1e-30):
+        held = np.where(np.isin(np.arange(9), (2, 6)), 3.5, small)
+        lam, old = objective.prox(losses, objective.prior, 1 / held), objective.prior
+        v = losses - (lam - old) * held
+        assert lam.sum() == pytest.approx(1, abs=1e-15)
+        assert objective.support(v) == pytest.approx(float(v @ lam), abs=1e-15)

@@ -150,7 +150,7 @@ class _Problem:
         gap = max(gap, 0.0) + 0.5 * float(point.gradient @ point.gradient)
         held = float(self.square @ away**2)
         below = float(self.a @ weights) - point.penalty - 0.5 * (float(pulled @ pulled) + held)
-        size = float((np.abs(self.a) + self.square * np.abs(away)) @ weights) + abs(point.penalty)
+        size = float((np.abs(self.a) + self.square * (np.abs(away) + weights)) @ weights) + abs(point.penalty)
         error = EPSILON * self.reach * float(weights.sum())
         rounding = 2 * EPSILON * size + 2 * error * (float(np.sqrt(z @ z)) + error)
         return Saddle(weights, z, below + gap, gap if np.isfinite(gap) else np.inf, 0), rounding
@@ -165,7 +165,7 @@ class _Problem:
         weights, away, moved = step.weights, step.weights - self.l, step.weights - anchor
         gain, penalty, square = float(v @ weights), self.objective.value(weights), float(z @ z)
         held = 0.5 * float(self.square @ away**2) + 0.5 * pi * float(moved @ moved)
-        size = abs(gain) + abs(penalty) + held + square
+        size = float(np.abs(v) @ weights) + abs(penalty) + held + square
         if not np.isfinite(size):
             return None
         return _Point(z, step, penalty, gain - penalty - held + 0.5 * square, size, z + self.E @ weights)

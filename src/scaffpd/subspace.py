@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from scaffpd.objectives.base import Objective
 from scaffpd.saddle import solve_saddle
 
 DEPENDENT = 1e-7  # a column with less than this outside the span of those before it adds nothing but rounding
+BLOCK = 2500  # coordinates
 FLAT = 1e-14  # curvature below this share of the largest is rounding
 
 
@@ -78,22 +80,44 @@ class SubspaceModel:
 
 
 def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
-    """V with VᵀDV = I, (d, k), spanning the first `most` of the columns that are not in the span of earlier ones."""
+    """V with VᵀDV = I, (d, k), spanning the first `most` of the columns that are not in the span of earlier ones.
+
+    With D^½ [V, next columns] = QR, which columns these are is seen in the small R alone.
+    """
     root = metric.sqrt()
-    basis, k = root.new_empty(min(most, len(root)), len(root)), 0
-    for column in columns:
-        v = root * column
-        size = float(v.norm())
-        if k == len(basis) or not size > 0:
+    rows, most = root.new_empty(0, len(root)), min(most, len(root))
+    while columns and len(rows) < most:
+        room = most - len(rows)
+        fresh, columns = [c for c in columns[:room] if bool(c.sum().isfinite())], columns[room:]
+        rows = _basis(torch.cat([rows, *((root * c)[None] for c in fresh)]))
+    return rows.div_(root).mT
+
+
+def _basis(rows: Tensor) -> Tensor:
+    """An orthonormal basis, in rows, of the span of the rows: QR in blocks of d that stay in a processor's cache."""
+    length = BLOCK if rows.device.type == "cpu" else rows.shape[1]
+    parts = [torch.linalg.qr(part.mT) for part in torch.split(rows, length, 1)]
+    Q, R = torch.linalg.qr(torch.cat([R for _, R in parts]))
+    coordinates = Q @ torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q).mT
+    pieces = torch.split(coordinates, [len(R) for _, R in parts])
+    return torch.cat([piece.mT @ Q.mT for (Q, _), piece in zip(parts, pieces, strict=True)], 1)
+
+
+def _independent(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """An orthonormal basis, in rows, of the span of the rows, without those in the span of earlier ones."""
+    basis, k = np.empty(rows.shape), 0
+    for row in rows:
+        size = float(np.sqrt(row @ row))
+        if not 0 < size < np.inf:
             continue
-        v = v / size
+        row = row / size
         for _ in range(2):  # once more, to make up for rounding
-            v = v - basis[:k].mT @ (basis[:k] @ v)
-            size = float(v.norm())
+            row = row - (basis[:k] @ row) @ basis[:k]
+            size = float(np.sqrt(row @ row))
             if not size > DEPENDENT:
                 break
-            v = v / size
+            row = row / size
         else:
-            basis[k] = v
+            basis[k] = row
             k += 1
-    return (basis[:k] / root).mT
+    return basis[:k]

@@ -11,7 +11,7 @@ from scaffpd.errors import InputError
 from scaffpd.objectives.base import Objective, Vector
 from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
 from scaffpd.objectives.prox_step import ProxStep
-from scaffpd.objectives.simplex import in_simplex, inner, normalised, project_capped, relative, simplex_step
+from scaffpd.objectives.simplex import UNEQUAL, in_simplex, inner, normalised, project_capped, relative, simplex_step
 
 
 class CVaR(Objective):
@@ -51,9 +51,17 @@ class CVaR(Objective):
     def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
         """λ_i = clip(l_i + σ_i(s_i − ν), 0, p_i/α) with ν such that Σ λ_i = 1."""
         s, old, sigma = read_step(self, s, l, sigma)
-        top, share = relative(sigma, len(s))
-        # Measured from the quantile, ν stays of the size of l however large σs is, and keeps its digits.
-        return project_capped(old / share + top * (s - self._quantile(s)), self.caps(len(s)), share)
+        caps, (top, share) = self.caps(len(s)), relative(sigma, len(s))
+        # Measured from the quantile, ν stays of the size of l however large σs is, and keeps its digits. With unequal
+        # steps it may lie elsewhere, at one of the nearest s_i: the one from which the weights sum to one.
+        origin = self._quantile(s)
+        weights, level = project_capped(old / share + top * (s - origin), caps, share)
+        if abs(level) <= UNEQUAL:
+            return weights
+        others = np.unique(s)
+        others = others[np.argsort(np.abs(others - (origin + level / top)))][:4]
+        found = [weights, *(project_capped(old / share + top * (s - other), caps, share)[0] for other in others)]
+        return min(found, key=lambda weights: abs(float(weights.sum()) - 1.0))
 
     def maximizer(self, losses: ArrayLike) -> Vector:
         """Fill the largest losses up to their caps; the next, or those that tie, share the rest by prior."""

@@ -93,7 +93,8 @@ class QFair(Objective):
         With y = log v and t = s + l/σ the equation is log(e^{y/q} + e^{y + log(p/σ)}) = log t: convex
         in y, with a slope between 1 and 1/q. Dropping one term leaves an error of at most log 2, so
         Newton's method, which descends from the smaller of the two single-term solutions, needs a
-        handful of steps for any σ.
+        handful of steps for any σ. Where the power is the smaller term, λ = l + σ(s − v^{1/q}) has all digits, while
+        e^y has lost those of y.
         """
         p, q = self.weights(len(s)), self.q
         scaled = old + sigma * s  # σt
@@ -110,5 +111,5 @@ class QFair(Objective):
             y = y - step
             if np.max(np.abs(step)) <= 1e-9:  # the convergence is quadratic
                 break
-        weights = np.where(served, p * np.exp(y), 0.0)
-        return weights, np.where(served, p * np.exp(y - log_t) / slope, 0.0)
+        weights = np.where(share < 0.5, scaled - sigma * np.exp(y / q), p * np.exp(y))
+        return np.where(served, weights, 0.0), np.where(served, p * np.exp(y - log_t) / slope, 0.0)

@@ -79,16 +79,16 @@ def measured(z: Vector, share: Vector) -> Vector:
     return shifted
 
 
-def project_capped(z: Vector, caps: Vector, w: Vector) -> Vector:
+def project_capped(z: Vector, caps: Vector, w: Vector) -> tuple[Vector, float]:
     r"""argmin_λ Σ λ_i²/(2w_i) − z_i λ_i  s.t. 0 ≤ λ ≤ caps, Σ λ_i = 1, which is λ_i = clip(w_i(z_i − ν), 0, caps_i).
 
-    For Σ caps ≥ 1; else the caps, scaled up.
+    And ν. For Σ caps ≥ 1; else the caps, scaled up, and no ν to speak of.
 
     The mass Σ clip(w(z − ν), 0, caps) falls with ν and bends only at z_i and z_i − caps_i/w_i: bisect over these
     2N sorted points (each evaluation is O(N) and free of cancellation), then solve the linear piece.
     """
     if caps.sum() <= 1.0 + 4.0 * EPSILON:
-        return normalised(caps)
+        return normalised(caps), 0.0
     full = z - caps / w
     bends = np.sort(np.concatenate([z, full]))
     low, high = 0, len(bends) - 1  # the mass is Σ caps > 1 at the first bend, 0 at the last
@@ -102,8 +102,7 @@ def project_capped(z: Vector, caps: Vector, w: Vector) -> Vector:
     inside = (weights > 0.0) & (weights < caps)
     if inside.any():
         weights[inside] -= (weights.sum() - 1.0) * (w[inside] / w[inside].sum())
-    projected: Vector = np.clip(weights, 0.0, caps)
-    return projected
+    return np.clip(weights, 0.0, caps), float(level)
 
 
 def simplex_step(weights: Vector, slope: Vector) -> ProxStep:
