@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from scaffpd.algorithms import MinimaxGradient as MinimaxGradient
     from scaffpd.algorithms import ProxSkip as ProxSkip
     from scaffpd.algorithms import QuasiNewtonMinimax as QuasiNewtonMinimax
+    from scaffpd.algorithms import SampledSubspaceSaddle as SampledSubspaceSaddle
     from scaffpd.algorithms import Scaffold as Scaffold
     from scaffpd.algorithms import ScaffPD as ScaffPD
     from scaffpd.algorithms import SubspaceSaddle as SubspaceSaddle
@@ -56,8 +57,8 @@ __version__ = "0.1.0"
 _HOME = {
     "scaffpd.algorithms": (
         "AFL", "DRFA", "QFFL", "AcceleratedPrimalDual", "DeltaFL", "Extragradient", "FedAvg", "FedProx",
-        "GradientDescentAscent", "MinimaxGradient", "ProxSkip", "QuasiNewtonMinimax", "ScaffPD", "Scaffold",
-        "SubspaceSaddle", "fair",
+        "GradientDescentAscent", "MinimaxGradient", "ProxSkip", "QuasiNewtonMinimax", "SampledSubspaceSaddle",
+        "ScaffPD", "Scaffold", "SubspaceSaddle", "fair",
     ),
     "scaffpd.checkpoint": ("Checkpoint",),
     "scaffpd.cohort": ("Cohort",),

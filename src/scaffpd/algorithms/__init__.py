@@ -16,6 +16,7 @@ from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax
 from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.scaffold import Scaffold
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
+from scaffpd.algorithms.subspace_sampled import SampledSubspaceSaddle
 
 __all__ = [
     "AFL",
@@ -31,6 +32,7 @@ __all__ = [
     "MinimaxGradient",
     "ProxSkip",
     "QuasiNewtonMinimax",
+    "SampledSubspaceSaddle",
     "ScaffPD",
     "Scaffold",
     "SubspaceSaddle",

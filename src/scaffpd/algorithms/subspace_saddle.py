@@ -19,7 +19,7 @@ D is the diagonal of the Hessian where that is constant (squared losses) and I e
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ class Sight:
         merit: F_w(L(x)).
         pull: β for the next round.
         scale: s.
+        sizes: ‖c_i‖²_{D⁻¹}.
     """
 
     V: Tensor
@@ -60,6 +61,7 @@ class Sight:
     merit: float
     pull: float
     scale: float
+    sizes: Vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,9 @@ class SubspaceSaddleState:
     accepted: bool = True
     at: Gradients = field(repr=False, metadata={"transient": True})
     sight: Sight | None = field(default=None, repr=False, metadata={"transient": True})
+
+
+State = TypeVar("State", bound=SubspaceSaddleState)
 
 
 @dataclass(frozen=True)
@@ -181,12 +186,12 @@ class SubspaceSaddle:
         if not gained >= 0.1 * promised - 2 * tol:
             return replace(state, accepted=False, damping=max(4 * state.damping, 0.5), sight=sight)
         moves = np.abs(step.weights - state.weights)
-        away = sight.model.w * moves
+        away, moving = sight.model.w * moves, int(np.count_nonzero(moves > MOVES * step.weights.max()))
         return self._certified(replace(
             state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), at=at, sight=None,
             columns=self._kept(state, x - state.x, sight.fresh), pull=sight.pull, scale=sight.scale,
             damping=damped(state.damping, gained, promised), energy=float(away @ away) / sight.scale,
-            moving=max(state.moving, int(np.count_nonzero(moves > MOVES * step.weights.max()))), promise=max(promised, 0.0), accepted=True,
+            moving=max(state.moving, moving), promise=max(promised, 0.0), accepted=True,
         ))  # fmt: skip
 
     def _look(self, federation: Federation, state: SubspaceSaddleState) -> Sight:
@@ -203,7 +208,7 @@ class SubspaceSaddle:
         unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
         w = np.sqrt(scale * max(slope, 0.0) / max(float((c.square() / state.metric).sum()), 1e-300) * unseen)
         model = SubspaceModel(self.objective, state.losses, seen.slopes, seen.curvature, state.weights, w)
-        return Sight(V, fresh, model, model.merit(state.losses, self._accuracy(state)), pull, scale)
+        return Sight(V, fresh, model, model.merit(state.losses, self._accuracy(state)), pull, scale, seen.sizes)
 
     def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
         """Step (1)."""
@@ -222,7 +227,7 @@ class SubspaceSaddle:
         left, size = min(state.certificate, state.promise), 1 + float(np.abs(state.losses).max())
         return max(INEXACT * left, ROUNDING * size) if np.isfinite(left) else FIRST * size
 
-    def _certified(self, state: SubspaceSaddleState) -> SubspaceSaddleState:
+    def _certified(self, state: State) -> State:
         if self.uncertified(state):
             return replace(state, certificate=np.inf, floor=np.inf)
         size, mu = float(state.direction.norm()), state.constants.strong_convexity

@@ -4,11 +4,12 @@ Round, at x with λ, and with what each client i has said last, at its own point
     (0)  the clients of the round, P, answer at x; c = Σ_{i∈P} λ_i c_i(x) + S,  S = Σ_{i∉P} λ_i′ c_i(x_i)
     (1)–(4) as in `SubspaceSaddle`, asked of P. Clients that are absent keep their last losses; of their gradients the
          server knows the sum S only, which pulls on everybody alike: g_i + VᵀS/Σλ. Nothing of c_i lies in V then,
-         and the model holds their weights back accordingly.
+         and the model holds their weights back accordingly. The others stand in for their curvature, and some is
+         added in every direction.
 
-S costs one more vector: the clients of P take what they have said last out of the sum (they keep it). A certificate
-needs everyone at the same point, so everyone is asked whenever the model promises a tenth of what it promised when that
-was done last; no certificate is claimed in between.
+Clients keep what they have said last, λ_i′ c_i(x_i), and tell by how much it has changed, so that c costs one vector as
+ever; VᵀS follows from their slopes. A certificate needs everyone at the same point. So everyone is asked when the model
+promises a tenth of what it promised when that was done last; no certificate is claimed in between.
 
 With minibatches, all questions of a round are about the same samples, so that the acceptance test compares like with
 like. What is left is the noise between rounds: c at x from the last round's samples and from this round's differ by
@@ -21,7 +22,7 @@ by as much, and x and λ are averages of the rounds since, later ones counting m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -29,18 +30,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import CLIENTS, STEPS, check_participation
+from scaffpd.algorithms.base import CLIENTS, STEPS
 from scaffpd.algorithms.subspace_saddle import Sight, SubspaceSaddle, SubspaceSaddleState, damped
 from scaffpd.certificate import no_certificate
+from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, Memory, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.inputs import LARGEST
-from scaffpd.subspace import Step
+from scaffpd.subspace import Step, SubspaceModel
 
 GROWTH = 0.3  # of the damping, for each round of noise
 NOISE = 0.5  # ν from which a round is one
 SOONER = 0.1  # of the last promise, for the next certificate
-CAUTION, MOST_CAUTION = 0.1, 16.0  # the curvature that absent clients are taken to have in every direction, in L
-RISE, LOST = 2.0, 0.1
+CAUTION = 0.1  # what absent clients are taken to curve more than the others, in every direction, as a share of L
 FAIR = 0.1  # the least weight of a client that is there in local work and curvature, as a share of 1/N
 Mask = NDArray[np.bool_]
 
@@ -79,9 +80,13 @@ class Present:
         """Σ_{i∈P} w_i c_i(x) + S."""
         return self.at.sum(weights * self.mask) + self.absent
 
+    def pull(self, step: Tensor, weights: Vector) -> Any:
+        """⟨S, v⟩/Σλ for a step v, or for each column of V: what every client's loss is taken to change by on top."""
+        return (self.absent @ step).double().cpu().numpy() / (float(weights.sum()) or 1.0)
+
     def stand_in(self, weights: Vector) -> Vector:
         """Weights of the clients that are there, with the sum of all weights: they stand in for the others."""
-        total = float(weights.sum())
+        total = float(weights.sum()) or 1.0
         own = np.maximum(weights, FAIR * total / len(weights)) * self.mask
         return own * total / float(own.sum())
 
@@ -89,7 +94,7 @@ class Present:
         """The clients that are there, each pulled by its share of S as well."""
         seen = self.at.restriction(V, self.stand_in(weights), metric)
         away = self.size * float(weights @ ~self.mask)
-        pull = (V.mT @ self.absent).double().cpu().numpy() / float(weights.sum())
+        pull = self.pull(V, weights)
         own = np.where(self.mask[:, None], seen.slopes, 0.0)
         unseen = np.where(self.mask, seen.sizes, self.sizes) - (own**2).sum(1)
         slopes = own + pull
@@ -111,6 +116,7 @@ class SampledState(SubspaceSaddleState):
         noisy: t, the rounds of noise so far.
     """
 
+    at: Any = field(repr=False, metadata={"transient": True})
     iterate: Tensor
     mixture: Vector
     kept: Memory = field(repr=False)
@@ -119,10 +125,6 @@ class SampledState(SubspaceSaddleState):
     checked: float = np.inf
     round_checked: int = 0
     noisy: int = 0
-    caution: float = CAUTION
-    height: float = np.inf
-    first: float = np.inf
-    lowest: float = np.inf
 
 
 @dataclass(frozen=True)
@@ -141,17 +143,26 @@ class SampledSubspaceSaddle(SubspaceSaddle):
 
     def uncertified(self, state: SubspaceSaddleState) -> str | None:
         """Why nothing is proven about the result, or `None`."""
-        return super().uncertified(state) if self.batch_size is None else no_certificate(False, state.constants, state.weights)
+        if self.batch_size is not None:
+            return no_certificate(False, state.constants, state.weights)
+        return super().uncertified(state)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SampledState:
         """Everyone at x⁰; each client keeps what it said."""
-        check_participation(self, self.clients_per_round, federation)
+        self._check(len(federation.names))
         start = super().init(federation, seed, x0)
-        known: dict[str, Any] = {item: getattr(start, item) for item in start.__dataclass_fields__}
+        known = {item.name: getattr(start, item.name) for item in fields(start)}
         return SampledState(
             **known, iterate=start.x, mixture=start.weights, kept=federation.memory().replaced(start.at),
-            counted=start.weights, sizes=start.at.norms(),
+            counted=start.weights, sizes=start.at.norms() / float(start.metric.mean()),
         )  # fmt: skip
+
+    def _check(self, everyone: int) -> None:
+        if self.clients_per_round is not None and not everyone / 2 <= self.clients_per_round <= everyone:
+            raise InputError(
+                f"{type(self).__name__} needs clients_per_round between {-(-everyone // 2)} and {everyone}, got "
+                f"{self.clients_per_round}: old answers of more than half of the clients are no basis for long steps."
+            )
 
     def resume(self, federation: Federation, state: SampledState) -> SampledState:  # type: ignore[override]
         """A state read from disk is complete: every round asks anew."""
@@ -159,59 +170,55 @@ class SampledSubspaceSaddle(SubspaceSaddle):
 
     def round(self, federation: Federation, state: SampledState) -> SampledState:  # type: ignore[override]
         """The clients of the round at the iterate, and one trial point."""
-        here = self._arrive(federation, state)
-        at = here.at
-        assert isinstance(at, Present)
+        here, at = self._arrive(federation, state)
         sight = self._look(federation, replace(here, weights=here.mixture))
-        damping = max(here.damping, GROWTH * here.noisy)
         model, tol = self._steady(sight, state, here), self._accuracy(here)
+        damping = max(here.damping, GROWTH * here.noisy)
         step = model.solve(damping, tol)
         y = here.iterate + sight.V @ torch.from_numpy(step.alpha).to(sight.V)
         answers = self._ask(federation, here, y, at.mask, told=len(step.alpha) + len(step.weights))
         there = replace(at, at=answers, last=here.losses)
-        pull = float((sight.V.mT @ at.absent).double().cpu().numpy() @ step.alpha) / float(here.mixture.sum())
-        before, promised, gained = model.merit(here.losses, tol), 0.0, -np.inf
+        before, gained = model.merit(here.losses, tol), -np.inf
         promised = before - step.value
         if np.all(np.abs(there.losses) < LARGEST / 4):
-            gained = before - model.merit(there.losses + pull, tol)
+            gained = before - model.merit(there.losses + at.pull(y - here.iterate, here.mixture), tol)
         if not gained >= 0.1 * promised - 2 * tol:
-            return replace(here, at=state.at, accepted=False, damping=max(4 * damping, 0.5))
+            return replace(here, accepted=False, damping=max(4 * damping, 0.5))
         return self._taken(here, there, sight, step, y, promised, damped(damping, gained, promised))
 
-    def _arrive(self, federation: Federation, state: SampledState) -> SampledState:
+    def _arrive(self, federation: Federation, state: SampledState) -> tuple[SampledState, Present]:
         """Step (0): the state as the clients of the round know it, before the step."""
         everyone = len(federation.names)
-        mask = self._drawn(state, everyone) | self._due(state, everyone)
+        mask = self._present(state, everyone) | self._due(state, everyone)
         state = replace(state, rounds=state.rounds + 1)
         if mask.all():
             state = replace(state, checked=state.promise, round_checked=state.rounds)
         answers = self._ask(federation, state, state.iterate, mask)
         absent = state.direction - state.kept.sum(state.counted * mask)
         absent = absent if not mask.all() else torch.zeros_like(absent)
-        known = np.where(mask, answers.losses, state.losses)
-        height = self.objective.support(known) if np.all(np.abs(known) < LARGEST / 4) else np.inf
-        lost = height > state.height and height - state.lowest > LOST * (state.first - state.lowest)
-        caution = min(state.caution * RISE, MOST_CAUTION) if lost else state.caution
-        at = Present(answers, mask, state.losses, absent, state.sizes, caution * state.size)
+        at = Present(answers, mask, state.losses, absent, state.sizes, CAUTION * state.size)
         c = at.sum(state.mixture)
-        noise = float((c - state.direction).square().sum() / (c.square().sum() + state.direction.square().sum()))
-        noisy = state.noisy + (self.batch_size is not None and noise > NOISE)
+        change, size = (c - state.direction).square().sum(), c.square().sum() + state.direction.square().sum()
+        noisy = state.noisy + (self.batch_size is not None and float(change) > NOISE * float(size))
         return replace(
-            state, at=at, losses=at.losses, direction=c, noisy=noisy, caution=caution, height=height,
-            first=height if np.isinf(state.first) else state.first, lowest=min(height, state.lowest),
-            kept=state.kept.replaced(answers), counted=np.where(mask, state.mixture, state.counted),
-        )  # fmt: skip
+            state, at=at, losses=at.losses, direction=c, noisy=noisy, kept=state.kept.replaced(answers),
+            counted=np.where(mask, state.mixture, state.counted),
+        ), at  # fmt: skip
 
     def _due(self, state: SampledState, everyone: int) -> bool:
         """Whether a certificate is due: the promise has fallen since the last one, and everyone may have been asked."""
         long = state.rounds - state.round_checked >= everyone / (self.clients_per_round or everyone)
         return self.batch_size is None and long and state.promise <= SOONER * state.checked
 
-    def _ask(self, federation: Federation, state: SampledState, x: Tensor, mask: Mask, told: int | None = None) -> Gradients:
+    def _ask(
+        self, federation: Federation, state: SampledState, x: Tensor, mask: Mask, told: int | None = None
+    ) -> Gradients:
+        """The clients of the round at x, in every question of a round about the same samples."""
         clients = None if mask.all() else np.flatnonzero(mask)
         return federation.gradients(x, self.batch_size, (state.seed, state.rounds, STEPS), clients, told=told)
 
-    def _drawn(self, state: SampledState, everyone: int) -> Mask:
+    def _present(self, state: SampledState, everyone: int) -> Mask:
+        """Who takes part in the next round."""
         if self.clients_per_round is None:
             return np.ones(everyone, dtype=bool)
         random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
@@ -224,7 +231,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         updates = federation.proximal_steps(at.at, c, ProximalPlan(state.pull, state.metric))
         return updates.sum(own / float(own.sum()))
 
-    def _steady(self, sight: Sight, before: SampledState, here: SampledState) -> Any:
+    def _steady(self, sight: Sight, before: SampledState, here: SampledState) -> SubspaceModel:
         """The model with weights held against the noise of their losses."""
         if not here.noisy:
             return sight.model
@@ -237,11 +244,14 @@ class SampledSubspaceSaddle(SubspaceSaddle):
     ) -> SampledState:
         """The state after a step to y, where the clients of the round have answered."""
         away = sight.model.w * (step.weights - here.mixture)
-        fresh = 2 / (here.noisy + 1) if here.noisy > 1 else 1.0  # the weight of y in the average
-        sizes = np.where(there.mask, there.at.norms() / float(here.metric.mean()), here.sizes)
+        x, weights = y, step.weights
+        if here.noisy > 1:  # averages
+            x, weights = (
+                old + 2 / (here.noisy + 1) * (new - old) for old, new in ((here.x, x), (here.weights, weights))
+            )
         state = replace(
-            here, iterate=y, mixture=step.weights, x=here.x + fresh * (y - here.x) if fresh < 1 else y,
-            weights=here.weights + fresh * (step.weights - here.weights), losses=there.losses, sizes=sizes,
+            here, iterate=y, mixture=step.weights, x=x, weights=weights, losses=there.losses,
+            sizes=np.where(there.mask, sight.sizes, here.sizes),
             direction=there.sum(step.weights), kept=here.kept.replaced(there.at), at=there, pull=sight.pull,
             counted=np.where(there.mask, step.weights, here.counted), scale=sight.scale, accepted=True,
             columns=self._kept(here, y - here.iterate, sight.fresh), energy=float(away @ away) / sight.scale,
