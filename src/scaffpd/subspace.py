@@ -2,9 +2,10 @@ r"""What the server of the subspace saddle method knows near x: the clients' los
 
 For a step Vα and new weights l ∈ Λ, with g_i = Vᵀc_i and Q = Σ λ_i VᵀH_iV,
 
-    m(α, l) = Σ l_i (L_i + g_iᵀα) + ½(1 + δ) αᵀQα − ψ(l) − ½ Σ w_i² (l_i − λ_i)².
+    m(α, l) = Σ l_i (L_i + g_iᵀα) + ½αᵀ[(1 + δ)Q + δκI]α − ψ(l) − ½ Σ w_i² (l_i − λ_i)².
 
-The last term stands for what V does not see of the clients' gradients: where a client's c_i lies mostly outside V, the
+δ damps a model that has promised too much; κ does so where Q is flat, as in directions that matter to clients without
+weight only. The last term stands for what V does not see of the clients' gradients: where a client's c_i lies mostly outside V, the
 model is blind to what a change of its weight would do, and w_i holds the weight back.
 """
 
@@ -52,6 +53,7 @@ class SubspaceModel:
         curvature: Q, (k, k).
         weights: λ.
         w: w_i.
+        stiffness: κ.
     """
 
     objective: Objective
@@ -60,15 +62,16 @@ class SubspaceModel:
     curvature: NDArray[np.float64]
     weights: Vector
     w: Vector
+    stiffness: float = 0.0
 
     def solve(self, damping: float, tol: float) -> Step:
-        """min_α max_l m(α, l): with (1 + δ)|Q| = R⁻ᵀR⁻¹, the saddle problem of E = RᵀGᵀ.
+        """min_α max_l m(α, l): with (1 + δ)|Q| + δκI = R⁻ᵀR⁻¹, the saddle problem of E = RᵀGᵀ.
 
         Where losses are not convex Q may have negative eigenvalues, and |Q| has their sizes: as long a step as for a
         bend upwards, downhill all the same.
         """
-        values, vectors = np.linalg.eigh((1 + damping) * self.curvature)
-        sizes = np.abs(values)
+        values, vectors = np.linalg.eigh(self.curvature)
+        sizes = (1 + damping) * np.abs(values) + damping * self.stiffness
         R = vectors / np.sqrt(np.maximum(sizes, FLAT * sizes.max(initial=1e-300)))
         found = solve_saddle(self.objective, self.losses, (self.slopes @ R).T, self.weights, tol, self.w)
         return Step(R @ found.z, found.weights, found.value)

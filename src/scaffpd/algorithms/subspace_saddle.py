@@ -1,7 +1,7 @@
 r"""Subspace saddle: Scaff-PD whose server solves the round's saddle problem exactly, in the span of known vectors.
 
 Scaff-PD's local work yields one vector d, and its server goes along it by a step size. Here the server goes anywhere in
-the span of V = [last step, d, c, D⁻¹c, older ones], of which every client tells its slopes: k scalars.
+the span of V = [last step, d, c, older ones], of which every client tells its slopes: k scalars.
 
 Round, at x with L, λ, S = Σ λ_i and c = Σ λ_i c_i:
     (1)  d = Σ (λ_i/S) d_i,  d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c/S, d⟩         c down; d_i up
@@ -13,7 +13,8 @@ Round, at x with L, λ, S = Σ λ_i and c = Σ λ_i c_i:
 
 Nothing is left to tune: β follows the length that the model wants along d, the scale s of w_i² = s (⟨c,d⟩/‖c‖²_{D⁻¹})
 (‖c_i‖²_{D⁻¹} − ‖g_i‖²) follows how far λ has moved, δ how good the last promise was, k how many clients' weights move.
-D is the diagonal of the Hessian where that is constant (squared losses) and I elsewhere.
+For squared losses the diagonal B of the Hessian is known: D is B where that is uneven, and I elsewhere; B⁻¹c is in V as
+well where B is uneven, or where there is room.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ FIRST = 1e-6  # the same in the first round of a problem without a certificate, 
 ROUNDING = 1e-16  # the accuracy that the server's arithmetic allows, as a share of the losses
 LEAST, USUAL, MOST = 3, 20, 60  # columns: the last step, d and c; where nothing is set; where many weights move
 OWN = 10.0  # the size of a Hessian in the metric of its own diagonal: at least 1, at most d
+STIFF = 0.01  # κ, in units of the Hessians' size
 MOVES = 0.01  # a weight that changes by more than this share of the largest one has moved
 
 
@@ -47,8 +49,9 @@ class Sight:
 
     Attributes:
         V: the basis.
-        fresh: the vectors of this round that went into it.
+        fresh: d and c, which later rounds may use again.
         model: their losses in its span.
+        w: w_i, whether the model uses them or not.
         merit: F_w(L(x)).
         pull: β for the next round.
         scale: s.
@@ -58,6 +61,7 @@ class Sight:
     V: Tensor
     fresh: list[Tensor]
     model: SubspaceModel
+    w: Vector
     merit: float
     pull: float
     scale: float
@@ -74,13 +78,16 @@ class SubspaceSaddleState:
         losses: L(x^r).
         direction: c.
         columns: vectors that everybody knows, the last step first, (n, d).
+        diagonal: Σ p_i diag ∇²f_i for squared losses, or I.
         metric: D.
+        uneven: whether that is the diagonal, because it is uneven, and not I.
         size: how large Hessians are in that metric, roughly.
         pull: β.
         scale: s.
         damping: δ.
         energy: Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step.
         moving: the most clients whose weights one step has moved.
+        careful: whether w is used in any case, because a trial without it was rejected.
         promise: the decrease that the last model promised: how far there may still be to go.
         rounds: trial points asked about; a rejected one counts.
         seed: of the run; nothing here is random.
@@ -97,13 +104,16 @@ class SubspaceSaddleState:
     losses: Vector
     direction: Tensor
     columns: Tensor
+    diagonal: Tensor
     metric: Tensor
+    uneven: bool
     size: float
     pull: float
     scale: float = 1.0
     damping: float = 0.0
     energy: float = np.nan
     moving: int = 0
+    careful: bool = False
     promise: float = np.inf
     rounds: int = 0
     seed: int
@@ -160,12 +170,14 @@ class SubspaceSaddle:
         weights = self.objective.start(at.losses)
         steepest(constants.smoothness)
         metric, size = torch.ones_like(x), float(constants.smoothness.mean())
-        if constants.quadratic:
-            diagonal = at.diagonal(prior)
-            metric, size = torch.where(diagonal > 0, diagonal, 1), OWN
+        diagonal = at.diagonal(prior) if constants.quadratic else metric
+        diagonal = torch.where(diagonal > 0, diagonal, 1)
+        if uneven := badly_scaled(diagonal):
+            metric, size = diagonal, OWN
         return self._certified(SubspaceSaddleState(
             x=x, weights=weights, losses=at.losses, direction=at.sum(weights), columns=x.new_empty(0, len(x)),
-            metric=metric, size=size, pull=0.01 * size, seed=seed, constants=constants, at=at,
+            diagonal=diagonal, metric=metric, uneven=uneven, size=size, pull=0.01 * size, seed=seed,
+            constants=constants, at=at,
         ))  # fmt: skip
 
     def resume(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
@@ -184,7 +196,7 @@ class SubspaceSaddle:
         if np.all(np.abs(at.losses) < LARGEST / 4):
             gained = sight.merit - sight.model.merit(at.losses, tol)
         if not gained >= 0.1 * promised - 2 * tol:
-            return replace(state, accepted=False, damping=max(4 * state.damping, 0.5), sight=sight)
+            return self._rejected(state, sight, tol)
         moves = np.abs(step.weights - state.weights)
         away, moving = sight.model.w * moves, int(np.count_nonzero(moves > MOVES * step.weights.max()))
         return self._certified(replace(
@@ -194,12 +206,20 @@ class SubspaceSaddle:
             moving=max(state.moving, moving), promise=max(promised, 0.0), accepted=True,
         ))  # fmt: skip
 
+    def _rejected(self, state: SubspaceSaddleState, sight: Sight, tol: float) -> SubspaceSaddleState:
+        """The same place with a model that promises less: weights held, or more damping."""
+        if self._held(state, sight.V.shape[1]):
+            return replace(state, accepted=False, damping=max(4 * state.damping, 0.5), sight=sight)
+        model = replace(sight.model, w=sight.w)
+        sight = replace(sight, model=model, merit=model.merit(state.losses, tol))
+        return replace(state, accepted=False, careful=True, sight=sight)
+
     def _look(self, federation: Federation, state: SubspaceSaddleState) -> Sight:
         """Steps (1) and (2), and the β and s that they suggest."""
-        total, c = float(state.weights.sum()) or 1.0, state.direction
+        total, c, most = float(state.weights.sum()) or 1.0, state.direction, self._most(state)
         d = self._local_work(federation, state, c / total)
-        fresh = [d, c, c / state.metric] if state.constants.quadratic else [d, c]
-        V = orthonormal([*state.columns[:1], *fresh, *state.columns[1:]], state.metric, self._most(state))
+        extra = [c / state.diagonal] if state.uneven or len(c) <= most else []
+        V = orthonormal([*state.columns[:1], d, c, *extra, *state.columns[1:]], state.metric, most)
         seen, slope = state.at.restriction(V, state.weights, state.metric), float(c @ d)
         along = (V.mT @ (state.metric * d)).double().cpu().numpy()
         bend = float(along @ seen.curvature @ along)
@@ -207,8 +227,18 @@ class SubspaceSaddle:
         scale = scaled(state.scale, slope / max(state.energy, 1e-300)) if np.isfinite(state.energy) else state.scale
         unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
         w = np.sqrt(scale * max(slope, 0.0) / max(float((c.square() / state.metric).sum()), 1e-300) * unseen)
-        model = SubspaceModel(self.objective, state.losses, seen.slopes, seen.curvature, state.weights, w)
-        return Sight(V, fresh, model, model.merit(state.losses, self._accuracy(state)), pull, scale, seen.sizes)
+        held, near = w * self._held(state, V.shape[1]), (state.losses, seen.slopes, seen.curvature)
+        model = SubspaceModel(self.objective, *near, state.weights, held, STIFF * state.size)
+        merit = model.merit(state.losses, self._accuracy(state))
+        return Sight(V, [d, c], model, w, merit, pull, scale, seen.sizes)
+
+    def _held(self, state: SubspaceSaddleState, k: int) -> bool:
+        """Whether w is used: not where ψ is flat, D = I and V has a column for every weight that moves (observed).
+
+        A trial that is rejected without it ends that.
+        """
+        flat = self.objective.simplex and self.objective.strong_convexity(len(state.weights)) == 0
+        return not flat or state.uneven or state.careful or k < state.moving
 
     def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
         """Step (1)."""
@@ -233,6 +263,12 @@ class SubspaceSaddle:
         size, mu = float(state.direction.norm()), state.constants.strong_convexity
         proof = certify(self.objective, state.losses, state.weights, size, mu, state.at.rounding)
         return replace(state, certificate=proof.gap, floor=proof.floor)
+
+
+def badly_scaled(diagonal: Tensor) -> bool:
+    """Whether the coordinates' curvatures differ by so much that a metric pays: a factor of 4 for most of them."""
+    low, high = np.quantile(diagonal.double().cpu().numpy(), (0.1, 0.9))
+    return bool(high > 4 * low)
 
 
 def pulled(pull: float, length: float, size: float) -> float:

@@ -139,8 +139,9 @@ class CohortGradients(Answers):
         return Restriction(self._spread(seen.slopes), (Q + Q.T) / 2, self._spread(seen.sizes))
 
     def diagonal(self, weights: Vector) -> Tensor:
-        """One exchange: a vector up."""
-        self.asked.cohort.count(exchanges=1, up=len(self.asked.like) * len(self.chosen))
+        """One exchange: a vector up, and the sum down to everyone."""
+        vectors = len(self.asked.like) * len(self.chosen)
+        self.asked.cohort.count(exchanges=1, up=vectors, down=vectors)
         return self.point.diagonal(self._weights(weights))
 
     def diagonals(self) -> Tensor:
