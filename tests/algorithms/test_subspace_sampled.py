@@ -20,7 +20,7 @@ OBJECTIVES = [
     sp.Average(), sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.ChiSquareBall(delta=0.5), sp.CVaR(alpha=0.3),
     sp.Tilted(rho=0.1), sp.QFair(q=1.0), sp.Nash(b=40.0),
 ]  # fmt: skip
-SOME = [sp.Average(), sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.QFair(q=1.0)]
+SOME = [sp.Average(), sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.QFair(q=1.0), sp.Nash(b=40.0)]
 HOSPITALS = sp.data.heart_disease().train
 SYNTHETIC = sp.data.synthetic(N=10, sigma=0.5)
 
@@ -77,8 +77,8 @@ class Missing(sp.SampledSubspaceSaddle):
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_with_everyone_and_all_samples_it_is_the_subspace_saddle_method(name, objective):
-    ours = sp.train(sp.SampledSubspaceSaddle(objective), PROBLEMS[name](), rounds=12)
-    theirs = sp.train(sp.SubspaceSaddle(objective), PROBLEMS[name](), rounds=12)
+    ours = sp.train(sp.SampledSubspaceSaddle(objective), PROBLEMS[name](), rounds=8)
+    theirs = sp.train(sp.SubspaceSaddle(objective), PROBLEMS[name](), rounds=8)
     np.testing.assert_allclose(ours.history.losses, theirs.history.losses, rtol=1e-11)
     np.testing.assert_allclose(ours.x, theirs.x, atol=1e-8)
     assert ours.certificate == pytest.approx(theirs.certificate, rel=1e-3, abs=1e-13)
@@ -198,22 +198,21 @@ def test_certificates_are_true_and_given_where_everyone_was_asked(name, objectiv
     n = len(cohort.names)
     method = sp.SampledSubspaceSaddle(objective, clients_per_round=n // 2)
     state, given = method.init(cohort), 0
-    for _ in range(30):
+    for _ in range(20):
         everyone, certified = bool(method._present(state, n).all()), np.isfinite(state.certificate)
         state = method.round(cohort, state)
         assert np.isfinite(state.certificate) == (everyone or (certified and not state.accepted))
         given += everyone
         assert value(cohort, objective, state.x) - best <= state.certificate + 1e-9 * abs(best)
-    assert 1 <= given < 15
+    assert 1 <= given < 10
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_half_of_the_clients_are_enough(name, objective, seed):
+def test_half_of_the_clients_are_enough(name, objective):
     cohort = PROBLEMS[name]()
     method = sp.SampledSubspaceSaddle(objective, clients_per_round=len(cohort.names) // 2)
-    result = sp.train(method, cohort, rounds=60, tol=1e-6, seed=seed)
+    result = sp.train(method, cohort, rounds=60, tol=1e-6)
     assert result.status is sp.Status.CONVERGED
     assert result.certificate <= 1e-6
     assert value(cohort, objective, result.x) - optimum(name, objective) <= 1e-6
@@ -238,11 +237,11 @@ def test_mistakes_get_a_sentence(settings, words):
 
 
 @pytest.mark.parametrize("clients_per_round", [None, 5])
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize("objective", SOME, ids=str)
 def test_a_client_that_is_away_for_some_rounds(objective, clients_per_round):
     cohort = synthetic()
     method = Missing(objective, clients_per_round=clients_per_round)
-    seen = states(method, cohort, 30)
+    seen = states(method, cohort, 24)
     values = [value(cohort, objective, state.x) for state in seen]
     assert all(bool(state.x.isfinite().all()) and np.isfinite(state.losses).all() for state in seen)
     assert all(state.certificate == np.inf for state in seen[3:7] if state.accepted)
@@ -252,7 +251,7 @@ def test_a_client_that_is_away_for_some_rounds(objective, clients_per_round):
 
 
 @pytest.mark.parametrize("clients_per_round", [None, 5])
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize("objective", SOME, ids=str)
 def test_a_client_that_does_not_come_back(objective, clients_per_round):
     """It is never asked again, nothing is proven any more, and the run stays below where it was."""
     cohort = synthetic()
@@ -263,7 +262,7 @@ def test_a_client_that_does_not_come_back(objective, clients_per_round):
         return ask(x, batch_size, key, clients, **more)
 
     cohort.gradients = gradients
-    seen = states(Missing(objective, clients_per_round=clients_per_round, last=10**9), cohort, 30)
+    seen = states(Missing(objective, clients_per_round=clients_per_round, last=10**9), cohort, 24)
     assert all(0 not in clients for round_, clients in asked if round_ >= 3)
     assert all(bool(state.x.isfinite().all()) for state in seen)
     values = [value(cohort, objective, state.x) for state in seen]
@@ -323,17 +322,27 @@ def test_the_error_falls_and_ends_below_that_without_averages(name, objective, m
     cohort, best = PROBLEMS[name](), optimum(name, objective)
 
     def errors():
-        runs = [states(sp.SampledSubspaceSaddle(objective, batch_size=10), cohort, 30, seed) for seed in range(3)]
-        return np.mean([[value(cohort, objective, run[at].x) - best for at in (0, 3, 30)] for run in runs], 0)
+        runs = [states(sp.SampledSubspaceSaddle(objective, batch_size=10), cohort, 25, seed) for seed in range(2)]
+        return np.mean([[value(cohort, objective, run[at].x) - best for at in (0, 3, 25)] for run in runs], 0)
 
     start, early, late = errors()
     monkeypatch.setattr(subspace_sampled, "NOISE", 3.0)  # ν is at most 2
     assert early < 0.5 * start
-    assert late < 0.6 * early
+    assert late < 0.7 * early
     assert late < 0.3 * errors()[-1]
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": 10}, {"clients_per_round": 5}], ids=str)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_minibatches_of_half_of_the_clients(name):
+    cohort, objective = PROBLEMS[name](), sp.ChiSquare(rho=0.1)
+    runs = [noisy(cohort, s, 40, objective, clients_per_round=len(cohort.names) // 2) for s in range(2)]
+    late = np.mean([value(cohort, objective, run.x) for run in runs]) - optimum(name, objective)
+    assert late < 0.4 * (value(cohort, objective, cohort.start()) - optimum(name, objective))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"batch_size": 10}, {"clients_per_round": 5}, {"batch_size": 10, "clients_per_round": 5}], ids=str
+)
 def test_a_resumed_run_is_the_run(tmp_path, settings):
     method = sp.SampledSubspaceSaddle(sp.CVaR(alpha=0.4), memory=5, **settings)
     whole = sp.train(method, synthetic(), rounds=9, seed=2)
@@ -374,7 +383,7 @@ def test_awkward_problems(clients, objective):
     result = sp.train(method, cohort, rounds=80, tol=1e-7)
     assert result.status is sp.Status.CONVERGED
     assert np.isfinite(result.x).all()
-    noisy(cohort, 0, 5, objective)
+    noisy(cohort, 0, 3, objective)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES[:7], ids=str)
@@ -387,8 +396,8 @@ def test_starting_far_away(objective):
 @pytest.mark.parametrize("objective", SOME, ids=str)
 def test_float32(objective):
     method = sp.SampledSubspaceSaddle(objective, clients_per_round=5)
-    single = sp.train(method, synthetic(dtype=torch.float32), rounds=25)
-    exact = sp.train(method, synthetic(), rounds=25)
+    single = sp.train(method, synthetic(dtype=torch.float32), rounds=18)
+    exact = sp.train(method, synthetic(), rounds=18)
     np.testing.assert_allclose(single.x, exact.x, atol=2e-3)
 
 

@@ -20,6 +20,7 @@ like. What is left is the noise between rounds: c at x from the last round's sam
 
     ν = ‖c − c′‖² / (‖c‖² + ‖c′‖²),    0 without noise, 1 where there is nothing but noise.
 
+(Where a share of the clients is there, so is that share of ν only: ½ stands for half of the share below.)
 From the first round t = 1 with ν > ½ on, every such round raises the damping, 1 + δ ≥ 1 + GROWTH·t, holds the weights
 by as much, and x and λ are averages of the rounds since, later ones counting more.
 """
@@ -215,17 +216,17 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         at = Present(answers, mask, state.losses, absent, state.sizes, CAUTION * state.size)
         c = at.sum(state.mixture)
         return replace(
-            state, at=at, losses=at.losses, direction=c, noisy=state.noisy + self._noise(state, c),
+            state, at=at, losses=at.losses, direction=c, noisy=state.noisy + self._noise(state, c, mask),
             kept=state.kept.replaced(answers), counted=np.where(mask, state.mixture, state.counted),
             missed=np.where(mask, 0, state.missed),
         ), at  # fmt: skip
 
-    def _noise(self, state: SampledState, c: Tensor) -> bool:
-        """Whether ν > ½, where there are minibatches at all."""
+    def _noise(self, state: SampledState, c: Tensor, mask: Mask) -> bool:
+        """Whether ν > ½, where there are minibatches at all; only clients that are there bring new noise."""
         if self.batch_size is None or not np.any(state.constants.samples > self.batch_size):
             return False
         change, size = (c - state.direction).square().sum(), c.square().sum() + state.direction.square().sum()
-        return float(change) > NOISE * float(size)
+        return float(change) > NOISE * float(mask.mean()) * float(size)
 
     def _due(self, state: SampledState, everyone: int) -> bool:
         """Whether a certificate is due: the promise has fallen since the last one, and everyone may have been asked."""
