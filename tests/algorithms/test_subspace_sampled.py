@@ -322,8 +322,8 @@ def test_the_error_falls_and_ends_below_that_without_averages(name, objective, m
     cohort, best = PROBLEMS[name](), optimum(name, objective)
 
     def errors():
-        runs = [states(sp.SampledSubspaceSaddle(objective, batch_size=10), cohort, 25, seed) for seed in range(2)]
-        return np.mean([[value(cohort, objective, run[at].x) - best for at in (0, 3, 25)] for run in runs], 0)
+        runs = [states(sp.SampledSubspaceSaddle(objective, batch_size=10), cohort, 20, seed) for seed in range(2)]
+        return np.mean([[value(cohort, objective, run[at].x) - best for at in (0, 3, 20)] for run in runs], 0)
 
     start, early, late = errors()
     monkeypatch.setattr(subspace_sampled, "NOISE", 3.0)  # ν is at most 2
@@ -364,7 +364,7 @@ def test_nothing_is_proven_from_minibatches():
 # ------------------------------------------------------------------ awkward problems
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize("objective", SOME, ids=str)
 @pytest.mark.parametrize(
     "clients",
     [
@@ -386,14 +386,14 @@ def test_awkward_problems(clients, objective):
     noisy(cohort, 0, 3, objective)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES[:7], ids=str)
+@pytest.mark.parametrize("objective", SOME[:4], ids=str)
 def test_starting_far_away(objective):
     method = sp.SampledSubspaceSaddle(objective, clients_per_round=5)
     result = sp.train(method, synthetic(), rounds=150, tol=1e-6, x0=np.full(10, 1e4))
     assert result.status is sp.Status.CONVERGED
 
 
-@pytest.mark.parametrize("objective", SOME, ids=str)
+@pytest.mark.parametrize("objective", SOME[1:4], ids=str)
 def test_float32(objective):
     method = sp.SampledSubspaceSaddle(objective, clients_per_round=5)
     single = sp.train(method, synthetic(dtype=torch.float32), rounds=18)
