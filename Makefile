@@ -30,6 +30,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/average.py
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -8,14 +8,19 @@ Round, at x with λ, and with what each client i has said last, at its own point
          added in every direction.
 
 Clients keep what they have said last, λ_i′ c_i(x_i), and tell by how much it has changed, so that c costs one vector as
-ever; VᵀS follows from their slopes. A certificate needs everyone at the same point. So everyone is asked when the model
-promises a tenth of what it promised when that was done last; no certificate is claimed in between.
+ever; VᵀS follows from their slopes. A round is four exchanges: x goes down, with the columns of V that a client has
+missed, and the change of c comes up; the rest is as in `SubspaceSaddle`.
+
+A certificate needs everyone at the same point. So everyone is asked when the model promises a tenth of what it promised
+when that was done last; no certificate is claimed in between, nor while a client cannot be reached (`_present` has the
+last word on who is there).
 
 With minibatches, all questions of a round are about the same samples, so that the acceptance test compares like with
 like. What is left is the noise between rounds: c at x from the last round's samples and from this round's differ by
 
     ν = ‖c − c′‖² / (‖c‖² + ‖c′‖²),    0 without noise, 1 where there is nothing but noise.
 
+(Where a share of the clients is there, so is that share of ν only: ½ stands for half of the share below.)
 From the first round t = 1 with ν > ½ on, every such round raises the damping, 1 + δ ≥ 1 + GROWTH·t, holds the weights
 by as much, and x and λ are averages of the rounds since, later ones counting more.
 """
@@ -31,8 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.base import CLIENTS, STEPS
-from scaffpd.algorithms.subspace_saddle import Sight, SubspaceSaddle, SubspaceSaddleState, damped
-from scaffpd.certificate import no_certificate
+from scaffpd.algorithms.subspace_saddle import MOVES, Sight, SubspaceSaddle, SubspaceSaddleState, damped
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, Memory, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.inputs import LARGEST
@@ -55,7 +59,7 @@ class Present:
         mask: who is there.
         last: L_i(x_i) of everybody.
         absent: S.
-        sizes: ‖c_i(x_i)‖²_{D⁻¹} of everybody.
+        sizes: ‖c_i‖²_{D⁻¹} of everybody, where it was asked for last.
         size: how large Hessians are in the metric D, roughly.
     """
 
@@ -86,6 +90,8 @@ class Present:
 
     def stand_in(self, weights: Vector) -> Vector:
         """Weights of the clients that are there, with the sum of all weights: they stand in for the others."""
+        if self.mask.all():
+            return weights
         total = float(weights.sum()) or 1.0
         own = np.maximum(weights, FAIR * total / len(weights)) * self.mask
         return own * total / float(own.sum())
@@ -100,17 +106,25 @@ class Present:
         slopes = own + pull
         return Restriction(slopes, seen.curvature + away * np.eye(len(pull)), unseen + (slopes**2).sum(1))
 
+    def own_sizes(self, sight: Sight, weights: Vector) -> Vector:
+        """‖c_i‖²_{D⁻¹}: what was seen, without the others' pull."""
+        slopes = sight.model.slopes
+        own = slopes - self.pull(sight.V, weights)
+        return np.where(self.mask, sight.sizes - (slopes**2).sum(1) + (own**2).sum(1), self.sizes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SampledState(SubspaceSaddleState):
     """`SubspaceSaddleState`, and what is remembered of clients that do not answer.
 
     Attributes:
+        losses: L_i(x_i), where each client has answered last (from its minibatch, where there is one).
         iterate: where the method stands; x is an average of such points where there is noise.
         mixture: λ there.
         kept: what each client has said last, c_i(x_i); the clients keep it.
         counted: the λ_i′ with which it went into `direction`.
-        sizes: ‖c_i(x_i)‖²_{D⁻¹}.
+        sizes: ‖c_i‖²_{D⁻¹} where it was asked for last.
+        missed: how many of `columns` each client has not been sent.
         checked: the promise when everyone was asked last.
         round_checked: the round of that.
         noisy: t, the rounds of noise so far.
@@ -122,6 +136,7 @@ class SampledState(SubspaceSaddleState):
     kept: Memory = field(repr=False)
     counted: Vector
     sizes: Vector
+    missed: Vector
     checked: float = np.inf
     round_checked: int = 0
     noisy: int = 0
@@ -144,7 +159,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
     def uncertified(self, state: SubspaceSaddleState) -> str | None:
         """Why nothing is proven about the result, or `None`."""
         if self.batch_size is not None:
-            return no_certificate(False, state.constants, state.weights)
+            return "losses and gradients come from minibatches; leave batch_size out."
         return super().uncertified(state)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SampledState:
@@ -155,6 +170,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         return SampledState(
             **known, iterate=start.x, mixture=start.weights, kept=federation.memory().replaced(start.at),
             counted=start.weights, sizes=start.at.norms() / float(start.metric.mean()),
+            missed=np.zeros(len(start.weights)),
         )  # fmt: skip
 
     def _check(self, everyone: int) -> None:
@@ -183,27 +199,34 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         if np.all(np.abs(there.losses) < LARGEST / 4):
             gained = before - model.merit(there.losses + at.pull(y - here.iterate, here.mixture), tol)
         if not gained >= 0.1 * promised - 2 * tol:
-            return replace(here, accepted=False, damping=max(4 * damping, 0.5))
+            return self._proven(replace(here, accepted=False, damping=max(4 * damping, 0.5)), at)
         return self._taken(here, there, sight, step, y, promised, damped(damping, gained, promised))
 
     def _arrive(self, federation: Federation, state: SampledState) -> tuple[SampledState, Present]:
         """Step (0): the state as the clients of the round know it, before the step."""
         everyone = len(federation.names)
-        mask = self._present(state, everyone) | self._due(state, everyone)
+        mask, due = self._present(state, everyone), self._due(state, everyone)
         state = replace(state, rounds=state.rounds + 1)
-        if mask.all():
+        if due or mask.all():
             state = replace(state, checked=state.promise, round_checked=state.rounds)
         answers = self._ask(federation, state, state.iterate, mask)
+        federation.traffic.add(down=int(state.missed @ mask) * state.x.numel() * state.x.element_size())
         absent = state.direction - state.kept.sum(state.counted * mask)
         absent = absent if not mask.all() else torch.zeros_like(absent)
         at = Present(answers, mask, state.losses, absent, state.sizes, CAUTION * state.size)
         c = at.sum(state.mixture)
-        change, size = (c - state.direction).square().sum(), c.square().sum() + state.direction.square().sum()
-        noisy = state.noisy + (self.batch_size is not None and float(change) > NOISE * float(size))
         return replace(
-            state, at=at, losses=at.losses, direction=c, noisy=noisy, kept=state.kept.replaced(answers),
-            counted=np.where(mask, state.mixture, state.counted),
+            state, at=at, losses=at.losses, direction=c, noisy=state.noisy + self._noise(state, c, mask),
+            kept=state.kept.replaced(answers), counted=np.where(mask, state.mixture, state.counted),
+            missed=np.where(mask, 0, state.missed),
         ), at  # fmt: skip
+
+    def _noise(self, state: SampledState, c: Tensor, mask: Mask) -> bool:
+        """Whether ν > ½, where there are minibatches at all; only clients that are there bring new noise."""
+        if self.batch_size is None or not np.any(state.constants.samples > self.batch_size):
+            return False
+        change, size = (c - state.direction).square().sum(), c.square().sum() + state.direction.square().sum()
+        return float(change) > NOISE * float(mask.mean()) * float(size)
 
     def _due(self, state: SampledState, everyone: int) -> bool:
         """Whether a certificate is due: the promise has fallen since the last one, and everyone may have been asked."""
@@ -218,8 +241,8 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         return federation.gradients(x, self.batch_size, (state.seed, state.rounds, STEPS), clients, told=told)
 
     def _present(self, state: SampledState, everyone: int) -> Mask:
-        """Who takes part in the next round."""
-        if self.clients_per_round is None:
+        """Who takes part in the next round: where a certificate is due, all that can be reached."""
+        if self.clients_per_round is None or self._due(state, everyone):
             return np.ones(everyone, dtype=bool)
         random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
         return np.isin(np.arange(everyone), random.choice(everyone, self.clients_per_round, replace=False))
@@ -243,18 +266,25 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         self, here: SampledState, there: Present, sight: Sight, step: Step, y: Tensor, promised: float, damping: float
     ) -> SampledState:
         """The state after a step to y, where the clients of the round have answered."""
-        away = sight.model.w * (step.weights - here.mixture)
+        moves = step.weights - here.mixture
+        away, moving = sight.model.w * moves, int(np.count_nonzero(np.abs(moves) > MOVES * step.weights.max()))
         x, weights = y, step.weights
         if here.noisy > 1:  # averages
-            x, weights = (
-                old + 2 / (here.noisy + 1) * (new - old) for old, new in ((here.x, x), (here.weights, weights))
-            )
+            share = 2 / (here.noisy + 1)
+            x, weights = here.x + share * (y - here.x), here.weights + share * (weights - here.weights)
+        columns = self._kept(here, y - here.iterate, sight.fresh)
         state = replace(
-            here, iterate=y, mixture=step.weights, x=x, weights=weights, losses=there.losses,
-            sizes=np.where(there.mask, sight.sizes, here.sizes),
-            direction=there.sum(step.weights), kept=here.kept.replaced(there.at), at=there, pull=sight.pull,
-            counted=np.where(there.mask, step.weights, here.counted), scale=sight.scale, accepted=True,
-            columns=self._kept(here, y - here.iterate, sight.fresh), energy=float(away @ away) / sight.scale,
-            promise=max(promised, 0.0), damping=damping,
+            here, iterate=y, mixture=step.weights, x=x, weights=weights, losses=there.losses, at=there,
+            sizes=there.own_sizes(sight, here.mixture), direction=there.sum(step.weights),
+            kept=here.kept.replaced(there.at), counted=np.where(there.mask, step.weights, here.counted),
+            pull=sight.pull, scale=sight.scale, columns=columns, energy=float(away @ away) / sight.scale,
+            missed=np.where(there.mask, 0, np.minimum(here.missed + 1 + len(sight.fresh), len(columns))),
+            moving=max(here.moving, moving), promise=max(promised, 0.0), damping=damping, accepted=True,
         )  # fmt: skip
-        return self._certified(state) if there.mask.all() else replace(state, certificate=np.inf, floor=np.inf)
+        return self._proven(state, there)
+
+    def _proven(self, state: SampledState, at: Present) -> SampledState:
+        """With a certificate where everyone has answered at x; one that was given for the same x still holds."""
+        if at.mask.all():
+            return self._certified(state)
+        return replace(state, certificate=np.inf, floor=np.inf) if state.accepted else state
