@@ -4,9 +4,9 @@ For a step Vα and new weights l ∈ Λ, with g_i = Vᵀc_i and Q = Σ λ_i Vᵀ
 
     m(α, l) = Σ l_i (L_i + g_iᵀα) + ½αᵀ[(1 + δ)Q + δκI]α − ψ(l) − ½ Σ w_i² (l_i − λ_i)².
 
-δ damps a model that has promised too much; κ does so where Q is flat, as in directions that matter to clients without
-weight only. The last term stands for what V does not see of the clients' gradients: where a client's c_i lies mostly outside V, the
-model is blind to what a change of its weight would do, and w_i holds the weight back.
+δ damps a model that has promised too much; κ does so where Q is flat, as in directions that matter only to clients that
+have no weight. The last term stands for what V does not see of the clients' gradients: where a client's c_i lies mostly
+outside V, the model is blind to what a change of its weight would do, and w_i holds the weight back.
 """
 
 from __future__ import annotations

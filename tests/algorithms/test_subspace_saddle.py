@@ -225,7 +225,7 @@ def test_a_linear_layer_gets_as_far_as_a_linear_model(objective):
     torch.nn.init.zeros_(layer.weight)
     network = sp.Cohort(data, sp.Module(layer, l2=0.05))
     linear = sp.Cohort(data, sp.Linear("softmax", l2=0.05, classes=3))
-    results = [sp.train(sp.SubspaceSaddle(objective), cohort, rounds=10) for cohort in (network, linear)]
+    results = [sp.train(sp.SubspaceSaddle(objective), cohort, rounds=30) for cohort in (network, linear)]
     values = [objective.support(result.history.losses[-1]) for result in results]
     assert values[0] == pytest.approx(values[1], abs=1e-7)
     assert results[1].certificate < 1e-7
@@ -233,7 +233,7 @@ def test_a_linear_layer_gets_as_far_as_a_linear_model(objective):
     assert "not known to be convex" in results[0].message
 
 
-@pytest.mark.parametrize("objective", [sp.Average(), sp.ChiSquare(rho=0.05)], ids=str)
+@pytest.mark.parametrize("objective", [sp.Average(), sp.ChiSquare(rho=0.05), sp.CVaR(alpha=0.3)], ids=str)
 @pytest.mark.parametrize("activation", [torch.nn.Tanh, torch.nn.ReLU])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_networks_learn(objective, activation, dtype):
@@ -243,8 +243,7 @@ def test_networks_learn(objective, activation, dtype):
     result = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=12)
     assert np.isfinite(result.x).all()
     assert np.isfinite(result.history.losses).all()
-    if objective == sp.Average():  # one mixture: the merit that falls is the objective
-        assert objective.support(result.history.losses[-1]) < objective.support(result.history.losses[0])
+    assert objective.support(result.history.losses[-1]) < 0.9 * objective.support(result.history.losses[0])
 
 
 # ------------------------------------------------------------------ the choice

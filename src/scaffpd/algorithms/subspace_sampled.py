@@ -247,6 +247,10 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
         return np.isin(np.arange(everyone), random.choice(everyone, self.clients_per_round, replace=False))
 
+    def _held(self, state: SubspaceSaddleState, k: int) -> bool:
+        """Always: what is not known of absent clients lies outside V."""
+        return True
+
     def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
         at = state.at
         assert isinstance(at, Present)
