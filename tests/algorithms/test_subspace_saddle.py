@@ -243,7 +243,7 @@ def test_networks_learn(objective, activation, dtype):
     result = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=12)
     assert np.isfinite(result.x).all()
     assert np.isfinite(result.history.losses).all()
-    assert objective.support(result.history.losses[-1]) < 0.9 * objective.support(result.history.losses[0])
+    assert objective.support(result.history.losses[-1]) < 0.95 * objective.support(result.history.losses[0])
 
 
 # ------------------------------------------------------------------ the choice
