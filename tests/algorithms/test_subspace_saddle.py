@@ -186,6 +186,26 @@ def test_without_strong_convexity_it_says_how_far_the_model_still_sees():
     assert result.history.losses[-1].max() == pytest.approx(nearly.history.losses[-1].max(), abs=1e-6)
 
 
+def test_columns_of_zeros_and_flat_losses():
+    """Without a regulariser: a feature that nobody has does no harm; where nobody has any, a sentence says so."""
+    clients = [(X * (np.arange(10) != 3), y) for X, y in sp.data.synthetic()]
+    result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), sp.Cohort(clients, sp.Linear(l2=0.0)), rounds=10)
+    without = [(np.delete(X, 3, 1), y) for X, y in clients]
+    same = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), sp.Cohort(without, sp.Linear(l2=0.0)), rounds=10)
+    np.testing.assert_allclose(np.delete(result.x, 3), same.x, atol=1e-6)
+    with pytest.raises(InputError, match="do not depend on the model"):
+        nothing = [(0 * X, y) for X, y in clients]
+        sp.train(sp.SubspaceSaddle(sp.Average()), sp.Cohort(nothing, sp.Linear(l2=0.0)), rounds=2)
+
+
+def test_the_round_limit_is_kept():
+    """A rejected trial is a round of its own."""
+    cohort = problem("logistic")[0]
+    result = sp.train(sp.SubspaceSaddle(sp.Agnostic()), cohort, rounds=13, x0=np.full(cohort.dimension, 30.0))
+    assert result.rounds == 13
+    assert len(result.history["certificate"]) == 14
+
+
 def test_float32():
     cohort = sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1), dtype=torch.float32)
     result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), cohort, rounds=20)
@@ -193,6 +213,26 @@ def test_float32():
         sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1)), rounds=20
     )
     np.testing.assert_allclose(result.x, exact.x, atol=1e-3)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_twelve_digits(objective):
+    """As far as float64 goes: proven, or stopped by the rounding that a proof must count."""
+    easy = sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1))
+    assert sp.train(sp.SubspaceSaddle(objective), easy, rounds=20, tol=1e-12).status is sp.Status.CONVERGED
+    harder = sp.Cohort(sp.data.badly_scaled(), sp.Linear(l2=0.1))
+    result = sp.train(sp.SubspaceSaddle(objective), harder, rounds=40, tol=1e-12)
+    assert result.status in (sp.Status.CONVERGED, sp.Status.PRECISION)
+    assert result.certificate < 1e-10
+
+
+@pytest.mark.long
+def test_five_million_parameters():
+    random = np.random.default_rng(0)
+    clients = [(random.standard_normal((4, 5_000_000)), random.standard_normal(4)) for _ in range(3)]
+    cohort = sp.Cohort(clients, sp.Linear(l2=1e3))
+    result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.1), memory=20), cohort, rounds=8, tol=1e-6)
+    assert result.status is sp.Status.CONVERGED
 
 
 def test_a_thousand_clients():
