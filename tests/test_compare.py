@@ -551,7 +551,8 @@ def test_labels_are_short_and_unique():
     assert list(fair) == ["ScaffPD(Average())", "ScaffPD(ChiSquare(rho=0.1))"]
 
 
-ELSEWHERE = {"Fair", "fair", "MinimaxGradient"}  # a choice between two of the zoo; what quasi-Newton minimax replaces
+# A choice between two of the zoo; what quasi-Newton minimax replaces; the subspace saddle method with clients away.
+ELSEWHERE = {"Fair", "fair", "MinimaxGradient", "SampledSubspaceSaddle"}
 
 
 def test_the_zoo_is_complete_and_can_be_sent():

@@ -138,12 +138,21 @@ def test_it_needs_fewer_rounds_than_scaff_pd():
 
 
 def test_a_resumed_run_is_the_run(tmp_path):
-    method = sp.SubspaceSaddle(sp.CVaR(alpha=0.4), memory=5)
-    whole = sp.train(method, problem("logistic")[0], rounds=7)
-    sp.train(method, problem("logistic")[0], rounds=3, checkpoint=tmp_path / "run")
-    rest = sp.train(method, problem("logistic")[0], rounds=7, checkpoint=tmp_path / "run")
-    assert np.array_equal(rest.x, whole.x)
-    assert np.array_equal(rest.history["bytes_down"], whole.history["bytes_down"])
+    """From every round, rejected trials included."""
+    method, cohort, accepted = sp.SubspaceSaddle(sp.CVaR(alpha=0.4), memory=5), problem("logistic")[0], []
+    x0 = 30 * point(cohort)
+    whole = sp.train(
+        method, cohort, rounds=9, x0=x0, callbacks=[lambda moment: accepted.append(moment.state.accepted) or False]
+    )
+    assert not all(accepted)
+    for stop in range(1, 9):
+        path = tmp_path / str(stop)
+        sp.train(method, problem("logistic")[0], rounds=stop, x0=x0, checkpoint=path)
+        rest = sp.train(method, problem("logistic")[0], rounds=9, checkpoint=path)
+        assert np.array_equal(rest.x, whole.x)
+        assert np.array_equal(rest.weights, whole.weights)
+        for column in ("bytes_down", "bytes_up", "exchanges", "certificate"):
+            assert np.array_equal(rest.history[column], whole.history[column])
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)

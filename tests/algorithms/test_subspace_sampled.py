@@ -187,7 +187,7 @@ def test_traffic_of_a_round():
         assert state.accepted
         sent = cohort.traffic
         assert sent.exchanges - before.exchanges == 4
-        down = (d if held else 0) + (d + 1) + d + (k + n)  # x⁰ is there already
+        down = d + (d + 1) + d + (k + n)
         assert sent.bytes_down - before.bytes_down == size * (p * down + d * int(missed[mask].sum()))
         assert sent.bytes_up - before.bytes_up == size * p * ((d + 3) + d + (k + 1 + k * (k + 1) // 2) + (d + 3))
         held += 3  # the step, d and c
@@ -358,6 +358,23 @@ def test_a_resumed_run_is_the_run(tmp_path, settings):
     assert np.array_equal(rest.x, whole.x)
     assert np.array_equal(rest.weights, whole.weights)
     assert np.array_equal(rest.history["bytes_down"], whole.history["bytes_down"])
+
+
+def test_a_run_resumed_after_a_rejected_trial_is_the_run(tmp_path):
+    def cohort():
+        return sp.Cohort(unequal_clients("logistic"), sp.Linear("logistic", l2=0.05))
+
+    method, accepted = sp.SampledSubspaceSaddle(sp.ChiSquare(rho=0.05), clients_per_round=5), []
+    note = [lambda moment: accepted.append(moment.state.accepted) or False]
+    whole = sp.train(method, cohort(), rounds=8, seed=1, x0=far(), callbacks=note)
+    assert not all(accepted)
+    for stop in range(1, 8):
+        path = tmp_path / str(stop)
+        sp.train(method, cohort(), rounds=stop, seed=1, x0=far(), checkpoint=path)
+        rest = sp.train(method, cohort(), rounds=8, seed=1, checkpoint=path)
+        assert np.array_equal(rest.x, whole.x)
+        for column in ("bytes_down", "bytes_up", "exchanges"):
+            assert np.array_equal(rest.history[column], whole.history[column])
 
 
 def test_nothing_is_proven_from_minibatches():

@@ -1,7 +1,7 @@
 r"""`fair`: the method for the problem at hand.
 
 Convex losses and full gradients go to the subspace saddle method, which needs the fewest rounds and no step size;
-minibatches and networks, for which it has no proof and no second derivatives, go to Scaff-PD.
+minibatches and networks, for which it has no proof, go to Scaff-PD.
 """
 
 from __future__ import annotations

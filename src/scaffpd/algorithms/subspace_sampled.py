@@ -169,7 +169,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         known = {item.name: getattr(start, item.name) for item in fields(start)}
         return SampledState(
             **known, iterate=start.x, mixture=start.weights, kept=federation.memory().replaced(start.at),
-            counted=start.weights, sizes=start.at.norms() / float(start.metric.mean()),
+            counted=start.weights, sizes=start.at.norms() / float(start.metric.min()),
             missed=np.zeros(len(start.weights)),
         )  # fmt: skip
 
@@ -209,7 +209,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         state = replace(state, rounds=state.rounds + 1)
         if due or mask.all():
             state = replace(state, checked=state.promise, round_checked=state.rounds)
-        answers = self._ask(federation, state, state.iterate, mask)
+        answers = self._ask(federation, state, state.iterate.clone(), mask)  # sent, whoever has it already
         federation.traffic.add(down=int(state.missed @ mask) * state.x.numel() * state.x.element_size())
         absent = state.direction - state.kept.sum(state.counted * mask)
         absent = absent if not mask.all() else torch.zeros_like(absent)
