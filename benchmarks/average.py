@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import shlex
 import sys
 import time
@@ -29,13 +28,12 @@ import torch
 from torch import Tensor
 
 import scaffpd as sp
-from problems import families
+from problems import ADULT, chosen, families
 from scaffpd.algorithms.base import ServerState, begin, moved
 from scaffpd.federation import Federation, ProximalPlan
 
 TOL = 1e-8
 J = 100  # local steps of Scaffold and Scaff-PD, and the most of DANE
-ADULT = "Adult by occupation"
 SLOW = ("digits", "breast cancer", "hospitals")  # a local step is a pass over the data
 SUBSPACE, SCAFFOLD, DANE, AUTO = "subspace saddle", "SCAFFOLD, best rates", "DANE, best (η, μ)", "Scaff-PD, Auto"
 METHODS = (SUBSPACE, SCAFFOLD, DANE, AUTO)
@@ -208,10 +206,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args()
-    names = [n for n in families() if not options.families or any(part in n for part in options.families)]
-    if ADULT in names and not os.environ.get("SCAFFPD_DATA"):
-        print(f"{ADULT} is left out: set SCAFFPD_DATA to a folder that has it (see scaffpd.data.adult).")
-        names.remove(ADULT)
+    names = chosen(options.families)
     slow = {name: place for place, name in enumerate((ADULT, *SLOW))}
     tasks = [Task(name, m, point, options.seed) for name in names for m in METHODS for point in POINTS[m]]
     tasks.sort(key=lambda task: slow.get(task.family, len(slow)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import scaffpd as sp
 from scaffpd.data import adult, badly_scaled, breast_cancer, digits, heart_disease, rank_deficient, synthetic
 
+ADULT = "Adult by occupation"
 OBJECTIVES = ("Average", "Agnostic", "ChiSquare", "ChiSquareBall", "CVaR", "Tilted", "QFair", "Nash")
 
 
@@ -52,9 +54,18 @@ def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
         "breast cancer": (lambda: breast_cancer(seed=seed).train, logistic),
         "digits": (lambda: digits(seed=seed).train, softmax),
         "hospitals": (lambda: heart_disease(seed=seed).train, sp.Linear("logistic", l2=0.01, intercept=True)),
-        "Adult by occupation": (lambda: adult().train, logistic),
+        ADULT: (lambda: adult().train, logistic),
     }
     return {name: (lambda name=name, d=data, m=model: Family(name, d(), m)) for name, (data, model) in make.items()}
+
+
+def chosen(parts: list[str] | None) -> list[str]:
+    """The families whose names have one of the parts in them, all by default; without data that is not there."""
+    names = [name for name in families() if not parts or any(part in name for part in parts)]
+    if ADULT in names and not os.environ.get("SCAFFPD_DATA"):
+        print(f"{ADULT} is left out: set SCAFFPD_DATA to a folder that has it (see scaffpd.data.adult).")
+        names.remove(ADULT)
+    return names
 
 
 def objectives(family: Family) -> dict[str, Any]:

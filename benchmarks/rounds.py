@@ -15,7 +15,6 @@ import argparse
 import csv
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -27,13 +26,13 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from problems import OBJECTIVES, Family, families, objectives
+from problems import ADULT, OBJECTIVES, Family, chosen, families, objectives
 
 TOL = 1e-8
 J = 100
 CAP = {"few": 400, "many": 3000, "fixed": 400, "theory": 5000}
 SLOW = {"few": 300, "many": 1000, "fixed": 100, "theory": 150}  # where a round costs J passes over the data
-REAL = ("breast cancer", "digits", "hospitals", "Adult by occupation")
+REAL = ("breast cancer", "digits", "hospitals", ADULT)
 GLOBAL, FEW_GLOBAL = (1.0, 0.5, 2.0, 0.2, 0.05), (2.0, 1.0, 0.5)
 SIGMA, FEW_SIGMA = (1.0, 0.1, 10.0, 0.01, 100.0, 1e-3, 1e-4), (10.0, 1.0, 0.1, 100.0, 0.01)
 THETA = (0.0, 1.0)
@@ -249,7 +248,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def costly(task: tuple[str, str, str, int]) -> int:
     """Long tasks first."""
-    slow = ("Adult by occupation", "digits", "breast cancer", "hospitals")
+    slow = (ADULT, "digits", "breast cancer", "hospitals")
     order = slow.index(task[0]) if task[0] in slow else len(slow)
     return order if task[2] == FIXED else 10 + order if task[2] == AUTO else 20 + order
 
@@ -262,10 +261,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="measure anew what an earlier call has measured")
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args()
-    names = [n for n in families() if not options.families or any(part in n for part in options.families)]
-    if "Adult by occupation" in names and not os.environ.get("SCAFFPD_DATA"):
-        print("Adult by occupation is left out: set SCAFFPD_DATA to a folder that has it (see scaffpd.data.adult).")
-        names.remove("Adult by occupation")
+    names = chosen(options.families)
     problems = [(name, which) for name in names for which in OBJECTIVES]
     tasks = [
         (*problem, method, options.seed) for problem in problems for method in METHODS if applies(problem[1], method)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from awkward import AWKWARD
 
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
@@ -156,18 +157,7 @@ def test_a_resumed_run_is_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-@pytest.mark.parametrize(
-    "clients",
-    [
-        sp.data.synthetic(N=1),
-        sp.data.synthetic(d=1, m=3, sigma=1.0),
-        [sp.data.synthetic()[0]] * 3,
-        sp.data.synthetic(sizes=(1, 2, 300), N=3),
-        [(X, 0 * y) for X, y in sp.data.synthetic()],
-        [(0 * X, 1 + 0 * y) for X, y in sp.data.synthetic(N=2)],
-    ],
-    ids=["one client", "one feature", "identical clients", "unequal", "solved at the start", "nothing to learn"],
-)
+@pytest.mark.parametrize("clients", AWKWARD.values(), ids=AWKWARD)
 def test_awkward_problems(clients, objective):
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
     result = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=60, tol=1e-7)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from awkward import AWKWARD
 
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
@@ -389,18 +390,7 @@ def test_nothing_is_proven_from_minibatches():
 
 
 @pytest.mark.parametrize("objective", SOME, ids=str)
-@pytest.mark.parametrize(
-    "clients",
-    [
-        sp.data.synthetic(N=1),
-        sp.data.synthetic(d=1, m=3, sigma=1.0),
-        [sp.data.synthetic()[0]] * 3,
-        sp.data.synthetic(sizes=(1, 2, 300), N=3),
-        [(X, 0 * y) for X, y in sp.data.synthetic()],
-        [(0 * X, 1 + 0 * y) for X, y in sp.data.synthetic(N=2)],
-    ],
-    ids=["one client", "one feature", "identical clients", "unequal", "solved at the start", "nothing to learn"],
-)
+@pytest.mark.parametrize("clients", AWKWARD.values(), ids=AWKWARD)
 def test_awkward_problems(clients, objective):
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
     method = sp.SampledSubspaceSaddle(objective, clients_per_round=-(-len(clients) // 2))

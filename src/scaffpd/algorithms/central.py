@@ -1,4 +1,5 @@
-r"""What the centralised references share: full gradients of all clients at every point, and so a certificate.
+r"""What methods share that ask for full gradients of all clients: how a run begins, its certificate, and the
+frame of the centralised references.
 
 Off the simplex (q-FFL, Nash) the model steps along Σ λ_i c_i / S with S = Σ λ_i, so that its step length does not
 depend on S; on the simplex S = 1.
@@ -7,7 +8,7 @@ depend on S; on the simplex S = 1.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -52,6 +53,7 @@ class CentralState:
 
 
 State = TypeVar("State", bound=CentralState)
+Proven = TypeVar("Proven", bound=Any)  # any state with a certificate
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,7 @@ class CentralMethod:
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> CentralState:
         """The clients' answers at x⁰; λ⁰ is the objective's prior."""
-        x = federation.start() if x0 is None else x0
-        self.objective.weights(len(federation.names))
-        constants, at = federation.constants(), federation.gradients(x)
-        check_finite(at.losses, federation.names)
-        self.objective.check(at.losses, federation.names)
+        x, constants, at = open_run(self.objective, federation, x0)
         server_rate, dual_rate = self._rates(constants, at)
         return self._certified(CentralState(
             x=x, weights=self.objective.start(at.losses), losses=at.losses, rounds=0, seed=seed,
@@ -109,13 +107,29 @@ class CentralMethod:
         return self._certified(replace(state, x=x, weights=weights, losses=at.losses, at=at, rounds=state.rounds + 1))
 
     def _certified(self, state: State) -> State:
-        if self.uncertified(state):
-            return replace(state, certificate=np.inf, floor=np.inf)
-        size, mu = float(state.at.sum(state.weights).norm()), state.constants.strong_convexity
-        proof = certify(self.objective, state.losses, state.weights, size, mu, state.at.rounding)
-        return replace(state, certificate=proof.gap, floor=proof.floor)
+        return certified(self, state, state.at)
 
 
 def descent(at: Gradients, weights: Vector) -> Tensor:
     """Σ (λ_i/S) c_i with S = Σ λ_i, which is 1 on the simplex."""
     return at.sum(weights / (float(weights.sum()) or 1.0))
+
+
+def open_run(objective: Objective, federation: Federation, x0: Tensor | None) -> tuple[Tensor, Constants, Gradients]:
+    """x⁰, what is known of the clients, and their answers there; a sentence where nothing can come of it."""
+    x = federation.start() if x0 is None else x0
+    objective.weights(len(federation.names))
+    constants, at = federation.constants(), federation.gradients(x)
+    check_finite(at.losses, federation.names)
+    objective.check(at.losses, federation.names)
+    return x, constants, at
+
+
+def certified(method: Any, state: Proven, at: Any, c: Tensor | None = None) -> Proven:
+    """The state with the proven gap of its (x, λ), at whose x the clients answered `at`; c is Σ λ_i c_i, if known."""
+    if method.uncertified(state):
+        return replace(state, certificate=np.inf, floor=np.inf)
+    size = float((at.sum(state.weights) if c is None else c).norm())
+    mu = state.constants.strong_convexity
+    proof = certify(method.objective, state.losses, state.weights, size, mu, at.rounding)
+    return replace(state, certificate=proof.gap, floor=proof.floor)

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import check_finite, check_settings, steepest
-from scaffpd.certificate import certify, no_certificate
+from scaffpd.algorithms.base import check_settings, steepest
+from scaffpd.algorithms.central import certified, open_run
+from scaffpd.certificate import no_certificate
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.inputs import LARGEST
@@ -95,11 +96,7 @@ class MinimaxGradient:
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> MinimaxGradientState:
         """The clients' answers at x⁰ = y."""
-        x = federation.start() if x0 is None else x0
-        self.objective.weights(len(federation.names))
-        constants, at = federation.constants(), federation.gradients(x)
-        check_finite(at.losses, federation.names)
-        self.objective.check(at.losses, federation.names)
+        x, constants, at = open_run(self.objective, federation, x0)
         weights = self.objective.start(at.losses)
         total = float(weights.sum())
         steepest(constants.smoothness)
@@ -149,11 +146,7 @@ class MinimaxGradient:
         return float(min((t - 1) / following, (1 - q) / (1 + q))), float(following)
 
     def _certified(self, state: MinimaxGradientState, here: Gradients) -> MinimaxGradientState:
-        if self.uncertified(state):
-            return replace(state, certificate=np.inf, floor=np.inf)
-        size, mu = float(here.sum(state.weights).norm()), state.constants.strong_convexity
-        proof = certify(self.objective, state.losses, state.weights, size, mu, here.rounding)
-        return replace(state, certificate=proof.gap, floor=proof.floor)
+        return certified(self, state, here)
 
 
 def factor(gram: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -28,8 +28,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import check_finite, check_settings
-from scaffpd.certificate import EPSILON, certify, no_certificate
+from scaffpd.algorithms.base import check_settings
+from scaffpd.algorithms.central import certified, open_run
+from scaffpd.certificate import EPSILON, no_certificate
 from scaffpd.errors import count
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import Objective
@@ -110,11 +111,7 @@ class QuasiNewtonMinimax:
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> QuasiNewtonMinimaxState:
         """The clients' answers at x⁰."""
-        x = federation.start() if x0 is None else x0
-        self.objective.weights(len(federation.names))
-        constants, at = federation.constants(), federation.gradients(x)
-        check_finite(at.losses, federation.names)
-        self.objective.check(at.losses, federation.names)
+        x, constants, at = open_run(self.objective, federation, x0)
         first = self.objective.maximizer if self.objective.simplex else self.objective.start
         weights, C = first(at.losses), at.each().double()
         return self._proven(QuasiNewtonMinimaxState(
@@ -183,11 +180,7 @@ class QuasiNewtonMinimax:
         return min(own, self._certified(state, other, at), key=lambda proven: proven.certificate)
 
     def _certified(self, state: QuasiNewtonMinimaxState, weights: Vector, at: Gradients) -> QuasiNewtonMinimaxState:
-        if no_certificate(True, state.constants, weights):
-            return replace(state, weights=weights, certificate=np.inf, floor=np.inf)
-        size, mu = float(combined(weights, state.gradients).norm()), state.constants.strong_convexity
-        proof = certify(self.objective, state.losses, weights, size, mu, at.rounding)
-        return replace(state, weights=weights, certificate=proof.gap, floor=proof.floor)
+        return certified(self, replace(state, weights=weights), at, combined(weights, state.gradients))
 
 
 def inverse_hessian(state: QuasiNewtonMinimaxState, weights: Vector) -> InverseHessian:

@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import check_finite, check_settings, steepest
-from scaffpd.certificate import certify, no_certificate
+from scaffpd.algorithms.base import check_settings, steepest
+from scaffpd.algorithms.central import certified, open_run
+from scaffpd.certificate import no_certificate
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Constants, Federation, Gradients, ProximalPlan, Vector
 from scaffpd.objectives.base import Objective
@@ -162,12 +163,8 @@ class SubspaceSaddle:
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SubspaceSaddleState:
         """The clients' answers at x⁰, and D."""
-        x = federation.start() if x0 is None else x0
-        prior = self.objective.weights(len(federation.names))
-        constants, at = federation.constants(), federation.gradients(x)
-        check_finite(at.losses, federation.names)
-        self.objective.check(at.losses, federation.names)
-        weights = self.objective.start(at.losses)
+        x, constants, at = open_run(self.objective, federation, x0)
+        weights, prior = self.objective.start(at.losses), self.objective.weights(len(at.losses))
         steepest(constants.smoothness)
         metric, size = torch.ones_like(x), float(constants.smoothness.mean())
         diagonal = at.diagonal(prior) if constants.quadratic else metric
@@ -258,11 +255,7 @@ class SubspaceSaddle:
         return max(INEXACT * left, ROUNDING * size) if np.isfinite(left) else FIRST * size
 
     def _certified(self, state: State) -> State:
-        if self.uncertified(state):
-            return replace(state, certificate=np.inf, floor=np.inf)
-        size, mu = float(state.direction.norm()), state.constants.strong_convexity
-        proof = certify(self.objective, state.losses, state.weights, size, mu, state.at.rounding)
-        return replace(state, certificate=proof.gap, floor=proof.floor)
+        return certified(self, state, state.at, state.direction)
 
 
 def badly_scaled(diagonal: Tensor) -> bool:

@@ -40,7 +40,7 @@ from scaffpd.algorithms.subspace_saddle import MOVES, Sight, SubspaceSaddle, Sub
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, Memory, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.inputs import LARGEST
-from scaffpd.subspace import Step, SubspaceModel
+from scaffpd.subspace import Step
 
 GROWTH = 0.3  # of the damping, for each round of noise
 NOISE = 0.5  # ν from which a round is one
@@ -187,17 +187,16 @@ class SampledSubspaceSaddle(SubspaceSaddle):
     def round(self, federation: Federation, state: SampledState) -> SampledState:  # type: ignore[override]
         """The clients of the round at the iterate, and one trial point."""
         here, at = self._arrive(federation, state)
-        sight = self._look(federation, replace(here, weights=here.mixture))
-        model, tol = self._steady(sight, state, here), self._accuracy(here)
+        tol, sight = self._accuracy(here), self._look(federation, replace(here, weights=here.mixture))
+        sight = self._steady(sight, state, here, tol)
         damping = max(here.damping, GROWTH * here.noisy)
-        step = model.solve(damping, tol)
+        step = sight.model.solve(damping, tol)
         y = here.iterate + sight.V @ torch.from_numpy(step.alpha).to(sight.V)
         answers = self._ask(federation, here, y, at.mask, told=len(step.alpha) + len(step.weights))
         there = replace(at, at=answers, last=here.losses)
-        before, gained = model.merit(here.losses, tol), -np.inf
-        promised = before - step.value
+        promised, gained = sight.merit - step.value, -np.inf
         if np.all(np.abs(there.losses) < LARGEST / 4):
-            gained = before - model.merit(there.losses + at.pull(y - here.iterate, here.mixture), tol)
+            gained = sight.merit - sight.model.merit(there.losses + at.pull(y - here.iterate, here.mixture), tol)
         if not gained >= 0.1 * promised - 2 * tol:
             return self._proven(replace(here, accepted=False, damping=max(4 * damping, 0.5)), at)
         return self._taken(here, there, sight, step, y, promised, damped(damping, gained, promised))
@@ -258,20 +257,21 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         updates = federation.proximal_steps(at.at, c, ProximalPlan(state.pull, state.metric))
         return updates.sum(own / float(own.sum()))
 
-    def _steady(self, sight: Sight, before: SampledState, here: SampledState) -> SubspaceModel:
-        """The model with weights held against the noise of their losses."""
+    def _steady(self, sight: Sight, before: SampledState, here: SampledState, tol: float) -> Sight:
+        """With a model that holds weights against the noise of their losses."""
         if not here.noisy:
-            return sight.model
+            return sight
         spread = float(np.abs(here.losses - before.losses).mean())
         hold = GROWTH * here.noisy * spread / max(float(here.mixture.mean()), 1e-300)
-        return replace(sight.model, w=np.sqrt(sight.model.w**2 + hold))
+        model = replace(sight.model, w=np.sqrt(sight.w**2 + hold))
+        return replace(sight, model=model, merit=model.merit(here.losses, tol))
 
     def _taken(
         self, here: SampledState, there: Present, sight: Sight, step: Step, y: Tensor, promised: float, damping: float
     ) -> SampledState:
         """The state after a step to y, where the clients of the round have answered."""
         moves = step.weights - here.mixture
-        away, moving = sight.model.w * moves, int(np.count_nonzero(np.abs(moves) > MOVES * step.weights.max()))
+        away, moving = sight.w * moves, int(np.count_nonzero(np.abs(moves) > MOVES * step.weights.max()))
         x, weights = y, step.weights
         if here.noisy > 1:  # averages
             share = 2 / (here.noisy + 1)
