@@ -6,9 +6,12 @@ from scaffpd.data.partition import dirichlet
 from scaffpd.data.partitioned import breast_cancer, digits
 from scaffpd.data.silos import Silos
 from scaffpd.data.synthetic import badly_scaled, rank_deficient, synthetic
+from scaffpd.data.table import Selection, Table
 
 __all__ = [
+    "Selection",
     "Silos",
+    "Table",
     "adult",
     "badly_scaled",
     "breast_cancer",
