@@ -169,7 +169,7 @@ MODELS = {
     "intercept": (lambda: sp.Linear(intercept="yes"), "True or False for intercept, got 'yes'"),
     "one class": (lambda: sp.Linear("softmax", classes=1), "classes >= 2"),
     "half a class": (lambda: sp.Linear("softmax", classes=2.5), "whole number classes >= 1, got 2.5"),
-    "classes for logistic": (lambda: sp.Linear("logistic", classes=2), "classes with loss='softmax' only"),
+    "classes for logistic": (lambda: sp.Linear("logistic", classes=2), "classes with loss='softmax' or 'squared'"),
     "reshape": (lambda: SQUARED.reshape(np.zeros(7), 3), "x has shape (7,), which does not fit 3 features"),
     "reshape to nothing": (lambda: SQUARED.reshape(np.zeros(7), 0), "whole number features >= 1"),
     "no network": (lambda: sp.Module("resnet"), "Module needs a torch.nn.Module, got str"),

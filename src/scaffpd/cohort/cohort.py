@@ -18,7 +18,7 @@ from scaffpd.cohort.inputs import agreed_columns, checked_device, checked_dtype,
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Traffic, Vector
 from scaffpd.models.inputs import read_features, read_labels
-from scaffpd.models.oracle import Arrays, Displacements, Oracle, same
+from scaffpd.models.oracle import Arrays, Displacements, Features, Oracle, same
 
 SPLITS = ("train", "test")
 
@@ -28,7 +28,7 @@ class Model(Protocol):
 
     def oracle(
         self,
-        features: Arrays,
+        features: Features,
         labels: Arrays,
         names: list[str],
         device: torch.device,

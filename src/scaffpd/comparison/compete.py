@@ -44,7 +44,7 @@ def compare(
         rounds: communication rounds of every run.
         tune: configurations that every method may try (see `scaffpd.comparison.grid`); 1 takes the automatic rates.
         out: a folder for the results. The same call again goes on where it stopped.
-        processes: how many runs at a time; by default one per core. The numbers are the same.
+        processes: how many runs at a time; by default one per core, and one on a GPU. The numbers are the same.
         progress: show a progress bar; by default where standard error is a terminal.
         validation: the share of every client's training rows to choose rates by, of every label alike.
         select: choose by this measure of accuracy over clients, "worst_20", "worst" or "mean"; ties by the mean, then
@@ -53,7 +53,8 @@ def compare(
             stay as given.
     """
     setting = _settled(make_setting(methods, problem, seeds, rounds, tune, validation, select, strengths))
-    workers = cores() if processes is None else count("compare", "processes", processes)
+    alone = cores() if setting.problem.device == "cpu" else 1  # processes would not share a device's memory
+    workers = alone if processes is None else count("compare", "processes", processes)
     journal = Journal(out, setting.about() | {"data": _checked_data(setting)})
     with Pool(setting, workers) as pool, Tally(progress, len(_tuning(setting)) + len(_labels(setting))) as tally:
         _work(pool, _tuning(setting), journal, tally)

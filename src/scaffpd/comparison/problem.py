@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from scaffpd.cohort import Cohort, Model
-from scaffpd.data import Silos
+from scaffpd.data import Selection, Silos
 from scaffpd.data.silos import held_out
 from scaffpd.errors import InputError
 
@@ -28,11 +29,15 @@ class Problem:
             picklable, so a function at the top level of a module or a `functools.partial` of one.
         model: such as `Linear("softmax", l2=1e-3, intercept=True, classes=10)`.
         name: what to call it.
+        device: where to compute, such as "cpu" or "cuda".
+        dtype: the number format; by default the model's own.
     """
 
     data: Silos | Callable[..., Silos] = field(repr=False)
     model: Model
     name: str = "problem"
+    device: str = "cpu"
+    dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, Silos) and not callable(self.data):
@@ -58,19 +63,22 @@ class Problem:
             raise InputError(
                 f"The problem {self.name!r} has no test rows to score methods on: make it with a test_fraction above 0."
             )
-        return Cohort(silos.train, self.model, names=silos.names, test=silos.test)
+        return self._bound(silos, silos.train, silos.test)
 
     def rehearsal(self, seed: int, fraction: float) -> Cohort:
         """Training rows only: `fraction` of every client's is held out in the place of the test rows."""
         silos = self.silos(seed)
         random = np.random.default_rng([seed, 2])
         parts = [carve(pair, fraction, random) for pair in silos.train]
-        return Cohort([p[0] for p in parts], self.model, names=silos.names, test=[p[1] for p in parts])
+        return self._bound(silos, [p[0] for p in parts], [p[1] for p in parts])
+
+    def _bound(self, silos: Silos, train: Sequence[Pair], test: Sequence[Pair]) -> Cohort:
+        return Cohort(train, self.model, names=silos.names, device=self.device, dtype=self.dtype, test=test)
 
 
 def carve(pair: Pair, fraction: float, random: np.random.Generator) -> tuple[Pair, Pair]:
     """Rows to fit and rows to validate, of every label alike; the only row of a client serves as both."""
-    X, y = np.asarray(pair[0]), np.asarray(pair[1])
+    X, y = pair[0] if isinstance(pair[0], Selection) else np.asarray(pair[0]), np.asarray(pair[1])
     if len(y) < 2:
         return (X, y), (X, y)
     labels = y if np.issubdtype(y.dtype, np.integer) else np.zeros(len(y), dtype=np.int64)
@@ -83,7 +91,10 @@ def fingerprint(problem: Problem, cohort: Cohort, seed: int) -> str:
     digest = hashlib.sha256(cohort.fingerprint.encode())
     digest.update(cohort.start().detach().cpu().numpy().tobytes())
     for X, y in problem.silos(seed).test:
-        for array in (np.ascontiguousarray(X), np.ascontiguousarray(y)):
+        features: Any = X
+        known = isinstance(features, Selection) and features.table.key  # which is in the cohort's
+        rows = features.numbers if known else features
+        for array in (np.ascontiguousarray(rows), np.ascontiguousarray(y)):
             digest.update(repr((array.shape, str(array.dtype))).encode())
             digest.update(array.tobytes())
     return digest.hexdigest()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from scaffpd.training import Status, train
 TUNE, FINAL = "tune", "final"
 SPLITS = {TUNE: ("train", "validation"), FINAL: ("train", "test")}
 NUMBERS = ("loss", "accuracy", "counts")
+KEPT = 4  # cohorts, in main memory
 REFUSED, SKIPPED = "refused", "skipped"
 FAILED = (REFUSED, SKIPPED, str(Status.DIVERGED))
 
@@ -108,15 +108,21 @@ def _of(spread: Spread, measure: str) -> float:
 
 
 class Bench:
-    """A setting ready to run: cohorts are bound to their rows once."""
+    """A setting ready to run: cohorts are bound to their rows once, and one at a time where memory is a device's."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.cohort = lru_cache(maxsize=4)(self._cohort)
+        self.room = KEPT if setting.problem.device == "cpu" else 1
+        self.kept: dict[tuple[int, str], Cohort] = {}
 
-    def _cohort(self, seed: int, phase: str) -> Cohort:
-        problem = self.setting.problem
-        return problem.cohort(seed) if phase == FINAL else problem.rehearsal(seed, self.setting.validation)
+    def cohort(self, seed: int, phase: str) -> Cohort:
+        """The clients of one seed, with validation rows in the place of test rows for tuning."""
+        if (seed, phase) not in self.kept:
+            while len(self.kept) >= self.room:
+                del self.kept[next(iter(self.kept))]
+            problem, fraction = self.setting.problem, self.setting.validation
+            self.kept[seed, phase] = problem.cohort(seed) if phase == FINAL else problem.rehearsal(seed, fraction)
+        return self.kept[seed, phase]
 
     def carry_out(self, job: Job) -> Run:
         """Train and score; what a method refuses to do is an outcome as well."""

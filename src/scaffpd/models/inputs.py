@@ -10,13 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.data.table import Selection
 from scaffpd.errors import InputError
 
 Array = NDArray[np.generic]
 
 
-def read_features(name: str, x: Any) -> Array:
-    """A client's features as finite numbers, samples first."""
+def read_features(name: str, x: Any) -> Array | Selection:
+    """A client's features as finite numbers, samples first; rows of a table are left where they are."""
+    if isinstance(x, Selection):
+        if 0 in x.shape:
+            raise InputError(f"Client {name!r} has no {'samples' if len(x) == 0 else 'features'}.")
+        return x
     raw = _numbers(name, "features", x)
     if raw.ndim < 2:
         hint = " (X.reshape(-1, 1) makes one column)" if raw.ndim == 1 else ""

@@ -10,13 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.data.table import Selection
 from scaffpd.errors import InputError, count, real
 from scaffpd.models.glm import LinearOracle, Rows
 from scaffpd.models.inputs import check_range
 from scaffpd.models.losses import loss_named
-from scaffpd.models.oracle import Arrays, Oracle
+from scaffpd.models.oracle import Arrays, Features, Oracle
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.ragged import Ragged
+from scaffpd.models.wide import WideOracle
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -36,7 +38,8 @@ class Linear:
         loss: "squared" (one or several target columns), "logistic" (labels 0/1) or "softmax" (labels 0, 1, …).
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; it is what the certificate rests on.
         intercept: append a constant feature 1 (as the last one).
-        classes: the number of softmax outputs, where the clients at hand might not have seen every class.
+        classes: the number of softmax outputs, where the clients at hand might not have seen every class; with squared
+            loss, labels 0, 1, … become one-hot targets of so many columns, and models are scored by accuracy.
     """
 
     loss: str = "squared"
@@ -52,12 +55,12 @@ class Linear:
             raise InputError(f"Linear needs True or False for intercept, got {self.intercept!r}.")
         if self.classes is not None and count("Linear", "classes", self.classes) < 2:
             raise InputError(f"Linear needs classes >= 2, got {self.classes}.")
-        if self.classes is not None and self.loss != "softmax":
-            raise InputError(f"Linear takes classes with loss='softmax' only, not with {self.loss!r}.")
+        if self.classes is not None and self.loss == "logistic":
+            raise InputError("Linear takes classes with loss='softmax' or 'squared'; logistic loss has two.")
 
     def oracle(
         self,
-        features: Arrays,
+        features: Features,
         labels: Arrays,
         names: list[str],
         device: torch.device,
@@ -76,17 +79,27 @@ class Linear:
         width, sizes = features[0].shape[1] + self.intercept, [len(a) for a in features]
         classes = self.classes if like is None or self.loss != "softmax" else like.dimension // width
         targets = loss.encode(labels, names, classes)
-        A = torch.as_tensor(np.concatenate(features), dtype=dtype, device=device)
-        if self.intercept:
-            A = torch.cat([A, A.new_ones(len(A), 1)], 1)
         y = torch.as_tensor(np.concatenate(targets.arrays), device=device)
         y = y.to(dtype) if y.is_floating_point() else y
-        check_range(names, sizes, A, "feature")
         check_range(names, sizes, y.to(dtype), "target")
+        if (wide := self._wide(features)) is not None:
+            return WideOracle(wide, y, loss, float(self.l2), targets.outputs, names, device, dtype)
+        A = torch.as_tensor(np.concatenate([np.asarray(x) for x in features]), dtype=dtype, device=device)
+        if self.intercept:
+            A = torch.cat([A, A.new_ones(len(A), 1)], 1)
+        check_range(names, sizes, A, "feature")
         layout = Ragged(sizes, device, dtype)
         rows = Rows(A, y, layout, 1 / layout.sizes[layout.owner].to(dtype))
         kind = QuadraticOracle if self.loss == "squared" else LinearOracle
         return kind(rows, loss, float(self.l2), targets.outputs, names)
+
+    def _wide(self, features: Features) -> list[Selection] | None:
+        """Rows of one table, if squared loss can work on them where they are and at no larger cost than on a copy."""
+        rows = [x for x in features if isinstance(x, Selection)]
+        one = len(rows) == len(features) and len({id(x.table) for x in rows}) == 1
+        if not one or self.loss != "squared" or self.intercept:
+            return None
+        return rows if sum(len(x) ** 2 for x in rows) <= sum(len(x) for x in rows) * rows[0].shape[1] else None
 
     def reshape(self, x: NDArray[np.float64] | Tensor, features: int) -> Coefficients:
         """A flat x as (features × outputs) weights and, with `intercept`, the outputs' offsets."""

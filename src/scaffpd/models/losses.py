@@ -67,7 +67,9 @@ class Squared(Loss):
     curvature = 2.0
 
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
-        """Real targets, one or several columns; the same number for every client."""
+        """Real targets, one or several columns; with `classes`, labels 0 … classes−1 as one-hot columns."""
+        if classes is not None:
+            labels = _one_hot(labels, names, classes)
         arrays = []
         for name, y in zip(names, labels, strict=True):
             if y.ndim not in (1, 2) or y.size == 0:
@@ -154,21 +156,9 @@ class Softmax(Loss):
 
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
         """Whole numbers 0 … classes−1; without `classes`, the largest label of all clients decides."""
-        arrays = []
-        for name, y in zip(names, labels, strict=True):
-            flat = _one_label(name, y)
-            wrong = flat[(flat < 0) | (flat != np.floor(flat))]
-            if wrong.size:
-                raise InputError(
-                    f"Client {name!r} has the label {wrong[0]:.12g}; softmax loss takes whole numbers from 0."
-                )
-            arrays.append(flat.reshape(-1, 1))
+        arrays = _class_numbers(labels, names, self.name)
         outputs = classes or _number_of_classes(arrays, names)
-        for name, y in zip(names, arrays, strict=True):
-            if y.max() >= outputs:
-                raise InputError(
-                    f"Client {name!r} has the label {y.max():.12g}, but {outputs} classes allow 0 to {outputs - 1}."
-                )
+        _check_classes(arrays, names, outputs)
         return Targets([y.astype(np.int64) for y in arrays], outputs)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
@@ -204,6 +194,33 @@ def loss_named(name: str) -> Loss:
     if not isinstance(name, str) or name not in LOSSES:
         raise unknown("loss", name, LOSSES)
     return LOSSES[name]()
+
+
+def _class_numbers(labels: Arrays, names: Sequence[str], loss: str) -> list[NDArray[np.float64]]:
+    """Whole numbers from 0, a column per client."""
+    arrays = []
+    for name, y in zip(names, labels, strict=True):
+        flat = _one_label(name, y)
+        wrong = flat[(flat < 0) | (flat != np.floor(flat))]
+        if wrong.size:
+            what = f"{loss} loss" if loss == "softmax" else f"{loss} loss with classes"
+            raise InputError(f"Client {name!r} has the label {wrong[0]:.12g}; {what} takes whole numbers from 0.")
+        arrays.append(flat.reshape(-1, 1))
+    return arrays
+
+
+def _check_classes(labels: list[NDArray[np.float64]], names: Sequence[str], classes: int) -> None:
+    for name, y in zip(names, labels, strict=True):
+        if y.max() >= classes:
+            raise InputError(
+                f"Client {name!r} has the label {y.max():.12g}, but {classes} classes allow 0 to {classes - 1}."
+            )
+
+
+def _one_hot(labels: Arrays, names: Sequence[str], classes: int) -> Arrays:
+    numbers = _class_numbers(labels, names, Squared.name)
+    _check_classes(numbers, names, classes)
+    return [np.asarray(y == np.arange(classes), dtype=np.float64) for y in numbers]
 
 
 def _number_of_classes(labels: list[NDArray[np.float64]], names: Sequence[str]) -> int:

@@ -23,7 +23,7 @@ from scaffpd.errors import InputError, real, unknown
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.models.draws import Draws
 from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
-from scaffpd.models.oracle import Arrays, Oracle, Seen, Stack, shift
+from scaffpd.models.oracle import Arrays, Features, Oracle, Seen, Stack, shift
 from scaffpd.models.proximal import LocalModel, pace
 from scaffpd.models.spectral import power_iteration, random_direction
 
@@ -79,7 +79,7 @@ class Module:
 
     def oracle(
         self,
-        features: Arrays,
+        features: Features,
         labels: Arrays,
         names: list[str],
         device: torch.device,
@@ -89,7 +89,7 @@ class Module:
         """Bind to the clients' checked features and labels."""
         network = copy.deepcopy(self.module).to(device=device, dtype=dtype)
         kind = next(p.dtype for p in network.parameters() if p.requires_grad)
-        X = [_tensor(a, device, kind) for a in features]
+        X = [_tensor(np.asarray(a), device, kind) for a in features]
         outputs = _try_out(network, X[0][:TRIED])
         if isinstance(self.loss, str):
             loss = LOSSES[self.loss]()
@@ -152,7 +152,7 @@ def _encoded(name: str, loss: Loss, labels: Arrays, names: list[str], outputs: T
             f"Loss {name!r} takes a vector of outputs for every sample, but the network gives shape "
             f"{tuple(outputs.shape[1:])}: hand over a function (outputs, targets) → mean loss."
         )
-    targets = loss.encode(labels, names, width)
+    targets = loss.encode(labels, names, None if isinstance(loss, Squared) else width)
     if targets.outputs != width:
         raise InputError(
             f"Loss {name!r} needs {targets.outputs} outputs for these targets, but the network has {width}."

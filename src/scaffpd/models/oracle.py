@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.data.table import Selection
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 
 
@@ -133,3 +134,4 @@ class Oracle(Protocol):
 
 
 Arrays = list[NDArray[np.generic]]
+Features = list[NDArray[np.generic] | Selection]  # of each client: an array, or rows of a table

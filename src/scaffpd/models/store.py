@@ -1,0 +1,162 @@
+r"""Large features kept once, in the format they are stored in, and multiplied at the precision of x.
+
+A `Store` answers to the few operations of a matrix that linear models need: A x, Aᵀv, some of its rows, their norms.
+Half precision is a format for storage, not for arithmetic: on a GPU, x in single precision is split into two halves,
+
+    x = 2^e (h + 2⁻¹¹ l),    h, l in half precision,
+
+and A [h l] is one product whose terms are exact and whose sums are in single precision: 22 digits of x for the price
+of twice the columns, with half the memory traffic of A in single precision. Elsewhere A is converted piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from scaffpd.data.table import Selection
+from scaffpd.errors import InputError
+
+PIECE = 64 * 2**20  # numbers that are converted at a time
+DIGITS, LARGEST = 11, 14  # of a half: binary digits, and the exponent that x is scaled to
+
+
+class Store:
+    """A = scale · values as a matrix; values in parts of consecutive rows, none of them copied."""
+
+    def __init__(self, parts: Sequence[Tensor], scale: float, dtype: torch.dtype) -> None:
+        self.parts, self.scale, self.dtype = list(parts), scale, dtype
+        self.device = self.parts[0].device
+        self.shape = (sum(map(len, self.parts)), self.parts[0].shape[1])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __matmul__(self, X: Tensor) -> Tensor:
+        """A X."""
+        if self._split(X):
+            halves, factor = split(X)
+            out = torch.cat([_mm(part, halves) for part in self.parts])
+            return joined(out, self.scale * factor)
+        return self.scale * torch.cat([piece @ X for piece in self._pieces()])
+
+    @property
+    def T(self) -> Transposed:  # noqa: N802
+        """Aᵀ."""
+        return Transposed(self)
+
+    def transposed(self, V: Tensor) -> Tensor:
+        """AᵀV."""
+        start, out = 0, V.new_zeros(self.shape[1], V.shape[1])
+        if self._split(V):
+            halves, factor = split(V)
+            for part in self.parts:
+                out += joined(_mm(part.T, halves[start : start + len(part)]), self.scale * factor)
+                start += len(part)
+            return out
+        for piece in self._pieces():
+            out += piece.T @ V[start : start + len(piece)]
+            start += len(piece)
+        return out.mul_(self.scale)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Some rows (an index of any shape) as they are: converted and scaled."""
+        whole = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+        return self.scale * whole[rows].to(self.dtype)
+
+    def clients(self, sizes: Sequence[int]) -> list[Store]:
+        """The same, client by client."""
+        whole = self.parts if len(self.parts) == len(sizes) else list(torch.split(self.parts[0], list(sizes)))
+        return [Store([part], self.scale, self.dtype) for part in whole]
+
+    def gram(self, weight: Tensor | None = None) -> Tensor:
+        """A diag(w) Aᵀ, summed over pieces of columns."""
+        rows, columns = self.shape
+        if weight is None and len(self.parts) == 1 and self._split(self.new_zeros(0)):
+            return _mm(self.parts[0], self.parts[0].T).mul_(self.scale**2)
+        out = self.new_zeros(rows, rows)
+        width = max(1, PIECE // max(rows, 1))
+        for k in range(0, columns, width):
+            piece = torch.cat([part[:, k : k + width].to(self.dtype) for part in self.parts])
+            out += (piece if weight is None else piece * weight[k : k + width]) @ piece.T
+        return out.mul_(self.scale**2)
+
+    def squares(self, V: Tensor) -> Tensor:
+        """(A ∘ A)ᵀV."""
+        start, out = 0, V.new_zeros(self.shape[1], V.shape[1])
+        for piece in self._pieces():
+            out += piece.square().T @ V[start : start + len(piece)]
+            start += len(piece)
+        return out.mul_(self.scale**2)
+
+    def norm(self, dim: int) -> Tensor:
+        """‖a_j‖ per row."""
+        assert dim == 1
+        return self.scale * torch.cat([piece.norm(dim=1) for piece in self._pieces()])
+
+    def new_zeros(self, *shape: int) -> Tensor:
+        """Zeros in the format of x."""
+        return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+
+    def _split(self, X: Tensor) -> bool:
+        return self.parts[0].dtype == torch.float16 and X.dtype == torch.float32 and X.is_cuda
+
+    def _pieces(self) -> Iterator[Tensor]:
+        """The values in the format of x, some rows at a time; views where that is their format already."""
+        for part in self.parts:
+            if part.dtype == self.dtype:
+                yield part
+            else:
+                for piece in torch.split(part, max(1, PIECE // self.shape[1])):
+                    yield piece.to(self.dtype)
+
+
+class Transposed:
+    """Aᵀ of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __matmul__(self, V: Tensor) -> Tensor:
+        """AᵀV."""
+        return self.store.transposed(V)
+
+
+def split(X: Tensor) -> tuple[Tensor, Tensor]:
+    """[h l] and 2^e with X = 2^e (h + 2⁻¹¹ l)."""
+    exponent = torch.frexp(X.abs().amax()).exponent - LARGEST
+    factor = torch.ldexp(torch.ones((), device=X.device), exponent)
+    scaled = X / factor
+    high = scaled.half()
+    low = ((scaled - high) * 2**DIGITS).half()
+    return torch.cat([high, low], 1), factor
+
+
+def joined(both: Tensor, factor: Tensor) -> Tensor:
+    """2^e (A h + 2⁻¹¹ A l) from A [h l]."""
+    high, low = both.tensor_split(2, dim=1)
+    return torch.add(high, low, alpha=2.0**-DIGITS).mul_(factor)
+
+
+def _mm(A: Tensor, B: Tensor) -> Tensor:
+    """A B of halves, summed and returned in single precision."""
+    return torch.mm(A, B, out_dtype=torch.float32)
+
+
+def load(features: Sequence[Selection], device: torch.device, dtype: torch.dtype) -> Store:
+    """The rows of all clients, one client after the other, in the table's own format: one copy on the device."""
+    table = features[0].table
+    sizes = [len(x) for x in features]
+    kind = torch.from_numpy(table.values[:0]).dtype
+    values = torch.empty(sum(sizes), features[0].shape[1], dtype=kind, device=device)
+    start = 0
+    for x in features:
+        for numbers in x.pieces():
+            piece = torch.from_numpy(table.values[numbers]).to(device)
+            if not bool(torch.isfinite(piece).all()):
+                raise InputError(f"The table of features ({table.key or 'without a key'}) has a NaN or infinite value.")
+            values[start : start + len(numbers)] = piece
+            start += len(numbers)
+    return Store([values], table.scale, dtype)

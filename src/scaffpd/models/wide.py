@@ -1,0 +1,284 @@
+r"""Squared loss with many features: the data is kept once, and local steps happen in the space of a client's samples.
+
+As in `scaffpd.models.quadratic`, J full-gradient steps are a function of H_i = 2A_iᵀA_i/m + l2 I. But A_i is neither
+copied nor rotated: with the eigenvectors U of the small matrix K_i = A_iA_iᵀ = U diag(s) Uᵀ, w = 2s/m,
+
+    ϕ(H_i) g = ϕ(l2) g + A_iᵀ U diag( (ϕ(w + l2) − ϕ(l2)) / s ) Uᵀ A_i g.
+
+So a displacement is d_i = A_iᵀB_i + p_i x + q_i c with B_i of the size of the predictions, and Σ λ_i d_i takes one pass
+over the data. For corrected steps (g = c) a second one gives A c; for plain steps (g = A_iᵀr/m + l2 x, FedAvg's) none
+does, because A_i g = K_i r/m + l2 A_i x is known already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.data.table import Selection
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan
+from scaffpd.models.glm import LinearOracle, LinearPoint, Rows
+from scaffpd.models.losses import Loss
+from scaffpd.models.oracle import Displacements, Stack, same, shift
+from scaffpd.models.quadratic import local_gain
+from scaffpd.models.ragged import Ragged
+from scaffpd.models.room import check_room
+from scaffpd.models.store import Store, load
+
+Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner
+RECENT = 2
+NOISE = 4  # eigenvalues below so many ε of the largest are rounding
+
+
+class Spectrum:
+    """The eigenvectors U of every client's K_i, and the eigenvalues s of all of them in one stack."""
+
+    def __init__(self, parts: Sequence[Store], layout: Ragged) -> None:
+        self.layout, self.vectors = layout, []
+        values = []
+        for part in parts:
+            s, U = torch.linalg.eigh(part.gram())
+            values.append(torch.where(s > NOISE * torch.finfo(s.dtype).eps * s[-1], s, 0))
+            self.vectors.append(U)
+        self.values = torch.cat(values)
+        share = 1 / layout.sizes[layout.owner].to(self.values)
+        self.curvature = 2 * share * self.values
+
+    def only(self, clients: list[int], layout: Ragged) -> Spectrum:
+        """The same for some of the clients."""
+        chosen = object.__new__(Spectrum)
+        picked = self.layout.rows_of(clients)
+        chosen.layout, chosen.vectors = layout, [self.vectors[i] for i in clients]
+        chosen.values, chosen.curvature = self.values[picked], self.curvature[picked]
+        return chosen
+
+    def within(self, V: Tensor) -> Tensor:
+        """UᵀV, client by client."""
+        return torch.cat([U.T @ v for U, v in zip(self.vectors, self._split(V), strict=True)])
+
+    def back(self, V: Tensor) -> Tensor:
+        """U V, client by client."""
+        return torch.cat([U @ v for U, v in zip(self.vectors, self._split(V), strict=True)])
+
+    def _split(self, V: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(V, self.layout.sizes.tolist())
+
+
+class Function:
+    """ϕ(H_i) of all clients: ϕ(l2) and, per eigenvalue, (ϕ(w + l2) − ϕ(l2)) / s."""
+
+    def __init__(self, spectrum: Spectrum, least: float, phi: Profile) -> None:
+        n, owner = len(spectrum.layout), spectrum.layout.owner
+        s = spectrum.values
+        everyone = torch.arange(n, device=s.device)
+        self.spectrum, self.base = spectrum, phi(s.new_full((n,), least), everyone)
+        gain = phi(spectrum.curvature + least, owner) - self.base[owner]
+        self.gain = torch.where(s > 0, gain / torch.where(s > 0, s, 1), 0)[:, None]
+
+    def inner(self, T: Tensor) -> Tensor:
+        """U diag(gain) UᵀT, for T = A g."""
+        return self.spectrum.back(self.gain * self.spectrum.within(T))
+
+    def plain(self, rho: Tensor, T: Tensor | float) -> Tensor:
+        """B with A_iᵀB = ϕ(H_i) A_iᵀρ + A_iᵀ (U diag(gain) Uᵀ T): no pass over the data."""
+        inside = self.spectrum.values[:, None] * self.spectrum.within(rho)
+        if isinstance(T, Tensor):
+            inside = inside + self.spectrum.within(T)
+        return self.base[self.spectrum.layout.owner][:, None] * rho + self.spectrum.back(self.gain * inside)
+
+
+class WideDisplacements:
+    """d_i = A_iᵀB_i + p_i x + q_i c of all clients."""
+
+    def __init__(self, rows: Rows, B: Tensor, common: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.rows, self.B, self.common = rows, B, list(common)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i d_i: one pass over the data."""
+        out = (self.rows.A.T @ (weights[self.rows.layout.owner][:, None] * self.B)).flatten()
+        for factor, vector in self.common:
+            out = torch.addcmul(out, weights @ factor, vector)
+        return out
+
+    def each(self) -> Tensor:
+        """The d_i themselves."""
+        out = spread(self.rows, self.B)
+        for factor, vector in self.common:
+            out.addcmul_(factor[:, None], vector)
+        return out
+
+
+class WidePoint(LinearPoint):
+    """All clients at one x."""
+
+    def each(self) -> Tensor:
+        """The c_i themselves, (N, d)."""
+        return spread(self.rows, self.rows.share[:, None] * self.residual).add_(self.l2 * self.x)
+
+    def diagonal(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i diag H_i."""
+        scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
+        return store(self.rows).squares(scale * self.loss.bends(self.z)).flatten() + self.l2 * weights.sum()
+
+    def diagonals(self) -> Tensor:
+        """Every client's diag H_i, (N, d)."""
+        bends = torch.split(self.rows.share[:, None] * self.loss.bends(self.z), self.rows.layout.sizes.tolist())
+        parts = clients(self.rows)
+        return torch.stack([A.squares(b).flatten() for A, b in zip(parts, bends, strict=True)]) + self.l2
+
+
+class WideOracle(LinearOracle):
+    """N clients with a linear model, squared loss and features in a table; bound to the data at first use."""
+
+    def __init__(
+        self, features: list[Selection], y: Tensor, loss: Loss, l2: float, outputs: int, names: list[str],
+        device: torch.device, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.features, self.y, self.device, self.dtype = features, y, device, dtype
+        self.loss, self.l2, self.outputs, self.names = loss, l2, outputs, names
+        self.dimension = features[0].shape[1] * outputs
+        self.recent: list[WidePoint] = []
+
+    @cached_property
+    def rows(self) -> Rows:  # type: ignore[override]
+        """The data, on the device, in the table's own format."""
+        sizes = [len(x) for x in self.features]
+        check_room(self.features[0], sizes, self.outputs, self.device, self.dtype)
+        layout = Ragged(sizes, self.device, self.dtype)
+        share = 1 / layout.sizes[layout.owner].to(self.dtype)
+        return Rows(cast(Tensor, load(self.features, self.device, self.dtype)), self.y, layout, share)
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        """The eigenvectors of every client's K_i, at first use."""
+        return Spectrum(clients(self.rows), self.rows.layout)
+
+    def start(self) -> Tensor:
+        """x⁰ = 0."""
+        return torch.zeros(self.dimension, dtype=self.dtype, device=self.device)
+
+    def contents(self) -> list[Tensor]:
+        """The table's key, or its rows where it has none; which rows; targets."""
+        table = self.features[0].table
+        numbers = np.concatenate([x.numbers for x in self.features])
+        said = np.frombuffer(table.key.encode(), dtype=np.uint8).copy() if table.key else table.values[numbers]
+        sizes = torch.tensor([len(x) for x in self.features])
+        return [torch.from_numpy(said), torch.from_numpy(numbers), self.y, sizes]
+
+    @cached_property
+    def smoothness(self) -> Tensor:
+        """L_i = max_j w_j + l2."""
+        return self.rows.layout.segment_max(self.spectrum.curvature) + self.l2
+
+    @cached_property
+    def steepest(self) -> Tensor:
+        """max_j L_ij per client."""
+        return self.loss.curvature * self.rows.layout.segment_max(self.rows.norms.square()) + self.l2
+
+    def constants(self) -> Constants:
+        """L_i, and μ_i = l2: a client rarely has as many samples as there are features."""
+        return self._known(torch.full_like(self.smoothness, self.l2))
+
+    def only(self, clients: list[int]) -> WideOracle:
+        """The same for some of the clients: their parts of the same data."""
+        owner = np.repeat(np.arange(len(self.features)), [len(x) for x in self.features])
+        picked = torch.from_numpy(np.concatenate([np.flatnonzero(owner == i) for i in clients])).to(self.device)
+        names = [self.names[i] for i in clients]
+        chosen = WideOracle(
+            [self.features[i] for i in clients], self.y[picked], self.loss, self.l2, self.outputs, names,
+            self.device, self.dtype,
+        )  # fmt: skip
+        parts, layout = store(self.rows).clients(self.rows.layout.sizes.tolist()), self.rows.layout
+        mine = Store([parts[i].parts[0] for i in clients], parts[0].scale, self.dtype)
+        own = Ragged(layout.sizes[clients].tolist(), self.device, self.dtype)
+        chosen.rows = Rows(cast(Tensor, mine), chosen.y, own, self.rows.share[picked])
+        chosen.spectrum = self.spectrum.only(clients, own)
+        return chosen
+
+    def samples(self, x: Tensor) -> WidePoint:
+        """Every sample of every client at x; the last points are remembered, for rounds ask about one x repeatedly."""
+        for point in self.recent:
+            if point.x is x:
+                return point
+        point = WidePoint(self.rows, self.loss, self.l2, x, self.outputs)
+        self.recent = [point, *self.recent[: RECENT - 1]]
+        return point
+
+    def local_updates(
+        self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+    ) -> Displacements:
+        """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
+        if plan.batch_size is not None:
+            return super().local_updates(x, at, correction, plan)
+        rate = self.rates(plan).flatten()
+        phi = Function(self.spectrum, self.l2 + plan.prox, lambda h, i: local_gain(h, rate[i], plan.steps))
+        if isinstance(at, LinearPoint) and at.rows is self.rows and same(at.x, x):
+            c = torch.zeros_like(x) if correction is None else correction
+            return WideDisplacements(self.rows, phi.inner(self._along(c)), [(phi.base, c)])
+        if at is None:
+            return self._plain(self.samples(x), correction, phi)
+        return self._general(self.samples(x).each() + shift(at, correction), phi)
+
+    def _plain(self, here: WidePoint, c: Tensor | None, phi: Function) -> Displacements:
+        """Steps that begin with g_i = A_iᵀr/m + l2 x, plus a common c if there is one."""
+        rho = self.rows.share[:, None] * here.residual
+        T: Tensor | float = self.l2 * here.z if self.l2 else 0.0
+        common = [(phi.base * self.l2, here.x)]
+        if c is not None:
+            T, common = T + self._along(c), [*common, (phi.base, c)]
+        return WideDisplacements(self.rows, phi.plain(rho, T), common)
+
+    def _general(self, first: Tensor, phi: Function) -> Displacements:
+        """Steps that begin with a vector of each client's own, (N, d)."""
+        g = first.view(len(first), -1, self.outputs)
+        T = torch.cat([A @ own for A, own in zip(clients(self.rows), g, strict=True)])
+        out = spread(self.rows, phi.inner(T))
+        return Stack(out.addcmul_(phi.base[:, None], first))
+
+    def _along(self, c: Tensor) -> Tensor:
+        return self.rows.A @ c.view(-1, self.outputs)
+
+    def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
+        """(H_i + βD)⁻¹c exactly: by the spectrum for an even D, else by Cholesky in the space of samples."""
+        D = plan.metric.view(-1, self.outputs)[:, 0]
+        if at.rows is self.rows and bool((D[0] == D).all()):
+            pull = float(plan.pull * D[0])
+            phi = Function(self.spectrum, self.l2 + pull, lambda h, _: 1 / h)
+            return WideDisplacements(self.rows, phi.inner(self._along(correction)), [(phi.base, correction)])
+        return self._metric_steps(at, correction.view(-1, self.outputs), self.l2 + plan.pull * D)
+
+    def _metric_steps(self, at: LinearPoint, c: Tensor, e: Tensor) -> Displacements:
+        """With E = diag(e), e = l2 + βD: (E + RᵀR)⁻¹c = E⁻¹c − E⁻¹Rᵀ(I + R E⁻¹Rᵀ)⁻¹R E⁻¹c, R = √(2/m) A."""
+        b, each = c / e[:, None], []
+        for A, share in zip(clients(at.rows), torch.split(at.rows.share, at.rows.layout.sizes.tolist()), strict=True):
+            root = (2 * share).sqrt()
+            inside = root[:, None] * A.gram(1 / e) * root
+            inside.diagonal().add_(1)
+            solved = torch.cholesky_solve(root[:, None] * (A @ b), torch.linalg.cholesky(inside))
+            each.append((b - (A.T @ (root[:, None] * solved)) / e[:, None]).flatten())
+        return Stack(torch.stack(each))
+
+
+def store(rows: Rows) -> Store:
+    """The matrix behind rows that are bound to a table."""
+    return cast(Store, rows.A)
+
+
+def clients(rows: Rows) -> list[Store]:
+    """The same, client by client."""
+    A: Tensor | Store = rows.A
+    sizes = rows.layout.sizes.tolist()
+    if isinstance(A, Store):
+        return A.clients(sizes)
+    return [Store([part], 1.0, part.dtype) for part in torch.split(A, sizes)]  # a minibatch, in the format of x
+
+
+def spread(rows: Rows, B: Tensor) -> Tensor:
+    """A_iᵀB_i of every client, (N, d)."""
+    parts = torch.split(B, rows.layout.sizes.tolist())
+    return torch.stack([(A.T @ b).flatten() for A, b in zip(clients(rows), parts, strict=True)])
