@@ -40,3 +40,25 @@ def test_minibatches_and_networks_run_on_a_gpu():
     cohort = sp.Cohort(problem("softmax"), sp.Module(network, "cross_entropy"), device="cuda")
     result = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=10, batch_size=16), cohort, rounds=20)
     assert result.history.losses[-1].max() < result.history.losses[0].max()
+
+
+@pytest.mark.parametrize(
+    "method", [sp.FedAvg(local_steps=7), sp.Scaffold(local_steps=7), sp.ScaffPD(sp.ChiSquare(0.1))]
+)
+def test_half_precision_is_for_storage_only(method):
+    """Features in half precision on a GPU: products as exact as single precision makes them."""
+    random = np.random.default_rng(0)
+    values, y = random.normal(size=(300, 700)).astype(np.float16), random.integers(0, 5, 300)
+    table = sp.data.Table(values, 700**-0.5, "random")
+    parts = np.split(np.arange(300), [20, 25, 140])
+    model = sp.Linear("squared", l2=1e-3, classes=5)
+    cpu = sp.Cohort([(np.asarray(table.rows(p)), y[p]) for p in parts], model)
+    gpu = sp.Cohort([(table.rows(p), y[p]) for p in parts], model, device="cuda", dtype=torch.float32)
+    exact, single = (sp.train(method, cohort, rounds=10) for cohort in (cpu, gpu))
+    np.testing.assert_allclose(single.x, exact.x, rtol=0, atol=2e-4 * np.abs(exact.x).max())
+    x = torch.randn(3500, dtype=torch.float64)
+    ours, theirs = gpu.gradients(x.float().cuda()), cpu.gradients(x.float().double())
+    weights = np.full(4, 0.25)
+    np.testing.assert_allclose(ours.losses, theirs.losses, rtol=2e-6)
+    error = ours.sum(weights).cpu() - theirs.sum(weights)
+    assert error.norm() <= 3e-6 * theirs.sum(weights).norm()
