@@ -727,3 +727,21 @@ def test_tuned_and_automatic_runs_pay_for_the_same_questions():
     for label in methods:
         tuning = [run for run in result.runs if run.job.method == label and run.job.phase == "tune"]
         assert len({(run.exchanges, run.megabytes_up) for run in tuning}) == 1, label
+
+
+def test_one_seed_may_choose_for_all():
+    problem = sp.Problem(
+        partial(sp.data.digits, clients=4, alpha=1.0, test_fraction=0.3), sp.Linear("softmax", classes=10), "digits"
+    )
+    options = {"seeds": range(3), "rounds": 3, "tune": 4, "processes": 1, "progress": False}
+    alone = sp.compare({"FedAvg": sp.FedAvg(local_steps=3)}, problem, **options)
+    shared = sp.compare({"FedAvg": sp.FedAvg(local_steps=3)}, problem, **options, choosing=1)
+    both = sp.compare({"FedAvg": sp.FedAvg(local_steps=3)}, problem, **options, choosing=2)
+    tuned = {seed: [r for r in alone.runs if r.job.seed == seed and r.job.phase == "tune"] for seed in range(3)}
+    assert [run.job.seed for run in shared.runs] == [0, 0, 0, 0, 0, 1, 2]
+    assert len(both.runs) == 8 + 3
+    assert {run.job.point for run in shared.finals} == {alone.finals[0].job.point}
+    means = [np.mean([tuned[seed][k].merit("worst_20") for seed in (0, 1)], axis=0).tolist() for k in range(4)]
+    assert {run.job.point for run in both.finals} == {max(range(4), key=lambda k: (means[k], -k))}
+    assert "of the first seed" in str(shared)
+    assert "of 2 seeds" in str(both)

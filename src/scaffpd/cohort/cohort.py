@@ -244,6 +244,9 @@ class Cohort:
 
     def _point(self, x: Any) -> Tensor:
         like = self.start()
+        kind = (like.shape, like.dtype, like.device)
+        if isinstance(x, Tensor) and not x.requires_grad and (x.shape, x.dtype, x.device) == kind:
+            return x  # itself, so that whoever has just answered at x knows it again
         try:
             point = torch.as_tensor(x).detach().to(like)
         except (TypeError, ValueError, RuntimeError):

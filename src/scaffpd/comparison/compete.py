@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from scaffpd.comparison.journal import Journal
 from scaffpd.comparison.pool import Pool, cores
 from scaffpd.comparison.problem import Problem, fingerprint
@@ -29,6 +31,7 @@ def compare(
     validation: float = 0.25,
     select: str = "worst_20",
     strengths: bool = False,
+    choosing: int | None = None,
 ) -> Comparison:
     """Run every method on the same rows, from the same start, for the same number of rounds.
 
@@ -51,8 +54,10 @@ def compare(
             by the same measure of the loss (which regression chooses by in the first place).
         strengths: whether the budget may also go to how fair a method is: ρ of its objective, q, θ, μ. Otherwise they
             stay as given.
+        choosing: how many of the seeds choose, by the mean of their measures, for all of them; by default each for
+            itself. Only where all seeds have the same test rows and the same training rows, partitioned differently.
     """
-    setting = _settled(make_setting(methods, problem, seeds, rounds, tune, validation, select, strengths))
+    setting = _settled(make_setting(methods, problem, seeds, rounds, tune, validation, select, strengths, choosing))
     alone = cores() if setting.problem.device == "cpu" else 1  # processes would not share a device's memory
     workers = alone if processes is None else count("compare", "processes", processes)
     journal = Journal(out, setting.about() | {"data": _checked_data(setting)})
@@ -85,7 +90,7 @@ def _checked_data(setting: Setting) -> list[str]:
     for seed in setting.seeds:
         cohort = setting.problem.cohort(seed)
         prints.append(fingerprint(setting.problem, cohort, seed))
-        if _tuning(setting):
+        if seed in setting.choosers and _tuning(setting):
             setting.problem.rehearsal(seed, setting.validation)
     return prints
 
@@ -99,7 +104,7 @@ def _tuning(setting: Setting) -> list[Job]:
     return [
         Job(label, seed, TUNE, point)
         for seed, label in _labels(setting)
-        if len(setting.grid(label)) > 1
+        if seed in setting.choosers and len(setting.grid(label)) > 1
         for point in range(len(setting.grid(label)))
     ]
 
@@ -117,10 +122,17 @@ def _final(setting: Setting, journal: Journal, label: str, seed: int) -> Job | R
     points = range(len(setting.grid(label)))
     if len(points) == 1:
         return Job(label, seed, FINAL, 0)
-    runs = [journal.runs[Job(label, seed, TUNE, point)] for point in points]
-    merits = {run.job.point: merit for run in runs if (merit := run.merit(setting.select)) is not None}
+    choosers = (seed,) if setting.choosing is None else setting.choosers
+    table = {point: [journal.runs[Job(label, s, TUNE, point)] for s in choosers] for point in points}
+    merits = {point: merit for point, runs in table.items() if (merit := _merit(runs, setting.select)) is not None}
     if merits:
         return Job(label, seed, FINAL, max(merits, key=lambda point: (merits[point], -point)))
-    refusals = [run.message for run in runs if run.status == REFUSED]
+    refusals = [run.message for runs in table.values() for run in runs if run.status == REFUSED]
     reason = refusals[0] if refusals else f"It diverged with each of its {len(points)} configurations."
     return Run(Job(label, seed, FINAL, 0), {}, {}, SKIPPED, reason)
+
+
+def _merit(runs: Sequence[Run], select: str) -> tuple[float, ...] | None:
+    """The mean over seeds of what configurations are chosen by; `None` where it fails on any."""
+    merits = [merit for run in runs if (merit := run.merit(select)) is not None]
+    return tuple(np.mean(merits, axis=0).tolist()) if len(merits) == len(runs) else None

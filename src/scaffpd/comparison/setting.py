@@ -32,6 +32,7 @@ class Setting:
         validation: the share of every client's training rows that a choice of rates is scored on.
         select: the measure over clients that is chosen by: "worst_20", "worst" or "mean".
         strengths: whether the budget may also go to how fair a method is: ρ, q, θ, μ.
+        choosing: how many seeds choose rates for all; `None` lets each choose its own.
     """
 
     methods: dict[str, Any]
@@ -42,6 +43,12 @@ class Setting:
     validation: float
     select: str
     strengths: bool = False
+    choosing: int | None = None
+
+    @property
+    def choosers(self) -> tuple[int, ...]:
+        """The seeds that rates are chosen by."""
+        return self.seeds[: self.choosing]
 
     def grid(self, label: str) -> list[Factors]:
         """The configurations of one method."""
@@ -60,12 +67,14 @@ class Setting:
             "validation": self.validation,
             "select": self.select,
             "strengths": self.strengths,
+            **({} if self.choosing is None else {"choosing": self.choosing}),
         }
 
 
 def make_setting(
-    methods: Any, problem: Any, seeds: Any, rounds: Any, tune: Any, validation: Any, select: Any, strengths: Any
-) -> Setting:
+    methods: Any, problem: Any, seeds: Any, rounds: Any, tune: Any, validation: Any, select: Any, strengths: Any,
+    choosing: Any = None,
+) -> Setting:  # fmt: skip
     """Check what a user handed to `compare`."""
     if not isinstance(problem, Problem):
         raise InputError(f"compare needs a problem such as Problem(data, model, name), got {type(problem).__name__}.")
@@ -83,6 +92,7 @@ def make_setting(
         validation=fraction,
         select=select,
         strengths=bool(strengths),
+        choosing=None if choosing is None else count("compare", "choosing", choosing),
     )
 
 

@@ -50,6 +50,7 @@ class Ragged:
     """The layout of N clients' rows in one stack."""
 
     def __init__(self, sizes: list[int], device: torch.device, dtype: torch.dtype) -> None:
+        self.lengths = list(sizes)
         self.sizes = torch.tensor(sizes, device=device)
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
         self.owner = torch.repeat_interleave(torch.arange(len(sizes), device=device), self.sizes)

@@ -20,6 +20,7 @@ from scaffpd.data.table import Selection
 from scaffpd.errors import InputError
 
 PIECE = 64 * 2**20  # numbers that are converted at a time
+TERMS = 8192  # of a sum that matrix units may carry out on their own
 DIGITS, LARGEST = 11, 14  # of a half: binary digits, and the exponent that x is scaled to
 
 
@@ -38,8 +39,7 @@ class Store:
         """A X."""
         if self._split(X):
             halves, factor = split(X)
-            out = torch.cat([_mm(part, halves) for part in self.parts])
-            return joined(out, self.scale * factor)
+            return joined(torch.cat([_mm(part, halves) for part in self.parts]), self.scale * factor)
         return self.scale * torch.cat([piece @ X for piece in self._pieces()])
 
     @property
@@ -61,6 +61,27 @@ class Store:
             start += len(piece)
         return out.mul_(self.scale)
 
+    def each(self, G: Tensor, sizes: Sequence[int]) -> Tensor:
+        """A_i G_i of clients with so many rows each, in one stack; G is (N, features, k)."""
+        parts = self._by_client(sizes)
+        if self._split(G):
+            halves, factor = split(G)
+            return joined(torch.cat([_mm(part, g) for part, g in zip(parts, halves, strict=True)]), self.scale * factor)
+        return self.scale * torch.cat([part.to(self.dtype) @ g for part, g in zip(parts, G, strict=True)])
+
+    def transposed_each(self, V: Tensor, sizes: Sequence[int]) -> Tensor:
+        """A_iᵀV_i of clients with so many rows each, (N, features, k)."""
+        parts = self._by_client(sizes)
+        if self._split(V):
+            halves, factor = split(V)
+            pairs = zip(parts, torch.split(halves, list(sizes)), strict=True)
+            return joined(torch.stack([_mm(part.T, v) for part, v in pairs]), self.scale * factor)
+        pairs = zip(parts, torch.split(V, list(sizes)), strict=True)
+        return self.scale * torch.stack([part.to(self.dtype).T @ v for part, v in pairs])
+
+    def _by_client(self, sizes: Sequence[int]) -> list[Tensor]:
+        return self.parts if len(self.parts) == len(sizes) else list(torch.split(self.parts[0], list(sizes)))
+
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Some rows (an index of any shape) as they are: converted and scaled."""
         whole = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
@@ -68,8 +89,7 @@ class Store:
 
     def clients(self, sizes: Sequence[int]) -> list[Store]:
         """The same, client by client."""
-        whole = self.parts if len(self.parts) == len(sizes) else list(torch.split(self.parts[0], list(sizes)))
-        return [Store([part], self.scale, self.dtype) for part in whole]
+        return [Store([part], self.scale, self.dtype) for part in self._by_client(sizes)]
 
     def gram(self, weight: Tensor | None = None) -> Tensor:
         """A diag(w) Aᵀ, summed over pieces of columns."""
@@ -131,18 +151,21 @@ def split(X: Tensor) -> tuple[Tensor, Tensor]:
     scaled = X / factor
     high = scaled.half()
     low = ((scaled - high) * 2**DIGITS).half()
-    return torch.cat([high, low], 1), factor
+    return torch.cat([high, low], -1), factor
 
 
 def joined(both: Tensor, factor: Tensor) -> Tensor:
     """2^e (A h + 2⁻¹¹ A l) from A [h l]."""
-    high, low = both.tensor_split(2, dim=1)
+    high, low = both.tensor_split(2, dim=-1)
     return torch.add(high, low, alpha=2.0**-DIGITS).mul_(factor)
 
 
 def _mm(A: Tensor, B: Tensor) -> Tensor:
-    """A B of halves, summed and returned in single precision."""
-    return torch.mm(A, B, out_dtype=torch.float32)
+    """A B of halves, summed in single precision: by the matrix units, which cut off digits, only `TERMS` at a time."""
+    out = torch.mm(A[:, :TERMS], B[:TERMS], out_dtype=torch.float32)
+    for k in range(TERMS, len(B), TERMS):
+        out += torch.mm(A[:, k : k + TERMS], B[k : k + TERMS], out_dtype=torch.float32)
+    return out
 
 
 def load(features: Sequence[Selection], device: torch.device, dtype: torch.dtype) -> Store:

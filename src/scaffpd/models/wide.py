@@ -66,7 +66,7 @@ class Spectrum:
         return torch.cat([U @ v for U, v in zip(self.vectors, self._split(V), strict=True)])
 
     def _split(self, V: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(V, self.layout.sizes.tolist())
+        return torch.split(V, self.layout.lengths)
 
 
 class Function:
@@ -127,7 +127,7 @@ class WidePoint(LinearPoint):
 
     def diagonals(self) -> Tensor:
         """Every client's diag H_i, (N, d)."""
-        bends = torch.split(self.rows.share[:, None] * self.loss.bends(self.z), self.rows.layout.sizes.tolist())
+        bends = torch.split(self.rows.share[:, None] * self.loss.bends(self.z), self.rows.layout.lengths)
         parts = clients(self.rows)
         return torch.stack([A.squares(b).flatten() for A, b in zip(parts, bends, strict=True)]) + self.l2
 
@@ -193,9 +193,9 @@ class WideOracle(LinearOracle):
             [self.features[i] for i in clients], self.y[picked], self.loss, self.l2, self.outputs, names,
             self.device, self.dtype,
         )  # fmt: skip
-        parts, layout = store(self.rows).clients(self.rows.layout.sizes.tolist()), self.rows.layout
+        parts, layout = store(self.rows).clients(self.rows.layout.lengths), self.rows.layout
         mine = Store([parts[i].parts[0] for i in clients], parts[0].scale, self.dtype)
-        own = Ragged(layout.sizes[clients].tolist(), self.device, self.dtype)
+        own = Ragged([layout.lengths[i] for i in clients], self.device, self.dtype)
         chosen.rows = Rows(cast(Tensor, mine), chosen.y, own, self.rows.share[picked])
         chosen.spectrum = self.spectrum.only(clients, own)
         return chosen
@@ -235,8 +235,7 @@ class WideOracle(LinearOracle):
 
     def _general(self, first: Tensor, phi: Function) -> Displacements:
         """Steps that begin with a vector of each client's own, (N, d)."""
-        g = first.view(len(first), -1, self.outputs)
-        T = torch.cat([A @ own for A, own in zip(clients(self.rows), g, strict=True)])
+        T = store(self.rows).each(first.view(len(first), -1, self.outputs), self.rows.layout.lengths)
         out = spread(self.rows, phi.inner(T))
         return Stack(out.addcmul_(phi.base[:, None], first))
 
@@ -255,7 +254,7 @@ class WideOracle(LinearOracle):
     def _metric_steps(self, at: LinearPoint, c: Tensor, e: Tensor) -> Displacements:
         """With E = diag(e), e = l2 + βD: (E + RᵀR)⁻¹c = E⁻¹c − E⁻¹Rᵀ(I + R E⁻¹Rᵀ)⁻¹R E⁻¹c, R = √(2/m) A."""
         b, each = c / e[:, None], []
-        for A, share in zip(clients(at.rows), torch.split(at.rows.share, at.rows.layout.sizes.tolist()), strict=True):
+        for A, share in zip(clients(at.rows), torch.split(at.rows.share, at.rows.layout.lengths), strict=True):
             root = (2 * share).sqrt()
             inside = root[:, None] * A.gram(1 / e) * root
             inside.diagonal().add_(1)
@@ -272,7 +271,7 @@ def store(rows: Rows) -> Store:
 def clients(rows: Rows) -> list[Store]:
     """The same, client by client."""
     A: Tensor | Store = rows.A
-    sizes = rows.layout.sizes.tolist()
+    sizes = rows.layout.lengths
     if isinstance(A, Store):
         return A.clients(sizes)
     return [Store([part], 1.0, part.dtype) for part in torch.split(A, sizes)]  # a minibatch, in the format of x
@@ -280,5 +279,4 @@ def clients(rows: Rows) -> list[Store]:
 
 def spread(rows: Rows, B: Tensor) -> Tensor:
     """A_iᵀB_i of every client, (N, d)."""
-    parts = torch.split(B, rows.layout.sizes.tolist())
-    return torch.stack([(A.T @ b).flatten() for A, b in zip(clients(rows), parts, strict=True)])
+    return store(rows).transposed_each(B, rows.layout.lengths).flatten(1)
