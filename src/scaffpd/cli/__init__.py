@@ -16,7 +16,7 @@ import typer
 import scaffpd
 from scaffpd.cli.compare import compare
 from scaffpd.cli.demo import demo
-from scaffpd.cli.reproduce import reproduce
+from scaffpd.cli.images import reproduce
 from scaffpd.errors import InputError
 
 app = typer.Typer(

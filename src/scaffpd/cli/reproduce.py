@@ -56,12 +56,13 @@ def _show(study: Study, written: list[Path]) -> None:
     console = Console(highlight=False)
     console.print("Rounds until ‖x − x*‖² ≤ 1e-6\n", style="bold")
     console.print(_table(study))
-    _section(console, "Verdict", *tables.verdict(study))
-    _section(console, "Best at the edge of its grid", *tables.edges(study))
-    _section(console, "Written", *map(str, written))
+    section(console, "Verdict", *tables.verdict(study))
+    section(console, "Best at the edge of its grid", *tables.edges(study))
+    section(console, "Written", *map(str, written))
 
 
-def _section(console: Console, title: str, *lines: str) -> None:
+def section(console: Console, title: str, *lines: str) -> None:
+    """A heading and what stands under it; nothing where there is nothing."""
     if lines:
         console.print(f"\n{title}", style="bold")
         for line in lines:
@@ -80,6 +81,6 @@ def _table(study: Study) -> Table:
         table.add_column("\n".join(tables.heading(setting)), justify="right", no_wrap=True)
     for name, cells in tables.rows(study):
         if name not in tables.ROWS:
-            table.add_section()
+            table.addsection()
         table.add_row(name, *cells, style="bold" if name.startswith("Scaff-PD") else None)
     return table

@@ -9,6 +9,7 @@ everything else sees an array (`np.asarray(selection)`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,14 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Other processes map the same file instead of being sent its contents."""
+        values = self.values
+        if isinstance(values, np.memmap) and isinstance(values.base, mmap):
+            place = (str(values.filename), values.dtype.str, values.shape, int(values.offset))
+            return _mapped, (*place, self.scale, self.key)
+        return Table, (np.asarray(values), self.scale, self.key)
 
     def rows(self, numbers: ArrayLike) -> Selection:
         """Some of the samples, by number."""
@@ -91,3 +100,7 @@ class Selection:
         row = self.table.values.itemsize * self.shape[1]
         size = max(1, PIECE // row)
         return [self.numbers[k : k + size] for k in range(0, len(self), size)]
+
+
+def _mapped(file: str, dtype: str, shape: tuple[int, ...], offset: int, scale: float, key: str) -> Table:
+    return Table(np.memmap(file, dtype=dtype, mode="r", offset=offset, shape=shape), scale, key)

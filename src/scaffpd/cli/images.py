@@ -1,0 +1,198 @@
+"""`scaffpd reproduce cifar100` and its like: the paper's tables and figures on images, one command each."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scaffpd.cli.folder import prepare
+from scaffpd.cli.reproduce import WIDEST, section
+from scaffpd.cli.reproduce import reproduce as reproduce
+
+if TYPE_CHECKING:
+    from scaffpd.experiments.images.settings import Plan
+    from scaffpd.experiments.images.study import Place, Study
+
+TABLES = {
+    "cifar100": "CIFAR-100, 20 clients, α = 0.01, 0.05 and 0.1: average and worst-20 % accuracy of eight methods.",
+    "cifar10": "CIFAR-10, 20 clients, α = 0.05: the same.",
+    "tinyimagenet": "Tiny-ImageNet, 20 clients, α = 0.01, 0.05 and 0.1: the same.",
+    "cifar100-50clients": "CIFAR-100, 50 clients, α = 0.01: the same.",
+}
+RHO_ALPHA = TRADEOFF_ALPHA = 0.01
+
+Data = Annotated[Path | None, typer.Option(help="Folder of images and weights.", show_default="SCAFFPD_DATA")]
+Out = Annotated[Path, typer.Option(help="Folder for results; there, the same command goes on.")]
+Cache = Annotated[Path, typer.Option(help="Folder for features.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+Small = Annotated[bool, typer.Option("--small", help="Minutes on two processor cores; few images and coordinates.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Partitions.", show_default="3; small 2")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of every run.", show_default="100; small 30")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Local steps a round.", show_default="100")]
+Tune = Annotated[int | None, typer.Option(min=1, help="Configurations a method.", show_default="9; small 3")]
+Coordinates = Annotated[int | None, typer.Option(min=1, help="eNTK coordinates.", show_default="50000; small 4000")]
+Size = Annotated[int | None, typer.Option(min=16, help="Pixels.", show_default="224; small 64")]
+PerClass = Annotated[int | None, typer.Option(min=2, help="Training images a class.", show_default="all; small few")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line asked for.
+
+    Attributes:
+        place: where data, features and processor are.
+        small: the size for two processor cores.
+        changes: to the plan.
+        quiet: nothing is printed.
+    """
+
+    place: Place
+    small: bool
+    changes: dict[str, Any]
+    quiet: bool
+
+    def plan(self, name: str) -> Plan:
+        """The plan of that name with these changes."""
+        from scaffpd.experiments.images import settings
+
+        return replace(settings.plan(name, self.small), **self.changes)
+
+    def command(self, name: str, out: Path) -> str:
+        """The command line, without the folders that are this machine's."""
+        options = [f"--{key.replace('_', '-')} {value}" for key, value in self.changes.items()]
+        size = ["--small"] if self.small else []
+        return " ".join(["scaffpd reproduce", name, *size, *options, f"--out {shlex.quote(out.as_posix())}"])
+
+
+def _request(data: Path | None, cache: Path, device: str, small: bool, quiet: bool, **changes: int | None) -> Request:
+    import torch
+
+    from scaffpd.experiments.images.study import Place
+
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    place = Place(data, cache, chosen, False if quiet else None)
+    return Request(place, small, {name: value for name, value in changes.items() if value is not None}, quiet)
+
+
+Work = Callable[[Request, Path], list[Path]]
+
+
+def _register(name: str, words: str, work: Work, folder: str) -> None:
+    """One command with the options that all of them have."""
+
+    def command(
+        data: Data = None,
+        out: Out = Path("results") / folder,
+        cache: Cache = Path("features"),
+        device: Device = "auto",
+        small: Small = False,
+        seeds: Seeds = None,
+        rounds: Rounds = None,
+        local_steps: Steps = None,
+        tune: Tune = None,
+        coordinates: Coordinates = None,
+        size: Size = None,
+        train_per_class: PerClass = None,
+        quiet: Quiet = False,
+    ) -> None:
+        prepare(out)
+        asked = _request(
+            data, cache, device, small, quiet, seeds=seeds, rounds=rounds, local_steps=local_steps, tune=tune,
+            coordinates=coordinates, size=size, train_per_class=train_per_class,
+        )  # fmt: skip
+        written = work(asked, out)
+        if not quiet:
+            from rich.console import Console
+
+            section(Console(highlight=False), "Written", *map(str, written))
+
+    command.__doc__ = words
+    reproduce.command(name, help=words)(command)
+
+
+def _table(name: str) -> Work:
+    def work(asked: Request, out: Path) -> list[Path]:
+        from scaffpd.experiments.images import figures, files
+        from scaffpd.experiments.images import study as runs
+
+        done = runs.study(asked.plan(name), asked.place, out)
+        alpha = done.plan.alphas[0]
+        title = f"{runs.TITLES[done.plan.dataset]}, {done.plan.clients} clients, Dirichlet({alpha:g}), thinned"
+        picture = figures.partition(done.ground.cut(alpha), out / f"partition-alpha-{alpha:g}.png", title)
+        if not asked.quiet:
+            _show(done)
+        return [*files.save(done, out, asked.command(name, out)), picture]
+
+    return work
+
+
+def _rho(asked: Request, out: Path) -> list[Path]:
+    from scaffpd.experiments.images import curves, figures
+    from scaffpd.experiments.images import study as runs
+
+    here = runs.ground(asked.plan("cifar100"), asked.place)
+    found = curves.curves(here, RHO_ALPHA, asked.place, out)
+    path = out / "rho.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(curves.COLUMNS)
+        writer.writerows(curves.lines(found))
+    (out / "command.txt").write_text(f"{asked.command('rho', out)}\n", encoding="utf-8")
+    title = f"CIFAR-100, {here.plan.clients} clients, Dirichlet({RHO_ALPHA:g}); bands: {here.plan.seeds} partitions"
+    return [path, figures.over_rounds(found, out / "rho.png", title)]
+
+
+def _tradeoff(asked: Request, out: Path) -> list[Path]:
+    from scaffpd.experiments.images import figures
+    from scaffpd.experiments.images import study as runs
+
+    here = runs.ground(asked.plan("tinyimagenet"), asked.place)
+    found = runs.comparison(here, TRADEOFF_ALPHA, asked.place, out.parent / "tinyimagenet")
+    (out / "command.txt").write_text(f"{asked.command('tradeoff', out)}\n", encoding="utf-8")
+    title = f"Tiny-ImageNet, {here.plan.clients} clients, Dirichlet({TRADEOFF_ALPHA:g})"
+    return [figures.tradeoff(found, out / "tradeoff.png", title)]
+
+
+WORK: dict[str, tuple[str, Work]] = {name: (words, _table(name)) for name, words in TABLES.items()} | {
+    "rho": ("CIFAR-100: accuracy over rounds for ρ = 0.1, 0.2 and 0.5, with SCAFFOLD.", _rho),
+    "tradeoff": ("Tiny-ImageNet: worst-20 % against average and best-20 % accuracy, all methods.", _tradeoff),
+}
+
+
+def _all(asked: Request, out: Path) -> list[Path]:
+    written = []
+    for name, (_, work) in WORK.items():
+        prepare(out / name)
+        written += work(asked, out / name)
+    return written
+
+
+for _name, (_words, _work) in WORK.items():
+    _register(_name, _words, _work, _name)
+_register("all", "All tables and figures on images, each in a folder of its own.", _all, "")
+
+
+def _show(study: Study) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from scaffpd.experiments.images import files, tables
+
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for k, column in enumerate(tables.header(study)):
+        table.add_column(column.replace(": ", "\n").replace(" (paper)", "\n(paper)"), justify="right" if k else "left")
+    for cells in tables.rows(study):
+        bold = [f"[bold]{cell.strip('*')}[/]" if cell.startswith("**") else cell for cell in cells]
+        table.add_row(*bold, style="bold" if cells[0] == tables.OURS else None)
+    console.print(table)
+    section(console, "Verdict", *tables.verdict(study))
+    console.print(f"\n{files.BACKBONE}.", width=min(console.width, WIDEST))

@@ -1,0 +1,109 @@
+"""What a study leaves in its folder, besides the runs themselves: the table with the paper's numbers, and how."""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import scaffpd
+from scaffpd.experiments.images import settings, tables
+from scaffpd.experiments.images.paper import NUMBERS
+from scaffpd.experiments.images.study import TITLES, Study
+
+COLUMNS = (
+    *("table", "alpha", "method", "seeds", "average", "average_sd", "worst_20", "worst_20_sd", "best_20", "best_20_sd"),
+    *("paper_average", "paper_worst_20", "rounds", "exchanges", "seconds", "chosen"),
+)
+MEASURES = (tables.AVERAGE, tables.WORST, tables.BEST)
+BACKBONE = "EfficientNet-Lite0 (ImageNet weights) takes the place of the paper's ResNet-18"
+
+
+def save(study: Study, folder: Path, command: str) -> list[Path]:
+    """Write `table.csv`, `about.json` and a README."""
+    table, about, readme = folder / "table.csv", folder / "about.json", folder / "README.md"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows(_lines(study))
+    about.write_text(json.dumps(facts(study, command), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    readme.write_text(markdown(study, command), encoding="utf-8")
+    return [table, about, readme]
+
+
+def _lines(study: Study) -> list[tuple[Any, ...]]:
+    lines = []
+    for alpha, comparison in study.comparisons.items():
+        for method in settings.METHODS:
+            line = comparison.line(method)
+            numbers = [f"{part.get(name, np.nan):.6f}" for name in MEASURES for part in (line.mean, line.deviation)]
+            reported = NUMBERS.get((study.plan.name, alpha), {}).get(method, ("", ""))
+            final = next(run for run in comparison.finals if run.job.method == method)
+            costs = [f"{line.mean.get(name, np.nan):.6g}" for name in ("rounds", "exchanges", "seconds")]
+            chosen = " ".join(f"{name}={value:.3g}" for name, value in final.rates.items())
+            lines.append((study.plan.name, alpha, method, line.seeds, *numbers, *reported, *costs, chosen))
+    return lines
+
+
+def facts(study: Study, command: str) -> dict[str, Any]:
+    """How the numbers came about."""
+    plan, ground = study.plan, study.ground
+    return {
+        "command": command,
+        "hardware": study.hardware,
+        "seconds": {"features": round(ground.seconds, 1), "all": round(study.seconds, 1)},
+        "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__},
+        "l2": settings.L2,
+        "rho": settings.RHO,
+        "images": ground.source,
+        "features": {"backbone": BACKBONE, "shape": list(ground.table.values.shape), "key": ground.table.key},
+        "versions": {
+            "scaffpd": scaffpd.__version__, "torch": torch.__version__, "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }  # fmt: skip
+
+
+def markdown(study: Study, command: str) -> str:
+    """The README of the folder."""
+    plan, about, columns = study.plan, facts(study, command), tables.header(study)
+    train, test = len(study.ground.train), len(study.ground.test)
+    coordinates, gigabytes = study.ground.table.values.shape[1], study.ground.table.values.nbytes / 1e9
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    picture = f"partition-alpha-{plan.alphas[0]:g}.png"
+    return "\n".join([
+        f"# {TITLES[plan.dataset]}, {plan.clients} clients",
+        "",
+        f"Written by `{command}` on {study.hardware} in {about['seconds']['all']:.0f} s, of which "
+        f"{about['seconds']['features']:.0f} s went into images and features ({versions}).",
+        "",
+        f"Accuracy in per cent on test images, mean ± standard deviation over {plan.seeds} partitions, after "
+        f"{plan.rounds} rounds of J = {plan.local_steps} local steps; every method had at most {plan.tune} "
+        "configurations, chosen on validation images of the first partition. In the columns marked (paper), the "
+        f"paper's own numbers. **{BACKBONE}**, so the two are not comparable in level, only in order.",
+        "",
+        "| " + " | ".join(columns) + " |",
+        "|---|" + "---:|" * (len(columns) - 1),
+        *("| " + " | ".join(cells) + " |" for cells in tables.rows(study)),
+        "",
+        *(f"- {sentence}" for sentence in tables.verdict(study)),
+        "",
+        f"Images: {study.ground.source} {train:,} for training, {test:,} for testing; {coordinates:,} coordinates of "
+        f"the eNTK at {plan.size} pixels, stored in {plan.stored} ({gigabytes:.2f} GB).",
+        "",
+        f"![partition]({picture})",
+        "",
+        "## How",
+        "",
+        *(line for line in (settings.__doc__ or "").strip().splitlines()[2:]),
+        f"Here: J = {plan.local_steps}, l2 = {settings.L2:g}.",
+        "",
+        "`table.csv` has these numbers, the best 20 %, costs and the chosen rates of the first seed; the folders "
+        "`alpha-…` have every run, tuning included, and every client; `about.json` has the versions and the settings.",
+        "",
+    ])  # fmt: skip

@@ -1,0 +1,91 @@
+r"""What is run for each of the paper's tables on images, and in which size.
+
+As in the paper: Dirichlet(α) over classes, then 30 % of the clients lose 70 % of their samples; eNTK features of an
+ImageNet network at 50,000 random coordinates; a linear classifier with squared loss on one-hot labels; accuracy of each
+client on test images in its own class proportions, then the mean over clients and over the worst fifth of them.
+Where the paper is silent: 100 rounds, J local steps on all samples of a client (`LOCAL_STEPS`), (l2/2)‖x‖² with `L2`
+for all methods, three partitions. Every method may try the same number of configurations (rates, and ρ, q, θ or μ) on
+a quarter of the training images of the first partition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scaffpd.algorithms import AFL
+from scaffpd.comparison.zoo import zoo
+from scaffpd.errors import unknown
+from scaffpd.objectives import ChiSquare
+from scaffpd.training import Algorithm
+
+LOCAL_STEPS, L2, RHO = 100, 1e-5, 0.1
+METHODS = ("FedAvg", "SCAFFOLD", "q-FFL", "AFL", "DRFA", "FedProx", "Δ-FL", "Scaff-PD")
+RHOS = (0.1, 0.2, 0.5)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One table.
+
+    Attributes:
+        name: of the command and of its folder.
+        dataset: "cifar10", "cifar100" or "tinyimagenet".
+        clients: N.
+        alphas: of Dirichlet(α), one block of columns each.
+        seeds: partitions.
+        rounds: of every run.
+        local_steps: J.
+        tune: configurations that every method may try.
+        coordinates: of the eNTK features.
+        size: pixels that images are resized to.
+        train_per_class: training images; `None` takes all.
+        test_per_class: test images; `None` takes all.
+        stored: the number format of the features.
+    """
+
+    name: str
+    dataset: str
+    clients: int = 20
+    alphas: tuple[float, ...] = (0.01, 0.05, 0.1)
+    seeds: int = 3
+    rounds: int = 100
+    local_steps: int = LOCAL_STEPS
+    tune: int = 9
+    coordinates: int = 50_000
+    size: int = 224
+    train_per_class: int | None = None
+    test_per_class: int | None = None
+    stored: str = "float16"
+
+
+PLANS = {
+    plan.name: plan
+    for plan in (
+        Plan("cifar100", "cifar100"),
+        Plan("cifar10", "cifar10", alphas=(0.05,)),
+        Plan("tinyimagenet", "tinyimagenet"),
+        Plan("cifar100-50clients", "cifar100", clients=50, alphas=(0.01,)),
+    )
+}
+FEWEST = 10  # samples of a client, as Li et al. (2022) have it
+PER_CLASS = {"cifar10": (150, 50), "cifar100": (20, 10), "tinyimagenet": (15, 10)}
+
+
+def plan(name: str, small: bool = False) -> Plan:
+    """The plan of that name, or one that two processor cores can carry out in minutes."""
+    if name not in PLANS:
+        raise unknown("table", name, PLANS)
+    full = PLANS[name]
+    if not small:
+        return full
+    train, test = PER_CLASS[full.dataset]
+    return replace(
+        full, seeds=2, rounds=30, tune=3, coordinates=4000, size=64, train_per_class=train, test_per_class=test,
+        stored="float32",
+    )  # fmt: skip
+
+
+def methods(local_steps: int) -> dict[str, Algorithm]:
+    """The paper's eight methods; AFL with local steps, as the paper has it."""
+    known = zoo(ChiSquare(RHO), local_steps) | {"AFL": AFL(local_steps=local_steps)}
+    return {name: known[name] for name in METHODS}

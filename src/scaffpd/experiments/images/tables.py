@@ -1,0 +1,89 @@
+"""The tables of a study: ours beside the paper's, and what they say about Scaff-PD."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from scaffpd.comparison import Comparison
+from scaffpd.comparison.tables import Line
+from scaffpd.experiments.images.paper import NUMBERS
+from scaffpd.experiments.images.settings import METHODS
+from scaffpd.experiments.images.study import Study
+
+OURS = "Scaff-PD"
+AVERAGE, WORST, BEST = (f"test_accuracy_{name}" for name in ("mean", "worst_20", "best_20"))
+
+
+def header(study: Study) -> list[str]:
+    """A group of four columns for every α."""
+    groups = [f"α = {alpha:g}: {name}" for alpha in study.plan.alphas for name in ("average", "worst 20 %")]
+    paper = [f"{group} (paper)" for group in groups]
+    pairs = [(groups[k], groups[k + 1], paper[k], paper[k + 1]) for k in range(0, len(groups), 2)]
+    return ["method", *(column for pair in pairs for column in pair)]
+
+
+def rows(study: Study) -> Iterator[list[str]]:
+    """A line per method, the best of ours in every column between asterisks."""
+    best = {
+        (alpha, name): max(line.mean[name] for line in comparison.table if not line.failures)
+        for alpha, comparison in study.comparisons.items()
+        for name in (AVERAGE, WORST)
+    }
+    for method in METHODS:
+        cells = []
+        for alpha, comparison in study.comparisons.items():
+            line, reported = comparison.line(method), NUMBERS.get((study.plan.name, alpha), {}).get(method)
+            ours = [_cell(line, name, best[alpha, name]) for name in (AVERAGE, WORST)]
+            cells += [*ours, *(["–", "–"] if reported is None else [f"{value:.2f}" for value in reported])]
+        yield [method, *cells]
+
+
+def _cell(line: Line, name: str, best: float) -> str:
+    if line.failures:
+        return "failed"
+    text = percent(line, name)
+    return f"**{text}**" if line.mean[name] >= best else text
+
+
+def percent(line: Line, name: str) -> str:
+    """Mean ± standard deviation in per cent."""
+    deviation = line.deviation[name]
+    return f"{100 * line.mean[name]:.2f}" + ("" if math.isnan(deviation) else f" ± {100 * deviation:.2f}")
+
+
+def verdict(study: Study) -> Iterator[str]:
+    """For every α: is Scaff-PD's worst 20 % the best, by how much, and what does the average pay."""
+    for alpha, comparison in study.comparisons.items():
+        ours = comparison.line(OURS)
+        others = [line for line in comparison.table if line.method != OURS and not line.failures]
+        if ours.failures or not others:
+            yield f"α = {alpha:g}: {ours.failures or 'no other method is ranked'}"
+            continue
+        yield f"α = {alpha:g}: {_standing(ours, others)} {_price(ours, comparison)} {_gap(comparison)}"
+
+
+def _standing(ours: Line, others: list[Line]) -> str:
+    rival = max(others, key=lambda line: line.mean[WORST])
+    lead = 100 * (ours.mean[WORST] - rival.mean[WORST])
+    spread = 100 * max(ours.deviation[WORST], rival.deviation[WORST])
+    place = 1 + sum(line.mean[WORST] > ours.mean[WORST] for line in others)
+    said = f"Scaff-PD's worst 20 % ({percent(ours, WORST)}) is "
+    noise = "" if math.isnan(spread) else f", {'within' if abs(lead) <= spread else 'beyond'} one standard deviation"
+    if lead >= 0:
+        return f"{said}the best, {lead:.1f} points above {rival.method} ({percent(rival, WORST)}){noise}."
+    return f"{said}number {place}, {-lead:.1f} points below {rival.method} ({percent(rival, WORST)}){noise}."
+
+
+def _price(ours: Line, comparison: Comparison) -> str:
+    plain = comparison.line("FedAvg")
+    if plain.failures:
+        return "FedAvg failed."
+    average, worst = (100 * (ours.mean[name] - plain.mean[name]) for name in (AVERAGE, WORST))
+    return f"Against FedAvg it is {worst:+.1f} points for the worst 20 % and {average:+.1f} on average."
+
+
+def _gap(comparison: Comparison) -> str:
+    gaps = [run.certificate for run in comparison.finals if run.job.method == OURS and not run.failed]
+    worst = max(gaps, default=math.inf)
+    return f"Its certified gap is at most {worst:.1e}." if math.isfinite(worst) else ""
