@@ -81,7 +81,7 @@ class Selection:
         """The same for some of the rows: a slice, a mask or positions."""
         return Selection(self.table, np.atleast_1d(self.numbers[chosen]))
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """A copy of the features, scale included: float64 unless another format is asked for."""
         values = self.table.values[self.numbers].astype(dtype or np.float64)
         return values if self.table.scale == 1 else values * values.dtype.type(self.table.scale)
