@@ -3,7 +3,7 @@
 from scaffpd.data.partition.groups import natural
 from scaffpd.data.partition.inputs import Indices
 from scaffpd.data.partition.labels import dirichlet, shards
+from scaffpd.data.partition.matching import like_training
 from scaffpd.data.partition.sizes import quantity_skew, thinned
-from scaffpd.data.partition.test_rows import like_training
 
 __all__ = ["Indices", "dirichlet", "like_training", "natural", "quantity_skew", "shards", "thinned"]

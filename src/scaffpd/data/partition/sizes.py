@@ -48,8 +48,9 @@ def thinned(
 ) -> list[Indices]:
     """A random share of the clients loses a share of its samples: imbalance on top of any partition.
 
-    Of N clients, round(clients · N) are drawn, and each of them loses round(samples · m_i) of its m_i samples at random,
-    or as many as leave it `minimum`; one that has no more than `minimum` loses none. Halves round to the even number.
+    Of N clients, round(clients · N) are drawn, and each of them loses round(samples · m_i) of its m_i samples at
+    random, or as many as leave it `minimum`; one that has no more than `minimum` loses none. Halves round to the even
+    number.
 
     Args:
         parts: the row numbers of each client.
