@@ -62,5 +62,5 @@ def test_tiny_imagenet():
     mean, deviation = statistics(images.train.x)
     np.testing.assert_allclose(mean, [0.480, 0.448, 0.398], atol=0.01)
     np.testing.assert_allclose(deviation, [0.277, 0.269, 0.282], atol=0.01)
-    grey = (images.train.x[..., 0] == images.train.x[..., 2]).all((1, 2))
+    grey = (images.train.x[::10, ..., 0] == images.train.x[::10, ..., 2]).all((1, 2))
     assert 0 < grey.mean() < 0.05  # a few are greyscale, and read all the same
