@@ -19,7 +19,9 @@ HEADER = (
 
 
 def row(age, occupation, sex, income):
-    return f"{age}, Private, 1, HS-grad, 9, Never-married, {occupation}, Own-child, White, {sex}, 0, 0, 40, ?, {income}"
+    country = "Peru" if age < 45 else "?"
+    about = f"{age}, Private, 1, HS-grad, 9, Never-married, {occupation}, Own-child, White, {sex}"
+    return f"{about}, 0, 0, 40, {country}, {income}"
 
 
 @pytest.fixture
@@ -55,6 +57,15 @@ def test_clients_are_the_values_of_a_column(folder, monkeypatch):
     assert sp.data.adult(by="sex").names == ("Male",)
 
 
+def test_countries_are_clients_but_no_feature(folder):
+    silos = sp.data.adult(by="native-country", folder=folder)
+    assert silos.names == ("Peru",)
+    assert [y.tolist() for _, y in silos.train] == [[0, 1, 0]]
+    assert [y.tolist() for _, y in silos.test] == [[0]]
+    for by in ("native-country", "occupation"):
+        assert not any("country" in name for name in sp.data.adult(by=by, folder=folder).features)
+
+
 def test_mistakes_get_a_sentence(folder, monkeypatch):
     monkeypatch.delenv("SCAFFPD_DATA", raising=False)
     with pytest.raises(InputError, match="SCAFFPD_DATA"):
@@ -78,3 +89,12 @@ def test_the_real_data():
     result = sp.train(sp.fair(sp.ChiSquare(rho=0.05)), cohort, rounds=60, tol=1e-7)
     assert result.status is sp.Status.CONVERGED
     assert cohort.evaluate(result.x, "test").accuracy.mean() > 0.82
+
+
+@pytest.mark.skipif("SCAFFPD_DATA" not in os.environ, reason="SCAFFPD_DATA names no data folder")
+def test_the_real_countries():
+    silos = sp.data.adult(by="native-country")
+    sizes = dict(zip(silos.names, (len(y) for _, y in silos.train), strict=True))
+    assert len(sizes) == 8
+    assert (sizes["United-States"], sizes["Mexico"], sizes["India"]) == (29170, 643, 100)
+    assert all(len(y) for _, y in silos.test)

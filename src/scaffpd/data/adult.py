@@ -1,4 +1,4 @@
-"""UCI Adult (census income), one client per occupation: who earns more than 50,000 dollars a year?
+"""UCI Adult (census income), one client per occupation or country: who earns more than 50,000 dollars a year?
 
 The data is not part of the package. Put `adult/adult.data.csv.gz` and `adult/adult.test.csv.gz` (the UCI files with a
 header row, gzipped) into a folder and name it by `folder=` or by the environment variable SCAFFPD_DATA.
@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from scaffpd.data.folder import data_folder
 from scaffpd.data.silos import Client, Matrix, Silos, standardiser
 from scaffpd.errors import InputError, unknown
 
 NUMBERS = ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
 CATEGORIES = ("workclass", "marital-status", "occupation", "relationship", "race", "sex")
+GROUPS = (*CATEGORIES, "native-country")  # the country is no feature: most values are rare
 FEWEST = 100  # rows of a client: the armed forces have nine
 
 
@@ -27,11 +29,11 @@ def adult(by: str = "occupation", folder: str | os.PathLike[str] | None = None) 
 
     Args:
         by: the column whose values are the clients; it is no feature then. Unknown values and those with fewer than
-            100 people are left out.
+            100 people to train on are left out: by "native-country", eight countries remain.
         folder: where the data is; by default what SCAFFPD_DATA names.
     """
-    if by not in CATEGORIES:
-        raise unknown("column", by, CATEGORIES)
+    if by not in GROUPS:
+        raise unknown("column", by, GROUPS)
     place = data_folder(folder, "adult")
     train, test = (_read(place / f"adult.{part}.csv.gz") for part in ("data", "test"))
     groups = [row[by] for row in train]
@@ -42,17 +44,6 @@ def adult(by: str = "occupation", folder: str | os.PathLike[str] | None = None) 
     mean, deviation = standardiser([X for X, _ in parts[0]])
     scaled = [[((X - mean) / deviation, y) for X, y in part] for part in parts]
     return Silos(names, scaled[0], scaled[1], features)
-
-
-def data_folder(folder: str | os.PathLike[str] | None, name: str) -> Path:
-    """The folder of one dataset, or a sentence on how to name it."""
-    root = folder or os.environ.get("SCAFFPD_DATA")
-    if not root:
-        raise InputError(f"The {name} data is not part of the package: name its folder by folder= or SCAFFPD_DATA.")
-    place = Path(root) / name
-    if not place.is_dir():
-        raise InputError(f"There is no folder {name!r} in {str(root)!r}.")
-    return place
 
 
 def _read(file: Path) -> list[dict[str, str]]:

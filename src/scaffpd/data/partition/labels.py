@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scaffpd.data.partition.inputs import Indices, label_array
 from scaffpd.errors import InputError, count, positive
 
-Indices = NDArray[np.int64]
 _DRAWS = 10_000
 
 
@@ -41,6 +41,31 @@ def dirichlet(X: ArrayLike, y: ArrayLike, clients: int, alpha: float, seed: int 
     cuts = _cuts(np.array([len(rows) for rows in members]), clients, alpha, minimum, random)
     pieces = [np.split(rows, cut) for rows, cut in zip(members, cuts, strict=True)]
     return [np.sort(np.concatenate([piece[i] for piece in pieces])) for i in range(clients)]
+
+
+def shards(y: ArrayLike, clients: int, shards_per_client: int = 2, seed: int = 0) -> list[Indices]:
+    """Label-skew partition of McMahan et al. (2017): sort by label, cut into shards, deal them at random.
+
+    The samples, sorted by label and in their old order within a label, are cut into clients · shards_per_client shards
+    whose sizes differ by at most one; each client gets `shards_per_client` of them. So few clients see more labels than
+    they have shards; every sample goes to exactly one client.
+
+    Args:
+        y: the labels, of any type that can be sorted.
+        clients: number of clients.
+        shards_per_client: number of shards of each client.
+        seed: the same seed, the same partition.
+
+    Returns:
+        The row numbers of each client, ascending.
+    """
+    labels = label_array("shards", "y", y)
+    pieces = count("shards", "clients", clients) * count("shards", "shards_per_client", shards_per_client)
+    if pieces > len(labels):
+        raise InputError(f"shards cannot cut {len(labels)} samples into {clients} · {shards_per_client} shards.")
+    cut = np.array_split(np.argsort(labels, kind="stable"), pieces)
+    dealt = np.random.default_rng(seed).permutation(pieces).reshape(clients, shards_per_client)
+    return [np.sort(np.concatenate([cut[k] for k in own])) for own in dealt]
 
 
 def _cuts(
