@@ -81,6 +81,6 @@ def _table(study: Study) -> Table:
         table.add_column("\n".join(tables.heading(setting)), justify="right", no_wrap=True)
     for name, cells in tables.rows(study):
         if name not in tables.ROWS:
-            table.addsection()
+            table.add_section()
         table.add_row(name, *cells, style="bold" if name.startswith("Scaff-PD") else None)
     return table

@@ -93,7 +93,7 @@ def ground(plan: Plan, place: Place) -> Ground:
     """Load the images and compute their features, or find them in the cache."""
     start = time.perf_counter()
     images = LOADERS[plan.dataset](place.data)
-    if plan.train_per_class is not None:
+    if plan.train_per_class is not None and plan.test_per_class is not None:
         images = images.subset(plan.train_per_class, plan.test_per_class)
     table = features(
         images, backbone(BACKBONE, place.data, size=plan.size), coordinates=plan.coordinates, device=place.device,
