@@ -1,6 +1,6 @@
 r"""Networks that turn images into features: two that come with weights on disk, and anybody's own.
 
-    h(x) = features of the last layer but one,    x: normalised images (B, 3, size, size)
+h(x) = features of the last layer but one,    x: normalised images (B, 3, size, size)
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ class Backbone:
         return (x - mean) / std
 
 
-def backbone(name: str = "efficientnet-lite0", folder: str | os.PathLike[str] | None = None, size: int = 224) -> Backbone:
+def backbone(
+    name: str = "efficientnet-lite0", folder: str | os.PathLike[str] | None = None, size: int = 224
+) -> Backbone:
     """A network with ImageNet weights from `folder` (or the folder that SCAFFPD_DATA names)."""
     if name == "efficientnet-lite0":
         network = load(EfficientNetLite0(), "efficientnet_lite0_imagenet.npz", folder)

@@ -15,33 +15,17 @@ so many of a layer are wanted that one product of matrices is cheaper, all of it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Rule = Callable[[Tensor, Tensor], Tensor]  # (δ, x) -> (B, coordinates)
-
-MOVES = 8  # numbers that are read and written for each one that is picked, multiplied and summed
-PACE = {"cpu": 8, "cuda": 40}  # multiplications in a product of matrices in the time of one such move
+from scaffpd.features.convolution import conv
+from scaffpd.features.rules import Part, dot, flat, full_is_cheaper, plane, wide
 
 
-@dataclass(frozen=True)
-class Part:
-    """How to compute some coordinates of one parameter.
-
-    Attributes:
-        rule: (δ, x) ↦ the derivatives (B, coordinates).
-        work: numbers of storage that it needs for a while, per sample.
-    """
-
-    rule: Rule
-    work: int
-
-
-def part(layer: nn.Module, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> Part | None:
+def part(layer: Any, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> Part | None:
     """The rule for coordinates `numbers` of the parameter `name` of a layer that maps x to y; None: not known."""
     kind = type(layer)
     if x.ndim < 2 or len(x) != len(y):
@@ -51,7 +35,7 @@ def part(layer: nn.Module, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> 
     if kind is nn.LayerNorm:
         return _layer_norm(layer, name, numbers, x)
     if kind is nn.Conv2d and x.ndim == 4:
-        return _bias(numbers, y) if name == "bias" else _conv(layer, numbers, x, y)
+        return _bias(numbers, y) if name == "bias" else conv(layer, numbers, x, y)
     if kind in (nn.BatchNorm1d, nn.BatchNorm2d) and layer.running_mean is not None and x.ndim != 3:
         return _bias(numbers, y) if name == "bias" else _batch_norm(layer, numbers, x)
     if kind is nn.GroupNorm:
@@ -59,45 +43,30 @@ def part(layer: nn.Module, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> 
     return None
 
 
-def _flat(x: Tensor) -> Tensor:
-    """(B, C, *) to (B, C, P)."""
-    return x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Σ_p a[b, s, p] b[b, s, p], at least in single precision."""
-    return (a * b).sum(-1, dtype=wide(a.dtype))
-
-
-def wide(kind: torch.dtype) -> torch.dtype:
-    """The format in which sums are taken: at least single precision."""
-    return torch.promote_types(kind, torch.float32)
-
-
 def _bias(channels: Tensor, y: Tensor) -> Part:
-    return Part(lambda delta, x: _flat(delta.index_select(1, channels)).sum(-1, dtype=wide(delta.dtype)), _plane(y))
+    return Part(lambda delta, x: flat(delta.index_select(1, channels)).sum(-1, dtype=wide(delta.dtype)), plane(y))
 
 
-def _batch_norm(layer: nn.Module, channels: Tensor, x: Tensor) -> Part:
+def _batch_norm(layer: Any, channels: Tensor, x: Tensor) -> Part:
     mean = layer.running_mean.index_select(0, channels)[:, None]
     rate = (layer.running_var.index_select(0, channels) + layer.eps).rsqrt()[:, None]
 
     def rule(delta: Tensor, x: Tensor) -> Tensor:
-        centred = (_flat(x.index_select(1, channels)) - mean) * rate  # in the statistics' own format
-        return _dot(_flat(delta.index_select(1, channels)).to(centred.dtype), centred)
+        centred = (flat(x.index_select(1, channels)) - mean) * rate  # in the statistics' own format
+        return dot(flat(delta.index_select(1, channels)).to(centred.dtype), centred)
 
-    return Part(rule, 5 * len(channels) * _plane(x))
+    return Part(rule, 5 * len(channels) * plane(x))
 
 
-def _group_norm(layer: nn.Module, channels: Tensor, x: Tensor) -> Part:
+def _group_norm(layer: Any, channels: Tensor, x: Tensor) -> Part:
     def rule(delta: Tensor, x: Tensor) -> Tensor:
         normed = functional.group_norm(x.to(wide(x.dtype)), layer.num_groups, eps=layer.eps)
-        return _dot(_flat(delta.index_select(1, channels)).to(normed.dtype), _flat(normed.index_select(1, channels)))
+        return dot(flat(delta.index_select(1, channels)).to(normed.dtype), flat(normed.index_select(1, channels)))
 
     return Part(rule, 2 * x[0].numel())
 
 
-def _layer_norm(layer: nn.Module, name: str, numbers: Tensor, x: Tensor) -> Part | None:
+def _layer_norm(layer: Any, name: str, numbers: Tensor, x: Tensor) -> Part | None:
     shape = layer.normalized_shape
     if x.ndim <= len(shape):
         return None
@@ -120,10 +89,10 @@ def _linear_bias(numbers: Tensor) -> Part:
     return Part(rule, len(numbers))
 
 
-def _linear(layer: nn.Module, numbers: Tensor, x: Tensor) -> Part:
+def _linear(layer: Any, numbers: Tensor, x: Tensor) -> Part:
     outs, ins, tokens = layer.out_features, layer.in_features, x[0].numel() // layer.in_features
     o, i = numbers // ins, numbers % ins
-    full = tokens > 1 and _full_is_cheaper(len(numbers), outs * ins, outs + ins, tokens, x.device)
+    full = tokens > 1 and full_is_cheaper(len(numbers), outs * ins, outs + ins, tokens, x.device)
 
     def rule(delta: Tensor, x: Tensor) -> Tensor:
         delta = delta.reshape(len(delta), -1, outs)
@@ -133,79 +102,3 @@ def _linear(layer: nn.Module, numbers: Tensor, x: Tensor) -> Part:
         return (delta.index_select(2, o) * x.index_select(2, i)).sum(1, dtype=wide(delta.dtype))
 
     return Part(rule, outs * ins if full else 3 * len(numbers) * tokens)
-
-
-def _conv(layer: nn.Module, numbers: Tensor, x: Tensor, y: Tensor) -> Part | None:
-    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-        return None
-    places, pointwise = _plane(y), layer.kernel_size == (1, 1) and layer.padding == (0, 0)
-    columns = 0 if pointwise else x.shape[1] * math.prod(layer.kernel_size)
-    size = layer.weight.numel()
-    if _full_is_cheaper(len(numbers), size, x.shape[1] + y.shape[1] + 3 * columns, places, x.device):
-        return Part(_full_conv(layer, numbers, pointwise), size + columns * places)
-    rule = _pointwise(layer, numbers) if pointwise else _picked_conv(layer, numbers, x, y)
-    return Part(rule, 3 * len(numbers) * places)
-
-
-def _full_is_cheaper(wanted: int, size: int, moved: int, places: int, device: torch.device) -> bool:
-    full = (moved + size / PACE.get(device.type, PACE["cpu"])) * places + size
-    return full < MOVES * wanted * places
-
-
-def _full_conv(layer: nn.Module, numbers: Tensor, pointwise: bool) -> Rule:
-    groups, (high, wide) = layer.groups, layer.stride
-
-    def rule(delta: Tensor, x: Tensor) -> Tensor:
-        x = x.to(delta.dtype)
-        if pointwise:
-            columns = x[:, :, ::high, ::wide].flatten(2)
-        else:
-            columns = functional.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        delta = delta.flatten(2)
-        if groups == 1:
-            return torch.bmm(delta, columns.mT).flatten(1).index_select(1, numbers)
-        product = delta.unflatten(1, (groups, -1)) @ columns.unflatten(1, (groups, -1)).mT
-        return product.flatten(1).index_select(1, numbers)
-
-    return rule
-
-
-def _channels(layer: nn.Module, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every coordinate: its channel out, its channel in among all, and its place in the kernel."""
-    places, each = math.prod(layer.kernel_size), layer.in_channels // layer.groups
-    o, i = numbers // (each * places), numbers // places % each
-    return o, o // (layer.out_channels // layer.groups) * each + i, numbers % places
-
-
-def _pointwise(layer: nn.Module, numbers: Tensor) -> Rule:
-    (o, i, _), (high, wide) = _channels(layer, numbers), layer.stride
-
-    def rule(delta: Tensor, x: Tensor) -> Tensor:
-        picked = x[:, :, ::high, ::wide].index_select(1, i).flatten(2)
-        return _dot(delta.index_select(1, o).flatten(2), picked)
-
-    return rule
-
-
-def _picked_conv(layer: nn.Module, numbers: Tensor, x: Tensor, y: Tensor) -> Rule:
-    """One long list of numbers into a padded sample: of every coordinate, where each position finds its input."""
-    o, i, k = _channels(layer, numbers)
-    (high, wide), (below, beside) = layer.padding, layer.dilation
-    rows, columns = x.shape[2] + 2 * high, x.shape[3] + 2 * wide
-    down = torch.arange(y.shape[2], device=x.device) * layer.stride[0]
-    right = torch.arange(y.shape[3], device=x.device) * layer.stride[1]
-    grid = (down[:, None] * columns + right).flatten()
-    first = i * (rows * columns) + k // layer.kernel_size[1] * below * columns + k % layer.kernel_size[1] * beside
-    where = (first[:, None] + grid).flatten()
-
-    def rule(delta: Tensor, x: Tensor) -> Tensor:
-        padded = functional.pad(x, (wide, wide, high, high)) if high or wide else x
-        picked = padded.flatten(1).index_select(1, where).unflatten(1, (len(o), -1))
-        return _dot(delta.index_select(1, o).flatten(2), picked)
-
-    return rule
-
-
-def _plane(x: Tensor) -> int:
-    """Positions of one channel."""
-    return math.prod(x.shape[2:])

@@ -72,7 +72,8 @@ class Block(nn.Module):
         y = functional.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
         y = functional.relu6(self._bn1(_same(self._depthwise_conv, y)))
         y = self._bn2(self._project_conv(y))
-        return x + y if self.skips else y
+        out: Tensor = x + y if self.skips else y
+        return out
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
@@ -82,7 +83,8 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 def _same(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """⌈n / stride⌉ positions a side; the odd one of the zeros goes behind, as in TensorFlow."""
     if conv.stride != (1, 1):
-        total = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in zip(x.shape[2:], conv.kernel_size, conv.stride)]
+        sides = zip(x.shape[2:], conv.kernel_size, conv.stride, strict=True)
+        total = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in sides]
         (top, left), (height, width) = (total[0] // 2, total[1] // 2), total
         x = functional.pad(x, (left, width - left, top, height - top))
     y: Tensor = conv(x)

@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from scaffpd.errors import InputError, count, unknown
-from scaffpd.features.layers import Part, part, wide
+from scaffpd.features.layers import part
 from scaffpd.features.precision import check, mixed, tensor_cores
+from scaffpd.features.probe import dimension, parameters_of, watch
 from scaffpd.features.reference import at_once, one_by_one, piece
+from scaffpd.features.rules import Part, wide
 
 METHODS = ("layers", "vmap", "loop")
 TRIED = 2  # samples on which a way is compared with plain differentiation
@@ -34,7 +36,7 @@ AGREE = 1e-3  # largest difference, relative to the largest entry of a parameter
 FAINT = 1e-6  # relative to the largest entry of all: below, rounding is all there is
 
 
-class Uncovered(Exception):
+class UncoveredError(Exception):
     """This network cannot be differentiated layer by layer; the message says why."""
 
 
@@ -78,7 +80,7 @@ class Entk:
             raise unknown("method", method, METHODS)
         self.trunk, self.device, self.precision = trunk, example.device, precision
         random = np.random.default_rng(seed)
-        self.parameters = _parameters(trunk)
+        self.parameters = parameters_of(trunk)
         self.features = dimension(trunk, example)
         w = random.standard_normal(self.features) / self.features**0.5
         self.dtype = wide(next(iter(self.parameters.values())).dtype)
@@ -122,7 +124,7 @@ class Entk:
                 if self.method == "layers":
                     self._plan()
                 found = self._compute(self.example, "float32")
-            except (Uncovered, RuntimeError, NotImplementedError, ValueError) as error:
+            except (UncoveredError, RuntimeError, NotImplementedError, ValueError) as error:
                 self.why.append(f"{self.method}: {str(error).strip().splitlines()[0]}")
                 continue
             worst = self._difference(found, reference)
@@ -130,8 +132,8 @@ class Entk:
                 return
             self.why.append(f"{self.method}: it does not agree with plain differentiation")
         raise InputError(
-            f"This network's gradients cannot be computed sample by sample ({'; '.join(self.why)}); give another method "
-            "or network."
+            f"This network's gradients cannot be computed sample by sample ({'; '.join(self.why)}); give another "
+            "method or network."
         )
 
     def _difference(self, found: Tensor, reference: Tensor) -> float:
@@ -149,26 +151,26 @@ class Entk:
     # ------------------------------------------------------------------ layer by layer
 
     def _plan(self) -> None:
-        """A rule for every parameter, or `Uncovered`."""
+        """A rule for every parameter, or `UncoveredError`."""
         owners: dict[str, list[tuple[str, str]]] = {}
         same = {id(p): name for name, p in self.trunk.named_parameters()}
         for layer, module in self.trunk.named_modules():
             for attribute, p in module._parameters.items():
                 if p is not None:
                     owners.setdefault(same[id(p)], []).append((layer, attribute))
-        seen, self.bytes = _watch(self.trunk, self.example)
+        seen, self.bytes = watch(self.trunk, self.example)
         self.parts = {}
         for span in self.spans:
             if not span.name:
                 continue
             if len(owners[span.name]) > 1:
-                raise Uncovered(f"{span.name} is shared")
+                raise UncoveredError(f"{span.name} is shared")
             layer, attribute = owners[span.name][0]
             if len(seen.get(layer, ())) != 1:
-                raise Uncovered(f"{layer or 'the network'} is not called once")
+                raise UncoveredError(f"{layer or 'the network'} is not called once")
             rule = part(self.trunk.get_submodule(layer), attribute, span.numbers, *seen[layer][0])
             if rule is None:
-                raise Uncovered(f"{layer or 'the network'} is of a type without a rule")
+                raise UncoveredError(f"{layer or 'the network'} is of a type without a rule")
             self.parts.setdefault(layer, {})[attribute] = (rule, span.where)
 
     def _by_layers(self, x: Tensor, precision: str) -> Tensor:
@@ -185,7 +187,7 @@ class Entk:
         if h.requires_grad:
             (h.to(self.dtype) @ self.w).sum().backward()
         if kept:
-            raise Uncovered(f"no gradient reaches {next(iter(kept))}")
+            raise UncoveredError(f"no gradient reaches {next(iter(kept))}")
         return rows
 
     def _attach(self, layer: str, kept: dict[str, Tensor], rows: Tensor) -> RemovableHandle:
@@ -200,11 +202,11 @@ class Entk:
             def backward(delta: Tensor) -> None:
                 x = kept.pop(layer)
                 if x._version != version:
-                    raise Uncovered(f"the input of {layer} is overwritten")
+                    raise UncoveredError(f"the input of {layer} is overwritten")
                 for one, where in self.parts[layer].values():
-                    rows[:, where] = one.rule(delta, x)
+                    one.write(delta, x, rows[:, where])
 
-            y.register_hook(backward)
+            y.register_hook(backward)  # type: ignore[no-untyped-call]
 
         return self.trunk.get_submodule(layer).register_forward_hook(forward)
 
@@ -238,54 +240,15 @@ class Entk:
         return rows
 
     @property
+    def groups(self) -> Tensor:
+        """Of every coordinate the number of its parameter."""
+        return torch.cat([torch.full_like(span.numbers, k) for k, span in enumerate(self.spans)])
+
+    @property
     def room(self) -> int:
         """Bytes that one sample needs while it is computed (an estimate from above)."""
-        rows = 4 * 4 * self.coordinates
+        rows = 48 * self.coordinates
         if self.method != "layers":
-            return rows + 8 * self.total + 4 * _watch(self.trunk, self.example)[1]
+            return rows + 8 * self.total + 4 * watch(self.trunk, self.example)[1]
         work = max((one.work for parts in self.parts.values() for one, _ in parts.values()), default=0)
         return rows + 4 * work + 3 * self.bytes
-
-
-def dimension(trunk: nn.Module, example: Tensor) -> int:
-    """Of the features, after a look at what the network makes of one image."""
-    try:
-        with torch.no_grad():
-            h = trunk(example[:1])
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise InputError(f"The network cannot take images of shape {tuple(example.shape[1:])}: {reason}.") from None
-    if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != 1:
-        shape = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
-        raise InputError(f"The features of one image must have the shape (1, dim), got {shape}.")
-    return h.shape[1]
-
-
-def _watch(trunk: nn.Module, x: Tensor) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], int]:
-    """(input, output) of every call of every layer that has parameters of its own, and bytes of all layers' outputs."""
-    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    total = 0
-
-    def attach(name: str, module: nn.Module) -> RemovableHandle:
-        def note(module: nn.Module, given: tuple[object, ...], y: object) -> None:
-            nonlocal total
-            if isinstance(y, Tensor):
-                total += y.element_size() * y.numel()
-                if len(given) == 1 and isinstance(given[0], Tensor):
-                    seen.setdefault(name, []).append((given[0], y))
-
-        return module.register_forward_hook(note)
-
-    with ExitStack() as stack, torch.no_grad():
-        for name, module in trunk.named_modules():
-            if not list(module.children()):
-                stack.callback(attach(name, module).remove)
-        trunk(x)
-    return seen, total // len(x)
-
-
-def _parameters(trunk: nn.Module) -> dict[str, Tensor]:
-    parameters = {name: p.detach() for name, p in trunk.named_parameters()}
-    if not parameters:
-        raise InputError("The network has no parameters with respect to which a gradient could be taken.")
-    return parameters

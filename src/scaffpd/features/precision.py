@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ def tensor_cores(device: torch.device, allowed: bool) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    places = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer releases prefer another spelling
         before = [place.allow_tf32 for place in places]

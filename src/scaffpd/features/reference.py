@@ -26,7 +26,8 @@ def at_once(trunk: nn.Module, parameters: Parameters, w: Tensor, x: Tensor) -> P
     """The same for all samples of a few at a time, by `torch.func`: every parameter's gradients (B, …)."""
 
     def score(values: Parameters, image: Tensor) -> Tensor:
-        return functional_call(trunk, values, (image[None],))[0].to(w.dtype) @ w
+        features: Tensor = functional_call(trunk, values, (image[None],))
+        return features[0].to(w.dtype) @ w
 
     found: Parameters = vmap(grad(score), in_dims=(None, 0))(parameters, x)
     return found

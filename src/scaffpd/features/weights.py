@@ -22,7 +22,9 @@ def load(network: nn.Module, file: str, folder: str | os.PathLike[str] | None) -
     root = _root(file, folder)
     path = root / "weights" / file
     if not path.is_file():
-        raise InputError(f"There is no file {str(path)!r}; set folder (or {VARIABLE}) to the one that has weights/{file}.")
+        raise InputError(
+            f"There is no file {str(path)!r}; set folder (or {VARIABLE}) to the one that has weights/{file}."
+        )
     _verify(path, root)
     given = _read(path)
     wanted = {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}
