@@ -16,7 +16,7 @@ FLOORS = [
     {"errors"},
     {"federation", "objectives", "data", "checkpoint"},
     {"certificate", "history", "metrics", "models", "steps", "progress", "quasi_newton", "reference", "saddle"},
-    {"subspace"},
+    {"subspace", "features"},
     {"algorithms", "cohort"},
     {"training"},
     {"comparison"},

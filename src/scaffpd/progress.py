@@ -38,10 +38,10 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 class Tally(AbstractContextManager["Tally"]):
-    """Runs done out of all; nothing at all where nobody looks or Rich is missing."""
+    """Runs, or whatever else is counted, done out of all; nothing at all where nobody looks or Rich is missing."""
 
-    def __init__(self, wanted: bool | None, total: int) -> None:
-        self.bar = _bar("run") if _wanted(wanted) else None
+    def __init__(self, wanted: bool | None, total: int, what: str = "run") -> None:
+        self.bar = _bar(what) if _wanted(wanted) else None
         self.task = None if self.bar is None else self.bar.add_task("starting", total=total)
 
     def __enter__(self) -> Tally:

@@ -16,6 +16,7 @@ import typer
 import scaffpd
 from scaffpd.cli.compare import compare
 from scaffpd.cli.demo import demo
+from scaffpd.cli.features import features
 from scaffpd.cli.images import reproduce
 from scaffpd.errors import InputError
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.suggest_commands = False  # click suggests already, and typer would say the same once more
 app.command()(demo)
 app.command()(compare)
+app.command()(features)
 app.add_typer(reproduce, name="reproduce")
 
 

@@ -1,0 +1,87 @@
+"""`scaffpd features`: images as rows of numbers for linear models, computed once and kept in a folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scaffpd.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from scaffpd.features import Backbone
+
+DATASETS = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}
+
+
+def features(
+    dataset: Annotated[str, typer.Argument(help="cifar10, cifar100 or tiny-imagenet.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of data sets and weights.", show_default="SCAFFPD_DATA")
+    ] = None,
+    backbone: Annotated[str, typer.Option(help="efficientnet-lite0 or resnet18-layer3.")] = "efficientnet-lite0",
+    kind: Annotated[str, typer.Option(help="entk: gradients; penultimate: last features.")] = "entk",
+    coordinates: Annotated[int, typer.Option(min=1, help="Coordinates of the gradient that are kept.")] = 50_000,
+    size: Annotated[int, typer.Option(min=8, help="Pixels a side to which images are resized.")] = 224,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Format of storage: float16 or float32.")] = "float16",
+    precision: Annotated[str, typer.Option(help="Of the network on a GPU: float32, tf32 or bfloat16.")] = "float32",
+    memory: Annotated[str | None, typer.Option(help="For a chunk: 4GB.", show_default="a share of the free")] = None,
+    cache: Annotated[Path, typer.Option("--cache", "--out", help="Folder for tables.")] = Path("scaffpd-features"),
+    images_per_class: Annotated[
+        int | None, typer.Option(min=1, help="Of training and test images each.", show_default="all")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random head and the coordinates.")] = 0,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the checksums of a table that is there.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the table and print nothing.")] = False,
+) -> None:
+    """Gradients or last features of a network as a table; the same command again goes on or finds it done."""
+    if dataset not in DATASETS:
+        raise unknown("dataset", dataset, DATASETS)
+    from scaffpd import data as sources  # seconds, so not for --help
+    from scaffpd.features import backbone as known
+    from scaffpd.features import features as extract
+
+    network = known(backbone, data, size)
+    images = getattr(sources, DATASETS[dataset])(data)
+    if images_per_class is not None:
+        images = images.subset(images_per_class, images_per_class)
+    if not quiet:
+        _say_what(images, network)
+    started = time.perf_counter()
+    try:
+        table = extract(
+            images, network, kind, coordinates, seed, memory=memory, device=device, dtype=dtype, precision=precision,
+            cache=cache, progress=False if quiet else None, verify=verify,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: the same command goes on from here.", err=True)
+        raise
+    if not quiet:
+        _say_done(table, cache / table.key, time.perf_counter() - started)
+
+
+def _say_what(images: Any, network: Backbone) -> None:
+    shape = " × ".join(map(str, images.train.x.shape[1:3]))
+    typer.echo(
+        f"{images.name}: {len(images.train.x)} training and {len(images.test.x)} test images of {shape} pixels; "
+        f"{network.name} at {network.size} × {network.size}."
+    )
+
+
+def _say_done(table: Any, folder: Path, seconds: float) -> None:
+    import json
+
+    from scaffpd.features.room import words
+
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError(f"The table in {str(folder)!r} disappeared while it was read.") from None
+    rows, columns = table.values.shape
+    rate = meta["samples_per_second"]
+    pace = "" if rate is None else f", computed at {rate:.3g} images/s on {meta['device']}"
+    typer.echo(f"{rows} × {columns} in {meta['dtype']} ({words(table.values.nbytes)}){pace}; {seconds:.1f} s now.")
+    typer.echo(str(folder))

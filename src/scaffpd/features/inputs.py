@@ -1,0 +1,140 @@
+"""What features are computed of, and with: checked before any work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scaffpd.errors import InputError, unknown
+from scaffpd.features.backbones import Backbone
+from scaffpd.features.precision import mixed, tensor_cores
+from scaffpd.features.probe import dimension, watch
+
+KINDS = ("entk", "penultimate")
+DTYPES = ("float16", "float32")
+FORMAT = 1  # of what is stored; another number makes old caches unknown
+
+
+class Part(Protocol):
+    """Pictures, uint8 (n, height, width, 3)."""
+
+    @property
+    def x(self) -> NDArray[np.uint8]:
+        """The pictures."""
+
+
+class Images(Protocol):
+    """Training and test pictures, a name, and a digest that tells their content from any other."""
+
+    @property
+    def train(self) -> Part:
+        """What the statistics are of."""
+
+    @property
+    def test(self) -> Part:
+        """The rest."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def digest(self) -> str:
+        """Tells the content."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    x: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class _Array:
+    train: _Rows
+    test: _Rows
+    name: str
+    digest: str
+
+
+def pictures(images: Any) -> Images:
+    """Images, or an array that is taken for training images; refused where they are no pictures."""
+    if isinstance(images, np.ndarray):
+        sha = hashlib.sha256(f"{images.shape} {images.dtype}".encode())
+        sha.update(np.ascontiguousarray(images).tobytes())
+        images = _Array(_Rows(images), _Rows(images[:0]), "images", sha.hexdigest())
+    for part in ("train", "test"):
+        x = getattr(getattr(images, part, None), "x", None)
+        if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] != 3:
+            found = f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+            raise InputError(f"Images need uint8 of shape (n, height, width, 3) for {part}, got {found}.")
+    if len(images.train.x) == 0:
+        raise InputError("Features need at least one training image: their mean and deviation are taken of those.")
+    checked: Images = images
+    return checked
+
+
+def place(device: str | torch.device) -> torch.device:
+    """The device; "auto" is a GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"Unknown device {str(device)!r}: choose 'auto', 'cpu' or 'cuda'.") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("There is no CUDA device here: use device='cpu'.")
+    return chosen
+
+
+def options(kind: str, dtype: str) -> None:
+    """Refuse names that are none."""
+    if kind not in KINDS:
+        raise unknown("kind", kind, KINDS)
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+
+
+def about(images: Images, backbone: Backbone, **chosen: Any) -> tuple[dict[str, Any], str]:
+    """Everything on which the values depend, and a hash of it."""
+    if chosen["kind"] == "penultimate":
+        chosen |= {"coordinates": None, "seed": chosen["seed"]}
+    fields = {
+        "format": FORMAT, "images": images.name, "images_digest": images.digest, "backbone": backbone.name,
+        "backbone_digest": backbone.digest, "size": backbone.size, "mean": list(backbone.mean),
+        "std": list(backbone.std), **chosen,
+    }  # fmt: skip
+    text = json.dumps(fields, sort_keys=True)
+    return json.loads(text), hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+class Penultimate:
+    """x ↦ h(x), with the same face as `Entk`."""
+
+    def __init__(self, trunk: torch.nn.Module, example: torch.Tensor, precision: str) -> None:
+        self.trunk, self.device, self.precision = trunk, example.device, precision
+        self.coordinates = dimension(trunk, example)
+        self.bytes = watch(trunk, example)[1]
+        self.method = "forward"
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, dim) in single precision."""
+        with torch.no_grad(), tensor_cores(self.device, self.precision != "float32"):
+            with mixed(self.device, self.precision):
+                h: torch.Tensor = self.trunk(x)
+            return h.float()
+
+    @property
+    def groups(self) -> torch.Tensor:
+        """All of one kind."""
+        return torch.zeros(self.coordinates, dtype=torch.int64, device=self.device)
+
+    @property
+    def room(self) -> int:
+        """Bytes that one sample needs: nothing is kept, but one after the other, maps of all layers come and go."""
+        return 48 * self.coordinates + self.bytes

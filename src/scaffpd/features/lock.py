@@ -1,0 +1,31 @@
+"""One process at a time writes a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scaffpd.errors import InputError
+
+NAME = "lock"
+
+
+@contextmanager
+def alone(folder: Path | None) -> Iterator[None]:
+    """Hold the folder's lock, or refuse; systems without file locks go without."""
+    try:
+        import fcntl
+    except ImportError:
+        fcntl = None  # type: ignore[assignment]
+    if folder is None or fcntl is None:
+        yield
+        return
+    with (folder / NAME).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"Another process is writing the features in {str(folder)!r}: wait until it is done."
+            ) from None
+        yield

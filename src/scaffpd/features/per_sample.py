@@ -1,0 +1,254 @@
+r"""The gradient of a network with respect to some of its parameters, for every sample of a batch at once.
+
+The network's head is replaced by one random number
+
+    s(x) = ⟨w, h(x)⟩,    w ~ N(0, 1/dim),    h: the features of the last layer but one,
+
+and a sample's representation is ∂s/∂(θ, w) at a random subset of coordinates that is drawn once: rows of the
+empirical neural tangent kernel's feature map. In evaluation mode samples do not mix, so one backward pass of Σ_b s(x_b)
+gives every layer's δ for all samples; `layers` turns δ and the layer's input into the few derivatives that are kept.
+The parameters themselves need no gradient, and no whole gradient is ever stored.
+
+A network whose parameters are not all used by known layers, once each, is differentiated by `torch.func` instead. In
+any case the result is compared with plain automatic differentiation on two samples before it is used.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from scaffpd.errors import InputError, count, unknown
+from scaffpd.features.layers import part
+from scaffpd.features.precision import check, mixed, tensor_cores
+from scaffpd.features.probe import dimension, parameters_of, watch
+from scaffpd.features.reference import at_once, one_by_one, piece
+from scaffpd.features.rules import Part, wide
+
+METHODS = ("layers", "vmap", "loop")
+TRIED = 2  # samples on which a way is compared with plain differentiation
+AGREE = 1e-3  # largest difference, relative to the largest entry of a parameter's gradient
+FAINT = 1e-6  # relative to the largest entry of all: below, rounding is all there is
+
+
+class UncoveredError(Exception):
+    """This network cannot be differentiated layer by layer; the message says why."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Coordinates of one parameter: which of its numbers, and where they lie in a row of the result."""
+
+    name: str
+    numbers: Tensor
+    where: slice
+
+
+class Entk:
+    """x (B, 3, H, W) ↦ ∂⟨w, h(x_b)⟩/∂(θ, w) at chosen coordinates, (B, coordinates), at least in float32.
+
+    Args:
+        trunk: the network in evaluation mode, images ↦ features (B, dim).
+        example: a few normalised images of the size that will come, on the device.
+        coordinates: how many are kept; all, where the network has no more. Ascending, in the order of
+            `named_parameters()` of the parameters that the features depend on, then w.
+        seed: of w and of the choice.
+        precision: "float32", or on a GPU "tf32" (products rounded to 10 bits) or "bfloat16" (forward pass, δ and
+            products in bfloat16, sums in float32).
+        method: "layers", "vmap" or "loop"; None takes the first of them that is right for this network.
+
+    Attributes:
+        method: the way taken; `why` says what was wrong with the ways before it.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        example: Tensor,
+        coordinates: int = 50_000,
+        seed: int = 0,
+        precision: str = "float32",
+        method: str | None = None,
+    ) -> None:
+        check(precision)
+        if method is not None and method not in METHODS:
+            raise unknown("method", method, METHODS)
+        self.trunk, self.device, self.precision = trunk, example.device, precision
+        random = np.random.default_rng(seed)
+        self.parameters = parameters_of(trunk)
+        self.features = dimension(trunk, example)
+        w = random.standard_normal(self.features) / self.features**0.5
+        self.dtype = wide(next(iter(self.parameters.values())).dtype)
+        self.w = torch.tensor(w, dtype=self.dtype, device=self.device)
+        with tensor_cores(self.device, False):
+            self.example = example[:TRIED]
+            reference = one_by_one(trunk, self.parameters, self.w, self.example)
+            self.parameters = {name: self.parameters[name] for name in reference[0]}
+            self._choose(random, count("Entk", "coordinates", coordinates))
+            self._settle(torch.stack([self._pick(row) for row in reference]), method)
+
+    def _choose(self, random: np.random.Generator, coordinates: int) -> None:
+        sizes = [p.numel() for p in self.parameters.values()] + [self.features]
+        self.total = sum(sizes)
+        chosen = np.arange(self.total)
+        if coordinates < self.total:
+            chosen = np.sort(random.choice(self.total, coordinates, replace=False))
+        self.chosen, self.coordinates = chosen, len(chosen)
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        cuts = np.searchsorted(chosen, starts)
+        self.spans = []
+        for name, start, a, b in zip([*self.parameters, ""], starts[:-1], cuts[:-1], cuts[1:], strict=True):
+            if b > a:
+                numbers = torch.from_numpy(chosen[a:b] - start).to(self.device)
+                self.spans.append(Span(name, numbers, slice(int(a), int(b))))
+
+    def _pick(self, gradients: dict[str, Tensor]) -> Tensor:
+        """The chosen coordinates of one sample's whole gradients; w's, which is h(x), are left zero."""
+        row = torch.zeros(self.coordinates, dtype=self.dtype, device=self.device)
+        for span in self.spans:
+            if span.name:
+                row[span.where] = gradients[span.name].flatten()[span.numbers]
+        return row
+
+    def _settle(self, reference: Tensor, method: str | None) -> None:
+        """Take the first way that agrees with plain differentiation."""
+        self.why: list[str] = []
+        self.parts: dict[str, dict[str, tuple[Part, slice]]] = {}
+        for self.method in METHODS if method is None else (method,):
+            try:
+                if self.method == "layers":
+                    self._plan()
+                found = self._compute(self.example, "float32")
+            except (UncoveredError, RuntimeError, NotImplementedError, ValueError) as error:
+                self.why.append(f"{self.method}: {str(error).strip().splitlines()[0]}")
+                continue
+            worst = self._difference(found, reference)
+            if worst <= 1:
+                return
+            self.why.append(f"{self.method}: it does not agree with plain differentiation")
+        raise InputError(
+            f"This network's gradients cannot be computed sample by sample ({'; '.join(self.why)}); give another "
+            "method or network."
+        )
+
+    def _difference(self, found: Tensor, reference: Tensor) -> float:
+        """The largest |difference| in units of what is allowed."""
+        found, reference = found.cpu(), reference.cpu()
+        floor, worst = FAINT * float(reference.abs().max()), 0.0
+        for span in self.spans:
+            if span.name:
+                there = reference[:, span.where]
+                allowed = AGREE * float(there.abs().max()) + floor
+                gap = float((found[:, span.where] - there).abs().max())
+                worst = max(worst, gap / allowed if allowed else float(gap > 0)) if gap == gap else float("inf")
+        return worst
+
+    # ------------------------------------------------------------------ layer by layer
+
+    def _plan(self) -> None:
+        """A rule for every parameter, or `UncoveredError`."""
+        owners: dict[str, list[tuple[str, str]]] = {}
+        same = {id(p): name for name, p in self.trunk.named_parameters()}
+        for layer, module in self.trunk.named_modules():
+            for attribute, p in module._parameters.items():
+                if p is not None:
+                    owners.setdefault(same[id(p)], []).append((layer, attribute))
+        seen, self.bytes = watch(self.trunk, self.example)
+        self.parts = {}
+        for span in self.spans:
+            if not span.name:
+                continue
+            if len(owners[span.name]) > 1:
+                raise UncoveredError(f"{span.name} is shared")
+            layer, attribute = owners[span.name][0]
+            if len(seen.get(layer, ())) != 1:
+                raise UncoveredError(f"{layer or 'the network'} is not called once")
+            rule = part(self.trunk.get_submodule(layer), attribute, span.numbers, *seen[layer][0])
+            if rule is None:
+                raise UncoveredError(f"{layer or 'the network'} is of a type without a rule")
+            self.parts.setdefault(layer, {})[attribute] = (rule, span.where)
+
+    def _by_layers(self, x: Tensor, precision: str) -> Tensor:
+        rows = torch.empty(len(x), self.coordinates, dtype=self.dtype, device=self.device)
+        kept: dict[str, Tensor] = {}
+        with ExitStack() as stack, torch.enable_grad():
+            for layer in self.parts:
+                handle = self._attach(layer, kept, rows)
+                stack.callback(handle.remove)
+            with mixed(self.device, precision):
+                h = self.trunk(x)
+        if self.spans[-1].name == "":
+            rows[:, self.spans[-1].where] = h.detach().index_select(1, self.spans[-1].numbers)
+        if h.requires_grad:
+            (h.to(self.dtype) @ self.w).sum().backward()
+        if kept:
+            raise UncoveredError(f"no gradient reaches {next(iter(kept))}")
+        return rows
+
+    def _attach(self, layer: str, kept: dict[str, Tensor], rows: Tensor) -> RemovableHandle:
+        """Keep the layer's input; once δ is there, write the derivatives into their columns and forget the input."""
+
+        def forward(module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> None:
+            kept[layer] = given[0].detach()
+            version = given[0]._version
+            if not y.requires_grad:
+                y.requires_grad_()  # the first layer that is asked for: what comes before needs no graph
+
+            def backward(delta: Tensor) -> None:
+                x = kept.pop(layer)
+                if x._version != version:
+                    raise UncoveredError(f"the input of {layer} is overwritten")
+                for one, where in self.parts[layer].values():
+                    one.write(delta, x, rows[:, where])
+
+            y.register_hook(backward)  # type: ignore[no-untyped-call]
+
+        return self.trunk.get_submodule(layer).register_forward_hook(forward)
+
+    # ------------------------------------------------------------------ any way
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The chosen derivatives of every sample, (B, coordinates)."""
+        with tensor_cores(self.device, self.precision != "float32"):
+            return self._compute(x, self.precision)
+
+    def _compute(self, x: Tensor, precision: str) -> Tensor:
+        if self.method == "layers":
+            return self._by_layers(x, precision)
+        size = piece(self.parameters) if self.method == "vmap" else 1
+        rows = [self._whole(x[k : k + size], precision) for k in range(0, len(x), size)]
+        return torch.cat(rows) if rows else torch.empty(0, self.coordinates, dtype=self.dtype, device=self.device)
+
+    def _whole(self, x: Tensor, precision: str) -> Tensor:
+        with mixed(self.device, precision):
+            if self.method == "vmap":
+                gradients = at_once(self.trunk, self.parameters, self.w, x)
+            else:
+                gradients = {k: v[None] for k, v in one_by_one(self.trunk, self.parameters, self.w, x)[0].items()}
+            rows = torch.empty(len(x), self.coordinates, dtype=self.dtype, device=self.device)
+            for span in self.spans:
+                if span.name:
+                    rows[:, span.where] = gradients[span.name].flatten(1).index_select(1, span.numbers)
+                else:
+                    with torch.no_grad():
+                        rows[:, span.where] = self.trunk(x).index_select(1, span.numbers)
+        return rows
+
+    @property
+    def groups(self) -> Tensor:
+        """Of every coordinate the number of its parameter."""
+        return torch.cat([torch.full_like(span.numbers, k) for k, span in enumerate(self.spans)])
+
+    @property
+    def room(self) -> int:
+        """Bytes that one sample needs while it is computed (an estimate from above)."""
+        rows = 48 * self.coordinates
+        if self.method != "layers":
+            return rows + 8 * self.total + 4 * watch(self.trunk, self.example)[1]
+        work = max((one.work for parts in self.parts.values() for one, _ in parts.values()), default=0)
+        return rows + 4 * work + 3 * self.bytes

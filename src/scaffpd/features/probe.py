@@ -1,0 +1,56 @@
+"""A look at a network before it is used."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from scaffpd.errors import InputError
+
+
+def dimension(trunk: nn.Module, example: Tensor) -> int:
+    """Of the features, after a look at what the network makes of one image."""
+    try:
+        with torch.no_grad():
+            h = trunk(example[:1])
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise InputError(f"The network cannot take images of shape {tuple(example.shape[1:])}: {reason}.") from None
+    if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != 1:
+        shape = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
+        raise InputError(f"The features of one image must have the shape (1, dim), got {shape}.")
+    return h.shape[1]
+
+
+def watch(trunk: nn.Module, x: Tensor) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], int]:
+    """(input, output) of every call of every layer that has parameters of its own, and bytes of all layers' outputs."""
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    total = 0
+
+    def attach(name: str, module: nn.Module) -> RemovableHandle:
+        def note(module: nn.Module, given: tuple[object, ...], y: object) -> None:
+            nonlocal total
+            if isinstance(y, Tensor):
+                total += y.element_size() * y.numel()
+                if len(given) == 1 and isinstance(given[0], Tensor):
+                    seen.setdefault(name, []).append((given[0], y))
+
+        return module.register_forward_hook(note)
+
+    with ExitStack() as stack, torch.no_grad():
+        for name, module in trunk.named_modules():
+            if not list(module.children()):
+                stack.callback(attach(name, module).remove)
+        trunk(x)
+    return seen, total // len(x)
+
+
+def parameters_of(trunk: nn.Module) -> dict[str, Tensor]:
+    """All of them by name, each once; refused where there are none."""
+    parameters = {name: p.detach() for name, p in trunk.named_parameters()}
+    if not parameters:
+        raise InputError("The network has no parameters with respect to which a gradient could be taken.")
+    return parameters

@@ -1,0 +1,80 @@
+"""Room in memory and on disk, counted before any work."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import torch
+
+from scaffpd.errors import InputError, real
+
+SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free, for one chunk
+LARGEST = {"cpu": 64, "cuda": 1024}  # samples: beyond, nothing gets faster
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+UNITS |= {f"{unit}I": 1024**k for k, unit in enumerate("KMGT", start=1)}
+UNKNOWN = 4 * 2**30  # bytes that are taken to be free where the system does not say
+
+
+def parse(memory: int | float | str | None) -> int | None:
+    """Bytes: a number, or "4GB", "512MiB"."""
+    if memory is None:
+        return None
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?I?)B?\s*", memory.upper())
+        if match is None or match[1].count(".") > 1 or match[2] not in UNITS or match[1] == ".":
+            raise InputError(f"Memory must be a size such as '4GB' or '512MiB', got {memory!r}.")
+        memory = float(match[1]) * UNITS[match[2]]
+    if not 0 < real("features", "memory", memory) < float("inf"):
+        raise InputError(f"Memory must be a size such as '4GB' or '512MiB', got {memory!r}.")
+    return int(memory)
+
+
+def words(size: float) -> str:
+    """6.0 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}" if unit != "B" else f"{int(size)} B"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def free(device: torch.device) -> int:
+    """Bytes of memory that nobody uses."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return UNKNOWN
+
+
+def chunk(each: int, memory: int | None, device: torch.device) -> int:
+    """Samples at a time, of which each needs so many bytes."""
+    budget = int(SHARE.get(device.type, 0.25) * free(device)) if memory is None else memory
+    if budget < each:
+        raise InputError(
+            f"One image at a time needs about {words(each)} of memory, and {words(budget)} may be used: set memory="
+            f"'{-(-each // 10**6)}MB' or more, or take smaller images (size) or fewer coordinates."
+        )
+    return min(budget // each, LARGEST.get(device.type, 64))
+
+
+def check_table(where: Path | None, rows: int, columns: int, itemsize: int, there: int = 0) -> None:
+    """Refuse a table that does not fit on the disk (or without a folder, into memory), `there` bytes being there."""
+    need = rows * columns * itemsize
+    if where is None:
+        room, place, remedy = free(torch.device("cpu")), "in memory", "a cache folder on a disk, "
+    else:
+        room, place, remedy = shutil.disk_usage(where).free + there, f"on the disk of {str(where)!r}", ""
+    if need <= room:
+        return
+    half = "dtype='float16', " if itemsize > 2 and rows * columns * 2 <= room else ""
+    fits = room // (rows * itemsize)
+    fewer = f"coordinates={fits}" if fits else "fewer images"
+    raise InputError(
+        f"{rows} images × {columns} coordinates need {words(need)} and {words(room)} are free {place}: {remedy}{half}"
+        f"{'or ' if remedy or half else ''}{fewer} would fit."
+    )

@@ -1,0 +1,86 @@
+"""Weights on disk: found, checked against their checksums, and read as tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scaffpd.errors import InputError
+
+VARIABLE = "SCAFFPD_DATA"
+SUMS = "SHA256SUMS"
+
+
+def load(network: nn.Module, file: str, folder: str | os.PathLike[str] | None) -> nn.Module:
+    """The network with the weights of `folder`/weights/`file`, or one sentence about why not."""
+    root = _root(file, folder)
+    path = root / "weights" / file
+    if not path.is_file():
+        raise InputError(
+            f"There is no file {str(path)!r}; set folder (or {VARIABLE}) to the one that has weights/{file}."
+        )
+    _verify(path, root)
+    given = _read(path)
+    wanted = {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}
+    _agree(path, given, wanted)
+    network.load_state_dict(given, strict=False)
+    return network
+
+
+def digest(module: nn.Module) -> str:
+    """Tells a network's architecture and weights from any other's."""
+    sha = hashlib.sha256(repr(module).encode())
+    for name, value in module.state_dict().items():
+        sha.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        sha.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def _root(file: str, folder: str | os.PathLike[str] | None) -> Path:
+    where = folder if folder is not None else os.environ.get(VARIABLE)
+    if not where:
+        raise InputError(f"Say where the weights are: set folder (or {VARIABLE}) to a folder that has weights/{file}.")
+    return Path(where)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files}
+    except (OSError, ValueError, EOFError, KeyError, AttributeError, TypeError, zipfile.BadZipFile):
+        raise InputError(f"{str(path)!r} is not a complete file of weights; copy it once more.") from None
+
+
+def _agree(path: Path, given: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    odd = sorted(wanted.keys() ^ given.keys())
+    if odd:
+        which = "lacks" if odd[0] in wanted else "has an unknown"
+        more = f" ({len(odd) - 1} more names differ)" if len(odd) > 1 else ""
+        raise InputError(f"{str(path)!r} {which} {odd[0]!r}{more}: it holds weights of another network.")
+    for name, value in wanted.items():
+        if given[name].shape != value.shape:
+            raise InputError(
+                f"{str(path)!r} has {name!r} of shape {tuple(given[name].shape)} in place of {tuple(value.shape)}: it "
+                "holds weights of another network."
+            )
+
+
+def _verify(path: Path, root: Path) -> None:
+    """Compare with the checksum in SHA256SUMS of the root or of the file's own folder, where there is one."""
+    for base in (root, path.parent):
+        sums = base / SUMS
+        if not sums.is_file():
+            continue
+        for line in sums.read_text(encoding="utf-8").splitlines():
+            expected, _, name = line.partition(" ")
+            if name.strip().removeprefix("*").removeprefix("./") == path.relative_to(base).as_posix():
+                with path.open("rb") as file:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                if found != expected.lower():
+                    raise InputError(f"{str(path)!r} does not have the checksum in {str(sums)!r}; copy it once more.")
