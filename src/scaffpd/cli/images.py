@@ -14,6 +14,7 @@ import typer
 from scaffpd.cli.folder import prepare
 from scaffpd.cli.reproduce import WIDEST, section
 from scaffpd.cli.reproduce import reproduce as reproduce
+from scaffpd.errors import positive
 
 if TYPE_CHECKING:
     from scaffpd.experiments.images.settings import Plan
@@ -34,11 +35,12 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is
 Small = Annotated[bool, typer.Option("--small", help="Minutes on two processor cores; few images and coordinates.")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="Partitions.", show_default="3; small 2")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of every run.", show_default="100; small 30")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Local steps a round.", show_default="100")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Local steps a round.", show_default="10")]
 Tune = Annotated[int | None, typer.Option(min=1, help="Configurations a method.", show_default="9; small 3")]
 Coordinates = Annotated[int | None, typer.Option(min=1, help="eNTK coordinates.", show_default="50000; small 4000")]
 Size = Annotated[int | None, typer.Option(min=16, help="Pixels.", show_default="224; small 64")]
 PerClass = Annotated[int | None, typer.Option(min=2, help="Training images a class.", show_default="all; small few")]
+L2 = Annotated[float | None, typer.Option(help="l2 > 0 of the regulariser.", show_default="1e-4; small 1e-3")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]
 
 
@@ -71,7 +73,7 @@ class Request:
         return " ".join(["scaffpd reproduce", name, *size, *options, f"--out {shlex.quote(out.as_posix())}"])
 
 
-def _request(data: Path | None, cache: Path, device: str, small: bool, quiet: bool, **changes: int | None) -> Request:
+def _request(data: Path | None, cache: Path, device: str, small: bool, quiet: bool, **changes: float | None) -> Request:
     import torch
 
     from scaffpd.experiments.images.study import Place
@@ -100,12 +102,14 @@ def _register(name: str, words: str, work: Work, folder: str) -> None:
         coordinates: Coordinates = None,
         size: Size = None,
         train_per_class: PerClass = None,
+        l2: L2 = None,
         quiet: Quiet = False,
     ) -> None:
         prepare(out)
         asked = _request(
             data, cache, device, small, quiet, seeds=seeds, rounds=rounds, local_steps=local_steps, tune=tune,
             coordinates=coordinates, size=size, train_per_class=train_per_class,
+            l2=None if l2 is None else positive("reproduce", "--l2", l2),
         )  # fmt: skip
         written = work(asked, out)
         if not quiet:

@@ -48,7 +48,8 @@ class Table:
     def __reduce__(self) -> tuple[Any, ...]:
         """Other processes map the same file instead of being sent its contents."""
         values: Any = self.values
-        if isinstance(values, np.memmap) and isinstance(values.base, mmap):  # the whole map, not a part of it
+        base: Any = getattr(values, "base", None)
+        if isinstance(values, np.memmap) and isinstance(base, mmap):  # the whole map, not a part of it
             place = (str(values.filename), values.dtype.str, values.shape, int(values.offset))
             return _mapped, (*place, self.scale, self.key)
         return Table, (np.asarray(values), self.scale, self.key)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -172,7 +173,7 @@ def load(features: Sequence[Selection], device: torch.device, dtype: torch.dtype
     """The rows of all clients, one client after the other, in the table's own format: one copy on the device."""
     table = features[0].table
     sizes = [len(x) for x in features]
-    kind = torch.from_numpy(table.values[:0]).dtype
+    kind = torch.from_numpy(np.empty(0, dtype=table.values.dtype)).dtype
     values = torch.empty(sum(sizes), features[0].shape[1], dtype=kind, device=device)
     start = 0
     for x in features:

@@ -58,7 +58,6 @@ def facts(study: Study, command: str) -> dict[str, Any]:
         "hardware": study.hardware,
         "seconds": {"features": round(ground.seconds, 1), "all": round(study.seconds, 1)},
         "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__},
-        "l2": settings.L2,
         "rho": settings.RHO,
         "images": ground.source,
         "features": {"backbone": BACKBONE, "shape": list(ground.table.values.shape), "key": ground.table.key},
@@ -101,7 +100,7 @@ def markdown(study: Study, command: str) -> str:
         "## How",
         "",
         *(line for line in (settings.__doc__ or "").strip().splitlines()[2:]),
-        f"Here: J = {plan.local_steps}, l2 = {settings.L2:g}.",
+        f"Here l2 = {plan.l2:g}.",
         "",
         "`table.csv` has these numbers, the best 20 %, costs and the chosen rates of the first seed; the folders "
         "`alpha-…` have every run, tuning included, and every client; `about.json` has the versions and the settings.",

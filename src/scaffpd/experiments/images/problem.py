@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from scaffpd.comparison import Problem
 from scaffpd.data import Silos, Table, dirichlet, like_training, thinned
-from scaffpd.experiments.images.settings import FEWEST, L2, Plan
+from scaffpd.experiments.images.settings import FEWEST, Plan
 from scaffpd.models import Linear
 
 Labels = NDArray[np.int64]
@@ -52,6 +52,6 @@ def problem(cut: Cut, plan: Plan, title: str, classes: int, device: str) -> Prob
     """Squared loss on one-hot labels."""
     import torch
 
-    model = Linear("squared", l2=L2, classes=classes)
+    model = Linear("squared", l2=plan.l2, classes=classes)
     name = f"{title}, {plan.clients} clients, Dirichlet({cut.alpha:g})"
     return Problem(cut, model, name, device, torch.float32)

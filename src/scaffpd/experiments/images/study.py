@@ -97,7 +97,8 @@ def ground(plan: Plan, place: Place) -> Ground:
         images = images.subset(plan.train_per_class, plan.test_per_class)
     table = features(
         images, backbone(BACKBONE, place.data, size=plan.size), coordinates=plan.coordinates, device=place.device,
-        dtype=plan.stored, cache=place.cache, progress=place.progress,
+        dtype=plan.stored, precision="tf32" if place.device.startswith("cuda") else "float32", cache=place.cache,
+        progress=place.progress,
     )  # fmt: skip
     labels = (np.asarray(images.train.y), np.asarray(images.test.y))
     return Ground(plan, table, *labels, len(images.classes), images.source, time.perf_counter() - start)
