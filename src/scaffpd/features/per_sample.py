@@ -233,7 +233,7 @@ class Entk:
             rows = torch.empty(len(x), self.coordinates, dtype=self.dtype, device=self.device)
             for span in self.spans:
                 if span.name:
-                    rows[:, span.where] = gradients[span.name].flatten(1).index_select(1, span.numbers)
+                    rows[:, span.where] = gradients[span.name].reshape(len(x), -1).index_select(1, span.numbers)
                 else:
                     with torch.no_grad():
                         rows[:, span.where] = self.trunk(x).index_select(1, span.numbers)
