@@ -23,7 +23,7 @@ def reference(trunk, x, w):
         return functional_call(trunk, values, (image[None],))[0] @ w
 
     found, heads = vmap(grad(score, argnums=(0, 1)), in_dims=(None, None, 0))(values, w, x)
-    return torch.cat([g.flatten(1) for g in found.values()] + [heads], 1)
+    return torch.cat([g.reshape(len(x), -1) for g in found.values()] + [heads], 1)
 
 
 def images(*shape, seed=0):
