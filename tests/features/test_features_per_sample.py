@@ -246,9 +246,10 @@ def test_paddings_without_a_rule_fall_back(padding):
     torch.testing.assert_close(ours(x), reference(trunk, x, ours.w)[:, ours.chosen], rtol=1e-5, atol=1e-6)
 
 
-def test_bfloat16_is_near():
+@pytest.mark.parametrize(("make", "shape"), [(ResNet18Trunk, (3, 32, 32)), (Grouped, (3, 17, 14)), (Tokens, (3, 4, 4))])
+def test_bfloat16_is_near(make, shape, way):
     torch.manual_seed(0)
-    trunk, x = Backbone.of(ResNet18Trunk(), size=32).trunk, images(3, 3, 32, 32)
+    trunk, x = restless(Backbone.of(make()).trunk), images(3, *shape)
     exact, rough = Entk(trunk, x, 500), Entk(trunk, x, 500, precision="bfloat16")
     gap = (exact(x) - rough(x)).norm() / exact(x).norm()
     assert 1e-5 < gap < 0.1
