@@ -129,9 +129,8 @@ def main() -> None:
         calls["vmap"] = (lambda: reference(few), len(few))
     result = measure(calls, device, a.repeats)
     title = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {a.threads} thread(s)"
-    print(
-        f"{a.backbone}, {a.size} px, chunk {a.chunk}, {ours.coordinates} coordinates, {a.precision}, {ours.method}; {title}"
-    )
+    what = f"{a.backbone}, {a.size} px, chunk {a.chunk}, {ours.coordinates} coordinates, {a.precision}"
+    print(f"{what}, {ours.method}; {title}")
     print(f"estimated memory of a chunk: {ours.room * a.chunk / 1e9:.2f} GB")
     print("| | images/s | of plain | peak memory, GB |\n|---|---|---|---|")
     for name, row in result.items():

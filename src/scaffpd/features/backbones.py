@@ -84,6 +84,7 @@ class Backbone:
         if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
             raise InputError("Backbone.of needs three means and three deviations above zero, one per colour.")
         module = copy.deepcopy(module).eval().requires_grad_(False)
+        _own_statistics(module)
         _out_of_place(module)
         if isinstance(features, str):
             _behead(module, features)
@@ -158,6 +159,15 @@ def _behead(module: nn.Module, head: str) -> None:
         children = [name for name, _ in module.named_children()]
         raise unknown("head", head, children) from None
     setattr(owner, last, nn.Identity())
+
+
+def _own_statistics(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
+            raise InputError(
+                f"Backbone layer {name!r} is a batch norm without running statistics, so that features would "
+                "depend on an image's neighbours: set track_running_stats=True."
+            )
 
 
 def _out_of_place(module: nn.Module) -> None:

@@ -16,7 +16,6 @@ any case the result is compared with plain automatic differentiation on two samp
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,29 +23,19 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from scaffpd.errors import InputError, count, unknown
+from scaffpd.features.coordinates import agree, choose, spans
 from scaffpd.features.layers import part
 from scaffpd.features.precision import check, mixed, tensor_cores
-from scaffpd.features.probe import dimension, parameters_of, watch
+from scaffpd.features.probe import dimension, owners_of, parameters_of, watch
 from scaffpd.features.reference import at_once, one_by_one, piece
 from scaffpd.features.rules import Part, wide
 
 METHODS = ("layers", "vmap", "loop")
 TRIED = 2  # samples on which a way is compared with plain differentiation
-AGREE = 1e-3  # largest difference, relative to the largest entry of a parameter's gradient
-FAINT = 1e-6  # relative to the largest entry of all: below, rounding is all there is
 
 
 class UncoveredError(Exception):
     """This network cannot be differentiated layer by layer; the message says why."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Coordinates of one parameter: which of its numbers, and where they lie in a row of the result."""
-
-    name: str
-    numbers: Tensor
-    where: slice
 
 
 class Entk:
@@ -89,23 +78,11 @@ class Entk:
             self.example = example[:TRIED]
             reference = one_by_one(trunk, self.parameters, self.w, self.example)
             self.parameters = {name: self.parameters[name] for name in reference[0]}
-            self._choose(random, count("Entk", "coordinates", coordinates))
+            sizes = {name: p.numel() for name, p in self.parameters.items()} | {"": self.features}
+            self.total = sum(sizes.values())
+            self.chosen = choose(random, self.total, count("Entk", "coordinates", coordinates))
+            self.coordinates, self.spans = len(self.chosen), spans(self.chosen, sizes, self.device)
             self._settle(torch.stack([self._pick(row) for row in reference]), method)
-
-    def _choose(self, random: np.random.Generator, coordinates: int) -> None:
-        sizes = [p.numel() for p in self.parameters.values()] + [self.features]
-        self.total = sum(sizes)
-        chosen = np.arange(self.total)
-        if coordinates < self.total:
-            chosen = np.sort(random.choice(self.total, coordinates, replace=False))
-        self.chosen, self.coordinates = chosen, len(chosen)
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        cuts = np.searchsorted(chosen, starts)
-        self.spans = []
-        for name, start, a, b in zip([*self.parameters, ""], starts[:-1], cuts[:-1], cuts[1:], strict=True):
-            if b > a:
-                numbers = torch.from_numpy(chosen[a:b] - start).to(self.device)
-                self.spans.append(Span(name, numbers, slice(int(a), int(b))))
 
     def _pick(self, gradients: dict[str, Tensor]) -> Tensor:
         """The chosen coordinates of one sample's whole gradients; w's, which is h(x), are left zero."""
@@ -127,8 +104,7 @@ class Entk:
             except (UncoveredError, RuntimeError, NotImplementedError, ValueError) as error:
                 self.why.append(f"{self.method}: {str(error).strip().splitlines()[0]}")
                 continue
-            worst = self._difference(found, reference)
-            if worst <= 1:
+            if agree(found, reference, self.spans):
                 return
             self.why.append(f"{self.method}: it does not agree with plain differentiation")
         raise InputError(
@@ -136,28 +112,11 @@ class Entk:
             "method or network."
         )
 
-    def _difference(self, found: Tensor, reference: Tensor) -> float:
-        """The largest |difference| in units of what is allowed."""
-        found, reference = found.cpu(), reference.cpu()
-        floor, worst = FAINT * float(reference.abs().max()), 0.0
-        for span in self.spans:
-            if span.name:
-                there = reference[:, span.where]
-                allowed = AGREE * float(there.abs().max()) + floor
-                gap = float((found[:, span.where] - there).abs().max())
-                worst = max(worst, gap / allowed if allowed else float(gap > 0)) if gap == gap else float("inf")
-        return worst
-
     # ------------------------------------------------------------------ layer by layer
 
     def _plan(self) -> None:
         """A rule for every parameter, or `UncoveredError`."""
-        owners: dict[str, list[tuple[str, str]]] = {}
-        same = {id(p): name for name, p in self.trunk.named_parameters()}
-        for layer, module in self.trunk.named_modules():
-            for attribute, p in module._parameters.items():
-                if p is not None:
-                    owners.setdefault(same[id(p)], []).append((layer, attribute))
+        owners = owners_of(self.trunk)
         seen, self.bytes = watch(self.trunk, self.example)
         self.parts = {}
         for span in self.spans:
@@ -233,7 +192,7 @@ class Entk:
             rows = torch.empty(len(x), self.coordinates, dtype=self.dtype, device=self.device)
             for span in self.spans:
                 if span.name:
-                    rows[:, span.where] = gradients[span.name].flatten(1).index_select(1, span.numbers)
+                    rows[:, span.where] = gradients[span.name].reshape(len(x), -1).index_select(1, span.numbers)
                 else:
                     with torch.no_grad():
                         rows[:, span.where] = self.trunk(x).index_select(1, span.numbers)

@@ -54,3 +54,13 @@ def parameters_of(trunk: nn.Module) -> dict[str, Tensor]:
     if not parameters:
         raise InputError("The network has no parameters with respect to which a gradient could be taken.")
     return parameters
+
+
+def owners_of(trunk: nn.Module) -> dict[str, list[tuple[str, str]]]:
+    """Every layer that has a parameter, and what it calls it; more than one where it is shared."""
+    owners: dict[str, list[tuple[str, str]]] = {}
+    same = {id(p): name for name, p in trunk.named_parameters()}
+    for layer, module in trunk.named_modules():
+        for attribute, p in module.named_parameters(recurse=False, remove_duplicate=False):
+            owners.setdefault(same[id(p)], []).append((layer, attribute))
+    return owners

@@ -90,7 +90,7 @@ class Store:
     def _state(self) -> State:
         assert self.folder is not None
         try:
-            with np.load(self.folder / STATE, allow_pickle=False) as state:
+            with (self.folder / STATE).open("rb") as file, np.load(file, allow_pickle=False) as state:
                 return {name: state[name] for name in state.files}
         except Exception:  # whatever a damaged archive makes NumPy and zipfile raise
             raise corrupt(self.folder, f"{STATE} cannot be read") from None

@@ -51,7 +51,7 @@ def _root(file: str, folder: str | os.PathLike[str] | None) -> Path:
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files}
     except (OSError, ValueError, EOFError, KeyError, AttributeError, TypeError, zipfile.BadZipFile):
         raise InputError(f"{str(path)!r} is not a complete file of weights; copy it once more.") from None

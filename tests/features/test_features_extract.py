@@ -1,0 +1,404 @@
+"""Tables of features: the same for any chunk, standardised exactly, resumed, and refused when damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from scaffpd.errors import InputError
+from scaffpd.features import Backbone, Entk, extract, features, job, room, store
+from scaffpd.features.lock import alone
+
+
+@dataclass
+class Rows:
+    x: np.ndarray
+
+
+@dataclass
+class Pictures:
+    train: Rows
+    test: Rows
+    name: str = "noise"
+    digest: str = "abc"
+
+
+class Net(nn.Module):
+    """Layers whose gradients differ by orders of magnitude, and a unit that never lives."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.norm = nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6)
+        self.b, self.fc = nn.Conv2d(6, 10, 3), nn.Linear(10, 3)
+        with torch.no_grad():
+            self.norm.bias[0] = -100
+
+    def forward(self, x):
+        return self.fc(1e-4 * torch.tanh(self.b(torch.relu(self.norm(self.a(x))))).mean((2, 3)))
+
+
+def pictures(train=70, test=15, seed=0):
+    random = np.random.default_rng(seed)
+    x = random.integers(0, 256, (train + test, 10, 10, 3), dtype=np.uint8)
+    x[::3] //= 4
+    return Pictures(Rows(x[:train]), Rows(x[train:]))
+
+
+@pytest.fixture
+def net():
+    return Backbone.of(Net(), "fc", size=12)
+
+
+def raw(images, net, coordinates, seed=0):
+    x = net.preprocess(torch.from_numpy(np.concatenate([images.train.x, images.test.x])))
+    return Entk(net.trunk, x, coordinates, seed)(x).double().numpy()
+
+
+def standardised(images, net, coordinates):
+    g = raw(images, net, coordinates)
+    some = g[: len(images.train.x)]
+    deviation = some.std(0)
+    alive = deviation > 1e-6 * np.abs(some).max(0)
+    return (g - some.mean(0)) / np.where(alive, deviation, 1), alive
+
+
+def folder_of(cache):
+    (folder,) = cache.iterdir()
+    return folder
+
+
+# ------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize("sample", [8, 1000])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_rows_are_standardised_gradients(dtype, sample, net, monkeypatch):
+    monkeypatch.setattr(job, "SAMPLE", sample)
+    images = pictures()
+    table = features(images, net, coordinates=300, dtype=dtype)
+    expected, alive = standardised(images, net, 300)
+    assert 20 < alive.sum() < 300  # some units never live
+    assert table.values.dtype == dtype
+    assert table.scale == pytest.approx(300**-0.5)
+    step = 2e-3 if dtype == "float16" else 1e-4
+    np.testing.assert_allclose(table.values[:, alive], expected[:, alive], rtol=step, atol=step)
+    train = table.values[:70].astype(np.float64)
+    np.testing.assert_allclose(train[:, alive].mean(0), 0, atol=step / 3)
+    np.testing.assert_allclose(train[:, alive].std(0), 1, atol=step / 3)
+    np.testing.assert_allclose(train[:, ~alive], 0, atol=1e-3)
+
+
+def test_the_last_features(net, tmp_path):
+    images = pictures()
+    table = features(images, net, "penultimate", dtype="float32", cache=tmp_path)
+    x = net.preprocess(torch.from_numpy(np.concatenate([images.train.x, images.test.x])))
+    h = net.features(x).double().numpy()
+    np.testing.assert_allclose(table.values, (h - h[:70].mean(0)) / h[:70].std(0), rtol=1e-3, atol=1e-3)
+    assert table.values.shape == (85, 10)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 70, 1000])
+def test_chunks_do_not_matter(chunk, net):
+    images = pictures()
+    whole = features(images, net, coordinates=200, dtype="float32")
+    cut = features(images, net, coordinates=200, dtype="float32", chunk=chunk)
+    np.testing.assert_allclose(cut.values, whole.values, rtol=1e-4, atol=1e-4)
+
+
+def test_an_array_of_images(net):
+    images = pictures(20, 0)
+    a, b = features(images, net, coordinates=50), features(images.train.x, net, coordinates=50)
+    np.testing.assert_array_equal(a.values, b.values)
+    images.train.x.setflags(write=False)
+    np.testing.assert_array_equal(features(images, net, coordinates=50).values, a.values)
+
+
+# ------------------------------------------------------------------ the cache
+
+
+def test_the_second_time_nothing_is_computed(net, tmp_path, monkeypatch, capsys):
+    first = features(pictures(), net, coordinates=100, cache=tmp_path, chunk=9, progress=True)
+    assert "image 85/85" in capsys.readouterr().err
+    monkeypatch.setattr(extract, "Job", None)
+    again = features(pictures(), net, coordinates=100, cache=tmp_path, memory="1GB", verify=True)
+    np.testing.assert_array_equal(first.values, again.values)
+    assert isinstance(again.values, np.memmap)
+    assert first.key == again.key == folder_of(tmp_path).name
+    assert sorted(os.listdir(folder_of(tmp_path))) == ["lock", "meta.json", "normalisation.npz", "values.npy"]
+    meta = json.loads((folder_of(tmp_path) / "meta.json").read_text())
+    assert meta["samples_per_second"] > 0
+    assert meta["method"] == "layers"
+
+
+def test_the_normalisation_is_kept(net, tmp_path):
+    images = pictures()
+    table = features(images, net, coordinates=100, cache=tmp_path, dtype="float32")
+    with np.load(folder_of(tmp_path) / "normalisation.npz") as n:
+        z = (raw(images, net, 100) - n["mean"]) / n["deviation"]
+        assert len(n["coordinates"]) == 100
+    np.testing.assert_allclose(table.values, z, rtol=1e-3, atol=1e-3)
+
+
+def test_the_key_tells_what_matters(net, tmp_path):
+    images, same = pictures(), {"coordinates": 20, "chunk": 50}
+    other = pictures()
+    other.digest = "other"
+    keys = [
+        features(*what, cache=tmp_path, **same | more).key
+        for what, more in [
+            ((images, net), {}),
+            ((images, net), {"seed": 1}),
+            ((images, net), {"coordinates": 21}),
+            ((images, net), {"dtype": "float32"}),
+            ((images, net), {"kind": "penultimate"}),
+            ((other, net), {}),
+            ((images, Backbone.of(Net(), "fc", size=13)), {}),
+        ]
+    ]
+    assert len(set(keys)) == len(keys) == len(list(tmp_path.iterdir()))
+    assert features(images, net, cache=tmp_path, coordinates=20, chunk=3).key == keys[0]
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [1, 4, 9, 12])
+def test_an_interrupted_run_goes_on(at, net, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "COMMIT", 0.0)
+    monkeypatch.setattr(job, "SAMPLE", 10)
+    images, options = pictures(), {"coordinates": 60, "chunk": 10, "dtype": "float32"}
+    expected = features(images, net, **options).values
+    calls, real = [], Entk.__call__
+
+    def counted(self, x):
+        calls.append(len(x))
+        if len(calls) == at:
+            raise StopError
+        return real(self, x)
+
+    monkeypatch.setattr(Entk, "__call__", counted)
+    if at <= 10:  # one chunk for the provisional statistics, nine for all rows
+        with pytest.raises(StopError):
+            features(images, net, cache=tmp_path, **options)
+    table = features(images, net, cache=tmp_path, **options)
+    np.testing.assert_allclose(table.values, expected, rtol=1e-5, atol=1e-5)
+    assert len(calls) == (10 if at > 10 else 11)
+
+
+@pytest.mark.parametrize("moment", ["before the copy", "after the copy", "half way", "after the note"])
+def test_the_correction_in_place_survives_interruptions(moment, net, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "PIECE", 60 * 4 * 20)  # twenty rows
+    monkeypatch.setattr(job, "SAMPLE", 10)
+    images, options = pictures(), {"coordinates": 60, "dtype": "float32", "chunk": 85}
+    expected = features(images, net, **options).values
+    replace, commit, seen = store.Store.replace, store.Store.commit, []
+
+    def broken(self, values, start, piece):
+        if start != 40:
+            return replace(self, values, start, piece)
+        if moment in ("after the copy", "half way"):
+            np.save(self.folder / "piece-40.npy", piece)
+        if moment == "half way":
+            values[40:47] = piece[:7]
+        raise StopError
+
+    def noted(self, values, **state):
+        commit(self, values, **state)
+        seen.append(len(state["sums"]))
+        if seen[-1] == 3:
+            raise StopError
+
+    name, substitute = ("commit", noted) if moment == "after the note" else ("replace", broken)
+    with monkeypatch.context() as patch:
+        patch.setattr(store.Store, name, substitute)
+        with pytest.raises(StopError):
+            features(images, net, cache=tmp_path, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(Entk, "__call__", None)
+        table = features(images, net, cache=tmp_path, **options)
+    np.testing.assert_array_equal(table.values, expected)
+    assert not list(folder_of(tmp_path).glob("piece*"))
+    features(images, net, cache=tmp_path, verify=True, **options)
+
+
+def damage_meta(folder):
+    (folder / "meta.json").write_text("{")
+
+
+def damage_fields(folder):
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps(meta | {"seed": 5}))
+
+
+def damage_size(folder):
+    os.truncate(folder / "values.npy", 1000)
+
+
+def damage_bits(folder):
+    with (folder / "values.npy").open("r+b") as file:
+        file.seek(2000)
+        byte = file.read(1)
+        file.seek(2000)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def damage_missing(folder):
+    (folder / "values.npy").unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_meta, damage_fields, damage_size, damage_bits, damage_missing])
+def test_damage_is_found(damage, net, tmp_path):
+    features(pictures(), net, coordinates=40, cache=tmp_path)
+    damage(folder_of(tmp_path))
+    with pytest.raises(InputError, match=r"are damaged .*: delete that folder and run again") as error:
+        features(pictures(), net, coordinates=40, cache=tmp_path)
+    assert str(folder_of(tmp_path)) in str(error.value)
+    shutil.rmtree(folder_of(tmp_path))
+    features(pictures(), net, coordinates=40, cache=tmp_path)
+
+
+def test_large_tables_are_verified_when_asked(net, tmp_path, monkeypatch):
+    features(pictures(), net, coordinates=40, cache=tmp_path)
+    damage_bits(folder_of(tmp_path))
+    monkeypatch.setattr(extract, "SMALL", 0)
+    features(pictures(), net, coordinates=40, cache=tmp_path)
+    with pytest.raises(InputError, match="checksum"):
+        features(pictures(), net, coordinates=40, cache=tmp_path, verify=True)
+
+
+def test_a_damaged_state(net, tmp_path, monkeypatch):
+    monkeypatch.setattr(store.Store, "finish", lambda *_, **__: (_ for _ in ()).throw(StopError))
+    with pytest.raises(StopError):
+        features(pictures(), net, coordinates=40, cache=tmp_path)
+    os.truncate(folder_of(tmp_path) / "state.npz", 100)
+    with pytest.raises(InputError, match=r"state\.npz cannot be read"):
+        features(pictures(), net, coordinates=40, cache=tmp_path)
+
+
+def test_one_writer_at_a_time(net, tmp_path):
+    features(pictures(), net, coordinates=40, cache=tmp_path)
+    folder = folder_of(tmp_path)
+    (folder / "meta.json").unlink()
+    with alone(folder), pytest.raises(InputError, match="Another process is writing"):
+        features(pictures(), net, coordinates=40, cache=tmp_path)
+
+
+# ------------------------------------------------------------------ room
+
+
+def test_a_full_disk_is_refused_before_any_work(net, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=85 * 2 * 30)
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(job.Job, "_provisional", None)
+    with pytest.raises(InputError, match=r"17 kB and 5\.1 kB are free .*: coordinates=30 would fit"):
+        features(pictures(), net, coordinates=100, cache=tmp_path)
+    with pytest.raises(InputError, match=r"dtype='float16', or coordinates=15 would fit"):
+        features(pictures(), net, coordinates=30, cache=tmp_path, dtype="float32")
+
+
+def test_too_little_memory(net, monkeypatch):
+    with pytest.raises(InputError, match=r"One image at a time needs about .* set memory='1MB' or more"):
+        features(pictures(), net, coordinates=40, memory=1000)
+    monkeypatch.setattr(room, "free", lambda _: 10_000)
+    with pytest.raises(InputError, match="a cache folder on a disk"):
+        features(pictures(), net, coordinates=40, memory="1GB", chunk=5, dtype="float32")
+
+
+def test_chunks_grow_with_memory():
+    cpu = torch.device("cpu")
+    assert [room.chunk(1000, memory, cpu) for memory in (1000, 5999, 10**9)] == [1, 5, room.LARGEST["cpu"]]
+    assert room.chunk(1000, None, cpu) == room.LARGEST["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4GB", 4e9), ("512MiB", 2**29), ("1.5 kB", 1500), ("100", 100), (7, 7), (None, None)]
+)
+def test_sizes(text, size):
+    assert room.parse(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "4XB", "1.2.3MB", "-1GB", 0, -5, float("inf")])
+def test_what_is_no_size(text):
+    with pytest.raises(InputError, match="such as '4GB'"):
+        room.parse(text)
+
+
+def test_memory_that_runs_out_halves_the_chunk(net, monkeypatch):
+    expected, real = features(pictures(), net, coordinates=40, dtype="float32").values, Entk.__call__
+
+    def small(self, x):
+        if len(x) > 6:
+            raise torch.OutOfMemoryError
+        return real(self, x)
+
+    monkeypatch.setattr(Entk, "__call__", small)
+    table = features(pictures(), net, coordinates=40, dtype="float32", chunk=50)
+    np.testing.assert_allclose(table.values, expected, rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------ what cannot work
+
+
+def test_half_precision_that_overflows_is_refused(net, monkeypatch):
+    monkeypatch.setattr(job, "SAMPLE", 4)
+    images = pictures()
+    images.test.x[:] = 255
+    real = Entk.__call__
+
+    def loud(self, x):
+        rows = real(self, x)
+        return rows * torch.where(x.mean((1, 2, 3)) > 2, 1e8, 1.0)[:, None]
+
+    monkeypatch.setattr(Entk, "__call__", loud)
+    with pytest.raises(InputError, match="exceed float16, which holds up to 65504 deviations: use dtype='float32'"):
+        features(images, net, coordinates=40)
+    features(images, net, coordinates=40, dtype="float32")
+    monkeypatch.setattr(Entk, "__call__", lambda self, x: real(self, x) * float("nan"))
+    with pytest.raises(InputError, match="not all finite"):
+        features(images, net, coordinates=40)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": "ntk"}, "did you mean 'entk'"),
+        ({"dtype": "float64"}, "Unknown dtype"),
+        ({"coordinates": 0}, "coordinates >= 1"),
+        ({"chunk": 0}, "chunk >= 1"),
+        ({"precision": "half"}, "Unknown precision"),
+        ({"device": "gpu"}, "choose 'auto', 'cpu' or 'cuda'"),
+    ],
+)
+def test_options_that_cannot_work(change, words, net):
+    with pytest.raises(InputError, match=words):
+        features(pictures(), net, **change)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_no_gpu(net):
+    with pytest.raises(InputError, match="no CUDA device"):
+        features(pictures(), net, device="cuda")
+
+
+def test_images_that_are_none(net):
+    with pytest.raises(InputError, match="uint8 of shape"):
+        features(np.zeros((3, 8, 8, 3)), net)
+    with pytest.raises(InputError, match="got NoneType"):
+        features("cifar10", net)
+    with pytest.raises(InputError, match="at least one training image"):
+        features(pictures(0, 5), net)
+
+
+def test_a_cache_that_is_a_file(net, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="Cannot write to the folder"):
+        features(pictures(), net, cache=tmp_path / "file")
