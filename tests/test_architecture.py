@@ -19,7 +19,7 @@ FLOORS = [
     {"subspace", "features"},
     {"algorithms", "cohort"},
     {"training"},
-    {"comparison"},
+    {"comparison", "convexify"},
     {"experiments"},
     {"cli"},
 ]

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from scaffpd.comparison import Comparison as Comparison
     from scaffpd.comparison import Problem as Problem
     from scaffpd.comparison import compare as compare
+    from scaffpd.convexify import Convexified as Convexified
+    from scaffpd.convexify import tct as tct
     from scaffpd.errors import InputError as InputError
     from scaffpd.federation import Federation as Federation
     from scaffpd.history import History as History
@@ -71,9 +73,10 @@ _HOME = {
         "Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted",
     ),
     "scaffpd.steps": ("Auto", "Fixed", "Theory"),
+    "scaffpd.convexify": ("Convexified", "tct"),
     "scaffpd.training": ("Result", "Status", "train"),
 }  # fmt: skip
-_MODULES = ("data", "reference")
+_MODULES = ("data", "features", "reference")
 _WHERE = {name: home for home, names in _HOME.items() for name in names}
 
 __all__ = [*sorted(_WHERE), *_MODULES]

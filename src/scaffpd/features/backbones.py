@@ -36,6 +36,18 @@ class Trunk(nn.Module):
         return self.function(self.module, x)
 
 
+def trunk(module: nn.Module, features: str | Features | None = None) -> Trunk:
+    """A copy of any network up to its features, in evaluation mode and without gradients; see `Backbone.of`."""
+    if not isinstance(module, nn.Module):
+        raise InputError(f"Features need a torch.nn.Module, got {type(module).__name__}.")
+    own = copy.deepcopy(module).eval().requires_grad_(False)
+    _own_statistics(own)
+    _out_of_place(own)
+    if isinstance(features, str):
+        _behead(own, features)
+    return Trunk(own, features if callable(features) else _call).eval()
+
+
 @dataclass(frozen=True, eq=False)
 class Backbone:
     """A network in evaluation mode, and what its input looks like.
@@ -77,20 +89,13 @@ class Backbone:
             mean: per channel, of images in [0, 1].
             std: likewise.
         """
-        if not isinstance(module, nn.Module):
-            raise InputError(f"Backbone.of needs a torch.nn.Module, got {type(module).__name__}.")
         if count("Backbone.of", "size", size) < SMALLEST:
             raise InputError(f"Backbone.of needs a size of at least {SMALLEST} pixels, got {size}.")
         if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
             raise InputError("Backbone.of needs three means and three deviations above zero, one per colour.")
-        module = copy.deepcopy(module).eval().requires_grad_(False)
-        _own_statistics(module)
-        _out_of_place(module)
-        if isinstance(features, str):
-            _behead(module, features)
-        trunk = Trunk(module, features if callable(features) else _call).eval()
+        own = trunk(module, features)
         title = name or type(module).__name__
-        return cls(title, trunk, size, tuple(map(float, mean)), tuple(map(float, std)), digest(module))
+        return cls(title, own, size, tuple(map(float, mean)), tuple(map(float, std)), digest(own.module))
 
     @property
     def module(self) -> nn.Module:

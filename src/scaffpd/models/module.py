@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.func import functional_call
@@ -76,6 +77,16 @@ class Module:
             network = f"{type(self.module).__name__} {hashlib.sha256(network.encode()).hexdigest()[:8]}"
         loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__qualname__", type(self.loss).__name__)
         return f"Module({network}, loss={loss!r}, l2={self.l2!r})"
+
+    def network(self, x: NDArray[np.floating[Any]] | Tensor) -> nn.Module:
+        """A copy of the network with the parameters x."""
+        network = copy.deepcopy(self.module)
+        trained = [p for p in network.parameters() if p.requires_grad]
+        flat, length = torch.as_tensor(x).detach(), sum(p.numel() for p in trained)
+        if flat.shape != (length,):
+            raise InputError(f"x has shape {tuple(flat.shape)}, but the network has {length} parameters.")
+        nn.utils.vector_to_parameters(flat.to(trained[0]), trained)
+        return network
 
     def oracle(
         self,
