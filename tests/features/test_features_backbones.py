@@ -145,7 +145,7 @@ def test_any_network_without_its_head():
         Backbone.of(3)
     with pytest.raises(InputError, match="at least 8 pixels"):
         Backbone.of(net, size=4)
-    with pytest.raises(InputError, match="depend on an image.s neighbours"):
+    with pytest.raises(InputError, match=r"depend on an image.s neighbours"):
         Backbone.of(nn.BatchNorm2d(3, track_running_stats=False))
     with pytest.raises(InputError, match="three means"):
         Backbone.of(net, mean=(0.5,))

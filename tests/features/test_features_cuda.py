@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from feature_cases import FALLBACKS, Grouped, images, restless
 from test_features_extract import Net, pictures
-from test_features_per_sample import FALLBACKS, Grouped, images, restless
 
 from scaffpd.features import Backbone, EfficientNetLite0, Entk, ResNet18Trunk, features, job
 

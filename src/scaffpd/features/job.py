@@ -155,7 +155,7 @@ class Job:
 
     def _correct(self, values: NDArray[Any], state: State | None) -> tuple[Tensor, Tensor, list[str]]:
         """Z ← (z - m¹) / s¹ in place, piece by piece; which pieces are done is noted."""
-        m, s = correction(self.sums, self.mean, self.deviation)
+        m, s = correction(self.sums, self.mean, self.deviation, self.map.groups)
         sums = [] if state is None else [str(name) for name in state["sums"]]
         shift, factor = m.float(), (1 / s).float()
         for k, start in enumerate(self.store.pieces):

@@ -6,10 +6,12 @@ of z and z² over *all* training rows, in double precision, give the exact corre
 
     z ← (z - m¹) / s¹,    m¹ = mean z,    s¹² = mean z² - m¹²,
 
-which is applied in place when the last row is there. A coordinate that is constant on all training rows gets s¹ = 1 and
-is zero there. On the few images a coordinate may be still or nearly so; s⁰ is therefore at least a twentieth of the
-median deviation of all coordinates of the same parameter, which keeps z within half precision and costs nothing,
-floating-point numbers being what they are.
+which is applied in place when the last row is there. Two kinds of coordinates would be blown up by their own deviation
+s⁰ s¹: those that are constant on the training rows, and those that hardly ever move (a unit that one training image
+touches barely, and a test image fully, lies millions of deviations out). So no deviation is taken for smaller than a
+hundredth of the median of its parameter's coordinates, and that median is the deviation of a constant one. All other
+columns have mean zero and deviation one on the training rows to the precision of storage. The same floor applies to
+s⁰, which keeps z within half precision.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FLOOR = 1 / 20
+FLOOR = 1 / 100
 STILL = 1e-7  # a deviation below this share of the largest |z| is rounding
 
 
@@ -54,15 +56,19 @@ class Sums:
         return mean, torch.where(deviation > STILL * self.largest, deviation, torch.zeros_like(deviation))
 
 
-def correction(sums: Sums, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-    """m¹ and s¹ from the sums of all z; s¹ = 1 where g = m⁰ + s⁰ z varies by no more than rounding."""
+def correction(sums: Sums, mean: Tensor, deviation: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """m¹ and s¹ from the sums of all z; where g = m⁰ + s⁰ z varies by no more than rounding, it is constant."""
     m, s = sums.moments()
     size = mean.abs() + deviation * sums.largest
-    return m, torch.where((s > 0) & (s * deviation > 10 * STILL * size), s, torch.ones_like(s))
+    exact = torch.where(s * deviation > 10 * STILL * size, s * deviation, torch.zeros_like(s))
+    return m, floored(exact, groups) / deviation
 
 
 def floored(deviation: Tensor, groups: Tensor) -> Tensor:
-    """At least FLOOR of the median positive deviation of the same group (of all where the group has none; or one)."""
+    """At least FLOOR of the median positive deviation of the same group, and for a constant coordinate that median.
+
+    A group without any positive deviation takes the median of all; one, where there is none at all.
+    """
     moving = deviation > 0
     overall = deviation[moving].median() if moving.any() else deviation.new_ones(())
     result = deviation.clone()
