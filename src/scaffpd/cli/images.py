@@ -40,7 +40,7 @@ Tune = Annotated[int | None, typer.Option(min=1, help="Configurations a method."
 Coordinates = Annotated[int | None, typer.Option(min=1, help="eNTK coordinates.", show_default="50000; small 4000")]
 Size = Annotated[int | None, typer.Option(min=16, help="Pixels.", show_default="224; small 64")]
 PerClass = Annotated[int | None, typer.Option(min=2, help="Training images a class.", show_default="all; small few")]
-L2 = Annotated[float | None, typer.Option(help="l2 > 0 of the regulariser.", show_default="1e-4; small 1e-3")]
+L2 = Annotated[float | None, typer.Option(help="l2 > 0 of the regulariser.", show_default="3e-5; small 1e-3")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]
 
 

@@ -57,7 +57,7 @@ class Plan:
     train_per_class: int | None = None
     test_per_class: int | None = None
     stored: str = "float16"
-    l2: float = 1e-4
+    l2: float = 3e-5
 
 
 PLANS = {
