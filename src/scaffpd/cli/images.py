@@ -17,6 +17,8 @@ from scaffpd.cli.reproduce import reproduce as reproduce
 from scaffpd.errors import positive
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from scaffpd.experiments.images.settings import Plan
     from scaffpd.experiments.images.study import Place, Study
 
@@ -184,19 +186,27 @@ _register("all", "All tables and figures on images, each in a folder of its own.
 
 
 def _show(study: Study) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from scaffpd.experiments.images import files, tables
 
     console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for k, column in enumerate(tables.header(study)):
-        table.add_column(column.replace(": ", "\n").replace(" (paper)", "\n(paper)"), justify="right" if k else "left")
-    for cells in tables.rows(study):
-        bold = [f"[bold]{cell.strip('*')}[/]" if cell.startswith("**") else cell for cell in cells]
-        table.add_row(*bold, style="bold" if cells[0] == tables.OURS else None)
-    console.print(table)
+    for k, alpha in enumerate(study.plan.alphas):
+        console.print(f"α = {alpha:g}\n", style="bold")
+        console.print(_block([[row[0], *row[1 + 4 * k : 5 + 4 * k]] for row in tables.rows(study)]))
+        console.print()
     section(console, "Verdict", *tables.verdict(study))
     console.print(f"\n{files.BACKBONE}.", width=min(console.width, WIDEST))
+
+
+def _block(rows: list[list[str]]) -> Table:
+    """The columns of one α, the best of ours in bold."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for k, column in enumerate(("method", "average", "worst 20 %", "average (paper)", "worst 20 % (paper)")):
+        table.add_column(column, justify="right" if k else "left", no_wrap=True)
+    for cells in rows:
+        table.add_row(*(f"[bold]{cell.strip('*')}[/]" if cell.startswith("**") else cell for cell in cells))
+    return table
