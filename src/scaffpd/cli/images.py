@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -145,11 +145,7 @@ def _rho(asked: Request, out: Path) -> list[Path]:
 
     here = runs.ground(asked.plan("cifar100"), asked.place)
     found = curves.curves(here, RHO_ALPHA, asked.place, out)
-    path = out / "rho.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(curves.COLUMNS)
-        writer.writerows(curves.lines(found))
+    path = _csv(out / "rho.csv", curves.COLUMNS, curves.lines(found))
     (out / "command.txt").write_text(f"{asked.command('rho', out)}\n", encoding="utf-8")
     title = f"CIFAR-100, {here.plan.clients} clients, Dirichlet({RHO_ALPHA:g}); bands: {here.plan.seeds} partitions"
     return [path, figures.over_rounds(found, out / "rho.png", title)]
@@ -166,9 +162,33 @@ def _tradeoff(asked: Request, out: Path) -> list[Path]:
     return [figures.tradeoff(found, out / "tradeoff.png", title)]
 
 
+def _causes(asked: Request, out: Path) -> list[Path]:
+    from scaffpd.experiments.images import causes
+    from scaffpd.experiments.images import study as runs
+
+    here = runs.ground(asked.plan("tinyimagenet"), asked.place)
+    found = causes.causes(here, TRADEOFF_ALPHA, asked.place)
+    title = f"Tiny-ImageNet, {here.plan.clients} clients, Dirichlet({TRADEOFF_ALPHA:g}): what differences are due to"
+    page, command = out / "README.md", asked.command("causes", out)
+    text = causes.markdown(found, title, command, runs.hardware(asked.place.device))
+    page.write_text(text, encoding="utf-8")
+    if not asked.quiet:
+        typer.echo(text)
+    return [page, _csv(out / "causes.csv", causes.COLUMNS, causes.lines(found))]
+
+
+def _csv(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+    return path
+
+
 WORK: dict[str, tuple[str, Work]] = {name: (words, _table(name)) for name, words in TABLES.items()} | {
     "rho": ("CIFAR-100: accuracy over rounds for ρ = 0.1, 0.2 and 0.5, with SCAFFOLD.", _rho),
     "tradeoff": ("Tiny-ImageNet: worst-20 % against average and best-20 % accuracy, all methods.", _tradeoff),
+    "causes": ("Tiny-ImageNet: what the differences between methods are due to.", _causes),
 }
 
 

@@ -60,7 +60,7 @@ def _cloud(panel: Any, comparison: Comparison, method: str, measure: str) -> Non
 
 
 def over_rounds(found: Sequence[Curve], path: Path, title: str) -> Path:
-    """Average and worst-20 % accuracy after every round, mean and range over seeds; SCAFFOLD dashed."""
+    """Average and worst-20 % accuracy after each round, mean and range over seeds; SCAFFOLD dashed."""
     import matplotlib.pyplot as plt
 
     labels = list(dict.fromkeys(curve.label for curve in found))
@@ -70,7 +70,7 @@ def over_rounds(found: Sequence[Curve], path: Path, title: str) -> Path:
         for panel, column, name in zip(panels, (0, 1), ("Average", "Worst 20 %"), strict=True):
             for label in labels:
                 scores = 100 * np.stack([c.scores[:, column] for c in found if c.label == label])
-                rounds = np.arange(scores.shape[1])
+                rounds, scores = np.arange(1, scores.shape[1]), scores[:, 1:]  # at the start everybody guesses
                 style = "--" if label == BASELINE else "-"
                 panel.plot(rounds, scores.mean(0), style, color=colours[label], label=label, linewidth=1.8)
                 panel.fill_between(rounds, scores.min(0), scores.max(0), color=colours[label], alpha=FADED, linewidth=0)
