@@ -9,11 +9,12 @@ READY   = $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/scaffpd demo $(DEMO)
 
+# one process per core; tests keep to one thread each
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -m "long or not long"
+	$(BIN)/python -m pytest -n auto -m "long or not long"
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ ROOT = Path(scaffpd.__file__).parent
 # From the ground up. A module may import from its own floor only within its own package.
 FLOORS = [
     {"errors"},
-    {"federation", "objectives", "data", "checkpoint"},
+    {"federation", "objectives", "data", "checkpoint", "memory"},
     {"certificate", "history", "metrics", "models", "steps", "progress", "quasi_newton", "reference", "saddle"},
     {"subspace", "features"},
     {"algorithms", "cohort"},

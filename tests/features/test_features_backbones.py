@@ -70,7 +70,7 @@ def test_reading_what_was_written(tmp_path, monkeypatch):
 
 def test_missing(tmp_path, monkeypatch):
     monkeypatch.delenv("SCAFFPD_DATA", raising=False)
-    with pytest.raises(InputError, match="Say where the weights are"):
+    with pytest.raises(InputError, match="is not part of the package"):
         backbone()
     with pytest.raises(InputError, match="There is no file"):
         backbone("resnet18-layer3", tmp_path)
@@ -109,7 +109,7 @@ def test_checksums(inside, tmp_path):
     (base / "SHA256SUMS").write_text(f"{'0' * 64}  other\n{line}")
     backbone("resnet18-layer3", tmp_path)
     (base / "SHA256SUMS").write_text(line.replace(line[:4], "0123"))
-    with pytest.raises(InputError, match="does not have the checksum"):
+    with pytest.raises(InputError, match="is damaged or another file"):
         backbone("resnet18-layer3", tmp_path)
 
 
@@ -141,7 +141,7 @@ def test_any_network_without_its_head():
     assert isinstance(net[4], nn.Linear)
     with pytest.raises(InputError, match="Unknown head 'fc'"):
         Backbone.of(net, "fc")
-    with pytest.raises(InputError, match=r"needs a torch\.nn\.Module"):
+    with pytest.raises(InputError, match=r"needs to be a torch\.nn\.Module"):
         Backbone.of(3)
     with pytest.raises(InputError, match="at least 8 pixels"):
         Backbone.of(net, size=4)

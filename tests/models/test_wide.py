@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scaffpd as sp
+from scaffpd import memory
 from scaffpd.comparison.zoo import zoo
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
@@ -201,9 +202,10 @@ def test_more_samples_than_features_take_copies():
 
 
 def test_too_little_memory_is_refused_with_figures(monkeypatch):
-    monkeypatch.setattr(room, "available", lambda device: 20_000)
+    monkeypatch.setattr(room, "free", lambda device: 20_000)
     wide, _ = cohorts()
-    with pytest.raises(sp.InputError, match=r"71 samples × 60 features × 4 outputs in 4 clients need .* GB on cpu"):
+    figures = r"71 samples × 60 features × 4 outputs in 4 clients need [0-9.]+ kB on cpu, of which 20 kB are free"
+    with pytest.raises(sp.InputError, match=figures):
         wide.gradients(wide.start())
 
 
@@ -216,13 +218,13 @@ def test_what_would_fit_is_named(monkeypatch):
         (need // 2, "about [0-9]{3} features"),
         (10, "fewer samples"),
     ):
-        monkeypatch.setattr(room, "available", lambda device, have=have: have)
+        monkeypatch.setattr(room, "free", lambda device, have=have: have)
         with pytest.raises(sp.InputError, match=advice):
             cohort.gradients(cohort.start())
 
 
 def test_room_on_this_machine():
-    assert room.available(torch.device("cpu")) > 2**20
+    assert memory.free(torch.device("cpu")) > 2**20
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -74,7 +74,7 @@ def _say_what(images: Any, network: Backbone) -> None:
 def _say_done(table: Any, folder: Path, seconds: float) -> None:
     import json
 
-    from scaffpd.features.room import words
+    from scaffpd.memory import words
 
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))

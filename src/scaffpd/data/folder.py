@@ -12,7 +12,7 @@ def data_root(folder: str | os.PathLike[str] | None, name: str) -> Path:
     """The folder that `folder` or else SCAFFPD_DATA names, or a sentence on how to name it."""
     root = folder or os.environ.get("SCAFFPD_DATA")
     if not root:
-        raise InputError(f"The {name} data is not part of the package: name its folder by folder= or SCAFFPD_DATA.")
+        raise InputError(f"{name} is not part of the package: name its folder by folder= or SCAFFPD_DATA.")
     if not Path(root).is_dir():
         raise InputError(f"There is no data folder {str(root)!r}: name one that exists by folder= or SCAFFPD_DATA.")
     return Path(root)

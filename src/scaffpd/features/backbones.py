@@ -39,7 +39,7 @@ class Trunk(nn.Module):
 def trunk(module: nn.Module, features: str | Features | None = None) -> Trunk:
     """A copy of any network up to its features, in evaluation mode and without gradients; see `Backbone.of`."""
     if not isinstance(module, nn.Module):
-        raise InputError(f"Features need a torch.nn.Module, got {type(module).__name__}.")
+        raise InputError(f"A network needs to be a torch.nn.Module, got {type(module).__name__}.")
     own = copy.deepcopy(module).eval().requires_grad_(False)
     _own_statistics(own)
     _out_of_place(own)

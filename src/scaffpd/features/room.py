@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 import torch
 
 from scaffpd.errors import InputError, real
+from scaffpd.memory import free, words
 
 SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free, for one chunk
 LARGEST = {"cpu": 64, "cuda": 1024}  # samples: beyond, nothing gets faster
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {f"{unit}I": 1024**k for k, unit in enumerate("KMGT", start=1)}
-UNKNOWN = 4 * 2**30  # bytes that are taken to be free where the system does not say
 
 
 def parse(memory: int | float | str | None) -> int | None:
@@ -30,25 +29,6 @@ def parse(memory: int | float | str | None) -> int | None:
     if not 0 < real("features", "memory", memory) < float("inf"):
         raise InputError(f"Memory must be a size such as '4GB' or '512MiB', got {memory!r}.")
     return int(memory)
-
-
-def words(size: float) -> str:
-    """6.0 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}" if unit != "B" else f"{int(size)} B"
-        size /= 1000
-    return f"{size:.3g} TB"
-
-
-def free(device: torch.device) -> int:
-    """Bytes of memory that nobody uses."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        return UNKNOWN
 
 
 def chunk(each: int, memory: int | None, device: torch.device) -> int:

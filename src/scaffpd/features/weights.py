@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import zipfile
 from pathlib import Path
@@ -11,22 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scaffpd.data.folder import data_root
+from scaffpd.data.images.files import Files
 from scaffpd.errors import InputError
-
-VARIABLE = "SCAFFPD_DATA"
-SUMS = "SHA256SUMS"
 
 
 def load(network: nn.Module, file: str, folder: str | os.PathLike[str] | None) -> nn.Module:
     """The network with the weights of `folder`/weights/`file`, or one sentence about why not."""
-    root = _root(file, folder)
+    root = data_root(folder, f"weights/{file}")
     path = root / "weights" / file
     if not path.is_file():
-        raise InputError(
-            f"There is no file {str(path)!r}; set folder (or {VARIABLE}) to the one that has weights/{file}."
-        )
-    _verify(path, root)
-    given = _read(path)
+        raise InputError(f"There is no file {str(path)!r}: set folder= or SCAFFPD_DATA to one that has weights/{file}.")
+    given = _read(path, Files.between(root, path.parent).read(path))
     wanted = {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}
     _agree(path, given, wanted)
     network.load_state_dict(given, strict=False)
@@ -42,16 +39,9 @@ def digest(module: nn.Module) -> str:
     return sha.hexdigest()
 
 
-def _root(file: str, folder: str | os.PathLike[str] | None) -> Path:
-    where = folder if folder is not None else os.environ.get(VARIABLE)
-    if not where:
-        raise InputError(f"Say where the weights are: set folder (or {VARIABLE}) to a folder that has weights/{file}.")
-    return Path(where)
-
-
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path, content: bytes) -> dict[str, Tensor]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files}
     except (OSError, ValueError, EOFError, KeyError, AttributeError, TypeError, zipfile.BadZipFile):
         raise InputError(f"{str(path)!r} is not a complete file of weights; copy it once more.") from None
@@ -69,18 +59,3 @@ def _agree(path: Path, given: dict[str, Tensor], wanted: dict[str, Tensor]) -> N
                 f"{str(path)!r} has {name!r} of shape {tuple(given[name].shape)} in place of {tuple(value.shape)}: it "
                 "holds weights of another network."
             )
-
-
-def _verify(path: Path, root: Path) -> None:
-    """Compare with the checksum in SHA256SUMS of the root or of the file's own folder, where there is one."""
-    for base in (root, path.parent):
-        sums = base / SUMS
-        if not sums.is_file():
-            continue
-        for line in sums.read_text(encoding="utf-8").splitlines():
-            expected, _, name = line.partition(" ")
-            if name.strip().removeprefix("*").removeprefix("./") == path.relative_to(base).as_posix():
-                with path.open("rb") as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
-                if found != expected.lower():
-                    raise InputError(f"{str(path)!r} does not have the checksum in {str(sums)!r}; copy it once more.")

@@ -8,23 +8,9 @@ import torch
 
 from scaffpd.data.table import Selection
 from scaffpd.errors import InputError
+from scaffpd.memory import free, words
 
-GIGABYTE = 1e9
-VECTORS = 6  # x, c, d, the last two points, and what an update needs besides
-
-
-def available(device: torch.device) -> int:
-    """Bytes that can still be had on a device."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + held)
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            table = dict(line.split(":") for line in lines)
-        return 1024 * int(table["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError):
-        return 2**63  # nobody knows: let the allocator say so
+VECTORS = 6  # x, c, d, the last two points, and what an update needs besides; as many of every client's own
 
 
 def needed(features: int, stored: int, sizes: Sequence[int], outputs: int, number: int) -> int:
@@ -38,14 +24,14 @@ def needed(features: int, stored: int, sizes: Sequence[int], outputs: int, numbe
         number: bytes of a number of x.
     """
     samples, squares = sum(sizes), sum(m * m for m in sizes) + 3 * max(sizes) ** 2
-    vectors = outputs * ((VECTORS + len(sizes)) * features + VECTORS * samples)
+    vectors = VECTORS * outputs * ((1 + len(sizes)) * features + samples)
     return stored * samples * features + number * (squares + vectors)
 
 
 def check_room(one: Selection, sizes: Sequence[int], outputs: int, device: torch.device, dtype: torch.dtype) -> None:
     """Refuse a problem that does not fit, with the figures and what would."""
     d, stored, number = one.shape[1], one.dtype.itemsize, dtype.itemsize
-    have, want = available(device), needed(d, stored, sizes, outputs, number)
+    have, want = free(device), needed(d, stored, sizes, outputs, number)
     if want <= have:
         return
     fixed = needed(0, stored, sizes, outputs, number)
@@ -55,5 +41,5 @@ def check_room(one: Selection, sizes: Sequence[int], outputs: int, device: torch
         advice = "a table in float16 would fit"
     raise InputError(
         f"{sum(sizes):,} samples × {d:,} features × {outputs} outputs in {len(sizes)} clients need "
-        f"{want / GIGABYTE:.1f} GB on {device}, of which {have / GIGABYTE:.1f} GB are free: {advice}."
+        f"{words(want)} on {device}, of which {words(have)} are free: {advice}."
     )
