@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from scaffpd.convexify import Convexified as Convexified
     from scaffpd.convexify import tct as tct
     from scaffpd.errors import InputError as InputError
+    from scaffpd.experiments.partition_picture import partition_picture as partition_picture
     from scaffpd.federation import Federation as Federation
     from scaffpd.history import History as History
     from scaffpd.models import Linear as Linear
@@ -66,6 +67,7 @@ _HOME = {
     "scaffpd.cohort": ("Cohort",),
     "scaffpd.comparison": ("Comparison", "Problem", "compare"),
     "scaffpd.errors": ("InputError",),
+    "scaffpd.experiments.partition_picture": ("partition_picture",),
     "scaffpd.federation": ("Federation",),
     "scaffpd.history": ("History",),
     "scaffpd.models": ("Linear", "Module"),

@@ -146,9 +146,15 @@ def _rho(asked: Request, out: Path) -> list[Path]:
     here = runs.ground(asked.plan("cifar100"), asked.place)
     found = curves.curves(here, RHO_ALPHA, asked.place, out)
     path = _csv(out / "rho.csv", curves.COLUMNS, curves.lines(found))
-    (out / "command.txt").write_text(f"{asked.command('rho', out)}\n", encoding="utf-8")
-    title = f"CIFAR-100, {here.plan.clients} clients, Dirichlet({RHO_ALPHA:g}); bands: {here.plan.seeds} partitions"
-    return [path, figures.over_rounds(found, out / "rho.png", title)]
+    title, page = f"CIFAR-100, {here.plan.clients} clients, Dirichlet({RHO_ALPHA:g})", out / "README.md"
+    hardware = runs.hardware(asked.place.device)
+    page.write_text(curves.markdown(found, title, asked.command("rho", out), hardware), encoding="utf-8")
+    if not asked.quiet:
+        from rich.console import Console
+
+        section(Console(highlight=False), title, *curves.verdict(found))
+    picture = figures.over_rounds(found, out / "rho.png", f"{title}; bands: {here.plan.seeds} partitions")
+    return [page, path, picture]
 
 
 def _tradeoff(asked: Request, out: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,3 +85,38 @@ def lines(found: Sequence[Curve]) -> list[tuple[Any, ...]]:
         for curve in found
         for r, row in enumerate(curve.scores)
     ]
+
+
+def verdict(found: Sequence[Curve]) -> Iterator[str]:
+    """Where every curve ends, and how soon each of Scaff-PD's is where SCAFFOLD ends; all of means over partitions."""
+    labels = dict.fromkeys(curve.label for curve in found)
+    means = {name: np.mean([curve.scores for curve in found if curve.label == name], axis=0) for name in labels}
+    rounds, goal = len(means[BASELINE]) - 1, means[BASELINE][-1, 1]
+    for name, scores in means.items():
+        average, worst = 100 * scores[-1, :2]
+        said = f"{name}: after {rounds} rounds {average:.1f} % on average and {worst:.1f} % for the worst 20 %"
+        best = int(scores[:, 1].argmax())
+        said += f" (at most {100 * scores[best, 1]:.1f} %, after {best} rounds)"
+        reached = np.flatnonzero(scores[:, 1] >= goal)
+        if name != BASELINE:
+            said += f"; it has {BASELINE}'s last {100 * goal:.1f} % " + (
+                f"after {reached[0]} rounds" if len(reached) else "at no time"
+            )
+        yield f"{said}."
+
+
+def markdown(found: Sequence[Curve], title: str, command: str, hardware: str) -> str:
+    """A page with the picture."""
+    return "\n".join([
+        f"# {title}",
+        "",
+        f"Written by `{command}` on {hardware}. Features as in the tables; ρ is not tuned, {BASELINE}'s rate is, on "
+        "validation images of the first partition.",
+        "",
+        "![accuracy over rounds](rho.png)",
+        "",
+        *(f"- {sentence}" for sentence in verdict(found)),
+        "",
+        "`rho.csv` has every round of every run.",
+        "",
+    ])  # fmt: skip

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from scaffpd.comparison import Comparison
 from scaffpd.comparison.tables import Line
 from scaffpd.experiments.images.paper import NUMBERS
 from scaffpd.experiments.images.settings import METHODS
 from scaffpd.experiments.images.study import Study
+from scaffpd.metrics import a_fifth
 
 OURS = "Scaff-PD"
 AVERAGE, WORST, BEST = (f"test_accuracy_{name}" for name in ("mean", "worst_20", "best_20"))
@@ -60,7 +63,8 @@ def verdict(study: Study) -> Iterator[str]:
         if ours.failures or not others:
             yield f"α = {alpha:g}: {ours.failures or 'no other method is ranked'}"
             continue
-        yield f"α = {alpha:g}: {_standing(ours, others)} {_price(ours, comparison)} {_gap(comparison)}"
+        said = (_standing(ours, others), _price(ours, comparison), _overlap(comparison), _gap(comparison))
+        yield f"α = {alpha:g}: {' '.join(filter(None, said))}"
 
 
 def _standing(ours: Line, others: list[Line]) -> str:
@@ -83,7 +87,25 @@ def _price(ours: Line, comparison: Comparison) -> str:
     return f"Against FedAvg it is {worst:+.1f} points for the worst 20 % and {average:+.1f} on average."
 
 
+def _overlap(comparison: Comparison) -> str:
+    """Whether the clients that fare worst on test images are those whose training loss is large."""
+    runs = [run for run in comparison.finals if run.job.method == OURS and not run.failed]
+    both, fifth = 0, a_fifth(comparison.clients)
+    for run in runs:
+        loss, accuracy = run.scores["train"].loss, run.scores["test"].accuracy
+        both += len(set(np.argsort(-loss)[:fifth].tolist()) & set(np.argsort(accuracy)[:fifth].tolist()))
+    fitted = min(float(run.scores["train"].accuracy.min()) for run in runs)
+    return (
+        f"Of its {fifth * len(runs)} worst clients on test images (all partitions), {both} are among the "
+        f"{fifth * len(runs)} with the largest training loss; no client's training accuracy is below "
+        f"{100 * fitted:.0f} %."
+    )
+
+
 def _gap(comparison: Comparison) -> str:
     gaps = [run.certificate for run in comparison.finals if run.job.method == OURS and not run.failed]
     worst = max(gaps, default=math.inf)
-    return f"Its certified gap is at most {worst:.1e}." if math.isfinite(worst) else ""
+    if not math.isfinite(worst):
+        return ""
+    empty = ", more than the losses at the start: nothing is proven" if worst > 1 else ""
+    return f"Its certified gap, rounding in single precision included, is at most {worst:.1e}{empty}."
