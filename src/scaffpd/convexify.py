@@ -29,7 +29,7 @@ from scaffpd.data import Table
 from scaffpd.errors import InputError, count
 from scaffpd.features import Entk, trunk
 from scaffpd.features.room import chunk as fitting
-from scaffpd.features.statistics import Sums
+from scaffpd.features.statistics import Sums, floored
 from scaffpd.models import Linear, Module
 from scaffpd.models.inputs import read_features, read_labels
 from scaffpd.objectives import ChiSquare
@@ -167,7 +167,7 @@ def representation(
         for g in gradients(entk, X, size):
             sums.add(g)
     mean, deviation = sums.moments()
-    return Representation(entk, size, mean, torch.where(deviation > 0, deviation, 1))
+    return Representation(entk, size, mean, floored(deviation, entk.groups))
 
 
 def gradients(entk: Entk, X: Any, chunk: int) -> Iterator[Tensor]:

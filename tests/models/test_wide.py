@@ -140,9 +140,9 @@ def test_two_halves_hold_a_single(rows, columns, exponent, seed):
 
 @pytest.mark.parametrize("zero", [True, False])
 def test_halves_of_zero_and_of_tiny_numbers(zero):
-    X = torch.zeros(3, 2) if zero else torch.full((3, 2), 1e-30)
+    X = torch.zeros(3, 2) if zero else torch.tensor([[1e-30, 1e-38], [3e-39, 0.0]])
     halves, factor = split(X)
-    torch.testing.assert_close(joined(halves.float(), factor), X, rtol=1e-6, atol=0)
+    torch.testing.assert_close(joined(halves.float(), factor), X, rtol=1e-6, atol=1e-44)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.float32, torch.float64])
@@ -182,7 +182,9 @@ def test_fingerprints_tell_tables_and_rows_apart():
 
     same, other = mark(rows, PARTS), Table(rows.values, rows.scale, "another")
     assert same == mark(table(), PARTS)
-    assert len({same, mark(other, PARTS), mark(rows, PARTS[:3]), mark(Table(rows.values), PARTS)}) == 4
+    scaled, half = Table(rows.values, 2.0, "random"), Table(rows.values.astype(np.float16), rows.scale, "random")
+    tables = (other, scaled, half, Table(rows.values), Table(2 * rows.values))
+    assert len({same, mark(rows, PARTS[:3]), *(mark(each, PARTS) for each in tables)}) == 7
 
 
 @pytest.mark.parametrize(
@@ -203,37 +205,89 @@ def test_more_samples_than_features_take_copies():
 
 def test_too_little_memory_is_refused_with_figures(monkeypatch):
     monkeypatch.setattr(room, "free", lambda device: 20_000)
-    wide, _ = cohorts()
     figures = r"71 samples × 60 features × 4 outputs in 4 clients need [0-9.]+ kB on cpu, of which 20 kB are free"
     with pytest.raises(sp.InputError, match=figures):
-        wide.gradients(wide.start())
+        cohorts()
 
 
 def test_what_would_fit_is_named(monkeypatch):
-    values = np.zeros((100, 1000), dtype=np.float32)
-    cohort = sp.Cohort([(Table(values).rows(np.arange(100)), np.arange(100) % 2)], sp.Linear("squared", classes=2))
+    values, y = np.zeros((100, 1000), dtype=np.float32), np.arange(100) % 2
     need = room.needed(1000, 4, [100], 2, 8)
-    for have, advice in (
-        (need - 1, "float16 would fit"),
-        (need // 2, "about [0-9]{3} features"),
-        (10, "fewer samples"),
-    ):
+    cases = [(need - 1, "float16 would fit"), (need // 2, "about [0-9]{3} features"), (10, "fewer samples")]
+    for have, advice in cases:
         monkeypatch.setattr(room, "free", lambda device, have=have: have)
         with pytest.raises(sp.InputError, match=advice):
-            cohort.gradients(cohort.start())
+            sp.Cohort([(Table(values).rows(np.arange(100)), y)], sp.Linear("squared", classes=2))
+
+
+def test_a_copy_that_does_not_fit(monkeypatch):
+    monkeypatch.setattr(room, "free", lambda device: 1000)
+    sp.Cohort([(table().rows([1, 2]), [0, 1])], sp.Linear("softmax"))
+    with pytest.raises(sp.InputError, match="This model copies its 20 × 60 features"):
+        sp.Cohort([(table().rows(np.arange(20)), np.arange(20) % 2)], sp.Linear("softmax"))
+
+
+def test_test_rows_need_room_as_well(monkeypatch):
+    one = table().rows(np.arange(79))
+    need = room.needed(FEATURES, 4, [1], 2, 8)
+    monkeypatch.setattr(room, "free", lambda device: need)
+    with pytest.raises(sp.InputError, match="test data cannot be used: 79 samples"):
+        sp.Cohort([(one[:1], [0])], sp.Linear("squared", classes=2), test=[(one, np.arange(79) % 2)])
 
 
 def test_room_on_this_machine():
     assert memory.free(torch.device("cpu")) > 2**20
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_numbers_that_are_none(bad):
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("model", [sp.Linear("squared", classes=2), sp.Linear("softmax")])
+def test_numbers_that_are_none(bad, model):
     values = np.zeros((6, 20), dtype=np.float32)
     values[4, 2] = bad
-    cohort = sp.Cohort([(Table(values, key="spoilt").rows([3, 4]), [0, 1])], sp.Linear("squared", classes=2))
-    with pytest.raises(sp.InputError, match="spoilt"):
+
+    def work():
+        cohort = sp.Cohort([(Table(values, key="k").rows([3, 4]), [0, 1])], model, ["spoilt"], dtype=torch.float32)
         cohort.gradients(cohort.start())
+
+    with pytest.raises(
+        sp.InputError, match="'spoilt' has a " + ("feature beyond" if bad == 1e30 else "NaN or infinite")
+    ):
+        work()
+
+
+def test_a_point_that_has_moved_is_another_point():
+    wide, _ = cohorts()
+    x = torch.zeros(FEATURES * CLASSES, dtype=torch.float64)
+    before = wide.evaluate(x).loss
+    x.add_(1.0)
+    np.testing.assert_array_equal(wide.evaluate(x).loss, wide.evaluate(x.clone()).loss)
+    assert (wide.evaluate(x).loss != before).all()
+
+
+def test_double_precision_on_the_same_values():
+    rows, y = table(np.float16), labels()
+    model = sp.Linear("squared", l2=1e-2, classes=CLASSES)
+    single = sp.Cohort([(rows.rows(p), y[p]) for p in PARTS], model, dtype=torch.float32)
+    double, same = single.exact(), cohorts(np.float16)[0]
+    assert double._oracle.rows.A.parts[0] is single._oracle.rows.A.parts[0]
+    x = torch.randn(FEATURES * CLASSES, dtype=torch.float64)
+    np.testing.assert_allclose(double.gradients(x).losses, same.gradients(x).losses, rtol=1e-14)
+    assert double.gradients(x).rounding[1].max() < 1e-6 * single.gradients(x.float()).rounding[1].max()
+
+
+def test_matrix_units_are_not_trusted_with_long_sums(monkeypatch):
+    """Their errors add up within a block, so the bound grows faster than √n there."""
+    store = Store([torch.zeros(3, 50_000, dtype=torch.float16)], 1.0, torch.float32)
+    assert store.slack(50_000) == 4 * 50_000**0.5
+    monkeypatch.setattr(Store, "_split", lambda self, X: True)
+    assert store.slack(50_000) > 8192 / 16 + 4 * (50_000 / 8192) ** 0.5
+
+
+def test_rows_of_several_parts():
+    values = torch.randn(30, 4)
+    one, many = Store([values], 0.5, torch.float32), Store(torch.split(values, [3, 20, 7]), 0.5, torch.float32)
+    index = torch.randint(0, 30, (5, 6))
+    torch.testing.assert_close(many[index], one[index])
 
 
 @pytest.mark.parametrize(

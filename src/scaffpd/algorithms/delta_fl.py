@@ -23,6 +23,8 @@ from scaffpd.algorithms.fed_avg import FedAvg, FedAvgState
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Federation, Vector
 
+TIE = 1e-6
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaFL(FedAvg):
@@ -47,7 +49,7 @@ class DeltaFL(FedAvg):
         clients, p = self._participants(state, state.prior)
         losses = federation.losses(state.x, clients=clients)
         level = quantile(losses[clients], p[clients], 1 - self.tail)
-        tail = clients[losses[clients] >= level]
+        tail = clients[losses[clients] >= level - TIE * abs(level)]  # equal up to rounding is equal
         return self._average(federation, state, tail, np.where(np.isin(np.arange(len(p)), tail), p, 0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -241,6 +242,17 @@ class Cohort:
             raise InputError('This cohort has no test data: pass `test=` to Cohort, or evaluate on "train".')
         loss, accuracy = chosen.oracle.scores(self._point(x))
         return ClientScores(tuple(self._names), loss, accuracy, chosen.counts)
+
+    def exact(self) -> Cohort:
+        """The same clients on the same stored data, computed with in double precision; their test rows stay behind."""
+        if not hasattr(self._oracle, "double"):
+            raise InputError("Only clients whose features are rows of a table can change to double precision.")
+        other = copy.copy(self)
+        other._train = self._train._replace(oracle=self._oracle.double())
+        other._test, other._dtype, other._constants, other._fingerprint = None, torch.float64, None, None
+        other._traffic, other._asked_last, other._sent = Traffic(), None, (None, set())
+        other._number_size = other.start().element_size()
+        return other
 
     def _point(self, x: Any) -> Tensor:
         like = self.start()

@@ -92,8 +92,10 @@ def fingerprint(problem: Problem, cohort: Cohort, seed: int) -> str:
     digest.update(cohort.start().detach().cpu().numpy().tobytes())
     for X, y in problem.silos(seed).test:
         features: Any = X
-        known = isinstance(features, Selection) and features.table.key  # which is in the cohort's
-        rows = features.numbers if known else features
+        rows = features
+        if isinstance(features, Selection):
+            digest.update(features.table.identity.encode())
+            rows = features.numbers
         for array in (np.ascontiguousarray(rows), np.ascontiguousarray(y)):
             digest.update(repr((array.shape, str(array.dtype))).encode())
             digest.update(array.tobytes())

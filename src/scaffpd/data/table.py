@@ -9,6 +9,7 @@ everything else sees an array (`np.asarray(selection)`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from mmap import mmap
 from typing import Any
 
@@ -53,6 +54,11 @@ class Table:
             place = (str(values.filename), values.dtype.str, values.shape, int(values.offset))
             return _mapped, (*place, self.scale, self.key)
         return Table, (np.asarray(values), self.scale, self.key)
+
+    @cached_property
+    def identity(self) -> str:
+        """Tells this content from any other."""
+        return repr((self.key, self.scale, str(self.values.dtype), self.values.shape))
 
     def rows(self, numbers: ArrayLike) -> Selection:
         """Some of the samples, by number."""

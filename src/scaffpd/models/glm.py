@@ -47,6 +47,10 @@ class Rows:
         """‖y_j‖ per row; class numbers have no size."""
         return self.y.norm(dim=1) if self.y.is_floating_point() else torch.zeros_like(self.share)
 
+    def slack(self, terms: int) -> float:
+        """s(n): how many ε a sum of n products with A may be off."""
+        return float(self.A.slack(terms)) if hasattr(self.A, "slack") else 4 * terms**0.5
+
     def take(self, block: Block) -> Rows:
         """The rows of one block as a stack of their own."""
         picked = block.rows.flatten()
@@ -126,18 +130,19 @@ class LinearPoint:
     def rounding(self) -> tuple[Tensor, Tensor]:
         """How far off rounding may have put L_i and, in norm, c_i (for the data as stored).
 
-        A sum of n terms is off by at most about 4√n ε times their sizes (Higham and Mary, 2019), so that
-        δz = 4√d ε (‖a‖‖x‖ + ‖y‖),  δL = mean ‖r‖δz + (curvature/2) δz² + 4√m ε L,
-        δc = mean ‖a‖(curvature δz + 4√m ε ‖r‖) + 4ε l2‖x‖.
+        A sum of n terms is off by at most about s(n) ε times their sizes, s(n) = 4√n (Higham and Mary, 2019; less
+        friendly hardware has an s of its own), so that, with M samples of all clients in one sum,
+        δz = s(d) ε (‖a‖‖x‖ + ‖y‖),  δL = mean ‖r‖δz + (curvature/2) δz² + 4√m ε L,
+        δc = mean ‖a‖(curvature δz + s(M) ε ‖r‖) + 4ε l2‖x‖.
         """
         layout, share = self.rows.layout, self.rows.share
-        epsilon, size = 4 * torch.finfo(self.x.dtype).eps, self.x.norm()
-        per_sum = epsilon * layout.sizes.to(self.x.dtype).sqrt()
+        epsilon, size = torch.finfo(self.x.dtype).eps, self.x.norm()
         r, a = self.residual.norm(dim=1), self.rows.norms
-        z = epsilon * self.rows.A.shape[1] ** 0.5 * (a * size + self.rows.target_norms)
-        loss = layout.segment_sum(share * (r * z + self.loss.curvature / 2 * z.square())) + per_sum * self.losses
-        gradient = layout.segment_sum(share * a * (self.loss.curvature * z + per_sum[layout.owner] * r))
-        return loss, gradient + epsilon * self.l2 * size
+        z = epsilon * self.rows.slack(self.rows.A.shape[1]) * (a * size + self.rows.target_norms)
+        mean = 4 * epsilon * layout.sizes.to(self.x.dtype).sqrt()
+        loss = layout.segment_sum(share * (r * z + self.loss.curvature / 2 * z.square())) + mean * self.losses
+        gradient = layout.segment_sum(share * a * (self.loss.curvature * z + epsilon * self.rows.slack(len(a)) * r))
+        return loss, gradient + 4 * epsilon * self.l2 * size
 
     def each(self) -> Tensor:
         """The c_i themselves, (N, d): what stochastic local steps subtract. They stay with the clients."""

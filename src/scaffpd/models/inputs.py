@@ -54,10 +54,12 @@ def check_range(names: Sequence[str], sizes: Sequence[int], values: Tensor, what
     """Refuse numbers whose squares would overflow in this number format."""
     limit = torch.finfo(values.dtype).max ** 0.5 * 1e-4
     low, high = torch.aminmax(values)
-    if max(-float(low), float(high)) <= limit:
+    if -float(low) <= limit and float(high) <= limit:
         return
-    row, column = (int(k) for k in torch.nonzero(values.abs() > limit)[0])
+    row, column = (int(k) for k in torch.nonzero(~(values.abs() <= limit))[0])
     client = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
+    if not torch.isfinite(values[row, column]):
+        raise InputError(f"Client {names[client]!r} has a NaN or infinite {what} in column {column}.")
     raise InputError(
         f"Client {names[client]!r} has a {what} beyond ±{limit:.0e} in column {column}, "
         f"too large for {str(values.dtype).removeprefix('torch.')}: scale the data first."

@@ -18,6 +18,8 @@ from scaffpd.models.losses import loss_named
 from scaffpd.models.oracle import Arrays, Features, Oracle
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.ragged import Ragged
+from scaffpd.models.room import check_copy, check_room
+from scaffpd.models.store import stacked
 from scaffpd.models.wide import WideOracle
 
 DTYPES = (torch.float32, torch.float64)
@@ -83,8 +85,10 @@ class Linear:
         y = y.to(dtype) if y.is_floating_point() else y
         check_range(names, sizes, y.to(dtype), "target")
         if (wide := self._wide(features)) is not None:
+            check_room(wide[0], sizes, targets.outputs, device, dtype, testing=like is not None)
             return WideOracle(wide, y, loss, float(self.l2), targets.outputs, names, device, dtype)
-        A = torch.as_tensor(np.concatenate([np.asarray(x) for x in features]), dtype=dtype, device=device)
+        check_copy(features, device, dtype)
+        A = stacked(features, device, dtype)
         if self.intercept:
             A = torch.cat([A, A.new_ones(len(A), 1)], 1)
         check_range(names, sizes, A, "feature")

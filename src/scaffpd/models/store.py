@@ -12,17 +12,20 @@ of twice the columns, with half the memory traffic of A in single precision. Els
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.data.table import Selection
 from scaffpd.errors import InputError
 
 PIECE = 64 * 2**20  # numbers that are converted at a time
-TERMS = 8192  # of a sum that matrix units may carry out on their own
-DIGITS, LARGEST = 11, 14  # of a half: binary digits, and the exponent that x is scaled to
+TERMS, DEPTH = 8192, 16  # of a sum that matrix units may carry out on their own; how many of them at a time
+ACCUMULATES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)  # torch.mm knows out_dtype
+DIGITS, LARGEST, SMALLEST = 11, 14, -126  # of a half: binary digits, the exponent that x is scaled to; the least 2^e
 
 
 class Store:
@@ -85,8 +88,14 @@ class Store:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Some rows (an index of any shape) as they are: converted and scaled."""
-        whole = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
-        return self.scale * whole[rows].to(self.dtype)
+        if len(self.parts) == 1:
+            return self.scale * self.parts[0][rows].to(self.dtype)
+        out, start = self.new_zeros(*rows.shape, self.shape[1]), 0
+        for part in self.parts:
+            inside = (rows >= start) & (rows < start + len(part))
+            out[inside] = part[rows[inside] - start].to(self.dtype)
+            start += len(part)
+        return out.mul_(self.scale)
 
     def clients(self, sizes: Sequence[int]) -> list[Store]:
         """The same, client by client."""
@@ -121,8 +130,23 @@ class Store:
         """Zeros in the format of x."""
         return torch.zeros(*shape, dtype=self.dtype, device=self.device)
 
+    def slack(self, terms: Any) -> Any:
+        """How many ε a sum of so many products may be off, relative to the sizes of its terms.
+
+        4√n for sums whose roundings err in both directions (Higham and Mary, 2019). Matrix units cut off digits
+        instead, `DEPTH` products at a time, so their errors add up within `TERMS` of them; splitting x adds 2ε.
+        """
+        if not self._split(self.new_zeros(0)):
+            return 4 * terms**0.5
+        return 2 + min(TERMS, self.shape[1]) / DEPTH + 4 * (1 + terms / TERMS) ** 0.5
+
+    def double(self) -> Store:
+        """The same values, multiplied in double precision."""
+        return Store(self.parts, self.scale, torch.float64)
+
     def _split(self, X: Tensor) -> bool:
-        return self.parts[0].dtype == torch.float16 and X.dtype == torch.float32 and X.is_cuda
+        half = self.parts[0].dtype == torch.float16 and X.dtype == torch.float32
+        return half and X.is_cuda and ACCUMULATES
 
     def _pieces(self) -> Iterator[Tensor]:
         """The values in the format of x, some rows at a time; views where that is their format already."""
@@ -147,7 +171,7 @@ class Transposed:
 
 def split(X: Tensor) -> tuple[Tensor, Tensor]:
     """[h l] and 2^e with X = 2^e (h + 2⁻¹¹ l)."""
-    exponent = torch.frexp(X.abs().amax()).exponent - LARGEST
+    exponent = (torch.frexp(X.abs().amax()).exponent - LARGEST).clamp_min(SMALLEST)
     factor = torch.ldexp(torch.ones((), device=X.device), exponent)
     scaled = X / factor
     high = scaled.half()
@@ -169,18 +193,43 @@ def _mm(A: Tensor, B: Tensor) -> Tensor:
     return out
 
 
-def load(features: Sequence[Selection], device: torch.device, dtype: torch.dtype) -> Store:
+def load(features: Sequence[Selection], names: Sequence[str], device: torch.device, dtype: torch.dtype) -> Store:
     """The rows of all clients, one client after the other, in the table's own format: one copy on the device."""
     table = features[0].table
-    sizes = [len(x) for x in features]
     kind = torch.from_numpy(np.empty(0, dtype=table.values.dtype)).dtype
-    values = torch.empty(sum(sizes), features[0].shape[1], dtype=kind, device=device)
+    values = torch.empty(sum(map(len, features)), features[0].shape[1], dtype=kind, device=device)
     start = 0
-    for x in features:
+    for name, x in zip(names, features, strict=True):
         for numbers in x.pieces():
             piece = torch.from_numpy(table.values[numbers]).to(device)
-            if not bool(torch.isfinite(piece).all()):
-                raise InputError(f"The table of features ({table.key or 'without a key'}) has a NaN or infinite value.")
+            check_values(name, float(piece.abs().amax()) * abs(table.scale), dtype)
             values[start : start + len(numbers)] = piece
             start += len(numbers)
     return Store([values], table.scale, dtype)
+
+
+def check_values(name: str, largest: float, dtype: torch.dtype) -> None:
+    """Refuse numbers that are none, or whose squares would overflow."""
+    limit = torch.finfo(dtype).max ** 0.5 * 1e-4
+    if not np.isfinite(largest):
+        raise InputError(f"Client {name!r} has a NaN or infinite value in its rows of the table of features.")
+    if largest > limit:
+        kind = str(dtype).removeprefix("torch.")
+        raise InputError(
+            f"Client {name!r} has a feature beyond ±{limit:.0e}, too large for {kind}: scale the data first."
+        )
+
+
+def stacked(features: Sequence[NDArray[Any] | Selection], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The rows of all clients as one dense tensor; rows of tables are copied piece by piece."""
+    A = torch.empty(sum(map(len, features)), features[0].shape[1], dtype=dtype, device=device)
+    kind = torch.empty(0, dtype=dtype).numpy().dtype
+    start = 0
+    for x in features:
+        sizes = [len(piece) for piece in x.pieces()] if isinstance(x, Selection) else [len(x)]
+        for k, size in zip(np.cumsum([0, *sizes[:-1]]), sizes, strict=True):
+            part = x[int(k) : int(k) + size]
+            rows = np.asarray(part, dtype=kind) if isinstance(part, Selection) else part
+            A[start : start + size] = torch.as_tensor(rows)
+            start += size
+    return A

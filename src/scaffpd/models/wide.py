@@ -27,7 +27,6 @@ from scaffpd.models.losses import Loss
 from scaffpd.models.oracle import Displacements, Stack, same, shift
 from scaffpd.models.quadratic import local_gain
 from scaffpd.models.ragged import Ragged
-from scaffpd.models.room import check_room
 from scaffpd.models.store import Store, load
 
 Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner
@@ -142,16 +141,15 @@ class WideOracle(LinearOracle):
         self.features, self.y, self.device, self.dtype = features, y, device, dtype
         self.loss, self.l2, self.outputs, self.names = loss, l2, outputs, names
         self.dimension = features[0].shape[1] * outputs
-        self.recent: list[WidePoint] = []
+        self.recent: list[tuple[WidePoint, int]] = []
 
     @cached_property
     def rows(self) -> Rows:  # type: ignore[override]
         """The data, on the device, in the table's own format."""
-        sizes = [len(x) for x in self.features]
-        check_room(self.features[0], sizes, self.outputs, self.device, self.dtype)
-        layout = Ragged(sizes, self.device, self.dtype)
+        layout = Ragged([len(x) for x in self.features], self.device, self.dtype)
         share = 1 / layout.sizes[layout.owner].to(self.dtype)
-        return Rows(cast(Tensor, load(self.features, self.device, self.dtype)), self.y, layout, share)
+        A = load(self.features, self.names, self.device, self.dtype)
+        return Rows(cast(Tensor, A), self.y, layout, share)
 
     @cached_property
     def spectrum(self) -> Spectrum:
@@ -163,12 +161,11 @@ class WideOracle(LinearOracle):
         return torch.zeros(self.dimension, dtype=self.dtype, device=self.device)
 
     def contents(self) -> list[Tensor]:
-        """The table's key, or its rows where it has none; which rows; targets."""
-        table = self.features[0].table
+        """What tells the table from any other; which rows; targets."""
         numbers = np.concatenate([x.numbers for x in self.features])
-        said = np.frombuffer(table.key.encode(), dtype=np.uint8).copy() if table.key else table.values[numbers]
+        table = np.frombuffer(self.features[0].table.identity.encode(), dtype=np.uint8).copy()
         sizes = torch.tensor([len(x) for x in self.features])
-        return [torch.from_numpy(said), torch.from_numpy(numbers), self.y, sizes]
+        return [torch.from_numpy(table), torch.from_numpy(numbers), self.y, sizes]
 
     @cached_property
     def smoothness(self) -> Tensor:
@@ -202,12 +199,22 @@ class WideOracle(LinearOracle):
 
     def samples(self, x: Tensor) -> WidePoint:
         """Every sample of every client at x; the last points are remembered, for rounds ask about one x repeatedly."""
-        for point in self.recent:
-            if point.x is x:
+        for point, version in self.recent:
+            if point.x is x and version == x._version:
                 return point
         point = WidePoint(self.rows, self.loss, self.l2, x, self.outputs)
-        self.recent = [point, *self.recent[: RECENT - 1]]
+        self.recent = [(point, x._version), *self.recent[: RECENT - 1]]
         return point
+
+    def double(self) -> WideOracle:
+        """The same clients and the same stored values, computed with in double precision."""
+        other = WideOracle(
+            self.features, self.y.double(), self.loss, self.l2, self.outputs, self.names, self.device, torch.float64
+        )
+        rows = self.rows
+        layout = Ragged(rows.layout.lengths, self.device, torch.float64)
+        other.rows = Rows(cast(Tensor, store(rows).double()), other.y, layout, 1 / layout.sizes[layout.owner].double())
+        return other
 
     def local_updates(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
