@@ -84,7 +84,7 @@ class Linear:
         y = torch.as_tensor(np.concatenate(targets.arrays), device=device)
         y = y.to(dtype) if y.is_floating_point() else y
         check_range(names, sizes, y.to(dtype), "target")
-        if (wide := self._wide(features)) is not None:
+        if (wide := self._wide(features, like)) is not None:
             check_room(wide[0], sizes, targets.outputs, device, dtype, testing=like is not None)
             return WideOracle(wide, y, loss, float(self.l2), targets.outputs, names, device, dtype)
         check_copy(features, device, dtype)
@@ -97,13 +97,17 @@ class Linear:
         kind = QuadraticOracle if self.loss == "squared" else LinearOracle
         return kind(rows, loss, float(self.l2), targets.outputs, names)
 
-    def _wide(self, features: Features) -> list[Selection] | None:
-        """Rows of one table, if squared loss can work on them where they are and at no larger cost than on a copy."""
+    def _wide(self, features: Features, like: Oracle | None) -> list[Selection] | None:
+        """Rows of one table, if squared loss can work on them where they are and at no larger cost than on a copy.
+
+        Held-out rows are only multiplied, whatever their number.
+        """
         rows = [x for x in features if isinstance(x, Selection)]
         one = len(rows) == len(features) and len({id(x.table) for x in rows}) == 1
         if not one or self.loss != "squared" or self.intercept:
             return None
-        return rows if sum(len(x) ** 2 for x in rows) <= sum(len(x) for x in rows) * rows[0].shape[1] else None
+        cheap = sum(len(x) ** 2 for x in rows) <= sum(len(x) for x in rows) * rows[0].shape[1]
+        return rows if cheap or isinstance(like, WideOracle) else None
 
     def reshape(self, x: NDArray[np.float64] | Tensor, features: int) -> Coefficients:
         """A flat x as (features × outputs) weights and, with `intercept`, the outputs' offsets."""
