@@ -25,7 +25,7 @@ import comparison_cases as cases
 import scaffpd as sp
 from comparison_cases import METHODS, PROBLEM, toy
 from scaffpd.comparison import compete, pool
-from scaffpd.comparison.grid import configured, grid
+from scaffpd.comparison.grid import configured, grid, neighbours
 from scaffpd.comparison.journal import Journal
 from scaffpd.comparison.problem import Problem, carve
 from scaffpd.comparison.rows import MEASURES
@@ -745,3 +745,42 @@ def test_one_seed_may_choose_for_all():
     assert {run.job.point for run in both.finals} == {max(range(4), key=lambda k: (means[k], -k))}
     assert "of the first seed" in str(shared)
     assert "of 2 seeds" in str(both)
+
+
+def test_climbing_goes_beyond_the_edge_of_the_grid():
+    """A method whose best rate is far above its automatic one gets there, within twice the budget."""
+    problem = sp.Problem(
+        partial(sp.data.digits, clients=4, alpha=1.0, test_fraction=0.3), sp.Linear("softmax", classes=10), "digits"
+    )
+    method = {"FedAvg": sp.FedAvg(local_steps=2, local_rate=1e-5)}
+    options = {"rounds": 4, "tune": 3, "processes": 1, "progress": False, "select": "mean"}
+    fixed, climbed = sp.compare(method, problem, **options), sp.compare(method, problem, **options, climb=True)
+    tuned = [run for run in climbed.runs if run.job.phase == "tune"]
+    assert [run.job for run in climbed.runs[:3]] == [run.job for run in fixed.runs[:3]]
+    assert 3 < len(tuned) <= 6
+    assert climbed.finals[0].rates["local_rate"] > fixed.finals[0].rates["local_rate"]
+    merits = {run.job.point: run.merit("mean") for run in tuned}
+    assert climbed.finals[0].job.point == max(merits, key=lambda point: (merits[point], -point))
+    assert "among at most 6" in str(climbed)
+
+
+def test_a_climb_ends_where_all_neighbours_are_worse():
+    problem = sp.Problem(
+        partial(sp.data.digits, clients=4, alpha=1.0, test_fraction=0.3), sp.Linear("softmax", classes=10), "digits"
+    )
+    options = {"rounds": 3, "tune": 7, "processes": 1, "progress": False, "climb": True, "strengths": True}
+    found = sp.compare({"FedProx": sp.FedProx(local_steps=2)}, problem, **options)
+    lattice, tried = found.setting.lattice["FedProx"], {run.job.point for run in found.runs if run.job.phase == "tune"}
+    best = found.finals[0].job.point
+    assert len(tried) == 14 or set(neighbours(lattice, best)) <= tried
+
+
+def test_the_lattice_begins_with_the_grid():
+    for method in (sp.FedAvg(), sp.DRFA(sp.ChiSquare(0.1)), sp.FedProx()):
+        assert grid(method, 1000, True)[:9] == grid(method, 9, True)
+        lattice = grid(method, 1000, True)
+        near = neighbours(lattice, 0)
+        assert len(near) == 2 * len(lattice[0])
+        for point in near:
+            ratios = [lattice[point][name] / factor for name, factor in lattice[0].items()]
+            assert sorted(round(abs(2 * np.log10(r)), 9) for r in ratios) == [*[0.0] * (len(ratios) - 1), 1.0]

@@ -53,6 +53,11 @@ class Tally(AbstractContextManager["Tally"]):
         if self.bar is not None:
             self.bar.stop()
 
+    def expect(self, runs: int) -> None:
+        """So many more than was said at first."""
+        if self.bar is not None:
+            self.bar.update(self.task, total=self.bar.tasks[0].total + runs)
+
     def advance(self, text: str, runs: int = 1) -> None:
         """Redraw after so many more runs, the last of which was of `text`."""
         if self.bar is not None:

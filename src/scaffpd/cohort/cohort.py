@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -243,12 +243,17 @@ class Cohort:
         loss, accuracy = chosen.oracle.scores(self._point(x))
         return ClientScores(tuple(self._names), loss, accuracy, chosen.counts)
 
+    @property
+    def doubles(self) -> bool:
+        """Whether `exact` works."""
+        return hasattr(self._oracle, "double")
+
     def exact(self) -> Cohort:
         """The same clients on the same stored data, computed with in double precision; their test rows stay behind."""
-        if not hasattr(self._oracle, "double"):
+        if not self.doubles:
             raise InputError("Only clients whose features are rows of a table can change to double precision.")
-        other = copy.copy(self)
-        other._train = self._train._replace(oracle=self._oracle.double())
+        other, oracle = copy.copy(self), cast(Any, self._oracle)
+        other._train = self._train._replace(oracle=oracle.double())
         other._test, other._dtype, other._constants, other._fingerprint = None, torch.float64, None, None
         other._traffic, other._asked_last, other._sent = Traffic(), None, (None, set())
         other._number_size = other.start().element_size()

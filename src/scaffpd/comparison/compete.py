@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from scaffpd.comparison.grid import neighbours
 from scaffpd.comparison.journal import Journal
 from scaffpd.comparison.pool import Pool, cores
 from scaffpd.comparison.problem import Problem, fingerprint
@@ -32,6 +33,7 @@ def compare(
     select: str = "worst_20",
     strengths: bool = False,
     choosing: int | None = None,
+    climb: bool = False,
 ) -> Comparison:
     """Run every method on the same rows, from the same start, for the same number of rounds.
 
@@ -56,19 +58,27 @@ def compare(
             stay as given.
         choosing: how many of the seeds choose, by the mean of their measures, for all of them; by default each for
             itself. Only where all seeds have the same test rows and the same training rows, partitioned differently.
+        climb: whether to go on from the best configuration to its untried neighbours, with as large a budget again.
     """
-    setting = _settled(make_setting(methods, problem, seeds, rounds, tune, validation, select, strengths, choosing))
+    setting = _settled(
+        make_setting(methods, problem, seeds, rounds, tune, validation, select, strengths, choosing, climb)
+    )
     alone = cores() if setting.problem.device == "cpu" else 1  # processes would not share a device's memory
     workers = alone if processes is None else count("compare", "processes", processes)
     journal = Journal(out, setting.about() | {"data": _checked_data(setting)})
     with Pool(setting, workers) as pool, Tally(progress, len(_tuning(setting)) + len(_labels(setting))) as tally:
-        _work(pool, _tuning(setting), journal, tally)
+        tuning = _tuning(setting)
+        _work(pool, tuning, journal, tally)
+        while further := _further(setting, journal, tuning):
+            tally.expect(len(further))
+            _work(pool, further, journal, tally)
+            tuning += further
         finals = [_final(setting, journal, label, seed) for seed, label in _labels(setting)]
         for run in (item for item in finals if isinstance(item, Run)):
             journal.runs[run.job] = run
             tally.advance(run.job.method)
         _work(pool, [item for item in finals if isinstance(item, Job)], journal, tally)
-    order = [*_tuning(setting), *(item.job if isinstance(item, Run) else item for item in finals)]
+    order = [*tuning, *(item.job if isinstance(item, Run) else item for item in finals)]
     comparison = Comparison(setting, tuple(journal.runs[job] for job in order))
     if journal.folder is not None:
         comparison.to_csv(journal.folder)
@@ -117,18 +127,51 @@ def _work(pool: Pool, jobs: Sequence[Job], journal: Journal, tally: Tally) -> No
         tally.advance(run.job.method)
 
 
+def _choosers(setting: Setting, seed: int) -> tuple[int, ...]:
+    return (seed,) if setting.choosing is None else setting.choosers
+
+
+def _tried(setting: Setting, journal: Journal, label: str, seed: int) -> dict[int, list[Run]]:
+    """The tuning runs of one method that a seed's choice is made from, by configuration."""
+    table: dict[int, list[Run]] = {}
+    for point in range(len(setting.lattice[label])):
+        jobs = [Job(label, s, TUNE, point) for s in _choosers(setting, seed)]
+        if all(job in journal.runs for job in jobs):
+            table[point] = [journal.runs[job] for job in jobs]
+    return table
+
+
+def _best(table: dict[int, list[Run]], select: str) -> int | None:
+    """The configuration with the best measure, the earliest of equals; `None` where all fail."""
+    merits = {point: merit for point, runs in table.items() if (merit := _merit(runs, select)) is not None}
+    return max(merits, key=lambda point: (merits[point], -point)) if merits else None
+
+
+def _further(setting: Setting, journal: Journal, done: Sequence[Job]) -> list[Job]:
+    """What climbing tries next: the untried neighbours of every method's best, within its second budget."""
+    jobs: list[Job] = []
+    if not setting.climb:
+        return jobs
+    for label in dict.fromkeys(job.method for job in done):
+        for seed in setting.choosers if setting.choosing is None else setting.choosers[:1]:
+            table = _tried(setting, journal, label, seed)
+            best, left = _best(table, setting.select), 2 * setting.tune - len(table)
+            if best is not None:
+                near = [point for point in neighbours(setting.lattice[label], best) if point not in table]
+                jobs += [Job(label, s, TUNE, point) for point in near[:left] for s in _choosers(setting, seed)]
+    return jobs
+
+
 def _final(setting: Setting, journal: Journal, label: str, seed: int) -> Job | Run:
     """The final run with the best configuration; where none survived, why there is none."""
-    points = range(len(setting.grid(label)))
-    if len(points) == 1:
+    if len(setting.grid(label)) == 1:
         return Job(label, seed, FINAL, 0)
-    choosers = (seed,) if setting.choosing is None else setting.choosers
-    table = {point: [journal.runs[Job(label, s, TUNE, point)] for s in choosers] for point in points}
-    merits = {point: merit for point, runs in table.items() if (merit := _merit(runs, setting.select)) is not None}
-    if merits:
-        return Job(label, seed, FINAL, max(merits, key=lambda point: (merits[point], -point)))
+    table = _tried(setting, journal, label, seed)
+    best = _best(table, setting.select)
+    if best is not None:
+        return Job(label, seed, FINAL, best)
     refusals = [run.message for runs in table.values() for run in runs if run.status == REFUSED]
-    reason = refusals[0] if refusals else f"It diverged with each of its {len(points)} configurations."
+    reason = refusals[0] if refusals else f"It diverged with each of its {len(table)} configurations."
     return Run(Job(label, seed, FINAL, 0), {}, {}, SKIPPED, reason)
 
 

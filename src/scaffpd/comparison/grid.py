@@ -10,12 +10,17 @@ that are nearest to z = (½, …, ½), with + for rates and − for strengths: a
 cautious, so the grid leans towards larger ones, and towards weaker strengths. The settings as they are, z = 0, are
 always the first. With one rate and n = 5 the factors are 0.32, 1, 3.2, 10 and 32; with two rates and n = 5 they are
 (1, 1), (3.2, 1), (1, 3.2), (3.2, 3.2) and (10, 1). Methods with nothing to tune run once.
+
+Whoever lets methods climb goes on from the best point of the grid to its untried neighbours, one step up and down in
+each rate and strength, until the best has none left or as many again were tried: no choice is then at the edge of what
+was offered, unless the budget says so.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any
 
@@ -46,6 +51,18 @@ def grid(method: Any, budget: int, strong: bool = False) -> list[Factors]:
     points = itertools.product(range(-2 * reach, 2 * reach + 2), repeat=len(signs))
     nearest = sorted(points, key=_order)[:budget]
     return [{name: 10 ** (sign * k / 2) for (name, sign), k in zip(signs.items(), z, strict=True)} for z in nearest]
+
+
+def neighbours(lattice: Sequence[Factors], point: int) -> list[int]:
+    """The numbers of the points that differ from one by a single step of half a decade."""
+    place = {_steps(factors): k for k, factors in enumerate(lattice)}
+    here = _steps(lattice[point])
+    around = [(*here[:k], step + s, *here[k + 1 :]) for k, step in enumerate(here) for s in (-1, 1)]
+    return [place[z] for z in around if z in place]
+
+
+def _steps(factors: Factors) -> tuple[int, ...]:
+    return tuple(round(2 * math.log10(factor)) for factor in factors.values())
 
 
 def _order(z: tuple[int, ...]) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from scaffpd.comparison.problem import Problem
 from scaffpd.errors import InputError, count, real, unknown
 
 SELECTIONS = ("worst_20", "worst", "mean")
+LATTICE = 1000  # configurations within reach of a climb
 LONGEST = 48  # characters of a label made from a repr
 PLAIN = (int, float, str, type(None))
 
@@ -33,6 +35,7 @@ class Setting:
         select: the measure over clients that is chosen by: "worst_20", "worst" or "mean".
         strengths: whether the budget may also go to how fair a method is: ρ, q, θ, μ.
         choosing: how many seeds choose rates for all; `None` lets each choose its own.
+        climb: whether the best of the grid is followed beyond its edge.
     """
 
     methods: dict[str, Any]
@@ -44,6 +47,7 @@ class Setting:
     select: str
     strengths: bool = False
     choosing: int | None = None
+    climb: bool = False
 
     @property
     def choosers(self) -> tuple[int, ...]:
@@ -51,8 +55,14 @@ class Setting:
         return self.seeds[: self.choosing]
 
     def grid(self, label: str) -> list[Factors]:
-        """The configurations of one method."""
-        return grid(self.methods[label], self.tune, self.strengths)
+        """The configurations of one method that are tried in any case, the first of its lattice."""
+        return self.lattice[label][: self.tune]
+
+    @cached_property
+    def lattice(self) -> dict[str, list[Factors]]:
+        """All configurations that may ever be tried, by method."""
+        size = LATTICE if self.climb else self.tune
+        return {label: grid(method, size, self.strengths) for label, method in self.methods.items()}
 
     def about(self) -> dict[str, Any]:
         """The same as plain text and numbers, so that another setting can be told from this one."""
@@ -68,12 +78,13 @@ class Setting:
             "select": self.select,
             "strengths": self.strengths,
             **({} if self.choosing is None else {"choosing": self.choosing}),
+            **({"climb": True} if self.climb else {}),
         }
 
 
 def make_setting(
     methods: Any, problem: Any, seeds: Any, rounds: Any, tune: Any, validation: Any, select: Any, strengths: Any,
-    choosing: Any = None,
+    choosing: Any = None, climb: Any = False,
 ) -> Setting:  # fmt: skip
     """Check what a user handed to `compare`."""
     if not isinstance(problem, Problem):
@@ -93,6 +104,7 @@ def make_setting(
         select=select,
         strengths=bool(strengths),
         choosing=None if choosing is None else count("compare", "choosing", choosing),
+        climb=bool(climb),
     )
 
 

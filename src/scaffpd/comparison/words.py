@@ -39,7 +39,8 @@ def caption(comparison: Comparison, headings: Collection[str]) -> list[str]:
     setting, N, seeds = comparison.setting, comparison.clients, len(comparison.setting.seeds)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"seed {setting.seeds[0]}"
     tuned = "rates and strengths (ρ, q, θ, μ)" if setting.strengths else "rates"
-    chosen = f"{tuned} chosen among at most {setting.tune} on validation rows"
+    most = 2 * setting.tune if setting.climb else setting.tune
+    chosen = f"{tuned} chosen among at most {most} on validation rows"
     if setting.choosing is not None:
         chosen += f" of {'the first seed' if len(setting.choosers) == 1 else f'{len(setting.choosers)} seeds'}"
     rates = chosen if setting.tune > 1 else "automatic rates"
