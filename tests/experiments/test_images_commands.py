@@ -118,6 +118,7 @@ def test_the_same_command_again_changes_nothing(root, cifar10, monkeypatch):
     assert contents(cifar10) == before
 
 
+@pytest.mark.long
 def test_an_interrupted_study_goes_on_to_the_same_numbers(root, cifar10, tmp_path):
     log = cifar10 / "alpha-0.05" / "runs.jsonl"
     part = tmp_path / "alpha-0.05"
@@ -223,6 +224,7 @@ def test_the_tuned_baseline_of_rho_is_the_one_of_the_comparison(rho):
     assert float(last["worst_20"]) == pytest.approx(float(final["test_accuracy_worst_20"]), abs=1e-6)
 
 
+@pytest.mark.long
 def test_rho_again_gives_the_same_numbers(rho, root):
     before = contents(rho)
     assert reproduce(root, "rho", rho, "--quiet", network=light) == 0

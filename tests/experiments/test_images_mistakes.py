@@ -93,7 +93,11 @@ def test_a_folder_with_somebody_elses_runs(root, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("each", "words"),
-    [(10, "cannot give 20 clients 10 samples each out of 100"), (21, "found no partition"), (999, "there are 100")],
+    [
+        (10, "cannot give 20 clients 10 samples each out of 100"),
+        pytest.param(21, "found no partition", marks=pytest.mark.long),
+        (999, "there are 100"),
+    ],
 )
 def test_too_few_images_for_the_clients(each, words, root, tmp_path, capsys):
     assert reproduce(root, "cifar10", tmp_path, "--train-per-class", str(each), "--quiet", network=light) == 2
