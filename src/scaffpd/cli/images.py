@@ -14,7 +14,7 @@ import typer
 from scaffpd.cli.folder import prepare
 from scaffpd.cli.reproduce import WIDEST, section
 from scaffpd.cli.reproduce import reproduce as reproduce
-from scaffpd.errors import positive
+from scaffpd.errors import InputError, positive
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,12 +76,13 @@ class Request:
 
 
 def _request(data: Path | None, cache: Path, device: str, small: bool, quiet: bool, **changes: float | None) -> Request:
-    import torch
-
     from scaffpd.experiments.images.study import Place
+    from scaffpd.features import inputs
 
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    place = Place(data, cache, chosen, False if quiet else None)
+    chosen = inputs.place(device)
+    if chosen.type not in ("cpu", "cuda"):  # others are known to PyTorch, and no number was ever computed there
+        raise InputError(f"Unknown device {device!r}: choose 'auto', 'cpu' or 'cuda'.")
+    place = Place(data, cache, str(chosen), False if quiet else None)
     return Request(place, small, {name: value for name, value in changes.items() if value is not None}, quiet)
 
 
@@ -107,12 +108,12 @@ def _register(name: str, words: str, work: Work, folder: str) -> None:
         l2: L2 = None,
         quiet: Quiet = False,
     ) -> None:
-        prepare(out)
         asked = _request(
             data, cache, device, small, quiet, seeds=seeds, rounds=rounds, local_steps=local_steps, tune=tune,
             coordinates=coordinates, size=size, train_per_class=train_per_class,
             l2=None if l2 is None else positive("reproduce", "--l2", l2),
         )  # fmt: skip
+        prepare(out)
         written = work(asked, out)
         if not quiet:
             from rich.console import Console

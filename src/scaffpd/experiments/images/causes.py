@@ -70,7 +70,8 @@ def lines(found: Sequence[Cause]) -> Iterator[tuple[Any, ...]]:
 
 def table(found: Sequence[Cause]) -> tuple[list[str], list[list[str]]]:
     """Worst-20 % (and average) test accuracy for every l2 after every number of rounds, mean over partitions."""
-    rounds = [r for r in STOPS if r < len(found[0].curves[0].scores)]
+    last = len(found[0].curves[0].scores) - 1
+    rounds = [r for r in STOPS if r <= last] or [last]
     header = ["method", *(f"l2 = {cause.l2:g}, {r} rounds" for cause in found for r in rounds)]
     labels = dict.fromkeys(curve.label for curve in found[0].curves)
     return header, [[label, *(_cell(cause, label, r) for cause in found for r in rounds)] for label in labels]
@@ -79,7 +80,7 @@ def table(found: Sequence[Cause]) -> tuple[list[str], list[list[str]]]:
 def _cell(cause: Cause, label: str, r: int) -> str:
     scores = 100 * np.array([curve.scores[r] for curve in cause.curves if curve.label == label])
     average, worst = scores.mean(0)[:2]
-    return f"{worst:.1f} ({average:.1f})"
+    return "failed" if np.isnan(worst) else f"{worst:.1f} ({average:.1f})"
 
 
 def markdown(found: Sequence[Cause], title: str, command: str, hardware: str) -> str:

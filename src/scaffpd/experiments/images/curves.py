@@ -18,7 +18,7 @@ from scaffpd.experiments.images.study import Ground, Place
 from scaffpd.metrics import Summary
 from scaffpd.objectives import ChiSquare
 from scaffpd.progress import Tally
-from scaffpd.training import train
+from scaffpd.training import Status, train
 
 BASELINE = "SCAFFOLD"
 COLUMNS = ("method", "seed", "round", "average", "worst_20", "best_20")
@@ -62,14 +62,19 @@ def curves(here: Ground, alpha: float, place: Place, out: Path) -> list[Curve]:
 
 
 def follow(method: Any, cohort: Any, rounds: int, seed: int) -> NDArray[np.float64]:
-    """Test accuracy at the start and after every round."""
+    """Test accuracy at the start and after every round: NaN once it diverged, the last one once no step is taken."""
     scores = [_scores(cohort, cohort.start())]
 
     def look(moment: Any) -> None:
         scores.append(_scores(cohort, moment.state.x))
 
-    train(method, cohort, rounds=rounds, seed=seed, progress=False, callbacks=[look])
-    return np.array(scores)
+    with np.errstate(all="ignore"):  # a run overflows before it is called diverged
+        result = train(method, cohort, rounds=rounds, seed=seed, progress=False, callbacks=[look])
+    if result.status is Status.INTERRUPTED:  # half a run is none
+        raise KeyboardInterrupt
+    kept = scores[: result.rounds + 1]
+    rest = (np.nan,) * 3 if result.status is Status.DIVERGED else kept[-1]
+    return np.array(kept + [rest] * (rounds + 1 - len(kept)))
 
 
 def _scores(cohort: Any, x: Any) -> tuple[float, float, float]:

@@ -92,9 +92,7 @@ class Study:
 def ground(plan: Plan, place: Place) -> Ground:
     """Load the images and compute their features, or find them in the cache."""
     start = time.perf_counter()
-    images = LOADERS[plan.dataset](place.data)
-    if plan.train_per_class is not None and plan.test_per_class is not None:
-        images = images.subset(plan.train_per_class, plan.test_per_class)
+    images = _fewer(LOADERS[plan.dataset](place.data), plan)
     table = features(
         images, backbone(BACKBONE, place.data, size=plan.size), coordinates=plan.coordinates, device=place.device,
         dtype=plan.stored, precision="tf32" if place.device.startswith("cuda") else "float32", cache=place.cache,
@@ -102,6 +100,15 @@ def ground(plan: Plan, place: Place) -> Ground:
     )  # fmt: skip
     labels = (np.asarray(images.train.y), np.asarray(images.test.y))
     return Ground(plan, table, *labels, len(images.classes), images.source, time.perf_counter() - start)
+
+
+def _fewer(images: data.Images, plan: Plan) -> data.Images:
+    """As many images of every class as the plan says; of the part that it leaves open, all that every class has."""
+    wanted = ((images.train, plan.train_per_class), (images.test, plan.test_per_class))
+    if all(number is None for _, number in wanted):
+        return images
+    common = [int(np.bincount(part.y, minlength=len(images.classes)).min()) for part, _ in wanted]
+    return images.subset(*(k if number is None else number for k, (_, number) in zip(common, wanted, strict=True)))
 
 
 def study(plan: Plan, place: Place, out: Path) -> Study:

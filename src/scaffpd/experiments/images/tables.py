@@ -29,7 +29,7 @@ def header(study: Study) -> list[str]:
 def rows(study: Study) -> Iterator[list[str]]:
     """A line per method, the best of ours in every column between asterisks."""
     best = {
-        (alpha, name): max(line.mean[name] for line in comparison.table if not line.failures)
+        (alpha, name): max((line.mean[name] for line in comparison.table if not line.failures), default=math.nan)
         for alpha, comparison in study.comparisons.items()
         for name in (AVERAGE, WORST)
     }
