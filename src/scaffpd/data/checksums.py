@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,7 +23,7 @@ def checksum(piece: NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data).hexdigest()
 
 
-def checksums(values: NDArray[Any], starts: Iterable[int], size: int) -> Iterator[str]:
+def checksums(values: NDArray[Any], starts: Iterable[int], size: int) -> Generator[str, None, None]:
     """Those of values[k : k + size] for k in `starts`, in order."""
     threads = ThreadPoolExecutor(min(THREADS, _cores()))
     try:
