@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -127,6 +129,120 @@ def test_thirty_percent_of_the_clients_lose_seventy_percent():
         sp.data.thinned([[0.5]])
     with pytest.raises(InputError, match="of at least 0, but client 0 has -1"):
         sp.data.thinned([[-1, 3]])
+
+
+# ------------------------------------------------------------------ labels
+
+
+@quick
+@given(seeds, st.integers(1, 6), st.floats(1e-3, 10), st.integers(12, 20))
+def test_balanced_clients_have_at_most_their_part_and_one_label(seed, clients, alpha, classes):
+    y = labels(seed, classes=classes)
+    parts = sp.data.dirichlet(y, y, clients, alpha, seed, minimum=1, balanced=True)
+    assert cut_of(parts, 200)
+    assert len(parts) == clients
+    assert max(map(len, parts)) < 200 / clients + np.bincount(y).max()
+    assert same(parts, sp.data.dirichlet(y, y, clients, alpha, seed, minimum=1, balanced=True))
+
+
+def test_balanced_sizes_spread_much_less():
+    y = np.repeat(np.arange(100), 50)
+
+    def spread(balanced):
+        cuts = [sp.data.dirichlet(y, y, 20, 0.01, seed, balanced=balanced) for seed in range(10)]
+        return np.mean([np.std([len(rows) for rows in parts]) for parts in cuts])
+
+    assert spread(True) < spread(False) / 2
+
+
+def test_full_clients_that_had_all_the_shares():
+    """α so small that shares are zeros and ones: label after label would go to one client, full or not."""
+    y = np.repeat(np.arange(10), 10)
+    for seed in range(20):
+        parts = sp.data.dirichlet(y, y, 5, 1e-300, seed, balanced=True)
+        assert [len(rows) for rows in parts] == [20] * 5
+    with pytest.raises(InputError, match="True or False for balanced"):
+        sp.data.dirichlet(y, y, 5, 1.0, balanced="yes")
+
+
+def test_the_unbalanced_numbers_stay():
+    y = np.random.default_rng(5).integers(0, 7, 500)
+    parts = sp.data.dirichlet(y, y, 6, 0.3, 1)
+    digest = hashlib.sha256(np.concatenate([*parts, [len(rows) for rows in parts]]).tobytes()).hexdigest()
+    assert digest.startswith("c72e873143b86746")
+
+
+ODD = {
+    "NaN": [0.0, 1.0, np.nan, 1.0],
+    "all NaN": [np.nan] * 4,
+    "None": ["a", "b", None, "a"],
+    "NaN among text": ["a", "b", float("nan"), "a"],
+    "masked": np.ma.masked_array([0, 1, 0, 1], [False, False, True, False]),
+    "no date": np.array(["2020", "2021", "NaT", "2020"], dtype="M8[D]"),
+}
+PARTITIONERS = {
+    "dirichlet": lambda y, seed=0: sp.data.dirichlet(np.zeros(len(y)), y, 2, 1.0, seed, minimum=1),
+    "shards": lambda y, seed=0: sp.data.shards(y, 2, 1, seed),
+    "like_training": lambda y, seed=0: sp.data.like_training([[0, 1]], y, y, seed),
+    "thinned": lambda y, seed=0: sp.data.thinned([[0, 1], [2]], seed=seed),
+    "quantity_skew": lambda y, seed=0: sp.data.quantity_skew(y, 2, 1.0, seed, minimum=1),
+    "natural": lambda y: sp.data.natural(y),
+}
+
+
+@pytest.mark.parametrize("partitioner", ["dirichlet", "shards", "like_training", "natural"])
+@pytest.mark.parametrize("kind", ODD)
+def test_missing_labels_are_refused(kind, partitioner):
+    number = 0 if kind == "all NaN" else 2
+    with pytest.raises(InputError, match=f"{partitioner} needs a .* for every sample, but sample {number} has none"):
+        PARTITIONERS[partitioner](ODD[kind])
+
+
+@pytest.mark.parametrize("partitioner", ["dirichlet", "shards", "like_training", "natural"])
+@pytest.mark.parametrize("y", [np.array(["a", 1, "b", 2], dtype=object), ["a", 1, "b", 2], [b"a", "a", "b", "b"]])
+def test_labels_of_several_types_are_refused(y, partitioner):
+    with pytest.raises(InputError, match=f"{partitioner} needs .* of one type that can be sorted, got a mixture"):
+        PARTITIONERS[partitioner](y)
+
+
+def test_missing_labels_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(InputError, match="sample 2 has none"):
+        PARTITIONERS["shards"](pandas.Series([1, 2, None, 1], dtype="Int64"))
+
+
+@pytest.mark.parametrize("partitioner", ["dirichlet", "shards", "like_training", "thinned", "quantity_skew"])
+@pytest.mark.parametrize("seed", [-1, "a", 1.5, None, True])
+def test_seeds_that_are_none(seed, partitioner):
+    with pytest.raises(InputError, match=f"{partitioner} needs a whole number seed >= 0"):
+        PARTITIONERS[partitioner]([0, 1, 0, 1], seed)
+
+
+@pytest.mark.parametrize("X", [3, "abc", None, [[1], [1, 2], [3], [4]]])
+def test_samples_that_cannot_be_counted(X):
+    with pytest.raises(InputError, match="dirichlet needs X as an array with one entry per sample"):
+        sp.data.dirichlet(X, [0, 1, 0, 1], 2, 1.0)
+
+
+def test_counting_samples_copies_nothing(monkeypatch):
+    rows = sp.data.Table(np.zeros((4, 2))).rows(np.arange(4))
+    monkeypatch.setattr(type(rows), "__array__", None)
+    assert cut_of(sp.data.dirichlet(rows, [0, 1, 0, 1], 2, 1.0), 4)
+
+
+def test_steps_of_a_chain_draw_numbers_of_their_own(monkeypatch):
+    """The same seed throughout is what everybody uses; one step must not repeat another's numbers."""
+    asked, real = [], np.random.default_rng
+
+    def noted(seed):
+        asked.append(real(seed).random(4).tolist())
+        return real(seed)
+
+    monkeypatch.setattr(np.random, "default_rng", noted)
+    for partitioner in ("dirichlet", "thinned", "like_training"):
+        PARTITIONERS[partitioner]([0, 1, 0, 1], 7)
+    assert len({tuple(numbers) for numbers in asked}) == 3
+    assert asked[0] == real(7).random(4).tolist()
 
 
 # ------------------------------------------------------------------ natural

@@ -65,6 +65,35 @@ def test_a_table_and_its_folder_are_named(folder, capsys):
     assert capsys.readouterr().out.splitlines()[2] == out[2]
 
 
+@pytest.mark.parametrize(("gpu", "precision"), [(True, "tf32"), (False, "float32")])
+def test_the_table_is_the_one_that_reproduce_looks_for(gpu, precision, folder, monkeypatch):
+    import inspect
+
+    import scaffpd.features
+    from scaffpd.cli.images import reproduce
+
+    asked = {}
+
+    def noted(*_, **options):
+        asked.update(options)
+        raise scaffpd.InputError("Enough.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(scaffpd.features, "features", noted)
+    line = command(folder)
+    for option in ("--device", "--cache"):
+        del line[line.index(option) : line.index(option) + 2]
+    assert cli.run(line) == 2
+    (other,) = [c for c in reproduce.registered_commands if c.name == "cifar100"]
+    assert asked["cache"] == inspect.signature(other.callback).parameters["cache"].default
+    assert asked["precision"] == precision
+    assert asked["device"].type == ("cuda" if gpu else "cpu")
+    assert asked["verify"] is None
+    assert cli.run([*line, "--precision", "bfloat16", "--verify"]) == 2
+    assert asked["precision"] == "bfloat16"
+    assert asked["verify"] is True
+
+
 def test_fewer_images_and_no_words(folder, capsys):
     assert cli.run(command(folder, "--images-per-class", "3", "--quiet", "--memory", "1GB")) == 0
     assert capsys.readouterr().out == ""

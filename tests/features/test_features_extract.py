@@ -158,7 +158,8 @@ def test_the_second_time_nothing_is_computed(net, tmp_path, monkeypatch, capsys)
     np.testing.assert_array_equal(first.values, again.values)
     assert isinstance(again.values, np.memmap)
     assert first.key == again.key == folder_of(tmp_path).name
-    assert sorted(os.listdir(folder_of(tmp_path))) == ["lock", "meta.json", "normalisation.npz", "values.npy"]
+    files = ["lock", "meta.json", "normalisation.npz", "values.npy", "verified.json"]
+    assert sorted(os.listdir(folder_of(tmp_path))) == files
     meta = json.loads((folder_of(tmp_path) / "meta.json").read_text())
     assert meta["samples_per_second"] > 0
     assert meta["method"] == "layers"
@@ -232,7 +233,7 @@ def test_the_correction_in_place_survives_interruptions(moment, net, tmp_path, m
         if start != 40:
             return replace(self, values, start, piece)
         if moment in ("after the copy", "half way"):
-            np.save(self.folder / "piece-40.npy", piece)
+            np.save(self.folder / f"piece-40-{store.checksum(piece)}.npy", piece)
         if moment == "half way":
             values[40:47] = piece[:7]
         raise StopError
@@ -275,6 +276,7 @@ def damage_bits(folder):
         byte = file.read(1)
         file.seek(2000)
         file.write(bytes([byte[0] ^ 1]))
+    os.utime(folder / "values.npy")  # clocks of files may tick slowly
 
 
 def damage_missing(folder):
@@ -292,13 +294,153 @@ def test_damage_is_found(damage, net, tmp_path):
     features(pictures(), net, coordinates=40, cache=tmp_path)
 
 
-def test_large_tables_are_verified_when_asked(net, tmp_path, monkeypatch):
+def counted(monkeypatch):
+    """The numbers of pieces that were hashed to verify a table."""
+    seen, real = [], store.checksums
+
+    def noted(values, starts, size):
+        seen.append(len(starts))
+        return real(values, starts, size)
+
+    monkeypatch.setattr(store, "checksums", noted)
+    return seen
+
+
+def test_tables_are_verified_once_and_again_when_their_file_changes(net, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "PIECE", 40 * 2 * 20)  # twenty rows
+    seen, options = counted(monkeypatch), {"coordinates": 40, "cache": tmp_path}
+    expected = features(pictures(), net, **options).values
+    features(pictures(), net, **options)
+    assert seen == []  # what has just been computed is known to be right
+    folder = folder_of(tmp_path)
+    os.utime(folder / "values.npy", ns=(1, 1))
+    for _ in range(3):
+        features(pictures(), net, **options)
+    assert seen == [5]
+    assert json.loads((folder / "verified.json").read_text())["mtime_ns"] == 1
+    features(pictures(), net, verify=True, **options)
+    assert seen == [5, 5]
+    for content in ("{", "[]", '{"size": 1}', None):
+        (folder / "verified.json").unlink() if content is None else (folder / "verified.json").write_text(content)
+        np.testing.assert_array_equal(features(pictures(), net, **options).values, expected)
+    assert seen == [5] * 6
+    damage_bits(folder)
+    features(pictures(), net, verify=False, **options)
+    assert seen == [5] * 6
+    for _ in range(2):  # damage is never taken for verified
+        with pytest.raises(InputError, match="checksum"):
+            features(pictures(), net, **options)
+
+
+def test_a_cache_that_may_only_be_read(net, tmp_path, monkeypatch):
     features(pictures(), net, coordinates=40, cache=tmp_path)
-    damage_bits(folder_of(tmp_path))
-    monkeypatch.setattr(extract, "SMALL", 0)
-    features(pictures(), net, coordinates=40, cache=tmp_path)
-    with pytest.raises(InputError, match="checksum"):
-        features(pictures(), net, coordinates=40, cache=tmp_path, verify=True)
+    (folder_of(tmp_path) / "verified.json").unlink()
+
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(store, "atomically", denied)
+    assert len(features(pictures(), net, coordinates=40, cache=tmp_path)) == 85
+
+
+def interrupted(net, cache, monkeypatch, at=40, **options):
+    """A run that stops while it corrects the piece from row `at` on, after the copy has been written."""
+    monkeypatch.setattr(store, "PIECE", 60 * 4 * 20)  # twenty rows
+    monkeypatch.setattr(job, "SAMPLE", 10)
+    real = store.Store.replace
+
+    def broken(self, values, start, piece):
+        real(self, values, start, piece)
+        if start == at:
+            raise StopError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.Store, "replace", broken)
+        with pytest.raises(StopError):
+            features(pictures(), net, cache=cache, coordinates=60, dtype="float32", **options)
+    return folder_of(cache)
+
+
+def test_pieces_of_an_earlier_run_are_not_restored(net, tmp_path, monkeypatch):
+    folder = interrupted(net, tmp_path, monkeypatch)
+    options = {"coordinates": 60, "dtype": "float32"}
+    expected = features(pictures(), net, **options).values
+    (folder / "state.npz").unlink()
+    (copy,) = folder.glob("piece-*.npy")
+    other = np.load(copy) + 1
+    np.save(folder / "piece-0.npy", other)
+    np.save(folder / f"piece-20-{store.checksum(other)}.npy", other)
+    (folder / "draft-piece-20.npy").touch()
+    np.testing.assert_array_equal(features(pictures(), net, cache=tmp_path, **options).values, expected)
+    assert not [*folder.glob("piece-*"), *folder.glob("draft-*")]
+
+
+@pytest.mark.parametrize("damage", ["bits", "cut", "empty", "shape", "dtype", "pickle", "nameless"])
+def test_a_damaged_copy_of_a_piece(damage, net, tmp_path, monkeypatch):
+    folder = interrupted(net, tmp_path, monkeypatch)
+    (copy,) = folder.glob("piece-40-*.npy")
+    piece = np.load(copy)
+    if damage == "bits":
+        np.save(copy, np.where(np.arange(60) == 7, piece + 1, piece))
+    elif damage == "shape":
+        np.save(copy, piece.reshape(40, 30))
+    elif damage == "dtype":
+        np.save(copy, piece.view(np.int32))
+    elif damage == "pickle":
+        np.save(copy, np.array([{}]), allow_pickle=True)
+    elif damage == "nameless":
+        copy.rename(folder / "piece-40.npy")
+    else:
+        os.truncate(copy, 1000 if damage == "cut" else 0)
+    with pytest.raises(InputError, match=r"are damaged \(the copy of rows from 40 on does not have its checksum\)"):
+        features(pictures(), net, cache=tmp_path, coordinates=60, dtype="float32")
+
+
+def test_one_copy_at_a_time_takes_room(net, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "PIECE", 60 * 2 * 20)
+    copies, real = [], store.Store.commit
+
+    def counted(self, values, **state):
+        real(self, values, **state)
+        copies.append(len(list(self.folder.glob("piece-*"))))
+
+    monkeypatch.setattr(store.Store, "commit", counted)
+    features(pictures(), net, cache=tmp_path, coordinates=60)
+    assert copies == [0, 1, 1, 1, 1, 1]
+
+
+def test_what_lay_on_disk_between_two_runs_is_verified(net, tmp_path, monkeypatch):
+    folder = interrupted(net, tmp_path, monkeypatch)
+    with (folder / "values.npy").open("r+b") as file:
+        file.seek(2000)  # a row that had its checksum
+        file.write(b"\0\0\0\0")
+    options = {"coordinates": 60, "dtype": "float32", "cache": tmp_path}
+    features(pictures(), net, **options)
+    with pytest.raises(InputError, match="rows from 0 on do not have their checksum"):
+        features(pictures(), net, **options)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: {},
+        lambda state: {k: v for k, v in state.items() if k != "rows"},
+        lambda state: {k: v for k, v in state.items() if k != "largest"},
+        lambda state: state | {"rows": np.array(3)},
+        lambda state: state | {"rows": np.array([100, 70])},
+        lambda state: state | {"rows": np.array([30, 30])},
+        lambda state: state | {"mean": np.zeros(3)},
+        lambda state: state | {"sums": np.array(["a"] * 9)},
+        lambda state: state | {"sums": np.zeros(2)},
+    ],
+)
+def test_a_state_that_is_not_one_of_the_table(change, net, tmp_path, monkeypatch):
+    folder = interrupted(net, tmp_path, monkeypatch)
+    with np.load(folder / "state.npz") as file:
+        state = dict(file)
+    np.savez(folder / "state.npz", **change(state))
+    with pytest.raises(InputError, match=r"are damaged \(state\.npz is not one of this table\): delete that folder"):
+        features(pictures(), net, cache=tmp_path, coordinates=60, dtype="float32")
 
 
 def test_a_damaged_state(net, tmp_path, monkeypatch):
@@ -322,13 +464,29 @@ def test_one_writer_at_a_time(net, tmp_path):
 
 
 def test_a_full_disk_is_refused_before_any_work(net, tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)._replace(free=85 * 2 * 30)
+    usage = shutil.disk_usage(tmp_path)._replace(free=85 * 2 * 60)
     monkeypatch.setattr(room.shutil, "disk_usage", lambda _: usage)
-    monkeypatch.setattr(job.Job, "_provisional", None)
-    with pytest.raises(InputError, match=r"17 kB and 5\.1 kB are free .*: coordinates=30 would fit"):
-        features(pictures(), net, coordinates=100, cache=tmp_path)
-    with pytest.raises(InputError, match=r"dtype='float16', or coordinates=15 would fit"):
-        features(pictures(), net, coordinates=30, cache=tmp_path, dtype="float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(job.Job, "_provisional", None)
+        with pytest.raises(InputError, match=r"34 kB and 10\.2 kB are free .*: coordinates=30 would fit"):
+            features(pictures(), net, coordinates=100, cache=tmp_path)
+        with pytest.raises(InputError, match=r"dtype='float16', or coordinates=15 would fit"):
+            features(pictures(), net, coordinates=30, cache=tmp_path, dtype="float32")
+    assert len(features(pictures(), net, coordinates=30, cache=tmp_path)) == 85
+
+
+def test_the_disk_needs_all_rows_and_one_piece(tmp_path, monkeypatch):
+    def full(free, columns=1000):
+        monkeypatch.setattr(room.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
+        room.check_table(tmp_path, 500, columns, 2, piece=100_000)
+
+    full(1_100_000)  # and not twice a million
+    with pytest.raises(InputError, match=r"need 1\.1 MB and 1\.1 MB are free .*: coordinates=999 would fit"):
+        full(1_099_999)
+    full(1_099_999, 999)
+    with pytest.raises(InputError, match="coordinates=50 would fit"):
+        full(100_000)
+    full(100_000, 50)
 
 
 def test_too_little_memory(net, monkeypatch):
@@ -337,6 +495,14 @@ def test_too_little_memory(net, monkeypatch):
     monkeypatch.setattr(room, "free", lambda _: 10_000)
     with pytest.raises(InputError, match="a cache folder on a disk"):
         features(pictures(), net, coordinates=40, memory="1GB", chunk=5, dtype="float32")
+
+
+def test_the_smaller_of_chunk_and_memory_counts(net):
+    with pytest.raises(InputError, match=r"One image at a time needs about .* and 10 B may be used"):
+        features(pictures(), net, coordinates=40, memory=10, chunk=40)
+    cpu = torch.device("cpu")
+    assert room.chunk(1000, 5999, cpu, 40) == 5
+    assert room.chunk(1000, 10**9, cpu, 400) == room.chunk(1000, None, cpu, 400) == 400
 
 
 def test_chunks_grow_with_memory():
@@ -400,6 +566,8 @@ def test_half_precision_that_overflows_is_refused(net, monkeypatch):
         ({"dtype": "float64"}, "Unknown dtype"),
         ({"coordinates": 0}, "coordinates >= 1"),
         ({"chunk": 0}, "chunk >= 1"),
+        ({"seed": -1}, "features needs a whole number seed >= 0, got -1"),
+        ({"seed": "a"}, "features needs a whole number seed >= 0, got 'a'"),
         ({"precision": "half"}, "Unknown precision"),
         ({"device": "gpu"}, "choose 'auto', 'cpu' or 'cuda'"),
     ],

@@ -27,14 +27,17 @@ def features(
     size: Annotated[int, typer.Option(min=8, help="Pixels a side to which images are resized.")] = 224,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Format of storage: float16 or float32.")] = "float16",
-    precision: Annotated[str, typer.Option(help="Of the network on a GPU: float32, tf32 or bfloat16.")] = "float32",
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Of the network: float32, tf32, bfloat16.", show_default="tf32 on a GPU, else float32"),
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="For a chunk: 4GB.", show_default="a share of the free")] = None,
-    cache: Annotated[Path, typer.Option("--cache", "--out", help="Folder for tables.")] = Path("scaffpd-features"),
+    cache: Annotated[Path, typer.Option("--cache", "--out", help="Folder for tables.")] = Path("features"),
     images_per_class: Annotated[
         int | None, typer.Option(min=1, help="Of training and test images each.", show_default="all")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random head and the coordinates.")] = 0,
-    verify: Annotated[bool, typer.Option("--verify", help="Check the checksums of a table that is there.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the checksums of a table once more.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the table and print nothing.")] = False,
 ) -> None:
     """Gradients or last features of a network as a table; the same command again goes on or finds it done."""
@@ -43,7 +46,10 @@ def features(
     from scaffpd import data as sources  # seconds, so not for --help
     from scaffpd.features import backbone as known
     from scaffpd.features import features as extract
+    from scaffpd.features.inputs import place
 
+    where = place(device)
+    exact = precision or ("tf32" if where.type == "cuda" else "float32")  # as `scaffpd reproduce` has it
     network = known(backbone, data, size)
     images = getattr(sources, DATASETS[dataset])(data)
     if images_per_class is not None:
@@ -53,8 +59,8 @@ def features(
     started = time.perf_counter()
     try:
         table = extract(
-            images, network, kind, coordinates, seed, memory=memory, device=device, dtype=dtype, precision=precision,
-            cache=cache, progress=False if quiet else None, verify=verify,
+            images, network, kind, coordinates, seed, memory=memory, device=where, dtype=dtype, precision=exact,
+            cache=cache, progress=False if quiet else None, verify=verify or None,
         )  # fmt: skip
     except KeyboardInterrupt:
         typer.echo("Interrupted: the same command goes on from here.", err=True)

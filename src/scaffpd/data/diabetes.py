@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scaffpd.data.partition import natural
+from scaffpd.data.seeds import generator
 from scaffpd.data.silos import Silos, checked_fraction, held_out, standardiser
 from scaffpd.errors import unknown
 
@@ -32,7 +33,7 @@ def diabetes(by: str = "age", test_fraction: float = 0.0, seed: int = 0) -> Silo
     X, y = np.delete(data.data, column, axis=1), (data.target > np.median(data.target)).astype(np.int64)
     values = data.data[:, column].astype(np.int64)
     codes, parts = natural(np.clip(values // 10, 2, 6) if by == "age" else values)
-    random = np.random.default_rng(seed)
+    random = generator("diabetes", seed)
     out = [held_out(y[rows], fraction, random) for rows in parts]
     kept = [rows[~gone] for rows, gone in zip(parts, out, strict=True)]
     mean, deviation = standardiser([X[rows] for rows in kept])

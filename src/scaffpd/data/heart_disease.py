@@ -21,6 +21,7 @@ from importlib import resources
 
 import numpy as np
 
+from scaffpd.data.seeds import generator
 from scaffpd.data.silos import Client, Labels, Matrix, Silos, checked_fraction, held_out, standardiser
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -43,7 +44,7 @@ def heart_disease(test_fraction: float = 0.3, seed: int = 0) -> Silos:
         seed: the same seed, the same split.
     """
     fraction = checked_fraction("heart_disease", test_fraction)
-    random = np.random.default_rng(seed)
+    random = generator("heart_disease", seed)
     hospitals = [read(name) for name in HOSPITALS]
     out = [held_out(y, fraction, random) for _, y in hospitals]
     train, test = prepare(

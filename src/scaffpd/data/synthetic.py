@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.data.seeds import generator
 from scaffpd.errors import InputError, count, real
 
 Regression = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -46,7 +47,7 @@ def synthetic(
     for name, value in (("c", c), ("sigma", sigma), ("scaling", scaling)):
         if not 0 <= real("synthetic", name, value) < float("inf"):
             raise InputError(f"synthetic needs {name} >= 0 and finite, got {value!r}.")
-    random = np.random.default_rng(seed)
+    random = generator("synthetic", seed)
     truth = c * random.standard_normal(d)
     scale = 10 ** random.uniform(-scaling, scaling, d) if scaling else np.ones(d)
     clients = []

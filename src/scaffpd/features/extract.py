@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from scaffpd.data.seeds import checked_seed
 from scaffpd.data.table import Table
 from scaffpd.errors import InputError, count
 from scaffpd.features import inputs, room
@@ -24,8 +25,6 @@ from scaffpd.features.job import Job
 from scaffpd.features.lock import alone
 from scaffpd.features.precision import check
 from scaffpd.features.store import finished
-
-SMALL = 64 * 2**20  # bytes up to which checksums are always verified
 
 
 def features(
@@ -42,7 +41,7 @@ def features(
     precision: str = "float32",
     cache: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
-    verify: bool = False,
+    verify: bool | None = None,
 ) -> Table:
     """The table of features, from the cache where it is complete there, else computed (on from where it stopped).
 
@@ -52,19 +51,21 @@ def features(
         kind: "entk" or "penultimate".
         coordinates: how many of the gradient's are kept.
         seed: of the random head, the coordinates and the provisional sample.
-        chunk: images at a time; None: as many as fit into `memory`.
+        chunk: images at a time, or as many as fit into `memory` if those are fewer.
         memory: bytes, or "4GB"; None: a share of what is free.
         device: "auto", "cpu", "cuda".
         dtype: "float16" or "float32", of storage.
         precision: "float32", "tf32" or "bfloat16", of the network on a GPU.
         cache: folder; None keeps the table in memory.
         progress: a bar on standard error; None where a person looks.
-        verify: compare a cached table with its checksums even where it is large.
+        verify: compare a cached table with its checksums: True, now; False, not; None, if the file of values is not
+            the one (by size and time of change) for which that was done last, or at all. A table that was computed here
+            needs it no more. It reads all values and hashes 0.3 to 1.5 GB/s on each core.
     """
     inputs.options(kind, dtype)
     check(precision)
     budget, where, given = room.parse(memory), inputs.place(device), inputs.pictures(images)
-    count("features", "coordinates", coordinates)
+    coordinates, seed = count("features", "coordinates", coordinates), checked_seed("features", seed)
     if chunk is not None:
         count("features", "chunk", chunk)
     fields, key = inputs.about(
@@ -79,8 +80,8 @@ def features(
             return _table(job.run(progress), key)
     store, meta = done
     values = store.open()
-    if verify or store.size <= SMALL:
-        store.verify(values, meta["sha256"])
+    if verify is not False:
+        store.verify(values, meta["sha256"], again=bool(verify))
     return _table(values, key)
 
 

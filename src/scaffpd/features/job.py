@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import scaffpd
+from scaffpd.data.checksums import checksum
 from scaffpd.errors import InputError
 from scaffpd.features import inputs, room
 from scaffpd.features.backbones import Backbone
 from scaffpd.features.per_sample import Entk
-from scaffpd.features.statistics import Sums, correction, floored
-from scaffpd.features.store import State, Store, checksum
+from scaffpd.features.statistics import Sums, correction, scales
+from scaffpd.features.store import STATE, State, Store, corrupt
 from scaffpd.features.writer import Writer
 from scaffpd.progress import Tally
 
@@ -44,7 +45,7 @@ class Job:
         else:
             self.map = inputs.Penultimate(backbone.trunk, example, precision)
         self.columns = self.map.coordinates
-        self.chunk = chunk or room.chunk(self.map.room + 48 * backbone.size**2, memory, self.device)
+        self.chunk = room.chunk(self.map.room + 48 * backbone.size**2, memory, self.device, chunk)
         self.store = Store(folder, self.rows, self.columns, fields["dtype"])
         self.sums = Sums.zeros(self.columns, self.device)
 
@@ -60,7 +61,8 @@ class Job:
             self._fill(values, done, bar, started)
             rate = (self.rows - done) / (time.perf_counter() - started) if done < self.rows else None
             bar.advance("standardising", 0)
-            m, s, sums = self._correct(values, state)
+            before = [] if state is None else [str(name) for name in state["sums"]]
+            m, s, sums = self._correct(values, before)
         meta = self.fields | {
             "train": self.train, "method": self.map.method, "chunk": self.chunk, "device": str(self.device),
             "samples_per_second": rate, "versions": {"scaffpd": scaffpd.__version__, "torch": torch.__version__},
@@ -68,7 +70,13 @@ class Job:
         chosen = self.map.chosen if isinstance(self.map, Entk) else np.arange(self.columns)
         mean, deviation = self.mean + self.deviation * m, self.deviation * s
         self.store.finish(
-            values, meta, sums, coordinates=chosen, mean=mean.cpu().numpy(), deviation=deviation.cpu().numpy()
+            values,
+            meta,
+            sums,
+            not before,
+            coordinates=chosen,
+            mean=mean.cpu().numpy(),
+            deviation=deviation.cpu().numpy(),
         )
         return values if self.store.folder is None else self.store.open()
 
@@ -105,8 +113,7 @@ class Job:
         few = Sums.zeros(self.columns, self.device)
         for k in range(0, len(numbers), self.chunk):
             few.add(self._raw(numbers[k : k + self.chunk]))
-        self.mean, deviation = few.moments()
-        self.deviation = floored(deviation, self.map.groups)
+        self.mean, self.deviation = scales(few, self.map.groups)
 
     def _fill(self, values: NDArray[Any], done: int, bar: Tally, started: float) -> None:
         """Z = (g - m⁰) / s⁰ of every image that is not there yet."""
@@ -149,18 +156,30 @@ class Job:
         )  # fmt: skip
 
     def _resume(self, state: State) -> int:
+        """How many rows are there, after a look at whether the state can be one of this table."""
+        if not self._fits(state):
+            assert self.store.folder is not None
+            raise corrupt(self.store.folder, f"{STATE} is not one of this table")
         self.mean, self.deviation, first, second, largest = (torch.from_numpy(state[n]).to(self.device) for n in NAMES)
         self.sums = Sums(first, second, largest, int(state["rows"][1]))
         return int(state["rows"][0])
 
-    def _correct(self, values: NDArray[Any], state: State | None) -> tuple[Tensor, Tensor, list[str]]:
-        """Z ← (z - m¹) / s¹ in place, piece by piece; which pieces are done is noted."""
+    def _fits(self, state: State) -> bool:
+        if not {*NAMES, "rows", "sums"} <= state.keys():
+            return False
+        rows, sums, columns = state["rows"], state["sums"], [state[name] for name in NAMES]
+        if rows.shape != (2,) or rows.dtype.kind not in "iu" or not 0 <= rows[0] <= self.rows:
+            return False
+        if sums.ndim != 1 or sums.dtype.kind != "U" or len(sums) > len(self.store.pieces):
+            return False
+        complete = rows[1] == min(rows[0], self.train) and (rows[0] == self.rows or not len(sums))
+        return bool(complete) and all(c.shape == (self.columns,) and c.dtype == np.float64 for c in columns)
+
+    def _correct(self, values: NDArray[Any], sums: list[str]) -> tuple[Tensor, Tensor, list[str]]:
+        """Z ← (z - m¹) / s¹ in place, piece by piece, of those that do not have a checksum yet."""
         m, s = correction(self.sums, self.mean, self.deviation, self.map.groups)
-        sums = [] if state is None else [str(name) for name in state["sums"]]
-        shift, factor = m.float(), (1 / s).float()
-        for k, start in enumerate(self.store.pieces):
-            if k < len(sums):
-                continue
+        sums, shift, factor = list(sums), m.float(), (1 / s).float()
+        for start in self.store.pieces[len(sums) :]:
             if not self.store.restore(values, start):
                 piece = torch.from_numpy(np.array(values[start : start + self.store.piece])).to(self.device)
                 piece = ((piece.float() - shift) * factor).to(piece.dtype)
@@ -168,6 +187,7 @@ class Job:
                 self.store.replace(values, start, piece.cpu().numpy())
             sums.append(checksum(values[start : start + self.store.piece]))
             self._commit(values, self.rows, sums)
+            self.store.forget(start)
         return m, s, sums
 
     def _finite(self, piece: Tensor, start: int) -> None:

@@ -21,7 +21,11 @@ def alone(folder: Path | None) -> Iterator[None]:
     if folder is None or fcntl is None:
         yield
         return
-    with (folder / NAME).open("w") as file:
+    try:
+        file = (folder / NAME).open("w")
+    except OSError as error:
+        raise InputError(f"Cannot write to the folder {str(folder)!r}: {error.strerror}.") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -31,30 +31,42 @@ def parse(memory: int | float | str | None) -> int | None:
     return int(memory)
 
 
-def chunk(each: int, memory: int | None, device: torch.device) -> int:
-    """Samples at a time, of which each needs so many bytes."""
+def chunk(each: int, memory: int | None, device: torch.device, wanted: int | None = None) -> int:
+    """Samples at a time, of which each needs so many bytes: `wanted`, or fewer where `memory` was given as well."""
+    if wanted is not None and memory is None:
+        return wanted
     budget = int(SHARE.get(device.type, 0.25) * free(device)) if memory is None else memory
     if budget < each:
         raise InputError(
             f"One image at a time needs about {words(each)} of memory, and {words(budget)} may be used: set memory="
             f"'{-(-each // 10**6)}MB' or more, or take smaller images (size) or fewer coordinates."
         )
-    return min(budget // each, LARGEST.get(device.type, 64))
+    return min(budget // each, LARGEST.get(device.type, 64) if wanted is None else wanted)
 
 
-def check_table(where: Path | None, rows: int, columns: int, itemsize: int, there: int = 0) -> None:
-    """Refuse a table that does not fit on the disk (or without a folder, into memory), `there` bytes being there."""
-    need = rows * columns * itemsize
+def check_table(where: Path | None, rows: int, columns: int, itemsize: int, there: int = 0, piece: int = 0) -> None:
+    """Refuse a table that does not fit on the disk (or without a folder, into memory), `there` bytes being there.
+
+    On disk, a copy of the rows that are being corrected takes room as well: at least one row, at most `piece` bytes.
+    """
+    need = _need(rows, columns, itemsize, piece)
     if where is None:
         room, place, remedy = free(torch.device("cpu")), "in memory", "a cache folder on a disk, "
     else:
         room, place, remedy = shutil.disk_usage(where).free + there, f"on the disk of {str(where)!r}", ""
     if need <= room:
         return
-    half = "dtype='float16', " if itemsize > 2 and rows * columns * 2 <= room else ""
-    fits = room // (rows * itemsize)
-    fewer = f"coordinates={fits}" if fits else "fewer images"
+    half = "dtype='float16', " if itemsize > 2 and _need(rows, columns, 2, piece) <= room else ""
+    each = rows * itemsize
+    fits = max((room - piece) // each, room // (2 * each))
+    fewer = f"coordinates={fits}" if fits > 0 else "fewer images"
     raise InputError(
         f"{rows} images × {columns} coordinates need {words(need)} and {words(room)} are free {place}: {remedy}{half}"
         f"{'or ' if remedy or half else ''}{fewer} would fit."
     )
+
+
+def _need(rows: int, columns: int, itemsize: int, piece: int) -> int:
+    """Bytes of all rows and of the largest piece."""
+    row = columns * itemsize
+    return row * (rows + (min(rows, max(1, piece // row)) if piece else 0))

@@ -56,6 +56,12 @@ class Sums:
         return mean, torch.where(deviation > STILL * self.largest, deviation, torch.zeros_like(deviation))
 
 
+def scales(sums: Sums, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and floored deviation of every column: what to take away, and what to divide by."""
+    mean, deviation = sums.moments()
+    return mean, floored(deviation, groups)
+
+
 def correction(sums: Sums, mean: Tensor, deviation: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     """m¹ and s¹ from the sums of all z; where g = m⁰ + s⁰ z varies by no more than rounding, it is constant."""
     m, s = sums.moments()

@@ -2,26 +2,29 @@
 
 <folder>/values.npy          the rows
 <folder>/state.npz           how far it is; only while it is being written
-<folder>/piece-K.npy         a piece that is being corrected in place; likewise
+<folder>/piece-K-SHA.npy     a copy of the piece from row K on that is being corrected in place, and its checksum
 <folder>/normalisation.npz   mean and deviation by which raw values were standardised
 <folder>/meta.json           written last: what the rows are, and checksums of pieces
+<folder>/verified.json       size and time of values.npy when all pieces last had their checksums
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.data.checksums import checksum, checksums
 from scaffpd.errors import InputError
 from scaffpd.features.room import check_table
 
 VALUES, STATE, META, NORMALISATION = "values.npy", "state.npz", "meta.json", "normalisation.npz"
+VERIFIED = "verified.json"
 PIECE = 64 * 2**20  # bytes
 State = dict[str, NDArray[Any]]
 
@@ -31,15 +34,24 @@ def corrupt(folder: Path, why: str) -> InputError:
     return InputError(f"The cached features in {str(folder)!r} are damaged ({why}): delete that folder and run again.")
 
 
+def unreadable(folder: Path, error: OSError) -> InputError:
+    """One sentence that says what the system said."""
+    return InputError(f"The cached features in {str(folder)!r} cannot be read: {error.strerror or error}.")
+
+
 def finished(folder: Path | None, about: dict[str, Any], rows: int) -> tuple[Store, dict[str, Any]] | None:
     """A table that is complete, and what meta.json says about it; None where there is none yet."""
-    if folder is None or not (folder / META).exists():
+    if folder is None:
         return None
     try:
+        if not (folder / META).exists():
+            return None
         meta: dict[str, Any] = json.loads((folder / META).read_text(encoding="utf-8"))
         store = Store(folder, int(meta["shape"][0]), int(meta["shape"][1]), meta["dtype"])
         same = {name: meta[name] for name in about} == about and store.shape[0] == rows
         whole = len(meta["sha256"]) == len(store.pieces)
+    except PermissionError as error:
+        raise unreadable(folder, error) from None
     except (ValueError, KeyError, TypeError, IndexError, OSError):
         raise corrupt(folder, f"{META} cannot be read") from None
     if not same or not whole:
@@ -66,21 +78,37 @@ class Store:
             check_table(None, *self.shape, self.dtype.itemsize)
             return np.empty(self.shape, self.dtype), None
         path = self.folder / VALUES
-        there = path.stat().st_blocks * 512 if path.exists() and hasattr(os.stat_result, "st_blocks") else 0
-        check_table(self.folder, *self.shape, self.dtype.itemsize, there)
+        there = sum(_allocated(file) for file in (path, *self._copies()))
+        check_table(self.folder, *self.shape, self.dtype.itemsize, there, PIECE)
         if path.exists() and (self.folder / STATE).exists():
             return self.open("r+"), self._state()
+        self._clear()  # what an earlier run has left belongs to other rows
         values = np.lib.format.open_memmap(path, "w+", self.dtype, self.shape)
         if hasattr(os, "posix_fallocate"):
             with path.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         return values, None
 
+    def _copies(self, start: int | None = None) -> list[Path]:
+        """The copies of pieces, or of one piece, that are there."""
+        if self.folder is None:
+            return []
+        names = ("piece-*.npy",) if start is None else (f"piece-{start}.npy", f"piece-{start}-*.npy")
+        return [path for name in names for path in self.folder.glob(name)]
+
+    def _clear(self) -> None:
+        """Remove everything that only a run on its way needs."""
+        if self.folder is not None:
+            for path in (self.folder / STATE, self.folder / VERIFIED, *self._copies(), *self.folder.glob("draft-*")):
+                path.unlink(missing_ok=True)
+
     def open(self, mode: Any = "r") -> NDArray[Any]:
         """The values, mapped from disk."""
         assert self.folder is not None
         try:
             values = np.load(self.folder / VALUES, mmap_mode=mode)
+        except PermissionError as error:
+            raise unreadable(self.folder, error) from None
         except (OSError, ValueError, EOFError):
             raise corrupt(self.folder, f"{VALUES} is missing or cut off") from None
         if values.shape != self.shape or values.dtype != self.dtype:
@@ -104,24 +132,39 @@ class Store:
 
     def replace(self, values: NDArray[Any], start: int, piece: NDArray[Any]) -> None:
         """Overwrite rows so that an interruption leaves either the old ones or a copy of the new ones on disk."""
-        if self.folder is None:
-            values[start : start + len(piece)] = piece
-            return
-        copy = self.folder / f"piece-{start}.npy"
-        atomically(copy, lambda path: np.save(path, piece))
-        self.restore(values, start)
+        if self.folder is not None:
+            copy = self.folder / f"piece-{start}-{checksum(piece)}.npy"
+            atomically(copy, lambda path: np.save(path, piece))
+        values[start : start + len(piece)] = piece
 
     def restore(self, values: NDArray[Any], start: int) -> bool:
-        """Rows from the copy of a piece whose overwriting was interrupted."""
-        copy = None if self.folder is None else self.folder / f"piece-{start}.npy"
-        if copy is None or not copy.exists():
+        """Rows from the copy of a piece whose overwriting was interrupted; refused unless it is as it was written."""
+        copies = self._copies(start)
+        if not copies:
             return False
-        piece = np.load(copy)
+        assert self.folder is not None
+        try:
+            piece = np.load(copies[0], allow_pickle=False)
+            shape = (min(self.piece, self.shape[0] - start), self.shape[1])
+            whole = piece.shape == shape and piece.dtype == self.dtype and checksum(piece) == copies[0].stem[-64:]
+        except PermissionError as error:
+            raise unreadable(self.folder, error) from None
+        except Exception:  # whatever a damaged file makes NumPy raise
+            whole = False
+        if not whole:
+            raise corrupt(self.folder, f"the copy of rows from {start} on does not have its checksum")
         values[start : start + len(piece)] = piece
         return True
 
-    def finish(self, values: NDArray[Any], meta: dict[str, Any], sums: list[str], **normalisation: Any) -> None:
-        """Write what it is; from now on it is only read."""
+    def forget(self, start: int) -> None:
+        """Remove the copy of a piece whose checksum has been noted: one copy at a time takes room."""
+        for copy in self._copies(start):
+            copy.unlink(missing_ok=True)
+
+    def finish(
+        self, values: NDArray[Any], meta: dict[str, Any], sums: list[str], fresh: bool = False, **normalisation: Any
+    ) -> None:
+        """Write what it is; from now on it is only read. `fresh`: all sums are of what was written just now."""
         if self.folder is None:
             return
         if isinstance(values, np.memmap):
@@ -129,20 +172,45 @@ class Store:
         with_arrays(self.folder / NORMALISATION, normalisation)
         text = json.dumps(meta | {"shape": self.shape, "dtype": self.dtype.name, "sha256": sums}, indent=2) + "\n"
         atomically(self.folder / META, lambda path: path.write_text(text, encoding="utf-8"))
-        for name in (self.folder / STATE, *self.folder.glob("piece-*.npy")):
-            name.unlink(missing_ok=True)
+        self._clear()
+        if fresh:
+            self._note(self._stamp())
 
-    def verify(self, values: NDArray[Any], sums: list[str]) -> None:
-        """Compare every piece with its checksum."""
-        for start, expected in zip(self.pieces, sums, strict=True):
-            if checksum(values[start : start + self.piece]) != expected:
-                assert self.folder is not None
-                raise corrupt(self.folder, f"rows from {start} on do not have their checksum")
+    def verify(self, values: NDArray[Any], sums: list[str], again: bool = True) -> None:
+        """Compare every piece with its checksum; with `again` False only if values.npy changed since it was last done.
 
+        Changes are seen by size and time of change of values.npy, which `verified.json` has; a disk that loses bits by
+        itself changes neither. All values are read, on all cores (see `scaffpd.data.checksums`).
+        """
+        assert self.folder is not None
+        stamp = self._stamp()
+        if not again and stamp == self._noted():
+            return
+        with closing(checksums(values, self.pieces, self.piece)) as found:
+            for start, expected, there in zip(self.pieces, sums, found, strict=True):
+                if there != expected:
+                    raise corrupt(self.folder, f"rows from {start} on do not have their checksum")
+        self._note(stamp)
 
-def checksum(piece: NDArray[Any]) -> str:
-    """SHA-256 of the bytes of some rows."""
-    return hashlib.sha256(np.ascontiguousarray(piece).view(np.uint8).data).hexdigest()
+    def _stamp(self) -> dict[str, int]:
+        """Size and time of the values' last change."""
+        assert self.folder is not None
+        about = (self.folder / VALUES).stat()
+        return {"size": about.st_size, "mtime_ns": about.st_mtime_ns}
+
+    def _noted(self) -> Any:
+        """What `_stamp` was when all pieces had their checksums; None where nobody knows."""
+        assert self.folder is not None
+        try:
+            return json.loads((self.folder / VERIFIED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def _note(self, stamp: dict[str, int]) -> None:
+        """Write it down, if this folder may be written to."""
+        assert self.folder is not None
+        with suppress(OSError):
+            atomically(self.folder / VERIFIED, lambda path: path.write_text(json.dumps(stamp) + "\n", encoding="utf-8"))
 
 
 def with_arrays(path: Path, arrays: State) -> None:
@@ -151,9 +219,23 @@ def with_arrays(path: Path, arrays: State) -> None:
 
 
 def atomically(path: Path, write: Any) -> None:
-    """Write a draft beside it, and put it in its place when it is on disk."""
+    """Write a draft beside it, and put it in its place when it is on disk; then have the place on disk as well."""
     draft = path.with_name(f"draft-{path.name}")
     write(draft)
     with draft.open("r+b") as file:
         os.fsync(file.fileno())
     os.replace(draft, path)
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _allocated(path: Path) -> int:
+    """Bytes that a file takes on disk; none where it is not there or nobody knows."""
+    try:
+        return 512 * path.stat().st_blocks
+    except (AttributeError, FileNotFoundError):
+        return 0

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.data.seeds import generator
 from scaffpd.errors import InputError, count
 
 Pixels = NDArray[np.uint8]
@@ -92,7 +93,7 @@ class Images:
         """
         count("subset", "train_per_class", train_per_class)
         count("subset", "test_per_class", test_per_class)
-        random = np.random.default_rng(seed)
+        random = generator("subset", seed)
         train = _some(self, self.train, train_per_class, "training", random)
         test = _some(self, self.test, test_per_class, "test", random)
         words = f"{train_per_class} training and {test_per_class} test images a class, drawn with seed {seed}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.data.partition.inputs import Indices, label_array
+from scaffpd.data.partition.inputs import Indices, whole_labels
 from scaffpd.errors import InputError, count
 
 
@@ -19,15 +19,9 @@ def natural(groups: ArrayLike, minimum: int = 1) -> tuple[tuple[str, ...], list[
     Returns:
         The values as text, ascending, and the row numbers of each, ascending.
     """
-    values = label_array("natural", "groups", groups)
+    values = whole_labels("natural", "groups", groups, "group")
     count("natural", "minimum", minimum)
-    missing = [i for i, value in enumerate(values.tolist()) if value is None or value != value]
-    if missing:
-        raise InputError(f"natural needs a group for every sample, but sample {missing[0]} has none.")
-    try:
-        distinct, owner, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    except TypeError:
-        raise InputError("natural needs groups of one type that can be sorted, got a mixture.") from None
+    distinct, owner, sizes = np.unique(values, return_inverse=True, return_counts=True)
     kept = np.flatnonzero(sizes >= minimum)
     if not len(kept):
         raise InputError(f"natural found no group of {minimum} samples: the largest has {sizes.max()}.")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.data.partition.inputs import Indices, client_rows, label_array
+from scaffpd.data.partition.inputs import Indices, client_rows, whole_labels
+from scaffpd.data.seeds import MATCH, generator
 from scaffpd.errors import InputError, count
 
 
@@ -32,11 +33,11 @@ def like_training(
     Returns:
         The test row numbers of each client, ascending.
     """
-    train, test = label_array("like_training", "y_train", y_train), label_array("like_training", "y_test", y_test)
+    train, test = whole_labels("like_training", "y_train", y_train), whole_labels("like_training", "y_test", y_test)
     rows = client_rows("like_training", parts, len(train))
     if limit is not None:
         count("like_training", "limit", limit)
-    random = np.random.default_rng(seed)
+    random = generator("like_training", seed, MATCH)
     classes, code = np.unique(test, return_inverse=True)
     members = [np.flatnonzero(code == k) for k in range(len(classes))]
     available = np.array([len(own) for own in members])

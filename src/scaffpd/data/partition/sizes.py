@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.data.partition.inputs import Indices, client_rows, label_array, share
+from scaffpd.data.seeds import THIN, generator
 from scaffpd.errors import InputError, count, positive
 
 
@@ -34,10 +35,10 @@ def quantity_skew(
     count("quantity_skew", "clients", clients)
     count("quantity_skew", "minimum", minimum)
     positive("quantity_skew", "alpha", alpha)
+    random = generator("quantity_skew", seed)
     free = n - clients * minimum
     if free < 0:
         raise InputError(f"quantity_skew cannot give {clients} clients {minimum} samples each out of {n}.")
-    random = np.random.default_rng(seed)
     ends = np.rint(np.cumsum(random.dirichlet(np.full(clients, alpha)))[:-1] * free).astype(np.int64)
     cuts = ends + minimum * np.arange(1, clients)
     return [np.sort(rows) for rows in np.split(random.permutation(n), cuts)]
@@ -66,7 +67,7 @@ def thinned(
     count("thinned", "minimum", minimum)
     chosen = round(share("thinned", "clients", clients) * len(kept))
     lost = share("thinned", "samples", samples)
-    random = np.random.default_rng(seed)
+    random = generator("thinned", seed, THIN)
     for i in np.sort(random.choice(len(kept), size=chosen, replace=False)):
         m = len(kept[i])
         stay = max(m - round(lost * m), min(minimum, m))
