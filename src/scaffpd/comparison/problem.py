@@ -94,7 +94,7 @@ def fingerprint(problem: Problem, cohort: Cohort, seed: int) -> str:
         features: Any = X
         rows = features
         if isinstance(features, Selection):
-            digest.update(features.table.identity.encode())
+            digest.update(repr(features.table.identity).encode())
             rows = features.numbers
         for array in (np.ascontiguousarray(rows), np.ascontiguousarray(y)):
             digest.update(repr((array.shape, str(array.dtype))).encode())

@@ -93,11 +93,6 @@ class Table:
             if not whole:
                 raise _gone(file, "it has been cut off")
 
-    @cached_property
-    def identity(self) -> str:
-        """Tells this content from any other."""
-        return repr((self.key, self.scale, str(self.values.dtype), self.values.shape))
-
     def rows(self, numbers: ArrayLike) -> Selection:
         """Some of the samples: by whole numbers from 0 on, or by a mask with True or False for each."""
         refusal = f"A table of {len(self)} rows takes row numbers from 0 to {len(self) - 1} or a mask of that length"

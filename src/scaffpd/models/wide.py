@@ -163,7 +163,7 @@ class WideOracle(LinearOracle):
     def contents(self) -> list[Tensor]:
         """What tells the table from any other; which rows; targets."""
         numbers = np.concatenate([x.numbers for x in self.features])
-        table = np.frombuffer(self.features[0].table.identity.encode(), dtype=np.uint8).copy()
+        table = np.frombuffer(repr(self.features[0].table.identity).encode(), dtype=np.uint8).copy()
         sizes = torch.tensor([len(x) for x in self.features])
         return [torch.from_numpy(table), torch.from_numpy(numbers), self.y, sizes]
 
