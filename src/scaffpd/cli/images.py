@@ -43,6 +43,8 @@ Coordinates = Annotated[int | None, typer.Option(min=1, help="eNTK coordinates."
 Size = Annotated[int | None, typer.Option(min=16, help="Pixels.", show_default="224; small 64")]
 PerClass = Annotated[int | None, typer.Option(min=2, help="Training images a class.", show_default="all; small few")]
 L2 = Annotated[float | None, typer.Option(help="l2 > 0 of the regulariser.", show_default="3e-5; small 1e-3")]
+Balanced = Annotated[bool, typer.Option("--balanced", help="Deal classes as in the code of Li et al. (2022).")]
+Climb = Annotated[bool, typer.Option("--climb", help="Follow the best rates beyond the grid, with twice the budget.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]
 
 
@@ -70,7 +72,9 @@ class Request:
 
     def command(self, name: str, out: Path) -> str:
         """The command line, without the folders that are this machine's."""
-        options = [f"--{key.replace('_', '-')} {value}" for key, value in self.changes.items()]
+        options = [
+            f"--{key.replace('_', '-')}" + ("" if value is True else f" {value}") for key, value in self.changes.items()
+        ]
         size = ["--small"] if self.small else []
         return " ".join(["scaffpd reproduce", name, *size, *options, f"--out {shlex.quote(out.as_posix())}"])
 
@@ -106,12 +110,14 @@ def _register(name: str, words: str, work: Work, folder: str) -> None:
         size: Size = None,
         train_per_class: PerClass = None,
         l2: L2 = None,
+        balanced: Balanced = False,
+        climb: Climb = False,
         quiet: Quiet = False,
     ) -> None:
         asked = _request(
             data, cache, device, small, quiet, seeds=seeds, rounds=rounds, local_steps=local_steps, tune=tune,
-            coordinates=coordinates, size=size, train_per_class=train_per_class,
-            l2=None if l2 is None else positive("reproduce", "--l2", l2),
+            coordinates=coordinates, size=size, train_per_class=train_per_class, climb=climb or None,
+            l2=None if l2 is None else positive("reproduce", "--l2", l2), balanced=balanced or None,
         )  # fmt: skip
         prepare(out)
         written = work(asked, out)
@@ -162,11 +168,32 @@ def _tradeoff(asked: Request, out: Path) -> list[Path]:
     from scaffpd.experiments.images import figures
     from scaffpd.experiments.images import study as runs
 
-    here = runs.ground(asked.plan("tinyimagenet"), asked.place)
-    found = runs.comparison(here, TRADEOFF_ALPHA, asked.place, out.parent / "tinyimagenet")
+    here, study = runs.ground(asked.plan("tinyimagenet"), asked.place), out.parent / "tinyimagenet"
+    found = runs.comparison(here, TRADEOFF_ALPHA, asked.place, study if study.is_dir() else out / "runs")
     (out / "command.txt").write_text(f"{asked.command('tradeoff', out)}\n", encoding="utf-8")
     title = f"Tiny-ImageNet, {here.plan.clients} clients, Dirichlet({TRADEOFF_ALPHA:g})"
-    return [figures.tradeoff(found, out / "tradeoff.png", title)]
+    points = _csv(out / "tradeoff.csv", figures.POINTS, figures.points(found))
+    return [figures.tradeoff(found, out / "tradeoff.png", title), points]
+
+
+def _regulariser(asked: Request, out: Path) -> list[Path]:
+    from scaffpd.experiments.images import regulariser
+    from scaffpd.experiments.images import study as runs
+
+    lines: list[tuple[Any, ...]] = []
+    for name in ("cifar10", "cifar100", "tinyimagenet"):
+        try:
+            here = runs.ground(asked.plan(name), asked.place)
+        except InputError as error:
+            typer.echo(f"{runs.TITLES[name]} is left out: {error}", err=True)
+            continue
+        found = regulariser.choices(here, asked.place.device)
+        lines += [(name, f"{choice.l2:.3g}", f"{choice.accuracy:.4f}") for choice in found]
+        if not asked.quiet:
+            choice = regulariser.best(found)
+            typer.echo(f"{runs.TITLES[name]}: l2 = {choice.l2:.2g}, {100 * choice.accuracy:.1f} % of a held-out fifth.")
+    (out / "command.txt").write_text(f"{asked.command('regulariser', out)}\n", encoding="utf-8")
+    return [_csv(out / "regulariser.csv", ("dataset", "l2", "accuracy"), lines)]
 
 
 def _causes(asked: Request, out: Path) -> list[Path]:
@@ -196,6 +223,7 @@ WORK: dict[str, tuple[str, Work]] = {name: (words, _table(name)) for name, words
     "rho": ("CIFAR-100: accuracy over rounds for ρ = 0.1, 0.2 and 0.5, with SCAFFOLD.", _rho),
     "tradeoff": ("Tiny-ImageNet: worst-20 % against average and best-20 % accuracy, all methods.", _tradeoff),
     "causes": ("Tiny-ImageNet: what the differences between methods are due to.", _causes),
+    "regulariser": ("All data sets: which l2 a held-out fifth of the training images would choose.", _regulariser),
 }
 
 

@@ -45,6 +45,18 @@ def tradeoff(comparison: Comparison, path: Path, title: str) -> Path:
     return _save(figure, path)
 
 
+POINTS = ("method", "seed", "average", "worst_20", "best_20")
+
+
+def points(comparison: Comparison) -> list[tuple[Any, ...]]:
+    """What the picture shows, for a file."""
+    return [
+        (run.job.method, run.job.seed, *(f"{row[name]:.6f}" for name in (tables.AVERAGE, tables.WORST, tables.BEST)))
+        for run, row in zip(comparison.runs, comparison.rows, strict=True)
+        if run.job.phase == "final" and not run.failed
+    ]
+
+
 def _cloud(panel: Any, comparison: Comparison, method: str, measure: str) -> None:
     """A small mark for every seed and a large one for their mean."""
     rows = [

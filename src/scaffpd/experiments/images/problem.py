@@ -26,6 +26,7 @@ class Cut:
         test: labels of the test images.
         clients: N.
         alpha: of Dirichlet(α).
+        balanced: see `Plan`.
     """
 
     table: Table
@@ -33,10 +34,11 @@ class Cut:
     test: Labels
     clients: int
     alpha: float
+    balanced: bool = False
 
     def parts(self, seed: int) -> list[Labels]:
         """The training images of each client: by Dirichlet(α), then thinned."""
-        whole = dirichlet(self.train, self.train, self.clients, self.alpha, seed, FEWEST)
+        whole = dirichlet(self.train, self.train, self.clients, self.alpha, seed, FEWEST, balanced=self.balanced)
         return thinned(whole, clients=0.3, samples=0.7, seed=seed, minimum=FEWEST // 2)
 
     def __call__(self, seed: int) -> Silos:

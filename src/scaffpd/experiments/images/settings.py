@@ -1,11 +1,13 @@
 r"""What is run for each of the paper's tables on images, and in which size.
 
 As in the paper: Dirichlet(α) over classes, then 30 % of the clients lose 70 % of their samples; eNTK features of an
-ImageNet network at 50,000 random coordinates; a linear classifier with squared loss on one-hot labels; accuracy of each
-client on test images in its own class proportions, then the mean over clients and over the worst fifth of them.
-Where the paper is silent: 100 rounds of J = 10 local steps on all samples of a client, the same (l2/2)‖x‖² for all
-methods, three partitions. Every method may try the same number of configurations (rates, and ρ, q, θ or μ), judged by
-the worst 20 % on a quarter of the training images of the first partition.
+ImageNet network at random coordinates (50,000); a linear classifier with squared loss on one-hot labels; accuracy of
+each client on test images in its own class proportions, then the mean over clients and over the worst fifth of them.
+Where the paper is silent: full-gradient local steps, the same (l2/2)‖x‖² for all methods, FedAvg, FedProx, q-FFL and
+Δ-FL count clients by their samples and SCAFFOLD counts them alike, as published. Every method may try the same number
+of configurations (rates, and ρ, q, θ or μ), judged by the worst 20 % on a quarter of the training images of the first
+partition. Class shares are those of Li et al.'s text; their code also keeps clients from growing beyond the mean
+(`--balanced`), which ours does not by default, so that clients differ more in size.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ class Plan:
         test_per_class: test images; `None` takes all.
         stored: the number format of the features.
         l2: of the regulariser.
+        balanced: whether classes are dealt as in the code of Li et al. (2022), which lets no client grow far beyond
+            the mean; their text does not say so.
+        climb: whether the best configuration is followed beyond the edge of the grid.
     """
 
     name: str
@@ -58,6 +63,8 @@ class Plan:
     test_per_class: int | None = None
     stored: str = "float16"
     l2: float = 3e-5
+    balanced: bool = False
+    climb: bool = False
 
 
 PLANS = {

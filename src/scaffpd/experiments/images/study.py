@@ -63,7 +63,7 @@ class Ground:
 
     def cut(self, alpha: float) -> Cut:
         """The same, ready to be cut into clients."""
-        return Cut(self.table, self.train, self.test, self.plan.clients, alpha)
+        return Cut(self.table, self.train, self.test, self.plan.clients, alpha, self.plan.balanced)
 
     def problem(self, alpha: float, device: str) -> Any:
         """What methods are compared on."""
@@ -125,6 +125,7 @@ def comparison(here: Ground, alpha: float, place: Place, out: Path) -> Compariso
     return compare(
         methods(plan.local_steps), here.problem(alpha, place.device), seeds=range(plan.seeds), rounds=plan.rounds,
         tune=plan.tune, out=out / f"alpha-{alpha:g}", progress=place.progress, strengths=True, choosing=1,
+        climb=plan.climb,
     )  # fmt: skip
 
 

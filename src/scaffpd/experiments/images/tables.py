@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from scaffpd.comparison import Comparison
+from scaffpd.comparison.grid import grid, neighbours
+from scaffpd.comparison.runs import Run
 from scaffpd.comparison.tables import Line
 from scaffpd.experiments.images.paper import NUMBERS
 from scaffpd.experiments.images.settings import METHODS
 from scaffpd.experiments.images.study import Study
-from scaffpd.metrics import a_fifth
+from scaffpd.federation import Vector
+from scaffpd.metrics import Summary, a_fifth
 
 OURS = "Scaff-PD"
+WIDE = 1000  # configurations that a grid could have had
+TUNING = ("α", "method", "chosen", "next value not tried", "diverged", "exchanges", "GB sent")
 AVERAGE, WORST, BEST = (f"test_accuracy_{name}" for name in ("mean", "worst_20", "best_20"))
 
 
@@ -63,20 +68,26 @@ def verdict(study: Study) -> Iterator[str]:
         if ours.failures or not others:
             yield f"α = {alpha:g}: {ours.failures or 'no other method is ranked'}"
             continue
-        said = (_standing(ours, others), _price(ours, comparison), _overlap(comparison), _gap(comparison))
+        said = (_standing(ours, others, comparison), _price(ours, comparison), _overlap(comparison), _gap(comparison))
         yield f"α = {alpha:g}: {' '.join(filter(None, said))}"
 
 
-def _standing(ours: Line, others: list[Line]) -> str:
+def _standing(ours: Line, others: list[Line], comparison: Comparison) -> str:
+    """The difference to the best other method, partition by partition: all methods see the same ones."""
     rival = max(others, key=lambda line: line.mean[WORST])
     lead = 100 * (ours.mean[WORST] - rival.mean[WORST])
-    spread = 100 * max(ours.deviation[WORST], rival.deviation[WORST])
     place = 1 + sum(line.mean[WORST] > ours.mean[WORST] for line in others)
+    pairs = 100 * (_by_seed(comparison, ours.method) - _by_seed(comparison, rival.method))
+    range_ = f" (by partition {', '.join(f'{d:+.1f}' for d in pairs)})" if len(pairs) > 1 else ""
     said = f"Scaff-PD's worst 20 % ({percent(ours, WORST)}) is "
-    noise = "" if math.isnan(spread) else f", {'within' if abs(lead) <= spread else 'beyond'} one standard deviation"
     if lead >= 0:
-        return f"{said}the best, {lead:.1f} points above {rival.method} ({percent(rival, WORST)}){noise}."
-    return f"{said}number {place}, {-lead:.1f} points below {rival.method} ({percent(rival, WORST)}){noise}."
+        return f"{said}the best, {lead:.1f} points above {rival.method} ({percent(rival, WORST)}){range_}."
+    return f"{said}number {place}, {-lead:.1f} points below {rival.method} ({percent(rival, WORST)}){range_}."
+
+
+def _by_seed(comparison: Comparison, method: str) -> Vector:
+    runs = [run for run in comparison.finals if run.job.method == method and not run.failed]
+    return np.array([Summary.of(run.scores["test"]).accuracy.worst_20 for run in runs])  # type: ignore[union-attr]
 
 
 def _price(ours: Line, comparison: Comparison) -> str:
@@ -84,7 +95,10 @@ def _price(ours: Line, comparison: Comparison) -> str:
     if plain.failures:
         return "FedAvg failed."
     average, worst = (100 * (ours.mean[name] - plain.mean[name]) for name in (AVERAGE, WORST))
-    return f"Against FedAvg it is {worst:+.1f} points for the worst 20 % and {average:+.1f} on average."
+    return (
+        f"Against FedAvg, which counts clients by their samples, it is {worst:+.1f} points for the worst 20 % and "
+        f"{average:+.1f} on average."
+    )
 
 
 def _overlap(comparison: Comparison) -> str:
@@ -109,3 +123,30 @@ def _gap(comparison: Comparison) -> str:
         return ""
     empty = ", more than the losses at the start: nothing is proven" if worst > 1 else ""
     return f"Its certified gap, rounding in single precision included, is at most {worst:.1e}{empty}."
+
+
+def tuning(study: Study) -> Iterator[list[str]]:
+    """A line per method and α: what was chosen, whether at the edge of what was tried, how many diverged, the cost."""
+    for alpha, comparison in study.comparisons.items():
+        for method in METHODS:
+            tried = [run for run in comparison.runs if run.job.method == method and run.job.phase == "tune"]
+            final = next(run for run in comparison.finals if run.job.method == method)
+            chosen = ", ".join(f"{name} = {value:.3g}" for name, value in final.rates.items())
+            edge = ", ".join(_edges(comparison, final, tried))
+            failed, line = sum(run.failed for run in tried), comparison.line(method)
+            sent = (line.mean.get("megabytes_up", math.nan) + line.mean.get("megabytes_down", math.nan)) / 1000
+            yield [
+                f"{alpha:g}", method, chosen or "nothing to choose", edge or "–", f"{failed} of {len(tried)}",
+                f"{line.mean.get('exchanges', math.nan):.0f}", f"{sent:.0f}",
+            ]  # fmt: skip
+
+
+def _edges(comparison: Comparison, final: Run, tried: Sequence[Run]) -> Iterator[str]:
+    """The rates and strengths whose next value, up or down, was not tried."""
+    lattice, done = grid(comparison.setting.methods[final.job.method], WIDE, True), {run.job.point for run in tried}
+    if not tried:
+        return
+    for point in neighbours(lattice, final.job.point):
+        if point not in done:
+            name = next(name for name, factor in final.factors.items() if lattice[point][name] != factor)
+            yield f"{name} {'↑' if lattice[point][name] > final.factors[name] else '↓'}"
