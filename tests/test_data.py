@@ -359,3 +359,10 @@ def test_no_client_is_smaller_than_asked():
     sizes = [len(a[1]) + len(b[1]) for a, b in zip(silos.train, silos.test, strict=True)]
     assert min(sizes) >= 10
     assert sum(sizes) == 1797
+
+
+@pytest.mark.parametrize("load", [synthetic, rank_deficient, heart_disease, digits, scaffpd.data.diabetes])
+@pytest.mark.parametrize("seed", [-1, "a", 0.5])
+def test_seeds_that_are_none(load, seed):
+    with pytest.raises(InputError, match="needs a whole number seed >= 0"):
+        load(seed=seed)

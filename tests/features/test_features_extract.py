@@ -15,6 +15,7 @@ from torch import nn
 from scaffpd.errors import InputError
 from scaffpd.features import Backbone, Entk, extract, features, job, room, store
 from scaffpd.features.lock import alone
+from scaffpd.features.statistics import Sums, scales
 
 
 @dataclass
@@ -120,6 +121,17 @@ def test_a_coordinate_that_hardly_ever_moves_is_not_blown_up(net, monkeypatch):
     table = features(images, net, coordinates=300)
     assert 0.01 < abs(float(table.values[72, 299])) < 1000
     np.testing.assert_array_equal(table.values[:, 298], 0)
+
+
+def test_mean_and_floored_deviation_of_sums():
+    z = torch.tensor([[0.0, 1.0, 5.0, 0.0], [2.0, 1.0, 5.0, 1e-6], [4.0, 1.0, 5.0, 0.0]])
+    sums = Sums.zeros(4, torch.device("cpu"))
+    sums.add(z)
+    mean, deviation = scales(sums, torch.tensor([0, 0, 1, 0]))
+    torch.testing.assert_close(mean, z.double().mean(0))
+    usual = float(torch.median(z.double().std(0, correction=0)[[0, 3]]))  # of those that move: the lower of two
+    alone = [(8 / 3) ** 0.5, usual, usual, z[:, 3].double().std(correction=0)]
+    torch.testing.assert_close(deviation, torch.tensor(alone, dtype=torch.float64))
 
 
 def test_the_last_features(net, tmp_path):

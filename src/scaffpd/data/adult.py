@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def _read(file: Path) -> list[dict[str, str]]:
             return list(csv.DictReader(text, skipinitialspace=True))
     except OSError as error:
         raise InputError(f"{str(file)!r} cannot be read: {error.strerror or error}.") from None
+    except (EOFError, UnicodeDecodeError, zlib.error):
+        raise InputError(f"{str(file)!r} is cut off or damaged; copy it once more.") from None
 
 
 def _client(rows: Sequence[dict[str, str]], by: str, name: str, levels: dict[str, list[str]]) -> Client:

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from scaffpd.errors import InputError
+
+
+@contextmanager
+def reading(place: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what the system refuses in here, such as a folder without permission, into a sentence that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{str(error.filename or place)!r} cannot be read: {error.strerror or error}.") from None
 
 
 def data_root(folder: str | os.PathLike[str] | None, name: str) -> Path:
@@ -13,7 +24,9 @@ def data_root(folder: str | os.PathLike[str] | None, name: str) -> Path:
     root = folder or os.environ.get("SCAFFPD_DATA")
     if not root:
         raise InputError(f"{name} is not part of the package: name its folder by folder= or SCAFFPD_DATA.")
-    if not Path(root).is_dir():
+    with reading(root):
+        there = Path(root).is_dir()
+    if not there:
         raise InputError(f"There is no data folder {str(root)!r}: name one that exists by folder= or SCAFFPD_DATA.")
     return Path(root)
 
@@ -22,6 +35,8 @@ def data_folder(folder: str | os.PathLike[str] | None, name: str) -> Path:
     """The folder of one dataset, or a sentence on how to name it."""
     root = data_root(folder, name)
     place = root / name
-    if not place.is_dir():
+    with reading(place):
+        there = place.is_dir()
+    if not there:
         raise InputError(f"There is no folder {name!r} in {str(root)!r}.")
     return place

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scaffpd.data.folder import data_root
+from scaffpd.data.folder import data_root, reading
 from scaffpd.data.images.files import Files
 from scaffpd.errors import InputError
 
@@ -21,9 +21,12 @@ def load(network: nn.Module, file: str, folder: str | os.PathLike[str] | None) -
     """The network with the weights of `folder`/weights/`file`, or one sentence about why not."""
     root = data_root(folder, f"weights/{file}")
     path = root / "weights" / file
-    if not path.is_file():
+    with reading(path):
+        there = path.is_file()
+    if not there:
         raise InputError(f"There is no file {str(path)!r}: set folder= or SCAFFPD_DATA to one that has weights/{file}.")
-    given = _read(path, Files.between(root, path.parent).read(path))
+    with reading(path):
+        given = _read(path, Files.between(root, path.parent).read(path))
     wanted = {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}
     _agree(path, given, wanted)
     network.load_state_dict(given, strict=False)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scaffpd.data.folder import data_root
+from scaffpd.data.folder import data_root, reading
 from scaffpd.data.images import batches
 from scaffpd.data.images.class_folders import class_folders, is_class_folders, tiny_published
 from scaffpd.data.images.files import Files
@@ -102,12 +102,13 @@ def _common(which: Published) -> list[Layout]:
 def _load(which: Published, folder: Folder, layouts: list[Layout]) -> Images:
     """The first layout that any place has, checked against what was published."""
     root = data_root(folder, which.name)
-    groups = (_inside(root, which.folders), [root])
-    found = [(place, read) for group in groups for there, read in layouts for place in group if there(place)]
-    if not found:
-        raise InputError(f"There is no {which.name} in {str(root)!r}: expected {which.accepted}.")
-    place, read = found[0]
-    raw = read(place, Files.between(root, place))
+    with reading(root):
+        groups = (_inside(root, which.folders), [root])
+        found = [(place, read) for group in groups for there, read in layouts for place in group if there(place)]
+        if not found:
+            raise InputError(f"There is no {which.name} in {str(root)!r}: expected {which.accepted}.")
+        place, read = found[0]
+        raw = read(place, Files.between(root, place))
     if len(raw.classes) != which.classes:
         raise InputError(
             f"{which.name} has {which.classes} classes, but the files in {str(place)!r} name {len(raw.classes)}."
@@ -116,9 +117,12 @@ def _load(which: Published, folder: Folder, layouts: list[Layout]) -> Images:
 
 
 def _inside(root: Path, names: tuple[str, ...]) -> list[Path]:
-    """Folders of the usual names in `root` and those in them, the deepest first."""
+    """Folders of the usual names in `root` and those in them, the deepest first; all of them can be listed."""
     outer = _named(root, names)
-    return [*(inner for place in outer for inner in _named(place, names)), *outer]
+    inner = [inner for place in outer for inner in _named(place, names)]
+    for place in inner:
+        os.scandir(place).close()
+    return [*inner, *outer]
 
 
 def _named(place: Path, names: tuple[str, ...]) -> list[Path]:
