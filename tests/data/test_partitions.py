@@ -230,21 +230,6 @@ def test_counting_samples_copies_nothing(monkeypatch):
     assert cut_of(sp.data.dirichlet(rows, [0, 1, 0, 1], 2, 1.0), 4)
 
 
-def test_steps_of_a_chain_draw_numbers_of_their_own(monkeypatch):
-    """The same seed throughout is what everybody uses; one step must not repeat another's numbers."""
-    asked, real = [], np.random.default_rng
-
-    def noted(seed):
-        asked.append(real(seed).random(4).tolist())
-        return real(seed)
-
-    monkeypatch.setattr(np.random, "default_rng", noted)
-    for partitioner in ("dirichlet", "thinned", "like_training"):
-        PARTITIONERS[partitioner]([0, 1, 0, 1], 7)
-    assert len({tuple(numbers) for numbers in asked}) == 3
-    assert asked[0] == real(7).random(4).tolist()
-
-
 # ------------------------------------------------------------------ natural
 
 

@@ -1,4 +1,4 @@
-"""Seeds, and random numbers of their own for every step of a chain."""
+"""Seeds, checked, and the random numbers that they fix."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import numpy as np
 
 from scaffpd.errors import InputError
 
-THIN, MATCH = 2, 3  # streams; 0 is the seed itself, 1 holds rows out
-
 
 def checked_seed(owner: str, seed: Any) -> int:
     """`seed` as an int, or refuse it unless it is a whole number of at least zero."""
@@ -18,7 +16,6 @@ def checked_seed(owner: str, seed: Any) -> int:
     return int(seed)
 
 
-def generator(owner: str, seed: Any, stream: int = 0) -> np.random.Generator:
-    """Random numbers that the seed fixes; other streams of the same seed are independent of each other."""
-    number = checked_seed(owner, seed)
-    return np.random.default_rng([number, stream] if stream else number)
+def generator(owner: str, seed: Any) -> np.random.Generator:
+    """Random numbers that the seed fixes."""
+    return np.random.default_rng(checked_seed(owner, seed))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.data.partition.inputs import Indices, client_rows, whole_labels
-from scaffpd.data.seeds import MATCH, generator
+from scaffpd.data.seeds import generator
 from scaffpd.errors import InputError, count
 
 
@@ -37,7 +37,7 @@ def like_training(
     rows = client_rows("like_training", parts, len(train))
     if limit is not None:
         count("like_training", "limit", limit)
-    random = generator("like_training", seed, MATCH)
+    random = generator("like_training", seed)
     classes, code = np.unique(test, return_inverse=True)
     members = [np.flatnonzero(code == k) for k in range(len(classes))]
     available = np.array([len(own) for own in members])

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.data.partition.inputs import Indices, client_rows, label_array, share
-from scaffpd.data.seeds import THIN, generator
+from scaffpd.data.seeds import generator
 from scaffpd.errors import InputError, count, positive
 
 
@@ -67,7 +67,7 @@ def thinned(
     count("thinned", "minimum", minimum)
     chosen = round(share("thinned", "clients", clients) * len(kept))
     lost = share("thinned", "samples", samples)
-    random = generator("thinned", seed, THIN)
+    random = generator("thinned", seed)
     for i in np.sort(random.choice(len(kept), size=chosen, replace=False)):
         m = len(kept[i])
         stay = max(m - round(lost * m), min(minimum, m))

@@ -122,7 +122,7 @@ def _gap(comparison: Comparison) -> str:
     if not math.isfinite(worst):
         return ""
     empty = ", more than the losses at the start: nothing is proven" if worst > 1 else ""
-    return f"Its certified gap, rounding in single precision included, is at most {worst:.1e}{empty}."
+    return f"Its certified gap is at most {worst:.1e}{empty}."
 
 
 def tuning(study: Study) -> Iterator[list[str]]:
