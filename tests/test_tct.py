@@ -117,9 +117,20 @@ def test_the_network_of_x():
         ({"test": {"x": clients()[0]}}, "test data cannot be used"),
         ({"network_rounds": -1}, "network_rounds >= 1"),
         ({"classes": 0}, "classes >= 1"),
+        ({"classes": 1}, "classes >= 2"),
+        ({"chunk": -3}, "chunk >= 1"),
     ],
 )
-def test_refusals(change, sentence):
-    options = {"module": network(), "clients": clients(), "head": "2", "network_rounds": 0, "rounds": 1} | change
+def test_refusals(change, sentence, monkeypatch):
+    """Before any work."""
+    monkeypatch.setattr("scaffpd.convexify.train", lambda *_, **__: pytest.fail("it should not have come to this"))
+    options = {"module": network(), "clients": clients(), "head": "2", "network_rounds": 1, "rounds": 1} | change
     with pytest.raises(sp.InputError, match=sentence):
         sp.tct(**options)
+
+
+def test_samples_that_the_network_does_not_take():
+    found = sp.tct(network(), clients(), "2", rounds=1, **FAST | {"network_rounds": 0})
+    assert found.predict(np.zeros((0, 5))).shape == (0,)
+    with pytest.raises(sp.InputError, match=r"shape \(5,\) are expected, got an array of shape \(3, 4\)"):
+        found.predict(np.zeros((3, 4)))

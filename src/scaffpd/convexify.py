@@ -28,6 +28,7 @@ from scaffpd.cohort.inputs import checked_device, named_pairs
 from scaffpd.data import Table
 from scaffpd.errors import InputError, count
 from scaffpd.features import Entk, trunk
+from scaffpd.features.room import check_table
 from scaffpd.features.room import chunk as fitting
 from scaffpd.features.statistics import Sums, floored
 from scaffpd.models import Linear, Module
@@ -49,10 +50,15 @@ class Representation:
     mean: Tensor = field(repr=False)
     deviation: Tensor = field(repr=False)
 
-    def __call__(self, X: Any) -> NDArray[np.float32]:
-        """Standardised rows, (samples, coordinates)."""
-        rows = [((g - self.mean) / self.deviation).float().cpu().numpy() for g in gradients(self.entk, X, self.chunk)]
-        return np.concatenate(rows)
+    def __call__(self, X: Any, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """Standardised rows, (samples, coordinates), into `out` where that is given."""
+        X, shape = np.asarray(X), tuple(self.entk.example.shape[1:])
+        if X.shape[1:] != shape:
+            raise InputError(f"Samples of shape {shape} are expected, got an array of shape {X.shape}.")
+        rows = np.empty((len(X), self.entk.coordinates), dtype=np.float32) if out is None else out
+        for k, g in enumerate(gradients(self.entk, X, self.chunk)):
+            rows[k * self.chunk : k * self.chunk + len(g)] = ((g - self.mean) / self.deviation).float().cpu().numpy()
+        return rows
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ def tct(
         coordinates: of the gradient that are kept (all, where the network has fewer).
         l2: of the convex problem.
         classes: number of labels; by default the largest one, plus one.
-        test: held-out pairs, for `result.cohort.evaluate(x, "test")`.
+        test: held-out pairs; `found.cohort.evaluate(found.result.x, "test")` scores on them.
         names: of the clients.
         device: where to compute.
         chunk: samples at a time in stage 2; by default what fits into memory.
@@ -133,6 +139,10 @@ def tct(
     held = None if test is None else _held_out(test, labels)
     known = _classes(classes, [*pairs, *(held or [])])
     place, trained, network = checked_device(device), None, module
+    linear = Linear("squared", l2=l2, classes=known)
+    trunk(module, head)  # what is wrong with the head is said before any work
+    if chunk is not None:
+        count("tct", "chunk", chunk)
     if network_rounds:
         count("tct", "network_rounds", network_rounds)
         model = Module(module, "cross_entropy")
@@ -141,7 +151,7 @@ def tct(
         trained = train(first, federation, rounds=network_rounds, seed=seed, progress=progress)
         network = model.network(trained.x)
     represent = representation(network, [X for X, _ in pairs], head, coordinates, place, chunk, seed)
-    cohort = linearised(represent, pairs, held, labels, Linear("squared", l2=l2, classes=known), place)
+    cohort = linearised(represent, pairs, held, labels, linear, place)
     last = ScaffPD(ChiSquare(rho=0.1)) if method is None else method
     result = train(last, cohort, rounds=rounds, tol=tol, seed=seed, progress=progress)
     return Convexified(network, trained, represent, cohort, result, known)
@@ -186,9 +196,13 @@ def linearised(
 ) -> Cohort:
     """The clients of the convex problem: rows of one table, training rows first."""
     everything = [*pairs, *(test or [])]
-    table = Table(np.concatenate([represent(X) for X, _ in everything]), represent.entk.coordinates**-0.5)
     ends = np.cumsum([len(y) for _, y in everything])
     parts = [np.arange(end - len(y), end) for end, (_, y) in zip(ends, everything, strict=True)]
+    check_table(None, int(ends[-1]), represent.entk.coordinates, 4)
+    values = np.empty((ends[-1], represent.entk.coordinates), dtype=np.float32)
+    for part, (X, _) in zip(parts, everything, strict=True):
+        represent(X, values[part[0] : part[-1] + 1])
+    table = Table(values, represent.entk.coordinates**-0.5)
     rows = [(table.rows(part), y) for part, (_, y) in zip(parts, everything, strict=True)]
     held = rows[len(pairs) :] if test is not None else None
     return Cohort(rows[: len(pairs)], model, names=names, device=device, test=held)
