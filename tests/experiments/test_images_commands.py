@@ -173,27 +173,52 @@ def tiny(root, tmp_path_factory):
 
 
 def test_tradeoff(tiny, root):
-    assert sorted(contents(tiny / "tradeoff")) == ["command.txt", "tradeoff.png"]
+    alone = [f"runs/alpha-0.01/{name}" for name in RUNS]
+    assert sorted(contents(tiny / "tradeoff")) == ["command.txt", *alone, "tradeoff.csv", "tradeoff.png"]
+    assert len(rows(tiny / "tradeoff" / "tradeoff.csv")) == 2 * len(METHODS)
     assert size_of_png(tiny / "tradeoff" / "tradeoff.png")[0] > 1000
     command = (tiny / "tradeoff" / "command.txt").read_text(encoding="utf-8")
     assert command.startswith("scaffpd reproduce tradeoff --small --seeds 2")
-    assert sorted(contents(tiny / "tinyimagenet")) == [f"alpha-0.01/{name}" for name in RUNS]
     before = contents(tiny)
     assert reproduce(root, "tradeoff", tiny / "tradeoff", "--quiet", network=light) == 0
     assert contents(tiny) == before
 
 
 @pytest.mark.long
-def test_tinyimagenet_goes_on_from_the_tradeoff(tiny, root):
-    log = tiny / "tinyimagenet" / "alpha-0.01" / "runs.jsonl"
-    before = log.read_bytes()
-    assert reproduce(root, "tinyimagenet", tiny / "tinyimagenet", "--quiet", network=light) == 0
-    assert log.read_bytes() == before
-    lines = check_table(tiny / "tinyimagenet", "tinyimagenet")
+def test_the_tradeoff_of_a_study_that_is_there(root, tmp_path):
+    """`tradeoff` beside `tinyimagenet` shows its runs and makes none."""
+    study, out = tmp_path / "tinyimagenet", tmp_path / "tradeoff"
+    assert reproduce(root, "tinyimagenet", study, "--quiet", network=light) == 0
+    lines = check_table(study, "tinyimagenet")
     assert [float(line["alpha"]) for line in lines] == [a for a in (0.01, 0.05, 0.1) for _ in METHODS]
-    page = (tiny / "tinyimagenet" / "README.md").read_text(encoding="utf-8")
+    page = (study / "README.md").read_text(encoding="utf-8")
     assert page.count("(paper) |") == 6
     assert page.count("\n- α = ") == 3
+    before = contents(study)
+    assert reproduce(root, "tradeoff", out, "--quiet", network=light) == 0
+    assert contents(study) == before
+    assert sorted(contents(out)) == ["command.txt", "tradeoff.csv", "tradeoff.png"]
+
+
+@pytest.mark.parametrize("option", ["--balanced", "--climb"])
+def test_other_partitions_and_more_tuning(root, tmp_path, option):
+    assert reproduce(root, "cifar10", tmp_path, option, "--quiet", "--seeds", "1", network=light) == 0
+    about = json.loads((tmp_path / "about.json").read_text(encoding="utf-8"))
+    assert about["plan"][option.removeprefix("--")] is True
+    assert option in about["command"]
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert page.count("\n| 0.05 | ") == len(METHODS)  # what was chosen, and what it cost
+
+
+def test_which_regulariser(root, tmp_path, capsys):
+    assert reproduce(root, "regulariser", tmp_path, network=light) == 0
+    found = rows(tmp_path / "regulariser.csv")
+    assert {row["dataset"] for row in found} == {"cifar10", "cifar100", "tinyimagenet"}
+    said = capsys.readouterr().out
+    for name, title in (("cifar10", "CIFAR-10"), ("tinyimagenet", "Tiny-ImageNet")):
+        own = [row for row in found if row["dataset"] == name]
+        top = max(own, key=lambda row: (float(row["accuracy"]), float(row["l2"])))
+        assert f"{title}: l2 = {float(top['l2']):.2g}, {100 * float(top['accuracy']):.1f} %" in said
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +229,7 @@ def rho(root, tmp_path_factory):
 
 
 def test_rho(rho):
-    assert {path.name for path in rho.iterdir()} == {"command.txt", "rho.csv", "rho.png", "tuning"}
+    assert {path.name for path in rho.iterdir()} == {"README.md", "rho.csv", "rho.png", "tuning"}
     points = rows(rho / "rho.csv")
     assert list(points[0]) == list(curves.COLUMNS)
     labels = [*(f"Scaff-PD, ρ = {value:g}" for value in RHOS), "SCAFFOLD"]
@@ -214,6 +239,8 @@ def test_rho(rho):
     assert len(starts) == 2  # everybody starts at the same point
     assert all(0 <= float(p["worst_20"]) <= float(p["average"]) <= float(p["best_20"]) <= 1 for p in points)
     assert size_of_png(rho / "rho.png")[0] > 1000
+    page = (rho / "README.md").read_text(encoding="utf-8")
+    assert all(f"- {label}: after 3 rounds" in page for label in labels)
 
 
 def test_the_tuned_baseline_of_rho_is_the_one_of_the_comparison(rho):

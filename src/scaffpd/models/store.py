@@ -196,6 +196,7 @@ def _mm(A: Tensor, B: Tensor) -> Tensor:
 def load(features: Sequence[Selection], names: Sequence[str], device: torch.device, dtype: torch.dtype) -> Store:
     """The rows of all clients, one client after the other, in the table's own format: one copy on the device."""
     table = features[0].table
+    table.check()
     kind = torch.from_numpy(np.empty(0, dtype=table.values.dtype)).dtype
     values = torch.empty(sum(map(len, features)), features[0].shape[1], dtype=kind, device=device)
     start = 0
@@ -228,8 +229,6 @@ def stacked(features: Sequence[NDArray[Any] | Selection], device: torch.device, 
     for x in features:
         sizes = [len(piece) for piece in x.pieces()] if isinstance(x, Selection) else [len(x)]
         for k, size in zip(np.cumsum([0, *sizes[:-1]]), sizes, strict=True):
-            part = x[int(k) : int(k) + size]
-            rows = np.asarray(part, dtype=kind) if isinstance(part, Selection) else part
-            A[start : start + size] = torch.as_tensor(rows)
+            A[start : start + size] = torch.from_numpy(np.array(x[int(k) : int(k) + size], dtype=kind))
             start += size
     return A
