@@ -54,7 +54,8 @@ class Representation:
         """Standardised rows, (samples, coordinates), into `out` where that is given."""
         X, shape = np.asarray(X), tuple(self.entk.example.shape[1:])
         if X.shape[1:] != shape:
-            raise InputError(f"Samples of shape {shape} are expected, got an array of shape {X.shape}.")
+            whole = f"({', '.join(map(str, ('n', *shape)))})"
+            raise InputError(f"An array of shape {whole} is expected, n samples, got one of shape {X.shape}.")
         rows = np.empty((len(X), self.entk.coordinates), dtype=np.float32) if out is None else out
         for k, g in enumerate(gradients(self.entk, X, self.chunk)):
             rows[k * self.chunk : k * self.chunk + len(g)] = ((g - self.mean) / self.deviation).float().cpu().numpy()

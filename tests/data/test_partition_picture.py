@@ -51,6 +51,10 @@ def test_labels_name_themselves():
         ([[0], []], [0, 1], None, "from 0 to 1 at client 1"),
         ([[0, 2]], [0, 1], None, "from 0 to 1 at client 0"),
         ([[0]], [0, 1], ["one"], "labels from 0 to 0 for 1 classes"),
+        ([[0]], [0, 1], "picture.png", "call .savefig"),
+        ([0, 1], [[0], [1, 2]], None, "a vector of labels as its second argument"),
+        ([(np.zeros((2, 3)), np.zeros(2))], [0, 1], None, "row numbers from 0 to 1 at client 0"),
+        ((["a"], [np.array([0])]), [0, 1], None, "row numbers from 0 to 1 at client 0"),
     ],
 )
 def test_mistakes(parts, y, classes, words):

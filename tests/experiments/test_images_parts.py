@@ -193,16 +193,17 @@ def eight(**changed):
 def test_the_best():
     (said,) = tables.verdict(fake(eight(a=line("Scaff-PD", 0.67, 0.37, deviation=0.02))))
     assert said == (
-        "α = 0.05: Scaff-PD's worst 20 % (37.00 ± 2.00) is the best, 1.0 points above Δ-FL (36.00 ± 1.00) (by "
+        "α = 0.05: Scaff-PD's worst 20 % (37.00 ± 2.00) is the best, 1.0 points above Δ-FL (36.00 ± 1.00; by "
         "partition +1.0, +1.0). Against FedAvg, which counts clients by their samples, it is +7.0 points for the worst "
         "20 % and +7.0 on average. Of its 8 worst clients on test images (all partitions), 8 are among the 8 with the "
-        "largest training loss; no client's training accuracy is below 80 %. Its certified gap is at most 1.0e-03."
+        "largest training loss, which is what it weighs clients by; the lowest training accuracy of a client is 80 %. "
+        "Its certified gap is at most 1.0e-03."
     )
 
 
 def test_far_ahead_and_uncertified():
     (said,) = tables.verdict(fake(eight(a=line("Scaff-PD", 0.5, 0.5)), gap=np.inf))
-    assert "is the best, 14.0 points above Δ-FL (36.00 ± 1.00) (by partition +14.0, +14.0)." in said
+    assert "is the best, 14.0 points above Δ-FL (36.00 ± 1.00; by partition +14.0, +14.0)." in said
     assert "-10.0 on average" in said
     assert "certified" not in said
 
@@ -210,7 +211,7 @@ def test_far_ahead_and_uncertified():
 def test_not_the_best():
     (said,) = tables.verdict(fake(eight(a=line("Scaff-PD", 0.6, 0.335))))
     assert "Scaff-PD's worst 20 % (33.50 ± 1.00) is number 4, 2.5 points below Δ-FL" in said
-    assert "(by partition -2.5, -2.5)" in said
+    assert "; by partition -2.5, -2.5)" in said
 
 
 def test_a_gap_that_says_nothing():
@@ -220,7 +221,7 @@ def test_a_gap_that_says_nothing():
 
 def test_one_seed_has_no_deviation():
     (said,) = tables.verdict(fake([line(name, 0.5, 0.4, np.nan) for name in METHODS]))
-    assert "Scaff-PD's worst 20 % (40.00) is the best, 0.0 points above FedAvg (40.00) (by partition" in said
+    assert "Scaff-PD's worst 20 % (40.00) is the best, 0.0 points above FedAvg (40.00; by partition" in said
     assert "nan" not in said
 
 

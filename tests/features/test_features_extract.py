@@ -608,3 +608,9 @@ def test_a_cache_that_is_a_file(net, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="Cannot write to the folder"):
         features(pictures(), net, cache=tmp_path / "file")
+
+
+@pytest.mark.parametrize("wrong", ["efficientnet-lite0", torch.nn.Linear(3, 2)])
+def test_a_network_is_no_backbone(wrong):
+    with pytest.raises(InputError, match=r"features needs a Backbone such as .* got (str|Linear)"):
+        features(np.zeros((2, 8, 8, 3), dtype=np.uint8), wrong)

@@ -308,6 +308,10 @@ def test_refusals(make, sentence):
         make()
 
 
+def test_a_table_in_a_few_words():
+    assert repr(table(np.float16)) == "Table of 80 × 60 in float16, scale 0.1; clients take .rows(…)"
+
+
 def test_a_selection_is_an_array_when_asked():
     rows = table(np.float16, 0.5)
     chosen = rows.rows([5, 2, 9])

@@ -56,7 +56,7 @@ def features(
         images = images.subset(images_per_class, images_per_class)
     if not quiet:
         _say_what(images, network)
-    started = time.perf_counter()
+    started, there = time.perf_counter(), {path.name for path in cache.glob("*") if (path / "meta.json").exists()}
     try:
         table = extract(
             images, network, kind, coordinates, seed, memory=memory, device=where, dtype=dtype, precision=exact,
@@ -66,7 +66,7 @@ def features(
         typer.echo("Interrupted: the same command goes on from here.", err=True)
         raise
     if not quiet:
-        _say_done(table, cache / table.key, time.perf_counter() - started)
+        _say_done(table, cache / table.key, time.perf_counter() - started, there, coordinates)
 
 
 def _say_what(images: Any, network: Backbone) -> None:
@@ -77,7 +77,7 @@ def _say_what(images: Any, network: Backbone) -> None:
     )
 
 
-def _say_done(table: Any, folder: Path, seconds: float) -> None:
+def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted: int) -> None:
     import json
 
     from scaffpd.memory import words
@@ -88,6 +88,11 @@ def _say_done(table: Any, folder: Path, seconds: float) -> None:
         raise InputError(f"The table in {str(folder)!r} disappeared while it was read.") from None
     rows, columns = table.values.shape
     rate = meta["samples_per_second"]
-    pace = "" if rate is None else f", computed at {rate:.3g} images/s on {meta['device']}"
-    typer.echo(f"{rows} × {columns} in {meta['dtype']} ({words(table.values.nbytes)}){pace}; {seconds:.1f} s now.")
+    pace = "" if rate is None else f" at {rate:.3g} images/s on {meta['device']}"
+    how = (
+        f"found in the cache, computed earlier{pace}" if folder.name in there else f"computed{pace} in {seconds:.1f} s"
+    )
+    if meta["kind"] == "entk" and columns < wanted:
+        typer.echo(f"The network has {columns:,} coordinates; all are taken.")
+    typer.echo(f"{rows} × {columns} in {meta['dtype']} ({words(table.values.nbytes)}), {how}.")
     typer.echo(str(folder))

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 TABLES = {
     "cifar100": "CIFAR-100, 20 clients, α = 0.01, 0.05 and 0.1: average and worst-20 % accuracy of eight methods.",
-    "cifar10": "CIFAR-10, 20 clients, α = 0.05: the same.",
-    "tinyimagenet": "Tiny-ImageNet, 20 clients, α = 0.01, 0.05 and 0.1: the same.",
-    "cifar100-50clients": "CIFAR-100, 50 clients, α = 0.01: the same.",
+    "cifar10": "CIFAR-10, 20 clients, α = 0.05: average and worst-20 % accuracy of eight methods.",
+    "tinyimagenet": "Tiny-ImageNet, 20 clients, α = 0.01, 0.05 and 0.1: the same for 200 classes.",
+    "cifar100-50clients": "CIFAR-100, 50 clients, α = 0.01: average and worst-20 % accuracy of eight methods.",
 }
 RHO_ALPHA = TRADEOFF_ALPHA = 0.01
 
@@ -245,7 +245,11 @@ def _show(study: Study) -> None:
 
     from scaffpd.experiments.images import files, tables
 
-    console = Console(highlight=False)
+    console, plan = Console(highlight=False), study.plan
+    console.print(
+        f"{study.ground.title}, {plan.clients} clients: test accuracy in %, mean ± standard deviation over "
+        f"{plan.seeds} partitions, {plan.rounds} rounds\n", width=min(console.width, WIDEST),
+    )  # fmt: skip
     for k, alpha in enumerate(study.plan.alphas):
         console.print(f"α = {alpha:g}\n", style="bold")
         console.print(_block([[row[0], *row[1 + 4 * k : 5 + 4 * k]] for row in tables.rows(study)]))

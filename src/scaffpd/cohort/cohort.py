@@ -239,7 +239,7 @@ class Cohort:
             raise unknown("split", split, SPLITS)
         chosen = self._train if split == "train" else self._test
         if chosen is None:
-            raise InputError('This cohort has no test data: pass `test=` to Cohort, or evaluate on "train".')
+            raise InputError('This cohort has no test data: pass `test=` when you make it, or evaluate on "train".')
         loss, accuracy = chosen.oracle.scores(self._point(x))
         return ClientScores(tuple(self._names), loss, accuracy, chosen.counts)
 

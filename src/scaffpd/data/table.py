@@ -61,6 +61,10 @@ class Table:
     def __len__(self) -> int:
         return len(self.values)
 
+    def __repr__(self) -> str:
+        rows, columns = self.values.shape
+        return f"Table of {rows} × {columns} in {self.values.dtype}, scale {self.scale:.3g}; clients take .rows(…)"
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Other processes map the same file instead of being sent its contents."""
         place = _file(self.values)

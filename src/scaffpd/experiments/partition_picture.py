@@ -32,12 +32,12 @@ def partition_picture(
         title: by default the numbers of samples, clients and classes.
 
     Returns:
-        A matplotlib figure.
+        A matplotlib figure; `.savefig("partition.png")` writes it.
     """
     import matplotlib
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
 
-    counts, names = _counts(parts, np.asarray(y), classes)
+    counts, names = _counts(parts, _labels(y), classes)
     clients, K = counts.shape
     with matplotlib.rc_context(STYLE):
         rows = min(10.0, max(1.6, 0.3 * clients))
@@ -55,12 +55,21 @@ def partition_picture(
     return figure
 
 
+def _labels(y: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(y)
+    except ValueError:
+        raise InputError("partition_picture needs a vector of labels as its second argument.") from None
+
+
 def _counts(
     parts: Sequence[ArrayLike], y: NDArray[Any], classes: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Samples of each class (columns) at each client (rows), and the names of the columns."""
     if not len(parts) or y.ndim != 1 or not len(y):
         raise InputError("partition_picture needs the rows of at least one client and a vector of labels.")
+    if isinstance(classes, str):
+        raise InputError("partition_picture needs a list of class names; to save the picture, call .savefig(file).")
     labels, code = np.unique(y, return_inverse=True)
     names = tuple(map(str, labels))
     if classes is not None:
@@ -68,8 +77,11 @@ def _counts(
             raise InputError(f"partition_picture needs labels from 0 to {len(classes) - 1} for {len(classes)} classes.")
         code, names = y, tuple(classes)
     for i, part in enumerate(parts):
-        rows = np.asarray(part)
-        if not rows.size or rows.min() < 0 or rows.max() >= len(y):
+        try:
+            rows = np.asarray(part)
+        except ValueError:
+            rows = np.empty(0)
+        if rows.ndim != 1 or not rows.size or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(y):
             raise InputError(f"partition_picture needs row numbers from 0 to {len(y) - 1} at client {i}.")
     return np.array([np.bincount(code[np.asarray(part)], minlength=len(names)) for part in parts]), names
 

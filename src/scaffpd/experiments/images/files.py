@@ -16,6 +16,7 @@ import scaffpd
 from scaffpd.experiments.images import settings, tables
 from scaffpd.experiments.images.paper import NUMBERS
 from scaffpd.experiments.images.study import TITLES, Study
+from scaffpd.memory import words
 
 COLUMNS = (
     *("table", "alpha", "method", "seeds", "average", "average_sd", "worst_20", "worst_20_sd", "best_20", "best_20_sd"),
@@ -23,11 +24,18 @@ COLUMNS = (
 )
 MEASURES = (tables.AVERAGE, tables.WORST, tables.BEST)
 BACKBONE = "EfficientNet-Lite0 (ImageNet weights) takes the place of the paper's ResNet-18"
-DIFFERENCES = (
-    f"**{BACKBONE}**. Other differences from the paper's setting: images are JPEG copies (of Tiny-ImageNet's training "
-    "images, 150 of 500 a class), partitions and tuning are our own, and the network has been trained on ImageNet, of "
-    "which Tiny-ImageNet is a part. So levels cannot be compared with the paper's, and orders only with care."
-)
+
+
+def differences(plan: settings.Plan) -> str:
+    """How far from the paper's setting this is."""
+    tiny = plan.dataset == "tinyimagenet"
+    few = ", of Tiny-ImageNet's training images 150 of 500 a class" if tiny else ""
+    part = ", of which Tiny-ImageNet is a part" if tiny else ""
+    return (
+        f"**{BACKBONE}**. Other differences from the paper's setting: images may be JPEG copies{few} (see below), "
+        f"partitions and tuning are our own, and the network has been trained on ImageNet{part}. So levels cannot be "
+        "compared with the paper's, and orders only with care."
+    )
 
 
 def save(study: Study, folder: Path, command: str) -> list[Path]:
@@ -94,7 +102,7 @@ def markdown(study: Study, command: str) -> str:
     """The README of the folder."""
     plan, about, columns = study.plan, facts(study, command), tables.header(study)
     train, test = len(study.ground.train), len(study.ground.test)
-    coordinates, gigabytes = study.ground.table.values.shape[1], study.ground.table.values.nbytes / 1e9
+    coordinates, size = study.ground.table.values.shape[1], study.ground.table.values.nbytes
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     picture = f"partition-alpha-{plan.alphas[0]:g}.png"
     return "\n".join([
@@ -106,10 +114,10 @@ def markdown(study: Study, command: str) -> str:
         f"Accuracy in per cent on test images, mean ± standard deviation over {plan.seeds} partitions, after "
         f"{plan.rounds} rounds of J = {plan.local_steps} local steps; every method had at most {plan.tune} "
         "configurations, chosen on validation images of the first partition. In the columns marked (paper), the "
-        "paper's own numbers. Three partitions support no statement about significance; differences between methods "
+        "paper's own numbers. So few partitions support no statement about significance; differences between methods "
         "are given partition by partition below.",
         "",
-        DIFFERENCES,
+        differences(plan),
         "",
         "| " + " | ".join(columns) + " |",
         "|---|" + "---:|" * (len(columns) - 1),
@@ -119,7 +127,7 @@ def markdown(study: Study, command: str) -> str:
         "",
         "## What was chosen, and what it cost",
         "",
-        "Exchanges are request-reply turns; GB are sent by and to all clients, in 100 rounds or as many as were made. "
+        f"Exchanges are request-reply turns; GB are sent by and to all clients, in {plan.rounds} rounds. "
         "An arrow: the next value in that direction was not among those tried.",
         "",
         "| " + " | ".join(tables.TUNING) + " |",
@@ -127,7 +135,7 @@ def markdown(study: Study, command: str) -> str:
         *("| " + " | ".join(cells) + " |" for cells in tables.tuning(study)),
         "",
         f"Images: {study.ground.source} {train:,} for training, {test:,} for testing; {coordinates:,} coordinates of "
-        f"the eNTK at {plan.size} pixels, stored in {plan.stored} ({gigabytes:.2f} GB).",
+        f"the eNTK at {plan.size} pixels, stored in {plan.stored} ({words(size)}).",
         "",
         f"![partition]({picture})",
         "",

@@ -1,8 +1,9 @@
 r"""What is run for each of the paper's tables on images, and in which size.
 
 As in the paper: Dirichlet(α) over classes, then 30 % of the clients lose 70 % of their samples; eNTK features of an
-ImageNet network at random coordinates (50,000); a linear classifier with squared loss on one-hot labels; accuracy of
-each client on test images in its own class proportions, then the mean over clients and over the worst fifth of them.
+ImageNet network at random coordinates (50,000 in full size); a linear classifier with squared loss on one-hot labels;
+accuracy of each client on test images in its own class proportions, then the mean over clients and over the worst
+fifth of them.
 Where the paper is silent: full-gradient local steps, the same (l2/2)‖x‖² for all methods, FedAvg, FedProx, q-FFL and
 Δ-FL count clients by their samples and SCAFFOLD counts them alike, as published. Every method may try the same number
 of configurations (rates, and ρ, q, θ or μ), judged by the worst 20 % on a quarter of the training images of the first

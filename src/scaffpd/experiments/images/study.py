@@ -13,6 +13,7 @@ import torch
 
 from scaffpd import data
 from scaffpd.comparison import Comparison, compare
+from scaffpd.errors import InputError
 from scaffpd.experiments.images.problem import Cut, problem
 from scaffpd.experiments.images.settings import Plan, methods
 from scaffpd.features import backbone, features
@@ -61,6 +62,11 @@ class Ground:
     source: str
     seconds: float
 
+    @property
+    def title(self) -> str:
+        """The data set's name."""
+        return TITLES[self.plan.dataset]
+
     def cut(self, alpha: float) -> Cut:
         """The same, ready to be cut into clients."""
         return Cut(self.table, self.train, self.test, self.plan.clients, alpha, self.plan.balanced)
@@ -93,6 +99,7 @@ def ground(plan: Plan, place: Place) -> Ground:
     """Load the images and compute their features, or find them in the cache."""
     start = time.perf_counter()
     images = _fewer(LOADERS[plan.dataset](place.data), plan)
+    _try_out(plan, np.asarray(images.train.y))
     table = features(
         images, backbone(BACKBONE, place.data, size=plan.size), coordinates=plan.coordinates, device=place.device,
         dtype=plan.stored, precision="tf32" if place.device.startswith("cuda") else "float32", cache=place.cache,
@@ -100,6 +107,17 @@ def ground(plan: Plan, place: Place) -> Ground:
     )  # fmt: skip
     labels = (np.asarray(images.train.y), np.asarray(images.test.y))
     return Ground(plan, table, *labels, len(images.classes), images.source, time.perf_counter() - start)
+
+
+def _try_out(plan: Plan, labels: Any) -> None:
+    """Cut the labels before features are computed, so that too few images are noticed at once."""
+    nothing = data.Table(np.zeros((0, 1), dtype=np.float16))
+    try:
+        for alpha in plan.alphas:
+            for seed in range(plan.seeds):
+                Cut(nothing, labels, labels, plan.clients, alpha, plan.balanced).parts(seed)
+    except InputError as error:
+        raise InputError(f"There are too few images for {plan.clients} clients (--train-per-class): {error}") from None
 
 
 def _fewer(images: data.Images, plan: Plan) -> data.Images:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from scaffpd.comparison import Comparison
-from scaffpd.comparison.grid import grid, neighbours
+from scaffpd.comparison.grid import TAIL, grid, neighbours
 from scaffpd.comparison.runs import Run
 from scaffpd.comparison.tables import Line
 from scaffpd.experiments.images.paper import NUMBERS
@@ -78,11 +78,11 @@ def _standing(ours: Line, others: list[Line], comparison: Comparison) -> str:
     lead = 100 * (ours.mean[WORST] - rival.mean[WORST])
     place = 1 + sum(line.mean[WORST] > ours.mean[WORST] for line in others)
     pairs = 100 * (_by_seed(comparison, ours.method) - _by_seed(comparison, rival.method))
-    range_ = f" (by partition {', '.join(f'{d:+.1f}' for d in pairs)})" if len(pairs) > 1 else ""
+    range_ = f"; by partition {', '.join(f'{d:+.1f}' for d in pairs)}" if len(pairs) > 1 else ""
     said = f"Scaff-PD's worst 20 % ({percent(ours, WORST)}) is "
     if lead >= 0:
-        return f"{said}the best, {lead:.1f} points above {rival.method} ({percent(rival, WORST)}){range_}."
-    return f"{said}number {place}, {-lead:.1f} points below {rival.method} ({percent(rival, WORST)}){range_}."
+        return f"{said}the best, {lead:.1f} points above {rival.method} ({percent(rival, WORST)}{range_})."
+    return f"{said}number {place}, {-lead:.1f} points below {rival.method} ({percent(rival, WORST)}{range_})."
 
 
 def _by_seed(comparison: Comparison, method: str) -> Vector:
@@ -111,8 +111,8 @@ def _overlap(comparison: Comparison) -> str:
     fitted = min(float(run.scores["train"].accuracy.min()) for run in runs)
     return (
         f"Of its {fifth * len(runs)} worst clients on test images (all partitions), {both} are among the "
-        f"{fifth * len(runs)} with the largest training loss; no client's training accuracy is below "
-        f"{100 * fitted:.0f} %."
+        f"{fifth * len(runs)} with the largest training loss, which is what it weighs clients by; the lowest training "
+        f"accuracy of a client is {100 * fitted:.0f} %."
     )
 
 
@@ -137,7 +137,7 @@ def tuning(study: Study) -> Iterator[list[str]]:
             sent = (line.mean.get("megabytes_up", math.nan) + line.mean.get("megabytes_down", math.nan)) / 1000
             yield [
                 f"{alpha:g}", method, chosen or "nothing to choose", edge or "–", f"{failed} of {len(tried)}",
-                f"{line.mean.get('exchanges', math.nan):.0f}", f"{sent:.0f}",
+                f"{line.mean.get('exchanges', math.nan):.0f}", f"{sent:.3g}",
             ]  # fmt: skip
 
 
@@ -149,4 +149,6 @@ def _edges(comparison: Comparison, final: Run, tried: Sequence[Run]) -> Iterator
     for point in neighbours(lattice, final.job.point):
         if point not in done:
             name = next(name for name, factor in final.factors.items() if lattice[point][name] != factor)
+            if name == TAIL and final.rates[name] >= 1 and lattice[point][name] > final.factors[name]:
+                continue  # all clients are all clients
             yield f"{name} {'↑' if lattice[point][name] > final.factors[name] else '↓'}"
