@@ -291,7 +291,7 @@ def test_fifty_clients(root, tmp_path):
 def test_all_of_it(root, tmp_path):
     each = EACH | {"tinyimagenet": (2, 1)}
     assert reproduce(root, "all", tmp_path, "--quiet", each=each, network=light) == 0
-    names = {"cifar10", "cifar100", "cifar100-50clients", "tinyimagenet", "rho", "tradeoff", "causes"}
+    names = {"cifar10", "cifar100", "cifar100-50clients", "tinyimagenet", "rho", "tradeoff", "causes", "regulariser"}
     assert {path.name for path in tmp_path.iterdir()} == names
     for name, clients in (("cifar10", 20), ("cifar100", 20), ("tinyimagenet", 20), ("cifar100-50clients", 50)):
         check_table(tmp_path / name, name, clients)
