@@ -13,7 +13,7 @@ ROOT = Path(scaffpd.__file__).parent
 
 # From the ground up. A module may import from its own floor only within its own package.
 FLOORS = [
-    {"errors"},
+    {"errors", "cores"},
     {"federation", "objectives", "data", "checkpoint", "memory"},
     {"certificate", "history", "metrics", "models", "steps", "progress", "quasi_newton", "reference", "saddle"},
     {"subspace", "features"},

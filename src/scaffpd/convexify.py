@@ -30,7 +30,7 @@ from scaffpd.errors import InputError, count
 from scaffpd.features import Entk, trunk
 from scaffpd.features.room import check_table
 from scaffpd.features.room import chunk as fitting
-from scaffpd.features.statistics import Sums, floored
+from scaffpd.features.statistics import Sums, scales
 from scaffpd.models import Linear, Module
 from scaffpd.models.inputs import read_features, read_labels
 from scaffpd.objectives import ChiSquare
@@ -177,8 +177,7 @@ def representation(
     for X in features:  # each client adds its own n, Σ g and Σ g²
         for g in gradients(entk, X, size):
             sums.add(g)
-    mean, deviation = sums.moments()
-    return Representation(entk, size, mean, floored(deviation, entk.groups))
+    return Representation(entk, size, *scales(sums, entk.groups))
 
 
 def gradients(entk: Entk, X: Any, chunk: int) -> Iterator[Tensor]:

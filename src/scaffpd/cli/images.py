@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,7 +136,7 @@ def _table(name: str) -> Work:
 
         done = runs.study(asked.plan(name), asked.place, out)
         alpha = done.plan.alphas[0]
-        title = f"{runs.TITLES[done.plan.dataset]}, {done.plan.clients} clients, Dirichlet({alpha:g}), thinned"
+        title = f"{done.ground.title}, {done.plan.clients} clients, Dirichlet({alpha:g}), thinned"
         picture = figures.partition(done.ground.cut(alpha), out / f"partition-alpha-{alpha:g}.png", title)
         if not asked.quiet:
             _show(done)
@@ -149,10 +148,11 @@ def _table(name: str) -> Work:
 def _rho(asked: Request, out: Path) -> list[Path]:
     from scaffpd.experiments.images import curves, figures
     from scaffpd.experiments.images import study as runs
+    from scaffpd.experiments.writing import csv_file
 
     here = runs.ground(asked.plan("cifar100"), asked.place)
     found = curves.curves(here, RHO_ALPHA, asked.place, out)
-    path = _csv(out / "rho.csv", curves.COLUMNS, curves.lines(found))
+    path = csv_file(out / "rho.csv", curves.COLUMNS, curves.lines(found))
     title, page = f"CIFAR-100, {here.plan.clients} clients, Dirichlet({RHO_ALPHA:g})", out / "README.md"
     hardware = runs.hardware(asked.place.device)
     page.write_text(curves.markdown(found, title, asked.command("rho", out), hardware), encoding="utf-8")
@@ -167,18 +167,20 @@ def _rho(asked: Request, out: Path) -> list[Path]:
 def _tradeoff(asked: Request, out: Path) -> list[Path]:
     from scaffpd.experiments.images import figures
     from scaffpd.experiments.images import study as runs
+    from scaffpd.experiments.writing import csv_file
 
     here, study = runs.ground(asked.plan("tinyimagenet"), asked.place), out.parent / "tinyimagenet"
     found = runs.comparison(here, TRADEOFF_ALPHA, asked.place, study if study.is_dir() else out / "runs")
     (out / "command.txt").write_text(f"{asked.command('tradeoff', out)}\n", encoding="utf-8")
     title = f"Tiny-ImageNet, {here.plan.clients} clients, Dirichlet({TRADEOFF_ALPHA:g})"
-    points = _csv(out / "tradeoff.csv", figures.POINTS, figures.points(found))
+    points = csv_file(out / "tradeoff.csv", figures.POINTS, figures.points(found))
     return [figures.tradeoff(found, out / "tradeoff.png", title), points]
 
 
 def _regulariser(asked: Request, out: Path) -> list[Path]:
     from scaffpd.experiments.images import regulariser
     from scaffpd.experiments.images import study as runs
+    from scaffpd.experiments.writing import csv_file
 
     lines: list[tuple[Any, ...]] = []
     for name in ("cifar10", "cifar100", "tinyimagenet"):
@@ -193,12 +195,13 @@ def _regulariser(asked: Request, out: Path) -> list[Path]:
             choice = regulariser.best(found)
             typer.echo(f"{runs.TITLES[name]}: l2 = {choice.l2:.2g}, {100 * choice.accuracy:.1f} % of a held-out fifth.")
     (out / "command.txt").write_text(f"{asked.command('regulariser', out)}\n", encoding="utf-8")
-    return [_csv(out / "regulariser.csv", ("dataset", "l2", "accuracy"), lines)]
+    return [csv_file(out / "regulariser.csv", ("dataset", "l2", "accuracy"), lines)]
 
 
 def _causes(asked: Request, out: Path) -> list[Path]:
     from scaffpd.experiments.images import causes
     from scaffpd.experiments.images import study as runs
+    from scaffpd.experiments.writing import csv_file
 
     here = runs.ground(asked.plan("tinyimagenet"), asked.place)
     found = causes.causes(here, TRADEOFF_ALPHA, asked.place)
@@ -208,15 +211,7 @@ def _causes(asked: Request, out: Path) -> list[Path]:
     page.write_text(text, encoding="utf-8")
     if not asked.quiet:
         typer.echo(text)
-    return [page, _csv(out / "causes.csv", causes.COLUMNS, causes.lines(found))]
-
-
-def _csv(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(rows)
-    return path
+    return [page, csv_file(out / "causes.csv", causes.COLUMNS, causes.lines(found))]
 
 
 WORK: dict[str, tuple[str, Work]] = {name: (words, _table(name)) for name, words in TABLES.items()} | {

@@ -36,8 +36,8 @@ def synthetic(
 ) -> None:
     """Distance to the optimum against rounds: Scaff-PD, DRFA and others, tuned, on the paper's synthetic problem."""
     prepare(out)
-    from scaffpd.comparison.pool import cores  # seconds, so not for --help
-    from scaffpd.experiments.synthetic import figures, files, settings
+    from scaffpd.cores import cores
+    from scaffpd.experiments.synthetic import figures, files, settings  # seconds, so not for --help
     from scaffpd.experiments.synthetic import study as runs
 
     plan = settings.quick(seed) if quick else settings.Plan(seed)

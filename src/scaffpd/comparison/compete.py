@@ -10,11 +10,12 @@ import numpy as np
 
 from scaffpd.comparison.grid import neighbours
 from scaffpd.comparison.journal import Journal
-from scaffpd.comparison.pool import Pool, cores
+from scaffpd.comparison.pool import Pool
 from scaffpd.comparison.problem import Problem, fingerprint
 from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Job, Run
 from scaffpd.comparison.setting import Setting, make_setting
 from scaffpd.comparison.tables import Comparison
+from scaffpd.cores import cores
 from scaffpd.errors import count
 from scaffpd.progress import Tally
 from scaffpd.training import Algorithm

@@ -5,7 +5,6 @@ A worker waits for jobs on a pipe of its own, so that one whose parent is gone r
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import sys
@@ -30,13 +29,6 @@ NO_START = (
     '`if __name__ == "__main__":`, or use processes=1.'
 )
 KILLED = "A worker process was killed, perhaps for want of memory; with `out`, the same call goes on where it stopped."
-
-
-def cores() -> int:
-    """How many processor cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextmanager

@@ -7,13 +7,14 @@ keeps up: 6 GB take half a second to a few seconds on eight cores.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from scaffpd.cores import cores
 
 THREADS = 16  # beyond, memory is the limit
 
@@ -25,13 +26,8 @@ def checksum(piece: NDArray[Any]) -> str:
 
 def checksums(values: NDArray[Any], starts: Iterable[int], size: int) -> Generator[str, None, None]:
     """Those of values[k : k + size] for k in `starts`, in order."""
-    threads = ThreadPoolExecutor(min(THREADS, _cores()))
+    threads = ThreadPoolExecutor(min(THREADS, cores()))
     try:
         yield from threads.map(lambda k: checksum(values[k : k + size]), starts)
     finally:
         threads.shutdown(cancel_futures=True)
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -17,6 +17,7 @@ import numpy as np
 from scaffpd.algorithms import FedAvg, Scaffold, ScaffPD
 from scaffpd.experiments.images.curves import Curve, follow
 from scaffpd.experiments.images.study import Ground, Place
+from scaffpd.experiments.writing import markdown_table
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.progress import Tally
 
@@ -93,9 +94,7 @@ def markdown(found: Sequence[Cause], title: str, command: str, hardware: str) ->
         f"Written by `{command}` on {hardware}. Test accuracy in per cent, worst 20 % of the clients and, in brackets, "
         f"the average over clients; mean over {seeds} partitions; automatic rates.",
         "",
-        "| " + " | ".join(header) + " |",
-        "|---|" + "---:|" * (len(header) - 1),
-        *("| " + " | ".join(cells) + " |" for cells in rows),
+        *markdown_table(header, rows),
         "",
         *(__doc__ or "").strip().splitlines()[2:],
         "",

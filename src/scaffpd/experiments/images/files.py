@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import platform
 from dataclasses import replace
@@ -15,7 +14,8 @@ import torch
 import scaffpd
 from scaffpd.experiments.images import settings, tables
 from scaffpd.experiments.images.paper import NUMBERS
-from scaffpd.experiments.images.study import TITLES, Study
+from scaffpd.experiments.images.study import Study
+from scaffpd.experiments.writing import csv_file, markdown_table
 from scaffpd.memory import words
 
 COLUMNS = (
@@ -42,10 +42,7 @@ def save(study: Study, folder: Path, command: str) -> list[Path]:
     """Write `table.csv`, `about.json` and a README."""
     table, about, readme = folder / "table.csv", folder / "about.json", folder / "README.md"
     study = _timed(study, command, about)
-    with table.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows(_lines(study))
+    csv_file(table, COLUMNS, _lines(study))
     about.write_text(json.dumps(facts(study, command), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     readme.write_text(markdown(study, command), encoding="utf-8")
     return [table, about, readme]
@@ -106,7 +103,7 @@ def markdown(study: Study, command: str) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     picture = f"partition-alpha-{plan.alphas[0]:g}.png"
     return "\n".join([
-        f"# {TITLES[plan.dataset]}, {plan.clients} clients",
+        f"# {study.ground.title}, {plan.clients} clients",
         "",
         f"Written by `{command}` on {study.hardware} in {about['seconds']['all']:.0f} s, of which "
         f"{about['seconds']['features']:.0f} s went into images and features ({versions}).",
@@ -119,9 +116,7 @@ def markdown(study: Study, command: str) -> str:
         "",
         differences(plan),
         "",
-        "| " + " | ".join(columns) + " |",
-        "|---|" + "---:|" * (len(columns) - 1),
-        *("| " + " | ".join(cells) + " |" for cells in tables.rows(study)),
+        *markdown_table(columns, tables.rows(study)),
         "",
         *(f"- {sentence}" for sentence in tables.verdict(study)),
         "",
@@ -130,9 +125,7 @@ def markdown(study: Study, command: str) -> str:
         f"Exchanges are request-reply turns; GB are sent by and to all clients, in {plan.rounds} rounds. "
         "An arrow: the next value in that direction was not among those tried.",
         "",
-        "| " + " | ".join(tables.TUNING) + " |",
-        "|---|---|---|---|---:|---:|---:|",
-        *("| " + " | ".join(cells) + " |" for cells in tables.tuning(study)),
+        *markdown_table(tables.TUNING, tables.tuning(study), words=4),
         "",
         f"Images: {study.ground.source} {train:,} for training, {test:,} for testing; {coordinates:,} coordinates of "
         f"the eNTK at {plan.size} pixels, stored in {plan.stored} ({words(size)}).",

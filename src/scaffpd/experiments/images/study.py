@@ -73,7 +73,7 @@ class Ground:
 
     def problem(self, alpha: float, device: str) -> Any:
         """What methods are compared on."""
-        return problem(self.cut(alpha), self.plan, TITLES[self.plan.dataset], self.classes, device)
+        return problem(self.cut(alpha), self.plan, self.title, self.classes, device)
 
 
 @dataclass(frozen=True)

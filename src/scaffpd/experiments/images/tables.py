@@ -10,6 +10,7 @@ import numpy as np
 from scaffpd.comparison import Comparison
 from scaffpd.comparison.grid import TAIL, grid, neighbours
 from scaffpd.comparison.runs import Run
+from scaffpd.comparison.setting import LATTICE
 from scaffpd.comparison.tables import Line
 from scaffpd.experiments.images.paper import NUMBERS
 from scaffpd.experiments.images.settings import METHODS
@@ -18,7 +19,6 @@ from scaffpd.federation import Vector
 from scaffpd.metrics import Summary, a_fifth
 
 OURS = "Scaff-PD"
-WIDE = 1000  # configurations that a grid could have had
 TUNING = ("α", "method", "chosen", "next value not tried", "diverged", "exchanges", "GB sent")
 AVERAGE, WORST, BEST = (f"test_accuracy_{name}" for name in ("mean", "worst_20", "best_20"))
 
@@ -143,7 +143,7 @@ def tuning(study: Study) -> Iterator[list[str]]:
 
 def _edges(comparison: Comparison, final: Run, tried: Sequence[Run]) -> Iterator[str]:
     """The rates and strengths whose next value, up or down, was not tried."""
-    lattice, done = grid(comparison.setting.methods[final.job.method], WIDE, True), {run.job.point for run in tried}
+    lattice, done = grid(comparison.setting.methods[final.job.method], LATTICE, True), {run.job.point for run in tried}
     if not tried:
         return
     for point in neighbours(lattice, final.job.point):

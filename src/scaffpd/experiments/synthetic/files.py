@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from scaffpd.experiments.synthetic import grids, settings, tables
 from scaffpd.experiments.synthetic.panels import FIGURES
 from scaffpd.experiments.synthetic.settings import DEEP, TARGET
 from scaffpd.experiments.synthetic.study import Curve, Study
+from scaffpd.experiments.writing import csv_file, markdown_table
 
 PROBLEM = ("sigma", "rho", "badly_scaled")
 CURVE = (*PROBLEM, "method", "local_steps", "round", "exchanges", "squared_distance")
@@ -32,21 +32,13 @@ def save(study: Study, folder: Path, command: str) -> list[Path]:
     written = []
     for name, panels in FIGURES.items():
         curves = [curve for panel in panels(study) for curve in panel.curves]
-        written.append(_csv(folder / f"{name}.csv", CURVE, (row for curve in curves for row in _points(curve))))
-    written.append(_csv(folder / "rounds.csv", ROUNDS, map(_summary, study.curves)))
-    written.append(_csv(folder / "tuning.csv", TUNING, (row for curve in study.curves for row in _attempts(curve))))
+        written.append(csv_file(folder / f"{name}.csv", CURVE, (row for curve in curves for row in _points(curve))))
+    written.append(csv_file(folder / "rounds.csv", ROUNDS, map(_summary, study.curves)))
+    written.append(csv_file(folder / "tuning.csv", TUNING, (row for curve in study.curves for row in _attempts(curve))))
     about, readme = folder / "about.json", folder / "README.md"
     about.write_text(json.dumps(facts(study, command), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     readme.write_text(markdown(study, command), encoding="utf-8")
     return [*written, about, readme]
-
-
-def _csv(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(rows)
-    return path
 
 
 def _problem(curve: Curve) -> tuple[Any, ...]:
@@ -111,9 +103,7 @@ def markdown(study: Study, command: str) -> str:
         "Scaff-PD, APD and minimax gradient run as they are; everybody else has the best of "
         f"{about['configurations']} configurations, chosen for each problem with x* known. `> n`: not within n rounds.",
         "",
-        "| method | " + " | ".join(columns) + " |",
-        "|---|" + "---:|" * len(columns),
-        *(f"| {name} | " + " | ".join(cells) + " |" for name, cells in tables.rows(study)),
+        *markdown_table(["method", *columns], ([name, *cells] for name, cells in tables.rows(study))),
         "",
         *(f"- {sentence}" for sentence in tables.verdict(study)),
         "",
