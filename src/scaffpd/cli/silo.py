@@ -1,0 +1,174 @@
+"""`scaffpd silo`: what the operator of a site needs before joining a federation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scaffpd.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+WIDEST = 100  # columns: longer lines of prose are hard to read
+MOST = 40  # columns of data that are listed
+TEMPLATE = """\
+# One silo: this file stays at the site. Check it with: scaffpd silo check {file}
+name = "my-hospital"              # letters, digits, - and _
+
+[data]
+file = "data.csv"                 # CSV, Parquet or NPZ, relative to this file
+target = "disease"                # the column to be predicted (NPZ: an array, "y" if left out)
+# entry = "hospital:load"         # instead of file and target: a function that returns (X, y)
+# columns = ["age", "sex"]        # the columns to use; all others than the target if left out
+# categories = ["cp"]             # columns of numbers that are names of categories
+# task = "classification"         # or "regression"; goes by the target if left out
+
+[split]
+test = 0.2                        # share of rows held out, label by label; 0 for none
+seed = 0                          # chooses them
+
+[limits]
+# algorithms = ["ScaffPD", "SubspaceSaddle", "Fair"]   # all that ask for sums only if left out; "all" for all
+dimension = 1_000_000             # most parameters of a model
+local_steps = 10_000              # most local steps per question
+message_mb = 512                  # largest message taken
+rarest = 5                        # a category with fewer training rows is not named to others
+rows = 20                         # with fewer training rows the silo takes no part
+"""
+
+silo = typer.Typer(help="Prepare a site: write its file, and see what would leave it.", no_args_is_help=True)
+silo.suggest_commands = False
+
+
+@silo.callback()
+def _top() -> None:
+    """Prepare a site: write its file, and see what would leave it."""
+
+
+@silo.command()
+def init(
+    out: Annotated[Path, typer.Option(help="The file to write; one that is there is left alone.")] = Path("silo.toml"),
+) -> None:
+    """Write a silo.toml to fill in."""
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(TEMPLATE.format(file=out.name))
+    except FileExistsError:
+        raise InputError(f"The file {str(out)!r} is there already; choose another one with --out.") from None
+    except OSError as error:
+        raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
+    typer.echo(f"Written to {out}. Fill it in, then run: scaffpd silo check {out}")
+
+
+@silo.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Read the data, show what was found, what would leave this site and what never does; nothing is sent."""
+    from scaffpd.deploy.check import report
+    from scaffpd.deploy.reading import Dataset
+    from scaffpd.deploy.silo_file import SiloFile
+
+    settings = SiloFile.read(file)
+    found = report(settings, Dataset.read(settings))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(f"Silo {found['silo']}", style="bold", markup=False)
+    console.print(_facts(found), width=min(console.width, WIDEST))
+    if found["labels"]:
+        console.print("\nLabels", style="bold")
+        console.print(_label_table(found["labels"]))
+    if found["columns"]:
+        console.print("\nColumns", style="bold")
+        console.print(_column_table(found["columns"]))
+        if len(found["columns"]) > MOST:
+            console.print(f"and {len(found['columns']) - MOST} more (--json lists all)")
+    if found["warnings"]:
+        _bullets(console, "Look at this", found["warnings"], "yellow")
+    _bullets(console, "What leaves this site", found["leaves"])
+    _bullets(console, "What never leaves", found["stays"])
+
+
+def _facts(found: dict[str, Any]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from scaffpd.memory import words
+
+    rows, features, size = found["rows"], found["features"], found["bytes"]
+    lines = {
+        "task": found["task"] if found["task"] != "prepared" else "the entry's own Cohort",
+        "rows": f"{rows['train']} to train on, {rows['test']} held out",
+        "features": f"{features['columns']} columns, {features['encoded']} once encoded",
+        "memory": f"{words(size['read'])} as read, {words(size['encoded'])} encoded",
+    }
+    if found["task"] == "prepared":
+        lines["features"] = f"a model of {features['encoded']} parameters"
+        del lines["memory"]
+    if found["missing"] is not None:
+        lines["missing"] = f"{found['missing']} values"
+    if found["target"] is not None:
+        lines["target"] = ", ".join(f"{name} {value:.6g}" for name, value in found["target"].items())
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in lines.items():
+        table.add_row(name, Text(text))
+    return table
+
+
+def _label_table(labels: list[dict[str, Any]]) -> Table:
+    table = _table("label", "training", "held out")
+    for entry in labels[:MOST]:
+        table.add_row(_plain(str(entry["label"])), str(entry["train"]), str(entry["test"]))
+    return table
+
+
+def _column_table(columns: list[dict[str, Any]]) -> Table:
+    table = _table("column", "kind", "missing", "categories", "withheld")
+    table.columns[1].justify = "left"
+    for entry in columns[:MOST]:
+        counts = ("missing", "categories", "withheld")
+        blank = (entry["missing"] == 0, entry["kind"] != "category", entry["withheld"] == 0)
+        cells = ["" if empty else str(entry[key]) for key, empty in zip(counts, blank, strict=True)]
+        table.add_row(_plain(entry["name"]), entry["kind"].replace("unknown", "no values"), *cells)
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _bullets(console: Console, title: str, lines: list[str], style: str = "") -> None:
+    from rich.table import Table
+
+    console.print(f"\n{title}", style=f"bold {style}".strip())
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for line in lines:
+        grid.add_row("-", _plain(line))
+    console.print(grid, width=min(console.width, WIDEST))
+
+
+def _plain(text: str) -> Any:
+    from rich.text import Text
+
+    return Text("".join(c if c.isprintable() else "?" for c in text))

@@ -1,0 +1,90 @@
+"""What leaves a silo, and what never does, in words: shown by `scaffpd silo check` before anything is joined."""
+
+from __future__ import annotations
+
+from scaffpd.deploy.columns import CATEGORY
+from scaffpd.deploy.encoding import named_categories
+from scaffpd.deploy.reading import Dataset
+from scaffpd.deploy.schema import CLASSIFICATION, PREPARED
+from scaffpd.deploy.silo_file import SiloFile
+
+SHOWN = 30  # names in a list before it is cut off
+
+
+def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
+    """Everything that a coordinator may get, in the order in which it gets it."""
+    train, test = data.rows
+    lines = [f"The name {file.name!r}, and how many rows there are: {train} to train on, {test} held out."]
+    if data.target.task == PREPARED:
+        lines.append(f"The number of parameters of the model, {width}.")
+    else:
+        lines += _agreement(file, data, width)
+    lines += [
+        "Once: how curved the loss is, as three numbers: most, least, and at the steepest single row.",
+        "Per question: the loss (one number), and a gradient or a local update (each a vector of d numbers; d is "
+        f"{_d(data, width)}). They are over all {train} training rows or a random part of them, never fewer than "
+        f"{file.limits.rows} rows.",
+        "For methods of second order: the diagonal of the Hessian (a vector of d numbers), and a few numbers on how "
+        "the loss curves along directions that are asked for.",
+        "Loss and accuracy, each one number, on the training rows and on the held-out rows.",
+    ]
+    allowed = "any algorithm of the package" if file.limits.algorithms is None else ", ".join(file.limits.algorithms)
+    return [
+        *lines,
+        f"All this is answered for these algorithms only: {allowed}.",
+        "Sums and vectors are not anonymous: from enough of them one can work out how many rows have which label, and "
+        "the fewer rows there are, the more about each.",
+    ]
+
+
+def _d(data: Dataset, width: int) -> str:
+    if data.target.task == PREPARED:
+        return str(width)
+    outputs = " times the number of outputs" if len(data.target.labels) > 2 else ""
+    return f"at least {width}{outputs} with a linear model"
+
+
+def _agreement(file: SiloFile, data: Dataset, width: int) -> list[str]:
+    lines = []
+    if data.table.block is not None:
+        lines.append(f"The shape of the features: {' × '.join(map(str, data.table.shape))}.")
+    else:
+        names = _cut([column.name for column in data.table.columns])
+        lines.append(
+            f"Names of the {len(data.table.columns)} columns, whether each holds numbers or categories, and whether "
+            f"it has any value: {names}."
+        )
+    for column in data.table.columns:
+        named = named_categories(column, ~data.held, file.limits.rarest) if column.kind == CATEGORY else []
+        if named:
+            lines.append(f"Categories of {column.name!r}: {_cut(named)}.")
+    if data.target.task == CLASSIFICATION:
+        lines.append(f"Labels: {_cut([str(label) for label in data.target.labels])}.")
+    lines.append(
+        f"For each of about {width} encoded columns: the number of training rows, their sum, and the sum of their "
+        "squared distances from the mean over all silos. The sum of a category (or of all that are not named) is how many rows have it."
+    )
+    return lines
+
+
+def stays(file: SiloFile, data: Dataset) -> list[str]:
+    """What nobody else gets to see."""
+    lines = [
+        "Rows, single values, and labels of single rows.",
+        "Predictions for single rows.",
+        "Which rows are held out.",
+        "Names of files and folders, and all columns that are not used.",
+    ]
+    if data.target.task == PREPARED:
+        return lines
+    if data.table.columns:
+        lines.append(
+            f"Names of categories with fewer than {file.limits.rarest} training rows here (if another site names one of "
+            "them, how many rows have it leaves as part of the sums)."
+        )
+    return [*lines, "How many values are missing and where (they are filled in before anything is added up)."]
+
+
+def _cut(names: list[str]) -> str:
+    short = [name if len(name) <= 40 else f"{name[:37]}..." for name in names[:SHOWN]]
+    return ", ".join(short) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
