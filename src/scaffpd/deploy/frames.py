@@ -36,7 +36,8 @@ def read_parquet(path: Path) -> Any:
 def read_npz(path: Path, features: str, target: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Two arrays of an NPZ file; nothing in it is executed."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise InputError(f"{path.name!r} is not an NPZ file of several arrays; write one with numpy.savez.")
             for name in (features, target):

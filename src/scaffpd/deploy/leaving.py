@@ -62,7 +62,8 @@ def _agreement(file: SiloFile, data: Dataset, width: int) -> list[str]:
         lines.append(f"Labels: {_cut([str(label) for label in data.target.labels])}.")
     lines.append(
         f"For each of about {width} encoded columns: the number of training rows, their sum, and the sum of their "
-        "squared distances from the mean over all silos. The sum of a category (or of all that are not named) is how many rows have it."
+        "squared distances from the mean over all silos. The sum of a category (or of all that are not named) is how "
+        "many rows have it."
     )
     return lines
 
@@ -79,8 +80,8 @@ def stays(file: SiloFile, data: Dataset) -> list[str]:
         return lines
     if data.table.columns:
         lines.append(
-            f"Names of categories with fewer than {file.limits.rarest} training rows here (if another site names one of "
-            "them, how many rows have it leaves as part of the sums)."
+            f"Names of categories with fewer than {file.limits.rarest} training rows here (if another site names one "
+            "of them, how many rows have it leaves as part of the sums)."
         )
     return [*lines, "How many values are missing and where (they are filled in before anything is added up)."]
 

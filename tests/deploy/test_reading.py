@@ -1,0 +1,321 @@
+"""A silo's data: CSV, NPZ, data frames and entries; what is missing, what is held out, what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scaffpd.deploy.columns import spelt
+from scaffpd.deploy.reading import Dataset
+from scaffpd.deploy.silo_file import SiloFile
+from scaffpd.errors import InputError
+
+
+def silo(folder: Path, data: str, rest: str = "", name: str = "a") -> Dataset:
+    path = folder / "silo.toml"
+    path.write_text(f'name = "{name}"\n[data]\n{data}\n{rest}', encoding="utf-8")
+    return Dataset.read(SiloFile.read(path))
+
+
+def from_csv(folder: Path, text: str | bytes, data: str = "", rest: str = "[split]\ntest = 0\n") -> Dataset:
+    (folder / "a.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return silo(folder, f'file = "a.csv"\ntarget = "y"\n{data}', rest)
+
+
+def from_entry(folder: Path, code: str, data: str = "", rest: str = "[split]\ntest = 0\n") -> Dataset:
+    (folder / "hospital.py").write_text(code, encoding="utf-8")
+    return silo(folder, f'entry = "hospital:load"\n{data}', rest)
+
+
+def column(data: Dataset, name: str):
+    return next(column for column in data.table.columns if column.name == name)
+
+
+# ------------------------------------------------------------------ CSV
+
+
+def test_numbers_categories_and_missing_values(tmp_path):
+    text = '\ufeffage, colour ,"odd, name",y\n1.5,red,3,0\n?,NA,null,1\n\n"2",blue,NaN,1\n,red,4,0\n'
+    data = from_csv(tmp_path, text)
+    assert [c.name for c in data.table.columns] == ["age", "colour", "odd, name"]
+    np.testing.assert_array_equal(column(data, "age").values, [1.5, np.nan, 2, np.nan])
+    np.testing.assert_array_equal(column(data, "odd, name").values, [3, np.nan, np.nan, 4])
+    colour = column(data, "colour")
+    assert (colour.kind, colour.categories, colour.values.tolist()) == ("category", ("blue", "red"), [1, -1, 0, 1])
+    assert (data.target.labels, data.target.values.tolist()) == ((0, 1), [0, 1, 1, 0])
+
+
+def test_rows_without_a_target_are_dropped_and_counted(tmp_path):
+    data = from_csv(tmp_path, "x,y\n1,a\n2,\nfoo,?\n4,b\n")
+    assert (data.dropped, data.target.labels) == (2, ("a", "b"))
+    assert column(data, "x").kind == "number"  # the odd cell is in a row that is not used
+    np.testing.assert_array_equal(column(data, "x").values, [1, 4])
+
+
+def test_columns_can_be_chosen_and_numbers_read_as_categories(tmp_path):
+    data = from_csv(tmp_path, "a,b,c,y\n1.0,x,2,0\n2,y,3,1\n", 'columns = ["c", "a"]\ncategories = ["a"]')
+    assert [(c.name, c.kind) for c in data.table.columns] == [("c", "number"), ("a", "category")]
+    assert column(data, "a").categories == ("1", "2")
+
+
+def test_one_way_to_spell_a_category():
+    assert {spelt(v) for v in (1, 1.0, "1.0", " 1 ", np.int32(1), np.float32(1), "1.")} == {"1"}
+    assert (spelt(2.5), spelt("2.5"), spelt("007"), spelt(True), spelt("-3.00")) == ("2.5", "2.5", "007", "True", "-3")
+
+
+def test_an_almost_numeric_column_is_pointed_out(tmp_path):
+    data = from_csv(tmp_path, "x,y\n1,0\n2,1\n3,0\nabc,1\n")
+    assert column(data, "x").note == "is read as categories because of 'abc' in line 5"
+
+
+def test_a_column_without_a_value_has_no_kind(tmp_path):
+    data = from_csv(tmp_path, "x,z,c,y\n1,,NA,0\n2,?,,1\n", 'categories = ["c"]')
+    assert [c.kind for c in data.table.columns] == ["number", "unknown", "category"]
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "words"),
+    [
+        ("", "", "'a.csv' is empty"),
+        ("x,y\n", "", "has column names but no rows"),
+        ("x,x,y\n1,2,3\n", "", "two columns named 'x' in line 1"),
+        ("x,z\n1,2\n", "", "column of 'a.csv', 'y'"),
+        ("x,,y\n1,2,3\n", "", "Column 2 of 'a.csv' has no name"),
+        ("x;y\n1;2\n", "", "columns are separated by commas"),
+        ("x,y\n1,2\n1\n", "", "has 1 values in line 3, but 2 columns: the last value belongs to 'x'."),
+        ("x,y\n1,2,3\n", "", "has 3 values in line 2, but 2 columns."),
+        ("x,y\n1,2\ninf,2\n", "", "an infinite value in column 'x', line 3"),
+        ("x,y\n1,\n2,?\n", "", "no row with a value in its target column 'y'"),
+        ('x,y\n"1,2\n', "", "is broken in line"),
+        ("x,y\n1,2\n", 'columns = ["z"]', "column of 'a.csv', 'z'"),
+        ("x,y\n1,2\n", 'categories = ["z"]', "column of 'a.csv', 'z'"),
+        (b"x,y\n\xff,1\n", "", "not UTF-8"),
+        ("y\n1\n2\n", "", "no columns besides its target"),
+        ("x,y\n1,a\n2,b\n", 'task = "regression"', "texts such as 'a' in its target 'y'"),
+        ("x,y\n1,0.5\n2,1\n", 'task = "classification"', "0.5 in its target 'y'"),
+    ],
+)
+def test_csv_mistakes_get_one_sentence(tmp_path, text, data, words):
+    with pytest.raises(InputError) as caught:
+        from_csv(tmp_path, text, data)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_missing_file_of_each_kind(tmp_path):
+    for name in ("b.csv", "b.npz", "b.parquet"):
+        with pytest.raises(InputError, match=f"Cannot read the data file .*{name}.*No such file"):
+            silo(tmp_path, f'file = "{name}"\ntarget = "y"')
+
+
+def test_csv_needs_no_pandas(tmp_path):
+    from_csv(tmp_path, "x,y\n1,0\n2,1\n")
+    code = (
+        "import sys\nfor name in ('pandas', 'pyarrow', 'rich', 'typer'): sys.modules[name] = None\n"
+        "from scaffpd.deploy.reading import Dataset\nfrom scaffpd.deploy.silo_file import SiloFile\n"
+        f"print(Dataset.read(SiloFile.read({str(tmp_path / 'silo.toml')!r})).rows)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "(2, 0)", done.stderr
+
+
+# ------------------------------------------------------------------ the target and the split
+
+
+def test_the_task_goes_by_the_target(tmp_path):
+    many = "\n".join(f"{k},{k}" for k in range(60))
+    assert from_csv(tmp_path, "x,y\n1,0\n2,1\n").target.task == "classification"
+    assert from_csv(tmp_path, "x,y\n1,0.5\n2,1\n").target.task == "regression"
+    assert from_csv(tmp_path, f"x,y\n{many}\n").target.task == "regression"
+    assert from_csv(tmp_path, f"x,y\n{many}\n", 'task = "classification"').target.labels == tuple(range(60))
+
+
+def test_the_split_is_label_by_label_and_fixed_by_seed_and_name(tmp_path):
+    text = "x,y\n" + "".join(f"{k},{'ill' if k % 4 == 0 else 'well'}\n" for k in range(100))
+    (tmp_path / "a.csv").write_text(text)
+
+    def held(seed: int, name: str):
+        data = silo(tmp_path, 'file = "a.csv"\ntarget = "y"', f"[split]\ntest = 0.2\nseed = {seed}\n", name)
+        assert np.bincount(data.target.values[data.held]).tolist() == [5, 15]
+        assert data.rows == (80, 20)
+        return data.held
+
+    np.testing.assert_array_equal(held(3, "a"), held(3, "a"))
+    assert (held(3, "a") != held(4, "a")).any()
+    assert (held(3, "a") != held(3, "b")).any()
+    # the same in every process: by a digest of seed and name, not by Python's hash
+    random = np.random.default_rng(int.from_bytes(hashlib.sha256(b"3/a").digest()[:16], "big"))
+    ill = np.arange(100) % 4 == 0
+    expected = np.zeros(100, dtype=bool)
+    for rows, share in ((ill, 5), (~ill, 15)):
+        expected[random.permutation(np.flatnonzero(rows))[:share]] = True
+    np.testing.assert_array_equal(held(3, "a"), expected)
+
+
+def test_a_single_row_cannot_be_split(tmp_path):
+    with pytest.raises(InputError, match="use test = 0"):
+        from_csv(tmp_path, "x,y\n1,0\n", rest="[split]\ntest = 0.5\n")
+
+
+def test_regression_is_split_as_well(tmp_path):
+    data = from_csv(tmp_path, "x,y\n" + "".join(f"{k},{k / 7}\n" for k in range(10)), rest="")
+    assert data.rows == (8, 2)
+
+
+# ------------------------------------------------------------------ arrays and frames
+
+
+def test_npz(tmp_path):
+    X = np.arange(12.0).reshape(4, 3)
+    X[1, 2] = np.nan
+    np.savez(tmp_path / "a.npz", X=X, y=np.array([0, 1, 1, 0]), names=np.array(["p", "q", "q", "p"]))
+    data = silo(tmp_path, 'file = "a.npz"', "[split]\ntest = 0\n")
+    np.testing.assert_array_equal(data.table.block, X)
+    assert (data.table.shape, data.target.labels) == ((3,), (0, 1))
+    assert silo(tmp_path, 'file = "a.npz"\ntarget = "names"').target.labels == ("p", "q")
+
+
+def test_npz_mistakes(tmp_path):
+    np.savez(tmp_path / "a.npz", X=np.ones((2, 2)), y=[0, 1], o=np.array([{}, 1], dtype=object), s=np.array(["a", "b"]))
+    for data, words in (
+        ('target = "yy"', "array of 'a.npz', 'yy'"),
+        ('features = "o"', "Python objects"),
+        ('features = "s"', "not numbers"),
+        ('columns = ["a"]', "without names"),
+        ('features = "y"', "rows × features"),
+        ('target = "X"', "one value per row"),
+    ):
+        with pytest.raises(InputError, match=words):
+            silo(tmp_path, f'file = "a.npz"\n{data}')
+    with (tmp_path / "a.npz").open("wb") as file:
+        np.save(file, np.ones(3))
+    with pytest.raises(InputError, match="several arrays"):
+        silo(tmp_path, 'file = "a.npz"')
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 nothing")
+    with pytest.raises(InputError, match="not an NPZ file"):
+        silo(tmp_path, 'file = "a.npz"')
+    (tmp_path / "a.npz").write_bytes(b"")
+    with pytest.raises(InputError):
+        silo(tmp_path, 'file = "a.npz"')
+
+
+def test_an_entry_beside_the_file_is_found_and_nothing_is_left_behind(tmp_path):
+    before = list(sys.path)
+    for k in (1, 2):  # two sites with modules of the same name in one process
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        (folder / "helper.py").write_text(f"K = {k}\n")
+        code = "import numpy as np\nimport helper\ndef load():\n    return helper.K * np.ones((3, 2)), [0, 1, 1]\n"
+        data = from_entry(folder, code)
+        assert data.table.block is not None
+        assert data.table.block[0, 0] == k
+    assert sys.path == before
+    assert not {"hospital", "helper"} & set(sys.modules)
+
+
+def test_an_entry_may_split_for_itself(tmp_path):
+    code = "import numpy as np\ndef load():\n    return np.ones((3, 2)), [0, 1, 1], np.zeros((2, 2)), ['nan', 0]\n"
+    with pytest.raises(InputError):  # texts here and numbers there
+        from_entry(tmp_path, code.replace("'nan', 0", "'x', 'y', 'z'"))
+    data = from_entry(tmp_path, code.replace("'nan'", "float('nan')"))
+    assert (data.rows, data.dropped, data.held.tolist()) == ((3, 1), 1, [False, False, False, True])
+
+
+def test_frames(tmp_path):
+    pytest.importorskip("pandas")
+    code = (
+        "import pandas as pd\n"
+        "def load():\n"
+        "    X = pd.DataFrame({'age': [1, None, 3], 'c': ['a', None, 'b'], 'k': [1.0, 2.0, None], 'b': [True, False, True],\n"
+        "                      'i': pd.array([1, None, 2], dtype='Int64'), 'g': pd.Categorical(['u', 'v', None])})\n"
+        "    return X, pd.Series(['n', 'm', 'n'])\n"
+    )
+    data = from_entry(tmp_path, code, 'categories = ["k"]')
+    assert [c.kind for c in data.table.columns] == ["number", "category", "category", "number", "number", "category"]
+    assert column(data, "k").categories == ("1", "2")
+    np.testing.assert_array_equal(column(data, "i").values, [1, np.nan, 2])
+    np.testing.assert_array_equal(column(data, "b").values, [1, 0, 1])
+    assert column(data, "g").values.tolist() == [0, 1, -1]
+    assert data.target.labels == ("m", "n")
+    chosen = from_entry(tmp_path, code, 'columns = ["age"]')
+    assert [c.name for c in chosen.table.columns] == ["age"]
+    dates = code.replace("'b': [True, False, True]", "'b': pd.to_datetime(['2020-01-01'] * 3)")
+    with pytest.raises(InputError, match="dates in column 'b'"):
+        from_entry(tmp_path, dates)
+    with pytest.raises(InputError, match="did you mean 'age'"):
+        from_entry(tmp_path, code, 'columns = ["agee"]')
+
+
+def test_parquet_without_pyarrow_is_one_sentence(tmp_path):
+    pytest.importorskip("pandas")
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        (tmp_path / "a.parquet").write_bytes(b"PAR1")
+        with pytest.raises(InputError, match="needs pandas and pyarrow"):
+            silo(tmp_path, 'file = "a.parquet"\ntarget = "y"')
+
+
+def test_parquet_is_read_like_a_frame(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": [1.0, 2.0, 3.0], "y": [0, 1, None], "c": ["a", "b", "a"]})
+    monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
+    (tmp_path / "a.parquet").touch()
+    data = silo(tmp_path, 'file = "a.parquet"\ntarget = "y"', "[split]\ntest = 0\n")
+    assert ([c.name for c in data.table.columns], data.dropped, data.target.labels) == (["x", "c"], 1, (0, 1))
+    with pytest.raises(InputError, match="no column 'z'"):
+        silo(tmp_path, 'file = "a.parquet"\ntarget = "z"')
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def load():\n    return 3\n", "must return"),
+        ("def load():\n    return 1, 2, 3\n", "must return"),
+        ("def load():\n    raise ValueError('no\\ndata')\n", r"ValueError: no data \(hospital.py, line 2\)"),
+        ("def other():\n    pass\n", "has no function 'load'"),
+        ("import nothing_of_this_name\n", "needs the module 'nothing_of_this_name'"),
+        ("1 / 0\n", "ZeroDivisionError"),
+        ("def load():\n    return [[1, 2], [3, 4]], [0]\n", "2.* rows of features, but .*1.* targets"),
+        ("def load():\n    return [[1, 2], [3]], [0, 1]\n", "does not form an array"),
+        (
+            "import numpy as np\ndef load():\n    return np.array([[np.inf], [1]]), [0, 1]\n",
+            "infinite feature in row 1",
+        ),
+    ],
+)
+def test_entries_that_fail_say_where(tmp_path, code, words):
+    with pytest.raises(InputError, match=words) as caught:
+        from_entry(tmp_path, code)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_entry_that_is_nowhere(tmp_path):
+    with pytest.raises(InputError, match="no module 'hospital_that_is_nowhere'"):
+        silo(tmp_path, 'entry = "hospital_that_is_nowhere:load"')
+
+
+def test_an_entry_may_return_a_cohort_of_one(tmp_path):
+    code = (
+        "import numpy as np, scaffpd as sp\n"
+        "def load():\n"
+        "    return sp.Cohort({'a': (np.ones((5, 3)), np.ones(5))}, sp.Linear('squared', l2=1.0))\n"
+    )
+    data = from_entry(tmp_path, code)
+    assert data.cohort is not None
+    assert data.rows == (5, 0)
+    assert data.describe(5) == {"version": 1, "task": "prepared", "train": 5, "test": 0, "dimension": 3}
+    with pytest.raises(InputError, match="a Cohort of one client named 'a', got one of 'b'"):
+        from_entry(tmp_path, code.replace("'a'", "'b'"))
+
+
+def test_too_few_rows_to_take_part(tmp_path):
+    data = from_csv(tmp_path, "x,y\n1,0\n2,1\n")
+    file = SiloFile.read(tmp_path / "silo.toml")
+    with pytest.raises(InputError, match="has 2 training rows, and its limits.rows asks for 20"):
+        data.check(file.limits)

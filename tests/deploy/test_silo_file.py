@@ -1,0 +1,131 @@
+"""silo.toml: what is read, what is refused, and in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scaffpd.deploy.silo_file import OPEN, SiloFile
+from scaffpd.errors import InputError
+
+FULL = """
+name = "cleveland"
+[data]
+file = "data/cleveland.csv"
+target = "disease"
+columns = ["age", "sex"]
+categories = ["cp"]
+task = "classification"
+[split]
+test = 0.3
+seed = 7
+[limits]
+algorithms = ["ScaffPD", "Fair"]
+dimension = 100
+local_steps = 10
+message_mb = 1
+rarest = 3
+rows = 4
+"""
+SHORT = 'name = "a"\n[data]\nfile = "a.csv"\ntarget = "y"\n'
+
+
+def read(folder: Path, text: str) -> SiloFile:
+    path = folder / "silo.toml"
+    path.write_text(text, encoding="utf-8")
+    return SiloFile.read(path)
+
+
+def refused(folder: Path, text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        read(folder, text)
+    sentence = str(caught.value)
+    assert sentence.endswith((".", "?"))
+    assert "\n" not in sentence
+    assert "silo.toml" in sentence
+    return sentence
+
+
+def test_everything_can_be_said(tmp_path):
+    file = read(tmp_path, FULL)
+    assert (file.name, file.test, file.seed) == ("cleveland", 0.3, 7)
+    assert file.source.file == tmp_path / "data" / "cleveland.csv"
+    assert (file.source.target, file.source.entry, file.source.task) == ("disease", None, "classification")
+    assert (file.source.columns, file.source.categories) == (("age", "sex"), ("cp",))
+    limits = file.limits
+    assert limits.algorithms == ("ScaffPD", "Fair")
+    assert (limits.dimension, limits.local_steps, limits.message_mb, limits.rarest, limits.rows) == (100, 10, 1, 3, 4)
+
+
+def test_little_has_to_be_said(tmp_path):
+    file = read(tmp_path, SHORT)
+    assert (file.test, file.seed, file.source.columns, file.source.categories) == (0.2, 0, None, ())
+    limits = file.limits
+    assert (limits.dimension, limits.local_steps, limits.message_mb) == (1_000_000, 10_000, 512)
+    assert (limits.rarest, limits.rows) == (5, 20)
+    assert limits.algorithms is not None
+    assert {"ScaffPD", "SubspaceSaddle", "Fair", "FedAvg", "Scaffold", "DRFA"} <= set(limits.algorithms)
+    assert not set(OPEN) & set(limits.algorithms)
+
+
+def test_the_path_may_be_relative(tmp_path, monkeypatch):
+    read(tmp_path, SHORT)
+    monkeypatch.chdir(tmp_path)
+    assert SiloFile.read("silo.toml").source.file == tmp_path / "a.csv"
+
+
+def test_npz_and_entries_have_defaults(tmp_path):
+    source = read(tmp_path, 'name = "a"\n[data]\nfile = "a.npz"\n').source
+    assert (source.features, source.target) == ("X", "y")
+    source = read(tmp_path, 'name = "a"\n[data]\nentry = "hospital.data:load"\n').source
+    assert (source.file, source.entry) == (None, "hospital.data:load")
+
+
+def test_all_algorithms_can_be_allowed(tmp_path):
+    assert read(tmp_path, SHORT + '[limits]\nalgorithms = "all"\n').limits.algorithms is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SHORT + "[split]\ntets = 0.1\n", "Unknown key in [split] of 'silo.toml', 'tets': did you mean 'test'?"),
+        ('nmae = "a"\n', "Unknown key in 'silo.toml', 'nmae': did you mean 'name'?"),
+        ("[data]\n", "needs the silo's name in quotes for name, but it is missing."),
+        ("name = 3\n", "needs the silo's name in quotes for name, got 3."),
+        ('name = "a b/../c"\n', "letters, digits, - and _"),
+        ('name = "a"\ndata = 3\n', "needs a table [data], got data = 3."),
+        ('name = "a"\n', "needs either file or entry in [data], and has neither."),
+        ('name = "a"\n[data]\nfile="a.csv"\nentry="a:b"\n', "and has both."),
+        ('name = "a"\n[data]\nfile = "a.xlsx"\n', "ends in .csv, .parquet or .npz"),
+        ('name = "a"\n[data]\nfile = "a.csv"\n', "the column to be predicted for data.target, but it is missing."),
+        ('name = "a"\n[data]\nentry = "load"\n', "needs module:function for data.entry, got 'load'."),
+        ('name = "a"\n[data]\nentry = "a:b"\ntarget = "y"\n', "leave it out"),
+        (SHORT + 'features = "X"\n', "only NPZ files have"),
+        (SHORT + 'columns = "age"\n', "a list such as"),
+        (SHORT + 'columns = ["age", "age"]\n', "names 'age' twice in data.columns."),
+        (SHORT + 'columns = ["age", "y"]\n', "names the target 'y' in data.columns as well"),
+        (SHORT + 'task = "regresion"\n', "did you mean 'regression'?"),
+        (SHORT + "[split]\ntest = 1\n", "a share from 0 to below 1 for split.test, got 1."),
+        (SHORT + "[split]\ntest = nan\n", "a share from 0 to below 1 for split.test, got nan."),
+        (SHORT + "[split]\nseed = true\n", "a whole number >= 0 for split.seed, got True."),
+        (SHORT + "[limits]\nrows = 0\n", "a whole number >= 1 for limits.rows, got 0."),
+        (SHORT + "[limits]\nrarest = 2.5\n", "a whole number >= 1 for limits.rarest, got 2.5."),
+        (SHORT + '[limits]\nalgorithms = ["ScafPD"]\n', "did you mean 'ScaffPD'?"),
+        (SHORT + "[limits]\nalgorithms = []\n", "a list such as"),
+        ("name = \n", "is not TOML"),
+    ],
+)
+def test_mistakes_get_one_sentence_with_file_and_key(tmp_path, text, words):
+    assert words in refused(tmp_path, text)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        SiloFile.read(tmp_path / "silo.toml")
+    (tmp_path / "silo.toml").write_bytes(b'name = "\xff"')
+    with pytest.raises(InputError, match="not UTF-8"):
+        SiloFile.read(tmp_path / "silo.toml")
+    (tmp_path / "silo.toml").write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(InputError, match="too large"):
+        SiloFile.read(tmp_path / "silo.toml")
