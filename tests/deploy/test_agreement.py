@@ -276,19 +276,39 @@ def column(name, kind="number", **more):
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        (about([column("age"), column("chol")]), about([column("age")]), "Silo 'b' has no column 'chol', which 'a' has."),
-        (about([column("age")]), about([column("age"), column("chol")]), "Silo 'a' has no column 'chol', which 'b' has."),
-        (about([column("chol")]), about([column("Chol.")]), "no column 'chol', which 'a' has: is it the column 'Chol.' there?"),
-        (about([column("cp")]), about([column("cp", "category")]), "Column 'cp' holds numbers at silo 'a' and categories at 'b'"),
+        (
+            about([column("age"), column("chol")]),
+            about([column("age")]),
+            "Silo 'b' has no column 'chol', which 'a' has.",
+        ),
+        (
+            about([column("age")]),
+            about([column("age"), column("chol")]),
+            "Silo 'a' has no column 'chol', which 'b' has.",
+        ),
+        (
+            about([column("chol")]),
+            about([column("Chol.")]),
+            "no column 'chol', which 'a' has: is it the column 'Chol.' there?",
+        ),
+        (
+            about([column("cp")]),
+            about([column("cp", "category")]),
+            "Column 'cp' holds numbers at silo 'a' and categories at 'b'",
+        ),
         (about(), about(task="regression"), "Silo 'b' has a target for regression, 'a' one for classification"),
         (about(), about(labels=["no", "yes"]), "Silo 'b' has texts as labels, 'a' has numbers"),
         (about(shape=[3]), about(shape=[4]), "Silo 'b' has 4 features, but 'a' has 3."),
         (about(shape=[3]), about(), "Silo 'a' has features without names, while 'b' has named columns."),
         (about(labels=[1]), about(labels=[1]), "1 different labels"),
-        (about(task="prepared", dimension=3), about(task="prepared", dimension=4), "'b' has a model of 4 parameters, 'a' one of 3"),
+        (
+            about(task="prepared", dimension=3),
+            about(task="prepared", dimension=4),
+            "'b' has a model of 4 parameters, 'a' one of 3",
+        ),
         (about(task="prepared", dimension=3), about(), "silo 'a' returns a Cohort, that of 'b' does not"),
     ],
-)  # fmt: skip
+)
 def test_silos_that_differ_are_refused_by_name(first, second, words):
     with pytest.raises(InputError) as caught:
         agree({"a": first, "b": second})
@@ -350,14 +370,18 @@ def test_whatever_a_silo_sends_there_is_a_schema_or_a_sentence(changes, inside, 
         try:
             json.dumps(agree({"a": about(), "b": description}), allow_nan=False)
         except InputError as error:
-            assert "'b'" in str(error) or "labels" in str(error)
+            named = "'b'" in str(error)
+        else:
+            named = True
+        assert named
 
 
 @pytest.mark.parametrize(
     "sums",
     [
         None, {}, {"n": np.ones(2)}, {"n": [1, 1], "sum": [1, 1]}, {"n": np.ones(3), "sum": np.ones(3)},
-        {"n": np.ones(2), "sum": np.ones(3)}, {"n": -np.ones(2), "sum": np.ones(2)}, {"n": np.ones(2) / 2, "sum": np.ones(2)},
+        {"n": np.ones(2), "sum": np.ones(3)}, {"n": -np.ones(2), "sum": np.ones(2)},
+        {"n": np.ones(2) / 2, "sum": np.ones(2)},
         {"n": np.ones(2), "sum": np.array([np.nan, 1])}, {"n": np.ones(2), "sum": np.array([np.inf, 1])},
         {"n": np.zeros(2), "sum": np.ones(2)}, {"n": np.ones((2, 1)), "sum": np.ones(2)},
         {"n": np.array(["1", "1"]), "sum": np.ones(2)}, {"n": np.full(2, 1e300), "sum": np.ones(2)},
@@ -387,7 +411,8 @@ def test_a_silo_checks_what_the_coordinator_sends(tmp_path):
     for wrong in (
         None, {}, {**schema, "version": 0}, {**schema, "task": "regression"}, {**schema, "labels": [0]},
         {**schema, "shape": [2]}, {**schema, "standardise": "yes"}, {**schema, "columns": schema["columns"] * 2},
-        {**schema, "columns": [{"name": "nothing", "kind": "number"}]}, {**schema, "columns": [{"name": "c", "kind": "number"}]},
+        {**schema, "columns": [{"name": "nothing", "kind": "number"}]},
+        {**schema, "columns": [{"name": "c", "kind": "number"}]},
         {**schema, "columns": []}, {**schema, "task": "prepared", "dimension": 3},
     ):  # fmt: skip
         with pytest.raises(InputError):

@@ -231,7 +231,8 @@ def test_frames(tmp_path):
     code = (
         "import pandas as pd\n"
         "def load():\n"
-        "    X = pd.DataFrame({'age': [1, None, 3], 'c': ['a', None, 'b'], 'k': [1.0, 2.0, None], 'b': [True, False, True],\n"
+        "    X = pd.DataFrame({'age': [1, None, 3], 'c': ['a', None, 'b'], 'k': [1.0, 2.0, None],\n"
+        "                      'b': [True, False, True],\n"
         "                      'i': pd.array([1, None, 2], dtype='Int64'), 'g': pd.Categorical(['u', 'v', None])})\n"
         "    return X, pd.Series(['n', 'm', 'n'])\n"
     )
@@ -317,5 +318,5 @@ def test_an_entry_may_return_a_cohort_of_one(tmp_path):
 def test_too_few_rows_to_take_part(tmp_path):
     data = from_csv(tmp_path, "x,y\n1,0\n2,1\n")
     file = SiloFile.read(tmp_path / "silo.toml")
-    with pytest.raises(InputError, match="has 2 training rows, and its limits.rows asks for 20"):
+    with pytest.raises(InputError, match=r"has 2 training rows, and its limits\.rows asks for 20"):
         data.check(file.limits)
