@@ -71,7 +71,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Read the data, show what was found, what would leave this site and what never does; nothing is sent."""
-    from scaffpd.deploy.check import report
+    from scaffpd.deploy.overview import report
     from scaffpd.deploy.reading import Dataset
     from scaffpd.deploy.silo_file import SiloFile
 

@@ -82,10 +82,8 @@ def is_missing(cell: str) -> bool:
 
 def parsed(cell: str) -> float | None:
     """A cell of text as a number, or `None` if it is none."""
-    if "_" in cell:
-        return None
     try:
-        return float(cell)
+        return float(cell) if "_" not in cell else None
     except ValueError:
         return None
 

@@ -116,11 +116,12 @@ def _first_reading(path: Path, header: list[str], places: list[int]) -> tuple[li
     """What kind of cells each column has, among rows with a target (the first of `places`)."""
     seen = [_Seen() for _ in places]
     has_target: list[bool] = []
+    pairs = list(zip(places, seen, strict=True))
     for line, row in _checked(path, header):
         has_target.append(not is_missing(row[places[0]]))
         if not has_target[-1]:
             continue
-        for place, found in zip(places, seen, strict=True):
+        for place, found in pairs:
             cell = row[place]
             number = parsed(cell)
             if number is not None:
@@ -139,17 +140,20 @@ def _second_reading(
 ) -> list[Matrix | list[str | None]]:
     """Numbers as arrays, everything else as names of categories; equal names are stored once."""
     values: list[Matrix | list[str | None]] = [[] if text else np.full(rows, np.nan) for text in texts]
-    known: dict[str, str] = {}
+    pairs = list(zip(places, values, strict=True))
+    known: dict[str, str | None] = {}
     k = 0
     for _, row in _checked(path, header):
         if is_missing(row[places[0]]):
             continue
-        for place, store in zip(places, values, strict=True):
+        for place, store in pairs:
             cell = row[place]
             if isinstance(store, list):
-                name = spelt(cell)
-                store.append(None if is_missing(cell) else known.setdefault(name, name))
-            elif not is_missing(cell):
-                store[k] = float(cell)
+                if cell not in known:
+                    known[cell] = None if is_missing(cell) else spelt(cell)
+                store.append(known[cell])
+            else:
+                number = parsed(cell)
+                store[k] = np.nan if number is None else number  # no number: missing, as the first reading has seen
         k += 1
     return values
