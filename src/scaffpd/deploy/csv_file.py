@@ -1,0 +1,155 @@
+"""CSV files, read twice: once to see what is in each column, once to keep it. Only what is used takes memory."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from scaffpd.deploy.columns import Column, Mask, Matrix, Table, categorical, is_missing, numeric, parsed, spelt
+from scaffpd.deploy.toml_file import shortened
+from scaffpd.errors import InputError, unknown
+
+Rows = Iterator[tuple[int, list[str]]]
+
+
+@dataclass
+class _Seen:
+    """What the first reading found in one column: a cell that is no number, its line, and how many numbers."""
+
+    line: int = 0
+    cell: str = ""
+    numbers: int = 0
+
+
+def read_csv(
+    path: Path, target: str, columns: Sequence[str] | None, categories: Sequence[str]
+) -> tuple[Table, Column, int]:
+    """The features and the target of all rows that have a target, and how many have none."""
+    header = _header(path)
+    names = list(columns) if columns is not None else [name for name in header if name != target]
+    for name in (target, *names, *categories):
+        _find(path, header, name)
+    used = [target, *names]
+    places = [header.index(name) for name in used]
+    seen, has_target = _first_reading(path, header, places)
+    kept = int(has_target.sum())
+    if kept == 0:
+        raise InputError(f"{path.name!r} has no row with a value in its target column {target!r}.")
+    texts = [bool(found.line) or name in categories for name, found in zip(used, seen, strict=True)]
+    values = _second_reading(path, header, places, texts, kept)
+    made = [
+        _column(path, name, value, found, name in categories)
+        for name, value, found in zip(used, values, seen, strict=True)
+    ]
+    return Table(kept, tuple(made[1:])), made[0], len(has_target) - kept
+
+
+def _column(path: Path, name: str, values: Matrix | list[str | None], seen: _Seen, chosen: bool) -> Column:
+    if isinstance(values, np.ndarray):
+        return numeric(repr(path.name), name, values)
+    odd = seen.numbers > len(values) / 2 and not chosen
+    note = f"is read as categories because of {shortened(seen.cell)} in line {seen.line}" if odd else ""
+    return categorical(name, values, note)
+
+
+def _rows(path: Path) -> Rows:
+    """Line numbers and cells, blank lines left out, what cannot be read in one sentence."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            while True:
+                try:
+                    row = next(reader)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    raise InputError(f"{path.name!r} is broken in line {reader.line_num}: {error}.") from None
+                if row:
+                    yield reader.line_num, row
+    except OSError as error:
+        raise InputError(f"Cannot read the data file {str(path)!r}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path.name!r} is not UTF-8 text; save it as UTF-8.") from None
+
+
+def _header(path: Path) -> list[str]:
+    first = next(_rows(path), None)
+    if first is None:
+        raise InputError(f"{path.name!r} is empty; a line with column names is expected first.")
+    header = [cell.strip() for cell in first[1]]
+    for name in header:
+        if name and header.count(name) > 1:
+            raise InputError(f"{path.name!r} has two columns named {name!r} in line {first[0]}; names must differ.")
+    if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
+        raise InputError(f"{path.name!r} has a single column in line {first[0]}; columns are separated by commas.")
+    return header
+
+
+def _find(path: Path, header: list[str], name: str) -> None:
+    if not name:
+        raise InputError(
+            f"Column {header.index('') + 1} of {path.name!r} has no name; name it in line 1, or choose data.columns."
+        )
+    if name not in header:
+        raise unknown(f"column of {path.name!r},", name, [column for column in header if column])
+
+
+def _checked(path: Path, header: list[str]) -> Rows:
+    """The rows below the header, each as long as the header."""
+    rows = _rows(path)
+    next(rows, None)
+    for line, row in rows:
+        if len(row) != len(header):
+            raise InputError(
+                f"{path.name!r} has {len(row)} values in line {line}, but {len(header)} columns"
+                + (f": the last value belongs to {header[len(row) - 1]!r}." if len(row) < len(header) else ".")
+            )
+        yield line, row
+
+
+def _first_reading(path: Path, header: list[str], places: list[int]) -> tuple[list[_Seen], Mask]:
+    """What kind of cells each column has, among rows with a target (the first of `places`)."""
+    seen = [_Seen() for _ in places]
+    has_target: list[bool] = []
+    for line, row in _checked(path, header):
+        has_target.append(not is_missing(row[places[0]]))
+        if not has_target[-1]:
+            continue
+        for place, found in zip(places, seen, strict=True):
+            cell = row[place]
+            number = parsed(cell)
+            if number is not None:
+                found.numbers += 1
+                if math.isinf(number):
+                    raise InputError(f"{path.name!r} has an infinite value in column {header[place]!r}, line {line}.")
+            elif not found.line and not is_missing(cell):
+                found.line, found.cell = line, cell.strip()
+    if not has_target:
+        raise InputError(f"{path.name!r} has column names but no rows.")
+    return seen, np.array(has_target)
+
+
+def _second_reading(
+    path: Path, header: list[str], places: list[int], texts: list[bool], rows: int
+) -> list[Matrix | list[str | None]]:
+    """Numbers as arrays, everything else as names of categories; equal names are stored once."""
+    values: list[Matrix | list[str | None]] = [[] if text else np.full(rows, np.nan) for text in texts]
+    known: dict[str, str] = {}
+    k = 0
+    for _, row in _checked(path, header):
+        if is_missing(row[places[0]]):
+            continue
+        for place, store in zip(places, values, strict=True):
+            cell = row[place]
+            if isinstance(store, list):
+                name = spelt(cell)
+                store.append(None if is_missing(cell) else known.setdefault(name, name))
+            elif not is_missing(cell):
+                store[k] = float(cell)
+        k += 1
+    return values

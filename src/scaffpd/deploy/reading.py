@@ -1,0 +1,155 @@
+"""A silo's data as it lies at the site: read, split into training and held-out rows, and asked for sums only."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scaffpd.cohort import Cohort
+from scaffpd.data.silos import held_out
+from scaffpd.deploy import encoding
+from scaffpd.deploy.columns import Column, Mask, Matrix, Table
+from scaffpd.deploy.csv_file import read_csv
+from scaffpd.deploy.encoding import Encoded
+from scaffpd.deploy.entry import load
+from scaffpd.deploy.frames import column, read_npz, read_parquet, table
+from scaffpd.deploy.schema import CLASSIFICATION, PREPARED
+from scaffpd.deploy.silo_file import Limits, SiloFile
+from scaffpd.deploy.target import Target, target
+from scaffpd.errors import InputError
+
+WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All rows of a silo that have a target.
+
+    Attributes:
+        name: the silo.
+        table: the features.
+        target: what is to be predicted.
+        held: which rows are held out.
+        dropped: how many rows had no target.
+        cohort: an entry's own `Cohort`, ready to answer; then there is nothing to agree on and the rest is empty.
+    """
+
+    name: str
+    table: Table
+    target: Target
+    held: Mask = field(repr=False)
+    dropped: int = 0
+    cohort: Cohort | None = None
+
+    @classmethod
+    def read(cls, file: SiloFile) -> Dataset:
+        """Read what a `silo.toml` points to."""
+        source, owner = file.source, f"Silo {file.name!r}"
+        if source.entry is not None:
+            given = load(file.path.parent, source.entry)
+            if isinstance(given, Cohort):
+                return _prepared(file, given)
+            return _from_entry(file, given)
+        assert source.file is not None
+        if source.file.suffix.lower() == ".csv":
+            features, goal, dropped = read_csv(source.file, source.target, source.columns, source.categories)
+            return _split(file, features, target(owner, goal, source.task), dropped)
+        if source.file.suffix.lower() == ".npz":
+            X, y = read_npz(source.file, source.features, source.target)
+            return _from_parts(file, [X], [y])
+        frame = read_parquet(source.file)
+        if source.target not in [str(name) for name in frame.columns]:
+            raise InputError(f"{source.file.name!r} has no column {source.target!r}, which data.target names.")
+        goal_name = next(name for name in frame.columns if str(name) == source.target)
+        return _from_parts(file, [frame.drop(columns=[goal_name])], [frame[goal_name]])
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """How many training rows and held-out rows there are."""
+        if self.cohort is not None:
+            return _rows_of(self.cohort)
+        return int((~self.held).sum()), int(self.held.sum())
+
+    def check(self, limits: Limits) -> None:
+        """Refuse to take part with too few rows: a sum over them would say too much about each."""
+        if self.rows[0] < limits.rows:
+            raise InputError(
+                f"Silo {self.name!r} has {self.rows[0]} training rows, and its limits.rows asks for {limits.rows}."
+            )
+
+    def describe(self, rarest: int) -> dict[str, Any]:
+        """What the others have to know of this silo's columns and labels, and nothing else."""
+        return encoding.describe(self, rarest)
+
+    def totals(self, schema: Mapping[str, Any], mean: Any = None) -> dict[str, Any]:
+        """Per encoded column n and Σx of the training rows, or n and Σ(x − mean)² once the mean is known."""
+        return encoding.totals(self, schema, mean)
+
+    def encoded(self, schema: Mapping[str, Any], mean: Any, deviation: Any) -> Encoded:
+        """Rows as the agreement has them: filled, encoded and, if agreed, standardised."""
+        return encoding.encoded(self, schema, mean, deviation)
+
+
+def _from_entry(file: SiloFile, given: Any) -> Dataset:
+    if not isinstance(given, tuple | list) or len(given) not in (2, 4):
+        raise InputError(f"The entry {file.source.entry!r} must return {WANTED}, got {type(given).__name__}.")
+    return _from_parts(file, list(given[0::2]), list(given[1::2]))
+
+
+def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
+    """Features and targets of all rows, or of training rows and held-out rows."""
+    source, owner = file.source, f"Silo {file.name!r}"
+    features = table(owner, X, source.columns, source.categories)
+    goal = column(owner, source.target, y)
+    sizes = [len(part) for part in y]
+    if sizes != [len(part) for part in X]:
+        raise InputError(f"{owner} has {[len(part) for part in X]} rows of features, but {sizes} targets.")
+    there = ~goal.missing
+    if not there.any():
+        raise InputError(f"{owner} has no row with a target.")
+    goal = Column(goal.name, goal.kind, goal.values[there], goal.categories)
+    features = features if there.all() else features.take(there)
+    held = None if len(y) == 1 else (np.arange(len(there)) >= sizes[0])[there]
+    return _split(file, features, target(owner, goal, source.task), int((~there).sum()), held)
+
+
+def _split(file: SiloFile, features: Table, goal: Target, dropped: int, held: Mask | None = None) -> Dataset:
+    if features.width == 0:
+        raise InputError(f"Silo {file.name!r} has no columns besides its target.")
+    if held is None:
+        held = _held(file, goal)
+    if held.all():
+        raise InputError(f"Silo {file.name!r} has no training rows.")
+    return Dataset(file.name, features, goal, held, dropped)
+
+
+def _held(file: SiloFile, goal: Target) -> Mask:
+    """The rows that seed and name choose, label by label."""
+    if file.test > 0 and len(goal.values) < 2:
+        raise InputError(f"Silo {file.name!r} has a single row, which cannot be split; use test = 0 in [split].")
+    digest = hashlib.sha256(f"{file.seed}/{file.name}".encode()).digest()
+    labels = goal.values if goal.task == CLASSIFICATION else np.zeros(len(goal.values), dtype=np.int64)
+    return held_out(labels, file.test, np.random.default_rng(int.from_bytes(digest[:16])))
+
+
+def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:
+    if tuple(cohort.names) != (file.name,):
+        raise InputError(
+            f"The entry {file.source.entry!r} must return a Cohort of one client named {file.name!r}, got one of "
+            f"{', '.join(map(repr, cohort.names))}."
+        )
+    nothing: Matrix = np.empty(0)
+    return Dataset(file.name, Table(0), Target(PREPARED, nothing), np.zeros(0, dtype=bool), cohort=cohort)
+
+
+def _rows_of(cohort: Cohort) -> tuple[int, int]:
+    counts = [int(cohort.evaluate(cohort.start(), "train").counts[0])]
+    try:
+        counts.append(int(cohort.evaluate(cohort.start(), "test").counts[0]))
+    except InputError:
+        counts.append(0)
+    return counts[0], counts[1]

@@ -1,0 +1,160 @@
+"""`silo.toml`: everything that the operator of a silo has to say, in one file that stays at the site."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from scaffpd.deploy.toml_file import Section
+from scaffpd.errors import InputError, unknown
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+FORMATS = (".csv", ".parquet", ".npz")
+TASKS = ("classification", "regression")
+OPEN = ("MinimaxGradient", "QuasiNewtonMinimax")  # the server looks at every silo's own vectors, not only at sums
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the data is.
+
+    Attributes:
+        file: a CSV, Parquet or NPZ file; `None` where there is an entry.
+        entry: "module:function"; `None` where there is a file.
+        target: the column, or the array of an NPZ file, that is to be predicted.
+        features: the array of an NPZ file that holds the features.
+        columns: which columns to use; `None` for all others than the target.
+        categories: columns of numbers that are to be read as categories.
+        task: "classification" or "regression"; `None` to go by the target.
+    """
+
+    file: Path | None
+    entry: str | None
+    target: str
+    features: str
+    columns: tuple[str, ...] | None
+    categories: tuple[str, ...]
+    task: str | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the silo agrees to.
+
+    Attributes:
+        algorithms: names of algorithms; `None` for all that the package has.
+        dimension: the largest d.
+        local_steps: the most local steps per question.
+        message_mb: the largest message taken, in megabytes.
+        rarest: a category with fewer training rows than this is not named to others.
+        rows: the fewest training rows with which the silo takes part.
+    """
+
+    algorithms: tuple[str, ...] | None
+    dimension: int = 1_000_000
+    local_steps: int = 10_000
+    message_mb: int = 512
+    rarest: int = 5
+    rows: int = 20
+
+
+@dataclass(frozen=True)
+class SiloFile:
+    """A silo's own settings.
+
+    Attributes:
+        path: the file itself.
+        name: the silo's name in the federation.
+        source: where the data is.
+        test: the share of rows held out, label by label.
+        seed: chooses those rows.
+        limits: what the silo agrees to.
+    """
+
+    path: Path
+    name: str
+    source: Source
+    test: float
+    seed: int
+    limits: Limits
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> SiloFile:
+        """Read and check a `silo.toml`; the data is not looked at."""
+        top = Section.read(Path(path).absolute(), ("name", "data", "split", "limits"))
+        name = top.text("name", needs="the silo's name in quotes")
+        if not NAME.fullmatch(name):
+            raise top.refusal("name", "up to 63 letters, digits, - and _ (the first a letter or digit)")
+        split = top.section("split", ("test", "seed"))
+        return cls(
+            top.file,
+            name,
+            _source(top),
+            split.number("test", 0.2, "a share from 0 to below 1", 0, 1),
+            split.whole("seed", 0),
+            _limits(top),
+        )
+
+
+def _source(top: Section) -> Source:
+    data = top.section("data", ("file", "entry", "target", "features", "columns", "categories", "task"))
+    file, entry = data.maybe("file", needs="a CSV, Parquet or NPZ file"), data.maybe("entry", needs="module:function")
+    if (file is None) == (entry is None):
+        found = "both" if file else "neither"
+        raise InputError(f"{top.file.name!r} needs either file or entry in [data], and has {found}.")
+    if entry is not None and not ENTRY.fullmatch(entry):
+        raise data.refusal("entry", "module:function")
+    place = None if file is None else top.file.parent / Path(file).expanduser()
+    kind = "" if place is None else place.suffix.lower()
+    if place is not None and kind not in FORMATS:
+        raise data.refusal("file", "a name that ends in .csv, .parquet or .npz")
+    if "features" in data and kind != ".npz":
+        raise InputError(f"{top.file.name!r} names data.features, which only NPZ files have; use data.columns.")
+    if "target" in data and entry is not None:
+        raise InputError(f"{top.file.name!r} names data.target, but an entry returns the target itself; leave it out.")
+    task = data.maybe("task")
+    if task is not None and task not in TASKS:
+        raise unknown(f"data.task in {top.file.name!r},", task, TASKS)
+    target = data.text("target", "y" if kind in (".npz", "") else None, "the name of the column to be predicted")
+    columns = data.texts("columns")
+    if kind != ".npz" and entry is None and target in (columns or ()):
+        raise InputError(f"{top.file.name!r} names the target {target!r} in data.columns as well; leave it out there.")
+    return Source(
+        place,
+        entry,
+        target,
+        data.text("features", "X"),
+        columns,
+        data.texts("categories") or (),
+        task,
+    )
+
+
+def _limits(top: Section) -> Limits:
+    known = ("algorithms", "dimension", "local_steps", "message_mb", "rarest", "rows")
+    limits = top.section("limits", known)
+    return Limits(
+        _algorithms(limits),
+        limits.whole("dimension", Limits.dimension, 1),
+        limits.whole("local_steps", Limits.local_steps, 1),
+        limits.whole("message_mb", Limits.message_mb, 1),
+        limits.whole("rarest", Limits.rarest, 1),
+        limits.whole("rows", Limits.rows, 1),
+    )
+
+
+def _algorithms(limits: Section) -> tuple[str, ...] | None:
+    """The names given, "all" as `None`; by default all that ask for no more than sums and scalars."""
+    from scaffpd import algorithms
+
+    known = [name for name in algorithms.__all__ if isinstance(getattr(algorithms, name), type)]
+    if limits.values.get("algorithms") == "all":
+        return None
+    names = limits.texts("algorithms")
+    for name in names or ():
+        if name not in known:
+            raise unknown(f"algorithm in {limits.file.name!r},", name, known)
+    return tuple(name for name in known if name not in OPEN) if names is None else names
