@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from scaffpd.deploy.agreement import agree, deviation_of, mean_of
 from scaffpd.deploy.line import Line, Question, answered
+from scaffpd.deploy.schema import PREPARED
 from scaffpd.deploy.setup import Setup
 from scaffpd.deploy.transport import Failure
 from scaffpd.deploy.wire import Array, Message, digest
@@ -45,10 +46,12 @@ def negotiate(
     ask = _asker(line, members, timeout)
     described = {name: reply.values.get("description") for name, reply in ask(Question("describe")).items()}
     schema = agree(described, bool(settings.get("standardise", True)))  # type: ignore[arg-type]
+    if schema["task"] == PREPARED:
+        return Setup(algorithm, model, schema, np.zeros(0), np.zeros(0), "")
     first = {name: reply.arrays for name, reply in ask(Question("totals", {"schema": schema})).items()}
     mean = mean_of(first, schema)
     second = ask(Question("totals", {"schema": schema}, arrays={"mean": mean}))
-    deviation = deviation_of({name: reply.arrays for name, reply in second.items()}, mean, schema)
+    deviation = deviation_of({name: reply.arrays for name, reply in second.items()}, mean)
     return Setup(algorithm, _completed(model, schema), schema, mean, deviation, str(settings.get("numbers", "")))
 
 

@@ -170,10 +170,12 @@ class Remote:
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> RemoteUpdates:
         """One exchange: the correction and β down, d_i up; an absent silo's Hessian is taken for L_i I."""
-        chosen, L = at.chosen, self.facts.constants.smoothness
+        chosen, known = at.chosen, self.facts.constants
+        L = known.smoothness if at.batch[0] is None else known.steepest
         self._count(exchanges=1, down=len(chosen) * (self.dimension + 1), up=len(chosen) * self.dimension)
         vectors = {"at": at.x, "correction": correction, "metric": plan.metric}
-        values = {"pull": plan.pull, "limit": plan.limit, **_batch(*at.batch)}
+        steepest = float(max(plan.steepest, L[chosen].max()))
+        values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **_batch(*at.batch)}
         got = self._ask(needs.PROXIMAL, chosen, vectors, values, {"d": (self.dimension,)})
         return self._updates(chosen, got, lambda i: correction / (L[i] + plan.pull * plan.metric), None)
 

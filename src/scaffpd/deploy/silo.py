@@ -19,10 +19,11 @@ import numpy as np
 
 import scaffpd
 from scaffpd.cohort import Cohort
+from scaffpd.deploy import entry
 from scaffpd.deploy.needs import needs
 from scaffpd.deploy.reading import Dataset
 from scaffpd.deploy.setup import Setup, linear
-from scaffpd.deploy.silo_file import SiloFile, entry_point
+from scaffpd.deploy.silo_file import SiloFile
 from scaffpd.deploy.vectors import Missing, Shelf
 from scaffpd.deploy.wire import Array, Message, decode, digest, encode
 from scaffpd.deploy.work import Work
@@ -51,7 +52,9 @@ class Silo:
     def data(self) -> Dataset:
         """The site's own table."""
         if self._data is None:
-            self._data = Dataset.read(self.file)
+            data = Dataset.read(self.file)
+            data.check(self.file.limits)
+            self._data = data
         return self._data
 
     def answer(self, question: bytes) -> bytes:
@@ -99,7 +102,7 @@ class Silo:
         start = work.like.numpy(force=True)
         values = {
             "dimension": cohort.dimension, "dtype": str(start.dtype), "convex": known.convex,
-            "quadratic": known.quadratic, "tested": self._tested, "start": digest(start) if start.any() else "",
+            "quadratic": known.quadratic, "tested": self.data.rows[1], "start": digest(start) if start.any() else "",
             "samples": int(known.samples[0]),
         }  # fmt: skip
         probe = cohort.evaluate(np.random.default_rng(0).standard_normal(len(start)) / np.sqrt(len(start)))
@@ -149,11 +152,7 @@ class Silo:
     def _the_work(self) -> Work:
         assert self._setup is not None
         if self._work is None:
-            cohort = self._cohort(self._setup)
-            rows, least = int(cohort.constants().samples[0]), self.file.limits.rows
-            if rows < least:
-                raise InputError(f"This silo has {rows} rows to train on, and takes part with {least} or more.")
-            self._work = Work(cohort)
+            self._work = Work(self._cohort(self._setup))
         return self._work
 
     def _cohort(self, setup: Setup) -> Cohort:
@@ -177,12 +176,7 @@ class Silo:
             return linear(setup.model)
         if kind not in self.file.models:
             raise InputError(f"This silo knows no model {kind!r}; its file lists models under [models].")
-        return entry_point(self.file.models[kind], self.file.folder)()
-
-    @property
-    def _tested(self) -> int:
-        ready = self._the_work().cohort
-        return int(ready.evaluate(ready.start(), "test").counts[0]) if ready.tested else 0
+        return entry.load(self.file.path.parent, self.file.models[kind])
 
     def kept(self) -> bytes:
         """What another process of this site has to be handed to go on from here: agreements and vectors, no data."""

@@ -81,7 +81,8 @@ def local_updates(work: Work, values: Mapping[str, Any], vectors: Vectors, array
 
 def proximal_steps(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """d_i, the solution of the local model."""
-    plan = ProximalPlan(_number(values, "pull"), vectors["metric"], int(_number(values, "limit")))
+    limit, steepest = int(_number(values, "limit")), _number(values, "steepest")
+    plan = ProximalPlan(_number(values, "pull"), vectors["metric"], limit, steepest)
     at = work.at(vectors["at"], values)
     return _answer(d=work.cohort.proximal_steps(at, vectors["correction"], plan).sum(np.ones(1)))
 
