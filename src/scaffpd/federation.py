@@ -80,11 +80,14 @@ class ProximalPlan:
         pull: β.
         metric: D, the diagonal of a matrix.
         limit: the most local steps where the model is not solved in closed form.
+        steepest: the largest L_i of all who take part. All make the same number of steps, and a client that computes
+            by itself does not know the others.
     """
 
     pull: float
     metric: torch.Tensor
     limit: int = 30
+    steepest: float = 0.0
 
 
 @dataclass

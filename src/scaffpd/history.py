@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SCALARS = {
     "round": np.int64, "certificate": np.float64, "accepted": np.bool_, "exchanges": np.int64,
-    "bytes_up": np.int64, "bytes_down": np.int64, "seconds": np.float64,
+    "bytes_up": np.int64, "bytes_down": np.int64, "absent": np.int64, "seconds": np.float64,
 }  # fmt: skip
 
 
@@ -34,12 +34,12 @@ class History:
         self._losses: list[Vector] = []
         self._weights: list[Vector] = []
 
-    def append(self, state: Any, traffic: Traffic, seconds: float) -> None:
-        """Add the row of a finished round."""
+    def append(self, state: Any, traffic: Traffic, seconds: float, absent: int = 0) -> None:
+        """Add the row of a finished round; `absent` clients stood in it with earlier answers."""
         row = {
             "round": state.rounds, "certificate": state.certificate, "accepted": state.accepted,
             "exchanges": traffic.exchanges, "bytes_up": traffic.bytes_up, "bytes_down": traffic.bytes_down,
-            "seconds": seconds,
+            "absent": absent, "seconds": seconds,
         }  # fmt: skip
         for name, value in row.items():
             self._scalars[name].append(value)
@@ -107,6 +107,8 @@ class History:
     def unpack(cls, names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> History:
         """The table that `pack` wrote."""
         history = cls(names)
+        nobody = np.zeros(len(arrays["history.round"]), dtype=np.int64)  # what files without that column mean
+        arrays = {"history.absent": nobody, **arrays}
         history._scalars = {name: arrays[f"history.{name}"].tolist() for name in SCALARS}
         history._losses, history._weights = list(arrays["history.losses"]), list(arrays["history.weights"])
         return history

@@ -170,7 +170,8 @@ class _Run:
         self._complete()
 
     def _record(self) -> None:
-        self.history.append(self.state, self.federation.traffic, time.perf_counter() - self.clock)
+        absent = int(getattr(self.federation, "absent", 0))  # a cohort's clients are always there
+        self.history.append(self.state, self.federation.traffic, time.perf_counter() - self.clock, absent)
 
     def until(self, rounds: int, tol: float | None, callbacks: Sequence[Callback]) -> Status:
         """Make rounds until one of the named outcomes."""

@@ -244,6 +244,11 @@ class Cohort:
         return ClientScores(tuple(self._names), loss, accuracy, chosen.counts)
 
     @property
+    def tested(self) -> bool:
+        """Whether there are held-out rows."""
+        return self._test is not None
+
+    @property
     def doubles(self) -> bool:
         """Whether `exact` works."""
         return hasattr(self._oracle, "double")

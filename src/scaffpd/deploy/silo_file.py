@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scaffpd.deploy.toml_file import Section
@@ -72,6 +73,7 @@ class SiloFile:
         test: the share of rows held out, label by label.
         seed: chooses those rows.
         limits: what the silo agrees to.
+        models: entries "module:function" of networks, by the names under which a coordinator may ask for them.
     """
 
     path: Path
@@ -80,11 +82,12 @@ class SiloFile:
     test: float
     seed: int
     limits: Limits
+    models: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SiloFile:
         """Read and check a `silo.toml`; the data is not looked at."""
-        top = Section.read(Path(path).absolute(), ("name", "data", "split", "limits"))
+        top = Section.read(Path(path).absolute(), ("name", "data", "split", "limits", "models"))
         name = top.text("name", needs="the silo's name in quotes")
         if not NAME.fullmatch(name):
             raise top.refusal("name", "up to 63 letters, digits, - and _ (the first a letter or digit)")
@@ -96,6 +99,7 @@ class SiloFile:
             split.number("test", 0.2, "a share from 0 to below 1", 0, 1),
             split.whole("seed", 0),
             _limits(top),
+            _models(top),
         )
 
 
@@ -131,6 +135,14 @@ def _source(top: Section) -> Source:
         data.texts("categories") or (),
         task,
     )
+
+
+def _models(top: Section) -> dict[str, str]:
+    models = top.section("models", top.values.get("models", {}) or ())
+    for name in models.values:
+        if not ENTRY.fullmatch(models.text(name)):
+            raise models.refusal(name, "module:function")
+    return dict(models.values)
 
 
 def _limits(top: Section) -> Limits:

@@ -23,7 +23,7 @@ class Pace(NamedTuple):
     Attributes:
         rates: 1/(L_i + β) per client; 0 where a model is flat.
         momenta: (1 − q_i)/(1 + q_i) per client, q_i² = μ/(L_i + β).
-        steps: J = ⌈2/q_i⌉ of the slowest client, at most the plan's limit.
+        steps: J = ⌈2/q_i⌉ of the slowest client, here or elsewhere, at most the plan's limit.
     """
 
     rates: Vector
@@ -33,11 +33,12 @@ class Pace(NamedTuple):
 
 def pace(plan: ProximalPlan, smoothness: Vector, l2: float) -> Pace:
     """With L_i/min D for L_i, and μ = l2/max D + β, which is what is known of the curvature from below."""
-    L = smoothness / float(plan.metric.min()) + plan.pull
+    L = np.append(smoothness, plan.steepest) / float(plan.metric.min()) + plan.pull
     mu = l2 / float(plan.metric.max()) + plan.pull
     q = np.sqrt(np.minimum(np.divide(mu, L, out=np.ones_like(L), where=L > 0), 1))
     rates = np.divide(1, L, out=np.zeros_like(L), where=L > 0)
-    return Pace(rates, (1 - q) / (1 + q), int(min(plan.limit, np.ceil(2 / max(q.min(), 1e-9)))))
+    steps = int(min(plan.limit, np.ceil(2 / max(q.min(), 1e-9))))
+    return Pace(rates[:-1], ((1 - q) / (1 + q))[:-1], steps)
 
 
 class LocalModel:

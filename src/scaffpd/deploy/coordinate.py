@@ -1,0 +1,235 @@
+r"""`coordinate`: a whole run over any transport, from the first greeting to the model on disk.
+
+A run is made of segments, each with the same members throughout; the training loop drives every segment as it drives a
+cohort, and writes its state after every round. A coordinator that was killed goes on with the segment's last round and
+gives the same numbers. When a silo is dropped or comes back, a new segment starts from the x that was reached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scaffpd.checkpoint import Checkpoint
+from scaffpd.deploy.federation_file import FederationFile
+from scaffpd.deploy.line import Line, answered
+from scaffpd.deploy.opening import Facts, Refusal, Unanswered, negotiate, settle
+from scaffpd.deploy.remote import Remote
+from scaffpd.deploy.roster import Event, Lost, Paused, Returned, Roster
+from scaffpd.deploy.run_folder import RunFolder, Segment
+from scaffpd.deploy.setup import Setup
+from scaffpd.deploy.transport import Transport
+from scaffpd.errors import InputError
+from scaffpd.training import Moment, Result, Status, train
+
+PAUSED, FAILED = "paused", "failed"
+BREATH = 1.0  # seconds between two looks at who is there
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, or why it waits.
+
+    Attributes:
+        status: one of the training loop's, "paused" or "failed".
+        final: whether there is nothing left to do.
+        sentence: the same in words.
+        members: the silos that the result is about.
+        rounds: rounds made.
+        certificate: the proven gap; `None` where nothing is proven.
+    """
+
+    status: str
+    final: bool
+    sentence: str
+    members: tuple[str, ...] = ()
+    rounds: int = 0
+    certificate: float | None = None
+
+
+def coordinate(path: Path, transport: Transport) -> Outcome:
+    """Carry out the federation of a federation.toml, or go on with it; the run's folder has the result."""
+    file = FederationFile.read(path)
+    folder = RunFolder(file.folder)
+    with folder.locked():
+        ended = folder.outcome()
+        if ended is not None and ended.get("final"):
+            return Outcome(**{**ended, "members": tuple(ended["members"])})
+        try:
+            outcome = _Run(file, folder, transport).go()
+        except InputError as error:
+            outcome = Outcome(FAILED, True, str(error))
+        folder.write_outcome(asdict(outcome))
+    return outcome
+
+
+class _Run:
+    """One coordinator at work."""
+
+    def __init__(self, file: FederationFile, folder: RunFolder, transport: Transport) -> None:
+        self.file, self.folder, self.policy = file, folder, file.policy
+        self.line = Line(transport)
+        self.started = time.monotonic()
+
+    def go(self) -> Outcome:
+        """Segments until one of them ends the run."""
+        members = self._gather(())
+        while True:
+            if len(members) < self.policy.quorum:
+                left = ", ".join(members) or "nobody"
+                return self._pause(f"Fewer than {self.policy.quorum} silos are there ({left}).")
+            try:
+                setup = self._agreement(members)
+                facts = settle(self.line, members, setup, self.policy.timeout)
+            except (Unanswered, Refusal) as trouble:
+                members = self._without(members, trouble)
+                continue
+            segment = self._segment(members)
+            outcome = self._train(segment, setup, facts)
+            if isinstance(outcome, Outcome):
+                return outcome
+            members = outcome
+
+    def _gather(self, present: Sequence[str]) -> list[str]:
+        """Wait until everybody is there, or for the time that the policy gives them."""
+        deadline, here = time.monotonic() + self.policy.start_timeout, list(present)
+        while len(here) < len(self.file.silos):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            for name, reply in self.line.greet(min(self.policy.timeout, max(left, 1.0)), here).items():
+                if answered(reply) and name in self.file.silos and name not in here:
+                    here.append(name)
+            if len(here) < len(self.file.silos):
+                time.sleep(min(BREATH, max(left, 0)))
+        return [name for name in self.file.silos if name in here]
+
+    def _agreement(self, members: Sequence[str]) -> Setup:
+        """The run's one agreement: made by those who were there first, kept for good."""
+        setup = self.folder.setup()
+        if setup is None:
+            name = type(self.file.algorithm).__name__
+            setup = negotiate(self.line, members, name, self.file.model, self.file.features, self.policy.timeout)
+            self.folder.write_setup(setup)
+        return setup
+
+    def _without(self, members: Sequence[str], trouble: Unanswered | Refusal) -> list[str]:
+        """Leave out a silo that does not take the agreement; the first agreement has no exceptions."""
+        if isinstance(trouble, Refusal) and not self.folder.segments():
+            raise trouble
+        self._record(Event(self._rounds(), trouble.name, "absent", str(trouble)))
+        return [name for name in members if name != trouble.name]
+
+    def _segment(self, members: Sequence[str]) -> Segment:
+        """The last segment, if it had the same members; otherwise a new one that starts where that one ended."""
+        segments = self.folder.segments()
+        if segments and segments[-1].members == tuple(members):
+            return segments[-1]
+        x, rounds = (None, 0) if not segments else self.folder.reached(segments[-1])
+        before = rounds + (segments[-1].before if segments else 0)
+        segment = Segment(len(segments), tuple(members), before)
+        for name in self.file.silos if segments else ():
+            was, now = name in segments[-1].members, name in members
+            if was != now:
+                what, words = ("joined", "is part of the objective again") if now else ("dropped", "is left out from here on")
+                self._record(Event(before, name, what, f"Silo {name!r} {words}."))
+        self.folder.begin(segment, x)
+        return segment
+
+    def _train(self, segment: Segment, setup: Setup, facts: Facts) -> Outcome | list[str]:
+        """One segment: the run's outcome, or the members of the next segment."""
+        dropped = [name for name in self.file.silos if name not in segment.members]
+        roster = Roster(self.line, segment.members, self.policy, self._record, dropped)
+        roster.round = self._rounds()
+        remote = Remote(roster, facts)
+        while True:
+            try:
+                result = self._fit(segment, remote)
+            except Lost as lost:
+                return [name for name in segment.members if name not in lost.names]
+            except Returned as returned:
+                return [name for name in self.file.silos if name in {*segment.members, *returned.names}]
+            except Paused as paused:
+                if not self._wait(roster):
+                    return self._pause(str(paused))
+                continue
+            return self._finish(segment, setup, remote, result)
+
+    def _fit(self, segment: Segment, remote: Remote) -> Result:
+        """The training loop on this segment, from its checkpoint if there is one."""
+
+        def after(moment: Moment) -> None:
+            self._progress(segment, remote, moment)
+            remote.roster.finish_round(segment.before + moment.rounds)
+
+        rounds = max(self.file.rounds - segment.before, 1)
+        keeper = Checkpoint(self.folder.checkpoint(segment), every=1)
+        return train(
+            self.file.algorithm, remote, rounds, self.file.tol, self.file.seed, self.folder.start(segment),
+            progress=False, checkpoint=keeper, callbacks=[after],
+        )  # fmt: skip
+
+    def _wait(self, roster: Roster) -> bool:
+        """Give the absent time to come back; whether enough of them did."""
+        needed = len(roster.members) if self.policy.missing == "pause" else self.policy.quorum
+        deadline = time.monotonic() + self.policy.start_timeout
+        while len(roster.present) < needed and time.monotonic() < deadline:
+            roster.welcome()
+            time.sleep(BREATH if len(roster.present) < needed else 0)
+        return len(roster.present) >= needed
+
+    def _finish(self, segment: Segment, setup: Setup, remote: Remote, result: Result) -> Outcome:
+        """Write the result down."""
+        tables = {"train": remote.evaluate(result.x, "train")}
+        if remote.facts.tested.any():
+            tables["test"] = remote.evaluate(result.x, "test")
+        rows = []
+        for i, name in enumerate(segment.members):
+            row: dict[str, Any] = {"silo": name, "weight": float(result.weights[i])}
+            for split, scores in tables.items():
+                row |= {f"{split} rows": int(scores.counts[i]), f"{split} loss": float(scores.loss[i])}
+                row |= {f"{split} accuracy": float(scores.accuracy[i])}
+            rows.append(row)
+        self.folder.write_clients(rows)
+        self.folder.write_rounds(self.file.silos)
+        self.folder.write_model(result.x, setup)
+        proven = float(result.certificate) if np.isfinite(result.certificate) else None
+        final = result.status is not Status.INTERRUPTED
+        sentence = f"{result}{self._missing(segment, remote)}"
+        return Outcome(str(result.status), final, sentence, segment.members, segment.before + result.rounds, proven)
+
+    def _missing(self, segment: Segment, remote: Remote) -> str:
+        """What the reader must know about silos that are not in the result, or not fully."""
+        gone = [name for name in self.file.silos if name not in segment.members]
+        words = f" It is about {', '.join(segment.members)}; {', '.join(gone)} had been dropped." if gone else ""
+        stale = sorted(remote.roster.absent)
+        return words + (f" {', '.join(stale)} did not answer at the end: earlier answers stand in." if stale else "")
+
+    def _pause(self, sentence: str) -> Outcome:
+        segments = self.folder.segments()
+        self.folder.write_rounds(self.file.silos)
+        members = segments[-1].members if segments else ()
+        return Outcome(PAUSED, False, f"{sentence} The run waits after round {self._rounds()}.", members, self._rounds())
+
+    def _rounds(self) -> int:
+        segments = self.folder.segments()
+        return segments[-1].before + self.folder.reached(segments[-1])[1] if segments else 0
+
+    def _progress(self, segment: Segment, remote: Remote, moment: Moment) -> None:
+        state = moment.state
+        gap = float(state.certificate)
+        self.folder.progress({
+            "round": segment.before + moment.rounds, "segment": segment.number, "members": list(segment.members),
+            "certificate": gap if np.isfinite(gap) else None, "losses": [float(v) for v in state.losses],
+            "weights": [float(v) for v in state.weights], "absent": sorted(remote.roster.absent),
+            "exchanges": remote.traffic.exchanges, "seconds": round(time.monotonic() - self.started, 3),
+        })  # fmt: skip
+
+    def _record(self, event: Event) -> None:
+        self.folder.event(event)
+        self.folder.progress({"event": asdict(event)})

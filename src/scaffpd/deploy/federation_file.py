@@ -1,0 +1,157 @@
+"""`federation.toml`: everything that a coordinator has to say, in one file."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from scaffpd import algorithms, objectives, steps
+from scaffpd.deploy.roster import Policy
+from scaffpd.deploy.setup import FORMATS, LINEAR, linear
+from scaffpd.deploy.toml_file import Section
+from scaffpd.errors import InputError, unknown
+
+TABLES = ("model", "features", "algorithm", "objective", "training", "faults", "server")
+POLICY = ("quorum", "timeout", "max_age", "missing", "start_timeout", "probe")
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where silos reach the coordinator.
+
+    Attributes:
+        host: its name or address.
+        port: of the engine's own protocol.
+        admin_port: for administrators (FLARE).
+    """
+
+    host: str = "localhost"
+    port: int = 8002
+    admin_port: int = 8003
+
+
+@dataclass(frozen=True)
+class FederationFile:
+    """A coordinator's settings.
+
+    Attributes:
+        path: the file itself.
+        name: of the federation.
+        silos: who belongs to it, in the order of the results.
+        folder: where the run is kept: checkpoints, tables, the model.
+        model: the loss and its settings, or a name under which silos know a network.
+        features: whether columns are standardised, and the number format.
+        algorithm: what is run.
+        rounds: the most rounds.
+        tol: the certified gap to stop at.
+        seed: of all randomness.
+        policy: what happens when silos do not answer.
+        server: where silos reach it.
+    """
+
+    path: Path
+    name: str
+    silos: tuple[str, ...]
+    folder: Path
+    model: Mapping[str, Any]
+    features: Mapping[str, Any]
+    algorithm: Any
+    rounds: int
+    tol: float | None
+    seed: int
+    policy: Policy
+    server: Server = field(default_factory=Server)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> FederationFile:
+        """Read and check a `federation.toml`."""
+        top = Section.read(Path(path).absolute(), ("name", "silos", "folder", *TABLES))
+        silos = top.texts("silos")
+        if silos is None:
+            raise top.refusal("silos", 'the names of all silos, such as ["north", "south"],')
+        training = top.section("training", ("rounds", "tol", "seed"))
+        tol = training.number("tol", 1e-6, "a number >= 0 (0: no certificate is waited for)", 0, float("inf"))
+        return cls(
+            top.file, top.text("name", "federation"), silos, top.file.parent / Path(top.text("folder", "run")).expanduser(),
+            _model(top), _features(top), _algorithm(top), training.whole("rounds", 1000, 1), tol or None,
+            training.whole("seed", 0), _policy(top, len(silos)), _server(top),
+        )  # fmt: skip
+
+
+def _model(top: Section) -> dict[str, Any]:
+    given = top.values.get("model", {})
+    if isinstance(given, dict) and given.get("kind", "linear") != "linear":
+        section = top.section("model", ("kind",))
+        return {"kind": section.text("kind")}
+    section = top.section("model", ("kind", *LINEAR))
+    values = {"kind": "linear", "loss": "logistic", "l2": 1e-3, "intercept": True, **section.values}
+    linear(values)
+    return values
+
+
+def _features(top: Section) -> dict[str, Any]:
+    section = top.section("features", ("standardise", "numbers"))
+    numbers = section.maybe("numbers")
+    if numbers is not None and numbers not in FORMATS:
+        raise unknown(f"features.numbers in {top.file.name!r},", numbers, FORMATS)
+    return {"standardise": section.boolean("standardise", True), "numbers": numbers or ""}
+
+
+def _policy(top: Section, silos: int) -> Policy:
+    section = top.section("faults", POLICY)
+    policy = Policy(**{"quorum": max(1, silos - 1), **section.values})
+    if policy.quorum > silos:
+        raise InputError(f"{top.file.name!r} has a quorum of {policy.quorum}, but only {silos} silos.")
+    return policy
+
+
+def _server(top: Section) -> Server:
+    section = top.section("server", ("host", "port", "admin_port"))
+    ports = (section.whole(name, getattr(Server, name), 1, 65535) for name in ("port", "admin_port"))
+    return Server(section.text("host", Server.host), *ports)
+
+
+def _algorithm(top: Section) -> Any:
+    """The algorithm with its objective and step rule."""
+    given = dict(top.section("algorithm", top.values.get("algorithm", {}) or ()).values)
+    kind = given.pop("kind", "Fair")
+    known = [name for name in algorithms.__all__ if isinstance(getattr(algorithms, name), type)]
+    if kind not in known:
+        raise unknown(f"algorithm.kind in {top.file.name!r},", kind, known)
+    chosen = getattr(algorithms, kind)
+    takes = inspect.signature(chosen).parameters
+    if isinstance(given.get("steps"), dict):
+        given["steps"] = _made(top, "algorithm.steps", given["steps"], steps)
+    if "objective" in top.values:
+        if "objective" not in takes:
+            raise InputError(f"{kind} has an objective of its own: leave [objective] out of {top.file.name!r}.")
+        given["objective"] = _made(top, "objective", top.section("objective", top.values["objective"]).values, objectives)
+    elif "objective" in takes and takes["objective"].default is inspect.Parameter.empty:
+        raise InputError(f'{kind} needs an [objective] in {top.file.name!r}, such as kind = "ChiSquare" and rho = 0.1.')
+    return _called(top, "algorithm", chosen, given)
+
+
+def _made(top: Section, table: str, given: Mapping[str, Any], module: ModuleType) -> Any:
+    """An object of one of a module's public classes."""
+    values = dict(given)
+    kind = values.pop("kind", None)
+    known = [name for name in module.__all__ if isinstance(getattr(module, name), type)]
+    if kind not in known:
+        raise unknown(f"{table}.kind in {top.file.name!r},", kind, known)
+    return _called(top, table, getattr(module, kind), values)
+
+
+def _called(top: Section, table: str, made: Any, values: Mapping[str, Any]) -> Any:
+    takes = [name for name in inspect.signature(made).parameters if name != "kind"]
+    for name in values:
+        if name not in takes:
+            raise unknown(f"key in [{table}] of {top.file.name!r},", name, takes)
+    try:
+        return made(**values)
+    except TypeError as error:
+        raise InputError(f"[{table}] of {top.file.name!r} is not complete: {str(error).split(') ')[-1]}.") from None

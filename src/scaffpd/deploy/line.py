@@ -1,0 +1,148 @@
+"""One exchange over a transport: questions out, checked answers in, and only what a site does not have yet is sent."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from scaffpd.deploy.setup import Setup
+from scaffpd.deploy.transport import Failure, Transport
+from scaffpd.deploy.vectors import Shelf
+from scaffpd.deploy.wire import Array, Message, WireError, decode, digest, encode
+from scaffpd.federation import Traffic
+
+Replies = dict[str, Message | Failure]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of several silos at once.
+
+    Attributes:
+        kind: see `needs`.
+        values: the same for everybody.
+        vectors: by their role; sent to those who lack them.
+        own: further vectors, of one silo each.
+        arrays: matrices, sent in any case.
+    """
+
+    kind: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    vectors: Mapping[str, Array] = field(default_factory=dict)
+    own: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+
+def answered(reply: Message | Failure) -> TypeGuard[Message]:
+    """Whether it is an answer, and no refusal."""
+    return isinstance(reply, Message) and reply.kind == "answer"
+
+
+class Line:
+    """Silos by their names, over a transport that knows sites.
+
+    Attributes:
+        wire: every byte of every message so far, evaluation and set-up included.
+    """
+
+    def __init__(self, transport: Transport, most: int = 2**31) -> None:
+        self.transport, self.most, self.wire = transport, most, Traffic()
+        self.sites: dict[str, str] = {}
+        self.setup: Setup | None = None
+        self._shelves: dict[str, Shelf] = {}
+
+    def greet(self, timeout: float, present: Sequence[str] = ()) -> Replies:
+        """Ask every connected site that is none of `present` who it is, and remember who is where."""
+        taken = {self.sites[name] for name in present}
+        sites = {site: site for site in self.transport.sites() if site not in taken}
+        found: Replies = {}
+        for site, reply in self._ask(dict.fromkeys(sites, Question("hello")), sites, timeout, anyone=True).items():
+            name = site if isinstance(reply, Failure) else str(reply.values.get("silo"))[:200]
+            if isinstance(reply, Message):
+                reply = self._identified(site, name, reply, {*found, *present})
+            if isinstance(reply, Message):
+                self.sites[name] = site
+            found.setdefault(name, reply)
+        return found
+
+    def _identified(self, site: str, name: str, reply: Message, taken: set[str]) -> Message | Failure:
+        """A site is who it says it is, unless somebody else is, or the engine's own certificates know better."""
+        if name in taken:
+            return Failure(f"a second site calls itself {name!r}")
+        if getattr(self.transport, "named", False) and name != site:
+            return Failure(f"the site {site!r} calls itself {name!r}")
+        return reply
+
+    def exchange(self, question: Question, names: Sequence[str], timeout: float) -> Replies:
+        """Ask these silos; who lacks something is sent it and asked again, once."""
+        sites = {name: self.sites[name] for name in names}
+        replies = self._ask(dict.fromkeys(names, question), sites, timeout)
+        lacking = [name for name, reply in replies.items() if isinstance(reply, Message) and reply.kind == "missing"]
+        if lacking and self.setup is not None:
+            for name in lacking:
+                self._shelves.pop(name, None)
+            setup = Question("setup", {"setup": self.setup.values()})
+            again = self._ask(dict.fromkeys(lacking, setup), sites, timeout)
+            able = [name for name in lacking if answered(again[name])]
+            replies |= again | self._ask(dict.fromkeys(able, question), sites, timeout)
+        return replies
+
+    def _ask(
+        self, questions: Mapping[str, Question], sites: Mapping[str, str], timeout: float, anyone: bool = False
+    ) -> Replies:
+        """One turn: encode, carry, decode, and check that the answer is to this question and from this silo."""
+        if not questions:
+            return {}
+        number, done, out = secrets.token_hex(8), {}, {}
+        for name, question in questions.items():
+            sent = self._parcel(name, question)
+            key = (id(question), tuple(sent))
+            if question.own.get(name) or key not in done:
+                done[key] = encode(self._message(name, question, sent, number))
+            out[name] = done[key]
+        self.wire.add(exchanges=1, down=sum(map(len, out.values())))
+        carried = self.transport.ask({sites[name]: data for name, data in out.items()}, timeout)
+        return {
+            name: self._checked(name, carried.get(sites[name], Failure("no answer")), number, anyone)
+            for name in questions
+        }
+
+    def _parcel(self, name: str, question: Question) -> dict[str, Array]:
+        """The vectors that this silo lacks, by digest."""
+        shelf = self._shelves.setdefault(name, Shelf())
+        sent = {}
+        for array in (*question.vectors.values(), *question.own.get(name, {}).values()):
+            label = digest(array)
+            if label not in shelf:
+                sent[label] = array
+            shelf.use(label)
+        return sent
+
+    def _message(self, name: str, question: Question, sent: Mapping[str, Array], number: str) -> Message:
+        roles = {**question.vectors, **question.own.get(name, {})}
+        values = {**question.values, "question": number}
+        if roles or question.kind == "start":
+            assert self.setup is not None
+            values |= {"setup": self.setup.digest, "vectors": {role: digest(array) for role, array in roles.items()}}
+        return Message(question.kind, values, {**sent, **question.arrays})
+
+    def _checked(self, name: str, reply: bytes | Failure, number: str, anyone: bool) -> Message | Failure:
+        if isinstance(reply, Failure):
+            self._shelves.pop(name, None)
+            return reply
+        self.wire.add(up=len(reply))
+        try:
+            message = decode(reply, self.most)
+        except WireError as error:
+            return Failure(f"an unreadable answer: {error}")
+        if message.values.get("question") != number:
+            return Failure("an answer to another question")
+        if not anyone and message.values.get("silo") != name:
+            return Failure(f"an answer in the name of {message.values.get('silo')!r}")
+        if message.kind not in ("answer", "missing", "refused", "failed"):
+            return Failure("an answer of an unknown kind")
+        if message.kind == "failed":
+            return Failure(f"the silo failed: {str(message.values.get('sentence'))[:200]}")
+        return message

@@ -1,0 +1,140 @@
+"""How a run begins: silos say what they have, agree on features, and say how steep their losses are.
+
+Three short exchanges of names and sums (see `agreement`), and one in which every silo builds its model. No row leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaffpd.deploy.agreement import agree, deviation_of, mean_of
+from scaffpd.deploy.line import Line, Question, answered
+from scaffpd.deploy.schema import PREPARED
+from scaffpd.deploy.setup import Setup
+from scaffpd.deploy.transport import Failure
+from scaffpd.deploy.wire import Array, Message, digest
+from scaffpd.errors import InputError
+from scaffpd.federation import Constants, Vector
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the members said when they took the agreement.
+
+    Attributes:
+        constants: of their losses.
+        start: x⁰.
+        probes: f_i at one arbitrary point: it tells one table from another.
+        tested: how many rows each has held out.
+    """
+
+    constants: Constants
+    start: Array = field(repr=False)
+    probes: Vector
+    tested: NDArray[np.int64]
+
+
+def negotiate(
+    line: Line, members: Sequence[str], algorithm: str, model: Mapping[str, Any], settings: Mapping[str, Any], timeout: float
+) -> Setup:
+    """Agree on columns, categories, labels, means and deviations."""
+    ask = _asker(line, members, timeout)
+    described = {name: reply.values.get("description") for name, reply in ask(Question("describe")).items()}
+    schema = agree(described, bool(settings.get("standardise", True)))  # type: ignore[arg-type]
+    if schema["task"] == PREPARED:
+        return Setup(algorithm, model, schema, np.zeros(0), np.zeros(0), "")
+    first = {name: reply.arrays for name, reply in ask(Question("totals", {"schema": schema})).items()}
+    mean = mean_of(first, schema)
+    second = ask(Question("totals", {"schema": schema}, arrays={"mean": mean}))
+    deviation = deviation_of({name: reply.arrays for name, reply in second.items()}, mean)
+    return Setup(algorithm, _completed(model, schema), schema, mean, deviation, str(settings.get("numbers", "")))
+
+
+def _completed(model: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The model with the number of classes that the silos have together."""
+    labels = schema.get("labels")
+    classes = len(labels) if isinstance(labels, list) else 0
+    if model.get("loss") == "logistic" and classes not in (0, 2):
+        raise InputError(f"Logistic loss has two classes, but the silos have {classes} labels: use loss = \"softmax\".")
+    needs_classes = model.get("loss") == "softmax" or (model.get("loss") == "squared" and classes)
+    return {**model, "classes": classes} if needs_classes and classes and not model.get("classes") else dict(model)
+
+
+def settle(line: Line, members: Sequence[str], setup: Setup, timeout: float) -> Facts:
+    """Hand every member the agreement; what they say about their losses with it."""
+    line.setup = setup
+    ask = _asker(line, members, timeout)
+    replies = ask(Question("setup", {"setup": setup.values()}))
+    read = {name: _facts(name, reply) for name, reply in replies.items()}
+    dimensions = {name: facts["dimension"] for name, facts in read.items()}
+    first = members[0]
+    for name in members:
+        for what in ("dimension", "dtype", "start"):
+            if read[name][what] != read[first][what]:
+                raise InputError(
+                    f"Silo {name!r} has a model with {what} {read[name][what]!r}, {first!r} one with "
+                    f"{read[first][what]!r}: they must be the same."
+                )
+    start = np.zeros(dimensions[first], dtype=read[first]["dtype"])
+    if read[first]["start"]:
+        start = _asker(line, [first], timeout)(Question("start"))[first].arrays.get("x", start)
+        if start.shape != (dimensions[first],) or digest(start) != read[first]["start"]:
+            raise InputError(f"Silo {first!r} sent another starting point than it had announced.")
+    columns = np.array([read[name]["constants"] for name in members])
+    known = Constants(
+        columns[:, 0], columns[:, 1], all(read[name]["convex"] for name in members), columns[:, 2],
+        np.array([read[name]["samples"] for name in members]), all(read[name]["quadratic"] for name in members),
+    )  # fmt: skip
+    return Facts(known, start, columns[:, 3], np.array([read[name]["tested"] for name in members]))
+
+
+def _facts(name: str, reply: Message) -> dict[str, Any]:
+    """One silo's answer to the agreement, checked."""
+    values, constants = reply.values, reply.arrays.get("constants")
+    whole = all(type(values.get(key)) is int and values[key] >= 0 for key in ("dimension", "samples", "tested"))
+    flags = all(type(values.get(key)) is bool for key in ("convex", "quadratic"))
+    words = values.get("dtype") in ("float32", "float64") and isinstance(values.get("start"), str)
+    numbers = constants is not None and constants.shape == (4,) and bool(np.all(np.isfinite(constants)))
+    if not (whole and flags and words and numbers) or values["samples"] < 1 or values["dimension"] < 1:
+        raise InputError(f"Silo {name!r} gave an answer to the agreement that cannot be used.")
+    assert constants is not None
+    if constants[:3].min() < 0:
+        raise InputError(f"Silo {name!r} gave an answer to the agreement that cannot be used.")
+    return {**values, "constants": constants}
+
+
+def _asker(line: Line, members: Sequence[str], timeout: float) -> Callable[[Question], dict[str, Message]]:
+    """Questions that everybody has to answer: before training nothing can stand in for a silo."""
+
+    def ask(question: Question) -> dict[str, Message]:
+        answers = {}
+        for name, reply in line.exchange(question, members, timeout).items():
+            if isinstance(reply, Failure):
+                raise Unanswered(name, reply.reason)
+            if not answered(reply):
+                raise Refusal(name, str(reply.values.get("sentence"))[:500])
+            answers[name] = reply
+        return answers
+
+    return ask
+
+
+class Unanswered(Exception):
+    """A silo went away while the agreement was made."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"Silo {name!r} did not answer: {reason.rstrip('.')}.")
+        self.name = name
+
+
+class Refusal(InputError):
+    """A silo does not take the agreement, and says why."""
+
+    def __init__(self, name: str, sentence: str) -> None:
+        super().__init__(f"Silo {name!r} refuses: {sentence}")
+        self.name = name

@@ -1,0 +1,288 @@
+r"""`Remote`: silos behind a transport as a `Federation`. Algorithms and the training loop cannot tell it from a cohort.
+
+A round of Scaff-PD is two exchanges: x down and (L_i, c_i) up; c down and d_i up. x is sent whole also where a cohort
+counts on clients to form it from what they have, and so are the columns of V. Scalars such as ⟨c_i, v⟩ need no exchange,
+for the c_i are here. What stands in for a silo that does not answer is `roster`'s rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.cohort.answers import Asked, Memory
+from scaffpd.deploy import needs
+from scaffpd.deploy.answers import RemoteGradients, RemoteUpdates
+from scaffpd.deploy.checks import Shapes, troubles
+from scaffpd.deploy.line import Question
+from scaffpd.deploy.opening import Facts
+from scaffpd.deploy.roster import Lost, Roster
+from scaffpd.deploy.wire import Array
+from scaffpd.deploy.work import plan_values
+from scaffpd.errors import InputError, unknown
+from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Traffic, Vector
+
+SPLITS = ("train", "test")
+
+
+class Remote:
+    """N silos; implements `Federation`.
+
+    Args:
+        roster: the members and how they are reached.
+        facts: what they said when the agreement was made.
+    """
+
+    def __init__(self, roster: Roster, facts: Facts) -> None:
+        self.roster, self.facts = roster, facts
+        self._traffic = Traffic()
+        self._start = torch.from_numpy(np.array(facts.start))
+        n = len(roster.members)
+        self._last: dict[int, tuple[Array, NDArray[np.float64]]] = {}  # (c_i, scalars) of the last answer
+        self._scores: dict[tuple[int, str], NDArray[np.float64]] = {}
+        self._sent: tuple[Tensor | None, set[int]] = (None, set())
+        self._everyone, self._told_constants = list(range(n)), False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The members."""
+        return self.roster.members
+
+    @property
+    def traffic(self) -> Traffic:
+        """What training has sent so far, in numbers; `roster.line.wire` has every byte."""
+        return self._traffic
+
+    @property
+    def absent(self) -> int:
+        """How many members do not answer at present."""
+        return len(self.roster.absent)
+
+    @property
+    def dimension(self) -> int:
+        """d, the length of x."""
+        return len(self._start)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the agreement and of what silos say about their losses: other data has other constants."""
+        known, setup = self.facts.constants, self.roster.line.setup
+        numbers = (known.smoothness, known.strong_convexity, known.steepest, known.samples, self.facts.probes)
+        words = [f"{value:.6e}" for part in numbers for value in part]
+        about = (tuple(self.names), "" if setup is None else setup.digest, words)
+        return hashlib.sha256(repr(about).encode()).hexdigest()
+
+    def constants(self) -> Constants:
+        """What silos said when the agreement was made."""
+        self._count(exchanges=not self._told_constants, up=0 if self._told_constants else 4 * len(self.names))
+        self._told_constants = True
+        return self.facts.constants
+
+    def start(self) -> Tensor:
+        """The default x⁰."""
+        return self._start
+
+    def memory(self) -> Memory:
+        """A zero vector for every silo."""
+        return Memory(self._start.new_zeros(len(self.names), self.dimension))
+
+    def losses(
+        self,
+        x: Tensor,
+        batch_size: int | None = None,
+        key: tuple[int, ...] = (0,),
+        clients: Clients = None,
+        alone: bool = True,
+    ) -> Vector:
+        """One exchange: x down, L_i up; the last known loss of a silo that does not answer."""
+        chosen = self._chosen(clients)
+        self._count(exchanges=alone, down=self._new(x, chosen), up=len(chosen))
+        got = self._ask(needs.LOSSES, chosen, {"x": x}, _batch(batch_size, key), shapes={"scalars": (1,)})
+        out = np.full(len(self.names), np.nan)
+        for i in chosen:
+            if i in got:
+                out[i] = got[i]["scalars"][0]
+                self._scores.setdefault((i, "train"), np.array([out[i], np.nan, 0.0]))[0] = out[i]
+            else:
+                out[i] = self._known_loss(i)
+        return out
+
+    def gradients(
+        self,
+        x: Tensor,
+        batch_size: int | None = None,
+        key: tuple[int, ...] = (0,),
+        clients: Clients = None,
+        alone: bool = True,
+        told: int | None = None,
+    ) -> RemoteGradients:
+        """One exchange: x down; c_i, L_i and the bounds on their rounding errors up."""
+        chosen = self._chosen(clients)
+        self._count(exchanges=alone, down=self._new(x, chosen), up=(self.dimension + 3) * len(chosen))
+        shapes = {"c": (self.dimension,), "scalars": (3,)}
+        got = self._ask(needs.GRADIENTS, chosen, {"x": x}, _batch(batch_size, key), shapes)
+        self._last |= {i: (parts["c"], parts["scalars"]) for i, parts in got.items()}
+        self._need(i for i in chosen if i not in self._last)
+        vectors = torch.from_numpy(np.stack([self._last[i][0] for i in chosen]))
+        scalars = np.stack([self._last[i][1] for i in chosen])
+        stale = [i for i in chosen if i not in got]
+        return RemoteGradients(self._asked(chosen), self, x, (batch_size, key), vectors, scalars, stale)
+
+    def local_updates(
+        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan, clients: Clients = None
+    ) -> RemoteUpdates:
+        """One exchange: x (to whom it has not been sent) and the correction down, d_i up."""
+        chosen = self._chosen(clients)
+        vectors, values, own = {"x": x}, {"plan": plan_values(plan)}, {}
+        if isinstance(at, RemoteGradients):
+            vectors, values = {**vectors, "at": at.x}, {**values, **_batch(*at.batch)}
+        if isinstance(at, Memory):
+            c = torch.zeros_like(x) if correction is None else correction
+            own = {i: {"correction": c - at.vectors[i]} for i in chosen}
+        elif correction is not None:
+            vectors["correction"] = correction
+        corrections = len(chosen) * self.dimension * (correction is not None or isinstance(at, Memory))
+        again = 2 if plan.snapshot is not None else 1
+        self._count(
+            exchanges=1, down=self._new(x, chosen) + corrections, up=again * len(chosen) * self.dimension
+        )
+        shapes = {"d": (self.dimension,)} | ({} if plan.snapshot is None else {"snapshot": (self.dimension,)})
+        got = self._ask(needs.UPDATES, chosen, vectors, values, shapes, own=own)
+        return self._updates(chosen, got, self._frozen(correction, plan), plan.snapshot)
+
+    def _frozen(self, correction: Tensor | None, plan: LocalPlan) -> Callable[[int], Tensor] | None:
+        """d_i = J η_i c: the local steps of a silo whose gradient stays what it was."""
+        if correction is None:
+            return None
+        L = self.facts.constants.expected_smoothness(plan.batch_size)
+
+        def stand_in(i: int) -> Tensor:
+            rate = plan.rate if plan.rate is not None else plan.scale / L[i] if L[i] > 0 else 0.0
+            return plan.steps * rate * correction
+
+        return stand_in
+
+    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> RemoteUpdates:
+        """One exchange: the correction and β down, d_i up; an absent silo's Hessian is taken for L_i I."""
+        chosen, known = at.chosen, self.facts.constants
+        L = known.smoothness if at.batch[0] is None else known.steepest
+        self._count(exchanges=1, down=len(chosen) * (self.dimension + 1), up=len(chosen) * self.dimension)
+        vectors = {"at": at.x, "correction": correction, "metric": plan.metric}
+        steepest = float(max(plan.steepest, L[chosen].max()))
+        values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **_batch(*at.batch)}
+        got = self._ask(needs.PROXIMAL, chosen, vectors, values, {"d": (self.dimension,)})
+        return self._updates(chosen, got, lambda i: correction / (L[i] + plan.pull * plan.metric), None)
+
+    def _updates(
+        self,
+        chosen: list[int],
+        got: Mapping[int, Mapping[str, Array]],
+        stand_in: Callable[[int], Tensor] | None,
+        snapshot: int | None,
+    ) -> RemoteUpdates:
+        """All d_i, with the rule's rows for those who did not answer."""
+
+        def stack(part: str) -> Tensor:
+            mean = torch.from_numpy(np.mean([parts[part] for parts in got.values()], axis=0))
+            rest = (lambda i: mean) if stand_in is None else stand_in
+            return torch.stack([torch.from_numpy(got[i][part]) if i in got else rest(i) for i in chosen])
+
+        skipped = [j for j, i in enumerate(chosen) if i not in got] if stand_in is None else []
+        if not got:
+            self._need(chosen)
+        return RemoteUpdates(self._asked(chosen), stack("d"), stack("snapshot") if snapshot else None, skipped)
+
+    def further(
+        self, kind: str, at: RemoteGradients, vectors: Mapping[str, Tensor], arrays: Mapping[str, Array], up: int
+    ) -> dict[int, Mapping[str, Array]]:
+        """Another question about a point that silos have answered at."""
+        k = arrays["V"].shape[1] if "V" in arrays else 0
+        shapes: Shapes = {"curvature": (k, k), "slopes": (k,), "scalars": (1,)} if k else {"diagonal": (self.dimension,)}
+        self._count(exchanges=1, down=k * self.dimension * len(at.chosen), up=up * len(at.chosen))
+        return self._ask(kind, at.chosen, {"at": at.x, **vectors}, _batch(*at.batch), shapes, arrays=arrays)
+
+    def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train") -> ClientScores:
+        """Per-silo loss, accuracy and sample counts; the last known ones of a silo that does not answer."""
+        if split not in SPLITS:
+            raise unknown("split", split, SPLITS)
+        point = torch.as_tensor(x).to(self._start)
+        chosen = [i for i in self._everyone if split == "train" or self.facts.tested[i]]
+        if not chosen:
+            raise InputError("No silo has held rows out: there is nothing to test on.")
+        got = self._ask(needs.EVALUATE, chosen, {"x": point}, {"split": split}, {"scalars": (3,)})
+        self._scores |= {(i, split): parts["scalars"] for i, parts in got.items()}
+        self._need(i for i in chosen if (i, split) not in self._scores)
+        nothing = np.array([np.nan, np.nan, 0.0])
+        table = np.stack([self._scores.get((i, split), nothing) for i in self._everyone])
+        counts: NDArray[np.int64] = table[:, 2].astype(np.int64)
+        return ClientScores(tuple(self.names), table[:, 0], table[:, 1], counts)
+
+    def _ask(
+        self,
+        kind: str,
+        chosen: Sequence[int],
+        vectors: Mapping[str, Tensor],
+        values: Mapping[str, Any],
+        shapes: Shapes,
+        own: Mapping[int, Mapping[str, Tensor]] | None = None,
+        arrays: Mapping[str, Array] | None = None,
+    ) -> dict[int, Mapping[str, Array]]:
+        """One exchange; the checked arrays of those who answered, by their numbers."""
+        names = {self.names[i]: i for i in chosen}
+        personal = {self.names[i]: _arrays(parts) for i, parts in (own or {}).items()}
+        question = Question(kind, values, _arrays(vectors), personal, arrays or {})
+        replies = self.roster.ask(question, list(names), lambda answers: troubles(answers, shapes, self._start))
+        return {names[name]: answer.arrays for name, answer in replies.items()}
+
+    def _known_loss(self, i: int) -> float:
+        if i in self._last:
+            return float(self._last[i][1][0])
+        self._need([] if (i, "train") in self._scores else [i])
+        return float(self._scores[i, "train"][0])
+
+    def _need(self, numbers: Any) -> None:
+        lacking = [self.names[i] for i in numbers]
+        if lacking:
+            raise Lost(lacking)
+
+    def _chosen(self, clients: Clients) -> list[int]:
+        chosen = self._everyone if clients is None else [int(i) for i in clients]
+        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(self._everyone):
+            raise InputError(f"clients must be distinct numbers from 0 to {len(self.names) - 1}, got {chosen}.")
+        return chosen
+
+    def _asked(self, chosen: list[int]) -> Asked:
+        return Asked(self, chosen, len(self.names), self._start)
+
+    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
+        """Add to the traffic, in numbers of the format of x."""
+        self._count(exchanges=exchanges, up=up, down=down)
+
+    def _count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
+        size = self._start.element_size()
+        self._traffic.add(exchanges=exchanges, up=up * size, down=down * size)
+
+    def _new(self, x: Tensor, chosen: Sequence[int]) -> int:
+        """How many numbers go down for these silos to have x: none to those that were asked about it just now."""
+        last, known = self._sent
+        known = known if last is x else set()
+        new = set(chosen) - known
+        self._sent = x, known | new
+        return len(new) * self.dimension
+
+    def __repr__(self) -> str:
+        return f"Remote federation of {len(self.names)} silos, {self.dimension} parameters"
+
+
+def _batch(batch_size: int | None, key: tuple[int, ...]) -> dict[str, Any]:
+    return {"batch_size": batch_size, "key": [int(k) for k in key]}
+
+
+def _arrays(vectors: Mapping[str, Tensor]) -> dict[str, Array]:
+    return {name: vector.detach().numpy() for name, vector in vectors.items()}

@@ -1,0 +1,193 @@
+"""A deployed run on disk: enough to go on from the last round, and everything that a reader wants to see.
+
+    setup.json        the agreement: columns, categories, labels, means, deviations, model
+    segments.json     who took part in which part of the run
+    segment-0.npz     that part's checkpoint, written after every round
+    progress.jsonl    a line per round, for whoever watches
+    events.csv        who went away, came back, was dropped
+    rounds.csv, clients.csv, model.safetensors, outcome.json    the result
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save as save_tensors
+
+from scaffpd import checkpoint as disk
+from scaffpd.deploy.roster import Event
+from scaffpd.deploy.setup import Setup
+from scaffpd.deploy.wire import Array
+from scaffpd.errors import InputError
+from scaffpd.history import SCALARS, History
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a run with the same members throughout.
+
+    Attributes:
+        number: counted from zero.
+        members: the silos.
+        before: rounds made in earlier segments.
+    """
+
+    number: int
+    members: tuple[str, ...]
+    before: int
+
+
+class RunFolder:
+    """The folder of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"Cannot make the run's folder {str(path)!r}: {error.strerror}.") from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One coordinator at a time; the lock goes with the process that held it."""
+        try:
+            import fcntl
+        except ImportError:
+            yield
+            return
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(f"Another coordinator is at work in {str(self.path)!r}.") from None
+            yield
+
+    def outcome(self) -> dict[str, Any] | None:
+        """How the run ended, or `None`."""
+        return self._read("outcome.json")
+
+    def write_outcome(self, outcome: dict[str, Any]) -> None:
+        """Say how the run ended."""
+        self._write("outcome.json", outcome)
+
+    def setup(self) -> Setup | None:
+        """The agreement of this run, if it was made."""
+        values = self._read("setup.json")
+        return None if values is None else Setup.of(values)
+
+    def write_setup(self, setup: Setup) -> None:
+        """Keep the agreement: a run that goes on uses the same one."""
+        self._write("setup.json", setup.values())
+
+    def segments(self) -> list[Segment]:
+        """All parts so far."""
+        read = self._read("segments.json")
+        return [Segment(s["number"], tuple(s["members"]), s["before"]) for s in read["segments"]] if read else []
+
+    def begin(self, segment: Segment, x: Array | None) -> None:
+        """A new part, which starts at x (the federation's own start where it is `None`)."""
+        if x is not None:
+            with self._replacing(f"start-{segment.number}.npy") as file:
+                np.save(file, x)
+        self._write("segments.json", {"segments": [asdict(s) for s in (*self.segments(), segment)]})
+
+    def start(self, segment: Segment) -> Array | None:
+        """Where a part starts."""
+        path = self.path / f"start-{segment.number}.npy"
+        return np.load(path, allow_pickle=False) if path.exists() else None
+
+    def checkpoint(self, segment: Segment) -> Path:
+        """The file of a part's state."""
+        return self.path / f"segment-{segment.number}.npz"
+
+    def reached(self, segment: Segment) -> tuple[Array | None, int]:
+        """x and the number of rounds that a part has come to."""
+        path = self.checkpoint(segment)
+        if not path.exists():
+            return self.start(segment), 0
+        arrays, _ = disk.read(path)
+        return arrays["state.x"], int(arrays["state.rounds"])
+
+    def progress(self, line: dict[str, Any]) -> None:
+        """A line for whoever watches."""
+        with (self.path / "progress.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def event(self, event: Event) -> None:
+        """Write down what happened to a silo."""
+        path = self.path / "events.csv"
+        new = not path.exists()
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            if new:
+                writer.writerow(["round", "silo", "what", "sentence"])
+            writer.writerow([event.round, event.silo, event.what, event.sentence])
+
+    def write_rounds(self, silos: Sequence[str]) -> None:
+        """The table of all rounds of all parts; a silo that was no member has empty cells."""
+        columns = ["segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
+        with self._replacing("rounds.csv") as raw:
+            raw.write((",".join(columns) + "\r\n").encode())
+            for segment in self.segments():
+                if not self.checkpoint(segment).exists():
+                    continue
+                arrays, about = disk.read(self.checkpoint(segment))
+                history = History.unpack(about["names"], arrays)
+                table = {name: history[name].tolist() for name in history.columns}
+                for row in range(len(history)):
+                    cells = [table[name][row] if name in table else "" for name in columns[1:]]
+                    cells[0] += segment.before
+                    raw.write((",".join(map(str, [segment.number, *cells])) + "\r\n").encode())
+
+    def write_clients(self, rows: Sequence[dict[str, Any]]) -> None:
+        """The table of silos."""
+        with (self.path / "clients.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def write_model(self, x: Array, setup: Setup) -> None:
+        """The parameters, with what they expect of a row."""
+        tensors = {"x": np.ascontiguousarray(x), "mean": setup.mean, "deviation": setup.deviation}
+        about = {"setup": json.dumps(setup.values())}
+        with self._replacing("model.safetensors") as file:
+            file.write(save_tensors(tensors, about))
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
+        if not path.exists():
+            return None
+        try:
+            read = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            read = None
+        if not isinstance(read, dict):
+            raise InputError(f"The file {str(path)!r} cannot be read; use another folder, or remove it to start anew.")
+        return read
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        with self._replacing(name) as file:
+            file.write(json.dumps(value, indent=1).encode())
+
+    @contextmanager
+    def _replacing(self, name: str) -> Iterator[Any]:
+        """All of a file or nothing."""
+        handle, temporary = tempfile.mkstemp(dir=self.path, prefix=f".{name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path / name)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,195 @@
+r"""`Silo`: what a site answers.
+
+A silo is a function of its own data and of the question: everything else that it holds (the agreement, the last
+vectors) is a copy of what the coordinator has sent, and it says so when it lacks something. So a restarted silo goes on
+where another process of it was, and nothing needs to be saved at a site.
+
+It answers what its own file allows, with what `work` lists, and refuses everything else in one sentence.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import scaffpd
+from scaffpd.cohort import Cohort
+from scaffpd.deploy import entry
+from scaffpd.deploy.needs import needs
+from scaffpd.deploy.reading import Dataset
+from scaffpd.deploy.setup import Setup, linear
+from scaffpd.deploy.silo_file import SiloFile
+from scaffpd.deploy.vectors import Missing, Shelf
+from scaffpd.deploy.wire import Array, Message, decode, digest, encode
+from scaffpd.deploy.work import Work
+from scaffpd.errors import InputError
+
+log = logging.getLogger("scaffpd.silo")
+MEGABYTE = 2**20
+
+
+class Silo:
+    """One site: its file, its data, and the work that it has agreed to do."""
+
+    def __init__(self, file: SiloFile) -> None:
+        self.file, self.name = file, file.name
+        self._data: Dataset | None = None
+        self._setup: Setup | None = None
+        self._work: Work | None = None
+        self._shelf = Shelf()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Silo:
+        """The silo that a silo.toml describes; its data is read with the first question about it."""
+        return cls(SiloFile.read(Path(path)))
+
+    @property
+    def data(self) -> Dataset:
+        """The site's own table."""
+        if self._data is None:
+            data = Dataset.read(self.file)
+            data.check(self.file.limits)
+            self._data = data
+        return self._data
+
+    def answer(self, question: bytes) -> bytes:
+        """The reply to a question; a refusal is a reply as well, nothing is ever raised."""
+        number = None
+        try:
+            asked = decode(question, self.file.limits.message_mb * MEGABYTE)
+            number = asked.values.get("question")
+            reply = self._reply(asked)
+        except Missing as missing:
+            reply = Message("missing", {"names": list(missing.names)})
+        except InputError as error:
+            log.warning("refused: %s", error)
+            reply = Message("refused", {"sentence": str(error)})
+        except Exception as error:
+            log.exception("a question failed")  # the details stay here: they may speak of data
+            reply = Message("failed", {"sentence": f"{type(error).__name__}; the silo's log says more."})
+        return encode(Message(reply.kind, {**reply.values, "question": number, "silo": self.name}, reply.arrays))
+
+    def _reply(self, asked: Message) -> Message:
+        opening: dict[str, Callable[[Message], Message]] = {
+            "hello": self._hello, "describe": self._describe, "totals": self._totals, "setup": self._agree,
+            "start": self._start,
+        }  # fmt: skip
+        if asked.kind in opening:
+            return opening[asked.kind](asked)
+        return self._train(asked)
+
+    def _hello(self, asked: Message) -> Message:
+        return Message("answer", {"version": scaffpd.__version__})
+
+    def _describe(self, asked: Message) -> Message:
+        return Message("answer", {"description": self.data.describe(self.file.limits.rarest)})
+
+    def _totals(self, asked: Message) -> Message:
+        schema, mean = asked.values.get("schema"), asked.arrays.get("mean")
+        if not isinstance(schema, dict):
+            raise InputError("The question about sums names no columns.")
+        return Message("answer", {}, self.data.totals(schema, mean))
+
+    def _agree(self, asked: Message) -> Message:
+        self._bind(Setup.of(asked.values.get("setup")))
+        work = self._the_work()
+        known, cohort = work.cohort.constants(), work.cohort
+        start = work.like.numpy(force=True)
+        values = {
+            "dimension": cohort.dimension, "dtype": str(start.dtype), "convex": known.convex,
+            "quadratic": known.quadratic, "tested": self.data.rows[1], "start": digest(start) if start.any() else "",
+            "samples": int(known.samples[0]),
+        }  # fmt: skip
+        probe = cohort.evaluate(np.random.default_rng(0).standard_normal(len(start)) / np.sqrt(len(start)))
+        scalars = np.array([known.smoothness[0], known.strong_convexity[0], known.steepest[0], probe.loss[0]])
+        return Message("answer", values, {"constants": scalars})
+
+    def _start(self, asked: Message) -> Message:
+        self._check_setup(asked.values.get("setup"))
+        return Message("answer", {}, {"x": self._the_work().like.numpy(force=True)})
+
+    def _train(self, asked: Message) -> Message:
+        values = asked.values
+        setup = self._check_setup(values.get("setup"))
+        if asked.kind not in needs(setup.algorithm):
+            raise InputError(f"{setup.algorithm} needs no question {asked.kind!r}: it is not answered.")
+        self._check_steps(values)
+        named = values.get("vectors", {})
+        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+            raise InputError("The question does not name its vectors.")
+        self._shelf.put({name: array for name, array in asked.arrays.items() if name != "V"})
+        work = self._the_work()
+        found = dict(zip(named, self._shelf.find(named.values()), strict=True))
+        vectors = {name: work.vector(array) for name, array in found.items()}
+        return work.answer(asked.kind, values, vectors, asked.arrays)
+
+    def _check_setup(self, name: Any) -> Setup:
+        if self._setup is None or self._setup.digest != name:
+            raise Missing(["setup"])
+        return self._setup
+
+    def _check_steps(self, values: Mapping[str, Any]) -> None:
+        plan, most = values.get("plan"), self.file.limits.local_steps
+        steps = plan.get("steps", 0) if isinstance(plan, dict) else values.get("limit", 0)
+        if not isinstance(steps, int) or steps > most:
+            raise InputError(f"{steps} local steps are asked for, and this silo makes {most} at most.")
+
+    def _bind(self, setup: Setup) -> None:
+        """Take an agreement, if this silo's file allows it."""
+        limits = self.file.limits
+        needs(setup.algorithm)
+        if limits.algorithms is not None and setup.algorithm not in limits.algorithms:
+            raise InputError(f"This silo takes part in {', '.join(limits.algorithms)}, not in {setup.algorithm}.")
+        if self._setup is None or self._setup.digest != setup.digest:
+            self._setup, self._work = setup, None
+            self._shelf.clear()
+
+    def _the_work(self) -> Work:
+        assert self._setup is not None
+        if self._work is None:
+            self._work = Work(self._cohort(self._setup))
+        return self._work
+
+    def _cohort(self, setup: Setup) -> Cohort:
+        own = self.data.cohort
+        if own is None:
+            model = self._model(setup)
+            ready = self.data.encoded(dict(setup.schema), setup.mean, setup.deviation)
+            width = ready.train[0].shape[1] if ready.train[0].ndim > 1 else 1
+            if width > self.file.limits.dimension:
+                raise InputError(f"{width} features are more than the {self.file.limits.dimension} parameters allowed.")
+            test = None if ready.test is None else {self.name: ready.test}
+            own = Cohort({self.name: ready.train}, model, dtype=setup.dtype, test=test)
+        if own.dimension > self.file.limits.dimension:
+            most = self.file.limits.dimension
+            raise InputError(f"A model of {own.dimension} parameters is larger than the {most} this silo allows.")
+        return own
+
+    def _model(self, setup: Setup) -> Any:
+        kind = setup.model.get("kind", "linear")
+        if kind == "linear":
+            return linear(setup.model)
+        if kind not in self.file.models:
+            raise InputError(f"This silo knows no model {kind!r}; its file lists models under [models].")
+        return entry.load(self.file.path.parent, self.file.models[kind])
+
+    def kept(self) -> bytes:
+        """What another process of this site has to be handed to go on from here: agreements and vectors, no data."""
+        setup = {} if self._setup is None else {"setup": self._setup.values()}
+        return encode(Message("kept", setup, self._shelf.held()))
+
+    def restore(self, kept: bytes) -> None:
+        """Go on from what `kept` returned in an earlier process; what cannot be read is as if it had been lost."""
+        try:
+            message = decode(kept, self.file.limits.message_mb * MEGABYTE)
+            if "setup" in message.values:
+                self._bind(Setup.of(message.values["setup"]))
+                arrays: dict[str, Array] = dict(message.arrays)
+                self._shelf.put(arrays)
+        except InputError as error:
+            log.warning("earlier work of this site is lost: %s", error)

@@ -1,0 +1,156 @@
+"""What a silo computes: every question of the waist, answered by a cohort of one.
+
+An answer holds exactly the arrays that are named here, and nothing else leaves (a test looks at every message).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.cohort import Cohort
+from scaffpd.cohort.answers import CohortGradients
+from scaffpd.deploy import needs
+from scaffpd.deploy.wire import Array, Message
+from scaffpd.errors import InputError
+from scaffpd.federation import LocalPlan, ProximalPlan
+
+Vectors = Mapping[str, Tensor]
+Handler = Callable[["Work", Mapping[str, Any], Vectors, Mapping[str, Array]], Message]
+POINTS = 2  # how many points' answers are kept: this round's and, where a step is rejected, the last one's
+
+
+class Work:
+    """A cohort of one that remembers its last answers, so that local steps need not compute c_i again."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort, self.like = cohort, cohort.start()
+        self._points: dict[Any, CohortGradients] = {}
+
+    def vector(self, array: Array) -> Tensor:
+        """A vector of the model's format, or a refusal."""
+        if array.shape != self.like.shape:
+            raise InputError(f"A vector of shape {array.shape} came for a model of {self.like.numel()} parameters.")
+        return torch.from_numpy(np.array(array)).to(self.like)
+
+    def at(self, x: Tensor, values: Mapping[str, Any]) -> CohortGradients:
+        """Losses and gradients at x, computed once."""
+        batch, key = _batch(values)
+        name = (x.numpy(force=True).tobytes(), batch, key)
+        if name not in self._points:
+            while len(self._points) >= POINTS:
+                self._points.pop(next(iter(self._points)))
+            self._points[name] = self.cohort.gradients(x, batch, key)
+        return self._points[name]
+
+    def answer(self, kind: str, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+        """The answer to one question."""
+        if kind not in HANDLERS:
+            raise InputError(f"This silo knows no question {kind!r}.")
+        return HANDLERS[kind](self, values, vectors, arrays)
+
+
+def gradients(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+    """L_i, c_i and the bounds on their rounding errors."""
+    at = work.at(vectors["x"], values)
+    loss, gradient = at.rounding
+    return _answer(c=at.each()[0], scalars=np.array([at.losses[0], loss[0], gradient[0]]))
+
+
+def losses(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+    """L_i."""
+    return _answer(scalars=work.cohort.losses(vectors["x"], *_batch(values)))
+
+
+def local_updates(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+    """d_i = x − u_{i,J}, and the snapshot's where one is asked for."""
+    plan, at = local_plan(values.get("plan")), None
+    if "at" in vectors:
+        at = work.at(vectors["at"], values)
+    updates = work.cohort.local_updates(vectors["x"], at, vectors.get("correction"), plan)
+    one, more = np.ones(1), {}
+    if plan.snapshot is not None:
+        more["snapshot"] = updates.snapshot(one)
+    return _answer(d=updates.sum(one), **more)
+
+
+def proximal_steps(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+    """d_i, the solution of the local model."""
+    limit, steepest = int(_number(values, "limit")), _number(values, "steepest")
+    plan = ProximalPlan(_number(values, "pull"), vectors["metric"], limit, steepest)
+    at = work.at(vectors["at"], values)
+    return _answer(d=work.cohort.proximal_steps(at, vectors["correction"], plan).sum(np.ones(1)))
+
+
+def curvature(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+    """VᵀH_iV, Vᵀc_i and ‖c_i‖² in the metric D⁻¹."""
+    V = arrays.get("V")
+    if V is None or V.ndim != 2 or V.shape[0] != work.like.numel() or not np.all(np.isfinite(V)):
+        raise InputError("The directions V do not fit this model.")
+    columns = torch.from_numpy(np.array(V)).to(work.like)
+    seen = work.at(vectors["at"], values).restriction(columns, np.ones(1), vectors["metric"])
+    return _answer(curvature=seen.curvature, slopes=seen.slopes[0], scalars=seen.sizes)
+
+
+def diagonal(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+    """diag ∇²f_i."""
+    return _answer(diagonal=work.at(vectors["at"], values).diagonal(np.ones(1)))
+
+
+def evaluate(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+    """A loss, an accuracy and a count."""
+    scores = work.cohort.evaluate(vectors["x"], str(values.get("split", "train")))
+    return _answer(scalars=np.array([scores.loss[0], scores.accuracy[0], float(scores.counts[0])]))
+
+
+HANDLERS: dict[str, Handler] = {
+    needs.GRADIENTS: gradients, needs.LOSSES: losses, needs.UPDATES: local_updates, needs.PROXIMAL: proximal_steps,
+    needs.CURVATURE: curvature, needs.DIAGONAL: diagonal, needs.EVALUATE: evaluate,
+}  # fmt: skip
+
+
+def local_plan(values: Any) -> LocalPlan:
+    """A plan as JSON has it, checked; `plan_values` makes it."""
+    names = {item.name for item in fields(LocalPlan)}
+    if not isinstance(values, dict) or set(values) != names:
+        raise InputError("The plan of local steps is not complete.")
+    numbers = {name: _number(values, name) for name in ("steps", "scale", "prox")}
+    rate = None if values["rate"] is None else _number(values, "rate")
+    snapshot = None if values["snapshot"] is None else int(_number(values, "snapshot"))
+    batch, key = _batch(values)
+    steps = int(numbers["steps"])
+    if steps < 1 or (snapshot is not None and not 1 <= snapshot <= steps):
+        raise InputError("The plan of local steps cannot be carried out.")
+    return LocalPlan(steps, rate, numbers["scale"], batch, key, numbers["prox"], snapshot)
+
+
+def plan_values(plan: LocalPlan) -> dict[str, Any]:
+    """A plan as JSON has it."""
+    values = {item.name: getattr(plan, item.name) for item in fields(plan)}
+    return {**values, "key": [int(k) for k in plan.key]}
+
+
+def _batch(values: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
+    batch, key = values.get("batch_size"), values.get("key", [0])
+    whole = isinstance(key, list) and all(isinstance(k, int) and not isinstance(k, bool) for k in key)
+    if not whole or not (batch is None or (isinstance(batch, int) and batch >= 1)):
+        raise InputError("The question's batch size or key cannot be used.")
+    return batch, tuple(key)
+
+
+def _number(values: Mapping[str, Any], name: str) -> float:
+    value = values.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        raise InputError(f"The question needs a number {name}.")
+    return float(value)
+
+
+def _answer(**arrays: Tensor | Array) -> Message:
+    return Message(
+        "answer", {}, {k: v.numpy(force=True) if isinstance(v, Tensor) else v for k, v in arrays.items()}
+    )
