@@ -103,7 +103,8 @@ class DRFA(LocalMethod):
         p = np.maximum(weights, 0) / np.maximum(weights, 0).sum()
         if self.clients_per_round is None:
             return np.flatnonzero(p > 0), p
-        times = random.multinomial(self.clients_per_round, p)
+        # not `multinomial`, whose draws change altogether when rounding moves a share of one half
+        times = np.bincount(random.choice(len(p), self.clients_per_round, p=p), minlength=len(p))
         return np.flatnonzero(times), times / self.clients_per_round
 
     def _losses(self, federation: Federation, state: DRFAState, x: Tensor, random: np.random.Generator) -> Vector:

@@ -8,6 +8,7 @@ gives the same numbers. When a silo is dropped or comes back, a new segment star
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,6 +76,8 @@ class _Run:
         self.file, self.folder, self.policy = file, folder, file.policy
         self.line = Line(transport)
         self.started = time.monotonic()
+        self.absences: Counter[str] = Counter()
+        self.strikes: Counter[str] = Counter()
 
     def go(self) -> Outcome:
         """Segments until one of them ends the run."""
@@ -126,9 +129,9 @@ class _Run:
         return [name for name in members if name != trouble.name]
 
     def _segment(self, members: Sequence[str]) -> Segment:
-        """The last segment, if it had the same members; otherwise a new one that starts where that one ended."""
+        """The last segment, if it had these members and answers of all of them; or a new one from where that ended."""
         segments = self.folder.segments()
-        if segments and segments[-1].members == tuple(members):
+        if segments and segments[-1].members == tuple(members) and not self.folder.stood_in(segments[-1]):
             return segments[-1]
         x, rounds = (None, 0) if not segments else self.folder.reached(segments[-1])
         before = rounds + (segments[-1].before if segments else 0)
@@ -144,7 +147,9 @@ class _Run:
     def _train(self, segment: Segment, setup: Setup, facts: Facts) -> Outcome | list[str]:
         """One segment: the run's outcome, or the members of the next segment."""
         dropped = [name for name in self.file.silos if name not in segment.members]
-        roster = Roster(self.line, segment.members, self.policy, self._record, dropped)
+        roster = Roster(
+            self.line, segment.members, self.policy, self._record, dropped, self.absences, self.strikes
+        )  # fmt: skip
         roster.round = self._rounds()
         remote = Remote(roster, facts)
         while True:
@@ -157,8 +162,10 @@ class _Run:
             except Paused as paused:
                 if not self._wait(roster):
                     return self._pause(str(paused))
-                continue
-            return self._finish(segment, setup, remote, result)
+                if remote.stood_in or roster.absent:
+                    return roster.present
+            else:
+                return self._finish(segment, setup, remote, result)
 
     def _fit(self, segment: Segment, remote: Remote) -> Result:
         """The training loop on this segment, from its checkpoint if there is one."""

@@ -37,6 +37,9 @@ class Remote:
     Args:
         roster: the members and how they are reached.
         facts: what they said when the agreement was made.
+
+    Attributes:
+        stood_in: whether anything has stood in for an absent silo so far.
     """
 
     def __init__(self, roster: Roster, facts: Facts) -> None:
@@ -44,7 +47,8 @@ class Remote:
         self._traffic = Traffic()
         self._start = torch.from_numpy(np.array(facts.start))
         n = len(roster.members)
-        self._last: dict[int, tuple[Array, NDArray[np.float64]]] = {}  # (c_i, scalars) of the last answer
+        self._last: dict[int, tuple[Tensor, Tensor, NDArray[np.float64]]] = {}  # y_i, c_i and L_i of the last answer
+        self.stood_in = False
         self._scores: dict[tuple[int, str], NDArray[np.float64]] = {}
         self._sent: tuple[Tensor | None, set[int]] = (None, set())
         self._everyone, self._told_constants = list(range(n)), False
@@ -110,7 +114,7 @@ class Remote:
                 out[i] = got[i]["scalars"][0]
                 self._scores.setdefault((i, "train"), np.array([out[i], np.nan, 0.0]))[0] = out[i]
             else:
-                out[i] = self._known_loss(i)
+                out[i] = self._known_loss(i, x)
         return out
 
     def gradients(
@@ -127,12 +131,20 @@ class Remote:
         self._count(exchanges=alone, down=self._new(x, chosen), up=(self.dimension + 3) * len(chosen))
         shapes = {"c": (self.dimension,), "scalars": (3,)}
         got = self._ask(needs.GRADIENTS, chosen, {"x": x}, _batch(batch_size, key), shapes)
-        self._last |= {i: (parts["c"], parts["scalars"]) for i, parts in got.items()}
-        self._need(i for i in chosen if i not in self._last)
-        vectors = torch.from_numpy(np.stack([self._last[i][0] for i in chosen]))
-        scalars = np.stack([self._last[i][1] for i in chosen])
+        self._last |= {i: (x, torch.from_numpy(parts["c"]), parts["scalars"]) for i, parts in got.items()}
+        seen = [self._last[i][1:] if i in got else self._bound(i, x) for i in chosen]
+        vectors, scalars = torch.stack([c for c, _ in seen]), np.stack([s for _, s in seen])
         stale = [i for i in chosen if i not in got]
         return RemoteGradients(self._asked(chosen), self, x, (batch_size, key), vectors, scalars, stale)
+
+    def _bound(self, i: int, x: Tensor) -> tuple[Tensor, NDArray[np.float64]]:
+        """The gradient and the value of f̃_i at x, from the last answer of a silo that gives none now."""
+        self._need([] if i in self._last else [i])
+        y, c, scalars = self._last[i]
+        mu, way = float(self.facts.constants.strong_convexity[i]), x - y
+        loss = scalars[0] + float(c @ way) + mu / 2 * float(way @ way)
+        self.stood_in = True
+        return c + mu * way, np.array([loss, *scalars[1:]])
 
     def local_updates(
         self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan, clients: Clients = None
@@ -157,14 +169,16 @@ class Remote:
         return self._updates(chosen, got, self._frozen(correction, plan), plan.snapshot)
 
     def _frozen(self, correction: Tensor | None, plan: LocalPlan) -> Callable[[int], Tensor] | None:
-        """d_i = J η_i c: the local steps of a silo whose gradient stays what it was."""
+        """d_i = (1 − (1 − η_i μ_i)^J)/μ_i c: what local steps on f̃_i come to."""
         if correction is None:
             return None
-        L = self.facts.constants.expected_smoothness(plan.batch_size)
+        L, mu = self.facts.constants.expected_smoothness(plan.batch_size), self.facts.constants.strong_convexity
 
         def stand_in(i: int) -> Tensor:
             rate = plan.rate if plan.rate is not None else plan.scale / L[i] if L[i] > 0 else 0.0
-            return plan.steps * rate * correction
+            bend = min(rate * mu[i], 1.0)
+            length = rate * plan.steps if bend < 1e-12 else (1 - (1 - bend) ** plan.steps) / mu[i]
+            return float(length) * correction
 
         return stand_in
 
@@ -193,9 +207,9 @@ class Remote:
             rest = (lambda i: mean) if stand_in is None else stand_in
             return torch.stack([torch.from_numpy(got[i][part]) if i in got else rest(i) for i in chosen])
 
+        self._need(() if got else chosen)
+        self.stood_in |= len(got) < len(chosen)
         skipped = [j for j, i in enumerate(chosen) if i not in got] if stand_in is None else []
-        if not got:
-            self._need(chosen)
         return RemoteUpdates(self._asked(chosen), stack("d"), stack("snapshot") if snapshot else None, skipped)
 
     def further(
@@ -217,6 +231,7 @@ class Remote:
             raise InputError("No silo has held rows out: there is nothing to test on.")
         got = self._ask(needs.EVALUATE, chosen, {"x": point}, {"split": split}, {"scalars": (3,)})
         self._scores |= {(i, split): parts["scalars"] for i, parts in got.items()}
+        self.stood_in |= split == "train" and len(got) < len(chosen)
         self._need(i for i in chosen if (i, split) not in self._scores)
         nothing = np.array([np.nan, np.nan, 0.0])
         table = np.stack([self._scores.get((i, split), nothing) for i in self._everyone])
@@ -240,10 +255,12 @@ class Remote:
         replies = self.roster.ask(question, list(names), lambda answers: troubles(answers, shapes, self._start))
         return {names[name]: answer.arrays for name, answer in replies.items()}
 
-    def _known_loss(self, i: int) -> float:
+    def _known_loss(self, i: int, x: Tensor) -> float:
+        """The lower bound of a silo's loss where there is one, or else the last loss that it gave."""
         if i in self._last:
-            return float(self._last[i][1][0])
+            return float(self._bound(i, x)[1][0])
         self._need([] if (i, "train") in self._scores else [i])
+        self.stood_in = True
         return float(self._scores[i, "train"][0])
 
     def _need(self, numbers: Any) -> None:

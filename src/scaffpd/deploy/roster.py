@@ -1,13 +1,18 @@
 r"""Who is there, who is not, and since when: the rule by which a run survives the loss of a silo.
 
-While silo i does not answer,
-- its last (L_i, c_i) stay in the dual step and in c;
-- its local update is that of a silo whose gradient stays what it was: u ← u − η_i (c_i − c_i + c), so d_i = J η_i c, a
-  plain gradient step; methods without a correction c leave it out of their average, as if it had not been drawn;
-- nothing is certified, for its loss at the new x is not known;
-- it is asked after each of 1, 2, 4, 8 … rounds whether it is back.
-After `max_age` rounds the policy decides: it is dropped, and the others start a new segment from the x that is reached,
-whose certificate is about those present; or the run pauses until it is back. Below the quorum it pauses in any case.
+While silo i does not answer, a lower bound of its loss stands in for it, made of its last answer (L_i, c_i) at y_i:
+
+    f̃_i(x) = L_i + ⟨c_i, x − y_i⟩ + (μ_i/2)‖x − y_i‖² ≤ f_i(x),    ∇f̃_i(x) = c_i + μ_i (x − y_i),
+
+in the dual step and in c. (Were L_i and c_i kept as they are, losses would not change as their gradients say, and a step
+rule that compares the two could accept no step.) Local steps on f̃_i give d_i = (1 − (1 − η_i μ_i)^J)/μ_i · c, which is
+J η_i c, a plain gradient step, for small μ_i. Methods without a correction c leave the silo out of their average, as if it
+had not been drawn. Nothing is certified meanwhile, for the loss itself is not known.
+
+An absent silo is asked after 1, 2, 4, 8 … rounds whether it is back (later from one absence to the next). When it is, or
+when it has been away for more than `max_age` rounds and is dropped, a new segment of the run starts from the x that is
+reached, and its certificate is about those present. Or the run pauses until everybody is back, if that is the policy.
+Below the quorum it pauses in any case.
 """
 
 from __future__ import annotations
@@ -78,7 +83,7 @@ class Lost(Exception):
 
 
 class Returned(Exception):
-    """Silos that had been dropped are back: there is a new segment with them."""
+    """Silos are back."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(", ".join(names))
@@ -86,7 +91,7 @@ class Returned(Exception):
 
 
 class Roster:
-    """The members of a run, which of them are absent, and for how many rounds they have not answered.
+    """The members of a segment, which of them are absent, and for how many rounds they have not answered.
 
     Args:
         line: to all silos.
@@ -94,6 +99,8 @@ class Roster:
         policy: what to do about the absent.
         record: takes every event.
         dropped: silos that are no members, and would be if they were back.
+        absences: how often each silo went away so far.
+        strikes: how often its answer could not be used, or was a refusal.
     """
 
     def __init__(
@@ -103,13 +110,16 @@ class Roster:
         policy: Policy,
         record: Callable[[Event], None],
         dropped: Sequence[str] = (),
+        absences: Counter[str] | None = None,
+        strikes: Counter[str] | None = None,
     ) -> None:
         self.line, self.members, self.policy, self.record = line, tuple(members), policy, record
         self.absent: set[str] = set()
         self.age = dict.fromkeys([*members, *dropped], 0)
         self.round = 0
-        self._dropped, self._failed = tuple(dropped), set[str]()
-        self._strikes: Counter[str] = Counter()
+        self._dropped = tuple(dropped)
+        self._absences: Counter[str] = Counter() if absences is None else absences
+        self._strikes: Counter[str] = Counter() if strikes is None else strikes
 
     @property
     def present(self) -> list[str]:
@@ -147,7 +157,7 @@ class Roster:
 
     def _leave(self, name: str, what: str, reason: str) -> None:
         self.absent.add(name)
-        self._failed.add(name)
+        self._absences[name] += 1
         self._strikes[name] += what != "absent"
         self.record(Event(self.round, name, what, f"Silo {name!r} does not take part: {reason.rstrip('.')}."))
 
@@ -159,27 +169,27 @@ class Roster:
     def finish_round(self, number: int) -> None:
         """A round is made: the absent grow older, are asked whether they are back, or have been away too long."""
         self.round = number
-        for name in self.age:
-            away = name in self.absent or name in self._failed or name in self._dropped
-            self.age[name] = self.age[name] + 1 if away else 0
-        self._failed.clear()
-        if any(age & (age - 1) == 0 for age in self.age.values() if age):
-            self.welcome()
+        away = {*self.absent, *self._dropped}
+        self.age = {name: age + 1 if name in away else 0 for name, age in self.age.items()}
+        if any(self._due(name) for name in away) and (back := self.welcome()):
+            raise Returned(back)
         old = [name for name in self.members if self.age[name] > self.policy.max_age]
         if old and self.policy.missing == PAUSE:
             raise Paused(f"Silo {old[0]!r} has given no answer for {self.age[old[0]]} rounds.")
         if old:
             raise Lost(old)
 
+    def _due(self, name: str) -> bool:
+        """Whether to ask if it is back: at ages that are powers of two, the first of them later every time."""
+        age = self.age[name]
+        return age & (age - 1) == 0 and age >= 2 ** (self._absences[name] - 1) and self._strikes[name] < STRIKES
+
     def welcome(self) -> list[str]:
-        """The absent who are back; `Returned` where they are no members any more. Liars are not welcome."""
+        """The absent and dropped who are back; those whose answers could not be used again and again are not."""
         replies = self.line.greet(self.policy.probe, self.present)
-        back = [name for name, reply in replies.items() if answered(reply) and self._strikes[name] < STRIKES]
+        away = {*self.absent, *self._dropped}
+        back = [n for n, reply in replies.items() if n in away and answered(reply) and self._strikes[n] < STRIKES]
         for name in back:
-            if name in self.absent:
-                self.absent.discard(name)
-                self.record(Event(self.round, name, "back", f"Silo {name!r} takes part again."))
-        returned = [name for name in back if name in self._dropped]
-        if returned:
-            raise Returned(returned)
-        return [name for name in back if name in self.members]
+            self.absent.discard(name)
+            self.record(Event(self.round, name, "back", f"Silo {name!r} is back."))
+        return back

@@ -117,6 +117,11 @@ class RunFolder:
         arrays, _ = disk.read(path)
         return arrays["state.x"], int(arrays["state.rounds"])
 
+    def stood_in(self, segment: Segment) -> bool:
+        """Whether the state that a part has come to holds something that stood in for an absent silo."""
+        path = self.checkpoint(segment)
+        return path.exists() and bool(np.any(disk.read(path)[0]["history.absent"]))
+
     def progress(self, line: dict[str, Any]) -> None:
         """A line for whoever watches."""
         with (self.path / "progress.jsonl").open("a", encoding="utf-8") as file:

@@ -47,6 +47,7 @@ GROWTH, DROP = 1.5, 0.15
 BALANCE, COOLING, SATURATED = 0.3, 20.0, 1.5
 NOISY_MEMORY, LEAP = 0.9, 0.5
 SHORTEST, LENGTHEN = 1e-4, 1.1
+LEAST_STEP = 1e-90  # its cube is still a number
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Auto:
             return replace(state, local_scale=state.local_scale / 2), False
         value = trial.objective.support(trial.after) if np.all(np.isfinite(trial.after)) else np.inf
         if not np.isfinite(value):
-            return replace(state, step=state.step / 10), False  # overflow, or outside the domain (Nash: a loss above b)
+            return replace(state, step=max(state.step / 10, LEAST_STEP)), False  # overflow, or outside the domain (Nash: a loss above b)
         e, promised = state.step, state.step * trial.slope
         bregman, change = curvature_and_change(trial)
         cross = state.sigma * float(change @ change) / (2 * KAPPA)
@@ -144,7 +145,8 @@ class Auto:
             room = max(room, promised + LEAP * abs(float(trial.weights @ trial.before)))
         if bregman + cross > room:
             scale = state.local_scale if state.convex else max(state.local_scale / 2, SHORTEST)
-            return replace(state, step=float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e)), local_scale=scale), False
+            shorter = max(float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e)), LEAST_STEP)
+            return replace(state, step=shorter, local_scale=scale), False
         return self._accepted(state, trial, value, change, ideal), True
 
     def _accepted(self, state: AutoState, trial: Trial, value: float, change: Vector, ideal: float) -> AutoState:

@@ -1,0 +1,271 @@
+"""Silos that die, hang, restart and lie; coordinators that are killed: never a wrong result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from deploy_cases import (
+    QUICK,
+    Faulty,
+    Killed,
+    changed,
+    cohort,
+    events,
+    federation,
+    model_of,
+    progress,
+    run,
+)
+
+import scaffpd as sp
+from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.federation_file import FederationFile
+from scaffpd.deploy.run_folder import RunFolder
+
+SCAFF_PD = {'[objective]': '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]'}
+TOL = 1e-6
+
+
+def optimum(path, places, members):
+    """The optimum for these members, by the cohort's own means."""
+    objective = FederationFile.read(path).algorithm.objective
+    return sp.train(sp.SubspaceSaddle(objective), cohort(path, places, members), rounds=200, tol=1e-13)
+
+
+def is_right(path, places, outcome):
+    """The result is the optimum among its members, and its certificate is true."""
+    assert outcome.final
+    assert outcome.status == "converged"
+    best = optimum(path, places, list(outcome.members))
+    gap = value(path, places, outcome.members, model_of(path)) - value(path, places, outcome.members, best.x)
+    assert -1e-10 <= gap <= outcome.certificate + 1e-12 <= TOL + 1e-12
+
+
+def value(path, places, members, x):
+    """max_λ Σ λ_i f_i(x) − ψ(λ)."""
+    objective = FederationFile.read(path).algorithm.objective
+    return objective.support(cohort(path, places, list(members)).evaluate(x).loss)
+
+
+@pytest.mark.parametrize("moment", [6, 7, 8, 9, 12, 17])
+@pytest.mark.parametrize("who", ["cleveland", "va"])
+def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, who, moment):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
+    outcome, _ = run(path, places, {moment: [("kill", who)]})
+    is_right(path, places, outcome)
+    assert set(outcome.members) == set(places) - {who}
+    assert who in outcome.sentence
+    assert [e["what"] for e in events(path) if e["silo"] == who][:1] == ["absent"]
+    assert any(e["what"] == "dropped" for e in events(path)) or not RunFolder(FederationFile.read(path).folder).segments()[1:]
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3, 4, 5])
+def test_a_silo_that_dies_while_the_agreement_is_made(tmp_path, moment):
+    path, places = federation(tmp_path, more=QUICK)
+    outcome, _ = run(path, places, {moment: [("kill", "hungarian")]})
+    is_right(path, places, outcome)
+    assert set(outcome.members) == set(places) - {"hungarian"}
+
+
+@pytest.mark.parametrize("moment", range(6, 30, 3))
+def test_a_silo_that_comes_back_within_the_age_is_part_of_the_result(tmp_path, moment):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK + "max_age = 20\n")
+    outcome, _ = run(path, places, {moment: [("kill", "va")], moment + 5: [("restart", "va")]})
+    is_right(path, places, outcome)
+    assert set(outcome.members) == set(places)
+    assert [e["what"] for e in events(path)] == ["absent", "back"]
+    lines = [line for line in progress(path) if "round" in line]
+    assert any(line["absent"] == ["va"] for line in lines)
+    assert all(line["certificate"] is None for line in lines if line["absent"])
+
+
+def test_a_dropped_silo_that_comes_back_later_joins_a_new_segment(tmp_path):
+    path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-9"}, more=QUICK + "max_age = 1\n")
+    outcome, _ = run(path, places, {8: [("kill", "va")], 16: [("restart", "va")]})
+    assert outcome.status == "converged"
+    assert set(outcome.members) == set(places)
+    assert [e["what"] for e in events(path)] == ["absent", "dropped", "joined"]
+    segments = RunFolder(FederationFile.read(path).folder).segments()
+    assert [len(s.members) for s in segments] == [4, 3, 4]
+    best = optimum(path, places, list(outcome.members))
+    assert value(path, places, outcome.members, model_of(path)) - value(path, places, outcome.members, best.x) <= 1e-9
+
+
+@pytest.mark.parametrize("moment", range(2, 26, 2))
+def test_a_restarted_silo_costs_an_exchange_and_changes_no_number(tmp_path, moment):
+    path, places = federation(tmp_path / "a", replacing=SCAFF_PD, more=QUICK)
+    other, elsewhere = federation(tmp_path / "b", replacing=SCAFF_PD, more=QUICK)
+    outcome, _ = run(path, places, {moment: [("restart", "va"), ("restart", "cleveland")]})
+    undisturbed, _ = run(other, elsewhere)
+    assert outcome.status == undisturbed.status == "converged"
+    np.testing.assert_array_equal(model_of(path), model_of(other))
+    assert events(path) == []
+
+
+@pytest.mark.parametrize("kind", ["Fair", "ScaffPD", "Scaffold"])
+@pytest.mark.parametrize("moment", [1, 3, 5, 6, 7, 9, 12, 15])
+def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, kind, moment):
+    change = {} if kind == "Fair" else SCAFF_PD
+    if kind == "Scaffold":
+        change = {'[objective]\nkind = "ChiSquare"\nrho = 0.1\n': '[algorithm]\nkind = "Scaffold"\n', "tol = 1e-6": "tol = 0", "500": "8"}
+    path, places = federation(tmp_path / "a", replacing=change, more=QUICK)
+    other, elsewhere = federation(tmp_path / "b", replacing=change, more=QUICK)
+    with pytest.raises(Killed):
+        run(path, places, {moment: [("crash",)]})
+    outcome, _ = run(path, places, {})
+    undisturbed, _ = run(other, elsewhere)
+    assert outcome.rounds == undisturbed.rounds
+    assert outcome.certificate == undisturbed.certificate
+    np.testing.assert_array_equal(model_of(path), model_of(other))
+
+
+def test_a_coordinator_killed_again_and_again(tmp_path):
+    path, places = federation(tmp_path / "a", replacing=SCAFF_PD, more=QUICK)
+    other, elsewhere = federation(tmp_path / "b", replacing=SCAFF_PD, more=QUICK)
+    undisturbed, _ = run(other, elsewhere)
+    random, kills, outcome = np.random.default_rng(0), 0, None
+    while outcome is None:
+        try:
+            outcome, _ = run(path, places, {int(random.integers(1, 14)): [("crash",)]})
+        except Killed:
+            kills += 1
+        assert kills < 200
+    assert kills > 5
+    np.testing.assert_array_equal(model_of(path), model_of(other))
+    assert outcome.certificate == undisturbed.certificate
+
+
+def test_below_the_quorum_the_run_pauses_and_goes_on_later(tmp_path):
+    more = QUICK.replace("quorum = 2", "quorum = 4")
+    path, places = federation(tmp_path / "a", replacing=SCAFF_PD, more=more)
+    outcome, _ = run(path, places, {9: [("kill", "va")]})
+    assert outcome.status == "paused"
+    assert not outcome.final
+    assert "Fewer than 4 silos" in outcome.sentence
+    assert "after round" in outcome.sentence
+    outcome, _ = run(path, places)
+    is_right(path, places, outcome)
+    other, elsewhere = federation(tmp_path / "b", replacing=SCAFF_PD, more=more)
+    run(other, elsewhere)
+    np.testing.assert_array_equal(model_of(path), model_of(other))
+
+
+def test_a_run_that_waits_goes_on_by_itself_when_a_silo_is_back(tmp_path):
+    more = QUICK.replace("quorum = 2", "quorum = 4").replace("start_timeout = 0.2", "start_timeout = 30.0")
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=more)
+    outcome, _ = run(path, places, {9: [("kill", "va")], 10: [("restart", "va")]})
+    is_right(path, places, outcome)
+    assert [e["what"] for e in events(path)] == ["absent", "back"]
+
+
+def test_policy_pause_waits_for_everybody(tmp_path):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK + 'missing = "pause"\nmax_age = 2\n')
+    outcome, _ = run(path, places, {9: [("kill", "va")]})
+    assert (outcome.status, outcome.final) == ("paused", False)
+    assert "'va' has given no answer for 3 rounds" in outcome.sentence
+    outcome, _ = run(path, places)
+    is_right(path, places, outcome)
+    assert len(outcome.members) == 4
+
+
+def test_too_few_at_the_start(tmp_path):
+    path, places = federation(tmp_path, more=QUICK.replace("quorum = 2", "quorum = 4"))
+    outcome, _ = run(path, places, {1: [("kill", "va"), ("kill", "hungarian")]})
+    assert (outcome.status, outcome.final) == ("paused", False)
+    outcome, _ = run(path, places)
+    is_right(path, places, outcome)
+
+
+LIES = {
+    "garbage": lambda answer: b"\x80\x04garbage",
+    "nothing": lambda answer: b"",
+    "cut": lambda answer: answer[: len(answer) // 2],
+    "nan": changed(c=lambda c: c * np.nan, d=lambda d: d * np.nan),
+    "inf": changed(scalars=lambda s: s + np.inf),
+    "shape": changed(c=lambda c: c[:-1], d=lambda d: np.append(d, 0.0)),
+    "matrix": changed(c=lambda c: c[:, None], d=lambda d: d[None]),
+    "format": changed(c=lambda c: c.astype(np.int64), d=lambda d: d.astype(np.int64)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_silo_that_returns_garbage_is_left_out_and_not_asked_for_ever(tmp_path, lie):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
+    outcome, transport = run(path, places, {9: [("lie", "va", LIES[lie])]})
+    is_right(path, places, outcome)
+    assert set(outcome.members) == set(places) - {"va"}
+    assert {e["silo"] for e in events(path)} == {"va"}
+
+
+def test_a_replayed_answer_is_not_taken(tmp_path):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
+    kept = []
+
+    def replay(answer):
+        kept.append(answer)
+        return kept[0]
+
+    outcome, _ = run(path, places, {9: [("lie", "va", replay)]})
+    is_right(path, places, outcome)
+    assert any("another question" in e["sentence"] for e in events(path))
+
+
+def test_an_answer_in_another_silos_name_is_not_taken(tmp_path):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
+    transport = Faulty(places)
+    transport.script[9] = [("lie", "va", lambda answer: answer.replace(b'"silo": "va"', b'"silo": "xx"'))]
+    outcome = coordinate(path, transport)
+    is_right(path, places, outcome)
+    assert any("in the name of 'xx'" in e["sentence"] for e in events(path))
+
+
+def test_a_second_site_of_the_same_name_is_ignored(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    transport = Faulty(places)
+    transport.silos["intruder"] = transport.silos["va"]
+    outcome = coordinate(path, transport)
+    is_right(path, places, outcome)
+    assert len(outcome.members) == 4
+
+
+def test_strangers_are_not_asked(tmp_path):
+    path, places = federation(tmp_path, replacing={', "va"]': "]"}, more=QUICK)
+    outcome, transport = run(path, places)
+    assert set(outcome.members) == set(places) - {"va"}
+    assert {question for site, question, _ in transport.log if site == "va"} == {
+        question for site, question, _ in transport.log[:4] if site == "va"
+    }
+
+
+def test_a_silo_that_is_always_too_slow_for_work_is_dropped_though_it_says_hello(tmp_path):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
+
+    def busy(answer):
+        return answer if len(answer) < 400 else b""  # greetings pass
+
+    outcome, _ = run(path, places, {9: [("lie", "va", busy)]})
+    is_right(path, places, outcome)
+    assert "va" not in outcome.members
+
+
+def test_everybody_gone(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    outcome, _ = run(path, places, {8: [("kill", name) for name in places]})
+    assert (outcome.status, outcome.final) == ("paused", False)
+    is_right(path, places, run(path, places)[0])
+
+
+def test_divergence_is_called_by_its_name_and_nobody_is_blamed(tmp_path):
+    text = '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n[algorithm.steps]\nkind = "Fixed"\ntau = 1e9\nsigma = 1.0\nlocal_rate = 1e6\n\n[objective]'
+    path, places = federation(tmp_path, replacing={"[objective]": text, '"logistic"': '"squared"'}, more=QUICK)
+    outcome, _ = run(path, places)
+    assert outcome.status == "diverged"
+    assert events(path) == []
+
+
+def test_a_finished_run_stays_finished(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    first, _ = run(path, places)
+    again, transport = run(path, places)
+    assert again == first
+    assert transport.count == 0
