@@ -140,6 +140,7 @@ def test_init_writes_a_template_that_can_be_read_and_is_never_overwritten(tmp_pa
     assert path.read_text() == text
     assert cli.run(["silo", "init", "--out", str(tmp_path / "no" / "where.toml")]) == 2
     # every commented key works once it stands there
-    bare = re.sub(r"(?m)^# (?=\w+ = )(?!entry)", "", text)
+    bare = re.sub(r"(?m)^# (?=\w+ = |\[)(?!entry)", "", text)
     path.write_text(bare)
-    assert SiloFile.read(path).source.columns == ("age", "sex")
+    file = SiloFile.read(path)
+    assert (file.source.columns, file.models) == (("age", "sex"), {"small": "networks:small"})

@@ -27,6 +27,8 @@ local_steps = 10
 message_mb = 1
 rarest = 3
 rows = 4
+[models]
+small = "networks:small"
 """
 SHORT = 'name = "a"\n[data]\nfile = "a.csv"\ntarget = "y"\n'
 
@@ -53,6 +55,7 @@ def test_everything_can_be_said(tmp_path):
     assert file.source.file == tmp_path / "data" / "cleveland.csv"
     assert (file.source.target, file.source.entry, file.source.task) == ("disease", None, "classification")
     assert (file.source.columns, file.source.categories) == (("age", "sex"), ("cp",))
+    assert file.models == {"small": "networks:small"}
     limits = file.limits
     assert limits.algorithms == ("ScaffPD", "Fair")
     assert (limits.dimension, limits.local_steps, limits.message_mb, limits.rarest, limits.rows) == (100, 10, 1, 3, 4)
@@ -113,6 +116,9 @@ def test_all_algorithms_can_be_allowed(tmp_path):
         (SHORT + "[limits]\nrarest = 2.5\n", "a whole number >= 1 for limits.rarest, got 2.5."),
         (SHORT + '[limits]\nalgorithms = ["ScafPD"]\n', "did you mean 'ScaffPD'?"),
         (SHORT + "[limits]\nalgorithms = []\n", "a list such as"),
+        (SHORT + "[models]\nsmall = 3\n", "for models.small, got 3."),
+        (SHORT + '[models]\nsmall = "small"\n', "needs module:function for models.small, got 'small'."),
+        ("models = 3\n" + SHORT, "needs a table [models], got models = 3."),
         ("name = \n", "is not TOML"),
     ],
 )

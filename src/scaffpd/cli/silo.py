@@ -39,6 +39,9 @@ local_steps = 10_000              # most local steps per question
 message_mb = 512                  # largest message taken
 rarest = 5                        # a category with fewer training rows is not named to others
 rows = 20                         # with fewer training rows the silo takes no part
+
+# [models]                        # networks that the coordinator may ask for by these names, from your own code
+# small = "networks:small"
 """
 
 silo = typer.Typer(help="Prepare a site: write its file, and see what would leave it.", no_args_is_help=True)
