@@ -19,7 +19,7 @@ FLOORS = [
     {"subspace", "features"},
     {"algorithms", "cohort"},
     {"training"},
-    {"comparison", "convexify"},
+    {"comparison", "convexify", "deploy"},
     {"experiments"},
     {"cli"},
 ]
@@ -28,6 +28,8 @@ FORBIDDEN = {
     ("algorithms", "models"),
     ("cohort", "algorithms"),
     ("cohort", "steps"),
+    ("deploy", "comparison"),
+    ("deploy", "convexify"),
 }
 
 

@@ -62,7 +62,8 @@ def certify(
     """
     nothing = Certificate(np.inf, np.inf, np.inf, np.inf)
     modulus = float(weights @ strong_convexity)
-    if not (np.all(np.abs(losses) < LARGEST / 4) and np.isfinite(gradient) and modulus > 0):
+    known = all(bool(np.all(np.isfinite(bounds))) for bounds in rounding)  # of a silo that does not answer nothing is
+    if not (known and np.all(np.abs(losses) < LARGEST / 4) and np.isfinite(gradient) and modulus > 0):
         return nothing
     # On the simplex a common shift of the losses changes nothing but the rounding: centre them.
     centred = losses - weights @ losses / weights.sum() if objective.simplex else losses

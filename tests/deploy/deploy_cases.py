@@ -43,9 +43,13 @@ class Faulty(InProcess):
     def __init__(self, places, script=None):
         super().__init__(opened(places))
         self.places, self.script, self.count = places, defaultdict(list, script or {}), 0
+        self.looks = 0
         self.dead, self.liars, self.log = set(), {}, []
 
     def sites(self):
+        self.looks += 1
+        for action, *who in self.script[f"look {self.looks}"]:
+            getattr(self, action)(*who)
         return tuple(sorted(set(self.silos) - self.dead))
 
     def ask(self, questions, timeout):

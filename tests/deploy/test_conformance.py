@@ -14,11 +14,11 @@ from scaffpd.deploy.in_process import InProcess
 OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
 ALGORITHMS = {
     "ScaffPD": (OBJECTIVE + '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 20\n', 1),
-    "ScaffPD-minibatch": (OBJECTIVE + '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\nbatch_size = 16\n', 1),
+    "ScaffPD-minibatch": (OBJECTIVE + '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\nbatch_size = 24\n', 1),
     "Scaffold": ('[algorithm]\nkind = "Scaffold"\nlocal_steps = 5\n', 0),
-    "Scaffold-I": ('[algorithm]\nkind = "Scaffold"\noption = "I"\nclients_per_round = 2\nbatch_size = 16\n', 0),
-    "FedAvg": ('[algorithm]\nkind = "FedAvg"\nlocal_steps = 5\nbatch_size = 16\n', 0),
-    "DRFA": ('[algorithm]\nkind = "DRFA"\nclients_per_round = 2\nbatch_size = 16\n', 0),
+    "Scaffold-I": ('[algorithm]\nkind = "Scaffold"\noption = "I"\nclients_per_round = 2\nbatch_size = 24\n', 0),
+    "FedAvg": ('[algorithm]\nkind = "FedAvg"\nlocal_steps = 5\nbatch_size = 24\n', 0),
+    "DRFA": ('[algorithm]\nkind = "DRFA"\nclients_per_round = 2\nbatch_size = 24\n', 0),
 }
 MORE = {
     "Fair": (OBJECTIVE, 1),

@@ -18,6 +18,7 @@ from scaffpd.cli.compare import compare
 from scaffpd.cli.demo import demo
 from scaffpd.cli.features import features
 from scaffpd.cli.images import reproduce
+from scaffpd.cli.silo import silo
 from scaffpd.errors import InputError
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app.command()(demo)
 app.command()(compare)
 app.command()(features)
 app.add_typer(reproduce, name="reproduce")
+app.add_typer(silo, name="silo")
 
 
 def _version(wanted: bool) -> None:

@@ -22,6 +22,7 @@ from scaffpd.cohort import Cohort
 from scaffpd.deploy import entry
 from scaffpd.deploy.needs import needs
 from scaffpd.deploy.reading import Dataset
+from scaffpd.deploy.schema import checked_schema, width
 from scaffpd.deploy.setup import Setup, linear
 from scaffpd.deploy.silo_file import SiloFile
 from scaffpd.deploy.vectors import Missing, Shelf
@@ -52,10 +53,18 @@ class Silo:
     def data(self) -> Dataset:
         """The site's own table."""
         if self._data is None:
-            data = Dataset.read(self.file)
+            data = self._own(Dataset.read, self.file)
             data.check(self.file.limits)
             self._data = data
         return self._data
+
+    def _own(self, function: Callable[..., Any], *given: Any) -> Any:
+        """What only concerns this site: sentences about its files stay in its log."""
+        try:
+            return function(*given)
+        except InputError as error:
+            log.error("%s", error)
+            raise InputError("The silo's own files cannot be read; its log says why.") from None
 
     def answer(self, question: bytes) -> bytes:
         """The reply to a question; a refusal is a reply as well, nothing is ever raised."""
@@ -90,10 +99,9 @@ class Silo:
         return Message("answer", {"description": self.data.describe(self.file.limits.rarest)})
 
     def _totals(self, asked: Message) -> Message:
-        schema, mean = asked.values.get("schema"), asked.arrays.get("mean")
-        if not isinstance(schema, dict):
-            raise InputError("The question about sums names no columns.")
-        return Message("answer", {}, self.data.totals(schema, mean))
+        schema = checked_schema(asked.values.get("schema"))
+        self._check_dimension(width(schema))
+        return Message("answer", {}, self.data.totals(schema, asked.arrays.get("mean")))
 
     def _agree(self, asked: Message) -> Message:
         self._bind(Setup.of(asked.values.get("setup")))
@@ -134,10 +142,19 @@ class Silo:
         return self._setup
 
     def _check_steps(self, values: Mapping[str, Any]) -> None:
-        plan, most = values.get("plan"), self.file.limits.local_steps
-        steps = plan.get("steps", 0) if isinstance(plan, dict) else values.get("limit", 0)
-        if not isinstance(steps, int) or steps > most:
-            raise InputError(f"{steps} local steps are asked for, and this silo makes {most} at most.")
+        plan, limits = values.get("plan"), self.file.limits
+        plan = plan if isinstance(plan, dict) else {}
+        for steps in (plan.get("steps", 0), values.get("limit", 0)):
+            if not isinstance(steps, int) or steps > limits.local_steps:
+                raise InputError(f"{steps} local steps are asked for; this silo makes {limits.local_steps} at most.")
+        for batch in (plan.get("batch_size"), values.get("batch_size")):
+            if batch is not None and not (isinstance(batch, int) and batch >= limits.rows):
+                raise InputError(f"A batch of {batch} rows is asked for; this silo answers for {limits.rows} or more.")
+
+    def _check_dimension(self, dimension: int) -> None:
+        most = self.file.limits.dimension
+        if dimension > most:
+            raise InputError(f"A model of {dimension} parameters is larger than the {most} that this silo allows.")
 
     def _bind(self, setup: Setup) -> None:
         """Take an agreement, if this silo's file allows it."""
@@ -158,16 +175,12 @@ class Silo:
     def _cohort(self, setup: Setup) -> Cohort:
         own = self.data.cohort
         if own is None:
-            model = self._model(setup)
-            ready = self.data.encoded(dict(setup.schema), setup.mean, setup.deviation)
-            width = ready.train[0].shape[1] if ready.train[0].ndim > 1 else 1
-            if width > self.file.limits.dimension:
-                raise InputError(f"{width} features are more than the {self.file.limits.dimension} parameters allowed.")
+            model, schema = self._model(setup), checked_schema(setup.schema)
+            self._check_dimension(width(schema))
+            ready = self.data.encoded(schema, setup.mean, setup.deviation)
             test = None if ready.test is None else {self.name: ready.test}
             own = Cohort({self.name: ready.train}, model, dtype=setup.dtype, test=test)
-        if own.dimension > self.file.limits.dimension:
-            most = self.file.limits.dimension
-            raise InputError(f"A model of {own.dimension} parameters is larger than the {most} this silo allows.")
+        self._check_dimension(own.dimension)
         return own
 
     def _model(self, setup: Setup) -> Any:
@@ -176,7 +189,7 @@ class Silo:
             return linear(setup.model)
         if kind not in self.file.models:
             raise InputError(f"This silo knows no model {kind!r}; its file lists models under [models].")
-        return entry.load(self.file.path.parent, self.file.models[kind])
+        return self._own(entry.load, self.file.path.parent, self.file.models[kind])
 
     def kept(self) -> bytes:
         """What another process of this site has to be handed to go on from here: agreements and vectors, no data."""
