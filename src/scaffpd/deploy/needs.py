@@ -25,7 +25,7 @@ NEEDS: dict[str, frozenset[str]] = {
     "ProxSkip": frozenset({UPDATES}),
     "QFFL": frozenset({LOSSES, UPDATES}),
     "QuasiNewtonMinimax": frozenset({GRADIENTS, DIAGONAL}),
-    "SampledSubspaceSaddle": frozenset({GRADIENTS, LOSSES, PROXIMAL, CURVATURE, DIAGONAL}),
+    "SampledSubspaceSaddle": frozenset({GRADIENTS, PROXIMAL, CURVATURE, DIAGONAL}),
     "ScaffPD": frozenset({GRADIENTS, UPDATES}),
     "Scaffold": frozenset({GRADIENTS, UPDATES}),
     "SubspaceSaddle": frozenset({GRADIENTS, PROXIMAL, CURVATURE, DIAGONAL}),

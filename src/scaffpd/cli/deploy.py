@@ -1,0 +1,143 @@
+"""`scaffpd deploy`: a federation's files for FLARE or Flower, and the whole of it on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scaffpd.errors import InputError
+
+deploy = typer.Typer(
+    help="Across real organisations, on NVIDIA FLARE or Flower.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+EngineOption = Annotated[str, typer.Option(help="flare (NVIDIA FLARE) or flower.")]
+FederationFileArgument = Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")]
+Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")]
+
+
+@deploy.command()
+def local(
+    federation: Annotated[
+        Path | None, typer.Argument(help="A federation.toml; left out, four hospitals are deployed.")
+    ] = None,
+    silo: Annotated[list[Path] | None, typer.Option(help="A silo.toml of that federation; once for each silo.")] = None,
+    engine: EngineOption = "flare",
+    silos: Annotated[int, typer.Option(help="How many hospitals (more than four: their wards).")] = 4,
+    out: Annotated[Path, typer.Option(help="Folder for the run and its results.")] = Path("scaffpd-deployment"),
+    plaintext: Annotated[bool, typer.Option("--plaintext", help="Without TLS (Flower only).")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")] = False,
+    seconds: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 3600.0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")] = False,
+) -> None:
+    """Bring up real processes on this machine with TLS, train, and take everything down again.
+
+    Example: scaffpd deploy local --engine flare --silos 4
+    """
+    from scaffpd.deploy.local import LocalDeployment
+
+    if federation is None:
+        if silo:
+            raise InputError("--silo files belong to a federation.toml: name that as well.")
+        deployment = LocalDeployment.hospitals(out, engine, silos, not plaintext)
+    else:
+        deployment = LocalDeployment.of(out, engine, federation, silo or [], not plaintext)
+    _see_through(deployment, seconds, keep, quiet)
+
+
+@deploy.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of an earlier `deploy local`, or a federation.toml.")],
+    kit: Annotated[Path | None, typer.Option(help="FLARE in production: the administrator's startup kit.")] = None,
+    job: Annotated[Path | None, typer.Option(help="FLARE in production: the job folder of `deploy flare`.")] = None,
+    seconds: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 3600.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")] = False,
+) -> None:
+    """Start a run, or go on with it from its last round, and see it through to its end.
+
+    Example: scaffpd deploy resume scaffpd-deployment
+    """
+    from scaffpd.deploy.local import LocalDeployment
+
+    if kit is None and job is None:
+        _see_through(LocalDeployment.read(folder), seconds, keep, quiet)
+        return
+    if kit is None or job is None:
+        raise InputError("A run on FLARE needs both --kit and --job.")
+    _supervise(folder, kit, job, seconds, quiet)
+
+
+@deploy.command()
+def flare(federation: FederationFileArgument, out: Out = Path("flare")) -> None:
+    """Write FLARE's project and job files, and show the commands that bring them to life.
+
+    Example: scaffpd deploy flare federation.toml --out flare
+    """
+    from scaffpd.deploy.federation_file import FederationFile
+
+    project = _engine_module("flare", "scaffpd.deploy.flare.project")
+    file = FederationFile.read(federation)
+    server = file.server
+    described = project.Project(
+        file.name, list(file.silos), server.host, server.port, server.admin_port, file.policy.quorum
+    )
+    written = project.write_project(described, out, file.path)
+    _steps("At the coordinator", written.coordinator)
+    _steps("At every silo", written.silo)
+
+
+@deploy.command()
+def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> None:
+    """Write a Flower app, and show the commands that bring it to life.
+
+    Example: scaffpd deploy flower federation.toml --out flower
+    """
+    from scaffpd.deploy.federation_file import FederationFile
+
+    project = _engine_module("flower", "scaffpd.deploy.flower.project")
+    commands = project.write_app(FederationFile.read(federation), out)
+    _steps(f"At the coordinator, in {out}", (*commands.server, *commands.admit.values(), commands.run))
+    for name, steps in commands.silos.items():
+        _steps(f"At silo {name}", steps)
+
+
+def _engine_module(kind: str, name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error.name} is not installed: pip install 'scaffpd[{kind}]'.") from None
+
+
+def _steps(title: str, lines: tuple[str, ...]) -> None:
+    typer.secho(f"\n{title}", bold=True)
+    for line in lines:
+        typer.echo(f"  {line}")
+
+
+def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> None:
+    from scaffpd.cli.deployment_screen import Screen
+    from scaffpd.deploy.federation_file import FederationFile
+
+    file = FederationFile.read(deployment.federation)
+    with Screen(file.silos, file.tol, quiet) as screen:
+        outcome = deployment.run(screen.watch, screen.say, seconds, keep)
+    screen.end(outcome, file.folder)
+    if outcome.status in ("failed", "paused", "diverged"):
+        raise typer.Exit(1)
+
+
+def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bool) -> None:
+    from scaffpd.cli.deployment_screen import Screen
+    from scaffpd.deploy.federation_file import FederationFile
+
+    production = _engine_module("flare", "scaffpd.deploy.flare.production")
+    file = FederationFile.read(federation)
+    with Screen(file.silos, file.tol, quiet) as screen:
+        production.resume(kit, job, file, seconds, screen.say)

@@ -1,0 +1,142 @@
+"""A federation of real processes on this machine: brought up, watched, taken down, nothing left but its results.
+
+    federation.toml, NAME/silo.toml, NAME/patients.csv    what was deployed (the hospitals, where nothing else is given)
+    deployment.json                                       how, so that it can be resumed
+    run/                                                  the coordinator's folder, see `run_folder`
+    engine/                                               what the engine writes; removed at the end
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scaffpd.deploy.coordinate import Outcome
+from scaffpd.deploy.engine import engine_named
+from scaffpd.deploy.federation_file import FederationFile
+from scaffpd.deploy.hospitals import write_hospitals
+from scaffpd.deploy.run_folder import RunFolder
+from scaffpd.deploy.silo_file import SiloFile
+from scaffpd.deploy.supervise import Limits, Supervisor
+from scaffpd.errors import InputError
+
+NOTE, WORK = "deployment.json", "engine"
+Watch = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class LocalDeployment:
+    """What is deployed where.
+
+    Attributes:
+        folder: of everything.
+        engine: "flare" or "flower".
+        federation: federation.toml.
+        silos: silo.toml of every silo.
+        tls: whether connections are encrypted.
+    """
+
+    folder: Path
+    engine: str
+    federation: Path
+    silos: dict[str, Path]
+    tls: bool = True
+
+    @classmethod
+    def hospitals(cls, folder: Path, engine: str, silos: int, tls: bool = True) -> LocalDeployment:
+        """The heart-disease hospitals, written to a new folder."""
+        if folder.exists() and any(folder.iterdir()):
+            raise InputError(
+                f"The folder {str(folder)!r} is not empty: choose another with --out, or go on with "
+                f"`scaffpd deploy resume {folder}`."
+            )
+        federation, places = write_hospitals(folder, silos)
+        return cls(folder, engine, federation, places, tls)._noted()
+
+    @classmethod
+    def of(cls, folder: Path, engine: str, federation: Path, silos: list[Path], tls: bool = True) -> LocalDeployment:
+        """A federation's own files; its silos are those that it names."""
+        file, places = FederationFile.read(federation), {SiloFile.read(path).name: path for path in silos}
+        for name in file.silos:
+            if name not in places:
+                raise InputError(f"{federation.name!r} names the silo {name!r}, but no --silo file is its own.")
+        folder.mkdir(parents=True, exist_ok=True)
+        chosen = {name: places[name].resolve() for name in file.silos}
+        return cls(folder, engine, federation.resolve(), chosen, tls)._noted()
+
+    @classmethod
+    def read(cls, folder: Path) -> LocalDeployment:
+        """An earlier deployment, to be resumed."""
+        try:
+            note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+            silos = {str(name): Path(path) for name, path in note["silos"].items()}
+            return cls(folder, str(note["engine"]), Path(note["federation"]), silos, bool(note["tls"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(f"There is no deployment of `scaffpd deploy local` in {str(folder)!r}.") from None
+
+    def _noted(self) -> LocalDeployment:
+        silos = {name: str(path.resolve()) for name, path in self.silos.items()}
+        note = {"engine": self.engine, "federation": str(self.federation.resolve()), "silos": silos, "tls": self.tls}
+        (self.folder / NOTE).write_text(json.dumps(note, indent=1), encoding="utf-8")
+        return self
+
+    def run(self, watch: Watch, say: Callable[[str], object], seconds: float = float("inf"), keep: bool = False) -> Outcome:
+        """Bring everything up, see the run through, take everything down."""
+        file, work = FederationFile.read(self.federation), self.folder / WORK
+        folder = RunFolder(file.folder)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        engine = engine_named(self.engine, self.federation, self.silos, work, self.tls)
+        follow = Follower(folder.path / "progress.jsonl", watch)
+        finished = False
+        try:
+            say(f"{self.engine}: starting the server and {len(self.silos)} silos.")
+            engine.start()
+            say("All silos are connected; the run starts.")
+            limits = Limits(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
+            Supervisor(engine, folder, limits, say, follow).run()
+            follow()
+            finished = True
+        finally:
+            engine.stop()
+            if finished and not keep:
+                shutil.rmtree(work, ignore_errors=True)
+            else:
+                say(f"Logs are in {work}.")
+        ended = folder.outcome() or {}
+        return Outcome(**{**ended, "members": tuple(ended["members"])})
+
+
+class Follower:
+    """Hands on the lines that a file has got since the last look."""
+
+    def __init__(self, path: Path, watch: Watch) -> None:
+        self.path, self.watch = path, watch
+        self.place = path.stat().st_size if path.exists() else 0
+
+    def __call__(self) -> None:
+        """Look."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.place)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # still being written
+                self.place += len(line)
+                self.watch(json.loads(line))
+
+
+def wait_for(done: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:
+    """Whether something comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every)
+    return True

@@ -1,0 +1,263 @@
+"""What a silo answers, what it refuses, and what leaves it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from deploy_cases import QUICK, Faulty, federation, opened, run
+from test_conformance import EVERYTHING, settings
+
+import scaffpd as sp
+from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.federation_file import FederationFile
+from scaffpd.deploy.needs import NEEDS, needs
+from scaffpd.deploy.run_folder import RunFolder
+from scaffpd.deploy.silo import Silo
+from scaffpd.deploy.wire import Message, decode, digest, encode
+
+# every kind of answer, and the shapes of all that may be in it, with d parameters and k directions
+LEAVES = {
+    "gradients": {"c": "d", "scalars": 3},
+    "losses": {"scalars": 1},
+    "local_updates": {"d": "d", "snapshot": "d"},
+    "proximal_steps": {"d": "d"},
+    "curvature": {"curvature": "kk", "slopes": "k", "scalars": 1},
+    "diagonal": {"diagonal": "d"},
+    "evaluate": {"scalars": 3},
+    "totals": {"n": "columns", "sum": "columns", "squares": "columns"},
+    "setup": {"constants": 4},
+    "start": {"x": "d"},
+}
+WORDS = {  # what an answer says besides, for every kind
+    "hello": {"version"},
+    "describe": {"description"},
+    "setup": {"dimension", "dtype", "convex", "quadratic", "tested", "start", "samples"},
+}
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_nothing_leaves_but_what_the_algorithm_needs(tmp_path, name):
+    path, places = settings(tmp_path, name, rounds=4)
+    transport = Faulty(places)
+    assert coordinate(path, transport).final
+    algorithm = type(FederationFile.read(path).algorithm).__name__
+    asked, setup = set(), RunFolder(FederationFile.read(path).folder).setup()
+    for _, question, answer in transport.log:
+        question, answer = decode(question, 2**31), decode(answer, 2**31)
+        if answer.kind == "missing":
+            continue
+        assert answer.kind == "answer"
+        assert set(answer.values) - {"question", "silo"} == WORDS.get(question.kind, set())
+        sizes = {"d": 27, "columns": len(setup.mean)}
+        if question.kind == "curvature":
+            sizes |= {"k": question.arrays["V"].shape[1], "kk": question.arrays["V"].shape[1] ** 2}
+        allowed = LEAVES.get(question.kind, {})
+        for part, array in answer.arrays.items():
+            assert array.size == sizes.get(allowed[part], allowed[part]), (question.kind, part)
+        if question.kind in LEAVES and question.kind not in ("totals", "setup", "start"):
+            asked.add(question.kind)
+    assert asked <= needs(algorithm)
+
+
+def test_the_table_of_needs_is_exact(tmp_path):
+    """Every algorithm of the package has an entry, and every question in it is asked by some run."""
+    classes = {name for name in sp.algorithms.__all__ if isinstance(getattr(sp.algorithms, name), type)}
+    assert set(NEEDS) == classes
+    asked = {name: set() for name in NEEDS}
+    for i, name in enumerate(EVERYTHING):
+        for loss in ("logistic", "squared"):
+            path, places = settings(tmp_path / f"{i}{loss}", name, rounds=3)
+            path.write_text(path.read_text().replace('"logistic"', f'"{loss}"'))
+            transport = Faulty(places)
+            coordinate(path, transport)
+            kinds = {decode(question, 2**31).kind for _, question, _ in transport.log}
+            asked[type(FederationFile.read(path).algorithm).__name__] |= kinds & set().union(*NEEDS.values())
+    asked["Fair"] |= {"local_updates"}  # where it chooses Scaff-PD
+    assert {name: set(kinds) for name, kinds in NEEDS.items()} == asked
+
+
+@pytest.fixture
+def ready(tmp_path):
+    """A silo after a run, and what it would be asked next."""
+    path, places = federation(tmp_path, replacing={"[objective]": '[algorithm]\nkind = "ScaffPD"\n\n[objective]'}, more=QUICK)
+    outcome, transport = run(path, places)
+    assert outcome.final
+    setup = RunFolder(FederationFile.read(path).folder).setup()
+    x = np.zeros(27)
+
+    def ask(kind, arrays=None, **values):
+        values = {"setup": setup.digest, "vectors": {"x": digest(x)}, "question": "1", **values}
+        question = encode(Message(kind, values, {digest(x): x} if arrays is None else arrays))
+        return decode(transport.silos["va"].answer(question), 2**31)
+
+    return ask, transport.silos["va"], setup
+
+
+PLAN = {"steps": 10, "rate": None, "scale": 1.0, "batch_size": None, "key": [0], "prox": 0.0, "snapshot": None}
+
+
+def test_sound_questions_are_answered(ready):
+    ask, _, _ = ready
+    assert ask("gradients").kind == "answer"
+    assert ask("local_updates", plan=PLAN).kind == "answer"
+    assert ask("evaluate", split="test").kind == "answer"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "sentence"),
+    [
+        ("losses", {}, "ScaffPD needs no question 'losses'"),
+        ("diagonal", {}, "ScaffPD needs no question"),
+        ("rows", {}, "ScaffPD needs no question 'rows'"),
+        ("local_updates", {"plan": {**PLAN, "steps": 10_001}}, "10001 local steps are asked for"),
+        ("local_updates", {"plan": {**PLAN, "steps": -1}}, "cannot be carried out"),
+        ("local_updates", {"plan": {**PLAN, "steps": "many"}}, "local steps are asked for"),
+        ("local_updates", {"plan": {"steps": 1}}, "not complete"),
+        ("local_updates", {"plan": {**PLAN, "rate": float(1e308) * 10 if False else "x"}}, "number rate"),
+        ("local_updates", {"plan": {**PLAN, "batch_size": 1}}, "A batch of 1 rows"),
+        ("gradients", {"batch_size": 1}, "A batch of 1 rows is asked for; this silo answers for 20 or more"),
+        ("gradients", {"batch_size": True}, "A batch of True rows"),
+        ("gradients", {"key": ["a"]}, "batch size or key"),
+        ("gradients", {"vectors": []}, "does not name its vectors"),
+        ("evaluate", {"split": "all"}, "Unknown split"),
+    ],
+)
+def test_refusals(ready, kind, values, sentence):
+    ask, _, _ = ready
+    answer = ask(kind, **values)
+    assert answer.kind == "refused"
+    assert sentence in answer.values["sentence"]
+    assert not answer.arrays
+
+
+def test_vectors_are_checked(ready):
+    ask, _, _ = ready
+    short = np.zeros(5)
+    answer = ask("gradients", {digest(short): short}, vectors={"x": digest(short)})
+    assert "shape (5,) came for a model of 27" in answer.values["sentence"]
+    answer = ask("gradients", {"0" * 32: np.zeros(27)}, vectors={"x": "0" * 32})
+    assert "not those that its name says" in answer.values["sentence"]
+
+
+def test_what_is_missing_is_named(ready):
+    ask, silo, setup = ready
+    assert ask("gradients", {}, vectors={"x": "f" * 32}).values["names"] == ["f" * 32]
+    assert ask("gradients", setup="another").values["names"] == ["setup"]
+
+
+def test_another_process_of_the_silo_goes_on_from_what_was_kept(ready):
+    ask, silo, setup = ready
+    kept = silo.kept()
+    other = Silo(silo.file)
+    other.restore(kept)
+    x = np.zeros(27)
+    question = encode(Message("gradients", {"setup": setup.digest, "vectors": {"x": digest(x)}, "question": "1"}, {digest(x): x}))
+    assert other.answer(question) == silo.answer(question)
+    rows = silo.data.encoded(dict(setup.schema), setup.mean, setup.deviation).train[0]
+    assert rows[0].tobytes() not in kept
+
+
+@pytest.mark.parametrize("kept", [b"", b"garbage", encode(Message("kept", {"setup": {"algorithm": 3}}))])
+def test_what_was_kept_may_be_lost(ready, kept):
+    _, silo, _ = ready
+    other = Silo(silo.file)
+    other.restore(kept)
+    assert decode(other.answer(encode(Message("hello", {"question": "1"}))), 2**20).kind == "answer"
+
+
+def limited(tmp_path, text, change=None):
+    path, places = federation(tmp_path, replacing=change, more=QUICK)
+    place = places["va"]
+    place.write_text(place.read_text() + f"\n[limits]\n{text}\n")
+    return coordinate(path, Faulty(places))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('algorithms = ["ScaffPD"]', "Silo 'va' refuses: This silo takes part in ScaffPD, not in Fair."),
+        ("dimension = 10", "Silo 'va' refuses: A model of 26 parameters is larger than the 10 that this silo allows."),
+        ("rows = 150", "training rows"),
+        ("message_mb = 1", None),
+    ],
+)
+def test_a_silo_accepts_only_what_its_file_allows(tmp_path, text, sentence):
+    outcome = limited(tmp_path, text)
+    if sentence is None:
+        assert outcome.status == "converged"
+    else:
+        assert (outcome.status, outcome.final) == ("failed", True)
+        assert sentence in outcome.sentence
+
+
+def test_what_is_wrong_with_a_silos_files_stays_there(tmp_path, caplog):
+    path, places = federation(tmp_path, more=QUICK)
+    (places["va"].parent / "patients.csv").write_text("age,secret-name,disease\nSmith,1,2,3\n")
+    outcome = coordinate(path, Faulty(places))
+    assert outcome.sentence == "Silo 'va' refuses: The silo's own files cannot be read; its log says why."
+    assert "line 2" in caplog.text or "patients.csv" in caplog.text
+
+
+def test_a_silo_whose_schema_differs_is_refused_with_its_column(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    file = places["va"].parent / "patients.csv"
+    file.write_text(file.read_text().replace("chol", "cholesterol", 1))
+    outcome = coordinate(path, Faulty(places))
+    assert "Silo 'va' has no column 'chol', which 'cleveland' has" in outcome.sentence
+
+
+def test_an_exception_in_a_silo_says_its_kind_and_nothing_else(tmp_path, monkeypatch, caplog):
+    path, places = federation(tmp_path)
+    silo = opened(places)["va"]
+    monkeypatch.setattr("scaffpd.deploy.silo.Silo._describe", lambda *_: 1 / 0)
+    answer = decode(silo.answer(encode(Message("describe", {"question": "7"}))), 2**20)
+    assert answer.kind == "failed"
+    assert answer.values == {"sentence": "ZeroDivisionError; the silo's log says more.", "question": "7", "silo": "va"}
+
+
+def test_an_entry_may_return_rows_or_a_cohort(tmp_path):
+    path, places = federation(tmp_path / "files", more=QUICK)
+    plain = coordinate(path, Faulty(places))
+    code = (
+        "import numpy as np\nimport scaffpd as sp\n"
+        "def rows():\n    r = np.random.default_rng(SEED)\n    return r.standard_normal((60, 5)), r.integers(0, 2, 60)\n"
+        "def cohort():\n    return sp.Cohort({NAME: rows()}, sp.Linear('logistic', l2=0.1))\n"
+    )
+    for entry in ("rows", "cohort"):
+        path, places = federation(tmp_path / entry, more=QUICK)
+        for seed, (name, place) in enumerate(places.items()):
+            (place.parent / "ward.py").write_text(code.replace("SEED", str(seed)).replace("NAME", repr(name)))
+            place.write_text(f'name = "{name}"\n[data]\nentry = "ward:{entry}"\n')
+        outcome = coordinate(path, Faulty(places))
+        assert outcome.status == "converged", outcome
+    assert plain.status == "converged"
+
+
+def test_a_network_that_silos_know_by_name(tmp_path):
+    path, places = federation(
+        tmp_path,
+        replacing={
+            '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n': '[model]\nkind = "net"\n',
+            "rounds = 500\ntol = 1e-6": "rounds = 3\ntol = 0",
+        },
+        more=QUICK,
+    )
+    code = (
+        "import torch\nimport scaffpd as sp\n"
+        "def make():\n    torch.manual_seed(0)\n"
+        "    net = torch.nn.Sequential(torch.nn.Linear(26, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()\n"
+        "    return sp.Module(net, 'cross_entropy', l2=0.01)\n"
+    )
+    for place in places.values():
+        (place.parent / "nets.py").write_text(code)
+        place.write_text(place.read_text() + '\n[models]\nnet = "nets:make"\n')
+    outcome = coordinate(path, Faulty(places))
+    assert outcome.status == "round limit", outcome
+    unknown = coordinate(*_without_models(tmp_path / "other"))
+    assert "This silo knows no model 'net'" in unknown.sentence
+
+
+def _without_models(folder):
+    change = {'[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n': '[model]\nkind = "net"\n'}
+    path, places = federation(folder, replacing=change, more=QUICK)
+    return path, Faulty(places)
