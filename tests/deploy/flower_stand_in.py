@@ -10,6 +10,7 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -54,11 +55,15 @@ def coordinate(file, transport):
     for step in plan["steps"]:
         while len(sites := transport.sites()) < step.get("sites", 1):
             time.sleep(0.1)
-        question = step["ask"].encode() + bytes(step.get("bytes", 0))
+        question = step["ask"].encode() + random.Random(1).randbytes(step.get("bytes", 0))
         for _ in range(step.get("times", 1)):
             start = time.time()
             replies = transport.ask(dict.fromkeys(sites, question), step["timeout"])
-            seen = {"start": start, "seconds": time.time() - start, "replies": [note(r, question) for r in replies.values()]}
+            seen = {
+                "start": start,
+                "seconds": time.time() - start,
+                "replies": [note(r, question) for r in replies.values()],
+            }
             with out.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(seen) + "\n")
 
@@ -70,7 +75,7 @@ def note(reply, question):
     return {**json.loads(head), "same": rest == question}
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     NAMES = ("scaffpd.deploy.silo", "scaffpd.deploy.coordinate")
 
     def find_spec(self, name, path=None, target=None):
@@ -81,7 +86,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, Finder())
 
 
 def stand_in(folder: Path) -> str:

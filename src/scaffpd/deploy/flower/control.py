@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from pathlib import Path
 
 import httpx
@@ -11,7 +12,13 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import Status
 from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
@@ -50,7 +57,9 @@ class Control:
 
     def start(self, app: Path, config: dict[str, str]) -> int:
         """Submit an app; the run's id."""
-        content = build_fab_from_disk(app)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # flwr 1.41 uses a name that pathspec 1 has deprecated
+            content = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config)))
         with self._client() as client:

@@ -20,7 +20,7 @@ from scaffpd.deploy.flower.certificates import write_certificates, write_node_ke
 from scaffpd.deploy.flower.client_app import SETTING
 from scaffpd.deploy.flower.control import Control
 from scaffpd.deploy.flower.processes import Processes, free_port
-from scaffpd.deploy.flower.project import write_app
+from scaffpd.deploy.flower.project import write_files
 from scaffpd.deploy.flower.server_app import FEDERATION
 from scaffpd.errors import InputError
 
@@ -29,7 +29,7 @@ _PATIENCE = 90.0
 _SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
     "PYTHONUNBUFFERED": "1",
 }
 
@@ -63,7 +63,7 @@ class FlowerEngine:
 
     def start(self) -> None:
         """Bring everything up and wait until all silos are connected."""
-        write_app(self._work / "app")
+        write_files(self._work / "app", self._federation)
         self._keys.mkdir(parents=True, exist_ok=True)
         if self._tls:
             write_certificates(self._keys)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from scaffpd.deploy.flower.client_app import QUESTION
 from scaffpd.deploy.flower.payload import pack, unpack
-from scaffpd.deploy.transport import Failure, Transport
+from scaffpd.deploy.transport import Failure
 from scaffpd.errors import InputError
 
+if TYPE_CHECKING:
+    from scaffpd.deploy.coordinate import Outcome
+
 FEDERATION = "federation"
-_POLL = 0.05
+_POLL = 0.2
 _GONE = {5: "the SuperLink has had no heartbeat from the site"}  # flwr's ErrorCode.NODE_UNAVAILABLE
 
 app = ServerApp()
@@ -55,11 +59,15 @@ class GridTransport:
         replies.update(dict.fromkeys(waiting.values(), late))
         return {site: replies[site] for site in questions}
 
-    def _send(self, questions: Mapping[str, bytes], timeout: float, replies: dict[str, bytes | Failure]) -> dict[str, str]:
+    def _send(
+        self, questions: Mapping[str, bytes], timeout: float, replies: dict[str, bytes | Failure]
+    ) -> dict[str, str]:
         """Push all questions; message id -> site for those that are on their way."""
         online = set(self.sites())
         sites = [site for site in questions if site in online]
-        replies.update({site: Failure("the site is not connected", gone=True) for site in questions if site not in online})
+        replies.update(
+            {site: Failure("the site is not connected", gone=True) for site in questions if site not in online}
+        )
         messages = [Message(pack(questions[site]), int(site), QUESTION, ttl=timeout) for site in sites]
         waiting: dict[str, str] = {}
         for site, key in zip(sites, self._push(messages), strict=True):
@@ -91,13 +99,20 @@ def federation_file(config: Mapping[str, object]) -> Path:
     """The federation.toml that the run config names."""
     path = config.get(FEDERATION)
     if not isinstance(path, str) or not path:
-        raise InputError(f"The run config must name the coordinator's file: flwr run -c '{FEDERATION}=\"/path/federation.toml\"'.")
+        raise InputError(
+            f"The run config must name the coordinator's file: flwr run -c '{FEDERATION}=\"/path/federation.toml\"'."
+        )
     return Path(path)
+
+
+def run(grid: Grid, context: Context) -> Outcome:
+    """Run the federation that the run config names."""
+    from scaffpd.deploy.coordinate import coordinate
+
+    return coordinate(federation_file(context.run_config), GridTransport(grid))
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation that the run config names."""
-    from scaffpd.deploy.coordinate import coordinate
-
-    coordinate(federation_file(context.run_config), GridTransport(grid))
+    """What Flower calls."""
+    run(grid, context)

@@ -117,7 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Serve one SuperNode until it ends."""
     parser = argparse.ArgumentParser(prog="python -m scaffpd.deploy.flower.warm", description=__doc__)
     parser.add_argument("--runtime-api-address", required=True, help="the SuperNode's --host and --port")
-    parser.add_argument("--insecure", action="store_true", help="the SuperNode's runtime API has no TLS (loopback only)")
+    parser.add_argument(
+        "--insecure", action="store_true", help="the SuperNode's runtime API has no TLS (loopback only)"
+    )
     parser.add_argument("--root-certificates", help="the CA of the SuperNode's runtime API")
     parser.add_argument("--superexec-auth-secret-file", help="the secret that the SuperNode was started with")
     parser.add_argument("--parent-pid", type=int, help="end when this process has ended")
