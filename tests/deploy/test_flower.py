@@ -278,7 +278,8 @@ class TestSecrets:
 class TestProcesses:
     def test_kills_grandchildren_that_have_left_the_session(self, tmp_path):
         processes = Processes()
-        inner = "import subprocess,sys,time; subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)'],start_new_session=True)"
+        sleep = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+        inner = f"import subprocess, sys; subprocess.Popen({sleep}, start_new_session=True)"
         processes.start("a", [sys.executable, "-c", inner], tmp_path / "log", {})
         processes.start("b", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", {})
         end = time.monotonic() + 20

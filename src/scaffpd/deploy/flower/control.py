@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import Status
 from flwr.common.serde import fab_to_proto, user_config_to_proto
@@ -19,11 +19,14 @@ from flwr.proto.control_pb2 import (
     StartRunRequest,
     StopRunRequest,
 )
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 
 class Control:
@@ -55,6 +58,21 @@ class Control:
             request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
             return int(client.RegisterNode(request).node_id)
 
+    def release(self, node: int, private_key: Path) -> None:
+        """Say, as the site that holds the key, that its node has ended, so that it may be started again at once.
+
+        A SuperNode says so itself unless it was killed; then the SuperLink holds it for online for up to a minute and
+        refuses another one with the same key, which ends with exit code 305.
+        """
+        key = load_ssh_private_key(private_key.read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+        signature = NodeAuthHttpInterceptor(key, key.public_key())
+        with FleetHttpClient.from_server_address(
+            self._address, self._authority is None, self._certificate(), interceptors=[version, signature]
+        ) as client:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+
     def start(self, app: Path, config: dict[str, str]) -> int:
         """Submit an app; the run's id."""
         with warnings.catch_warnings():
@@ -80,6 +98,9 @@ class Control:
         return ControlHttpClient.from_server_address(
             server_address=self._address,
             insecure=self._authority is None,
-            root_certificates=self._authority.read_bytes() if self._authority else None,
+            root_certificates=self._certificate(),
             interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
+
+    def _certificate(self) -> bytes | None:
+        return self._authority.read_bytes() if self._authority else None

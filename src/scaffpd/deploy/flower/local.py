@@ -25,7 +25,8 @@ from scaffpd.deploy.flower.server_app import FEDERATION
 from scaffpd.errors import InputError
 
 _SERVER = "server"
-_PATIENCE = 90.0
+_PATIENCE = 120.0
+_NEXT = 10.0
 _SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -60,6 +61,13 @@ class FlowerEngine:
         authority = self._keys / "ca.pem" if tls else None
         self._control = Control(f"127.0.0.1:{self._ports[_SERVER]}", authority)
         self._run: int | None = None
+        self._nodes: dict[str, int] = {}
+        self._starts: dict[str, int] = {}
+
+    @property
+    def port(self) -> int:
+        """Where the SuperLink listens, on loopback."""
+        return self._ports[_SERVER]
 
     def start(self) -> None:
         """Bring everything up and wait until all silos are connected."""
@@ -96,21 +104,34 @@ class FlowerEngine:
         if self._run is not None and self.running():
             self._control.stop(self._run)
         for process in self._processes.members(_SERVER):
-            if "flwr-serverapp" in " ".join(process.cmdline()):
-                process.kill()
+            with contextlib.suppress(psutil.Error):
+                if "flwr-serverapp" in " ".join(process.cmdline()):
+                    process.kill()
 
     def start_server(self) -> None:
-        """Start the SuperLink and wait until it answers; SuperNodes that are up find it again by themselves."""
+        """Start the SuperLink and wait until it answers; SuperNodes that are up find it again by themselves.
+
+        A run that a killed SuperLink has left behind is ended: Flower does not go on with it, `submit` does.
+        """
+        self._processes.kill(_SERVER)
         port = str(self._ports[_SERVER])
         command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", port]
         command += ["--database", str(self._work / "superlink.db"), "--disable-runtime-dependency-installation"]
         command += ["--enable-supernode-auth", *self._certificates()] if self._tls else ["--insecure"]
         self._start(_SERVER, command)
         self._wait(self._control.ready, "The SuperLink does not start")
+        if self._run is not None:
+            self._control.stop(self._run)
+            self._run = None
 
     def start_silo(self, name: str) -> None:
-        """Start a silo's SuperNode, under the same key as ever."""
+        """Start a silo's SuperNode, under the same key as ever and with the same node id."""
         part = _part(name)
+        self._processes.kill(part)
+        if self._tls and self._nodes.get(name):
+            with contextlib.suppress(httpx.HTTPError):
+                self._control.release(self._nodes[name], self._keys / f"{part}.key")
+        self._starts[part] = self._log(part).stat().st_size if self._log(part).exists() else 0
         port = str(self._ports[part])
         command = [_program("flower-supernode"), "--superlink", f"127.0.0.1:{self._ports[_SERVER]}"]
         command += ["--host", "127.0.0.1", "--port", port]
@@ -138,9 +159,13 @@ class FlowerEngine:
         self._processes.kill(_part(name))
 
     def kill_job(self, name: str) -> None:
-        """SIGKILL the ClientApp that a silo is running now, if it is running one."""
-        for process in self._jobs(name):
-            process.kill()
+        """SIGKILL the ClientApp that a silo is running; there is one only while it answers, so wait for the next."""
+        end = time.monotonic() + _NEXT
+        while not (jobs := self._jobs(name)) and time.monotonic() < end:
+            time.sleep(0.02)
+        for process in jobs:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
     def pause_silo(self, name: str) -> None:
         """SIGSTOP all of a silo: it hangs."""
@@ -197,10 +222,13 @@ class FlowerEngine:
         return jobs
 
     def _node(self, name: str) -> int | None:
-        """The node id that the silo's SuperNode has reported last."""
+        """The node id that the silo's SuperNode has reported since it was started."""
         log = self._log(_part(name))
-        found = re.findall(r"SuperNode ID: (\d+)", log.read_text(errors="replace")) if log.exists() else []
-        return int(found[-1]) if found else None
+        text = log.read_bytes()[self._starts.get(_part(name), 0) :] if log.exists() else b""
+        found = re.search(rb"SuperNode ID: (\d+)", text)
+        if found:
+            self._nodes[name] = int(found[1])
+        return int(found[1]) if found else None
 
     def _log(self, part: str) -> Path:
         return self._work / part / "log.txt"

@@ -1,4 +1,4 @@
-"""Processes that are ours, with everything that they start, however detached: found again by a mark in their environment."""
+"""Processes that are ours, with everything that they start, found again by a mark in their environment."""
 
 from __future__ import annotations
 

@@ -68,21 +68,31 @@ server {{
 
 
 class _Server(Protocol):
+    """Where silos reach the coordinator."""
+
     @property
-    def host(self) -> str: ...
+    def host(self) -> str:
+        """Name or address."""
+
     @property
-    def port(self) -> int: ...
+    def port(self) -> int:
+        """Of the proxy."""
 
 
 class Described(Protocol):
     """What is needed of a federation's file."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """The file itself."""
+
     @property
-    def silos(self) -> tuple[str, ...]: ...
+    def silos(self) -> tuple[str, ...]:
+        """Who belongs to it."""
+
     @property
-    def server(self) -> _Server: ...
+    def server(self) -> _Server:
+        """Where silos reach the coordinator."""
 
 
 @dataclass(frozen=True)

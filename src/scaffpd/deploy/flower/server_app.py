@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FEDERATION = "federation"
 _POLL = 0.2
+_SKEW = 60.0  # seconds that a site's clock may be ahead: it computes from the question's age until when it may reply
 _GONE = {5: "the SuperLink has had no heartbeat from the site"}  # flwr's ErrorCode.NODE_UNAVAILABLE
 
 app = ServerApp()
@@ -30,7 +31,7 @@ class GridTransport:
 
     A site's name is its node id. A reply counts only for the message that it replies to; when the time is up the
     messages are forgotten, so that a late reply finds nobody who asks for it. Flower drops a question that a site has
-    not fetched by then.
+    not fetched a minute later.
     """
 
     def __init__(self, grid: Grid, poll: float = _POLL) -> None:
@@ -68,7 +69,7 @@ class GridTransport:
         replies.update(
             {site: Failure("the site is not connected", gone=True) for site in questions if site not in online}
         )
-        messages = [Message(pack(questions[site]), int(site), QUESTION, ttl=timeout) for site in sites]
+        messages = [Message(pack(questions[site]), int(site), QUESTION, ttl=timeout + _SKEW) for site in sites]
         waiting: dict[str, str] = {}
         for site, key in zip(sites, self._push(messages), strict=True):
             if key:

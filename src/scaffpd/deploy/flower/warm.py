@@ -9,6 +9,8 @@ is loaded beforehand: no data, no silo, no threads.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -18,6 +20,7 @@ from pathlib import Path
 
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supercore.constant import TaskType
+from flwr.supercore.exit.exit_handler import registered_exit_handlers
 from flwr.supercore.superexec import run_superexec as superexec
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supernode.runtime.run_clientapp import run_clientapp
@@ -26,8 +29,7 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 class ForkExecutor:
     """Flower's `Executor` protocol, by forks of this process."""
 
-    def __init__(self, parent: int | None) -> None:
-        self._parent = parent
+    def __init__(self) -> None:
         self._children: set[int] = set()
 
     def get_eligible_capacity(
@@ -57,10 +59,8 @@ class ForkExecutor:
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Collect the children that have ended; end with the SuperNode."""
+        """Collect the children that have ended."""
         self._children = {child for child in self._children if os.waitpid(child, os.WNOHANG)[0] == 0}
-        if self._parent is not None and os.getppid() != self._parent and not _alive(self._parent):
-            sys.exit(0)
 
     def close(self) -> None:
         """End what is still running."""
@@ -73,6 +73,7 @@ def _be_client_app(spec: ExecutionSpec) -> None:
     """Run one ClientApp in this process, which is a fork, and end it whatever happens."""
     status = 1
     try:
+        registered_exit_handlers.clear()  # the warm process's own: they would end our siblings
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         root = spec.root_certificates_path
@@ -94,23 +95,11 @@ def _be_client_app(spec: ExecutionSpec) -> None:
         os._exit(status)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
-
-
 def _load() -> None:
     """Import what a ClientApp needs; what is not there is missed when a message comes."""
-    try:
-        import torch
-
-        import scaffpd.deploy.flower.client_app
-        import scaffpd.deploy.silo  # noqa: F401
-    except ImportError as error:
-        print(f"not loaded beforehand: {error}", file=sys.stderr)  # noqa: T201
+    for name in ("torch", "scaffpd.deploy.flower.client_app", "scaffpd.deploy.silo"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -126,13 +115,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     secret = given.superexec_auth_secret_file
     _load()
-    executor = ForkExecutor(given.parent_pid)
-    superexec.get_executor = lambda *_, **__: executor
+    executor = ForkExecutor()
+    vars(superexec)["get_executor"] = lambda *_, **__: executor
     superexec.run_superexec(
         runtime_api_address=given.runtime_api_address,
         insecure=given.insecure,
         root_certificates_path=given.root_certificates,
         superexec_auth_secret=load_superexec_auth_secret(secret_file=secret) if secret else None,
+        parent_pid=given.parent_pid,
         runtime_dependency_install=False,
     )
 
