@@ -27,10 +27,10 @@ from scaffpd.errors import InputError
 _SERVER = "server"
 _PATIENCE = 120.0
 _NEXT = 10.0
+_LOOK = 1.0  # seconds between two questions to the SuperLink whether a run has ended
 _SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
     "PYTHONUNBUFFERED": "1",
 }
 
@@ -61,6 +61,7 @@ class FlowerEngine:
         authority = self._keys / "ca.pem" if tls else None
         self._control = Control(f"127.0.0.1:{self._ports[_SERVER]}", authority)
         self._run: int | None = None
+        self._going, self._looked = False, 0.0
         self._nodes: dict[str, int] = {}
         self._starts: dict[str, int] = {}
 
@@ -89,20 +90,25 @@ class FlowerEngine:
     def submit(self) -> None:
         """Start the federation's run."""
         self._run = self._control.start(self._work / "app", {FEDERATION: str(self._federation)})
+        self._going, self._looked = True, time.monotonic()
 
     def running(self) -> bool:
         """Whether the run that was submitted last is still going."""
-        if self._run is None:
+        if self._run is None or not self._processes.alive(_SERVER):
             return False
-        try:
-            return not self._control.finished(self._run)
-        except httpx.HTTPError:
-            return False
+        if time.monotonic() - self._looked > _LOOK:
+            try:
+                self._going = not self._control.finished(self._run)
+            except httpx.HTTPError:
+                return False
+            self._looked = time.monotonic()
+        return self._going
 
     def abort(self) -> None:
         """End the run; the SuperLink and the SuperNodes stay."""
         if self._run is not None and self.running():
             self._control.stop(self._run)
+            self._looked = 0.0
         for process in self._processes.members(_SERVER):
             with contextlib.suppress(psutil.Error):
                 if "flwr-serverapp" in " ".join(process.cmdline()):
@@ -202,8 +208,9 @@ class FlowerEngine:
         """Ours, with Flower's home inside the part's folder and our programs and modules first."""
         programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         modules = os.pathsep.join(filter(None, [str(Path(scaffpd.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+        own = {} if part == _SERVER else {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
         home = {"FLWR_HOME": str(self._work / part / "flwr"), "PATH": programs, "PYTHONPATH": modules}
-        return {**os.environ, **_SETTINGS, **home}
+        return {**os.environ, **_SETTINGS, **own, **home}
 
     def _certificates(self) -> list[str]:
         files = {"--ssl-ca-certfile": "ca.pem", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}

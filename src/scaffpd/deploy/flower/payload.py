@@ -1,16 +1,18 @@
-"""Bytes inside Flower's records: one `Array` whose buffer is the payload itself.
+"""Bytes inside Flower's records.
 
-Flower cuts the buffer of an `Array` into objects of 5 MB, so there is no limit on a message, and equal objects for
-several sites (a broadcast x) go to the SuperLink once. A `ConfigRecord` would travel as a single piece.
+Flower moves every record of a message as an object of its own, with a call for each at every hop. So a small payload is
+one `ConfigRecord`: three objects a message. A large one is the buffer of an `Array`, which Flower cuts into pieces of
+5 MB: there is no limit on its size, and equal pieces for several sites (a broadcast x) go to the SuperLink once.
 """
 
 from __future__ import annotations
 
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 _RECORD = "scaffpd"
 _KEY = "bytes"
 _KIND = "scaffpd.bytes"
+_SMALL = 2**20
 
 
 def pack(data: bytes) -> RecordDict:
@@ -30,15 +32,18 @@ def unpack(content: RecordDict) -> bytes:
 
 def put(records: RecordDict, name: str, data: bytes) -> None:
     """Keep `data` under a name, in place of what was there."""
-    records[name] = ArrayRecord({_KEY: Array("uint8", (len(data),), _KIND, data)})
+    if len(data) <= _SMALL:
+        records[name] = ConfigRecord({_KEY: data})
+    else:
+        records[name] = ArrayRecord({_KEY: Array("uint8", (len(data),), _KIND, data)})
 
 
 def get(records: RecordDict, name: str) -> bytes | None:
     """What is kept under a name, or None if there is nothing of our kind."""
     record = records.get(name)
-    if not isinstance(record, ArrayRecord) or list(record) != [_KEY]:
+    if not isinstance(record, (ArrayRecord, ConfigRecord)) or list(record) != [_KEY]:
         return None
-    array = record[_KEY]
-    if array.stype != _KIND or array.shape != (len(array.data),):
-        return None
-    return bytes(array.data)
+    value = record[_KEY]
+    if isinstance(value, Array):
+        value = value.data if value.stype == _KIND and value.shape == (len(value.data),) else None
+    return bytes(value) if isinstance(value, bytes) else None

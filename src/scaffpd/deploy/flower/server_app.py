@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from scaffpd.deploy.coordinate import Outcome
 
 FEDERATION = "federation"
-_POLL = 0.2
+_POLL = 0.3  # seconds; a look costs the SuperLink some 15 ms of a core
 _SKEW = 60.0  # seconds that a site's clock may be ahead: it computes from the question's age until when it may reply
 _GONE = {5: "the SuperLink has had no heartbeat from the site"}  # flwr's ErrorCode.NODE_UNAVAILABLE
 
