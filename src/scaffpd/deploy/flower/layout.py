@@ -20,7 +20,7 @@ _SILO_SETTINGS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds until 
 
 
 class Layout:
-    """Files, ports and commands; a part is the server or a silo, each with a folder of its own and Flower's home in it."""
+    """Files, ports and commands; a part is the server or a silo, with a folder of its own and Flower's home in it."""
 
     def __init__(self, work: Path, silos: Iterable[str], tls: bool, warm: bool) -> None:
         self.work, self._tls, self._warm = work, tls, warm

@@ -11,8 +11,8 @@ What happens on Flower 1.41.0 (measured here, four silos):
 - A killed ClientApp: its SuperNode answers with error 8 after 60 seconds without the ClientApp's heartbeat, and takes
   no other question before that.
 - A killed SuperLink: with `--database` nodes, keys and runs are there when it comes back (without, by its source, it
-  knows none of its nodes and they end). SuperNodes try again by themselves, with pauses of up to 20 seconds, and keep their ids. The run is
-  not gone on with (its ServerApp is dead): `start_server` ends it and `submit` starts the next.
+  knows none of its nodes and they end). SuperNodes try again by themselves, with pauses of up to 20 seconds, and keep
+  their ids. The run is not gone on with (its ServerApp is dead): `start_server` ends it and `submit` starts the next.
 - A dead ServerApp: its run counts as running until 60 seconds after its last heartbeat (by its source).
 - A SuperNode that has nothing to do looks for questions every 3 seconds, a constant of Flower: the least that an
   exchange costs.

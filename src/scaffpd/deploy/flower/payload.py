@@ -45,5 +45,5 @@ def get(records: RecordDict, name: str) -> bytes | None:
         return None
     value = record[_KEY]
     if isinstance(value, Array):
-        value = value.data if value.stype == _KIND and value.shape == (len(value.data),) else None
-    return bytes(value) if isinstance(value, bytes) else None
+        return bytes(value.data) if value.stype == _KIND and value.shape == (len(value.data),) else None
+    return value if isinstance(value, bytes) else None
