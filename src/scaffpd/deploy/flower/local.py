@@ -15,7 +15,9 @@ What happens on Flower 1.41.0 (measured here, four silos):
   their ids. The run is not gone on with (its ServerApp is dead): `start_server` ends it and `submit` starts the next.
 - A dead ServerApp: its run counts as running until 60 seconds after its last heartbeat (by its source).
 - A SuperNode that has nothing to do looks for questions every 3 seconds, a constant of Flower: the least that an
-  exchange costs.
+  exchange costs. On top of that come, for every message and silo, 0.1 seconds of a core for a warm ClientApp with
+  nothing to do (Flower's own imports Flower and torch first: 2 to 5) and 0.5 for the SuperLink and its being asked.
+  41 MB in either direction add some 6 seconds and are 1.002 times as much on the wire.
 """
 
 from __future__ import annotations
