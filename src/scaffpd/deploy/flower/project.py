@@ -1,0 +1,171 @@
+"""A runnable Flower app from a federation.toml, and the commands that its operators type.
+
+What Flower 1.41 protects and what it does not: its SuperLink serves three APIs on one port. The fleet API
+(/v1/fleet, for sites) has TLS and, with --enable-supernode-auth, admits only sites whose public key was registered.
+The control API (/v1/control: `flwr run`, `flwr supernode register`) has no authentication at all in the open
+distribution, and the runtime API (/v1/runtime) none before a task is taken. So the SuperLink must listen on loopback
+only, and a proxy in front of it must let nothing but /v1/fleet through; `proxy.conf` is such a proxy for nginx.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from scaffpd.deploy.flower.client_app import SETTING
+from scaffpd.deploy.flower.server_app import FEDERATION
+
+LOOPBACK_PORT = 8000
+_OFFLINE = "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
+
+_PYPROJECT = """\
+[project]
+name = "scaffpd-federation"
+version = "1.0.0"
+description = "Federated training with scaffpd."
+license = "Apache-2.0"
+dependencies = ["scaffpd[flower]"]
+
+[tool.flwr.app]
+publisher = "scaffpd"
+
+[tool.flwr.app.components]
+serverapp = "scaffpd_federation.server:app"
+clientapp = "scaffpd_federation.client:app"
+
+[tool.flwr.app.config]
+{setting} = {federation}
+"""
+
+_CONNECTION = """\
+[superlink]
+default = "here"
+
+[superlink.here]
+address = "127.0.0.1:{port}"
+root-certificates = "certificates/ca.pem"
+"""
+
+_PROXY = """\
+# nginx: what silos reach. Only the fleet API goes through; everything else of the SuperLink stays on loopback.
+server {{
+    listen {port} ssl;
+    server_name {host};
+    ssl_certificate     certificates/server.pem;
+    ssl_certificate_key certificates/server.key;
+    client_max_body_size 64m;  # Flower sends pieces of 5 MB
+    location /v1/fleet/ {{
+        proxy_pass https://127.0.0.1:{inner};
+        proxy_ssl_trusted_certificate certificates/ca.pem;
+        proxy_ssl_verify on;
+        proxy_ssl_name localhost;
+    }}
+    location / {{ return 403; }}
+}}
+"""
+
+
+class _Server(Protocol):
+    """Where silos reach the coordinator."""
+
+    @property
+    def host(self) -> str:
+        """Name or address."""
+
+    @property
+    def port(self) -> int:
+        """Of the proxy."""
+
+
+class Described(Protocol):
+    """What is needed of a federation's file."""
+
+    @property
+    def path(self) -> Path:
+        """The file itself."""
+
+    @property
+    def silos(self) -> tuple[str, ...]:
+        """Who belongs to it."""
+
+    @property
+    def server(self) -> _Server:
+        """Where silos reach the coordinator."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What operators type, each in the folder that was written.
+
+    Attributes:
+        server: at the coordinator, once: bring up the SuperLink.
+        admit: at the coordinator, for each silo: register the public key that it sent.
+        silos: name of a silo -> at that silo: its key, then its SuperNode.
+        run: at the coordinator: start the federation, or go on with it.
+    """
+
+    server: tuple[str, ...]
+    admit: dict[str, str]
+    silos: dict[str, tuple[str, ...]]
+    run: str
+
+
+def write_app(federation: Described, out: Path) -> Commands:
+    """Write a Flower app with its connection and a proxy's configuration into `out`; the commands to use them."""
+    write_files(out, federation.path.resolve())
+    home = out / "flwr"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(_CONNECTION.format(port=LOOPBACK_PORT), encoding="utf-8")
+    server = federation.server
+    proxy = _PROXY.format(host=server.host, port=server.port, inner=LOOPBACK_PORT)
+    (out / "proxy.conf").write_text(proxy, encoding="utf-8")
+    return commands(federation)
+
+
+def write_files(out: Path, federation: Path) -> None:
+    """Write the app itself: two modules that import ours, and the project file that Flower reads."""
+    package = out / "scaffpd_federation"
+    package.mkdir(parents=True, exist_ok=True)
+    project = _PYPROJECT.format(setting=FEDERATION, federation=json.dumps(str(federation)))
+    (out / "pyproject.toml").write_text(project, encoding="utf-8")
+    (package / "__init__.py").write_text('"""scaffpd as a Flower app."""\n', encoding="utf-8")
+    for part in ("server", "client"):
+        lines = [f'"""What runs at the {part}."""', "", f"from scaffpd.deploy.flower.{part}_app import app", ""]
+        (package / f"{part}.py").write_text("\n".join([*lines, '__all__ = ["app"]', ""]), encoding="utf-8")
+
+
+def commands(federation: Described) -> Commands:
+    """The commands for coordinator and silos."""
+    certificates = "--ssl-ca-certfile certificates/ca.pem --ssl-certfile certificates/server.pem"
+    superlink = (
+        f"{_OFFLINE} flower-superlink --host 127.0.0.1 --port {LOOPBACK_PORT} {certificates} "
+        "--ssl-keyfile certificates/server.key --enable-supernode-auth --database superlink.db "
+        "--disable-runtime-dependency-installation"
+    )
+    flwr = f"FLWR_HOME=flwr {_OFFLINE} flwr"
+    address = f"{federation.server.host}:{federation.server.port}"
+    return Commands(
+        server=(superlink, "nginx -c proxy.conf   # or include it in the nginx that you run"),
+        admit={name: f"{flwr} supernode register --name {name} keys/{name}.pub here" for name in federation.silos},
+        silos={name: _silo(name, address) for name in federation.silos},
+        run=f"{flwr} run . here",
+    )
+
+
+def _silo(name: str, address: str) -> tuple[str, ...]:
+    """A silo makes its key (and sends the .pub to the coordinator), then starts; its data stay in its silo.toml."""
+    node = (
+        f"{_OFFLINE} flower-supernode --superlink {address} --root-certificates ca.pem "
+        f"--auth-supernode-private-key {name}.key --node-config '{SETTING}=\"'\"$PWD\"'/silo.toml\"' "
+        "--host 127.0.0.1 --port 9094"
+    )
+    secret = "head -c 32 /dev/urandom > runtime.secret && chmod 600 runtime.secret"
+    warm = "--superexec-auth-secret-file runtime.secret"
+    return (
+        f"ssh-keygen -t ecdsa -b 384 -N '' -C {name} -f {name}.key && mv {name}.key.pub {name}.pub",
+        f"{secret}",
+        f"{node} --isolation process {warm} &",
+        f"python -m scaffpd.deploy.flower.warm --runtime-api-address 127.0.0.1:9094 --insecure {warm}",
+    )
