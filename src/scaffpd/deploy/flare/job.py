@@ -24,6 +24,7 @@ def recipe(name: str, quorum: int = 1, federation: str = "") -> CollabRecipe:
         federation: path of federation.toml for the server, if it is not where the server expects it.
     """
     built = CollabRecipe(job_name=name, server=Coordinator(federation), client=SiloClient(), min_clients=quorum)
+    built.add_server_config({"server": {"task_request_interval": 0.5}})
     built.add_client_config({"task_check_interval": 0.5, "get_task_timeout": 10.0})
     return built
 

@@ -34,7 +34,6 @@ QUICK = {
     "NVFLARE_DEAD_CLIENT_GRACE_PERIOD": "5",
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
-    "PYTHONDONTWRITEBYTECODE": "1",
 }
 
 
@@ -67,7 +66,7 @@ class FlareEngine:
     def start(self) -> None:
         """Provision, start everything, and wait until all silos are connected."""
         port, admin_port = free_ports(2)
-        rules = {"dead_after": DEAD_AFTER, "schedule_every": 0.5, "store": str(self.work / "store")}
+        rules = {"dead_after": DEAD_AFTER, "schedule_every": 0.5, "patience": 3.0, "store": str(self.work / "store")}
         self._project = Project(NAME, sorted(self.silos), HOST, port, admin_port, self.quorum, rules=rules)
         self.work.mkdir(parents=True, exist_ok=True)
         written = write_project(self._project, self.work)

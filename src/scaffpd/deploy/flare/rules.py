@@ -35,10 +35,14 @@ class SiteRules(Builder):  # type: ignore[misc]
     Args:
         dead_after: seconds without a heartbeat after which the server takes a site for dead.
         schedule_every: least seconds between two attempts to start a job.
+        patience: seconds that a site waits for the server's reply to a heartbeat.
         store: absolute path of a folder on the server for submitted jobs; FLARE's own choice if empty.
     """
 
-    def __init__(self, dead_after: float = 60.0, schedule_every: float = 1.0, store: str = "") -> None:
+    def __init__(
+        self, dead_after: float = 60.0, schedule_every: float = 1.0, store: str = "", patience: float = 10.0
+    ) -> None:
+        self.patience = patience
         self.store = store
         self.dead_after = dead_after
         self.schedule_every = schedule_every
@@ -77,4 +81,6 @@ class SiteRules(Builder):  # type: ignore[misc]
     def _site(self, resources: dict[str, Any]) -> None:
         resources["class_allow_list"] = list(SITE_CLASSES)
         resources["allow_log_streaming"] = False
+        # A heartbeat that a dead server never answers holds up the next one, and with it the way back.
+        resources["client"] |= {"maint_msg_timeout": self.patience}
         resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
