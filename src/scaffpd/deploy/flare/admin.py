@@ -55,10 +55,18 @@ def status(session: Any, job: str) -> str:
     return str(session.get_job_status(job))
 
 
-def unfinished(session: Any) -> list[str]:
-    """The jobs that are waiting or running."""
+def outside(session: Any, job: str) -> list[str]:
+    """The connected sites that have no process for the job: FLARE lets nobody into a running one."""
+    rows = session.get_client_job_status() or []
+    inside = {row["client_name"] for row in rows if row.get("job_id") == job}
+    return sorted({str(row["client_name"]) for row in rows} - inside)
+
+
+def unfinished(session: Any, name: str) -> list[str]:
+    """The jobs of that name that are waiting or running, oldest first."""
     jobs = session.list_jobs()
-    return [str(job["job_id"]) for job in jobs if not str(job.get("status", "")).startswith(FINISHED)]
+    going = [job for job in jobs if not str(job.get("status", "")).startswith(FINISHED) and job.get("job_name") == name]
+    return [str(job["job_id"]) for job in sorted(going, key=lambda job: str(job.get("submit_time", "")))]
 
 
 COMMANDS: dict[str, Any] = {
@@ -66,6 +74,7 @@ COMMANDS: dict[str, Any] = {
     "status": status,
     "abort": lambda session, job: session.abort_job(job) and None,
     "sites": sites,
+    "outside": outside,
     "unfinished": unfinished,
     "ping": lambda session: None,
 }

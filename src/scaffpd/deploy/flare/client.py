@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 from nvflare.collab import collab
 
@@ -37,7 +38,8 @@ class SiloClient:
         try:
             with self._lock:
                 if self._silo is None:
-                    self._silo = open_silo(collab.site_name, silo_file(site_root(collab.workspace)))
+                    site = str(collab.site_name)
+                    self._silo = open_silo(site, silo_file(site_root(collab.workspace), site))
                 return self._silo.answer(question)
         except InputError as mistake:
             log.error("The silo does not answer: %s", mistake)
@@ -46,18 +48,22 @@ class SiloClient:
         return REFUSAL + b"The silo's own file or data cannot be used; its operator finds the reason in the site's log."
 
 
-def site_root(workspace: object) -> Path:
+def site_root(workspace: Any) -> Path:
     """The site's own folder: the one that holds FLARE's `startup` and `local`."""
-    return Path(str(getattr(workspace, "root_dir", None) or getattr(workspace, "get_root_dir")()))
+    return Path(str(workspace.get_root_dir()))
 
 
-def silo_file(root: Path) -> Path:
-    """Where this site's silo.toml is: the environment variable says so, or it is in the site's folder `local`."""
-    named = os.environ.get(VARIABLE)
-    file = Path(named) if named else root / "local" / "silo.toml"
+def silo_file(root: Path, site: str) -> Path:
+    """Where this site's silo.toml is: the environment variable says so, or it is in the site's folder `local`.
+
+    The variable may also name a folder that holds NAME.toml for every site on this machine.
+    """
+    file = Path(os.environ.get(VARIABLE) or root / "local" / "silo.toml")
+    if file.is_dir():
+        file = file / f"{site}.toml"
     if not file.is_file():
         raise InputError(f"There is no silo file {str(file)!r}: put it there, or name it in {VARIABLE}.")
-    return file
+    return file.resolve()
 
 
 def open_silo(site: str, file: Path) -> Answering:
@@ -66,5 +72,7 @@ def open_silo(site: str, file: Path) -> Answering:
 
     silo: Silo = Silo.open(file)
     if silo.name != site:
-        raise InputError(f"{str(file)!r} is the silo {silo.name!r}, but FLARE knows this site as {site!r}: use its file.")
+        raise InputError(
+            f"{str(file)!r} is the silo {silo.name!r}, but FLARE knows this site as {site!r}: use its file."
+        )
     return silo

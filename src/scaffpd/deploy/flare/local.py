@@ -5,8 +5,6 @@ The modules that the startup kits' scripts start are started directly: the scrip
 
 from __future__ import annotations
 
-import json
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,9 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scaffpd.deploy.flare import client, server
+from scaffpd.deploy.flare.deployment import Deployment
 from scaffpd.deploy.flare.processes import Processes
 from scaffpd.deploy.flare.project import Project, write_project
-from scaffpd.deploy.flare.session import Admin, Lost
+from scaffpd.deploy.flare.session import Admin
 from scaffpd.errors import InputError
 
 HOST, NAME, SERVER, ADMIN = "localhost", "scaffpd", "server", "admin"
@@ -57,20 +56,24 @@ class FlareEngine:
         self.silos = {name: file.resolve() for name, file in silos.items()}
         self.quorum = quorum
         self._processes = Processes()
-        self._admin: Admin | None = None
+        self._deployment: Deployment | None = None
         self._project = Project(NAME, sorted(silos), HOST, 8002, 8003)
-        self._jobs: list[str] = []
+        self._job = self.work / "job" / NAME
 
     # --- up and down
 
     def start(self) -> None:
         """Provision, start everything, and wait until all silos are connected."""
         port, admin_port = free_ports(2)
-        rules = {"dead_after": DEAD_AFTER, "schedule_every": 0.5, "patience": 3.0, "store": str(self.work / "store")}
+        rules: dict[str, float | str] = {
+            "dead_after": DEAD_AFTER,
+            "schedule_every": 0.5,
+            "patience": 3.0,
+            "store": str(self.work / "store"),
+        }
         self._project = Project(NAME, sorted(self.silos), HOST, port, admin_port, self.quorum, rules=rules)
         self.work.mkdir(parents=True, exist_ok=True)
-        written = write_project(self._project, self.work)
-        self._job = written.job
+        self._job = write_project(self._project, self.work).job
         self._provision()
         try:
             self.start_server()
@@ -83,8 +86,9 @@ class FlareEngine:
 
     def stop(self) -> None:
         """Take everything down at once; nothing is lost, since every round has its checkpoint."""
-        if self._admin:
-            self._admin.close()
+        if self._deployment:
+            self._deployment.admin.close()
+            self._deployment = None
         self._processes.kill()
 
     def _provision(self) -> None:
@@ -114,8 +118,10 @@ class FlareEngine:
         """Start the server's process, and an administrator's session for the engine's own use."""
         kit = self._kit(HOST)
         self._start(SERVER, "server.server_train", kit, "fed_server.json", TOGETHER, {server.VARIABLE: self.federation})
-        if self._admin is None:
-            self._admin = Admin(self._kit(self._project.admin), self.logs()[ADMIN])
+        if self._deployment is None:
+            admin = Admin(self._kit(self._project.admin), self.logs()[ADMIN], self._processes.environment(ADMIN))
+            self._deployment = Deployment(admin, self._job)
+        self._deployment.current = None  # a server that was killed has lost its job
 
     def start_silo(self, name: str) -> None:
         """Start a site's process with its silo's file."""
@@ -155,42 +161,35 @@ class FlareEngine:
         self._processes.signal(self._processes.pids(name), signal.SIGCONT)
 
     def connected(self) -> set[str]:
-        """The silos that the server takes for connected; none when it does not answer."""
-        try:
-            return self._session().sites() & set(self.silos)
-        except Lost:
+        """The silos that the server takes for connected and that have a process; none when it does not answer."""
+        if self._processes.main(SERVER) is None:
             return set()
+        alive = {name for name in self.silos if self._processes.main(name) is not None}
+        return self._deployed().connected() & alive
+
+    def outside(self) -> set[str]:
+        """The connected silos that have no part in the running job."""
+        return self._deployed().outside() & self.connected()
 
     # --- the job
 
     def submit(self) -> None:
         """Hand in the federation's job."""
-        try:
-            self._jobs.append(self._session().submit(self._job))
-        except Lost as problem:
-            raise InputError(f"FLARE did not take the job: {problem}") from problem
+        self._deployed().submit()
 
     def running(self) -> bool:
         """Whether the job that was handed in last is still going; not so when the server is down."""
-        if not self._jobs or self._processes.main(SERVER) is None:
-            return False
-        try:
-            return not self._session().finished(self._jobs[-1])
-        except Lost:
-            return self._processes.main(SERVER) is not None
+        return self._processes.main(SERVER) is not None and self._deployed().running()
 
     def abort(self) -> None:
         """End the job and leave the processes."""
-        if self._jobs and self.running():
-            try:
-                self._session().abort(self._jobs[-1])
-            except Lost:
-                return
+        if self.running():
+            self._deployed().abort()
 
-    def _session(self) -> Admin:
-        if self._admin is None:
+    def _deployed(self) -> Deployment:
+        if self._deployment is None:
             raise InputError("The engine has not been started: call start() first.")
-        return self._admin
+        return self._deployment
 
     # --- what there is to see
 
@@ -200,8 +199,7 @@ class FlareEngine:
 
     def pids(self) -> set[int]:
         """Everything alive that belongs to this engine."""
-        own = {self._admin.pid} if self._admin and self._admin.pid else set()
-        return self._processes.pids() | {pid for pid in own if pid}
+        return self._processes.pids()
 
 
 def free_ports(count: int) -> list[int]:

@@ -44,6 +44,10 @@ class Processes:
         process = self._started.get(role)
         return process.pid if process and process.poll() is None else None
 
+    def code(self, role: str) -> int | None:
+        """With what the process that was started for a role has ended, if it has."""
+        return self._started[role].poll()
+
     def pids(self, role: str | None = None) -> set[int]:
         """Everything alive with the mark (and the role)."""
         found = set()

@@ -49,7 +49,7 @@ class Project:
             if not SITE.fullmatch(name):
                 raise InputError(f"FLARE cannot use the name {name!r}: use letters, digits, '-' and '_'.")
         if not HOST.fullmatch(self.host):
-            raise InputError(f"FLARE cannot use the server name {self.host!r}: give a host name such as fl.example.org.")
+            raise InputError(f"FLARE cannot use the server name {self.host!r}: give one such as fl.example.org.")
         if not self.silos or len(set(self.silos)) < len(self.silos):
             raise InputError("A FLARE project needs at least one silo, each with a name of its own.")
         if {self.host, "server"} & set(self.silos):
@@ -58,6 +58,7 @@ class Project:
     def document(self) -> dict[str, Any]:
         """The content of FLARE's project.yml."""
         impl = "nvflare.lighter.impl"
+        layout = {"config_folder": "config", "scheme": "grpc"}
         server = {"type": "server", "fed_learn_port": self.port, "admin_port": self.admin_port}
         people = [{"name": self.host, "org": "scaffpd"} | server]
         people += [{"name": silo, "org": "scaffpd", "type": "client"} for silo in self.silos]
@@ -69,7 +70,7 @@ class Project:
             "participants": people,
             "builders": [
                 {"path": f"{impl}.workspace.WorkspaceBuilder"},
-                {"path": f"{impl}.static_file.StaticFileBuilder", "args": {"config_folder": "config", "scheme": "grpc"}},
+                {"path": f"{impl}.static_file.StaticFileBuilder", "args": layout},
                 {"path": "scaffpd.deploy.flare.rules.SiteRules", "args": dict(self.rules)},
                 {"path": f"{impl}.cert.CertBuilder"},
                 {"path": f"{impl}.signature.SignatureBuilder"},

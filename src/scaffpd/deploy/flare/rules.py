@@ -14,14 +14,12 @@ from nvflare.lighter.spec import Builder
 
 from scaffpd.deploy.flare.job import SERVER_CLASSES, SITE_CLASSES
 
+EVERYDAY = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
 # What a site or the server grants to the roles of FLARE's users: no code from outside, no shell commands.
 RIGHTS = {
     "format_version": "1.0",
     "permissions": {
-        "project_admin": {
-            right: "any" for right in ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
-        }
-        | {"shell_commands": "none", "byoc": "none"},
+        "project_admin": dict.fromkeys(EVERYDAY, "any") | {"shell_commands": "none", "byoc": "none"},
         "org_admin": {"view": "any", "operate": "o:site", "manage_job": "o:submitter"},
         "lead": {"submit_job": "any", "manage_job": "n:submitter", "view": "any"},
         "member": {"view": "any"},
