@@ -74,11 +74,7 @@ class Processes:
         deadline = time.monotonic() + patience
         while (left := self.pids(role)) and time.monotonic() < deadline:
             self.signal(left, signal.SIGKILL)
-            self.reap()
             time.sleep(0.05)
-        self.reap()
-
-    def reap(self) -> None:
-        """Take note of those that have ended."""
-        for process in self._started.values():
-            process.poll()
+        for name, process in self._started.items():
+            if role in (None, name):
+                process.wait(patience)
