@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -136,7 +139,7 @@ def test_a_silo_is_found_only_by_what_is_local(tmp_path, monkeypatch):
 def test_a_silo_of_another_name_is_refused(monkeypatch, tmp_path):
     fake = types.ModuleType("scaffpd.deploy.silo")
     fake.Silo = types.SimpleNamespace(open=lambda file: types.SimpleNamespace(name="south"))
-    monkeypatch.setitem(__import__("sys").modules, "scaffpd.deploy.silo", fake)
+    monkeypatch.setitem(sys.modules, "scaffpd.deploy.silo", fake)
     with pytest.raises(InputError, match="'south', but FLARE knows this site as 'north'"):
         client.open_silo("north", tmp_path / "silo.toml")
 
@@ -271,7 +274,8 @@ def test_processes_are_found_by_their_mark_and_all_of_them_killed(tmp_path):
         "time.sleep(60)\n"
     )
     processes = Processes()
-    processes.start("north", ["parent"], tmp_path, tmp_path / "log", {"PYTHONPATH": str(tmp_path)})
+    path = os.pathsep.join([str(Path(client.__file__).parents[3]), str(tmp_path)])
+    processes.start("north", ["parent"], tmp_path, tmp_path / "log", {"PYTHONPATH": path})
     deadline = time.monotonic() + 10
     while len(processes.pids("north")) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -280,6 +284,27 @@ def test_processes_are_found_by_their_mark_and_all_of_them_killed(tmp_path):
     assert not Processes().pids()
     processes.kill("north")
     assert processes.pids() == set()
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)\n")
+    program = (
+        "import os, sys, time; from pathlib import Path; from scaffpd.deploy.flare.processes import Processes\n"
+        "processes = Processes()\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "processes.start('north', ['sleeper'], folder, folder / 'log', {'PYTHONPATH': os.environ['PYTHONPATH']})\n"
+        "time.sleep(2); print(processes.mark, flush=True); os._exit(1)\n"
+    )
+    source = str(Path(client.__file__).parents[3])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([source, str(tmp_path)])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    orphans = Processes()
+    orphans.mark = done.stdout.strip()
+    assert len(orphans.mark) == 32, done.stderr
+    deadline = time.monotonic() + 10
+    while orphans.pids() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert orphans.pids() == set()
 
 
 # --- the supervisor

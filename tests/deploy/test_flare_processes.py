@@ -1,4 +1,4 @@
-"""FLARE for real: provisioned, with mutual TLS, as separate processes on loopback. Silo and coordinator are stand-ins."""
+"""FLARE for real: with mutual TLS, as separate processes on loopback. Silo and coordinator are stand-ins."""
 
 from __future__ import annotations
 

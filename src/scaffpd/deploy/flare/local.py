@@ -5,6 +5,7 @@ The modules that the startup kits' scripts start are started directly: the scrip
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -65,14 +66,13 @@ class FlareEngine:
     def start(self) -> None:
         """Provision, start everything, and wait until all silos are connected."""
         port, admin_port = free_ports(2)
-        rules: dict[str, float | str] = {
-            "dead_after": DEAD_AFTER,
-            "schedule_every": 0.5,
-            "patience": 3.0,
-            "store": str(self.work / "store"),
-        }
+        store = self.work / "store"
+        rules: dict[str, float | str] = {"dead_after": DEAD_AFTER, "schedule_every": 0.5, "patience": 3.0}
+        rules["store"] = str(store)
         self._project = Project(NAME, sorted(self.silos), HOST, port, admin_port, self.quorum, rules=rules)
         self.work.mkdir(parents=True, exist_ok=True)
+        for old in (self.work / "kits", self.work / "job", store):  # of an earlier start, with other ports
+            shutil.rmtree(old, ignore_errors=True)
         self._job = write_project(self._project, self.work).job
         self._provision()
         try:

@@ -31,11 +31,12 @@ class Processes:
         return {MARK: self.mark, ROLE: role}
 
     def start(self, role: str, module: Sequence[str], folder: Path, log: Path, extra: Mapping[str, str]) -> None:
-        """Run a Python module in `folder`, in a session of its own, with its output in `log`."""
+        """Run a Python module in `folder`, in a session of its own, with its output in `log`; it ends when we end."""
         environment = os.environ | extra | self.environment(role)
+        command = [sys.executable, "-u", "-m", "scaffpd.deploy.flare.child", str(os.getpid()), *module]
         with log.open("ab") as stream:
             self._started[role] = subprocess.Popen(
-                [sys.executable, "-u", "-m", *module], cwd=folder, env=environment,
+                command, cwd=folder, env=environment,
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 

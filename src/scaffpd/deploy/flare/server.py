@@ -23,7 +23,7 @@ from scaffpd.errors import InputError
 
 VARIABLE = "SCAFFPD_FEDERATION"
 GRACE = 2.0  # seconds that FLARE gets for its own timeout before it is not waited for any more
-GONE = ("target_unreachable", "no_route", "cannot reach", "no connection", "not connected")
+GONE = ("target_unreachable", "no connection", "cannot send")
 
 
 class CollabTransport:
@@ -92,7 +92,7 @@ def failure(problem: CollabCallError, timeout: float) -> Failure:
     text = str(problem)
     if "timed out" in text:
         return Failure(f"No reply within {timeout:g} seconds.")
-    return Failure(text, gone=any(mark in text.lower().replace(" ", "_") for mark in GONE))
+    return Failure(text, gone=any(mark in text.lower() for mark in GONE))
 
 
 class Coordinator:
