@@ -325,6 +325,7 @@ class Scripted:
     def running(self):
         if self.looks > 0:
             self.looks -= 1
+            self.rounds += self.looks > 0
             if self.looks == 0:
                 self.rounds, self.final = self.lives.pop(0)
         return self.looks > 0
@@ -369,12 +370,18 @@ def test_standstill_is_given_up_with_a_sentence():
 
 
 def test_a_site_that_is_back_restarts_the_job_once():
-    scripted = Scripted([(5, False), (10, True)], outside={"b"})
+    scripted = Scripted([(50, False), (60, True)], outside={"b"})
     scripted.submit()
-    scripted.looks, scripted.rounds = 50, 1
+    scripted.looks = 50
     said = supervised(scripted, settle=0.0)
     assert scripted.events == ["submit", "abort", "submit"]
     assert said[0].startswith("b can take part again")
+
+
+def test_a_site_that_is_outside_a_job_that_stands_still_restarts_nothing():
+    scripted = Scripted([(0, False), (0, False), (1, True)], outside={"b"})
+    supervised(scripted, settle=0.0)
+    assert "abort" not in scripted.events
 
 
 def test_too_few_sites_are_waited_for_and_then_given_up():

@@ -95,7 +95,8 @@ class Supervisor:
         self.job, self.final, self.rounds, self.say = job, final, rounds, say
         self.limits = limits or Limits()
         self._fruitless, self._seen = 0, -1
-        self._submitted = -float("inf")
+        self._submitted, self._ending = -float("inf"), False
+        self._outside: dict[str, int] = {}
 
     def run(self) -> None:
         """Return once the outcome is final; raise an `InputError` when there is no use in going on."""
@@ -110,12 +111,18 @@ class Supervisor:
             time.sleep(self.limits.every)
 
     def _watch(self) -> None:
-        if time.monotonic() - self._submitted < self.limits.settle or self.rounds() <= self._seen:
+        done = self.rounds()
+        if self._ending or time.monotonic() - self._submitted < self.limits.settle or done <= self._seen:
             return
-        if back := self.job.outside():
-            self.say(f"{', '.join(sorted(back))} can take part again: the job is started anew from its last round.")
+        # A job that is coming to its end has lost its sites already while FLARE still calls it running. So a site is
+        # back only if it is outside the job while the job completes a round.
+        back = self.job.outside()
+        since = {site: self._outside.get(site, done) for site in back}
+        self._outside = since
+        if ready := sorted(site for site, first in since.items() if done > first):
+            self.say(f"{', '.join(ready)} can take part again: the job is started anew from its last round.")
             self.job.abort()
-            self._submitted = time.monotonic()  # FLARE needs some seconds; it must not be told to end twice
+            self._ending = True
 
     def _again(self) -> None:
         self._wait_for_sites()
@@ -135,7 +142,7 @@ class Supervisor:
             self.job.submit()
         except InputError as problem:
             self.say(str(problem))
-        self._submitted = time.monotonic()
+        self._submitted, self._ending, self._outside = time.monotonic(), False, {}
 
     def _wait_for_sites(self) -> None:
         deadline = time.monotonic() + self.limits.waiting
