@@ -11,14 +11,16 @@ What nvflare 2.9.0 does, with the settings of `rules` and `local` (two busy core
 - A *site hangs* (SIGSTOP): like a killed one. When it wakes, its job process is still there and answers again: no cure
   is needed, and the supervisor leaves the job alone.
 - The *server* is killed: its job is lost. Started again with the same kit, it is found by the sites without help: after
-  6 seconds with `maint_msg_timeout` at 3 (29 seconds with FLARE's default of 30). The sites' old job processes end with
-  the next heartbeat. Cure: hand the job in again.
-- A job is handed in while a dead site is still listed as connected: FLARE leaves it out when it cannot deploy to it.
-- Start-up takes 8 to 10 seconds with provisioning. A job takes 8 (idle machine) to 20 seconds (busy) from submission to
-  the first call; most of that is every process importing torch. A call of ten numbers to three sites takes 0.04
-  seconds, one of 5 million doubles each way 3 to 4 (busy; 5 seconds of processor time in all). It takes 7 seconds from the coordinator's end until FLARE calls it finished; nobody has to wait for that.
-- `client_outcome_wait_timeout` (900 seconds by default!) is how long FLARE holds a finished job open for a site that
-  has died meanwhile. It is read from the environment of the server: NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT.
+  6 seconds in the one run with `maint_msg_timeout` at 3, after 29 in the one with FLARE's default of 30. The sites' old
+  job processes were still there then; a new job ran beside them. Cure: hand the job in again.
+- A job is handed in while a dead site is still listed as connected: FLARE left it out and started with the others.
+- Seconds, with other work on the machine all the time (load 6 to 13 on two cores), so upper bounds: start-up with
+  provisioning 8 to 24; from submission to the first call 13 to 34 with three sites (every process imports torch, about
+  3 seconds of processor time each); a call of ten numbers to three sites 0.03 to 0.2; one of 5 million doubles each way
+  3 to 7 (5 seconds of processor time in all); from the coordinator's end until FLARE calls the job finished 6 to 9, for
+  which nobody has to wait.
+- From the source, not tried: FLARE holds a finished job open for a site whose end it has not heard of, up to
+  `client_outcome_wait_timeout` (900 seconds by default; NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT in the server's environment).
 """
 
 from __future__ import annotations
