@@ -20,7 +20,7 @@ What nvflare 2.9.0 does, with the settings of `rules` and `local` (two busy core
   3 to 7 (5 seconds of processor time in all); from the coordinator's end until FLARE calls the job finished 6 to 9, for
   which nobody has to wait.
 - From the source, not tried: FLARE holds a finished job open for a site whose end it has not heard of, up to
-  `client_outcome_wait_timeout` (900 seconds by default; NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT in the server's environment).
+  `client_outcome_wait_timeout` (900 seconds unless the server's environment has NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT).
 """
 
 from __future__ import annotations
