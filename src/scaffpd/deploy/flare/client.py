@@ -1,0 +1,78 @@
+"""What a site runs on FLARE: one published method, bytes in, bytes out.
+
+The class is part of the installed package and its job carries no code: a site runs only what its operator installed.
+Where the silo's file is comes from the site alone, never from the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import collab
+
+from scaffpd.deploy.transport import Answering
+from scaffpd.errors import InputError
+
+VARIABLE = "SCAFFPD_SILO"
+# A reply that starts like this is the site's refusal, not an answer. FLARE would send a raised exception's traceback
+# to the server; a refusal takes along nothing but its sentence.
+REFUSAL = b"\x00scaffpd refuses\x00"
+
+log = logging.getLogger(__name__)
+
+
+class SiloClient:
+    """The object that FLARE keeps at a site for as long as a job runs."""
+
+    def __init__(self) -> None:
+        self._silo: Answering | None = None
+        self._lock = threading.Lock()
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def answer(self, question: bytes) -> bytes:
+        """The silo's reply; nothing is ever raised."""
+        try:
+            with self._lock:
+                if self._silo is None:
+                    site = str(collab.site_name)
+                    self._silo = open_silo(site, silo_file(site_root(collab.workspace), site))
+                return self._silo.answer(question)
+        except InputError as mistake:
+            log.error("The silo does not answer: %s", mistake)
+        except Exception:
+            log.exception("The silo does not answer.")
+        return REFUSAL + b"The silo's own file or data cannot be used; its operator finds the reason in the site's log."
+
+
+def site_root(workspace: Any) -> Path:
+    """The site's own folder: the one that holds FLARE's `startup` and `local`."""
+    return Path(str(workspace.get_root_dir()))
+
+
+def silo_file(root: Path, site: str) -> Path:
+    """Where this site's silo.toml is: the environment variable says so, or it is in the site's folder `local`.
+
+    The variable may also name a folder that holds NAME.toml for every site on this machine.
+    """
+    file = Path(os.environ.get(VARIABLE) or root / "local" / "silo.toml")
+    if file.is_dir():
+        file = file / f"{site}.toml"
+    if not file.is_file():
+        raise InputError(f"There is no silo file {str(file)!r}: put it there, or name it in {VARIABLE}.")
+    return file.resolve()
+
+
+def open_silo(site: str, file: Path) -> Answering:
+    """The silo of a file, unless it is meant for another site than the one that FLARE has let in."""
+    from scaffpd.deploy.silo import Silo
+
+    silo: Silo = Silo.open(file)
+    if silo.name != site:
+        raise InputError(
+            f"{str(file)!r} is the silo {silo.name!r}, but FLARE knows this site as {site!r}: use its file."
+        )
+    return silo

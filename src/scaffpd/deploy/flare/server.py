@@ -1,0 +1,125 @@
+"""What the server runs on FLARE: the coordinator, over a `Transport` made of Collab calls.
+
+Every site gets its own bytes in its own thread with its own timeout: FLARE's group call would send all of them the
+same, and one dead site would hold up the others.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import collab
+from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+
+from scaffpd.deploy.flare.client import REFUSAL, site_root
+from scaffpd.deploy.transport import Failure
+from scaffpd.errors import InputError
+
+VARIABLE = "SCAFFPD_FEDERATION"
+GRACE = 2.0  # seconds that FLARE gets for its own timeout before it is not waited for any more
+GONE = ("target_unreachable", "no connection", "cannot send")
+
+
+class CollabTransport:
+    """Sites that take part in the running job.
+
+    Args:
+        proxies: FLARE's stand-in for every site.
+        aborted: whether the job has been told to end.
+    """
+
+    def __init__(self, proxies: Mapping[str, Any], aborted: Callable[[], bool] = lambda: False) -> None:
+        self._proxies = dict(proxies)
+        self._aborted = aborted
+
+    def sites(self) -> tuple[str, ...]:
+        """The sites of this job; FLARE lets nobody in later."""
+        return tuple(sorted(self._proxies))
+
+    def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
+        """Ask the named sites side by side; those that are not named are not waited for."""
+        arrived: queue.SimpleQueue[tuple[str, bytes | Failure | RunAborted]] = queue.SimpleQueue()
+        for site, question in questions.items():
+            threading.Thread(
+                target=self._deliver, args=(site, question, timeout, arrived), name=f"ask {site}", daemon=True
+            ).start()
+        late = Failure(f"No reply within {timeout:g} seconds.")
+        answers: dict[str, bytes | Failure] = dict.fromkeys(questions, late)
+        waiting, deadline = set(questions), time.monotonic() + timeout + GRACE
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            if self._aborted():
+                raise RunAborted("The job was told to end.")
+            try:
+                site, reply = arrived.get(timeout=min(left, 0.5))
+            except queue.Empty:
+                continue
+            if isinstance(reply, RunAborted):
+                raise reply
+            answers[site] = reply
+            waiting.discard(site)
+        return answers
+
+    def _deliver(self, site: str, question: bytes, timeout: float, arrived: queue.SimpleQueue[Any]) -> None:
+        try:
+            arrived.put((site, self._one(site, question, timeout)))
+        except RunAborted as end:
+            arrived.put((site, end))
+        except Exception as problem:  # whatever FLARE raises, the others' replies must not be lost
+            arrived.put((site, Failure(f"{type(problem).__name__}: {problem}")))
+
+    def _one(self, site: str, question: bytes, timeout: float) -> bytes | Failure:
+        if site not in self._proxies:
+            return Failure("The site is not part of this job.", gone=True)
+        try:
+            reply = self._proxies[site](timeout=timeout).answer(question)
+        except CollabCallError as problem:
+            return failure(problem, timeout)
+        if not isinstance(reply, bytes):
+            return Failure(f"The site sent {type(reply).__name__} instead of bytes.")
+        if reply.startswith(REFUSAL):
+            return Failure(reply.removeprefix(REFUSAL).decode("utf-8", "replace"))
+        return reply
+
+
+def failure(problem: CollabCallError, timeout: float) -> Failure:
+    """FLARE's error in words."""
+    text = str(problem)
+    if "timed out" in text:
+        return Failure(f"No reply within {timeout:g} seconds.")
+    return Failure(text, gone=any(mark in text.lower() for mark in GONE))
+
+
+class Coordinator:
+    """The object that FLARE runs at the server.
+
+    Args:
+        federation: path of federation.toml on the server; if empty, `SCAFFPD_FEDERATION` or the server's own folder
+            `local` say where it is.
+    """
+
+    def __init__(self, federation: str = "") -> None:
+        self.federation = federation  # FLARE writes constructor arguments down from attributes of the same name
+
+    @collab.main  # type: ignore[untyped-decorator]
+    def run(self) -> None:
+        """Coordinate until the run has ended, is paused or is aborted."""
+        from scaffpd.deploy.coordinate import coordinate
+
+        proxies = {str(proxy.name): proxy for proxy in collab.clients}
+        context = collab.context
+        file = federation_file(self.federation, site_root(collab.workspace))
+        coordinate(file, CollabTransport(proxies, lambda: bool(context.is_aborted())))
+
+
+def federation_file(named: str, root: Path) -> Path:
+    """Where the federation's file is: the job says so, or the environment, or it is in the server's folder `local`."""
+    file = Path(named or os.environ.get(VARIABLE) or root / "local" / "federation.toml")
+    if not file.is_file():
+        raise InputError(f"There is no federation file {str(file)!r}: put it there, or name it in {VARIABLE}.")
+    return file

@@ -1,0 +1,406 @@
+"""FLARE without any process: what travels, what is written, what is refused, and when a job is started anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd[flare]'")
+
+import yaml
+from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+from nvflare.fuel.utils import fobs
+
+from scaffpd.deploy.flare import client, job, rules, server, supervise
+from scaffpd.deploy.flare.local import FlareEngine, free_ports
+from scaffpd.deploy.flare.processes import Processes
+from scaffpd.deploy.flare.project import Project, write_project
+from scaffpd.deploy.flare.session import Admin
+from scaffpd.deploy.transport import Failure
+from scaffpd.errors import InputError
+
+
+class Proxy:
+    """FLARE's stand-in for a site."""
+
+    def __init__(self, reply):
+        self.reply = reply
+
+    def __call__(self, timeout):
+        self.timeout = timeout
+        return types.SimpleNamespace(answer=self.answer)
+
+    def answer(self, question):
+        return self.reply(question, self.timeout)
+
+
+def hangs(question, timeout):
+    time.sleep(timeout)
+    raise CollabCallError("b", "answer", TimeoutError(f"function answer timed out after {timeout} seconds"))
+
+
+def raises(error):
+    def reply(question, timeout):
+        raise error
+
+    return reply
+
+
+def test_every_site_gets_its_own_bytes():
+    transport = server.CollabTransport({name: Proxy(lambda q, t: q[::-1]) for name in "ba"})
+    assert transport.sites() == ("a", "b")
+    assert transport.ask({"a": b"12", "b": b"34"}, 1.0) == {"a": b"21", "b": b"43"}
+
+
+def test_only_those_asked_are_waited_for():
+    transport = server.CollabTransport({"a": Proxy(lambda q, t: q), "b": Proxy(hangs)})
+    start = time.monotonic()
+    assert transport.ask({"a": b"1"}, 5.0) == {"a": b"1"}
+    assert time.monotonic() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (hangs, "No reply within 0.2 seconds."),
+        (raises(CollabCallError("b", "answer", "broken")), "broken"),
+        (raises(OSError("surprise")), "surprise"),
+        (lambda q, t: "text", "str instead of bytes"),
+        (lambda q, t: client.REFUSAL + b"Not with me.", "Not with me."),
+    ],
+)
+def test_a_site_that_fails_does_not_keep_the_others_back(reply, words):
+    transport = server.CollabTransport({"a": Proxy(lambda q, t: q), "b": Proxy(reply)})
+    answers = transport.ask({"a": b"1", "b": b"2"}, 0.2)
+    assert answers["a"] == b"1"
+    assert isinstance(answers["b"], Failure)
+    assert words in answers["b"].reason
+
+
+def test_a_site_of_no_job_is_gone():
+    answer = server.CollabTransport({}).ask({"z": b"1"}, 0.2)["z"]
+    assert isinstance(answer, Failure)
+    assert answer.gone
+
+
+def test_a_call_that_outlives_its_timeout_is_given_up(monkeypatch):
+    monkeypatch.setattr(server, "GRACE", 0.1)
+    release = threading.Event()
+    transport = server.CollabTransport({"a": Proxy(lambda q, t: release.wait(5) and q)})
+    start = time.monotonic()
+    answer = transport.ask({"a": b"1"}, 0.1)["a"]
+    release.set()
+    assert isinstance(answer, Failure)
+    assert time.monotonic() - start < 2.0
+
+
+def test_an_aborted_job_ends_the_question():
+    transport = server.CollabTransport({"a": Proxy(hangs)}, aborted=lambda: True)
+    with pytest.raises(RunAborted):
+        transport.ask({"a": b"1"}, 30.0)
+    transport = server.CollabTransport({"a": Proxy(raises(RunAborted("end")))})
+    with pytest.raises(RunAborted):
+        transport.ask({"a": b"1"}, 30.0)
+
+
+def test_bytes_travel_as_they_are_and_nothing_is_pickled():
+    payload = bytes(range(256)) * 4096
+    packed = fobs.dumps({"kwargs": {"question": payload}})
+    assert payload in bytes(packed)  # no base64, no copy in another form
+    assert len(packed) < len(payload) + 1000
+    assert b"pickle" not in bytes(packed)
+    assert fobs.loads(packed)["kwargs"]["question"] == payload
+
+
+def test_a_silo_is_found_only_by_what_is_local(tmp_path, monkeypatch):
+    monkeypatch.delenv(client.VARIABLE, raising=False)
+    with pytest.raises(InputError, match="no silo file"):
+        client.silo_file(tmp_path, "north")
+    own = tmp_path / "local" / "silo.toml"
+    own.parent.mkdir()
+    own.touch()
+    assert client.silo_file(tmp_path, "north") == own.resolve()
+    other = tmp_path / "north.toml"
+    other.touch()
+    monkeypatch.setenv(client.VARIABLE, str(other))
+    assert client.silo_file(tmp_path, "north") == other.resolve()
+    monkeypatch.setenv(client.VARIABLE, str(tmp_path))
+    assert client.silo_file(tmp_path, "north") == other.resolve()
+
+
+def test_a_silo_of_another_name_is_refused(monkeypatch, tmp_path):
+    fake = types.ModuleType("scaffpd.deploy.silo")
+    fake.Silo = types.SimpleNamespace(open=lambda file: types.SimpleNamespace(name="south"))
+    monkeypatch.setitem(sys.modules, "scaffpd.deploy.silo", fake)
+    with pytest.raises(InputError, match="'south', but FLARE knows this site as 'north'"):
+        client.open_silo("north", tmp_path / "silo.toml")
+
+
+def test_a_refusal_tells_nothing_but_its_sentence(monkeypatch):
+    secret = "/data/patients.csv has no column 'hiv'"
+    monkeypatch.setattr(client, "site_root", raises_input(secret))
+    monkeypatch.setattr(client, "collab", types.SimpleNamespace(site_name="north", workspace=None))
+    reply = client.SiloClient().answer(question=b"1")
+    assert reply.startswith(client.REFUSAL)
+    assert b"hiv" not in reply
+    assert b"patients" not in reply
+
+
+def raises_input(words):
+    def reply(*_):
+        raise InputError(words)
+
+    return reply
+
+
+def test_the_federation_file_is_named_by_the_job_the_environment_or_the_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv(server.VARIABLE, raising=False)
+    with pytest.raises(InputError, match="no federation file"):
+        server.federation_file("", tmp_path)
+    file = tmp_path / "f.toml"
+    file.touch()
+    assert server.federation_file(str(file), tmp_path) == file
+    monkeypatch.setenv(server.VARIABLE, str(file))
+    assert server.federation_file("", tmp_path) == file
+
+
+# --- what is written
+
+
+def test_the_job_carries_no_code(tmp_path):
+    folder = job.write_job("hospitals", tmp_path, quorum=3)
+    assert {file.suffix for file in folder.rglob("*") if file.is_file()} == {".json"}
+    meta = json.loads((folder / "meta.json").read_text())
+    assert meta["min_clients"] == 3
+    for part, allowed in (("server", job.SERVER_CLASSES), ("client", job.SITE_CLASSES)):
+        config = (folder / "app" / "config" / f"config_fed_{part}.json").read_text()
+        assert paths(json.loads(config)) == set(allowed)
+        assert "silo.toml" not in config
+
+
+def test_the_jobs_path_of_the_federation_survives_flare(tmp_path):
+    folder = job.write_job("hospitals", tmp_path, federation="/somewhere/federation.toml")
+    assert "/somewhere/federation.toml" in (folder / "app" / "config" / "config_fed_server.json").read_text()
+
+
+def paths(node):
+    if isinstance(node, dict):
+        return ({node["path"]} if "path" in node else set()).union(*map(paths, node.values()))
+    return set().union(*map(paths, node)) if isinstance(node, list) else set()
+
+
+def test_a_project_names_server_silos_and_coordinator(tmp_path):
+    written = write_project(Project("hospitals", ("north", "south"), "fl.example.org", quorum=2), tmp_path)
+    document = yaml.safe_load(written.project.read_text())
+    kinds = {person["name"]: person["type"] for person in document["participants"]}
+    assert kinds == {
+        "fl.example.org": "server",
+        "north": "client",
+        "south": "client",
+        "coordinator@scaffpd.org": "admin",
+    }
+    assert any("nvflare provision -p project.yml" in line for line in written.coordinator)
+    assert any(str(written.job) in line for line in written.coordinator)
+    assert any("start.sh" in line for line in written.silo)
+    assert written.job.is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "two words"}, "two words"),
+        ({"silos": ("Long Beach",)}, "Long Beach"),
+        ({"silos": ()}, "at least one silo"),
+        ({"silos": ("a", "a")}, "name of its own"),
+        ({"silos": ("server",)}, "called like the server"),
+        ({"host": "-nowhere"}, "-nowhere"),
+    ],
+)
+def test_names_that_flare_cannot_use_are_refused(change, words):
+    with pytest.raises(InputError, match=words):
+        Project(**({"name": "f", "silos": ("a",), "host": "localhost"} | change))
+
+
+def test_a_site_allows_two_classes_no_code_and_no_log_streaming(tmp_path):
+    local = tmp_path
+    default = {"client": {}, "components": [{"id": "site_log_streamer"}, {"id": "resource_manager"}]}
+    (local / "resources.json.default").write_text(json.dumps(default))
+    (local / "log_config.json.default").write_text(json.dumps({"loggers": {"root": {"handlers": ["x"]}}}))
+    builder = rules.SiteRules()
+    builder._write(local, builder._site)
+    resources = json.loads((local / "resources.json").read_text())
+    assert resources["class_allow_list"] == list(job.SITE_CLASSES)
+    assert resources["allow_log_streaming"] is False
+    assert [part["id"] for part in resources["components"]] == ["resource_manager"]
+    rights = json.loads((local / "authorization.json").read_text())["permissions"]
+    assert all(role.get("byoc", "none") == "none" for role in rights.values())
+
+
+def test_tls_cannot_be_turned_off(tmp_path):
+    with pytest.raises(InputError, match="mutual TLS"):
+        FlareEngine(tmp_path / "f.toml", {"a": tmp_path / "a.toml"}, tmp_path, tls=False)
+
+
+def test_an_engine_that_was_never_started_stops_quietly(tmp_path):
+    engine = FlareEngine(tmp_path / "f.toml", {"a": tmp_path / "a.toml"}, tmp_path)
+    assert not engine.running()
+    assert engine.connected() == set()
+    engine.stop()
+    engine.stop()
+    assert engine.pids() == set()
+
+
+def test_ports_are_free_and_different():
+    assert len(set(free_ports(4))) == 4
+
+
+def test_a_folder_without_a_kit_is_no_administrator(tmp_path):
+    with pytest.raises(InputError, match="startup kit"):
+        Admin(tmp_path, tmp_path / "log")
+
+
+def test_processes_are_found_by_their_mark_and_all_of_them_killed(tmp_path):
+    (tmp_path / "parent.py").write_text(
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        "time.sleep(60)\n"
+    )
+    processes = Processes()
+    path = os.pathsep.join([str(Path(client.__file__).parents[3]), str(tmp_path)])
+    processes.start("north", ["parent"], tmp_path, tmp_path / "log", {"PYTHONPATH": path})
+    deadline = time.monotonic() + 10
+    while len(processes.pids("north")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(processes.pids("north")) == 2
+    assert processes.pids("south") == set()
+    assert not Processes().pids()
+    processes.kill("north")
+    assert processes.pids() == set()
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)\n")
+    program = (
+        "import os, sys, time; from pathlib import Path; from scaffpd.deploy.flare.processes import Processes\n"
+        "processes = Processes()\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "processes.start('north', ['sleeper'], folder, folder / 'log', {'PYTHONPATH': os.environ['PYTHONPATH']})\n"
+        "time.sleep(2); print(processes.mark, flush=True); os._exit(1)\n"
+    )
+    source = str(Path(client.__file__).parents[3])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([source, str(tmp_path)])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    orphans = Processes()
+    orphans.mark = done.stdout.strip()
+    assert len(orphans.mark) == 32, done.stderr
+    deadline = time.monotonic() + 10
+    while orphans.pids() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert orphans.pids() == set()
+
+
+# --- the supervisor
+
+
+class Scripted:
+    """A job that goes through a list of lives; each is (rounds at its end, whether the outcome is final then)."""
+
+    def __init__(self, lives, sites=("a", "b"), outside=()):
+        self.lives, self.sites, self.away = list(lives), set(sites), set(outside)
+        self.rounds, self.final, self.looks = 0, False, 0
+        self.events = []
+
+    def submit(self):
+        self.events.append("submit")
+        self.looks = 2
+
+    def running(self):
+        if self.looks > 0:
+            self.looks -= 1
+            self.rounds += self.looks > 0
+            if self.looks == 0:
+                self.rounds, self.final = self.lives.pop(0)
+        return self.looks > 0
+
+    def abort(self):
+        self.events.append("abort")
+        self.looks, self.away = 1, set()
+
+    def connected(self):
+        return self.sites
+
+    def outside(self):
+        return self.away
+
+
+def supervised(scripted, **limits):
+    said = []
+    settings = supervise.Limits(every=0.001) if not limits else supervise.Limits(**({"every": 0.001} | limits))
+    run = supervise.Supervisor(scripted, lambda: scripted.final, lambda: scripted.rounds, settings, said.append)
+    run.run()
+    return said
+
+
+def test_a_run_that_ends_well_is_submitted_once():
+    scripted = Scripted([(10, True)])
+    assert supervised(scripted) == []
+    assert scripted.events == ["submit"]
+
+
+def test_a_job_that_died_is_submitted_again():
+    scripted = Scripted([(3, False), (3, False), (9, False), (10, True)])
+    said = supervised(scripted)
+    assert scripted.events == ["submit"] * 4
+    assert said[0] == "The job ended early; it is started anew from round 3."
+
+
+def test_standstill_is_given_up_with_a_sentence():
+    scripted = Scripted([(3, False)] * 9)
+    with pytest.raises(InputError, match="ended 4 times without completing a round"):
+        supervised(scripted, attempts=4)
+    assert len(scripted.events) == 5
+
+
+def test_a_site_that_is_back_restarts_the_job_once():
+    scripted = Scripted([(50, False), (60, True)], outside={"b"})
+    scripted.submit()
+    scripted.looks = 50
+    said = supervised(scripted, settle=0.0)
+    assert scripted.events == ["submit", "abort", "submit"]
+    assert said[0].startswith("b can take part again")
+
+
+def test_a_site_that_is_outside_a_job_that_stands_still_restarts_nothing():
+    scripted = Scripted([(0, False), (0, False), (1, True)], outside={"b"})
+    supervised(scripted, settle=0.0)
+    assert "abort" not in scripted.events
+
+
+def test_too_few_sites_are_waited_for_and_then_given_up():
+    scripted = Scripted([], sites=("a",))
+    with pytest.raises(InputError, match="Only 1 of at least 2 silos"):
+        supervised(scripted, quorum=2, waiting=0.05)
+
+
+def test_time_is_limited():
+    scripted = Scripted([(n, False) for n in range(1, 10_000)])
+    with pytest.raises(InputError, match=r"not over after 0\.05 seconds"):
+        supervised(scripted, seconds=0.05)
+
+
+def test_the_outcome_is_final_only_if_the_file_says_so(tmp_path):
+    file = tmp_path / "outcome.json"
+    final = supervise.final_outcome(file)
+    assert not final()
+    file.write_text("{")
+    assert not final()
+    file.write_text(json.dumps({"final": True}))
+    assert final()
