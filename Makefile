@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 
-.PHONY: demo test test-all lint format types bench clean
+.PHONY: demo test test-deploy test-all lint format types bench clean
 
 demo: $(READY)
 	$(BIN)/scaffpd demo $(DEMO)
@@ -13,8 +13,13 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n auto
 
+# real processes of FLARE and Flower with TLS; one after the other, they are many already
+test-deploy: $(READY)
+	$(BIN)/python -m pytest -m "deploy and not long"
+
 test-all: $(READY)
-	$(BIN)/python -m pytest -n auto -m "long or not long"
+	$(BIN)/python -m pytest -n auto -m "not deploy"
+	$(BIN)/python -m pytest -m deploy
 
 lint: $(READY)
 	$(BIN)/ruff check .

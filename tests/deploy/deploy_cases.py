@@ -137,5 +137,5 @@ def run(path, places, script=None):
     return coordinate(path, transport), transport
 
 
-QUICK = '\n[faults]\nquorum = 2\nstart_timeout = 0.2\nprobe = 0.1\ntimeout = 5.0\n'
+QUICK = "\n[faults]\nquorum = 2\nstart_timeout = 0.2\nprobe = 0.1\ntimeout = 5.0\n"
 nan = np.nan

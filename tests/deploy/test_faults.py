@@ -22,7 +22,7 @@ from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.federation_file import FederationFile
 from scaffpd.deploy.run_folder import RunFolder
 
-SCAFF_PD = {'[objective]': '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]'}
+SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]'}
 TOL = 1e-6
 
 
@@ -56,7 +56,10 @@ def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, 
     assert set(outcome.members) == set(places) - {who}
     assert who in outcome.sentence
     assert [e["what"] for e in events(path) if e["silo"] == who][:1] == ["absent"]
-    assert any(e["what"] == "dropped" for e in events(path)) or not RunFolder(FederationFile.read(path).folder).segments()[1:]
+    assert (
+        any(e["what"] == "dropped" for e in events(path))
+        or not RunFolder(FederationFile.read(path).folder).segments()[1:]
+    )
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3, 4, 5])
@@ -107,7 +110,11 @@ def test_a_restarted_silo_costs_an_exchange_and_changes_no_number(tmp_path, mome
 def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, kind, moment):
     change = {} if kind == "Fair" else SCAFF_PD
     if kind == "Scaffold":
-        change = {'[objective]\nkind = "ChiSquare"\nrho = 0.1\n': '[algorithm]\nkind = "Scaffold"\n', "tol = 1e-6": "tol = 0", "500": "8"}
+        change = {
+            '[objective]\nkind = "ChiSquare"\nrho = 0.1\n': '[algorithm]\nkind = "Scaffold"\n',
+            "tol = 1e-6": "tol = 0",
+            "500": "8",
+        }
     path, places = federation(tmp_path / "a", replacing=change, more=QUICK)
     other, elsewhere = federation(tmp_path / "b", replacing=change, more=QUICK)
     with pytest.raises(Killed):
@@ -191,7 +198,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_silo_that_returns_garbage_is_left_out_and_not_asked_for_ever(tmp_path, lie):
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
-    outcome, transport = run(path, places, {9: [("lie", "va", LIES[lie])]})
+    outcome, _ = run(path, places, {9: [("lie", "va", LIES[lie])]})
     is_right(path, places, outcome)
     assert set(outcome.members) == set(places) - {"va"}
     assert {e["silo"] for e in events(path)} == {"va"}
@@ -256,7 +263,8 @@ def test_everybody_gone(tmp_path):
 
 
 def test_divergence_is_called_by_its_name_and_nobody_is_blamed(tmp_path):
-    text = '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n[algorithm.steps]\nkind = "Fixed"\ntau = 1e9\nsigma = 1.0\nlocal_rate = 1e6\n\n[objective]'
+    steps = '[algorithm.steps]\nkind = "Fixed"\ntau = 1e9\nsigma = 1.0\nlocal_rate = 1e6\n\n[objective]'
+    text = f'[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n{steps}'
     path, places = federation(tmp_path, replacing={"[objective]": text, '"logistic"': '"squared"'}, more=QUICK)
     outcome, _ = run(path, places)
     assert outcome.status == "diverged"

@@ -19,7 +19,8 @@ import yaml
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.fuel.utils import fobs
 
-from scaffpd.deploy.flare import client, job, rules, server, supervise
+from scaffpd.deploy import supervise
+from scaffpd.deploy.flare import client, job, rules, server
 from scaffpd.deploy.flare.local import FlareEngine, free_ports
 from scaffpd.deploy.flare.processes import Processes
 from scaffpd.deploy.flare.project import Project, write_project
@@ -344,7 +345,8 @@ class Scripted:
 def supervised(scripted, **limits):
     said = []
     settings = supervise.Limits(every=0.001) if not limits else supervise.Limits(**({"every": 0.001} | limits))
-    run = supervise.Supervisor(scripted, lambda: scripted.final, lambda: scripted.rounds, settings, said.append)
+    folder = types.SimpleNamespace(final=lambda: scripted.final, rounds=lambda: scripted.rounds)
+    run = supervise.Supervisor(scripted, folder, settings, said.append)
     run.run()
     return said
 
@@ -394,13 +396,3 @@ def test_time_is_limited():
     scripted = Scripted([(n, False) for n in range(1, 10_000)])
     with pytest.raises(InputError, match=r"not over after 0\.05 seconds"):
         supervised(scripted, seconds=0.05)
-
-
-def test_the_outcome_is_final_only_if_the_file_says_so(tmp_path):
-    file = tmp_path / "outcome.json"
-    final = supervise.final_outcome(file)
-    assert not final()
-    file.write_text("{")
-    assert not final()
-    file.write_text(json.dumps({"final": True}))
-    assert final()

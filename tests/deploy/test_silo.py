@@ -79,7 +79,9 @@ def test_the_table_of_needs_is_exact(tmp_path):
 @pytest.fixture
 def ready(tmp_path):
     """A silo after a run, and what it would be asked next."""
-    path, places = federation(tmp_path, replacing={"[objective]": '[algorithm]\nkind = "ScaffPD"\n\n[objective]'}, more=QUICK)
+    path, places = federation(
+        tmp_path, replacing={"[objective]": '[algorithm]\nkind = "ScaffPD"\n\n[objective]'}, more=QUICK
+    )
     outcome, transport = run(path, places)
     assert outcome.final
     setup = RunFolder(FederationFile.read(path).folder).setup()
@@ -113,7 +115,7 @@ def test_sound_questions_are_answered(ready):
         ("local_updates", {"plan": {**PLAN, "steps": -1}}, "cannot be carried out"),
         ("local_updates", {"plan": {**PLAN, "steps": "many"}}, "local steps are asked for"),
         ("local_updates", {"plan": {"steps": 1}}, "not complete"),
-        ("local_updates", {"plan": {**PLAN, "rate": float(1e308) * 10 if False else "x"}}, "number rate"),
+        ("local_updates", {"plan": {**PLAN, "rate": "x"}}, "number rate"),
         ("local_updates", {"plan": {**PLAN, "batch_size": 1}}, "A batch of 1 rows"),
         ("gradients", {"batch_size": 1}, "A batch of 1 rows is asked for; this silo answers for 20 or more"),
         ("gradients", {"batch_size": True}, "A batch of True rows"),
@@ -140,18 +142,20 @@ def test_vectors_are_checked(ready):
 
 
 def test_what_is_missing_is_named(ready):
-    ask, silo, setup = ready
+    ask, _, _ = ready
     assert ask("gradients", {}, vectors={"x": "f" * 32}).values["names"] == ["f" * 32]
     assert ask("gradients", setup="another").values["names"] == ["setup"]
 
 
 def test_another_process_of_the_silo_goes_on_from_what_was_kept(ready):
-    ask, silo, setup = ready
+    _, silo, setup = ready
     kept = silo.kept()
     other = Silo(silo.file)
     other.restore(kept)
     x = np.zeros(27)
-    question = encode(Message("gradients", {"setup": setup.digest, "vectors": {"x": digest(x)}, "question": "1"}, {digest(x): x}))
+    question = encode(
+        Message("gradients", {"setup": setup.digest, "vectors": {"x": digest(x)}, "question": "1"}, {digest(x): x})
+    )
     assert other.answer(question) == silo.answer(question)
     rows = silo.data.encoded(dict(setup.schema), setup.mean, setup.deviation).train[0]
     assert rows[0].tobytes() not in kept
@@ -207,7 +211,7 @@ def test_a_silo_whose_schema_differs_is_refused_with_its_column(tmp_path):
 
 
 def test_an_exception_in_a_silo_says_its_kind_and_nothing_else(tmp_path, monkeypatch, caplog):
-    path, places = federation(tmp_path)
+    _, places = federation(tmp_path)
     silo = opened(places)["va"]
     monkeypatch.setattr("scaffpd.deploy.silo.Silo._describe", lambda *_: 1 / 0)
     answer = decode(silo.answer(encode(Message("describe", {"question": "7"}))), 2**20)
@@ -220,7 +224,8 @@ def test_an_entry_may_return_rows_or_a_cohort(tmp_path):
     plain = coordinate(path, Faulty(places))
     code = (
         "import numpy as np\nimport scaffpd as sp\n"
-        "def rows():\n    r = np.random.default_rng(SEED)\n    return r.standard_normal((60, 5)), r.integers(0, 2, 60)\n"
+        "def rows():\n    r = np.random.default_rng(SEED)\n"
+        "    return r.standard_normal((60, 5)), r.integers(0, 2, 60)\n"
         "def cohort():\n    return sp.Cohort({NAME: rows()}, sp.Linear('logistic', l2=0.1))\n"
     )
     for entry in ("rows", "cohort"):

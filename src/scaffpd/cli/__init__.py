@@ -16,6 +16,7 @@ import typer
 import scaffpd
 from scaffpd.cli.compare import compare
 from scaffpd.cli.demo import demo
+from scaffpd.cli.deploy import deploy
 from scaffpd.cli.features import features
 from scaffpd.cli.images import reproduce
 from scaffpd.cli.silo import silo
@@ -34,6 +35,7 @@ app.command()(compare)
 app.command()(features)
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(silo, name="silo")
+app.add_typer(deploy, name="deploy")
 
 
 def _version(wanted: bool) -> None:

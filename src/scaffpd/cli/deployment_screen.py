@@ -39,7 +39,9 @@ class Screen:
             self.live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.live is not None:
             self.live.stop()
 
@@ -50,7 +52,9 @@ class Screen:
     def watch(self, line: Mapping[str, Any]) -> None:
         """A line of the run's progress."""
         if "event" in line:
-            self.console.print(f"round {line['event']['round']}: {line['event']['sentence']}", highlight=False, markup=False)
+            self.console.print(
+                f"round {line['event']['round']}: {line['event']['sentence']}", highlight=False, markup=False
+            )
             return
         self.last = line
         if self.live is not None:
@@ -77,7 +81,9 @@ class Screen:
         table = Table(box=None, pad_edge=False)
         for heading in ("silo", "loss", "weight", ""):
             table.add_column(heading, justify="right" if heading in ("loss", "weight") else "left")
-        numbers = {name: (loss, w) for name, loss, w in zip(line["members"], line["losses"], line["weights"], strict=True)}
+        numbers = {
+            name: (loss, w) for name, loss, w in zip(line["members"], line["losses"], line["weights"], strict=True)
+        }
         for name in self.silos:
             if name not in numbers:
                 table.add_row(name, "", "", "dropped", style="dim")

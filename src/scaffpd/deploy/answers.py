@@ -96,8 +96,8 @@ class RemoteGradients(Answers):
         got = self.remote.further(CURVATURE, self, {"metric": metric}, {"V": V.numpy()}, up=k * k + k + 1)
         Q = self._average({i: parts["curvature"] for i, parts in got.items()}, self._weights(weights))
         slopes, sizes = self._vectors @ V, (self._vectors.square() / metric).sum(1)
-        Q = Q.double().numpy()
-        return Restriction(self._spread(slopes), (Q + Q.T) / 2, self._spread(sizes))
+        bend = Q.double().numpy()
+        return Restriction(self._spread(slopes), (bend + bend.T) / 2, self._spread(sizes))
 
     def diagonal(self, weights: Vector) -> Tensor:
         """One exchange: a vector up."""
@@ -106,8 +106,9 @@ class RemoteGradients(Answers):
     def diagonals(self) -> Tensor:
         """One exchange: a vector up; the mean of the others for a silo that does not answer."""
         got = self._diagonals()
-        mean = np.mean(list(got.values()), axis=0)
-        return self._tensor(np.stack([got.get(i, mean) for i in self.chosen]))
+        mean: Array = np.mean(list(got.values()), axis=0)
+        rows: list[Array] = [got.get(i, mean) for i in self.chosen]
+        return self._tensor(np.stack(rows))
 
     def _diagonals(self) -> dict[int, Array]:
         got = self.remote.further(DIAGONAL, self, {}, {}, up=len(self.asked.like))
@@ -120,7 +121,8 @@ class RemoteGradients(Answers):
         stack = self._tensor(np.stack([got[self.chosen[j]] for j in there]))
         if heard == 0:
             return stack.mean(0) * total
-        return torch.tensordot(weights[there], stack, dims=1) * (1.0 if len(there) == len(weights) else total / heard)
+        mixed: Tensor = torch.tensordot(weights[there], stack, dims=1)
+        return mixed if len(there) == len(weights) else mixed * (total / heard)
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self.asked.like)

@@ -125,7 +125,7 @@ class _Run:
         """Leave out a silo that does not take the agreement; the first agreement has no exceptions."""
         if isinstance(trouble, Refusal) and not self.folder.segments():
             raise trouble
-        self._record(Event(self._rounds(), trouble.name, "absent", str(trouble)))
+        self._record(Event(self.folder.rounds(), trouble.name, "absent", str(trouble)))
         return [name for name in members if name != trouble.name]
 
     def _segment(self, members: Sequence[str]) -> Segment:
@@ -139,7 +139,9 @@ class _Run:
         for name in self.file.silos if segments else ():
             was, now = name in segments[-1].members, name in members
             if was != now:
-                what, words = ("joined", "is part of the objective again") if now else ("dropped", "is left out from here on")
+                what, words = (
+                    ("joined", "is part of the objective again") if now else ("dropped", "is left out from here on")
+                )
                 self._record(Event(before, name, what, f"Silo {name!r} {words}."))
         self.folder.begin(segment, x)
         return segment
@@ -150,7 +152,7 @@ class _Run:
         roster = Roster(
             self.line, segment.members, self.policy, self._record, dropped, self.absences, self.strikes
         )  # fmt: skip
-        roster.round = self._rounds()
+        roster.round = self.folder.rounds()
         remote = Remote(roster, facts)
         while True:
             try:
@@ -221,11 +223,13 @@ class _Run:
         segments = self.folder.segments()
         self.folder.write_rounds(self.file.silos)
         members = segments[-1].members if segments else ()
-        return Outcome(PAUSED, False, f"{sentence} The run waits after round {self._rounds()}.", members, self._rounds())
-
-    def _rounds(self) -> int:
-        segments = self.folder.segments()
-        return segments[-1].before + self.folder.reached(segments[-1])[1] if segments else 0
+        return Outcome(
+            PAUSED,
+            False,
+            f"{sentence} The run waits after round {self.folder.rounds()}.",
+            members,
+            self.folder.rounds(),
+        )
 
     def _progress(self, segment: Segment, remote: Remote, moment: Moment) -> None:
         state = moment.state

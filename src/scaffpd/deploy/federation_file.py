@@ -76,10 +76,11 @@ class FederationFile:
             raise top.refusal("silos", 'the names of all silos, such as ["north", "south"],')
         training = top.section("training", ("rounds", "tol", "seed"))
         tol = training.number("tol", 1e-6, "a number >= 0 (0: no certificate is waited for)", 0, float("inf"))
+        folder = top.file.parent / Path(top.text("folder", "run")).expanduser()
         return cls(
-            top.file, top.text("name", "federation"), silos, top.file.parent / Path(top.text("folder", "run")).expanduser(),
-            _model(top), _features(top), _algorithm(top), training.whole("rounds", 1000, 1), tol or None,
-            training.whole("seed", 0), _policy(top, len(silos)), _server(top),
+            top.file, top.text("name", "federation"), silos, folder, _model(top), _features(top), _algorithm(top),
+            training.whole("rounds", 1000, 1), tol or None, training.whole("seed", 0), _policy(top, len(silos)),
+            _server(top),
         )  # fmt: skip
 
 
@@ -130,7 +131,9 @@ def _algorithm(top: Section) -> Any:
     if "objective" in top.values:
         if "objective" not in takes:
             raise InputError(f"{kind} has an objective of its own: leave [objective] out of {top.file.name!r}.")
-        given["objective"] = _made(top, "objective", top.section("objective", top.values["objective"]).values, objectives)
+        given["objective"] = _made(
+            top, "objective", top.section("objective", top.values["objective"]).values, objectives
+        )
     elif "objective" in takes and takes["objective"].default is inspect.Parameter.empty:
         raise InputError(f'{kind} needs an [objective] in {top.file.name!r}, such as kind = "ChiSquare" and rho = 0.1.')
     return _called(top, "algorithm", chosen, given)

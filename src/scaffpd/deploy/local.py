@@ -1,9 +1,9 @@
 """A federation of real processes on this machine: brought up, watched, taken down, nothing left but its results.
 
-    federation.toml, NAME/silo.toml, NAME/patients.csv    what was deployed (the hospitals, where nothing else is given)
-    deployment.json                                       how, so that it can be resumed
-    run/                                                  the coordinator's folder, see `run_folder`
-    engine/                                               what the engine writes; removed at the end
+federation.toml, NAME/silo.toml, NAME/patients.csv    what was deployed (the hospitals, where nothing else is given)
+deployment.json                                       how, so that it can be resumed
+run/                                                  the coordinator's folder, see `run_folder`
+engine/                                               what the engine writes; removed at the end
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class LocalDeployment:
         (self.folder / NOTE).write_text(json.dumps(note, indent=1), encoding="utf-8")
         return self
 
-    def run(self, watch: Watch, say: Callable[[str], object], seconds: float = float("inf"), keep: bool = False) -> Outcome:
+    def run(
+        self, watch: Watch, say: Callable[[str], object], seconds: float = float("inf"), keep: bool = False
+    ) -> Outcome:
         """Bring everything up, see the run through, take everything down."""
         file, work = FederationFile.read(self.federation), self.folder / WORK
         folder = RunFolder(file.folder)

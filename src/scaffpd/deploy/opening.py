@@ -40,12 +40,17 @@ class Facts:
 
 
 def negotiate(
-    line: Line, members: Sequence[str], algorithm: str, model: Mapping[str, Any], settings: Mapping[str, Any], timeout: float
+    line: Line,
+    members: Sequence[str],
+    algorithm: str,
+    model: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    timeout: float,
 ) -> Setup:
     """Agree on columns, categories, labels, means and deviations."""
     ask = _asker(line, members, timeout)
     described = {name: reply.values.get("description") for name, reply in ask(Question("describe")).items()}
-    schema = agree(described, bool(settings.get("standardise", True)))  # type: ignore[arg-type]
+    schema = agree(described, bool(settings.get("standardise", True)))
     if schema["task"] == PREPARED:
         return Setup(algorithm, model, schema, np.zeros(0), np.zeros(0), "")
     first = {name: reply.arrays for name, reply in ask(Question("totals", {"schema": schema})).items()}
@@ -60,7 +65,7 @@ def _completed(model: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str,
     labels = schema.get("labels")
     classes = len(labels) if isinstance(labels, list) else 0
     if model.get("loss") == "logistic" and classes not in (0, 2):
-        raise InputError(f"Logistic loss has two classes, but the silos have {classes} labels: use loss = \"softmax\".")
+        raise InputError(f'Logistic loss has two classes, but the silos have {classes} labels: use loss = "softmax".')
     needs_classes = model.get("loss") == "softmax" or (model.get("loss") == "squared" and classes)
     return {**model, "classes": classes} if needs_classes and classes and not model.get("classes") else dict(model)
 

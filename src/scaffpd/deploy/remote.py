@@ -1,8 +1,8 @@
 r"""`Remote`: silos behind a transport as a `Federation`. Algorithms and the training loop cannot tell it from a cohort.
 
 A round of Scaff-PD is two exchanges: x down and (L_i, c_i) up; c down and d_i up. x is sent whole also where a cohort
-counts on clients to form it from what they have, and so are the columns of V. Scalars such as ⟨c_i, v⟩ need no exchange,
-for the c_i are here. What stands in for a silo that does not answer is `roster`'s rule.
+counts on clients to form it from what they have, and so are the columns of V. Scalars such as ⟨c_i, v⟩ need no
+exchange, for the c_i are here. What stands in for a silo that does not answer is `roster`'s rule.
 """
 
 from __future__ import annotations
@@ -161,9 +161,7 @@ class Remote:
             vectors["correction"] = correction
         corrections = len(chosen) * self.dimension * (correction is not None or isinstance(at, Memory))
         again = 2 if plan.snapshot is not None else 1
-        self._count(
-            exchanges=1, down=self._new(x, chosen) + corrections, up=again * len(chosen) * self.dimension
-        )
+        self._count(exchanges=1, down=self._new(x, chosen) + corrections, up=again * len(chosen) * self.dimension)
         shapes = {"d": (self.dimension,)} | ({} if plan.snapshot is None else {"snapshot": (self.dimension,)})
         got = self._ask(needs.UPDATES, chosen, vectors, values, shapes, own=own)
         return self._updates(chosen, got, self._frozen(correction, plan), plan.snapshot)
@@ -217,7 +215,9 @@ class Remote:
     ) -> dict[int, Mapping[str, Array]]:
         """Another question about a point that silos have answered at."""
         k = arrays["V"].shape[1] if "V" in arrays else 0
-        shapes: Shapes = {"curvature": (k, k), "slopes": (k,), "scalars": (1,)} if k else {"diagonal": (self.dimension,)}
+        shapes: Shapes = (
+            {"curvature": (k, k), "slopes": (k,), "scalars": (1,)} if k else {"diagonal": (self.dimension,)}
+        )
         self._count(exchanges=1, down=k * self.dimension * len(at.chosen), up=up * len(at.chosen))
         return self._ask(kind, at.chosen, {"at": at.x, **vectors}, _batch(*at.batch), shapes, arrays=arrays)
 

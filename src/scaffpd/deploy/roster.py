@@ -4,15 +4,15 @@ While silo i does not answer, a lower bound of its loss stands in for it, made o
 
     f̃_i(x) = L_i + ⟨c_i, x − y_i⟩ + (μ_i/2)‖x − y_i‖² ≤ f_i(x),    ∇f̃_i(x) = c_i + μ_i (x − y_i),
 
-in the dual step and in c. (Were L_i and c_i kept as they are, losses would not change as their gradients say, and a step
-rule that compares the two could accept no step.) Local steps on f̃_i give d_i = (1 − (1 − η_i μ_i)^J)/μ_i · c, which is
-J η_i c, a plain gradient step, for small μ_i. Methods without a correction c leave the silo out of their average, as if it
-had not been drawn. Nothing is certified meanwhile, for the loss itself is not known.
+in the dual step and in c. (Were L_i and c_i kept as they are, losses would not change as their gradients say, and a
+step rule that compares the two could accept no step.) Local steps on f̃_i give d_i = (1 − (1 − η_i μ_i)^J)/μ_i · c,
+which is J η_i c, a plain gradient step, for small μ_i. Methods without a correction c leave the silo out of their
+average, as if it had not been drawn. Nothing is certified meanwhile, for the loss itself is not known.
 
-An absent silo is asked after 1, 2, 4, 8 … rounds whether it is back (later from one absence to the next). When it is, or
-when it has been away for more than `max_age` rounds and is dropped, a new segment of the run starts from the x that is
-reached, and its certificate is about those present. Or the run pauses until everybody is back, if that is the policy.
-Below the quorum it pauses in any case.
+An absent silo is asked after 1, 2, 4, 8 … rounds whether it is back (later from one absence to the next). When it is,
+or when it has been away for more than `max_age` rounds and is dropped, a new segment of the run starts from the x that
+is reached, and its certificate is about those present. Or the run pauses until everybody is back, if that is the
+policy. Below the quorum it pauses in any case.
 """
 
 from __future__ import annotations

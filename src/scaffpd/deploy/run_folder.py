@@ -1,11 +1,11 @@
 """A deployed run on disk: enough to go on from the last round, and everything that a reader wants to see.
 
-    setup.json        the agreement: columns, categories, labels, means, deviations, model
-    segments.json     who took part in which part of the run
-    segment-0.npz     that part's checkpoint, written after every round
-    progress.jsonl    a line per round, for whoever watches
-    events.csv        who went away, came back, was dropped
-    rounds.csv, clients.csv, model.safetensors, outcome.json    the result
+setup.json        the agreement: columns, categories, labels, means, deviations, model
+segments.json     who took part in which part of the run
+segment-0.npz     that part's checkpoint, written after every round
+progress.jsonl    a line per round, for whoever watches
+events.csv        who went away, came back, was dropped
+rounds.csv, clients.csv, model.safetensors, outcome.json    the result
 """
 
 from __future__ import annotations
@@ -75,6 +75,15 @@ class RunFolder:
         """How the run ended, or `None`."""
         return self._read("outcome.json")
 
+    def final(self) -> bool:
+        """Whether there is nothing left to do."""
+        return bool((self.outcome() or {}).get("final"))
+
+    def rounds(self) -> int:
+        """Rounds made so far, in all parts."""
+        segments = self.segments()
+        return segments[-1].before + self.reached(segments[-1])[1] if segments else 0
+
     def write_outcome(self, outcome: dict[str, Any]) -> None:
         """Say how the run ended."""
         self._write("outcome.json", outcome)
@@ -110,7 +119,7 @@ class RunFolder:
         return self.path / f"segment-{segment.number}.npz"
 
     def reached(self, segment: Segment) -> tuple[Array | None, int]:
-        """x and the number of rounds that a part has come to."""
+        """X and the number of rounds that a part has come to."""
         path = self.checkpoint(segment)
         if not path.exists():
             return self.start(segment), 0
@@ -149,9 +158,9 @@ class RunFolder:
                 history = History.unpack(about["names"], arrays)
                 table = {name: history[name].tolist() for name in history.columns}
                 for row in range(len(history)):
-                    cells = [table[name][row] if name in table else "" for name in columns[1:]]
-                    cells[0] += segment.before
-                    raw.write((",".join(map(str, [segment.number, *cells])) + "\r\n").encode())
+                    cells = [table[name][row] if name in table else "" for name in columns[2:]]
+                    number = table["round"][row] + segment.before
+                    raw.write((",".join(map(str, [segment.number, number, *cells])) + "\r\n").encode())
 
     def write_clients(self, rows: Sequence[dict[str, Any]]) -> None:
         """The table of silos."""

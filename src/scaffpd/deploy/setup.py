@@ -1,4 +1,4 @@
-"""What a coordinator and its silos have agreed on before training: features, model, algorithm. It has a name: its digest."""
+"""What a coordinator and its silos agree on before training: features, model, algorithm. Its name is its digest."""
 
 from __future__ import annotations
 

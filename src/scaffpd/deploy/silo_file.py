@@ -87,7 +87,7 @@ class SiloFile:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SiloFile:
         """Read and check a `silo.toml`; the data is not looked at."""
-        top = Section.read(Path(path).absolute(), ("name", "data", "split", "limits", "models"))
+        top = Section.read(Path(path).resolve(), ("name", "data", "split", "limits", "models"))
         name = top.text("name", needs="the silo's name in quotes")
         if not NAME.fullmatch(name):
             raise top.refusal("name", "up to 63 letters, digits, - and _ (the first a letter or digit)")

@@ -24,7 +24,11 @@ class Failure:
 
 
 class Transport(Protocol):
-    """Sites that can be asked."""
+    """Sites that can be asked.
+
+    An engine that authenticates sites by the names of their silos has an attribute `named = True`: then a silo cannot
+    call itself anything else.
+    """
 
     def sites(self) -> tuple[str, ...]:
         """The sites that are connected now, by the engine's own names for them, sorted."""

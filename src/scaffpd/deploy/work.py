@@ -98,7 +98,7 @@ def curvature(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: M
 
 
 def diagonal(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
-    """diag ∇²f_i."""
+    """Diag ∇²f_i."""
     return _answer(diagonal=work.at(vectors["at"], values).diagonal(np.ones(1)))
 
 
@@ -151,6 +151,4 @@ def _number(values: Mapping[str, Any], name: str) -> float:
 
 
 def _answer(**arrays: Tensor | Array) -> Message:
-    return Message(
-        "answer", {}, {k: v.numpy(force=True) if isinstance(v, Tensor) else v for k, v in arrays.items()}
-    )
+    return Message("answer", {}, {k: v.numpy(force=True) if isinstance(v, Tensor) else v for k, v in arrays.items()})

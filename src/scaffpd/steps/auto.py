@@ -134,7 +134,9 @@ class Auto:
             return replace(state, local_scale=state.local_scale / 2), False
         value = trial.objective.support(trial.after) if np.all(np.isfinite(trial.after)) else np.inf
         if not np.isfinite(value):
-            return replace(state, step=max(state.step / 10, LEAST_STEP)), False  # overflow, or outside the domain (Nash: a loss above b)
+            return replace(
+                state, step=max(state.step / 10, LEAST_STEP)
+            ), False  # overflow, or outside the domain (Nash: a loss above b)
         e, promised = state.step, state.step * trial.slope
         bregman, change = curvature_and_change(trial)
         cross = state.sigma * float(change @ change) / (2 * KAPPA)

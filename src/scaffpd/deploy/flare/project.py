@@ -95,8 +95,9 @@ class Written:
     silo: tuple[str, ...]
 
 
-def write_project(project: Project, out: Path) -> Written:
-    """Write project.yml and the job into `out`."""
+def write_project(project: Project, out: Path, federation: Path | None = None) -> Written:
+    """Write project.yml and the job into `out`; the commands name the federation's file."""
+    settings = federation or Path("federation.toml")
     out.mkdir(parents=True, exist_ok=True)
     file = out / "project.yml"
     file.write_text(yaml.safe_dump(project.document(), sort_keys=False), encoding="utf-8")
@@ -106,9 +107,9 @@ def write_project(project: Project, out: Path) -> Written:
         f"cd {out}",
         "nvflare provision -p project.yml -w kits   # certificates and startup kits, made by FLARE",
         f"# Send every silo its folder {kits}/NAME over a channel that you trust: it holds a private key.",
-        f"cp /path/to/federation.toml {kits}/{project.host}/local/federation.toml   # on the server",
+        f"cp {settings} {kits}/{project.host}/local/federation.toml   # on the server",
         f"{kits}/{project.host}/startup/start.sh   # on the server {project.host}",
-        f"scaffpd deploy resume --engine flare --kit {kits}/{project.admin} --job {job} federation.toml",
+        f"scaffpd deploy resume {kits}/{project.host}/local/federation.toml --kit {kits}/{project.admin} --job {job}",
     )
     silo = (
         "pip install 'scaffpd[flare]'",

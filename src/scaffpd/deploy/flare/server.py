@@ -34,6 +34,8 @@ class CollabTransport:
         aborted: whether the job has been told to end.
     """
 
+    named = True  # a site's name is in its certificate
+
     def __init__(self, proxies: Mapping[str, Any], aborted: Callable[[], bool] = lambda: False) -> None:
         self._proxies = dict(proxies)
         self._aborted = aborted

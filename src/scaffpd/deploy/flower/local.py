@@ -170,6 +170,10 @@ class FlowerEngine:
             return set()
         return {name for name in self._silos if self._processes.alive(part_of(name)) and self._node(name) in online}
 
+    def outside(self) -> set[str]:
+        """Nobody: a silo that is back is part of the run at once."""
+        return set()
+
     def logs(self) -> dict[str, Path]:
         """Where the output of each part goes."""
         return {part: self._layout.log(part) for part in (SERVER, *map(part_of, self._silos))}

@@ -1,44 +1,18 @@
-"""What works round FLARE's failures: hand the job in again; the coordinator goes on from its last round.
-
-What nvflare 2.9.0 does, with the settings of `rules` and `local` (two busy cores, three sites):
-
-- A site's *job process* is killed: the site reports it and FLARE ends the whole job, whatever `min_clients` says,
-  within about 8 seconds. The site itself stays. Cure: hand the job in again.
-- A *site* is killed: the job goes on, every call to the site takes its full timeout, and FLARE lists the site as
-  connected until `dead_after` has passed. When it is started again it is connected after 3 seconds, but gets no part in
-  the running job. Cure: abort the job (6 to 10 seconds) and hand it in again. Who has no part is told by FLARE's
-  `check_status client`.
-- A *site hangs* (SIGSTOP): like a killed one. When it wakes, its job process is still there and answers again: no cure
-  is needed, and the supervisor leaves the job alone.
-- The *server* is killed: its job is lost. Started again with the same kit, it is found by the sites without help: after
-  6 seconds in the one run with `maint_msg_timeout` at 3, after 29 in the one with FLARE's default of 30. The sites' old
-  job processes were still there then; a new job ran beside them. Cure: hand the job in again.
-- A job is handed in while a dead site is still listed as connected: FLARE left it out and started with the others.
-- Seconds, with other work on the machine all the time (load 6 to 13 on two cores), so upper bounds: start-up with
-  provisioning 8 to 24; from submission to the first call 13 to 34 with three sites (every process imports torch, about
-  3 seconds of processor time each); a call of ten numbers to three sites 0.03 to 0.2; one of 5 million doubles each way
-  3 to 7 (5 seconds of processor time in all); from the coordinator's end until FLARE calls the job finished 6 to 9, for
-  which nobody has to wait.
-- From the source, not tried: FLARE holds a finished job open for a site whose end it has not heard of, up to
-  `client_outcome_wait_timeout` (900 seconds unless the server's environment has NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT).
-"""
+"""Sees a run through: a job that ends early is handed in again, and the coordinator goes on from its last round."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from scaffpd.deploy.flare.deployment import Deployment
-from scaffpd.deploy.flare.session import Admin
+from scaffpd.deploy.run_folder import RunFolder
 from scaffpd.errors import InputError
 
 
 class Job(Protocol):
-    """What is supervised: a `FlareEngine` or a `Deployment`."""
+    """What is supervised: an engine on this machine, or a deployment in production."""
 
     def submit(self) -> None:
         """Hand in the job."""
@@ -82,21 +56,22 @@ class Supervisor:
 
     Args:
         job: what is supervised.
-        final: whether the run has its final outcome.
-        rounds: how many rounds have been completed, to tell progress from standstill.
+        folder: the run's folder: its outcome, and its rounds to tell progress from standstill.
         limits: when to give up.
         say: is told, in a sentence, what is done.
+        look: called again and again meanwhile.
     """
 
     def __init__(
         self,
         job: Job,
-        final: Callable[[], bool],
-        rounds: Callable[[], int],
+        folder: RunFolder,
         limits: Limits | None = None,
         say: Callable[[str], object] = lambda sentence: None,
+        look: Callable[[], object] = lambda: None,
     ) -> None:
-        self.job, self.final, self.rounds, self.say = job, final, rounds, say
+        self.job, self.say, self.look = job, say, look
+        self.final, self.rounds = folder.final, folder.rounds
         self.limits = limits or Limits()
         self._fruitless, self._seen = 0, -1
         self._submitted, self._ending = -float("inf"), False
@@ -106,6 +81,7 @@ class Supervisor:
         """Return once the outcome is final; raise an `InputError` when there is no use in going on."""
         deadline = time.monotonic() + self.limits.seconds
         while not self.final():
+            self.look()
             if time.monotonic() > deadline:
                 raise InputError(f"The run is not over after {self.limits.seconds:g} seconds: resume it later.")
             if self.job.running():
@@ -118,7 +94,7 @@ class Supervisor:
         done = self.rounds()
         if self._ending or time.monotonic() - self._submitted < self.limits.settle or done <= self._seen:
             return
-        # A job that is coming to its end has lost its sites already while FLARE still calls it running. So a site is
+        # A job that is coming to its end has lost its sites already while it still counts as running. So a site is
         # back only if it is outside the job while the job completes a round.
         back = self.job.outside()
         since = {site: self._outside.get(site, done) for site in back}
@@ -157,38 +133,3 @@ class Supervisor:
                     f"{self.limits.waiting:g} seconds: start the others (and the server), then resume."
                 )
             time.sleep(self.limits.every)
-
-
-def final_outcome(file: Path) -> Callable[[], bool]:
-    """Whether the coordinator's outcome.json says that the run is over for good."""
-
-    def final() -> bool:
-        try:
-            return bool(json.loads(file.read_text(encoding="utf-8")).get("final"))
-        except (OSError, ValueError):
-            return False
-
-    return final
-
-
-def resume(
-    kit: Path,
-    job: Path,
-    final: Callable[[], bool],
-    rounds: Callable[[], int],
-    limits: Limits | None = None,
-    log: Path | None = None,
-    say: Callable[[str], object] = lambda sentence: None,
-) -> None:
-    """Supervise a federation in production, as the administrator to whom the startup kit belongs.
-
-    A job that is still running there is taken over; otherwise it is handed in.
-    """
-    admin = Admin(kit, log or kit / "admin.log")
-    try:
-        deployment = Deployment(admin, job)
-        if deployment.adopt():
-            say("The job is running already.")
-        Supervisor(deployment, final, rounds, limits, say).run()
-    finally:
-        admin.close()
