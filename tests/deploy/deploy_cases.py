@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 import scaffpd as sp
-from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.federation_file import FederationFile
+from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.coordinator.run_folder import RunFolder
 from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.deploy.in_process import InProcess
-from scaffpd.deploy.run_folder import RunFolder
-from scaffpd.deploy.setup import linear
-from scaffpd.deploy.silo import Silo
-from scaffpd.deploy.transport import Failure
-from scaffpd.deploy.wire import Message, decode, encode
+from scaffpd.deploy.protocol.setup import linear
+from scaffpd.deploy.protocol.transport import Failure
+from scaffpd.deploy.protocol.wire import Message, decode, encode
+from scaffpd.deploy.silo.silo import Silo
 
 MODEL = '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n'
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaffpd.deploy.agreement import agree, deviation_of, mean_of
-from scaffpd.deploy.reading import Dataset
-from scaffpd.deploy.silo_file import SiloFile
+from scaffpd.deploy.agreement.agree import agree, deviation_of, mean_of
+from scaffpd.deploy.silo.reading import Dataset
+from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 
 heart = import_module("scaffpd.data.heart_disease")

@@ -18,9 +18,9 @@ from deploy_cases import (
 )
 
 import scaffpd as sp
-from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.federation_file import FederationFile
-from scaffpd.deploy.run_folder import RunFolder
+from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.coordinator.run_folder import RunFolder
 
 SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]'}
 TOL = 1e-6

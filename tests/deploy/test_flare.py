@@ -25,7 +25,7 @@ from scaffpd.deploy.flare.local import FlareEngine, free_ports
 from scaffpd.deploy.flare.processes import Processes
 from scaffpd.deploy.flare.project import Project, write_project
 from scaffpd.deploy.flare.session import Admin
-from scaffpd.deploy.transport import Failure
+from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.errors import InputError
 
 
@@ -138,9 +138,9 @@ def test_a_silo_is_found_only_by_what_is_local(tmp_path, monkeypatch):
 
 
 def test_a_silo_of_another_name_is_refused(monkeypatch, tmp_path):
-    fake = types.ModuleType("scaffpd.deploy.silo")
+    fake = types.ModuleType("scaffpd.deploy.silo.silo")
     fake.Silo = types.SimpleNamespace(open=lambda file: types.SimpleNamespace(name="south"))
-    monkeypatch.setitem(sys.modules, "scaffpd.deploy.silo", fake)
+    monkeypatch.setitem(sys.modules, "scaffpd.deploy.silo.silo", fake)
     with pytest.raises(InputError, match="'south', but FLARE knows this site as 'north'"):
         client.open_silo("north", tmp_path / "silo.toml")
 

@@ -24,7 +24,10 @@ pytestmark = pytest.mark.deploy
 FINDER = """
 import importlib.util, pathlib, sys
 class Standins:
-    files = {"scaffpd.deploy.silo": "silo_standin.py", "scaffpd.deploy.coordinate": "coordinate_standin.py"}
+    files = {
+        "scaffpd.deploy.silo.silo": "silo_standin.py",
+        "scaffpd.deploy.coordinator.coordinate": "coordinate_standin.py",
+    }
     def find_spec(self, name, path=None, target=None):
         if name in self.files:
             return importlib.util.spec_from_file_location(name, pathlib.Path(__file__).parent / self.files[name])

@@ -25,7 +25,7 @@ from scaffpd.deploy.flower.processes import Processes
 from scaffpd.deploy.flower.project import write_app
 from scaffpd.deploy.flower.server_app import GridTransport
 from scaffpd.deploy.flower.simulate import InProcessGrid, simulate
-from scaffpd.deploy.transport import Failure
+from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.errors import InputError
 
 

@@ -8,12 +8,12 @@ from deploy_cases import QUICK, Faulty, federation, opened, run
 from test_conformance import EVERYTHING, settings
 
 import scaffpd as sp
-from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.federation_file import FederationFile
-from scaffpd.deploy.needs import NEEDS, needs
-from scaffpd.deploy.run_folder import RunFolder
-from scaffpd.deploy.silo import Silo
-from scaffpd.deploy.wire import Message, decode, digest, encode
+from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.coordinator.run_folder import RunFolder
+from scaffpd.deploy.protocol.needs import NEEDS, needs
+from scaffpd.deploy.protocol.wire import Message, decode, digest, encode
+from scaffpd.deploy.silo.silo import Silo
 
 # every kind of answer, and the shapes of all that may be in it, with d parameters and k directions
 LEAVES = {
@@ -213,7 +213,7 @@ def test_a_silo_whose_schema_differs_is_refused_with_its_column(tmp_path):
 def test_an_exception_in_a_silo_says_its_kind_and_nothing_else(tmp_path, monkeypatch, caplog):
     _, places = federation(tmp_path)
     silo = opened(places)["va"]
-    monkeypatch.setattr("scaffpd.deploy.silo.Silo._describe", lambda *_: 1 / 0)
+    monkeypatch.setattr("scaffpd.deploy.silo.silo.Silo._describe", lambda *_: 1 / 0)
     answer = decode(silo.answer(encode(Message("describe", {"question": "7"}))), 2**20)
     assert answer.kind == "failed"
     assert answer.values == {"sentence": "ZeroDivisionError; the silo's log says more.", "question": "7", "silo": "va"}

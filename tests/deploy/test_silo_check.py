@@ -11,7 +11,7 @@ import pytest
 
 from scaffpd import cli
 from scaffpd.cli.silo import silo
-from scaffpd.deploy.silo_file import SiloFile
+from scaffpd.deploy.silo.silo_file import SiloFile
 
 if "silo" not in [group.name for group in cli.app.registered_groups]:
     cli.app.add_typer(silo, name="silo")

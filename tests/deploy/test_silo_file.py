@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scaffpd.deploy.silo_file import OPEN, SiloFile
+from scaffpd.deploy.silo.silo_file import OPEN, SiloFile
 from scaffpd.errors import InputError
 
 FULL = """

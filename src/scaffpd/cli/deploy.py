@@ -78,7 +78,7 @@ def flare(federation: FederationFileArgument, out: Out = Path("flare")) -> None:
 
     Example: scaffpd deploy flare federation.toml --out flare
     """
-    from scaffpd.deploy.federation_file import FederationFile
+    from scaffpd.deploy.coordinator.federation_file import FederationFile
 
     project = _engine_module("flare", "scaffpd.deploy.flare.project")
     file = FederationFile.read(federation)
@@ -97,7 +97,7 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
 
     Example: scaffpd deploy flower federation.toml --out flower
     """
-    from scaffpd.deploy.federation_file import FederationFile
+    from scaffpd.deploy.coordinator.federation_file import FederationFile
 
     project = _engine_module("flower", "scaffpd.deploy.flower.project")
     commands = project.write_app(FederationFile.read(federation), out)
@@ -123,7 +123,7 @@ def _steps(title: str, lines: tuple[str, ...]) -> None:
 
 def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> None:
     from scaffpd.cli.deployment_screen import Screen
-    from scaffpd.deploy.federation_file import FederationFile
+    from scaffpd.deploy.coordinator.federation_file import FederationFile
 
     file = FederationFile.read(deployment.federation)
     with Screen(file.silos, file.tol, quiet) as screen:
@@ -135,7 +135,7 @@ def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> No
 
 def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bool) -> None:
     from scaffpd.cli.deployment_screen import Screen
-    from scaffpd.deploy.federation_file import FederationFile
+    from scaffpd.deploy.coordinator.federation_file import FederationFile
 
     production = _engine_module("flare", "scaffpd.deploy.flare.production")
     file = FederationFile.read(federation)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from scaffpd.deploy.coordinate import Outcome
+    from scaffpd.deploy.coordinator.coordinate import Outcome
 
 BAR = 20  # characters of a weight of one
 

@@ -74,9 +74,9 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Read the data, show what was found, what would leave this site and what never does; nothing is sent."""
-    from scaffpd.deploy.overview import report
-    from scaffpd.deploy.reading import Dataset
-    from scaffpd.deploy.silo_file import SiloFile
+    from scaffpd.deploy.silo.overview import report
+    from scaffpd.deploy.silo.reading import Dataset
+    from scaffpd.deploy.silo.silo_file import SiloFile
 
     settings = SiloFile.read(file)
     found = report(settings, Dataset.read(settings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scaffpd.deploy.transport import Answering, Failure
+from scaffpd.deploy.protocol.transport import Answering, Failure
 
 
 class InProcess:

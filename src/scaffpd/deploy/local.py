@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scaffpd.deploy.coordinate import Outcome
+from scaffpd.deploy.coordinator.coordinate import Outcome
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.coordinator.run_folder import RunFolder
 from scaffpd.deploy.engine import engine_named
-from scaffpd.deploy.federation_file import FederationFile
 from scaffpd.deploy.hospitals import write_hospitals
-from scaffpd.deploy.run_folder import RunFolder
-from scaffpd.deploy.silo_file import SiloFile
+from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.deploy.supervise import Limits, Supervisor
 from scaffpd.errors import InputError
 

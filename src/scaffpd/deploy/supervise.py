@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from scaffpd.deploy.run_folder import RunFolder
+from scaffpd.deploy.coordinator.run_folder import RunFolder
 from scaffpd.errors import InputError
 
 

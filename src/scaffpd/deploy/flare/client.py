@@ -14,7 +14,7 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from scaffpd.deploy.transport import Answering
+from scaffpd.deploy.protocol.transport import Answering
 from scaffpd.errors import InputError
 
 VARIABLE = "SCAFFPD_SILO"
@@ -68,7 +68,7 @@ def silo_file(root: Path, site: str) -> Path:
 
 def open_silo(site: str, file: Path) -> Answering:
     """The silo of a file, unless it is meant for another site than the one that FLARE has let in."""
-    from scaffpd.deploy.silo import Silo
+    from scaffpd.deploy.silo.silo import Silo
 
     silo: Silo = Silo.open(file)
     if silo.name != site:

@@ -28,10 +28,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scaffpd.deploy.federation_file import FederationFile
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.coordinator.run_folder import RunFolder
 from scaffpd.deploy.flare.deployment import Deployment
 from scaffpd.deploy.flare.session import Admin
-from scaffpd.deploy.run_folder import RunFolder
 from scaffpd.deploy.supervise import Limits, Supervisor
 
 

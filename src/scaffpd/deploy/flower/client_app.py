@@ -17,7 +17,7 @@ from scaffpd.deploy.flower.payload import get, pack, put, unpack
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.transport import Answering
+    from scaffpd.deploy.protocol.transport import Answering
 
 QUESTION = "query.scaffpd"
 SETTING = "silo"
@@ -40,7 +40,7 @@ def silo_file(context: Context) -> Path:
 
 def open_silo(path: Path) -> Answering:
     """The silo that answers; imported here so that everything else of this module stays light."""
-    from scaffpd.deploy.silo import Silo
+    from scaffpd.deploy.silo.silo import Silo
 
     return Silo.open(path)
 

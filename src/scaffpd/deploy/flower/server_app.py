@@ -12,11 +12,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from scaffpd.deploy.flower.client_app import QUESTION
 from scaffpd.deploy.flower.payload import pack, unpack
-from scaffpd.deploy.transport import Failure
+from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.coordinate import Outcome
+    from scaffpd.deploy.coordinator.coordinate import Outcome
 
 FEDERATION = "federation"
 _POLL = 0.3  # seconds; a look costs the SuperLink some 15 ms of a core
@@ -108,7 +108,7 @@ def federation_file(config: Mapping[str, object]) -> Path:
 
 def run(grid: Grid, context: Context) -> Outcome:
     """Run the federation that the run config names."""
-    from scaffpd.deploy.coordinate import coordinate
+    from scaffpd.deploy.coordinator.coordinate import coordinate
 
     return coordinate(federation_file(context.run_config), GridTransport(grid))
 

@@ -97,7 +97,7 @@ def _be_client_app(spec: ExecutionSpec) -> None:
 
 def _load() -> None:
     """Import what a ClientApp needs; what is not there is missed when a message comes."""
-    for name in ("torch", "scaffpd.deploy.flower.client_app", "scaffpd.deploy.silo"):
+    for name in ("torch", "scaffpd.deploy.flower.client_app", "scaffpd.deploy.silo.silo"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 

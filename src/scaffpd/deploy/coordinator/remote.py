@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.cohort.answers import Asked, Memory
-from scaffpd.deploy import needs
-from scaffpd.deploy.answers import RemoteGradients, RemoteUpdates
-from scaffpd.deploy.checks import Shapes, troubles
-from scaffpd.deploy.line import Question
-from scaffpd.deploy.opening import Facts
-from scaffpd.deploy.roster import Lost, Roster
-from scaffpd.deploy.wire import Array
-from scaffpd.deploy.work import plan_values
+from scaffpd.deploy.coordinator.answers import RemoteGradients, RemoteUpdates
+from scaffpd.deploy.coordinator.checks import Shapes, troubles
+from scaffpd.deploy.coordinator.line import Question
+from scaffpd.deploy.coordinator.opening import Facts
+from scaffpd.deploy.coordinator.roster import Lost, Roster
+from scaffpd.deploy.protocol import needs
+from scaffpd.deploy.protocol.wire import Array
+from scaffpd.deploy.silo.work import plan_values
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Traffic, Vector
 

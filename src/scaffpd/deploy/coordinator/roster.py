@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scaffpd.deploy.line import Line, Question, Replies, answered
-from scaffpd.deploy.transport import Failure
-from scaffpd.deploy.wire import Message
+from scaffpd.deploy.coordinator.line import Line, Question, Replies, answered
+from scaffpd.deploy.protocol.transport import Failure
+from scaffpd.deploy.protocol.wire import Message
 from scaffpd.errors import InputError, count, positive, unknown
 
 DROP, PAUSE = "drop", "pause"

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.agreement import agree, deviation_of, mean_of
-from scaffpd.deploy.line import Line, Question, answered
-from scaffpd.deploy.schema import PREPARED
-from scaffpd.deploy.setup import Setup
-from scaffpd.deploy.transport import Failure
-from scaffpd.deploy.wire import Array, Message, digest
+from scaffpd.deploy.agreement.agree import agree, deviation_of, mean_of
+from scaffpd.deploy.agreement.schema import PREPARED
+from scaffpd.deploy.coordinator.line import Line, Question, answered
+from scaffpd.deploy.protocol.setup import Setup
+from scaffpd.deploy.protocol.transport import Failure
+from scaffpd.deploy.protocol.wire import Array, Message, digest
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Vector
 

@@ -19,15 +19,15 @@ import numpy as np
 
 import scaffpd
 from scaffpd.cohort import Cohort
-from scaffpd.deploy import entry
-from scaffpd.deploy.needs import needs
-from scaffpd.deploy.reading import Dataset
-from scaffpd.deploy.schema import checked_schema, width
-from scaffpd.deploy.setup import Setup, linear
-from scaffpd.deploy.silo_file import SiloFile
-from scaffpd.deploy.vectors import Missing, Shelf
-from scaffpd.deploy.wire import Array, Message, decode, digest, encode
-from scaffpd.deploy.work import Work
+from scaffpd.deploy.agreement.schema import checked_schema, width
+from scaffpd.deploy.protocol.needs import needs
+from scaffpd.deploy.protocol.setup import Setup, linear
+from scaffpd.deploy.protocol.vectors import Missing, Shelf
+from scaffpd.deploy.protocol.wire import Array, Message, decode, digest, encode
+from scaffpd.deploy.silo import entry
+from scaffpd.deploy.silo.reading import Dataset
+from scaffpd.deploy.silo.silo_file import SiloFile
+from scaffpd.deploy.silo.work import Work
 from scaffpd.errors import InputError
 
 log = logging.getLogger("scaffpd.silo")

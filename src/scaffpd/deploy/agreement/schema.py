@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scaffpd.deploy.columns import CATEGORY, NUMBER, UNKNOWN
+from scaffpd.deploy.agreement.columns import CATEGORY, NUMBER, UNKNOWN
 from scaffpd.errors import InputError
 
 VERSION = 1

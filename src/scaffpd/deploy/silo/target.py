@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.columns import CATEGORY, Column
-from scaffpd.deploy.schema import CLASSIFICATION, MOST_LABELS, REGRESSION
+from scaffpd.deploy.agreement.columns import CATEGORY, Column
+from scaffpd.deploy.agreement.schema import CLASSIFICATION, MOST_LABELS, REGRESSION
 from scaffpd.errors import InputError
 
 GUESSED = 50  # whole numbers with more different values than this are taken for amounts, not for labels

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.deploy.columns import CATEGORY, Column
-from scaffpd.deploy.encoding import named_categories
-from scaffpd.deploy.leaving import leaves, stays
-from scaffpd.deploy.reading import Dataset
-from scaffpd.deploy.schema import CLASSIFICATION, PREPARED, REGRESSION
-from scaffpd.deploy.silo_file import SiloFile
+from scaffpd.deploy.agreement.columns import CATEGORY, Column
+from scaffpd.deploy.agreement.encoding import named_categories
+from scaffpd.deploy.agreement.schema import CLASSIFICATION, PREPARED, REGRESSION
+from scaffpd.deploy.silo.leaving import leaves, stays
+from scaffpd.deploy.silo.reading import Dataset
+from scaffpd.deploy.silo.silo_file import SiloFile
 
 NAMED = 5  # so many columns are named in a warning, and then counted
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from scaffpd.cohort import Cohort
 from scaffpd.cohort.answers import CohortGradients
-from scaffpd.deploy import needs
-from scaffpd.deploy.wire import Array, Message
+from scaffpd.deploy.protocol import needs
+from scaffpd.deploy.protocol.wire import Array, Message
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan, ProximalPlan
 

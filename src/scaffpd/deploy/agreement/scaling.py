@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.deploy.columns import Matrix
-from scaffpd.deploy.schema import Json, width
+from scaffpd.deploy.agreement.columns import Matrix
+from scaffpd.deploy.agreement.schema import Json, width
 from scaffpd.errors import InputError
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from scaffpd.deploy.setup import Setup
-from scaffpd.deploy.transport import Failure, Transport
-from scaffpd.deploy.vectors import Shelf
-from scaffpd.deploy.wire import Array, Message, WireError, decode, digest, encode
+from scaffpd.deploy.protocol.setup import Setup
+from scaffpd.deploy.protocol.transport import Failure, Transport
+from scaffpd.deploy.protocol.vectors import Shelf
+from scaffpd.deploy.protocol.wire import Array, Message, WireError, decode, digest, encode
 from scaffpd.federation import Traffic
 
 Replies = dict[str, Message | Failure]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.cohort.answers import Answers, Asked
-from scaffpd.deploy.needs import CURVATURE, DIAGONAL
-from scaffpd.deploy.wire import Array
+from scaffpd.deploy.protocol.needs import CURVATURE, DIAGONAL
+from scaffpd.deploy.protocol.wire import Array
 from scaffpd.errors import InputError
 from scaffpd.federation import Restriction, Vector
 

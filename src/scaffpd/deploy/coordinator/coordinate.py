@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from scaffpd.checkpoint import Checkpoint
-from scaffpd.deploy.federation_file import FederationFile
-from scaffpd.deploy.line import Line, answered
-from scaffpd.deploy.opening import Facts, Refusal, Unanswered, negotiate, settle
-from scaffpd.deploy.remote import Remote
-from scaffpd.deploy.roster import Event, Lost, Paused, Returned, Roster
-from scaffpd.deploy.run_folder import RunFolder, Segment
-from scaffpd.deploy.setup import Setup
-from scaffpd.deploy.transport import Transport
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.coordinator.line import Line, answered
+from scaffpd.deploy.coordinator.opening import Facts, Refusal, Unanswered, negotiate, settle
+from scaffpd.deploy.coordinator.remote import Remote
+from scaffpd.deploy.coordinator.roster import Event, Lost, Paused, Returned, Roster
+from scaffpd.deploy.coordinator.run_folder import RunFolder, Segment
+from scaffpd.deploy.protocol.setup import Setup
+from scaffpd.deploy.protocol.transport import Transport
 from scaffpd.errors import InputError
 from scaffpd.training import Moment, Result, Status, train
 

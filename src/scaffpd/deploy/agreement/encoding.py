@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.columns import CATEGORY, NUMBER, Column, Mask, Matrix
-from scaffpd.deploy.schema import (
+from scaffpd.deploy.agreement.columns import CATEGORY, NUMBER, Column, Mask, Matrix
+from scaffpd.deploy.agreement.schema import (
     CLASSIFICATION,
     LONGEST,
     MOST_CATEGORIES,
@@ -24,7 +24,7 @@ from scaffpd.deploy.schema import (
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.reading import Dataset
+    from scaffpd.deploy.silo.reading import Dataset
 
 Pair = tuple[Matrix, NDArray[Any]]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from scaffpd.deploy.wire import Message
+from scaffpd.deploy.protocol.wire import Message
 
 Shapes = Mapping[str, tuple[int, ...]]
 SCALARS = "scalars"  # float64 whatever the model's numbers are; the first is a loss or a size, and finite

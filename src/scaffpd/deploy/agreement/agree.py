@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from scaffpd.deploy.columns import CATEGORY, NUMBER, UNKNOWN
-from scaffpd.deploy.scaling import deviation_of as deviation_of
-from scaffpd.deploy.scaling import mean_of as mean_of
-from scaffpd.deploy.schema import (
+from scaffpd.deploy.agreement.columns import CATEGORY, NUMBER, UNKNOWN
+from scaffpd.deploy.agreement.scaling import deviation_of as deviation_of
+from scaffpd.deploy.agreement.scaling import mean_of as mean_of
+from scaffpd.deploy.agreement.schema import (
     CLASSIFICATION,
     MOST_CATEGORIES,
     MOST_FEATURES,

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from scaffpd import algorithms, objectives, steps
-from scaffpd.deploy.roster import Policy
-from scaffpd.deploy.setup import FORMATS, LINEAR, linear
+from scaffpd.deploy.coordinator.roster import Policy
+from scaffpd.deploy.protocol.setup import FORMATS, LINEAR, linear
 from scaffpd.deploy.toml_file import Section
 from scaffpd.errors import InputError, unknown
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from scaffpd.deploy.columns import CATEGORY
-from scaffpd.deploy.encoding import named_categories
-from scaffpd.deploy.reading import Dataset
-from scaffpd.deploy.schema import CLASSIFICATION, PREPARED
-from scaffpd.deploy.silo_file import SiloFile
+from scaffpd.deploy.agreement.columns import CATEGORY
+from scaffpd.deploy.agreement.encoding import named_categories
+from scaffpd.deploy.agreement.schema import CLASSIFICATION, PREPARED
+from scaffpd.deploy.silo.reading import Dataset
+from scaffpd.deploy.silo.silo_file import SiloFile
 
 SHOWN = 30  # names in a list before it is cut off
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from scaffpd.deploy.wire import Array, digest
+from scaffpd.deploy.protocol.wire import Array, digest
 from scaffpd.errors import InputError
 
 KEPT = 6  # x, c and D of this round and of the last one

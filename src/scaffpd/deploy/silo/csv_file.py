@@ -10,7 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from scaffpd.deploy.columns import Column, Mask, Matrix, Table, categorical, is_missing, numeric, parsed, spelt
+from scaffpd.deploy.agreement.columns import (
+    Column,
+    Mask,
+    Matrix,
+    Table,
+    categorical,
+    is_missing,
+    numeric,
+    parsed,
+    spelt,
+)
 from scaffpd.deploy.toml_file import shortened
 from scaffpd.errors import InputError, unknown
 

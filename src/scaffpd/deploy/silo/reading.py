@@ -11,15 +11,15 @@ import numpy as np
 
 from scaffpd.cohort import Cohort
 from scaffpd.data.silos import held_out
-from scaffpd.deploy import encoding
-from scaffpd.deploy.columns import Column, Mask, Matrix, Table
-from scaffpd.deploy.csv_file import read_csv
-from scaffpd.deploy.encoding import Encoded
-from scaffpd.deploy.entry import load
-from scaffpd.deploy.frames import column, read_npz, read_parquet, table
-from scaffpd.deploy.schema import CLASSIFICATION, PREPARED
-from scaffpd.deploy.silo_file import Limits, SiloFile
-from scaffpd.deploy.target import Target, target
+from scaffpd.deploy.agreement import encoding
+from scaffpd.deploy.agreement.columns import Column, Mask, Matrix, Table
+from scaffpd.deploy.agreement.encoding import Encoded
+from scaffpd.deploy.agreement.schema import CLASSIFICATION, PREPARED
+from scaffpd.deploy.silo.csv_file import read_csv
+from scaffpd.deploy.silo.entry import load
+from scaffpd.deploy.silo.frames import column, read_npz, read_parquet, table
+from scaffpd.deploy.silo.silo_file import Limits, SiloFile
+from scaffpd.deploy.silo.target import Target, target
 from scaffpd.errors import InputError
 
 WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"

@@ -24,9 +24,9 @@ import numpy as np
 from safetensors.numpy import save as save_tensors
 
 from scaffpd import checkpoint as disk
-from scaffpd.deploy.roster import Event
-from scaffpd.deploy.setup import Setup
-from scaffpd.deploy.wire import Array
+from scaffpd.deploy.coordinator.roster import Event
+from scaffpd.deploy.protocol.setup import Setup
+from scaffpd.deploy.protocol.wire import Array
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
 

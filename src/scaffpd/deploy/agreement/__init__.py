@@ -1,0 +1,1 @@
+"""How silos agree on columns, categories, labels and scale without showing each other a row."""
