@@ -137,8 +137,6 @@ def test_vectors_are_checked(ready):
     short = np.zeros(5)
     answer = ask("gradients", {digest(short): short}, vectors={"x": digest(short)})
     assert "shape (5,) came for a model of 27" in answer.values["sentence"]
-    answer = ask("gradients", {"0" * 32: np.zeros(27)}, vectors={"x": "0" * 32})
-    assert "not those that its name says" in answer.values["sentence"]
 
 
 def test_what_is_missing_is_named(ready):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,6 +127,7 @@ def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> No
     from scaffpd.deploy.coordinator.federation_file import FederationFile
 
     file = FederationFile.read(deployment.federation)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the processes as well
     with Screen(file.silos, file.tol, quiet) as screen:
         outcome = deployment.run(screen.watch, screen.say, seconds, keep)
     screen.end(outcome, file.folder)

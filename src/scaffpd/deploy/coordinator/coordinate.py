@@ -238,7 +238,8 @@ class _Run:
             "round": segment.before + moment.rounds, "segment": segment.number, "members": list(segment.members),
             "certificate": gap if np.isfinite(gap) else None, "losses": [float(v) for v in state.losses],
             "weights": [float(v) for v in state.weights], "absent": sorted(remote.roster.absent),
-            "exchanges": remote.traffic.exchanges, "seconds": round(time.monotonic() - self.started, 3),
+            "exchanges": remote.traffic.exchanges, "messages_up": self.line.wire.bytes_up,
+            "messages_down": self.line.wire.bytes_down, "seconds": round(time.monotonic() - self.started, 3),
         })  # fmt: skip
 
     def _record(self, event: Event) -> None:

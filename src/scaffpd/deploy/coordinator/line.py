@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+from torch import Tensor
+
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.transport import Failure, Transport
-from scaffpd.deploy.protocol.vectors import Shelf
-from scaffpd.deploy.protocol.wire import Array, Message, WireError, decode, digest, encode
+from scaffpd.deploy.protocol.vectors import Names, Shelf
+from scaffpd.deploy.protocol.wire import Array, Message, WireError, decode, encode
 from scaffpd.federation import Traffic
 
 Replies = dict[str, Message | Failure]
@@ -24,14 +26,14 @@ class Question:
         kind: see `needs`.
         values: the same for everybody.
         vectors: by their role; sent to those who lack them.
-        own: further vectors, of one silo each.
+        own: further vectors, of one silo each, sent in any case.
         arrays: matrices, sent in any case.
     """
 
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)
-    vectors: Mapping[str, Array] = field(default_factory=dict)
-    own: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    vectors: Mapping[str, Tensor] = field(default_factory=dict)
+    own: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -52,6 +54,7 @@ class Line:
         self.sites: dict[str, str] = {}
         self.setup: Setup | None = None
         self._shelves: dict[str, Shelf] = {}
+        self._name = Names()
 
     def greet(self, timeout: float, present: Sequence[str] = ()) -> Replies:
         """Ask every connected site that is none of `present` who it is, and remember who is where."""
@@ -110,13 +113,13 @@ class Line:
         }
 
     def _parcel(self, name: str, question: Question) -> dict[str, Array]:
-        """The vectors that this silo lacks, by digest."""
+        """The vectors that this silo lacks, by their names."""
         shelf = self._shelves.setdefault(name, Shelf())
         sent = {}
-        for array in (*question.vectors.values(), *question.own.get(name, {}).values()):
-            label = digest(array)
+        for tensor in (*question.vectors.values(), *question.own.get(name, {}).values()):
+            label = self._name(tensor)
             if label not in shelf:
-                sent[label] = array
+                sent[label] = tensor.detach().numpy()
             shelf.use(label)
         return sent
 
@@ -125,7 +128,7 @@ class Line:
         values = {**question.values, "question": number}
         if roles or question.kind == "start":
             assert self.setup is not None
-            values |= {"setup": self.setup.digest, "vectors": {role: digest(array) for role, array in roles.items()}}
+            values |= {"setup": self.setup.digest, "vectors": {role: self._name(v) for role, v in roles.items()}}
         return Message(question.kind, values, {**sent, **question.arrays})
 
     def _checked(self, name: str, reply: bytes | Failure, number: str, anyone: bool) -> Message | Failure:

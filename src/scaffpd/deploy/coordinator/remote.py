@@ -250,8 +250,8 @@ class Remote:
     ) -> dict[int, Mapping[str, Array]]:
         """One exchange; the checked arrays of those who answered, by their numbers."""
         names = {self.names[i]: i for i in chosen}
-        personal = {self.names[i]: _arrays(parts) for i, parts in (own or {}).items()}
-        question = Question(kind, values, _arrays(vectors), personal, arrays or {})
+        personal = {self.names[i]: parts for i, parts in (own or {}).items()}
+        question = Question(kind, values, vectors, personal, arrays or {})
         replies = self.roster.ask(question, list(names), lambda answers: troubles(answers, shapes, self._start))
         return {names[name]: answer.arrays for name, answer in replies.items()}
 
@@ -299,7 +299,3 @@ class Remote:
 
 def _batch(batch_size: int | None, key: tuple[int, ...]) -> dict[str, Any]:
     return {"batch_size": batch_size, "key": [int(k) for k in key]}
-
-
-def _arrays(vectors: Mapping[str, Tensor]) -> dict[str, Array]:
-    return {name: vector.detach().numpy() for name, vector in vectors.items()}

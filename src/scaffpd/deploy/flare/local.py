@@ -61,6 +61,11 @@ class FlareEngine:
         self._project = Project(NAME, sorted(silos), HOST, 8002, 8003)
         self._job = self.work / "job" / NAME
 
+    @property
+    def port(self) -> int:
+        """Where the server listens, on loopback."""
+        return self._project.port
+
     # --- up and down
 
     def start(self) -> None:

@@ -20,7 +20,8 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
     else:
         lines += _agreement(file, data, width)
     lines += [
-        "Once: how curved the loss is, as three numbers: most, least, and at the steepest single row.",
+        "Once: how curved the loss is, as three numbers: most, least, and at the steepest single row; and the loss at "
+        "one arbitrary point, which tells whether the data are still the same when a run is resumed.",
         "Per question: the loss (one number), and a gradient or a local update (each a vector of d numbers; d is "
         f"{_d(data, width)}). They are over all {train} training rows or a random part of them, never fewer than "
         f"{file.limits.rows} rows.",

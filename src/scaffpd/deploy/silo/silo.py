@@ -23,11 +23,11 @@ from scaffpd.deploy.agreement.schema import checked_schema, width
 from scaffpd.deploy.protocol.needs import needs
 from scaffpd.deploy.protocol.setup import Setup, linear
 from scaffpd.deploy.protocol.vectors import Missing, Shelf
-from scaffpd.deploy.protocol.wire import Array, Message, decode, digest, encode
+from scaffpd.deploy.protocol.wire import Message, decode, digest, encode
 from scaffpd.deploy.silo import entry
 from scaffpd.deploy.silo.reading import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
-from scaffpd.deploy.silo.work import Work
+from scaffpd.deploy.silo.work import Named, Work
 from scaffpd.errors import InputError
 
 log = logging.getLogger("scaffpd.silo")
@@ -132,8 +132,8 @@ class Silo:
             raise InputError("The question does not name its vectors.")
         self._shelf.put({name: array for name, array in asked.arrays.items() if name != "V"})
         work = self._the_work()
-        found = dict(zip(named, self._shelf.find(named.values()), strict=True))
-        vectors = {name: work.vector(array) for name, array in found.items()}
+        found = self._shelf.find(named.values())
+        vectors = {role: Named(name, work.vector(found[name])) for role, name in named.items()}
         return work.answer(asked.kind, values, vectors, asked.arrays)
 
     def _check_setup(self, name: Any) -> Setup:
@@ -202,7 +202,6 @@ class Silo:
             message = decode(kept, self.file.limits.message_mb * MEGABYTE)
             if "setup" in message.values:
                 self._bind(Setup.of(message.values["setup"]))
-                arrays: dict[str, Array] = dict(message.arrays)
-                self._shelf.put(arrays)
+                self._shelf.put(message.arrays)
         except InputError as error:
             log.warning("earlier work of this site is lost: %s", error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,17 @@ from scaffpd.deploy.protocol.wire import Array, Message
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan, ProximalPlan
 
-Vectors = Mapping[str, Tensor]
+
+class Named(NamedTuple):
+    """A vector, and the name that the coordinator has given it."""
+
+    name: str
+    value: Tensor
+
+
+Vectors = Mapping[str, Named]
 Handler = Callable[["Work", Mapping[str, Any], Vectors, Mapping[str, Array]], Message]
+DIRECTIONS = 256  # most columns of V: with d of them the whole Hessian would leave
 POINTS = 2  # how many points' answers are kept: this round's and, where a step is rejected, the last one's
 
 
@@ -36,17 +45,16 @@ class Work:
         """A vector of the model's format, or a refusal."""
         if array.shape != self.like.shape:
             raise InputError(f"A vector of shape {array.shape} came for a model of {self.like.numel()} parameters.")
-        return torch.from_numpy(np.array(array)).to(self.like)
+        return torch.from_numpy(array).to(self.like)
 
-    def at(self, x: Tensor, values: Mapping[str, Any]) -> CohortGradients:
+    def at(self, x: Named, values: Mapping[str, Any]) -> CohortGradients:
         """Losses and gradients at x, computed once."""
-        batch, key = _batch(values)
-        name = (x.numpy(force=True).tobytes(), batch, key)
-        if name not in self._points:
+        asked = (x.name, *_batch(values))
+        if asked not in self._points:
             while len(self._points) >= POINTS:
                 self._points.pop(next(iter(self._points)))
-            self._points[name] = self.cohort.gradients(x, batch, key)
-        return self._points[name]
+            self._points[asked] = self.cohort.gradients(x.value, *asked[1:])
+        return self._points[asked]
 
     def answer(self, kind: str, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
         """The answer to one question."""
@@ -64,7 +72,7 @@ def gradients(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: M
 
 def losses(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """L_i."""
-    return _answer(scalars=work.cohort.losses(vectors["x"], *_batch(values)))
+    return _answer(scalars=work.cohort.losses(vectors["x"].value, *_batch(values)))
 
 
 def local_updates(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
@@ -72,7 +80,8 @@ def local_updates(work: Work, values: Mapping[str, Any], vectors: Vectors, array
     plan, at = local_plan(values.get("plan")), None
     if "at" in vectors:
         at = work.at(vectors["at"], values)
-    updates = work.cohort.local_updates(vectors["x"], at, vectors.get("correction"), plan)
+    correction = vectors["correction"].value if "correction" in vectors else None
+    updates = work.cohort.local_updates(vectors["x"].value, at, correction, plan)
     one, more = np.ones(1), {}
     if plan.snapshot is not None:
         more["snapshot"] = updates.snapshot(one)
@@ -82,18 +91,18 @@ def local_updates(work: Work, values: Mapping[str, Any], vectors: Vectors, array
 def proximal_steps(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """d_i, the solution of the local model."""
     limit, steepest = int(_number(values, "limit")), _number(values, "steepest")
-    plan = ProximalPlan(_number(values, "pull"), vectors["metric"], limit, steepest)
+    plan = ProximalPlan(_number(values, "pull"), vectors["metric"].value, limit, steepest)
     at = work.at(vectors["at"], values)
-    return _answer(d=work.cohort.proximal_steps(at, vectors["correction"], plan).sum(np.ones(1)))
+    return _answer(d=work.cohort.proximal_steps(at, vectors["correction"].value, plan).sum(np.ones(1)))
 
 
 def curvature(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """VᵀH_iV, Vᵀc_i and ‖c_i‖² in the metric D⁻¹."""
     V = arrays.get("V")
-    if V is None or V.ndim != 2 or V.shape[0] != work.like.numel() or not np.all(np.isfinite(V)):
+    if V is None or V.ndim != 2 or V.shape[0] != work.like.numel() or not 1 <= V.shape[1] <= DIRECTIONS:
         raise InputError("The directions V do not fit this model.")
     columns = torch.from_numpy(np.array(V)).to(work.like)
-    seen = work.at(vectors["at"], values).restriction(columns, np.ones(1), vectors["metric"])
+    seen = work.at(vectors["at"], values).restriction(columns, np.ones(1), vectors["metric"].value)
     return _answer(curvature=seen.curvature, slopes=seen.slopes[0], scalars=seen.sizes)
 
 
@@ -104,7 +113,7 @@ def diagonal(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Ma
 
 def evaluate(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """A loss, an accuracy and a count."""
-    scores = work.cohort.evaluate(vectors["x"], str(values.get("split", "train")))
+    scores = work.cohort.evaluate(vectors["x"].value, str(values.get("split", "train")))
     return _answer(scalars=np.array([scores.loss[0], scores.accuracy[0], float(scores.counts[0])]))
 
 

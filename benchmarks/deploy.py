@@ -1,0 +1,203 @@
+"""What an engine costs: seconds per round and bytes on the wire against silos in this process.
+
+    python benchmarks/deploy.py [--engines flare flower] [--dimensions 10 1000 100000 1000000 5000000]
+
+Three silos with two rows each, so that computing costs next to nothing; Scaff-PD with one local step, six rounds. A
+round is two exchanges. The seconds are medians of the last five rounds; every round's checkpoint is in them. Bytes are
+what the kernel counts on the connections to the server's port, TLS and all, against what the algorithm sends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import runpy
+import shutil
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import scaffpd as sp
+from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.engine import engine_named
+from scaffpd.deploy.in_process import InProcess
+from scaffpd.deploy.local import wait_for
+from scaffpd.deploy.silo.silo import Silo
+from scaffpd.experiments.writing import markdown_table
+
+HERE = Path(__file__).parent
+SILOS = ("north", "south", "west")
+ROUNDS = 6
+ENTRY = """\
+import numpy as np
+import scaffpd as sp
+
+def rows():
+    random = np.random.default_rng({seed})
+    return random.standard_normal((2, {d})) / np.sqrt({d}), random.standard_normal(2)
+
+def load():
+    return sp.Cohort({{"{name}": rows()}}, sp.Linear("squared", l2=0.1))
+"""
+SILO = """\
+name = "{name}"
+[data]
+entry = "rows:load"
+[limits]
+dimension = 10_000_000
+message_mb = 2048
+rows = 1
+"""
+FEDERATION = """\
+silos = ["north", "south", "west"]
+folder = "{folder}"
+[objective]
+kind = "ChiSquare"
+rho = 0.1
+[algorithm]
+kind = "ScaffPD"
+local_steps = 1
+[training]
+rounds = {rounds}
+tol = 0
+[faults]
+timeout = 300.0
+start_timeout = 300.0
+"""
+
+
+def write(folder: Path, d: int) -> tuple[Path, dict[str, Path]]:
+    places = {}
+    for seed, name in enumerate(SILOS):
+        home = folder / name
+        home.mkdir(parents=True)
+        (home / "rows.py").write_text(ENTRY.format(seed=seed, d=d, name=name))
+        (home / "silo.toml").write_text(SILO.format(name=name))
+        places[name] = home / "silo.toml"
+    path = folder / "federation.toml"
+    path.write_text(FEDERATION.format(folder="run", rounds=ROUNDS))
+    return path, places
+
+
+def seconds(folder: Path) -> float:
+    """Per round, the median of all but the first."""
+    with (folder / "rounds.csv").open() as file:
+        marks = [float(row["seconds"]) for row in csv.DictReader(file)]
+    return statistics.median(b - a for a, b in pairwise(marks[1:]))
+
+
+def payload(folder: Path) -> int:
+    with (folder / "rounds.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
+    return int(last["bytes_up"]) + int(last["bytes_down"])
+
+
+def cohort_seconds(places: dict[str, Path]) -> float:
+    """The same run in this process, as a cohort (a plain one, with a checkpoint after every round)."""
+    pairs = {name: runpy.run_path(str(place.parent / "rows.py"))["rows"]() for name, place in places.items()}
+    federation = sp.Cohort(pairs, sp.Linear("squared", l2=0.1))
+    with tempfile.TemporaryDirectory() as folder:
+        keeper = sp.Checkpoint(Path(folder) / "state.npz", every=1)
+        method = sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=1)
+        result = sp.train(method, federation, rounds=ROUNDS, checkpoint=keeper, progress=False)
+    marks = result.history["seconds"]
+    return float(statistics.median(marks[2:] - marks[1:-1]))
+
+
+class Wire:
+    """Bytes on the connections to a port, both ways, as the kernel counts them."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.seen, self.stop = port, {}, threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self.stop.wait(0.2):
+            self._look()
+
+    def _look(self) -> None:
+        command = ["ss", "-tinHO", "state", "established", "sport", "=", f":{self.port}"]
+        for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+            peer = line.split()[3]
+            numbers = [int(n) for n in re.findall(r"bytes_(?:sent|received):(\d+)", line)]
+            self.seen[peer] = max(sum(numbers), self.seen.get(peer, 0))
+
+    def __enter__(self) -> Wire:
+        self._look()
+        self.before = sum(self.seen.values())
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.thread.join()
+
+    @property
+    def bytes(self) -> int:
+        """Since the start."""
+        return sum(self.seen.values()) - self.before
+
+
+def deployed(kind: str, path: Path, places: dict[str, Path], work: Path) -> tuple[float, int]:
+    """Seconds per round, and bytes on the wire."""
+    engine = engine_named(kind, path, places, work)
+    run = path.parent / "run"
+    try:
+        engine.start()
+        with Wire(engine.port) as wire:
+            engine.submit()
+            done = wait_for(lambda: (run / "outcome.json").exists(), 1500)
+            time.sleep(0.5)
+        if not done:
+            raise SystemExit(f"{kind} did not finish: {engine.logs()}")
+        outcome = json.loads((run / "outcome.json").read_text())
+        if outcome["status"] != "round limit":
+            raise SystemExit(f"{kind}: {outcome}")
+    finally:
+        engine.stop()
+    return seconds(run), wire.bytes
+
+
+def measure(d: int, engines: list[str]) -> dict[str, object]:
+    row: dict[str, object] = {"d": f"{d:,}"}
+    with tempfile.TemporaryDirectory(prefix="scaffpd-bench-") as name:
+        folder = Path(name)
+        path, places = write(folder / "bytes", d)
+        row["cohort"] = cohort_seconds(places)
+        coordinate(path, InProcess({n: Silo.open(p) for n, p in places.items()}))
+        row["bytes, one process"] = seconds(folder / "bytes" / "run")
+        for kind in engines:
+            path, places = write(folder / kind, d)
+            row[kind], carried = deployed(kind, path, places, folder / f"work-{kind}")
+            row[f"{kind} wire/payload"] = carried / payload(folder / kind / "run")
+            shutil.rmtree(folder / f"work-{kind}", ignore_errors=True)
+    print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", nargs="*", default=["flare", "flower"])
+    parser.add_argument("--dimensions", nargs="*", type=int, default=[10, 1000, 100_000, 1_000_000, 5_000_000])
+    parser.add_argument("--out", type=Path, default=HERE / "DEPLOY.md")
+    given = parser.parse_args()
+    rows = [measure(d, given.engines) for d in given.dimensions]
+    heads = list(rows[0])
+    cells = [[f"{row[h]:.3f}" if isinstance(row[h], float) else str(row[h]) for h in heads] for row in rows]
+    text = __doc__.split("\n\n", 2)
+    given.out.write_text(
+        "# What an engine costs\n\n"
+        "`python benchmarks/deploy.py` on two cores, all processes on one machine; seconds per round of Scaff-PD with "
+        "three silos.\n\n" + "\n".join(markdown_table(heads, cells)) + "\n\n" + text[2].strip() + "\n",
+        encoding="utf-8",
+    )
+
+
+if __name__ == "__main__":
+    main()
