@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from scaffpd.errors import InputError
+
+if TYPE_CHECKING:
+    from scaffpd.cli.deployment_screen import Screen
+    from scaffpd.deploy.coordinator.coordinate import Outcome
 
 deploy = typer.Typer(
     help="Across real organisations, on NVIDIA FLARE or Flower.",
@@ -102,9 +106,9 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
 
     project = _engine_module("flower", "scaffpd.deploy.flower.project")
     commands = project.write_app(FederationFile.read(federation), out)
-    _steps(f"At the coordinator, in {out}", (*commands.server, *commands.admit.values(), commands.run))
     for name, steps in commands.silos.items():
-        _steps(f"At silo {name}", steps)
+        _steps(f"At silo {name} (send {name}.pub to the coordinator, get ca.pem)", steps)
+    _steps(f"At the coordinator, in {out}", (*commands.server, *commands.admit.values(), commands.run))
 
 
 def _engine_module(kind: str, name: str) -> Any:
@@ -130,7 +134,12 @@ def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> No
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the processes as well
     with Screen(file.silos, file.tol, quiet) as screen:
         outcome = deployment.run(screen.watch, screen.say, seconds, keep)
-    screen.end(outcome, file.folder)
+    _end(screen, outcome, file.folder)
+
+
+def _end(screen: Screen, outcome: Outcome, folder: Path) -> None:
+    """Show the result; exit code 1 where there is none."""
+    screen.end(outcome, folder)
     if outcome.status in ("failed", "paused", "diverged"):
         raise typer.Exit(1)
 
@@ -138,8 +147,13 @@ def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> No
 def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bool) -> None:
     from scaffpd.cli.deployment_screen import Screen
     from scaffpd.deploy.coordinator.federation_file import FederationFile
+    from scaffpd.deploy.coordinator.run_folder import RunFolder
+    from scaffpd.deploy.local import Follower
 
     production = _engine_module("flare", "scaffpd.deploy.flare.production")
     file = FederationFile.read(federation)
     with Screen(file.silos, file.tol, quiet) as screen:
-        production.resume(kit, job, file, seconds, screen.say)
+        follow = Follower(RunFolder(file.folder).path / "progress.jsonl", screen.watch)
+        outcome = production.resume(kit, job, file, seconds, screen.say, follow)
+        follow()
+    _end(screen, outcome, file.folder)

@@ -110,8 +110,7 @@ class LocalDeployment:
                 shutil.rmtree(work, ignore_errors=True)
             else:
                 say(f"Logs are in {work}.")
-        ended = folder.outcome() or {}
-        return Outcome(**{**ended, "members": tuple(ended["members"])})
+        return Outcome.of(folder)
 
 
 class Follower:

@@ -52,15 +52,22 @@ class Outcome:
     rounds: int = 0
     certificate: float | None = None
 
+    @classmethod
+    def of(cls, folder: RunFolder) -> Outcome:
+        """What a run's folder says."""
+        ended = folder.outcome()
+        if ended is None:
+            raise InputError(f"The run in {str(folder.path)!r} has no outcome yet.")
+        return cls(**{**ended, "members": tuple(ended["members"])})
+
 
 def coordinate(path: Path, transport: Transport) -> Outcome:
     """Carry out the federation of a federation.toml, or go on with it; the run's folder has the result."""
     file = FederationFile.read(path)
     folder = RunFolder(file.folder)
     with folder.locked():
-        ended = folder.outcome()
-        if ended is not None and ended.get("final"):
-            return Outcome(**{**ended, "members": tuple(ended["members"])})
+        if folder.final():
+            return Outcome.of(folder)
         try:
             outcome = _Run(file, folder, transport).go()
         except InputError as error:

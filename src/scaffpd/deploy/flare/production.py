@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from scaffpd.deploy.coordinator.coordinate import Outcome
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.run_folder import RunFolder
 from scaffpd.deploy.flare.deployment import Deployment
@@ -42,7 +43,7 @@ def resume(
     seconds: float = float("inf"),
     say: Callable[[str], object] = lambda sentence: None,
     look: Callable[[], object] = lambda: None,
-) -> None:
+) -> Outcome:
     """See a run through as the administrator to whom the startup kit belongs, on the machine with the run's folder.
 
     A job that is still running there is taken over; otherwise it is handed in.
@@ -57,3 +58,4 @@ def resume(
         Supervisor(deployment, folder, limits, say, look).run()
     finally:
         admin.close()
+    return Outcome.of(folder)

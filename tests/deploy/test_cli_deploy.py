@@ -1,0 +1,163 @@
+"""`scaffpd deploy` and federation.toml: what they write, and what they say when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from deploy_cases import federation, progress, run
+
+from scaffpd.cli import run as cli
+from scaffpd.cli.deployment_screen import Screen
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.hospitals import write_hospitals
+from scaffpd.deploy.silo.silo_file import SiloFile
+from scaffpd.errors import InputError
+
+
+def refused(capsys, *arguments):
+    assert cli(["deploy", *map(str, arguments)]) == 2
+    words = capsys.readouterr().err.strip()
+    assert "Traceback" not in words
+    return words
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("silos = [", "silo = [", "Unknown key in 'federation.toml', 'silo': did you mean 'silos'?"),
+        ('silos = ["cleveland", "hungarian", "switzerland", "va"]', "", "needs the names of all silos"),
+        ('"va"]', '"cleveland"]', "names 'cleveland' twice in silos"),
+        ("l2 = 0.03", "l2 = -1", "Linear needs l2 >= 0"),
+        ("l2 = 0.03", "los = 1", "Unknown key in [model] of 'federation.toml', 'los': did you mean 'loss'?"),
+        ('"logistic"', '"logistik"', "did you mean 'logistic'?"),
+        (
+            '"ChiSquare"',
+            '"ChiSqare"',
+            "Unknown objective.kind in 'federation.toml', 'ChiSqare': did you",
+        ),
+        ("rho = 0.1", "row = 0.1", "Unknown key in [objective] of 'federation.toml', 'row': did you mean 'rho'?"),
+        ("rho = 0.1", "", "[objective] of 'federation.toml' is not complete"),
+        ("rho = 0.1", "rho = -2", "rho"),
+        ('[objective]\nkind = "ChiSquare"\nrho = 0.1', "", "Fair needs an [objective]"),
+        ("[objective]", '[algorithm]\nkind = "FedAvg"\n[objective]', "FedAvg has an objective of its own"),
+        ("[objective]", '[algorithm]\nkind = "FedAverage"\n[objective]', "did you mean 'FedAvg'?"),
+        (
+            "[objective]",
+            '[algorithm]\nkind = "ScaffPD"\nsteps = {kind = "Auto", x = 1}\n[objective]',
+            "algorithm.steps",
+        ),
+        ("[objective]", "[algorithm]\nlocal_step = 3\n[objective]", "did you mean 'local_steps'?"),
+        ("tol = 1e-6", "tol = -1", "training.tol"),
+        ("rounds = 500", "rounds = 0", "a whole number >= 1 for training.rounds"),
+        ("[training]", "[faults]\nquorum = 9\n[training]", "a quorum of 9, but only 4 silos"),
+        ("[training]", '[faults]\nmissing = "wait"\n[training]', "Unknown policy for missing silos"),
+        ("[training]", "[faults]\ntimeout = 0\n[training]", "timeout > 0"),
+        ("[training]", "[faults]\nmax_age = -1\n[training]", "max_age >= 0"),
+        ("[training]", '[features]\nnumbers = "float16"\n[training]', "did you mean"),
+        ("[training]", "[server]\nport = 99999\n[training]", "from 1 to 65535"),
+        ("[training]", "[training", "is not TOML"),
+    ],
+)
+def test_a_federations_file_is_read_strictly(tmp_path, capsys, old, new, sentence):
+    path, _ = write_hospitals(tmp_path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    assert sentence in refused(capsys, "flare", path, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_defaults(tmp_path):
+    path = tmp_path / "federation.toml"
+    path.write_text('silos = ["a", "b", "c"]\n[objective]\nkind = "Agnostic"\n')
+    file = FederationFile.read(path)
+    assert file.policy.quorum == 2
+    assert file.tol == 1e-6
+    assert file.folder == tmp_path / "run"
+    assert repr(file.algorithm) == "Fair(objective=Agnostic(), local_steps=100, batch_size=None)"
+
+
+@pytest.mark.parametrize("engine", ["flare", "flower"])
+def test_files_and_commands_for_production(tmp_path, capsys, engine):
+    pytest.importorskip({"flare": "nvflare", "flower": "flwr"}[engine])
+    path, _ = write_hospitals(tmp_path)
+    assert cli(["deploy", engine, str(path), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "At the coordinator" in printed
+    wanted = {"flare": ("project.yml", "nvflare provision"), "flower": ("pyproject.toml", "flower-superlink")}[engine]
+    assert (tmp_path / "out" / wanted[0]).is_file()
+    assert wanted[1] in printed
+    assert "--insecure" not in printed.replace("127.0.0.1:9094 --insecure", "")
+
+
+def test_what_cannot_be_deployed(tmp_path, capsys):
+    path, places = write_hospitals(tmp_path / "h")
+    assert "not empty" in refused(capsys, "local", "--out", tmp_path / "h")
+    assert "2 to 22 silos" in refused(capsys, "local", "--silos", 99, "--out", tmp_path / "p")
+    assert "belong to a federation.toml" in refused(capsys, "local", "--silo", places["va"], "--out", tmp_path / "q")
+    words = refused(capsys, "local", path, "--silo", places["va"], "--out", tmp_path / "r")
+    assert "names the silo 'cleveland', but no --silo file is its own" in words
+    assert "no deployment" in refused(capsys, "resume", tmp_path)
+    assert "needs both --kit and --job" in refused(capsys, "resume", path, "--kit", tmp_path)
+
+
+def test_an_unknown_engine(tmp_path, capsys):
+    words = refused(capsys, "local", "--engine", "flair", "--out", tmp_path / "o")
+    assert words == "Unknown engine 'flair': did you mean 'flare'?"
+
+
+@pytest.mark.parametrize("engine", ["flare", "flower"])
+def test_an_engine_that_is_not_installed_is_said_in_a_sentence(tmp_path, engine):
+    code = (
+        "import sys\n"
+        "for name in ('nvflare', 'flwr'):\n    sys.modules[name] = None\n"
+        "from scaffpd.cli import run\n"
+        f"sys.exit(run(['deploy', 'local', '--engine', '{engine}', '--out', {str(tmp_path / 'o')!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"pip install 'scaffpd[{engine}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("silos", [2, 3, 4, 5, 12])
+def test_hospitals_and_their_wards(tmp_path, silos):
+    path, places = write_hospitals(tmp_path, silos)
+    assert len(places) == silos
+    assert FederationFile.read(path).silos == tuple(places)
+    for name, place in places.items():
+        assert SiloFile.read(place).name == name
+    rows = [len((place.parent / "patients.csv").read_text().splitlines()) - 1 for place in places.values()]
+    assert min(rows) >= 40
+    assert sum(rows) == 920 or silos < 4
+
+
+def test_the_screen_shows_rounds_and_events_as_plain_lines(tmp_path, capsys):
+    path, places = federation(tmp_path, more="\n[faults]\nquorum = 2\nstart_timeout = 0.2\nprobe = 0.1\n")
+    outcome, _ = run(path, places, {9: [("kill", "va")]})
+    with Screen(list(places), 1e-6) as screen:
+        screen.say("Up.")
+        for line in progress(path):
+            screen.watch(json.loads(json.dumps(line)))
+    screen.end(outcome, tmp_path / "run")
+    printed = capsys.readouterr().out
+    assert "nothing is certified while va is away" in printed
+    assert "Silo 'va' does not take part: nobody answers." in printed
+    assert "certified gap" in printed
+    assert "dropped" in printed
+
+
+def test_quiet_is_quiet(tmp_path, capsys):
+    with Screen(["a"], None, quiet=True) as screen:
+        screen.say("Up.")
+    assert capsys.readouterr().out == ""
+
+
+def test_two_coordinators_do_not_share_a_folder(tmp_path):
+    from scaffpd.deploy.coordinator.run_folder import RunFolder
+
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(InputError, match="Another coordinator is at work"):
+        RunFolder(tmp_path / "run").locked().__enter__()
