@@ -271,6 +271,30 @@ def test_divergence_is_called_by_its_name_and_nobody_is_blamed(tmp_path):
     assert events(path) == []
 
 
+def test_another_algorithm_needs_another_folder(tmp_path):
+    path, places = federation(tmp_path, more=QUICK.replace("quorum = 2", "quorum = 4"))
+    assert run(path, places, {9: [("kill", "va")]})[0].status == "paused"
+    text = path.read_text()
+    for old, new in (("[objective]", '[algorithm]\nkind = "ScaffPD"\n[objective]'), ("l2 = 0.03", "l2 = 0.1")):
+        path.write_text(text.replace(old, new))
+        outcome, _ = run(path, places)
+        assert outcome.status == "failed"
+        assert "is of another algorithm or model: use a new folder" in outcome.sentence
+    path.write_text(text)
+    is_right(path, places, run(path, places)[0])
+
+
+def test_a_silo_whose_data_changed_does_not_go_on(tmp_path):
+    path, places = federation(tmp_path, more=QUICK.replace("quorum = 2", "quorum = 4"))
+    assert run(path, places, {12: [("kill", "va")]})[0].status == "paused"
+    file = places["va"].parent / "patients.csv"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], lines[1][:-1] + str(1 - int(lines[1][-1])), *lines[2:]]) + "\n")
+    outcome, _ = run(path, places)
+    assert outcome.status == "failed"
+    assert "of another problem" in outcome.sentence
+
+
 def test_a_finished_run_stays_finished(tmp_path):
     path, places = federation(tmp_path, more=QUICK)
     first, _ = run(path, places)

@@ -206,6 +206,8 @@ def test_a_silo_whose_schema_differs_is_refused_with_its_column(tmp_path):
     file.write_text(file.read_text().replace("chol", "cholesterol", 1))
     outcome = coordinate(path, Faulty(places))
     assert "Silo 'va' has no column 'chol', which 'cleveland' has" in outcome.sentence
+    file.write_text(file.read_text().replace("cholesterol", "chol", 1))
+    assert coordinate(path, Faulty(places)).status == "converged"  # once it is put right
 
 
 def test_an_exception_in_a_silo_says_its_kind_and_nothing_else(tmp_path, monkeypatch, caplog):

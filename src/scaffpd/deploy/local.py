@@ -91,6 +91,7 @@ class LocalDeployment:
         """Bring everything up, see the run through, take everything down."""
         file, work = FederationFile.read(self.federation), self.folder / WORK
         folder = RunFolder(file.folder)
+        folder.reopen()
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         engine = engine_named(self.engine, self.federation, self.silos, work, self.tls)

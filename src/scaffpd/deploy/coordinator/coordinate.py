@@ -38,7 +38,7 @@ class Outcome:
 
     Attributes:
         status: one of the training loop's, "paused" or "failed".
-        final: whether there is nothing left to do.
+        final: whether there is nothing left to do but to put something right ("failed") and resume.
         sentence: the same in words.
         members: the silos that the result is about.
         rounds: rounds made.
@@ -66,7 +66,7 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
     file = FederationFile.read(path)
     folder = RunFolder(file.folder)
     with folder.locked():
-        if folder.final():
+        if folder.final() and Outcome.of(folder).status != FAILED:
             return Outcome.of(folder)
         try:
             outcome = _Run(file, folder, transport).go()
@@ -122,16 +122,19 @@ class _Run:
     def _agreement(self, members: Sequence[str]) -> Setup:
         """The run's one agreement: made by those who were there first, kept for good."""
         setup = self.folder.setup()
+        name = type(self.file.algorithm).__name__
         if setup is None:
-            name = type(self.file.algorithm).__name__
             setup = negotiate(self.line, members, name, self.file.model, self.file.features, self.policy.timeout)
             self.folder.write_setup(setup)
+        if setup.algorithm != name or {**setup.model, **self.file.model} != setup.model:
+            raise InputError(f"The run in {str(self.folder.path)!r} is of another algorithm or model: use a new folder.")
         return setup
 
     def _without(self, members: Sequence[str], trouble: Unanswered | Refusal) -> list[str]:
         """Leave out a silo that does not take the agreement; the first agreement has no exceptions."""
         if isinstance(trouble, Refusal) and not self.folder.segments():
             raise trouble
+        self.absences[trouble.name] += 1
         self._record(Event(self.folder.rounds(), trouble.name, "absent", str(trouble)))
         return [name for name in members if name != trouble.name]
 

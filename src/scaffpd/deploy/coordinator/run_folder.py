@@ -79,6 +79,11 @@ class RunFolder:
         """Whether there is nothing left to do."""
         return bool((self.outcome() or {}).get("final"))
 
+    def reopen(self) -> None:
+        """Forget that the run has failed, so that it can be tried again."""
+        if (self.outcome() or {}).get("status") == "failed":
+            (self.path / "outcome.json").unlink()
+
     def rounds(self) -> int:
         """Rounds made so far, in all parts."""
         segments = self.segments()

@@ -49,6 +49,7 @@ def resume(
     A job that is still running there is taken over; otherwise it is handed in.
     """
     folder = RunFolder(file.folder)
+    folder.reopen()
     limits = Limits(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
     admin = Admin(kit, folder.path / "admin.log")
     try:
