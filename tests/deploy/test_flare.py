@@ -22,9 +22,9 @@ from nvflare.fuel.utils import fobs
 from scaffpd.deploy import supervise
 from scaffpd.deploy.flare import client, job, rules, server
 from scaffpd.deploy.flare.local import FlareEngine, free_ports
-from scaffpd.deploy.flare.processes import Processes
 from scaffpd.deploy.flare.project import Project, write_project
 from scaffpd.deploy.flare.session import Admin
+from scaffpd.deploy.processes import Processes
 from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.errors import InputError
 
@@ -276,7 +276,7 @@ def test_processes_are_found_by_their_mark_and_all_of_them_killed(tmp_path):
     )
     processes = Processes()
     path = os.pathsep.join([str(Path(client.__file__).parents[3]), str(tmp_path)])
-    processes.start("north", ["parent"], tmp_path, tmp_path / "log", {"PYTHONPATH": path})
+    processes.start("north", ["parent"], tmp_path / "log", os.environ | {"PYTHONPATH": path})
     deadline = time.monotonic() + 10
     while len(processes.pids("north")) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -290,17 +290,16 @@ def test_processes_are_found_by_their_mark_and_all_of_them_killed(tmp_path):
 def test_processes_end_with_the_one_that_started_them(tmp_path):
     (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)\n")
     program = (
-        "import os, sys, time; from pathlib import Path; from scaffpd.deploy.flare.processes import Processes\n"
+        "import os, sys, time; from pathlib import Path; from scaffpd.deploy.processes import Processes\n"
         "processes = Processes()\n"
         f"folder = Path({str(tmp_path)!r})\n"
-        "processes.start('north', ['sleeper'], folder, folder / 'log', {'PYTHONPATH': os.environ['PYTHONPATH']})\n"
+        "processes.start('north', ['sleeper'], folder / 'log', os.environ)\n"
         "time.sleep(2); print(processes.mark, flush=True); os._exit(1)\n"
     )
     source = str(Path(client.__file__).parents[3])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([source, str(tmp_path)])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    orphans = Processes()
-    orphans.mark = done.stdout.strip()
+    orphans = Processes(done.stdout.strip())
     assert len(orphans.mark) == 32, done.stderr
     deadline = time.monotonic() + 10
     while orphans.pids() and time.monotonic() < deadline:

@@ -7,7 +7,6 @@ import shlex
 import stat
 import subprocess
 import sys
-import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from scaffpd.deploy.flower import client_app, payload, server_app
 from scaffpd.deploy.flower.certificates import write_certificates, write_node_key
-from scaffpd.deploy.flower.processes import Processes
 from scaffpd.deploy.flower.project import write_app
 from scaffpd.deploy.flower.server_app import GridTransport
 from scaffpd.deploy.flower.simulate import InProcessGrid, simulate
@@ -273,22 +271,3 @@ class TestSecrets:
         assert isinstance(authority.public_key(), ec.EllipticCurvePublicKey)
         names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert [str(name.value) for name in names] == ["localhost", "127.0.0.1"]
-
-
-class TestProcesses:
-    def test_kills_grandchildren_that_have_left_the_session(self, tmp_path):
-        processes = Processes()
-        sleep = "[sys.executable, '-c', 'import time; time.sleep(60)']"
-        inner = f"import subprocess, sys; subprocess.Popen({sleep}, start_new_session=True)"
-        processes.start("a", [sys.executable, "-c", inner], tmp_path / "log", {})
-        processes.start("b", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", {})
-        end = time.monotonic() + 20
-        while len(processes.members("a")) != 1 or processes.alive("a"):  # the parent has ended, its child has not
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        processes.kill("a")
-        assert processes.members("a") == []
-        assert len(processes.members()) == 1
-        processes.kill()
-        processes.kill()
-        assert processes.members() == []

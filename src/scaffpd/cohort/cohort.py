@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd import federation
-from scaffpd.cohort.answers import Asked, Chosen, CohortGradients, CohortUpdates, Memory, scattered
+from scaffpd.cohort.answers import Chosen, CohortGradients, CohortUpdates, Memory, scattered
 from scaffpd.cohort.inputs import agreed_columns, checked_device, checked_dtype, named_pairs, width
+from scaffpd.cohort.ledger import Ledger
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Traffic, Vector
+from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Vector
 from scaffpd.models.inputs import read_features, read_labels
 from scaffpd.models.oracle import Arrays, Displacements, Features, Oracle, same
 
@@ -39,7 +40,7 @@ class Model(Protocol):
         """Bind to data; held-out data is bound `like` the training data, with an x of the same length."""
 
 
-class Cohort:
+class Cohort(Ledger):
     """N clients in this process, vectorised; implements `Federation`.
 
     Args:
@@ -67,11 +68,8 @@ class Cohort:
         self._device, self._dtype = checked_device(device), checked_dtype(dtype)
         self._train = self._bind(pairs, None)
         self._test = None if test is None else self._bind_test(test)
-        self._traffic = Traffic()
-        self._number_size = self.start().element_size()
-        self._everyone = list(range(len(self._names)))
+        super().__init__(self._names, self._oracle.start())
         self._asked_last: tuple[Oracle, Chosen] | None = None
-        self._sent: tuple[Tensor | None, set[int]] = (None, set())
         self._constants: Constants | None = None
         self._fingerprint: str | None = None
 
@@ -96,7 +94,7 @@ class Cohort:
                 raise InputError(f"Its clients are {names}, those of the training data {self._names}.")
             by_name = dict(zip(names, pairs, strict=True))
             split = self._bind([by_name[name] for name in self._names], self._train)
-            if split.oracle.dimension != self.dimension:
+            if split.oracle.dimension != self._oracle.dimension:
                 raise InputError("It has another number of outputs than the training data.")
         except InputError as error:
             raise InputError(f"The test data cannot be used: {error}") from None
@@ -105,21 +103,6 @@ class Cohort:
     @property
     def _oracle(self) -> Oracle:
         return self._train.oracle
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The clients, in the order given."""
-        return tuple(self._names)
-
-    @property
-    def dimension(self) -> int:
-        """d, the length of x."""
-        return self._oracle.dimension
-
-    @property
-    def traffic(self) -> Traffic:
-        """What a real federation would have sent by now."""
-        return self._traffic
 
     @property
     def fingerprint(self) -> str:
@@ -207,9 +190,6 @@ class Cohort:
             self._asked(chosen), LocalPlan(1), lambda _: oracle.proximal_steps(point, correction, plan)
         )
 
-    def _asked(self, chosen: Chosen) -> Asked:
-        return Asked(self, chosen, len(self._names), self.start())
-
     def _held(self, at: Any, chosen: Chosen) -> Any:
         """The c_i of the chosen clients, as their oracle takes them."""
         if at is None:
@@ -222,11 +202,7 @@ class Cohort:
 
     def _among(self, clients: Clients) -> tuple[Oracle, Chosen]:
         """The oracle of some clients, and their numbers."""
-        if clients is None:
-            return self._oracle, self._everyone
-        chosen = [int(i) for i in clients]
-        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(self._everyone):
-            raise InputError(f"clients must be distinct numbers from 0 to {len(self._names) - 1}, got {chosen}.")
+        chosen = self._chosen(clients)
         if chosen == self._everyone:
             return self._oracle, chosen
         if self._asked_last is None or self._asked_last[1] != chosen:
@@ -260,8 +236,8 @@ class Cohort:
         other, oracle = copy.copy(self), cast(Any, self._oracle)
         other._train = self._train._replace(oracle=oracle.double())
         other._test, other._dtype, other._constants, other._fingerprint = None, torch.float64, None, None
-        other._traffic, other._asked_last, other._sent = Traffic(), None, (None, set())
-        other._number_size = other.start().element_size()
+        other._asked_last = None
+        Ledger.__init__(other, self._names, other.start())
         return other
 
     def _point(self, x: Any) -> Tensor:
@@ -276,19 +252,6 @@ class Cohort:
         if point.shape != like.shape:
             raise InputError(f"x has shape {tuple(point.shape)}, but the model has {self.dimension} parameters.")
         return point
-
-    def _send(self, x: Tensor, chosen: Chosen) -> int:
-        """How many numbers go down for these clients to have x: none to those that were asked about it just now."""
-        last, known = self._sent
-        known = known if last is x else set()
-        new = set(chosen) - known
-        self._sent = x, known | new
-        return len(new) * self.dimension
-
-    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
-        """Add to the traffic, in numbers of the format of x."""
-        size = self._number_size
-        self._traffic.add(exchanges=exchanges, up=up * size, down=down * size)
 
     def __repr__(self) -> str:
         samples = int(self._train.counts.sum())

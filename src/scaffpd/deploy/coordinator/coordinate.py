@@ -127,7 +127,8 @@ class _Run:
             setup = negotiate(self.line, members, name, self.file.model, self.file.features, self.policy.timeout)
             self.folder.write_setup(setup)
         if setup.algorithm != name or {**setup.model, **self.file.model} != setup.model:
-            raise InputError(f"The run in {str(self.folder.path)!r} is of another algorithm or model: use a new folder.")
+            place = str(self.folder.path)
+            raise InputError(f"The run in {place!r} is of another algorithm or model: use a new folder.")
         return setup
 
     def _without(self, members: Sequence[str], trouble: Unanswered | Refusal) -> list[str]:

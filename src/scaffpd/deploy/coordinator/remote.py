@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.cohort.answers import Asked, Memory
+from scaffpd.cohort.answers import Memory
+from scaffpd.cohort.ledger import Ledger
 from scaffpd.deploy.coordinator.answers import RemoteGradients, RemoteUpdates
 from scaffpd.deploy.coordinator.checks import Shapes, troubles
 from scaffpd.deploy.coordinator.line import Question
@@ -26,12 +27,12 @@ from scaffpd.deploy.protocol import needs
 from scaffpd.deploy.protocol.wire import Array
 from scaffpd.deploy.silo.work import plan_values
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Traffic, Vector
+from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Vector
 
 SPLITS = ("train", "test")
 
 
-class Remote:
+class Remote(Ledger):
     """N silos; implements `Federation`.
 
     Args:
@@ -43,35 +44,17 @@ class Remote:
     """
 
     def __init__(self, roster: Roster, facts: Facts) -> None:
+        super().__init__(roster.members, torch.from_numpy(np.array(facts.start)))
         self.roster, self.facts = roster, facts
-        self._traffic = Traffic()
-        self._start = torch.from_numpy(np.array(facts.start))
-        n = len(roster.members)
         self._last: dict[int, tuple[Tensor, Tensor, NDArray[np.float64]]] = {}  # y_i, c_i and L_i of the last answer
         self.stood_in = False
         self._scores: dict[tuple[int, str], NDArray[np.float64]] = {}
-        self._sent: tuple[Tensor | None, set[int]] = (None, set())
-        self._everyone, self._told_constants = list(range(n)), False
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The members."""
-        return self.roster.members
-
-    @property
-    def traffic(self) -> Traffic:
-        """What training has sent so far, in numbers; `roster.line.wire` has every byte."""
-        return self._traffic
+        self._told_constants = False
 
     @property
     def absent(self) -> int:
         """How many members do not answer at present."""
         return len(self.roster.absent)
-
-    @property
-    def dimension(self) -> int:
-        """d, the length of x."""
-        return len(self._start)
 
     @property
     def fingerprint(self) -> str:
@@ -84,17 +67,17 @@ class Remote:
 
     def constants(self) -> Constants:
         """What silos said when the agreement was made."""
-        self._count(exchanges=not self._told_constants, up=0 if self._told_constants else 4 * len(self.names))
+        self.count(exchanges=not self._told_constants, up=0 if self._told_constants else 4 * len(self.names))
         self._told_constants = True
         return self.facts.constants
 
     def start(self) -> Tensor:
         """The default x⁰."""
-        return self._start
+        return self._like
 
     def memory(self) -> Memory:
         """A zero vector for every silo."""
-        return Memory(self._start.new_zeros(len(self.names), self.dimension))
+        return Memory(self._like.new_zeros(len(self.names), self.dimension))
 
     def losses(
         self,
@@ -106,7 +89,7 @@ class Remote:
     ) -> Vector:
         """One exchange: x down, L_i up; the last known loss of a silo that does not answer."""
         chosen = self._chosen(clients)
-        self._count(exchanges=alone, down=self._new(x, chosen), up=len(chosen))
+        self.count(exchanges=alone, down=self._send(x, chosen), up=len(chosen))
         got = self._ask(needs.LOSSES, chosen, {"x": x}, _batch(batch_size, key), shapes={"scalars": (1,)})
         out = np.full(len(self.names), np.nan)
         for i in chosen:
@@ -128,7 +111,7 @@ class Remote:
     ) -> RemoteGradients:
         """One exchange: x down; c_i, L_i and the bounds on their rounding errors up."""
         chosen = self._chosen(clients)
-        self._count(exchanges=alone, down=self._new(x, chosen), up=(self.dimension + 3) * len(chosen))
+        self.count(exchanges=alone, down=self._send(x, chosen), up=(self.dimension + 3) * len(chosen))
         shapes = {"c": (self.dimension,), "scalars": (3,)}
         got = self._ask(needs.GRADIENTS, chosen, {"x": x}, _batch(batch_size, key), shapes)
         self._last |= {i: (x, torch.from_numpy(parts["c"]), parts["scalars"]) for i, parts in got.items()}
@@ -161,7 +144,7 @@ class Remote:
             vectors["correction"] = correction
         corrections = len(chosen) * self.dimension * (correction is not None or isinstance(at, Memory))
         again = 2 if plan.snapshot is not None else 1
-        self._count(exchanges=1, down=self._new(x, chosen) + corrections, up=again * len(chosen) * self.dimension)
+        self.count(exchanges=1, down=self._send(x, chosen) + corrections, up=again * len(chosen) * self.dimension)
         shapes = {"d": (self.dimension,)} | ({} if plan.snapshot is None else {"snapshot": (self.dimension,)})
         got = self._ask(needs.UPDATES, chosen, vectors, values, shapes, own=own)
         return self._updates(chosen, got, self._frozen(correction, plan), plan.snapshot)
@@ -184,7 +167,7 @@ class Remote:
         """One exchange: the correction and β down, d_i up; an absent silo's Hessian is taken for L_i I."""
         chosen, known = at.chosen, self.facts.constants
         L = known.smoothness if at.batch[0] is None else known.steepest
-        self._count(exchanges=1, down=len(chosen) * (self.dimension + 1), up=len(chosen) * self.dimension)
+        self.count(exchanges=1, down=len(chosen) * (self.dimension + 1), up=len(chosen) * self.dimension)
         vectors = {"at": at.x, "correction": correction, "metric": plan.metric}
         steepest = float(max(plan.steepest, L[chosen].max()))
         values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **_batch(*at.batch)}
@@ -218,14 +201,14 @@ class Remote:
         shapes: Shapes = (
             {"curvature": (k, k), "slopes": (k,), "scalars": (1,)} if k else {"diagonal": (self.dimension,)}
         )
-        self._count(exchanges=1, down=k * self.dimension * len(at.chosen), up=up * len(at.chosen))
+        self.count(exchanges=1, down=k * self.dimension * len(at.chosen), up=up * len(at.chosen))
         return self._ask(kind, at.chosen, {"at": at.x, **vectors}, _batch(*at.batch), shapes, arrays=arrays)
 
     def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train") -> ClientScores:
         """Per-silo loss, accuracy and sample counts; the last known ones of a silo that does not answer."""
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
-        point = torch.as_tensor(x).to(self._start)
+        point = torch.as_tensor(x).to(self._like)
         chosen = [i for i in self._everyone if split == "train" or self.facts.tested[i]]
         if not chosen:
             raise InputError("No silo has held rows out: there is nothing to test on.")
@@ -252,7 +235,7 @@ class Remote:
         names = {self.names[i]: i for i in chosen}
         personal = {self.names[i]: parts for i, parts in (own or {}).items()}
         question = Question(kind, values, vectors, personal, arrays or {})
-        replies = self.roster.ask(question, list(names), lambda answers: troubles(answers, shapes, self._start))
+        replies = self.roster.ask(question, list(names), lambda answers: troubles(answers, shapes, self._like))
         return {names[name]: answer.arrays for name, answer in replies.items()}
 
     def _known_loss(self, i: int, x: Tensor) -> float:
@@ -267,31 +250,6 @@ class Remote:
         lacking = [self.names[i] for i in numbers]
         if lacking:
             raise Lost(lacking)
-
-    def _chosen(self, clients: Clients) -> list[int]:
-        chosen = self._everyone if clients is None else [int(i) for i in clients]
-        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(self._everyone):
-            raise InputError(f"clients must be distinct numbers from 0 to {len(self.names) - 1}, got {chosen}.")
-        return chosen
-
-    def _asked(self, chosen: list[int]) -> Asked:
-        return Asked(self, chosen, len(self.names), self._start)
-
-    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
-        """Add to the traffic, in numbers of the format of x."""
-        self._count(exchanges=exchanges, up=up, down=down)
-
-    def _count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
-        size = self._start.element_size()
-        self._traffic.add(exchanges=exchanges, up=up * size, down=down * size)
-
-    def _new(self, x: Tensor, chosen: Sequence[int]) -> int:
-        """How many numbers go down for these silos to have x: none to those that were asked about it just now."""
-        last, known = self._sent
-        known = known if last is x else set()
-        new = set(chosen) - known
-        self._sent = x, known | new
-        return len(new) * self.dimension
 
     def __repr__(self) -> str:
         return f"Remote federation of {len(self.names)} silos, {self.dimension} parameters"

@@ -5,9 +5,9 @@ The modules that the startup kits' scripts start are started directly: the scrip
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from scaffpd.deploy.flare import client, server
 from scaffpd.deploy.flare.deployment import Deployment
-from scaffpd.deploy.flare.processes import Processes
 from scaffpd.deploy.flare.project import Project, write_project
 from scaffpd.deploy.flare.session import Admin
+from scaffpd.deploy.processes import Processes, free_ports
 from scaffpd.errors import InputError
 
 HOST, NAME, SERVER, ADMIN = "localhost", "scaffpd", "server", "admin"
@@ -111,7 +111,7 @@ class FlareEngine:
     def _wait(self, wanted: set[str]) -> None:
         deadline = time.monotonic() + PATIENCE
         while missing := wanted - self.connected():
-            dead = [role for role in (SERVER, *wanted) if self._processes.main(role) is None]
+            dead = [role for role in (SERVER, *wanted) if not self._processes.alive(role)]
             if dead or time.monotonic() > deadline:
                 who, log = (dead or sorted(missing))[0], self.logs()
                 raise InputError(f"FLARE did not come up: {who!r} is not there, and {log[who]} says why.")
@@ -139,10 +139,11 @@ class FlareEngine:
     ) -> None:
         if self._processes.pids(role):
             raise InputError(f"{role!r} is running already: stop it first.")
+        self._processes.kill(role)  # what has ended by itself is forgotten
         arguments = [f"nvflare.private.fed.app.{module}", "-m", str(kit), "-s", file, "--set"]
         arguments += [f"{key}={value}" for key, value in options.items()]
-        environment = QUICK | {key: str(path) for key, path in extra.items()}
-        self._processes.start(role, arguments, kit, self.logs()[role], environment)
+        environment = os.environ | QUICK | {key: str(path) for key, path in extra.items()}
+        self._processes.start(role, arguments, self.logs()[role], environment, kit)
 
     def kill_silo(self, name: str) -> None:
         """End a site's processes at once."""
@@ -150,8 +151,7 @@ class FlareEngine:
 
     def kill_job(self, name: str) -> None:
         """End the process that a site has for the job, not the site itself."""
-        main = self._processes.main(name)
-        self._processes.signal(self._processes.pids(name) - {main or 0}, signal.SIGKILL)
+        self._processes.signal(name, signal.SIGKILL, spare=self._processes.main(name))
 
     def kill_server(self) -> None:
         """End the server's processes at once."""
@@ -159,17 +159,17 @@ class FlareEngine:
 
     def pause_silo(self, name: str) -> None:
         """Let a site hang."""
-        self._processes.signal(self._processes.pids(name), signal.SIGSTOP)
+        self._processes.signal(name, signal.SIGSTOP)
 
     def wake_silo(self, name: str) -> None:
         """Let it go on."""
-        self._processes.signal(self._processes.pids(name), signal.SIGCONT)
+        self._processes.signal(name, signal.SIGCONT)
 
     def connected(self) -> set[str]:
         """The silos that the server takes for connected and that have a process; none when it does not answer."""
-        if self._processes.main(SERVER) is None:
+        if not self._processes.alive(SERVER):
             return set()
-        alive = {name for name in self.silos if self._processes.main(name) is not None}
+        alive = {name for name in self.silos if self._processes.alive(name)}
         return self._deployed().connected() & alive
 
     def outside(self) -> set[str]:
@@ -184,7 +184,7 @@ class FlareEngine:
 
     def running(self) -> bool:
         """Whether the job that was handed in last is still going; not so when the server is down."""
-        return self._processes.main(SERVER) is not None and self._deployed().running()
+        return self._processes.alive(SERVER) and self._deployed().running()
 
     def abort(self) -> None:
         """End the job and leave the processes."""
@@ -205,13 +205,3 @@ class FlareEngine:
     def pids(self) -> set[int]:
         """Everything alive that belongs to this engine."""
         return self._processes.pids()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody uses now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [int(held.getsockname()[1]) for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()

@@ -6,13 +6,14 @@ that it is called in.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from scaffpd.deploy.flare import client, server
-from scaffpd.deploy.flare.processes import Processes
+from scaffpd.deploy.processes import Processes
 from scaffpd.errors import InputError
 
 NAME = "simulated"
@@ -35,16 +36,17 @@ def simulate(federation: Path, silos: Mapping[str, Path], work: Path, patience: 
     extra = {client.VARIABLE: str(files.resolve()), server.VARIABLE: str(federation.resolve()), "OMP_NUM_THREADS": "1"}
     processes = Processes()
     command = ["scaffpd.deploy.flare.simulate", str(work.resolve()), *sorted(silos)]
-    processes.start("simulator", command, work, log, extra)
+    processes.start("simulator", command, log, os.environ | extra, work)
     try:
         deadline = time.monotonic() + patience
-        while processes.main("simulator") is not None:
+        while processes.alive("simulator"):
             if time.monotonic() > deadline:
                 raise InputError(f"FLARE's simulator did not finish within {patience:g} seconds: {log} says more.")
             time.sleep(0.1)
+        failed = processes.code("simulator")
     finally:
         processes.kill()
-    if processes.code("simulator"):
+    if failed:
         raise InputError(f"FLARE's simulator failed: {log} says why.")
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import scaffpd
 from scaffpd.deploy.flower.certificates import write_certificates, write_node_key, write_private
 from scaffpd.deploy.flower.client_app import SETTING
-from scaffpd.deploy.flower.processes import free_port
 from scaffpd.deploy.flower.project import write_files
+from scaffpd.deploy.processes import free_ports
 
 SERVER = "server"
 _SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
@@ -27,7 +27,7 @@ class Layout:
         self.app, self.keys = work / "app", work / "keys"
         self.authority = self.keys / "ca.pem" if tls else None
         self.parts = [part_of(silo) for silo in silos]
-        self.ports = {part: free_port() for part in (SERVER, *self.parts)}
+        self.ports = dict(zip((SERVER, *self.parts), free_ports(1 + len(self.parts)), strict=True))
         self.address = f"127.0.0.1:{self.ports[SERVER]}"
 
     def write(self, federation: Path) -> None:
@@ -78,7 +78,7 @@ class Layout:
 
     def executor(self, part: str, parent: int) -> list[str]:
         """The warm SuperExec of a silo."""
-        command = [sys.executable, "-m", "scaffpd.deploy.flower.warm", "--insecure", "--parent-pid", str(parent)]
+        command = ["scaffpd.deploy.flower.warm", "--insecure", "--parent-pid", str(parent)]
         return [*command, "--runtime-api-address", f"127.0.0.1:{self.ports[part]}", *self._secret(part)]
 
     def _secret(self, part: str) -> list[str]:

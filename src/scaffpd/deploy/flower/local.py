@@ -34,8 +34,8 @@ import psutil
 
 from scaffpd.deploy.flower.control import Control
 from scaffpd.deploy.flower.layout import SERVER, Layout, part_of
-from scaffpd.deploy.flower.processes import Processes
 from scaffpd.deploy.flower.server_app import FEDERATION
+from scaffpd.deploy.processes import Processes
 from scaffpd.errors import InputError
 
 _PATIENCE = 120.0
@@ -180,7 +180,7 @@ class FlowerEngine:
 
     def pids(self) -> set[int]:
         """Everything alive that belongs to us."""
-        return {process.pid for process in self._processes.members()}
+        return self._processes.pids()
 
     def stop(self) -> None:
         """Everything down, whatever state it is in."""

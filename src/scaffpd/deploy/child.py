@@ -1,7 +1,4 @@
-"""Runs a module for as long as the process that started it lives: whoever is killed takes his federation along.
-
-FLARE's job processes look after their own parents in the same way.
-"""
+"""Runs a module or a script for as long as the process that started it lives: who is killed takes his engine along."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 
 def watch(parent: int) -> None:
@@ -23,4 +21,7 @@ def watch(parent: int) -> None:
 if __name__ == "__main__":
     owner, sys.argv = int(sys.argv[1]), sys.argv[2:]
     threading.Thread(target=watch, args=(owner,), daemon=True, name="watch parent").start()
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    if Path(sys.argv[0]).is_file():
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

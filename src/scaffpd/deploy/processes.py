@@ -1,0 +1,111 @@
+"""Processes that belong to an engine, and to which part of it: found by a mark in their environment.
+
+Engines start processes that start others, in sessions of their own, and a child that has lost its parent is nobody's
+child. The mark stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+MARK = "SCAFFPD_ENGINE_PART"
+
+
+class Processes:
+    """Named parts, each of one or more processes with all that they start."""
+
+    def __init__(self, mark: str | None = None) -> None:
+        self.mark = mark or uuid.uuid4().hex
+        self._started: dict[str, list[subprocess.Popen[bytes]]] = {}
+
+    def environment(self, part: str) -> dict[str, str]:
+        """What a process of this part has to have in its environment."""
+        return {MARK: f"{self.mark}:{part}"}
+
+    def start(
+        self, part: str, command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path | None = None
+    ) -> int:
+        """Run a Python module or script, in a session of its own, with its output in `log`; it ends when we end."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "scaffpd.deploy.child", str(os.getpid()), *command],
+                cwd=folder or log.parent, env={**environment, **self.environment(part)},
+                stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self._started.setdefault(part, []).append(process)
+        return process.pid
+
+    def parts(self) -> list[str]:
+        """The parts that have been started and not killed."""
+        return [part for part, started in self._started.items() if started]
+
+    def alive(self, part: str) -> bool:
+        """Whether all that was started for a part is still running."""
+        started = self._started.get(part, [])
+        return bool(started) and all(process.poll() is None for process in started)
+
+    def code(self, part: str) -> int | None:
+        """With what the process that was started first for a part has ended, if it has."""
+        return self._started[part][0].poll()
+
+    def main(self, part: str) -> set[int]:
+        """The processes that were started for a part, without those that they have started."""
+        return {process.pid for process in self._started.get(part, [])}
+
+    def members(self, part: str | None = None) -> list[psutil.Process]:
+        """Every living process of a part, or of all parts."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                value = process.environ().get(MARK, "")
+                ours = value == f"{self.mark}:{part}" if part else value.startswith(f"{self.mark}:")
+                if ours and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+                    found.append(process)
+        return found
+
+    def pids(self, part: str | None = None) -> set[int]:
+        """The numbers of `members`."""
+        return {process.pid for process in self.members(part)}
+
+    def signal(self, part: str, number: int, spare: Collection[int] = ()) -> None:
+        """Send a signal to every process of a part, but for some."""
+        for process in self.members(part):
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in spare:
+                    process.send_signal(number)
+
+    def kill(self, part: str | None = None, seconds: float = 10.0) -> None:
+        """SIGKILL a part, or all, until nothing of it is left."""
+        end = time.monotonic() + seconds
+        while members := self.members(part):
+            for process in members:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGKILL)
+            if time.monotonic() > end:
+                raise TimeoutError(f"These processes do not end: {[process.pid for process in members]}.")
+            time.sleep(0.02)
+        for name in [part] if part else list(self._started):
+            for started in self._started.pop(name, []):
+                started.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on loopback that nobody uses now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [int(held.getsockname()[1]) for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()
