@@ -1,10 +1,10 @@
 """What an engine costs: seconds per round and bytes on the wire against silos in this process.
 
-    python benchmarks/deploy.py [--engines flare flower] [--dimensions 10 1000 100000 1000000 5000000]
+    python benchmarks/deploy.py [--engines flare flower] [--dimensions 10 10000 1000000 5000000]
 
 Three silos with two rows each, so that computing costs next to nothing; Scaff-PD with one local step, six rounds. A
 round is two exchanges. The seconds are medians of the last five rounds; every round's checkpoint is in them. Bytes are
-what the kernel counts on the connections to the server's port, TLS and all, against what the algorithm sends.
+what the kernel counts on the silos' connections to the server, TLS and all, against what the algorithm sends.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
+
 import scaffpd as sp
 from scaffpd.deploy.coordinator.coordinate import coordinate
 from scaffpd.deploy.engine import engine_named
 from scaffpd.deploy.in_process import InProcess
 from scaffpd.deploy.local import wait_for
+from scaffpd.deploy.processes import MARK
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.experiments.writing import markdown_table
 
@@ -114,7 +117,7 @@ class Wire:
     """Bytes on the connections to a port, both ways, as the kernel counts them."""
 
     def __init__(self, port: int) -> None:
-        self.port, self.seen, self.stop = port, {}, threading.Event()
+        self.port, self.seen, self.stop, self.silos = port, {}, threading.Event(), {}
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
     def _watch(self) -> None:
@@ -122,11 +125,22 @@ class Wire:
             self._look()
 
     def _look(self) -> None:
-        command = ["ss", "-tinHO", "state", "established", "sport", "=", f":{self.port}"]
+        command = ["ss", "-tinpHO", "state", "established", "dport", "=", f":{self.port}"]
         for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
-            peer = line.split()[3]
+            owner = re.search(r"pid=(\d+)", line)
+            if owner is None or not self._of_a_silo(int(owner[1])):
+                continue  # Flower's coordinator uses the same port
             numbers = [int(n) for n in re.findall(r"bytes_(?:sent|received):(\d+)", line)]
-            self.seen[peer] = max(sum(numbers), self.seen.get(peer, 0))
+            self.seen[line.split()[2]] = max(sum(numbers), self.seen.get(line.split()[2], 0))
+
+    def _of_a_silo(self, pid: int) -> bool:
+        if pid not in self.silos:
+            try:
+                mark = psutil.Process(pid).environ().get(MARK, "")
+            except psutil.Error:
+                return False
+            self.silos[pid] = not mark.endswith((":server", ":superlink", ":admin"))
+        return self.silos[pid]
 
     def __enter__(self) -> Wire:
         self._look()
@@ -184,7 +198,7 @@ def measure(d: int, engines: list[str]) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="*", default=["flare", "flower"])
-    parser.add_argument("--dimensions", nargs="*", type=int, default=[10, 1000, 100_000, 1_000_000, 5_000_000])
+    parser.add_argument("--dimensions", nargs="*", type=int, default=[10, 10_000, 1_000_000, 5_000_000])
     parser.add_argument("--out", type=Path, default=HERE / "DEPLOY.md")
     given = parser.parse_args()
     rows = [measure(d, given.engines) for d in given.dimensions]

@@ -144,7 +144,7 @@ def test_the_screen_shows_rounds_and_events_as_plain_lines(tmp_path, capsys):
             screen.watch(json.loads(json.dumps(line)))
     screen.end(outcome, tmp_path / "run")
     printed = capsys.readouterr().out
-    assert "nothing is certified while va is away" in printed
+    assert "nothing is certified: va away" in printed
     assert "Silo 'va' does not take part: nobody answers." in printed
     assert "certified gap" in printed
     assert "dropped" in printed

@@ -133,7 +133,7 @@ def at_round(folder, number, act):
     done = []
 
     def look():
-        if not done and folder.rounds() >= number:
+        if not done and folder.seen() >= number:
             done.append(True)
             act()
 
@@ -221,7 +221,7 @@ def test_soak_twenty_random_kills(tmp_path_factory):
             when = sorted(random.integers(1, 12, size=2).tolist())
 
             def look(when=when, folder=folder):
-                if when and folder.rounds() >= when[0]:
+                if when and folder.seen() >= when[0]:
                     when.pop(0)
                     kills.append(_strike(deployed.engine, random, list(deployed.places)))
 

@@ -21,6 +21,7 @@ import scaffpd as sp
 from scaffpd.deploy.coordinator.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.run_folder import RunFolder
+from scaffpd.deploy.protocol.wire import Message, decode, encode
 
 SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]'}
 TOL = 1e-6
@@ -60,6 +61,133 @@ def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, 
         any(e["what"] == "dropped" for e in events(path))
         or not RunFolder(FederationFile.read(path).folder).segments()[1:]
     )
+
+
+@pytest.mark.parametrize("moment", range(6, 27))
+def test_a_silo_may_die_at_any_moment_up_to_the_last(tmp_path, moment):
+    path, places = federation(tmp_path, more=QUICK)
+    outcome, transport = run(path, places, {moment: [("kill", "va")]})
+    is_right(path, places, outcome)
+    assert transport.count >= 24
+    if len(outcome.members) == 4:  # it had converged before
+        assert outcome.sentence.endswith("va did not answer at the end.")
+
+
+@pytest.mark.parametrize("kind", ["FedAvg", "Scaffold", "DRFA", "QFFL", "AFL"])
+@pytest.mark.parametrize("sampled", [None, 1, 4])
+def test_uncertified_methods_go_on_without_a_silo(tmp_path, kind, sampled):
+    drawn = "" if sampled is None or kind == "AFL" else f"clients_per_round = {sampled}\n"
+    change = {
+        '[objective]\nkind = "ChiSquare"\nrho = 0.1\n': f'[algorithm]\nkind = "{kind}"\n{drawn}',
+        "rounds = 500\ntol = 1e-6": "rounds = 12",
+    }
+    path, places = federation(tmp_path, replacing=change, more=QUICK)
+    outcome, _ = run(path, places, {11: [("kill", "va")]})
+    assert (outcome.status, outcome.rounds) == ("round limit", 12)
+    assert np.isfinite(model_of(path)).all()
+    losses = cohort(path, places).evaluate(model_of(path)).loss
+    assert losses.max() < np.log(2)  # better than knowing nothing
+
+
+def test_one_silo_that_is_asked_alone_and_lies_does_not_end_the_run(tmp_path):
+    change = {
+        '[objective]\nkind = "ChiSquare"\nrho = 0.1\n': '[algorithm]\nkind = "FedAvg"\nclients_per_round = 1\n',
+        "rounds = 500\ntol = 1e-6": "rounds = 12",
+    }
+    path, places = federation(tmp_path, replacing=change, more=QUICK)
+    outcome, _ = run(path, places, {8: [("lie", name, LIES["nan"]) for name in ("va", "cleveland")]})
+    assert outcome.status == "round limit"
+    assert np.isfinite(model_of(path)).all()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda answer: answer.replace(b'"samples": ', b'"samples": 9999999999999999999999'),
+        lambda answer: answer.replace(b'"dimension": ', b'"dimension": 9'),
+        lambda answer: answer.replace(b'"convex": true', b'"convex": null'),
+        changed(constants=lambda c: c * np.nan),
+        changed(constants=lambda c: -c),
+    ],
+)
+def test_garbage_in_answer_to_the_agreement_when_a_silo_rejoins(tmp_path, lie):
+    path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-8"}, more=QUICK + "max_age = 1\n")
+    script = {8: [("kill", "va")], 16: [("restart", "va"), ("lie", "va", lie)]}
+    outcome, _ = run(path, places, script)
+    assert outcome.status == "converged", outcome
+    assert "va" not in outcome.members
+
+
+def test_single_precision_answers_of_another_format_are_not_taken(tmp_path):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK + '[features]\nnumbers = "float32"\n')
+    wide = changed(c=lambda c: c.astype(np.float64), d=lambda d: d.astype(np.float64))
+    outcome, _ = run(path, places, {9: [("lie", "va", wide)]})
+    assert outcome.final
+    assert outcome.status != "failed"
+    assert "va" not in outcome.members
+
+
+@pytest.mark.parametrize("moment", [3, 6, 7, 12])
+def test_policy_pause_never_goes_on_without_somebody(tmp_path, moment):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK + 'missing = "pause"\nmax_age = 0\n')
+    outcome, _ = run(path, places, {moment: [("kill", "va")]})
+    assert (outcome.status, outcome.final) == ("paused", False)
+    with_one_away, _ = run(path, places, {1: [("kill", "hungarian")]})
+    assert (with_one_away.status, with_one_away.final) == ("paused", False)
+    outcome, _ = run(path, places)
+    is_right(path, places, outcome)
+    assert len(outcome.members) == 4
+
+
+def test_a_dropped_silo_that_is_back_counts_for_the_quorum(tmp_path):
+    more = QUICK.replace("quorum = 2", "quorum = 3").replace("start_timeout = 0.2", "start_timeout = 20.0")
+    path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-8"}, more=more + "max_age = 0\n")
+    script = {8: [("kill", "va")], 14: [("kill", "hungarian"), ("restart", "va")]}
+    outcome, _ = run(path, places, script)
+    assert outcome.status == "converged"
+    assert set(outcome.members) == {"cleveland", "switzerland", "va"}
+    assert [e["what"] for e in events(path)].count("back") == 1
+
+
+def test_data_that_change_in_the_middle_of_a_run_are_noticed(tmp_path):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
+    file = places["va"].parent / "patients.csv"
+    transport = Faulty(places)
+
+    def swap(site):
+        file.write_text("\n".join(file.read_text().splitlines()[:90]) + "\n")
+        transport.restart(site)
+
+    transport.swap = swap
+    transport.script[12] = [("swap", "va")]
+    outcome = coordinate(path, transport)
+    assert any("data are not those that the run began with" in e["sentence"] for e in events(path))
+    is_right(path, places, outcome)  # of the data as they are now: it has joined a new segment with them
+
+
+def test_a_silo_that_greets_but_never_works_costs_less_and_less(tmp_path):
+    path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-10"}, more=QUICK + "max_age = 1\n")
+
+    def mute(answer):
+        return answer if b'"version"' in answer else b""
+
+    outcome, _ = run(path, places, {9: [("lie", "va", mute)]})
+    assert outcome.final
+    assert "va" not in outcome.members
+    rounds = [int(e["round"]) for e in events(path) if e["what"] == "back"]
+    assert len(rounds) <= 5
+    assert sorted(np.diff(rounds)) == list(np.diff(rounds))  # the waits grow
+
+
+def test_what_silos_say_is_printable_in_tables(tmp_path):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
+
+    def rude(answer):
+        message = decode(answer, 2**31)
+        return encode(Message("failed", {**message.values, "sentence": "\x1b[2Jgone\n9,va,back,all is well"}))
+
+    run(path, places, {9: [("lie", "va", rude)]})
+    assert all(text.isprintable() for e in events(path) for text in e.values())
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3, 4, 5])
@@ -279,7 +407,8 @@ def test_another_algorithm_needs_another_folder(tmp_path):
         path.write_text(text.replace(old, new))
         outcome, _ = run(path, places)
         assert outcome.status == "failed"
-        assert "is of another algorithm or model: use a new folder" in outcome.sentence
+        assert "is of another " in outcome.sentence
+        assert "use a new folder" in outcome.sentence
     path.write_text(text)
     is_right(path, places, run(path, places)[0])
 
@@ -293,6 +422,21 @@ def test_a_silo_whose_data_changed_does_not_go_on(tmp_path):
     outcome, _ = run(path, places)
     assert outcome.status == "failed"
     assert "of another problem" in outcome.sentence
+
+
+def test_a_finished_run_goes_on_to_a_smaller_tolerance(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    first, _ = run(path, places)
+    path.write_text(path.read_text().replace("tol = 1e-6", "tol = 1e-11"))
+    again, _ = run(path, places)
+    assert again.rounds > first.rounds
+    assert again.certificate <= 1e-11
+
+
+def test_the_sentence_counts_all_rounds(tmp_path):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
+    outcome, _ = run(path, places, {12: [("kill", "va")]})
+    assert f"converged after {outcome.rounds} rounds" in outcome.sentence
 
 
 def test_a_finished_run_stays_finished(tmp_path):

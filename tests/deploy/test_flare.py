@@ -344,7 +344,7 @@ class Scripted:
 def supervised(scripted, **limits):
     said = []
     settings = supervise.Limits(every=0.001) if not limits else supervise.Limits(**({"every": 0.001} | limits))
-    folder = types.SimpleNamespace(final=lambda: scripted.final, rounds=lambda: scripted.rounds)
+    folder = types.SimpleNamespace(final=lambda: scripted.final, seen=lambda: scripted.rounds)
     run = supervise.Supervisor(scripted, folder, settings, said.append)
     run.run()
     return said

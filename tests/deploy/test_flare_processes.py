@@ -114,7 +114,7 @@ def test_every_fault_is_survived_and_nothing_is_left_behind(tmp_path):
     engine = FlareEngine(federation.file, federation.silos, tmp_path / "work")
     said = []
     limits = Limits(quorum=2, settle=5.0, waiting=60.0)
-    folder = types.SimpleNamespace(final=federation.final, rounds=lambda: len(federation.rounds()))
+    folder = types.SimpleNamespace(final=federation.final, seen=lambda: len(federation.rounds()))
     supervisor = Supervisor(engine, folder, limits, said.append)
     try:
         engine.start()

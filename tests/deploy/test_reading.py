@@ -310,7 +310,7 @@ def test_an_entry_may_return_a_cohort_of_one(tmp_path):
     data = from_entry(tmp_path, code)
     assert data.cohort is not None
     assert data.rows == (5, 0)
-    assert data.describe(5) == {"version": 1, "task": "prepared", "train": 5, "test": 0, "dimension": 3}
+    assert data.describe() == {"version": 1, "task": "prepared", "train": 5, "test": 0, "dimension": 3}
     with pytest.raises(InputError, match="a Cohort of one client named 'a', got one of 'b'"):
         from_entry(tmp_path, code.replace("'a'", "'b'"))
 

@@ -219,6 +219,52 @@ def test_an_exception_in_a_silo_says_its_kind_and_nothing_else(tmp_path, monkeyp
     assert answer.values == {"sentence": "ZeroDivisionError; the silo's log says more.", "question": "7", "silo": "va"}
 
 
+def test_single_rows_are_not_told(tmp_path):
+    """Few held-out rows are not tested on; a second agreement, with other columns or means, is refused."""
+    path, places = federation(tmp_path, more=QUICK)
+    place = places["va"]
+    place.write_text(place.read_text().replace("test = 0.3", "test = 0.05"))
+    outcome = coordinate(path, Faulty(places))
+    assert outcome.status == "converged"
+    table = (FederationFile.read(path).folder / "clients.csv").read_text().splitlines()
+    assert ",nan,nan" in table[-1].replace("0,nan,nan", ",nan,nan")
+    silo, setup = Silo.open(place), RunFolder(FederationFile.read(path).folder).setup()
+
+    def ask(kind, arrays=None, **values):
+        return decode(silo.answer(encode(Message(kind, {"question": "1", **values}, arrays or {}))), 2**31)
+
+    assert ask("setup", setup=setup.values()).values["tested"] == 0
+    x = np.zeros(27)
+    vectors = {"setup": setup.digest, "vectors": {"x": "x-1"}}
+    assert "does not test on them" in ask("evaluate", {"x-1": x}, split="test", **vectors).values["sentence"]
+    other = {**setup.values(), "mean": (setup.mean + 1).tolist()}
+    assert "another agreement already" in ask("setup", setup=other).values["sentence"]
+    schema = setup.values()["schema"]
+    for k in range(4):
+        assert ask("totals", {"mean": setup.mean + k}, schema=schema).kind == "answer"
+    assert "another mean already" in ask("totals", {"mean": setup.mean - 1}, schema=schema).values["sentence"]
+
+
+def test_an_absurd_model_is_refused_before_it_is_built(tmp_path):
+    path, places = federation(
+        tmp_path, replacing={'"logistic"': '"softmax"', "l2 = 0.03": "l2 = 0.03\nclasses = 20_000_000"}, more=QUICK
+    )
+    outcome = coordinate(path, Faulty(places))
+    assert "parameters is larger than the 1000000" in outcome.sentence
+
+
+@pytest.mark.parametrize("number", [float("nan"), "x" * 1000, {"a": 1}, 7])
+def test_odd_question_numbers_are_not_repeated(tmp_path, number):
+    import json
+
+    from safetensors.numpy import save
+
+    _, places = federation(tmp_path)
+    header = json.dumps({"protocol": 1, "kind": "hello", "values": {"question": number}}).encode()
+    answer = opened(places)["va"].answer(save({"header": np.frombuffer(header, dtype=np.uint8)}))
+    assert decode(answer, 2**20).values["question"] is None
+
+
 def test_an_entry_may_return_rows_or_a_cohort(tmp_path):
     path, places = federation(tmp_path / "files", more=QUICK)
     plain = coordinate(path, Faulty(places))

@@ -63,10 +63,8 @@ class Screen:
             self.console.print(self._words(line), highlight=False, markup=False)
 
     def _gap(self, line: Mapping[str, Any]) -> str:
-        if line["absent"]:
-            return f"nothing is certified while {', '.join(line['absent'])} is away"
         if line["certificate"] is None:
-            return "no certificate"
+            return f"nothing is certified: {', '.join(line['absent'])} away" if line["absent"] else "no certificate"
         return f"certified gap {line['certificate']:.1e}"
 
     def _words(self, line: Mapping[str, Any]) -> str:

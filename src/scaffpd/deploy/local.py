@@ -107,11 +107,19 @@ class LocalDeployment:
             finished = True
         finally:
             engine.stop()
-            if finished and not keep:
-                shutil.rmtree(work, ignore_errors=True)
-            else:
-                say(f"Logs are in {work}.")
+            if not finished and not keep:
+                say(f"Logs are in {_rescued(engine.logs(), self.folder / 'logs')}.")
+            if not keep:
+                shutil.rmtree(work, ignore_errors=True)  # private keys are in there
         return Outcome.of(folder)
+
+
+def _rescued(logs: Mapping[str, Path], folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    for part, log in logs.items():
+        if log.exists():
+            shutil.copyfile(log, folder / f"{part}.log")
+    return folder
 
 
 class Follower:

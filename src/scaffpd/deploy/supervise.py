@@ -71,7 +71,7 @@ class Supervisor:
         look: Callable[[], object] = lambda: None,
     ) -> None:
         self.job, self.say, self.look = job, say, look
-        self.final, self.rounds = folder.final, folder.rounds
+        self.final, self.rounds = folder.final, folder.seen
         self.limits = limits or Limits()
         self._fruitless, self._seen = 0, -1
         self._submitted, self._ending = -float("inf"), False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from scaffpd.errors import InputError, unknown
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # of a silo: it goes into paths, commands and certificates
 LARGEST = 2**20  # bytes: nobody writes more than that by hand
 
 

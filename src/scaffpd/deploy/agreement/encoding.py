@@ -44,7 +44,7 @@ class Encoded:
     features: tuple[str, ...] = field(repr=False)
 
 
-def describe(data: Dataset, rarest: int) -> Json:
+def describe(data: Dataset) -> Json:
     """Names and kinds of columns, categories with at least `rarest` training rows, labels, and numbers of rows."""
     train, test = data.rows
     about: Json = {"version": VERSION, "task": data.target.task, "train": train, "test": test}
@@ -54,7 +54,7 @@ def describe(data: Dataset, rarest: int) -> Json:
         about["labels"] = list(data.target.labels)
     if data.table.block is not None:
         return about | {"shape": list(data.table.shape)}
-    return about | {"columns": [_described(column, ~data.held, rarest) for column in data.table.columns]}
+    return about | {"columns": [_described(column, ~data.held, data.rarest) for column in data.table.columns]}
 
 
 def _described(column: Column, train: Mask, rarest: int) -> Json:
@@ -136,7 +136,8 @@ def _blocks(data: Dataset, own: dict[str, Column], schema: Json, rows: Mask) -> 
         if agreed["kind"] == NUMBER:
             yield _filled_block(column.values[:, None], train, rows)
         elif column.kind == CATEGORY:
-            yield _one_hot(data.name, column, agreed, train, rows)
+            known = set(named_categories(column, train, data.rarest))
+            yield _one_hot(column, agreed, known, train, rows)
         else:
             yield np.full((int(rows.sum()), len(agreed["categories"]) + agreed["other"]), np.nan)
 
@@ -152,17 +153,19 @@ def _filled_block(values: NDArray[Any], train: Mask, rows: Mask) -> Matrix:
     return chosen
 
 
-def _one_hot(silo: str, column: Column, agreed: Json, train: Mask, rows: Mask) -> Matrix:
-    """A column of zeros and ones per agreed category; the most frequent one where it is missing."""
-    places = {name: k for k, name in enumerate(agreed["categories"])}
-    other = len(places)
+def _one_hot(column: Column, agreed: Json, known: set[str], train: Mask, rows: Mask) -> Matrix:
+    """A column of zeros and ones per agreed category; the most frequent one where it is missing.
+
+    What this silo does not name itself is "other" here, whoever names it (a sum must not tell who is rare), and none of
+    the categories where the agreement has no "other".
+    """
+    other = len(agreed["categories"])
+    places = {name: k for k, name in enumerate(agreed["categories"]) if name in known}
     counts = column.counts(train)
     codes = column.values[rows].astype(np.int64)
     empty = not counts.any()
     codes = codes if empty else np.where(codes < 0, counts.argmax(), codes)
     place = np.array([*(places.get(name, other) for name in column.categories), -1])[codes]  # -1 stays -1
-    if not agreed["other"] and (place == other).any():
-        raise InputError(f"Silo {silo!r} has a category in {column.name!r} for which the agreement has no place.")
     block: Matrix = np.equal(place[:, None], np.arange(other + agreed["other"])).astype(np.float64)
     block[place < 0] = np.nan
     return block

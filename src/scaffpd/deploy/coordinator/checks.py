@@ -10,6 +10,7 @@ from torch import Tensor
 from scaffpd.deploy.protocol.wire import Message
 
 Shapes = Mapping[str, tuple[int, ...]]
+DOUBLE = ("scalars", "curvature", "slopes")
 SCALARS = "scalars"  # float64 whatever the model's numbers are; the first is a loss or a size, and finite
 
 
@@ -21,7 +22,7 @@ def troubles(answers: Mapping[str, Message], shapes: Shapes, like: Tensor) -> di
     """
     malformed = {name: why for name, answer in answers.items() if (why := _malformed(answer, shapes, like))}
     infinite = {name: why for name, answer in answers.items() if name not in malformed and (why := _infinite(answer))}
-    everybody = len(malformed) + len(infinite) == len(answers)
+    everybody = len(infinite) > 1 and len(malformed) + len(infinite) == len(answers)
     return malformed if everybody else malformed | infinite
 
 
@@ -32,7 +33,7 @@ def _malformed(answer: Message, shapes: Shapes, like: Tensor) -> str | None:
         array = answer.arrays[name]
         if array.shape != shape:
             return f"its {name!r} has shape {array.shape}, not {shape}"
-        if array.dtype not in (np.float64, like.numpy().dtype):
+        if array.dtype != (np.float64 if name in DOUBLE else like.numpy().dtype):
             return f"its {name!r} holds {array.dtype}"
     return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.line import Line, answered
 from scaffpd.deploy.coordinator.opening import Facts, Refusal, Unanswered, negotiate, settle
 from scaffpd.deploy.coordinator.remote import Remote
-from scaffpd.deploy.coordinator.roster import Event, Lost, Paused, Returned, Roster
+from scaffpd.deploy.coordinator.roster import PAUSE, Event, Lost, Paused, Returned, Roster
 from scaffpd.deploy.coordinator.run_folder import RunFolder, Segment
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.transport import Transport
@@ -66,14 +66,31 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
     file = FederationFile.read(path)
     folder = RunFolder(file.folder)
     with folder.locked():
-        if folder.final() and Outcome.of(folder).status != FAILED:
-            return Outcome.of(folder)
         try:
+            if (done := finished(file, folder)) is not None:
+                return done
             outcome = _Run(file, folder, transport).go()
         except InputError as error:
             outcome = Outcome(FAILED, True, str(error))
         folder.write_outcome(asdict(outcome))
     return outcome
+
+
+def finished(file: FederationFile, folder: RunFolder) -> Outcome | None:
+    """The outcome of a run that needs nothing more, or `None`; a folder is for one federation only."""
+    about, goal = file.identity(), {"rounds": file.rounds, "tol": file.tol}
+    kept = folder.settings()
+    if kept is None:
+        folder.write_settings({"about": about, **goal})
+        return None
+    if kept.get("about") != about:
+        other = next((name for name in about if kept.get("about", {}).get(name) != about[name]), "federation")
+        raise InputError(f"The run in {str(folder.path)!r} is of another {other}: use a new folder.")
+    folder.write_settings({"about": about, **goal})
+    more = kept != {"about": about, **goal}  # more rounds or another tolerance: there may be something left to do
+    if more or not folder.final() or Outcome.of(folder).status == FAILED:
+        return None
+    return Outcome.of(folder)
 
 
 class _Run:
@@ -90,9 +107,8 @@ class _Run:
         """Segments until one of them ends the run."""
         members = self._gather(())
         while True:
-            if len(members) < self.policy.quorum:
-                left = ", ".join(members) or "nobody"
-                return self._pause(f"Fewer than {self.policy.quorum} silos are there ({left}).")
+            if (reason := self._too_few(members)) is not None:
+                return self._pause(reason)
             try:
                 setup = self._agreement(members)
                 facts = settle(self.line, members, setup, self.policy.timeout)
@@ -104,6 +120,15 @@ class _Run:
             if isinstance(outcome, Outcome):
                 return outcome
             members = outcome
+
+    def _too_few(self, members: Sequence[str]) -> str | None:
+        """Why a run cannot start, or go on, with these silos."""
+        away = [name for name in self.file.silos if name not in members]
+        if away and self.policy.missing == PAUSE:
+            return f"Silo {away[0]!r} is not there."
+        if len(members) < self.policy.quorum:
+            return f"Fewer than {self.policy.quorum} silos are there ({', '.join(members) or 'nobody'})."
+        return None
 
     def _gather(self, present: Sequence[str]) -> list[str]:
         """Wait until everybody is there, or for the time that the policy gives them."""
@@ -126,9 +151,6 @@ class _Run:
         if setup is None:
             setup = negotiate(self.line, members, name, self.file.model, self.file.features, self.policy.timeout)
             self.folder.write_setup(setup)
-        if setup.algorithm != name or {**setup.model, **self.file.model} != setup.model:
-            place = str(self.folder.path)
-            raise InputError(f"The run in {place!r} is of another algorithm or model: use a new folder.")
         return setup
 
     def _without(self, members: Sequence[str], trouble: Unanswered | Refusal) -> list[str]:
@@ -136,6 +158,7 @@ class _Run:
         if isinstance(trouble, Refusal) and not self.folder.segments():
             raise trouble
         self.absences[trouble.name] += 1
+        self.strikes[trouble.name] += isinstance(trouble, Refusal)
         self._record(Event(self.folder.rounds(), trouble.name, "absent", str(trouble)))
         return [name for name in members if name != trouble.name]
 
@@ -168,17 +191,21 @@ class _Run:
         while True:
             try:
                 result = self._fit(segment, remote)
-            except Lost as lost:
-                return [name for name in segment.members if name not in lost.names]
             except Returned as returned:
-                return [name for name in self.file.silos if name in {*segment.members, *returned.names}]
-            except Paused as paused:
-                if not self._wait(roster):
-                    return self._pause(str(paused))
-                if remote.stood_in or roster.absent:
-                    return roster.present
+                return self._in_order({*segment.members, *returned.names})
+            except (Lost, Paused) as reason:
+                if isinstance(reason, Lost) and self.policy.missing != PAUSE:
+                    return self._in_order({*segment.members} - {*reason.names})
+                there = self._wait(roster)
+                if self._too_few(there) is not None:
+                    return self._pause(str(reason))
+                if remote.stood_in or there != list(segment.members):
+                    return there
             else:
                 return self._finish(segment, setup, remote, result)
+
+    def _in_order(self, names: set[str]) -> list[str]:
+        return [name for name in self.file.silos if name in names]
 
     def _fit(self, segment: Segment, remote: Remote) -> Result:
         """The training loop on this segment, from its checkpoint if there is one."""
@@ -189,25 +216,31 @@ class _Run:
 
         rounds = max(self.file.rounds - segment.before, 1)
         keeper = Checkpoint(self.folder.checkpoint(segment), every=1)
+        algorithm, x0 = self._algorithm(len(segment.members)), self.folder.start(segment)
         return train(
-            self.file.algorithm, remote, rounds, self.file.tol, self.file.seed, self.folder.start(segment),
+            algorithm, remote, rounds, self.file.tol, self.file.seed, x0,
             progress=False, checkpoint=keeper, callbacks=[after],
         )  # fmt: skip
 
-    def _wait(self, roster: Roster) -> bool:
-        """Give the absent time to come back; whether enough of them did."""
-        needed = len(roster.members) if self.policy.missing == "pause" else self.policy.quorum
-        deadline = time.monotonic() + self.policy.start_timeout
-        while len(roster.present) < needed and time.monotonic() < deadline:
-            roster.welcome()
-            time.sleep(BREATH if len(roster.present) < needed else 0)
-        return len(roster.present) >= needed
+    def _algorithm(self, members: int) -> Any:
+        """The algorithm for so many silos: no more of them can be drawn."""
+        algorithm = self.file.algorithm
+        drawn = getattr(algorithm, "clients_per_round", None)
+        return algorithm if drawn is None or drawn <= members else replace(algorithm, clients_per_round=members)
+
+    def _wait(self, roster: Roster) -> list[str]:
+        """Give the absent and the dropped time to come back; who is there then."""
+        deadline, there = time.monotonic() + self.policy.start_timeout, {*roster.present}
+        while self._too_few(self._in_order(there)) is not None and time.monotonic() < deadline:
+            there |= {*roster.welcome()}
+            time.sleep(0 if self._too_few(self._in_order(there)) is None else BREATH)
+        return self._in_order(there)
 
     def _finish(self, segment: Segment, setup: Setup, remote: Remote, result: Result) -> Outcome:
         """Write the result down."""
-        tables = {"train": remote.evaluate(result.x, "train")}
-        if remote.facts.tested.any():
-            tables["test"] = remote.evaluate(result.x, "test")
+        remote.roster.ending = True
+        splits = ("train", "test") if remote.facts.tested.any() else ("train",)
+        tables = {split: remote.evaluate(result.x, split, complete=False) for split in splits}
         rows = []
         for i, name in enumerate(segment.members):
             row: dict[str, Any] = {"silo": name, "weight": float(result.weights[i])}
@@ -220,15 +253,16 @@ class _Run:
         self.folder.write_model(result.x, setup)
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
         final = result.status is not Status.INTERRUPTED
-        sentence = f"{result}{self._missing(segment, remote)}"
-        return Outcome(str(result.status), final, sentence, segment.members, segment.before + result.rounds, proven)
+        whole = replace(result, rounds=segment.before + result.rounds)
+        sentence = f"{whole}{self._missing(segment, remote)}"
+        return Outcome(str(result.status), final, sentence, segment.members, whole.rounds, proven)
 
     def _missing(self, segment: Segment, remote: Remote) -> str:
         """What the reader must know about silos that are not in the result, or not fully."""
         gone = [name for name in self.file.silos if name not in segment.members]
         words = f" It is about {', '.join(segment.members)}; {', '.join(gone)} had been dropped." if gone else ""
         stale = sorted(remote.roster.absent)
-        return words + (f" {', '.join(stale)} did not answer at the end: earlier answers stand in." if stale else "")
+        return words + (f" {', '.join(stale)} did not answer at the end." if stale else "")
 
     def _pause(self, sentence: str) -> Outcome:
         segments = self.folder.segments()

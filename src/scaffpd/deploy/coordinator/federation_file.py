@@ -11,9 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from scaffpd import algorithms, objectives, steps
+from scaffpd.algorithms.base import LocalMethod
 from scaffpd.deploy.coordinator.roster import Policy
 from scaffpd.deploy.protocol.setup import FORMATS, LINEAR, linear
-from scaffpd.deploy.toml_file import Section
+from scaffpd.deploy.toml_file import NAME, Section
 from scaffpd.errors import InputError, unknown
 
 TABLES = ("model", "features", "algorithm", "objective", "training", "faults", "server")
@@ -72,16 +73,28 @@ class FederationFile:
         """Read and check a `federation.toml`."""
         top = Section.read(Path(path).absolute(), ("name", "silos", "folder", *TABLES))
         silos = top.texts("silos")
-        if silos is None:
-            raise top.refusal("silos", 'the names of all silos, such as ["north", "south"],')
+        if silos is None or not all(NAME.fullmatch(name) for name in silos):
+            raise top.refusal("silos", 'the names of all silos (letters, digits, - and _), such as ["north", "south"],')
         training = top.section("training", ("rounds", "tol", "seed"))
-        tol = training.number("tol", 1e-6, "a number >= 0 (0: no certificate is waited for)", 0, float("inf"))
+        algorithm = _algorithm(top)
+        certified = not isinstance(algorithm, LocalMethod)
+        tol = training.number("tol", 1e-6 * certified, "a number >= 0 (0: make all rounds)", 0, float("inf"))
+        if tol and not certified:
+            kind = type(algorithm).__name__
+            raise InputError(f"{kind} certifies nothing: leave training.tol out of {top.file.name!r}.")
         folder = top.file.parent / Path(top.text("folder", "run")).expanduser()
         return cls(
-            top.file, top.text("name", "federation"), silos, folder, _model(top), _features(top), _algorithm(top),
+            top.file, top.text("name", "federation"), silos, folder, _model(top), _features(top), algorithm,
             training.whole("rounds", 1000, 1), tol or None, training.whole("seed", 0), _policy(top, len(silos)),
             _server(top),
         )  # fmt: skip
+
+    def identity(self) -> dict[str, Any]:
+        """What makes a run another run: everything but how long it goes and what it does about faults."""
+        return {
+            "algorithm or objective": repr(self.algorithm), "model": dict(self.model), "features": dict(self.features),
+            "seed": self.seed, "list of silos": list(self.silos),
+        }  # fmt: skip
 
 
 def _model(top: Section) -> dict[str, Any]:

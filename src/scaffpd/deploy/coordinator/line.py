@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+import numpy as np
 from torch import Tensor
 
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.transport import Failure, Transport
 from scaffpd.deploy.protocol.vectors import Names, Shelf
-from scaffpd.deploy.protocol.wire import Array, Message, WireError, decode, encode
+from scaffpd.deploy.protocol.wire import Array, Message, WireError, decode, encode, plain
 from scaffpd.federation import Traffic
 
 Replies = dict[str, Message | Failure]
+LEAST_ROOM = 64 * 2**20  # descriptions of columns and categories are the largest replies before training
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,12 @@ class Line:
         wire: every byte of every message so far, evaluation and set-up included.
     """
 
-    def __init__(self, transport: Transport, most: int = 2**31) -> None:
-        self.transport, self.most, self.wire = transport, most, Traffic()
+    def __init__(self, transport: Transport) -> None:
+        self.transport, self.wire = transport, Traffic()
+        self.most = LEAST_ROOM  # bytes of a reply
         self.sites: dict[str, str] = {}
         self.setup: Setup | None = None
+        self.taken: dict[str, Array] = {}  # what every silo said about its losses when it took the agreement
         self._shelves: dict[str, Shelf] = {}
         self._name = Names()
 
@@ -62,7 +66,7 @@ class Line:
         sites = {site: site for site in self.transport.sites() if site not in taken}
         found: Replies = {}
         for site, reply in self._ask(dict.fromkeys(sites, Question("hello")), sites, timeout, anyone=True).items():
-            name = site if isinstance(reply, Failure) else str(reply.values.get("silo"))[:200]
+            name = site if isinstance(reply, Failure) else plain(reply.values.get("silo"), 200)
             if isinstance(reply, Message):
                 reply = self._identified(site, name, reply, {*found, *present})
             if isinstance(reply, Message):
@@ -88,9 +92,17 @@ class Line:
                 self._shelves.pop(name, None)
             setup = Question("setup", {"setup": self.setup.values()})
             again = self._ask(dict.fromkeys(lacking, setup), sites, timeout)
+            again = {name: self._same(name, reply) for name, reply in again.items()}
             able = [name for name in lacking if answered(again[name])]
             replies |= again | self._ask(dict.fromkeys(able, question), sites, timeout)
         return replies
+
+    def _same(self, name: str, reply: Message | Failure) -> Message | Failure:
+        """A silo that takes the agreement once more must say the same about its losses as before."""
+        if not answered(reply) or name not in self.taken:
+            return reply
+        same = np.array_equal(reply.arrays.get("constants", np.zeros(0)), self.taken[name])
+        return reply if same else Failure("its data are not those that the run began with", garbage=True)
 
     def _ask(
         self, questions: Mapping[str, Question], sites: Mapping[str, str], timeout: float, anyone: bool = False
@@ -139,13 +151,13 @@ class Line:
         try:
             message = decode(reply, self.most)
         except WireError as error:
-            return Failure(f"an unreadable answer: {error}")
+            return Failure(f"an unreadable answer: {error}", garbage=True)
         if message.values.get("question") != number:
-            return Failure("an answer to another question")
+            return Failure("an answer to another question", garbage=True)
         if not anyone and message.values.get("silo") != name:
-            return Failure(f"an answer in the name of {message.values.get('silo')!r}")
+            return Failure(f"an answer in the name of {plain(message.values.get('silo'))!r}", garbage=True)
         if message.kind not in ("answer", "missing", "refused", "failed"):
-            return Failure("an answer of an unknown kind")
+            return Failure("an answer of an unknown kind", garbage=True)
         if message.kind == "failed":
-            return Failure(f"the silo failed: {str(message.values.get('sentence'))[:200]}")
+            return Failure(f"the silo failed: {plain(message.values.get('sentence'), 200)}")
         return message

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from scaffpd.deploy.agreement.agree import agree, deviation_of, mean_of
 from scaffpd.deploy.agreement.schema import PREPARED
-from scaffpd.deploy.coordinator.line import Line, Question, answered
+from scaffpd.deploy.coordinator.line import LEAST_ROOM, Line, Question, answered
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.transport import Failure
-from scaffpd.deploy.protocol.wire import Array, Message, digest
+from scaffpd.deploy.protocol.wire import Array, Message, digest, plain
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Vector
+
+USELESS = "its answer to the agreement cannot be used."
 
 
 @dataclass(frozen=True)
@@ -81,35 +83,36 @@ def settle(line: Line, members: Sequence[str], setup: Setup, timeout: float) -> 
     for name in members:
         for what in ("dimension", "dtype", "start"):
             if read[name][what] != read[first][what]:
-                raise InputError(
-                    f"Silo {name!r} has a model with {what} {read[name][what]!r}, {first!r} one with "
-                    f"{read[first][what]!r}: they must be the same."
-                )
+                theirs, ours = plain(read[name][what], 40), plain(read[first][what], 40)
+                raise Refusal(name, f"its model has {what} {theirs}, that of {first!r} has {ours}.")
     start = np.zeros(dimensions[first], dtype=read[first]["dtype"])
     if read[first]["start"]:
         start = _asker(line, [first], timeout)(Question("start"))[first].arrays.get("x", start)
         if start.shape != (dimensions[first],) or digest(start) != read[first]["start"]:
-            raise InputError(f"Silo {first!r} sent another starting point than it had announced.")
+            raise Refusal(first, "it sent another starting point than it had announced.")
     columns = np.array([read[name]["constants"] for name in members])
     known = Constants(
         columns[:, 0], columns[:, 1], all(read[name]["convex"] for name in members), columns[:, 2],
-        np.array([read[name]["samples"] for name in members]), all(read[name]["quadratic"] for name in members),
+        np.array([read[name]["samples"] for name in members], dtype=np.int64),
+        all(read[name]["quadratic"] for name in members),
     )  # fmt: skip
+    line.taken |= {name: read[name]["constants"] for name in members}
+    line.most = max(LEAST_ROOM, 3 * start.nbytes)
     return Facts(known, start, columns[:, 3], np.array([read[name]["tested"] for name in members]))
 
 
 def _facts(name: str, reply: Message) -> dict[str, Any]:
     """One silo's answer to the agreement, checked."""
     values, constants = reply.values, reply.arrays.get("constants")
-    whole = all(type(values.get(key)) is int and values[key] >= 0 for key in ("dimension", "samples", "tested"))
+    whole = all(type(values.get(key)) is int and 0 <= values[key] < 2**53 for key in ("dimension", "samples", "tested"))
     flags = all(type(values.get(key)) is bool for key in ("convex", "quadratic"))
     words = values.get("dtype") in ("float32", "float64") and isinstance(values.get("start"), str)
     numbers = constants is not None and constants.shape == (4,) and bool(np.all(np.isfinite(constants)))
     if not (whole and flags and words and numbers) or values["samples"] < 1 or values["dimension"] < 1:
-        raise InputError(f"Silo {name!r} gave an answer to the agreement that cannot be used.")
+        raise Refusal(name, USELESS)
     assert constants is not None
-    if constants[:3].min() < 0:
-        raise InputError(f"Silo {name!r} gave an answer to the agreement that cannot be used.")
+    if constants[:3].min() < 0 or constants.dtype != np.float64:
+        raise Refusal(name, USELESS)
     return {**values, "constants": constants}
 
 
@@ -122,7 +125,7 @@ def _asker(line: Line, members: Sequence[str], timeout: float) -> Callable[[Ques
             if isinstance(reply, Failure):
                 raise Unanswered(name, reply.reason)
             if not answered(reply):
-                raise Refusal(name, str(reply.values.get("sentence"))[:500])
+                raise Refusal(name, plain(reply.values.get("sentence")))
             answers[name] = reply
         return answers
 
@@ -133,7 +136,7 @@ class Unanswered(Exception):
     """A silo went away while the agreement was made."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"Silo {name!r} did not answer: {reason.rstrip('.')}.")
+        super().__init__(f"Silo {name!r} did not answer: {plain(reason).rstrip('.')}.")
         self.name = name
 
 

@@ -95,7 +95,8 @@ class Remote(Ledger):
         for i in chosen:
             if i in got:
                 out[i] = got[i]["scalars"][0]
-                self._scores.setdefault((i, "train"), np.array([out[i], np.nan, 0.0]))[0] = out[i]
+                if batch_size is None:
+                    self._scores.setdefault((i, "train"), np.array([out[i], np.nan, 0.0]))[0] = out[i]
             else:
                 out[i] = self._known_loss(i, x)
         return out
@@ -188,8 +189,10 @@ class Remote(Ledger):
             rest = (lambda i: mean) if stand_in is None else stand_in
             return torch.stack([torch.from_numpy(got[i][part]) if i in got else rest(i) for i in chosen])
 
-        self._need(() if got else chosen)
         self.stood_in |= len(got) < len(chosen)
+        if not got:  # nobody who was drawn is there: the round makes no step
+            nothing = self._like.new_zeros(len(chosen), self.dimension)
+            return RemoteUpdates(self._asked(chosen), nothing, nothing if snapshot else None, [])
         skipped = [j for j, i in enumerate(chosen) if i not in got] if stand_in is None else []
         return RemoteUpdates(self._asked(chosen), stack("d"), stack("snapshot") if snapshot else None, skipped)
 
@@ -204,8 +207,11 @@ class Remote(Ledger):
         self.count(exchanges=1, down=k * self.dimension * len(at.chosen), up=up * len(at.chosen))
         return self._ask(kind, at.chosen, {"at": at.x, **vectors}, _batch(*at.batch), shapes, arrays=arrays)
 
-    def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train") -> ClientScores:
-        """Per-silo loss, accuracy and sample counts; the last known ones of a silo that does not answer."""
+    def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train", complete: bool = True) -> ClientScores:
+        """Per-silo loss, accuracy and sample counts; the last known ones of a silo that does not answer.
+
+        Where it has never given any, there is no going on without it; or, unless they must be `complete`, NaN.
+        """
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         point = torch.as_tensor(x).to(self._like)
@@ -215,7 +221,7 @@ class Remote(Ledger):
         got = self._ask(needs.EVALUATE, chosen, {"x": point}, {"split": split}, {"scalars": (3,)})
         self._scores |= {(i, split): parts["scalars"] for i, parts in got.items()}
         self.stood_in |= split == "train" and len(got) < len(chosen)
-        self._need(i for i in chosen if (i, split) not in self._scores)
+        self._need(i for i in chosen if complete and (i, split) not in self._scores)
         nothing = np.array([np.nan, np.nan, 0.0])
         table = np.stack([self._scores.get((i, split), nothing) for i in self._everyone])
         counts: NDArray[np.int64] = table[:, 2].astype(np.int64)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from scaffpd.deploy.coordinator.line import Line, Question, Replies, answered
 from scaffpd.deploy.protocol.transport import Failure
-from scaffpd.deploy.protocol.wire import Message
+from scaffpd.deploy.protocol.wire import Message, plain
 from scaffpd.errors import InputError, count, positive, unknown
 
 DROP, PAUSE = "drop", "pause"
@@ -117,7 +117,8 @@ class Roster:
         self.absent: set[str] = set()
         self.age = dict.fromkeys([*members, *dropped], 0)
         self.round = 0
-        self._dropped = tuple(dropped)
+        self.ending = False  # whether nothing depends on the answers any more but the last tables
+        self._dropped, self._welcomed = tuple(dropped), set[str]()
         self._absences: Counter[str] = Counter() if absences is None else absences
         self._strikes: Counter[str] = Counter() if strikes is None else strikes
 
@@ -140,9 +141,9 @@ class Roster:
         troubles = check(answers)
         for name, reply in replies.items():
             if isinstance(reply, Failure):
-                self._leave(name, "absent", reply.reason)
+                self._leave(name, "garbage" if reply.garbage else "absent", reply.reason)
             elif name not in answers:
-                self._leave(name, "refused", str(reply.values.get("sentence"))[:500])
+                self._leave(name, "refused", plain(reply.values.get("sentence", "it lacks what it was just sent")))
             elif name in troubles:
                 self._leave(name, "garbage", troubles[name])
         self._check_quorum()
@@ -151,18 +152,19 @@ class Roster:
     def _refused(self, replies: Replies) -> None:
         """A question that everybody refuses is the coordinator's mistake."""
         refusals = [r for r in replies.values() if isinstance(r, Message) and r.kind == "refused"]
-        if replies and len(refusals) == len(replies):
-            name, sentence = next(iter(replies)), str(refusals[0].values.get("sentence"))[:500]
+        if len(refusals) == len(replies) >= min(2, len(self.members)):
+            name, sentence = next(iter(replies)), plain(refusals[0].values.get("sentence"))
             raise InputError(f"Silo {name!r} refuses: {sentence}")
 
     def _leave(self, name: str, what: str, reason: str) -> None:
         self.absent.add(name)
         self._absences[name] += 1
         self._strikes[name] += what != "absent"
-        self.record(Event(self.round, name, what, f"Silo {name!r} does not take part: {reason.rstrip('.')}."))
+        words = plain(reason).rstrip(".")
+        self.record(Event(self.round, name, what, f"Silo {name!r} does not take part: {words}."))
 
     def _check_quorum(self) -> None:
-        if len(self.present) < self.policy.quorum:
+        if len(self.present) < self.policy.quorum and not self.ending:
             left = ", ".join(self.present) or "nobody"
             raise Paused(f"Fewer than {self.policy.quorum} silos answer (there: {left}).")
 
@@ -190,6 +192,9 @@ class Roster:
         away = {*self.absent, *self._dropped}
         back = [n for n, reply in replies.items() if n in away and answered(reply) and self._strikes[n] < STRIKES]
         for name in back:
+            if name in self._welcomed:
+                continue
+            self._welcomed |= {name} & set(self._dropped)
             self.absent.discard(name)
             self.record(Event(self.round, name, "back", f"Silo {name!r} is back."))
         return back

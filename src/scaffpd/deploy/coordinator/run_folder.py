@@ -84,6 +84,13 @@ class RunFolder:
         if (self.outcome() or {}).get("status") == "failed":
             (self.path / "outcome.json").unlink()
 
+    def seen(self) -> int:
+        """Rounds made so far, as a watcher needs it: without reading a checkpoint."""
+        try:
+            return int((self.path / "round").read_text())
+        except (OSError, ValueError):
+            return 0
+
     def rounds(self) -> int:
         """Rounds made so far, in all parts."""
         segments = self.segments()
@@ -92,6 +99,14 @@ class RunFolder:
     def write_outcome(self, outcome: dict[str, Any]) -> None:
         """Say how the run ended."""
         self._write("outcome.json", outcome)
+
+    def settings(self) -> dict[str, Any] | None:
+        """What the run is about, as its first coordinator wrote it down."""
+        return self._read("settings.json")
+
+    def write_settings(self, settings: dict[str, Any]) -> None:
+        """Keep what the run is about."""
+        self._write("settings.json", settings)
 
     def setup(self) -> Setup | None:
         """The agreement of this run, if it was made."""
@@ -138,6 +153,9 @@ class RunFolder:
 
     def progress(self, line: dict[str, Any]) -> None:
         """A line for whoever watches."""
+        if "round" in line:
+            with self._replacing("round") as file:
+                file.write(str(line["round"]).encode())
         with (self.path / "progress.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

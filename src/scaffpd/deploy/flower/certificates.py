@@ -35,6 +35,7 @@ def write_node_key(folder: Path, name: str) -> None:
 
 def write_private(path: Path, data: bytes) -> None:
     """Write a secret that only its owner may read, from its first byte on."""
+    path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_bytes(data)
 

@@ -6,6 +6,7 @@ Flower's `Context.state`, which lives in the memory of the SuperNode: gone after
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ SETTING = "silo"
 VARIABLE = "SCAFFPD_SILO"
 _KEPT = "scaffpd.kept"
 
+log = logging.getLogger("scaffpd.silo")
 app = ClientApp()
 
 
@@ -47,11 +49,15 @@ def open_silo(path: Path) -> Answering:
 
 @app.query("scaffpd")
 def reply(message: Message, context: Context) -> Message:
-    """Answer one question."""
-    silo = open_silo(silo_file(context))
-    before = get(context.state, _KEPT)
-    if before is not None:
-        silo.restore(before)
-    answer = silo.answer(unpack(message.content))
-    put(context.state, _KEPT, silo.kept())
+    """Answer one question; what goes wrong is said in the site's log, for Flower would send it to the coordinator."""
+    try:
+        silo = open_silo(silo_file(context))
+        before = get(context.state, _KEPT)
+        if before is not None:
+            silo.restore(before)
+        answer = silo.answer(unpack(message.content))
+        put(context.state, _KEPT, silo.kept())
+    except Exception:
+        log.exception("the silo cannot answer")
+        raise InputError("This site's silo cannot answer; its log says why.") from None
     return Message(pack(answer), reply_to=message)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Setup:
             "numbers": self.numbers,
         }  # fmt: skip
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The name of this agreement, the same on both sides."""
         return hashlib.sha256(json.dumps(self.values(), sort_keys=True).encode()).hexdigest()[:32]

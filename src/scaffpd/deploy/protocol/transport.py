@@ -17,10 +17,12 @@ class Failure:
     Attributes:
         reason: what happened, in words.
         gone: whether the engine knows that the site is not there any more (and not just slow).
+        garbage: whether there was a reply, and it could not be used.
     """
 
     reason: str
     gone: bool = False
+    garbage: bool = False
 
 
 class Transport(Protocol):

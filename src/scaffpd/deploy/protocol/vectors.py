@@ -82,6 +82,6 @@ class Shelf:
             raise Missing(lacking)
         return {name: array for name in wanted if (array := self.use(name)) is not None}
 
-    def held(self) -> dict[str, Array]:
-        """Everything, the oldest first."""
-        return {name: array for name, array in self._held.items() if array is not None}
+    def last(self, most: int) -> dict[str, Array]:
+        """The vectors that were used last, the oldest first."""
+        return {name: array for name, array in list(self._held.items())[-most:] if array is not None}

@@ -21,7 +21,7 @@ from scaffpd.errors import InputError
 
 PROTOCOL = 1  # silos and coordinators that differ in this refuse each other
 HEADER = "header"
-LONGEST_HEADER = 32 * 2**20  # lists of categories are the longest thing in there
+LONGEST_HEADER = 256 * 2**20  # lists of categories are the longest thing in there
 NUMBERS = ("float32", "float64", "int64")
 
 Array = NDArray[Any]
@@ -83,6 +83,11 @@ def decode(data: bytes, most: int) -> Message:
         if str(array.dtype) not in NUMBERS:
             raise WireError(f"The array {name!r} holds {array.dtype}, not numbers of a known format.")
     return Message(kind, values, arrays)
+
+
+def plain(text: Any, most: int = 500) -> str:
+    """A text that somebody else has sent, fit for logs, tables and terminals: printable, and not too long."""
+    return "".join(c if c.isprintable() else "?" for c in str(text)[:most])
 
 
 def digest(array: Array) -> str:

@@ -43,7 +43,7 @@ def encoded_width(file: SiloFile, data: Dataset) -> int:
         return data.table.width
     if data.cohort is not None:
         return data.cohort.dimension
-    described = data.describe(file.limits.rarest)["columns"]
+    described = data.describe()["columns"]
     return sum(len(c["categories"]) + c["other"] if c["kind"] == CATEGORY else 1 for c in described)
 
 

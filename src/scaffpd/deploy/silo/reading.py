@@ -35,6 +35,7 @@ class Dataset:
         target: what is to be predicted.
         held: which rows are held out.
         dropped: how many rows had no target.
+        rarest: categories with fewer training rows than this are "other".
         cohort: an entry's own `Cohort`, ready to answer; then there is nothing to agree on and the rest is empty.
     """
 
@@ -43,6 +44,7 @@ class Dataset:
     target: Target
     held: Mask = field(repr=False)
     dropped: int = 0
+    rarest: int = 1
     cohort: Cohort | None = None
 
     @classmethod
@@ -81,9 +83,9 @@ class Dataset:
                 f"Silo {self.name!r} has {self.rows[0]} training rows, and its limits.rows asks for {limits.rows}."
             )
 
-    def describe(self, rarest: int) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What the others have to know of this silo's columns and labels, and nothing else."""
-        return encoding.describe(self, rarest)
+        return encoding.describe(self)
 
     def totals(self, schema: Mapping[str, Any], mean: Any = None) -> dict[str, Any]:
         """Per encoded column n and Σx of the training rows, or n and Σ(x − mean)² once the mean is known."""
@@ -124,7 +126,7 @@ def _split(file: SiloFile, features: Table, goal: Target, dropped: int, held: Ma
         held = _held(file, goal)
     if held.all():
         raise InputError(f"Silo {file.name!r} has no training rows.")
-    return Dataset(file.name, features, goal, held, dropped)
+    return Dataset(file.name, features, goal, held, dropped, file.limits.rarest)
 
 
 def _held(file: SiloFile, goal: Target) -> Mask:

@@ -9,6 +9,8 @@ It answers what its own file allows, with what `work` lists, and refuses everyth
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -32,6 +34,8 @@ from scaffpd.errors import InputError
 
 log = logging.getLogger("scaffpd.silo")
 MEGABYTE = 2**20
+CARRIED = 2  # vectors that another process of the silo is handed: x and c; it asks for what it lacks
+ATTEMPTS = {"schema": 4, "mean": 4, "agreement": 1}
 
 
 class Silo:
@@ -43,6 +47,7 @@ class Silo:
         self._setup: Setup | None = None
         self._work: Work | None = None
         self._shelf = Shelf()
+        self._agreed: dict[str, list[str]] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Silo:
@@ -71,7 +76,8 @@ class Silo:
         number = None
         try:
             asked = decode(question, self.file.limits.message_mb * MEGABYTE)
-            number = asked.values.get("question")
+            given = asked.values.get("question")
+            number = given if isinstance(given, str) and len(given) <= 64 else None
             reply = self._reply(asked)
         except Missing as missing:
             reply = Message("missing", {"names": list(missing.names)})
@@ -96,12 +102,26 @@ class Silo:
         return Message("answer", {"version": scaffpd.__version__})
 
     def _describe(self, asked: Message) -> Message:
-        return Message("answer", {"description": self.data.describe(self.file.limits.rarest)})
+        return Message("answer", {"description": self.data.describe()})
 
     def _totals(self, asked: Message) -> Message:
-        schema = checked_schema(asked.values.get("schema"))
+        schema, mean = checked_schema(asked.values.get("schema")), asked.arrays.get("mean")
         self._check_dimension(width(schema))
-        return Message("answer", {}, self.data.totals(schema, asked.arrays.get("mean")))
+        self._agreed_to("schema", json.dumps(schema, sort_keys=True))
+        if mean is not None:
+            self._agreed_to("mean", mean.tobytes().hex())
+        return Message("answer", {}, self.data.totals(schema, mean))
+
+    def _agreed_to(self, what: str, value: str) -> None:
+        """A run needs one agreement, and a few attempts at it while silos go away.
+
+        Sums by ever other columns, means or models would tell single rows apart.
+        """
+        name = hashlib.sha256(value.encode()).hexdigest()
+        seen = self._agreed.setdefault(what, [])
+        if name not in seen and len(seen) >= ATTEMPTS[what]:
+            raise InputError(f"This silo has answered for another {what} already: a new run needs a new start of it.")
+        self._agreed[what] = [*seen, name] if name not in seen else seen
 
     def _agree(self, asked: Message) -> Message:
         self._bind(Setup.of(asked.values.get("setup")))
@@ -110,12 +130,18 @@ class Silo:
         start = work.like.numpy(force=True)
         values = {
             "dimension": cohort.dimension, "dtype": str(start.dtype), "convex": known.convex,
-            "quadratic": known.quadratic, "tested": self.data.rows[1], "start": digest(start) if start.any() else "",
+            "quadratic": known.quadratic, "tested": self._tested, "start": digest(start) if start.any() else "",
             "samples": int(known.samples[0]),
         }  # fmt: skip
         probe = cohort.evaluate(np.random.default_rng(0).standard_normal(len(start)) / np.sqrt(len(start)))
         scalars = np.array([known.smoothness[0], known.strong_convexity[0], known.steepest[0], probe.loss[0]])
         return Message("answer", values, {"constants": scalars})
+
+    @property
+    def _tested(self) -> int:
+        """How many held-out rows others may hear of: enough of them, or none."""
+        rows = self.data.rows[1]
+        return rows if rows >= self.file.limits.rows else 0
 
     def _start(self, asked: Message) -> Message:
         self._check_setup(asked.values.get("setup"))
@@ -127,6 +153,10 @@ class Silo:
         if asked.kind not in needs(setup.algorithm):
             raise InputError(f"{setup.algorithm} needs no question {asked.kind!r}: it is not answered.")
         self._check_steps(values)
+        if values.get("split") == "test" and not self._tested:
+            raise InputError(
+                f"This silo has held out fewer than {self.file.limits.rows} rows: it does not test on them."
+            )
         named = values.get("vectors", {})
         if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
             raise InputError("The question does not name its vectors.")
@@ -162,7 +192,8 @@ class Silo:
         needs(setup.algorithm)
         if limits.algorithms is not None and setup.algorithm not in limits.algorithms:
             raise InputError(f"This silo takes part in {', '.join(limits.algorithms)}, not in {setup.algorithm}.")
-        if self._setup is None or self._setup.digest != setup.digest:
+        self._agreed_to("agreement", setup.digest)
+        if self._setup is None:
             self._setup, self._work = setup, None
             self._shelf.clear()
 
@@ -176,7 +207,7 @@ class Silo:
         own = self.data.cohort
         if own is None:
             model, schema = self._model(setup), checked_schema(setup.schema)
-            self._check_dimension(width(schema))
+            self._check_dimension(width(schema) * max(1, getattr(model, "classes", None) or 1))
             ready = self.data.encoded(schema, setup.mean, setup.deviation)
             test = None if ready.test is None else {self.name: ready.test}
             own = Cohort({self.name: ready.train}, model, dtype=setup.dtype, test=test)
@@ -193,14 +224,27 @@ class Silo:
 
     def kept(self) -> bytes:
         """What another process of this site has to be handed to go on from here: agreements and vectors, no data."""
-        setup = {} if self._setup is None else {"setup": self._setup.values()}
-        return encode(Message("kept", setup, self._shelf.held()))
+        values: dict[str, Any] = {"agreed": self._agreed, "stamp": self._stamp()}
+        if self._setup is not None:
+            values["setup"] = self._setup.values()
+        return encode(Message("kept", values, self._shelf.last(CARRIED)))
+
+    def _stamp(self) -> list[int]:
+        """Tells whether the data's file is still the one that was read."""
+        file = self.file.source.file
+        if file is None or not file.exists():
+            return []
+        about = file.stat()
+        return [about.st_size, about.st_mtime_ns]
 
     def restore(self, kept: bytes) -> None:
         """Go on from what `kept` returned in an earlier process; what cannot be read is as if it had been lost."""
         try:
             message = decode(kept, self.file.limits.message_mb * MEGABYTE)
-            if "setup" in message.values:
+            agreed = message.values.get("agreed")
+            if isinstance(agreed, dict):
+                self._agreed = {str(what): [str(name) for name in names] for what, names in agreed.items()}
+            if "setup" in message.values and message.values.get("stamp") == self._stamp():
                 self._bind(Setup.of(message.values["setup"]))
                 self._shelf.put(message.arrays)
         except InputError as error:

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scaffpd.deploy.toml_file import Section
+from scaffpd.deploy.toml_file import NAME, Section
 from scaffpd.errors import InputError, unknown
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 FORMATS = (".csv", ".parquet", ".npz")
 TASKS = ("classification", "regression")
