@@ -15,7 +15,7 @@ test: $(READY)
 
 # real processes of FLARE and Flower with TLS; one after the other, they are many already
 test-deploy: $(READY)
-	$(BIN)/python -m pytest -m "deploy and not long"
+	$(BIN)/python -m pytest -m "deploy and not long" $(DEPLOY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -n auto -m "not deploy"

@@ -14,6 +14,7 @@ SHOWN = 30  # names in a list before it is cut off
 def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
     """Everything that a coordinator may get, in the order in which it gets it."""
     train, test = data.rows
+    held = " and on the held-out rows" if test >= file.limits.rows else ""
     lines = [f"The name {file.name!r}, and how many rows there are: {train} to train on, {test} held out."]
     if data.target.task == PREPARED:
         lines.append(f"The number of parameters of the model, {width}.")
@@ -27,7 +28,7 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
         f"{file.limits.rows} rows.",
         "For methods of second order: the diagonal of the Hessian (a vector of d numbers), and a few numbers on how "
         "the loss curves along directions that are asked for.",
-        "Loss and accuracy, each one number, on the training rows and on the held-out rows.",
+        f"Loss and accuracy, each one number, on the training rows{held}.",
     ]
     allowed = "any algorithm of the package" if file.limits.algorithms is None else ", ".join(file.limits.algorithms)
     return [
@@ -81,8 +82,7 @@ def stays(file: SiloFile, data: Dataset) -> list[str]:
         return lines
     if data.table.columns:
         lines.append(
-            f"Names of categories with fewer than {file.limits.rarest} training rows here (if another site names one "
-            "of them, how many rows have it leaves as part of the sums)."
+            f"Names of categories with fewer than {file.limits.rarest} training rows here, and how many rows have each."
         )
     return [*lines, "How many values are missing and where (they are filled in before anything is added up)."]
 
