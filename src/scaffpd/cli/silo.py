@@ -86,6 +86,35 @@ def check(
         _show(found)
 
 
+@silo.command()
+def predict(
+    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="A run's model.safetensors.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
+) -> None:
+    """Apply a trained model to this site's own rows; nothing is sent.
+
+    Example: scaffpd silo predict silo.toml run/model.safetensors
+    """
+    import csv
+
+    from scaffpd.deploy.silo import predict as own
+    from scaffpd.deploy.silo.reading import Dataset
+    from scaffpd.deploy.silo.silo_file import SiloFile
+
+    x, setup = own.read_model(model)
+    found = own.predict(Dataset.read(SiloFile.read(file)), x, setup)
+    try:
+        with out.open("w", newline="", encoding="utf-8") as handle:
+            writer = csv.writer(handle)
+            writer.writerow(["target", "predicted", "probability", "held out"])
+            probability = ["" if p != p else f"{p:.6f}" for p in found.probability]
+            writer.writerows(zip(found.targets, found.predicted, probability, found.held.tolist(), strict=True))
+    except OSError as error:
+        raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
+    typer.echo(f"{len(found.targets)} rows written to {out}.")
+
+
 def _show(found: dict[str, Any]) -> None:
     from rich.console import Console
 

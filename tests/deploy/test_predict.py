@@ -1,0 +1,41 @@
+"""A run's model on a silo's own rows."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+from deploy_cases import MODEL, QUICK, federation, run
+
+from scaffpd.cli import run as cli
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+
+
+@pytest.mark.parametrize("loss", ["logistic", "softmax", "squared"])
+def test_predictions_have_the_accuracy_that_the_coordinator_was_told(tmp_path, capsys, loss):
+    path, places = federation(tmp_path, replacing={MODEL: MODEL.replace("logistic", loss)}, more=QUICK)
+    outcome, _ = run(path, places)
+    assert outcome.status == "converged"
+    folder = FederationFile.read(path).folder
+    clients = {row["silo"]: row for row in csv.DictReader((folder / "clients.csv").read_text().splitlines())}
+    for name, place in places.items():
+        out = tmp_path / f"{name}.csv"
+        assert cli(["silo", "predict", str(place), str(folder / "model.safetensors"), "--out", str(out)]) == 0
+        rows = list(csv.DictReader(out.read_text().splitlines()))
+        truth = [line.rsplit(",", 1)[1] for line in (place.parent / "patients.csv").read_text().splitlines()[1:]]
+        assert [row["target"] for row in rows] == truth
+        for split, held in (("train", "False"), ("test", "True")):
+            part = [row for row in rows if row["held out"] == held]
+            right = np.mean([row["target"] == row["predicted"] for row in part])
+            assert len(part) == int(clients[name][f"{split} rows"])
+            assert right == pytest.approx(float(clients[name][f"{split} accuracy"]), abs=1e-12)
+            if loss != "squared":
+                assert all(0.5 <= float(row["probability"]) <= 1 for row in part)
+
+
+def test_what_is_no_model(tmp_path, capsys):
+    path, places = federation(tmp_path)
+    assert cli(["silo", "predict", str(places["va"]), str(path)]) == 2
+    assert "is not a model that a run has written" in capsys.readouterr().err
+    assert cli(["silo", "predict", str(places["va"]), str(tmp_path / "none")]) == 2
