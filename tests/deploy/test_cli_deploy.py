@@ -99,7 +99,9 @@ def test_what_cannot_be_deployed(tmp_path, capsys):
     assert "2 to 22 silos" in refused(capsys, "local", "--silos", 99, "--out", tmp_path / "p")
     assert "belong to a federation.toml" in refused(capsys, "local", "--silo", places["va"], "--out", tmp_path / "q")
     words = refused(capsys, "local", path, "--silo", places["va"], "--out", tmp_path / "r")
-    assert "names the silo 'cleveland', but no --silo file is its own" in words
+    assert "names the silo 'cleveland': give --silo FILE for each silo (given: va)" in words
+    assert "is a file: name a folder" in refused(capsys, "local", "--out", path)
+    assert "is a file: name a folder" in refused(capsys, "flare", path, "--out", path)
     assert "no deployment" in refused(capsys, "resume", tmp_path)
     assert "needs both --kit and --job" in refused(capsys, "resume", path, "--kit", tmp_path)
 

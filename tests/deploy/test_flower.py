@@ -240,7 +240,7 @@ class TestProject:
         from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
         commands = write_app(Description(tmp_path / "federation.toml"), tmp_path / "app")
-        words = [word for word in shlex.split(commands.server[0]) if not word.startswith("FLWR_")]
+        words = [word for word in shlex.split(commands.server[0]) if not word.startswith(("FLWR_", "&"))]
         link = _parse_args_run_superlink().parse_args(words[1:])
         assert link.enable_supernode_auth
         assert (link.host, link.insecure) == ("127.0.0.1", False)

@@ -13,6 +13,7 @@ from scaffpd.errors import InputError
 if TYPE_CHECKING:
     from scaffpd.cli.deployment_screen import Screen
     from scaffpd.deploy.coordinator.coordinate import Outcome
+    from scaffpd.deploy.coordinator.federation_file import FederationFile, Server
 
 deploy = typer.Typer(
     help="Across real organisations, on NVIDIA FLARE or Flower.",
@@ -33,7 +34,10 @@ def local(
     silo: Annotated[list[Path] | None, typer.Option(help="A silo.toml of that federation; once for each silo.")] = None,
     engine: EngineOption = "flare",
     silos: Annotated[int, typer.Option(help="How many hospitals (more than four: their wards).")] = 4,
-    out: Annotated[Path, typer.Option(help="Folder for the run and its results.")] = Path("scaffpd-deployment"),
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder of the deployment, to resume it by; results go to the federation's own `folder`."),
+    ] = Path("scaffpd-deployment"),
     plaintext: Annotated[bool, typer.Option("--plaintext", help="Without TLS (Flower only).")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")] = False,
     seconds: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 3600.0,
@@ -87,13 +91,15 @@ def flare(federation: FederationFileArgument, out: Out = Path("flare")) -> None:
 
     project = _engine_module("flare", "scaffpd.deploy.flare.project")
     file = FederationFile.read(federation)
-    server = file.server
+    server = _server(file, out)
     described = project.Project(
         file.name, list(file.silos), server.host, server.port, server.admin_port, file.policy.quorum
     )
     written = project.write_project(described, out, file.path)
-    _steps("At the coordinator", written.coordinator)
-    _steps("At every silo", written.silo)
+    *before, last = written.coordinator
+    _steps("1. At the coordinator", tuple(before))
+    _steps("2. At every silo, NAME being its own", written.silo)
+    _steps("3. At the server, to start the run or to go on with it", (last,))
 
 
 @deploy.command()
@@ -105,10 +111,29 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
     from scaffpd.deploy.coordinator.federation_file import FederationFile
 
     project = _engine_module("flower", "scaffpd.deploy.flower.project")
-    commands = project.write_app(FederationFile.read(federation), out)
+    file = FederationFile.read(federation)
+    _server(file, out)
+    commands = project.write_app(file, out)
+    keys = {name: steps[0] for name, steps in commands.silos.items()}
+    _steps("1. At every silo: a key; its public half goes to the coordinator", tuple(keys.values()))
+    prepared = (
+        "mkdir -p keys certificates",
+        "# put the silos' .pub files into keys, your own ca.pem, server.pem and server.key into certificates",
+    )
+    _steps(f"2. At the coordinator, in {out}", (*prepared, *commands.server, *commands.admit.values()))
     for name, steps in commands.silos.items():
-        _steps(f"At silo {name} (send {name}.pub to the coordinator, get ca.pem)", steps)
-    _steps(f"At the coordinator, in {out}", (*commands.server, *commands.admit.values(), commands.run))
+        _steps(f"3. At silo {name}, beside its key, its silo.toml and the coordinator's ca.pem", steps[1:])
+    _steps(f"4. At the coordinator, in {out}, to start the run or to go on with it", (commands.run,))
+
+
+def _server(file: FederationFile, out: Path) -> Server:
+    """The server's address, and a word where only this machine can reach it."""
+    from scaffpd.deploy.local import checked_folder
+
+    checked_folder(out)
+    if file.server.host == "localhost":
+        typer.secho("[server] host is localhost: only silos on this machine can reach it.", fg="yellow", err=True)
+    return file.server
 
 
 def _engine_module(kind: str, name: str) -> Any:
@@ -129,11 +154,17 @@ def _steps(title: str, lines: tuple[str, ...]) -> None:
 def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> None:
     from scaffpd.cli.deployment_screen import Screen
     from scaffpd.deploy.coordinator.federation_file import FederationFile
+    from scaffpd.deploy.coordinator.run_folder import RunFolder
 
     file = FederationFile.read(deployment.federation)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the processes as well
     with Screen(file.silos, file.tol, quiet) as screen:
-        outcome = deployment.run(screen.watch, screen.say, seconds, keep)
+        try:
+            outcome = deployment.run(screen.watch, screen.say, seconds, keep)
+        except KeyboardInterrupt:
+            done = RunFolder(file.folder).seen()
+            screen.say(f"Stopped after round {done}. Go on with: scaffpd deploy resume {deployment.folder}")
+            raise
     _end(screen, outcome, file.folder)
 
 

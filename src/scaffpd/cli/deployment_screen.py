@@ -98,4 +98,5 @@ class Screen:
         if self.last:
             self.console.print(self._picture(self.last))
         self.console.print(outcome.sentence, highlight=False, markup=False)
-        self.console.print(f"Results: {folder}", highlight=False, markup=False, soft_wrap=True)
+        if outcome.status != "failed":
+            self.console.print(f"Results: {folder}", highlight=False, markup=False, soft_wrap=True)

@@ -79,11 +79,13 @@ def check(
     from scaffpd.deploy.silo.silo_file import SiloFile
 
     settings = SiloFile.read(file)
-    found = report(settings, Dataset.read(settings))
+    data = Dataset.read(settings)
+    found = report(settings, data)
     if as_json:
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
     else:
         _show(found)
+    data.check(settings.limits)
 
 
 @silo.command()

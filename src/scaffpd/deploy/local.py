@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scaffpd.deploy.coordinator.coordinate import Outcome
+from scaffpd.deploy.coordinator.coordinate import FAILED, Outcome, finished
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.run_folder import RunFolder
 from scaffpd.deploy.engine import engine_named
@@ -50,6 +50,7 @@ class LocalDeployment:
     @classmethod
     def hospitals(cls, folder: Path, engine: str, silos: int, tls: bool = True) -> LocalDeployment:
         """The heart-disease hospitals, written to a new folder."""
+        checked_folder(folder)
         if folder.exists() and any(folder.iterdir()):
             raise InputError(
                 f"The folder {str(folder)!r} is not empty: choose another with --out, or go on with "
@@ -64,8 +65,15 @@ class LocalDeployment:
         file, places = FederationFile.read(federation), {SiloFile.read(path).name: path for path in silos}
         for name in file.silos:
             if name not in places:
-                raise InputError(f"{federation.name!r} names the silo {name!r}, but no --silo file is its own.")
-        folder.mkdir(parents=True, exist_ok=True)
+                given = ", ".join(places) or "none"
+                raise InputError(
+                    f"{federation.name!r} names the silo {name!r}: give --silo FILE for each silo (given: {given})."
+                )
+        if RunFolder(file.folder).final():
+            raise InputError(
+                f"The run in {str(file.folder)!r} has ended: name another folder in {federation.name!r} for a new one."
+            )
+        checked_folder(folder).mkdir(parents=True, exist_ok=True)
         chosen = {name: places[name].resolve() for name in file.silos}
         return cls(folder, engine, federation.resolve(), chosen, tls)._noted()
 
@@ -77,7 +85,10 @@ class LocalDeployment:
             silos = {str(name): Path(path) for name, path in note["silos"].items()}
             return cls(folder, str(note["engine"]), Path(note["federation"]), silos, bool(note["tls"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(f"There is no deployment of `scaffpd deploy local` in {str(folder)!r}.") from None
+            raise InputError(
+                f"There is no deployment of `scaffpd deploy local` in {str(folder)!r}: give its --out folder, or, for "
+                "FLARE in production, federation.toml with --kit and --job."
+            ) from None
 
     def _noted(self) -> LocalDeployment:
         silos = {name: str(path.resolve()) for name, path in self.silos.items()}
@@ -92,11 +103,14 @@ class LocalDeployment:
         file, work = FederationFile.read(self.federation), self.folder / WORK
         folder = RunFolder(file.folder)
         folder.reopen()
+        if (done := finished(file, folder)) is not None:
+            say("This run had ended before: nothing was trained.")
+            return done
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         engine = engine_named(self.engine, self.federation, self.silos, work, self.tls)
         follow = Follower(folder.path / "progress.jsonl", watch)
-        finished = False
+        well = False
         try:
             say(f"{self.engine}: starting the server and {len(self.silos)} silos.")
             engine.start()
@@ -104,10 +118,10 @@ class LocalDeployment:
             limits = Limits(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
             Supervisor(engine, folder, limits, say, follow).run()
             follow()
-            finished = True
+            well = Outcome.of(folder).status != FAILED
         finally:
             engine.stop()
-            if not finished and not keep:
+            if not well and not keep:
                 say(f"Logs are in {_rescued(engine.logs(), self.folder / 'logs')}.")
             if not keep:
                 shutil.rmtree(work, ignore_errors=True)  # private keys are in there
@@ -119,6 +133,13 @@ def _rescued(logs: Mapping[str, Path], folder: Path) -> Path:
     for part, log in logs.items():
         if log.exists():
             shutil.copyfile(log, folder / f"{part}.log")
+    return folder
+
+
+def checked_folder(folder: Path) -> Path:
+    """A folder, or a place where one can be made."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{str(folder)!r} is a file: name a folder with --out.")
     return folder
 
 

@@ -126,7 +126,9 @@ def _policy(top: Section, silos: int) -> Policy:
 
 def _server(top: Section) -> Server:
     section = top.section("server", ("host", "port", "admin_port"))
-    ports = (section.whole(name, getattr(Server, name), 1, 65535) for name in ("port", "admin_port"))
+    ports = [section.whole(name, getattr(Server, name), 1, 65535) for name in ("port", "admin_port")]
+    if ports[0] == ports[1]:
+        raise InputError(f"{top.file.name!r} has the same server.port and server.admin_port: FLARE needs two.")
     return Server(section.text("host", Server.host), *ports)
 
 

@@ -69,6 +69,8 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise InputError(f"Another coordinator is at work in {str(self.path)!r}.") from None
+            for half in self.path.glob(".*"):  # files that a killed coordinator had begun to write
+                half.unlink(missing_ok=True)
             yield
 
     def outcome(self) -> dict[str, Any] | None:
@@ -213,7 +215,7 @@ class RunFolder:
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         with self._replacing(name) as file:
-            file.write(json.dumps(value, indent=1).encode())
+            file.write((json.dumps(value, indent=1) + "\n").encode())
 
     @contextmanager
     def _replacing(self, name: str) -> Iterator[Any]:

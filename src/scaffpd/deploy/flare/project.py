@@ -104,11 +104,13 @@ def write_project(project: Project, out: Path, federation: Path | None = None) -
     job = write_job(project.name, out / "job", project.quorum)
     kits = f"kits/{project.name}/prod_00"
     coordinator = (
+        "pip install 'scaffpd[flare]'   # also on the server",
         f"cd {out}",
         "nvflare provision -p project.yml -w kits   # certificates and startup kits, made by FLARE",
         f"# Send every silo its folder {kits}/NAME over a channel that you trust: it holds a private key.",
         f"cp {settings} {kits}/{project.host}/local/federation.toml   # on the server",
         f"{kits}/{project.host}/startup/start.sh   # on the server {project.host}",
+        f"# to stop it: touch {kits}/{project.host}/shutdown.fl",
         f"scaffpd deploy resume {kits}/{project.host}/local/federation.toml --kit {kits}/{project.admin} --job {job}",
     )
     silo = (

@@ -50,19 +50,23 @@ root-certificates = "certificates/ca.pem"
 
 _PROXY = """\
 # nginx: what silos reach. Only the fleet API goes through; everything else of the SuperLink stays on loopback.
-server {{
-    listen {port} ssl;
-    server_name {host};
-    ssl_certificate     certificates/server.pem;
-    ssl_certificate_key certificates/server.key;
-    client_max_body_size 64m;  # Flower sends pieces of 5 MB
-    location /v1/fleet/ {{
-        proxy_pass https://127.0.0.1:{inner};
-        proxy_ssl_trusted_certificate certificates/ca.pem;
-        proxy_ssl_verify on;
-        proxy_ssl_name localhost;
+events {{}}
+pid proxy.pid;
+http {{
+    server {{
+        listen {port} ssl;
+        server_name {host};
+        ssl_certificate     certificates/server.pem;
+        ssl_certificate_key certificates/server.key;
+        client_max_body_size 64m;  # Flower sends pieces of 5 MB
+        location /v1/fleet/ {{
+            proxy_pass https://127.0.0.1:{inner};
+            proxy_ssl_trusted_certificate certificates/ca.pem;
+            proxy_ssl_verify on;
+            proxy_ssl_name localhost;  # server.pem has to name it as well
+        }}
+        location / {{ return 403; }}
     }}
-    location / {{ return 403; }}
 }}
 """
 
@@ -147,7 +151,7 @@ def commands(federation: Described) -> Commands:
     flwr = f"FLWR_HOME=flwr {_OFFLINE} flwr"
     address = f"{federation.server.host}:{federation.server.port}"
     return Commands(
-        server=(superlink, "nginx -c proxy.conf   # or include it in the nginx that you run"),
+        server=(f"{superlink} &", 'nginx -p "$PWD" -c proxy.conf   # or what is in there, in the nginx that you run'),
         admit={name: f"{flwr} supernode register --name {name} keys/{name}.pub here" for name in federation.silos},
         silos={name: _silo(name, address) for name in federation.silos},
         run=f"{flwr} run . here",

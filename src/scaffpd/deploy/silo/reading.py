@@ -82,6 +82,11 @@ class Dataset:
             raise InputError(
                 f"Silo {self.name!r} has {self.rows[0]} training rows, and its limits.rows asks for {limits.rows}."
             )
+        if len(self.target.labels) > max(2, self.rows[0] // 2):
+            raise InputError(
+                f"Silo {self.name!r} has {len(self.target.labels)} labels for {self.rows[0]} training rows: that is a "
+                'name for every row, not a class; choose another target, or task = "regression".'
+            )
 
     def describe(self) -> dict[str, Any]:
         """What the others have to know of this silo's columns and labels, and nothing else."""
