@@ -89,12 +89,12 @@ def test_the_same_as_json(tmp_path, capsys):
 
 def test_a_silo_that_could_not_take_part_is_shown_and_refused(tmp_path, capsys):
     path = site(tmp_path, "x,y\n1,0\n2,1\n3,0\n4,1\n", rest="[split]\ntest = 0\n")
-    assert run(["silo", "check", str(path)]) == 2
+    assert cli.run(["silo", "check", str(path)]) == 2
     shown = capsys.readouterr()
     assert "There are 4 training rows, and limits.rows asks for 20" in " ".join(shown.out.split())
     assert "has 4 training rows, and its limits.rows asks for 20" in shown.err
     path = site(tmp_path, "x,y\n" + "".join(f"{k},patient {k}\n" for k in range(60)))
-    assert run(["silo", "check", str(path)]) == 2
+    assert cli.run(["silo", "check", str(path)]) == 2
     assert "a name for every row, not a class" in capsys.readouterr().err
 
 
