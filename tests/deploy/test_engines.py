@@ -216,7 +216,7 @@ def test_soak_twenty_random_kills(tmp_path_factory):
     deployed = Deployed("flare", tmp_path_factory.mktemp("soak"))
     deployed.engine.start()
     try:
-        while len(kills) < 20:
+        while len(kills) < int(os.environ.get("SOAK_KILLS", "20")):
             folder = deployed.write(SLOWLY, FAULTS)
             when = sorted(random.integers(1, 12, size=2).tolist())
 

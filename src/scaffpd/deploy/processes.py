@@ -98,6 +98,7 @@ class Processes:
             time.sleep(0.02)
         for name in [part] if part else list(self._started):
             for started in self._started.pop(name, []):
+                started.kill()  # if it should have lost its mark
                 started.wait()
 
 
