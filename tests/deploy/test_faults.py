@@ -18,7 +18,7 @@ from deploy_cases import (
 )
 
 import scaffpd as sp
-from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinator.coordinate import coordinate, finished
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.run_folder import RunFolder
 from scaffpd.deploy.protocol.wire import Message, decode, encode
@@ -431,6 +431,19 @@ def test_a_finished_run_goes_on_to_a_smaller_tolerance(tmp_path):
     again, _ = run(path, places)
     assert again.rounds > first.rounds
     assert again.certificate <= 1e-11
+
+
+def test_whoever_asks_first_the_run_goes_on(tmp_path):
+    """A supervisor asks before it starts an engine, and waits for an outcome; the coordinator asks once more."""
+    path, places = federation(tmp_path, more=QUICK)
+    first, _ = run(path, places)
+    folder = RunFolder(FederationFile.read(path).folder)
+    assert finished(FederationFile.read(path), folder) == first
+    path.write_text(path.read_text().replace("tol = 1e-6", "tol = 1e-11"))
+    assert finished(FederationFile.read(path), folder) is None
+    assert not folder.final()
+    again, _ = run(path, places)
+    assert again.rounds > first.rounds
 
 
 def test_the_sentence_counts_all_rounds(tmp_path):

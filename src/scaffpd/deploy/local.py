@@ -69,7 +69,7 @@ class LocalDeployment:
                 raise InputError(
                     f"{federation.name!r} names the silo {name!r}: give --silo FILE for each silo (given: {given})."
                 )
-        if RunFolder(file.folder).final():
+        if finished(file, RunFolder(file.folder)) is not None:
             raise InputError(
                 f"The run in {str(file.folder)!r} has ended: name another folder in {federation.name!r} for a new one."
             )
@@ -102,7 +102,6 @@ class LocalDeployment:
         """Bring everything up, see the run through, take everything down."""
         file, work = FederationFile.read(self.federation), self.folder / WORK
         folder = RunFolder(file.folder)
-        folder.reopen()
         if (done := finished(file, folder)) is not None:
             say("This run had ended before: nothing was trained.")
             return done

@@ -77,20 +77,21 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
 
 
 def finished(file: FederationFile, folder: RunFolder) -> Outcome | None:
-    """The outcome of a run that needs nothing more, or `None`; a folder is for one federation only."""
-    about, goal = file.identity(), {"rounds": file.rounds, "tol": file.tol}
-    kept = folder.settings()
-    if kept is None:
-        folder.write_settings({"about": about, **goal})
-        return None
+    """The outcome of a run that needs nothing more; `None`, and no outcome is left, where there is something to do.
+
+    There is after a failure, and where more rounds or another tolerance are asked for. A folder is for one federation.
+    """
+    about = file.identity()
+    settings: dict[str, Any] = {"about": about, "rounds": file.rounds, "tol": file.tol}
+    kept = folder.settings() or settings
     if kept.get("about") != about:
         other = next((name for name in about if kept.get("about", {}).get(name) != about[name]), "federation")
         raise InputError(f"The run in {str(folder.path)!r} is of another {other}: use a new folder.")
-    folder.write_settings({"about": about, **goal})
-    more = kept != {"about": about, **goal}  # more rounds or another tolerance: there may be something left to do
-    if more or not folder.final() or Outcome.of(folder).status == FAILED:
-        return None
-    return Outcome.of(folder)
+    folder.write_settings(settings)
+    if folder.final() and kept == settings and (outcome := Outcome.of(folder)).status != FAILED:
+        return outcome
+    folder.forget_outcome()
+    return None
 
 
 class _Run:

@@ -81,10 +81,9 @@ class RunFolder:
         """Whether there is nothing left to do."""
         return bool((self.outcome() or {}).get("final"))
 
-    def reopen(self) -> None:
-        """Forget that the run has failed, so that it can be tried again."""
-        if (self.outcome() or {}).get("status") == "failed":
-            (self.path / "outcome.json").unlink()
+    def forget_outcome(self) -> None:
+        """The run goes on."""
+        (self.path / "outcome.json").unlink(missing_ok=True)
 
     def seen(self) -> int:
         """Rounds made so far, as a watcher needs it: without reading a checkpoint."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scaffpd.deploy.coordinator.coordinate import Outcome
+from scaffpd.deploy.coordinator.coordinate import Outcome, finished
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.run_folder import RunFolder
 from scaffpd.deploy.flare.deployment import Deployment
@@ -49,7 +49,9 @@ def resume(
     A job that is still running there is taken over; otherwise it is handed in.
     """
     folder = RunFolder(file.folder)
-    folder.reopen()
+    if (done := finished(file, folder)) is not None:
+        say("This run had ended before: nothing was trained.")
+        return done
     limits = Limits(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
     admin = Admin(kit, folder.path / "admin.log")
     try:
