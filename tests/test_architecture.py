@@ -14,7 +14,7 @@ ROOT = Path(scaffpd.__file__).parent
 # From the ground up. A module may import from its own floor only within its own package.
 FLOORS = [
     {"errors", "cores"},
-    {"federation", "objectives", "data", "checkpoint", "memory"},
+    {"federation", "objectives", "data", "checkpoint", "memory", "lock"},
     {"certificate", "history", "metrics", "models", "steps", "progress", "quasi_newton", "reference", "saddle"},
     {"subspace", "features"},
     {"algorithms", "cohort"},

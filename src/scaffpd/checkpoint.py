@@ -7,9 +7,11 @@ import json
 import os
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
@@ -79,13 +81,19 @@ def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
 
 
 def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -> None:
-    """Write all of it or nothing: a temporary file beside the target, flushed to disk, then renamed over it."""
-    target = Path(path)
+    """Write all of it or nothing."""
     text = np.array(json.dumps({"format": FORMAT, **about}))
+    with replacing(Path(path)) as file:
+        np.savez(file, about=text, **arrays)  # type: ignore[arg-type]
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[IO[bytes]]:
+    """A temporary file beside the target, flushed to disk, then renamed over it: all of it or nothing."""
     handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez(file, about=text, **arrays)  # type: ignore[arg-type]
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, target)

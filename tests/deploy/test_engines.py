@@ -19,8 +19,8 @@ from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.run_folder import RunFolder
 from scaffpd.deploy.engine import engine_named
 from scaffpd.deploy.in_process import InProcess
-from scaffpd.deploy.local import LocalDeployment, wait_for
-from scaffpd.deploy.supervise import Limits, Supervisor
+from scaffpd.deploy.local import LocalDeployment
+from scaffpd.deploy.supervise import Limits, Supervisor, wait_for
 
 NAMES = ("ScaffPD", "Scaffold", "FedAvg", "DRFA")
 

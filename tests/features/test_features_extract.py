@@ -14,8 +14,8 @@ from torch import nn
 
 from scaffpd.errors import InputError
 from scaffpd.features import Backbone, Entk, extract, features, job, room, store
-from scaffpd.features.lock import alone
 from scaffpd.features.statistics import Sums, scales
+from scaffpd.lock import alone
 
 
 @dataclass
@@ -468,7 +468,7 @@ def test_one_writer_at_a_time(net, tmp_path):
     features(pictures(), net, coordinates=40, cache=tmp_path)
     folder = folder_of(tmp_path)
     (folder / "meta.json").unlink()
-    with alone(folder), pytest.raises(InputError, match="Another process is writing"):
+    with alone(folder, "busy"), pytest.raises(InputError, match="Another process is writing"):
         features(pictures(), net, coordinates=40, cache=tmp_path)
 
 

@@ -88,8 +88,9 @@ def flare(federation: FederationFileArgument, out: Out = Path("flare")) -> None:
     Example: scaffpd deploy flare federation.toml --out flare
     """
     from scaffpd.deploy.coordinator.federation_file import FederationFile
+    from scaffpd.deploy.engine import engine_module
 
-    project = _engine_module("flare", "scaffpd.deploy.flare.project")
+    project = engine_module("flare", "project")
     file = FederationFile.read(federation)
     server = _server(file, out)
     described = project.Project(
@@ -109,8 +110,9 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
     Example: scaffpd deploy flower federation.toml --out flower
     """
     from scaffpd.deploy.coordinator.federation_file import FederationFile
+    from scaffpd.deploy.engine import engine_module
 
-    project = _engine_module("flower", "scaffpd.deploy.flower.project")
+    project = engine_module("flower", "project")
     file = FederationFile.read(federation)
     _server(file, out)
     commands = project.write_app(file, out)
@@ -134,15 +136,6 @@ def _server(file: FederationFile, out: Path) -> Server:
     if file.server.host == "localhost":
         typer.secho("[server] host is localhost: only silos on this machine can reach it.", fg="yellow", err=True)
     return file.server
-
-
-def _engine_module(kind: str, name: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        raise InputError(f"{error.name} is not installed: pip install 'scaffpd[{kind}]'.") from None
 
 
 def _steps(title: str, lines: tuple[str, ...]) -> None:
@@ -179,9 +172,10 @@ def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bo
     from scaffpd.cli.deployment_screen import Screen
     from scaffpd.deploy.coordinator.federation_file import FederationFile
     from scaffpd.deploy.coordinator.run_folder import RunFolder
+    from scaffpd.deploy.engine import engine_module
     from scaffpd.deploy.local import Follower
 
-    production = _engine_module("flare", "scaffpd.deploy.flare.production")
+    production = engine_module("flare", "production")
     file = FederationFile.read(federation)
     with Screen(file.silos, file.tol, quiet) as screen:
         follow = Follower(RunFolder(file.folder).path / "progress.jsonl", screen.watch)

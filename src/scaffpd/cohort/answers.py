@@ -151,11 +151,7 @@ class CohortGradients(Answers):
 
     def gram(self) -> NDArray[np.float64]:
         """⟨c_i, c_j⟩, from the c_i that have gone up; float64 whatever the model's numbers are."""
-        each = self.point.each().double()
-        inner = (each @ each.T).cpu().numpy()
-        out = np.full((self.asked.n, self.asked.n), np.nan)
-        out[np.ix_(self.chosen, self.chosen)] = inner
-        return out
+        return inner_products(self.point.each(), self.chosen, self.asked.n)
 
 
 class CohortUpdates(Answers):
@@ -183,6 +179,14 @@ class CohortUpdates(Answers):
         if self._plan.snapshot is None:
             raise InputError("There is no snapshot: the plan asked for none.")
         return self._work(self._plan.snapshot).sum(self._weights(weights))
+
+
+def inner_products(each: Tensor, chosen: Chosen, n: int) -> NDArray[np.float64]:
+    """⟨v_i, v_j⟩ in the order of all clients, NaN for those that were not asked; float64 in any case."""
+    each = each.double()
+    out = np.full((n, n), np.nan)
+    out[np.ix_(chosen, chosen)] = (each @ each.T).cpu().numpy()
+    return out
 
 
 def scattered(values: Tensor, chosen: Chosen, n: int) -> Vector:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from scaffpd.errors import InputError, unknown
 
-ENGINES = ("flare", "flower")
+ENGINES = {"flare": "FlareEngine", "flower": "FlowerEngine"}
 
 
 class Engine(Protocol):
@@ -67,13 +68,13 @@ def engine_named(kind: str, federation: Path, silos: Mapping[str, Path], work: P
     """An engine by its name, or a sentence where it is not installed."""
     if kind not in ENGINES:
         raise unknown("engine", kind, ENGINES)
+    made: Engine = getattr(engine_module(kind, "local"), ENGINES[kind])(federation, silos, work, tls)
+    return made
+
+
+def engine_module(kind: str, name: str) -> Any:
+    """A module of an engine, or a sentence where the engine is not installed."""
     try:
-        if kind == "flare":
-            from scaffpd.deploy.flare.local import FlareEngine
-
-            return FlareEngine(federation, silos, work, tls)
-        from scaffpd.deploy.flower.local import FlowerEngine
-
-        return FlowerEngine(federation, silos, work, tls)
+        return import_module(f"scaffpd.deploy.{kind}.{name}")
     except ModuleNotFoundError as error:
         raise InputError(f"{error.name} is not installed: pip install 'scaffpd[{kind}]'.") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,13 +159,3 @@ class Follower:
                     break  # still being written
                 self.place += len(line)
                 self.watch(json.loads(line))
-
-
-def wait_for(done: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:
-    """Whether something comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(every)
-    return True

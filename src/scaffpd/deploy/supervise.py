@@ -125,11 +125,19 @@ class Supervisor:
         self._submitted, self._ending, self._outside = time.monotonic(), False, {}
 
     def _wait_for_sites(self) -> None:
-        deadline = time.monotonic() + self.limits.waiting
-        while len(there := self.job.connected()) < self.limits.quorum:
-            if time.monotonic() > deadline:
-                raise InputError(
-                    f"Only {len(there)} of at least {self.limits.quorum} silos are connected after "
-                    f"{self.limits.waiting:g} seconds: start the others (and the server), then resume."
-                )
-            time.sleep(self.limits.every)
+        limits = self.limits
+        if not wait_for(lambda: len(self.job.connected()) >= limits.quorum, limits.waiting, limits.every):
+            raise InputError(
+                f"Only {len(self.job.connected())} of at least {limits.quorum} silos are connected after "
+                f"{limits.waiting:g} seconds: start the others (and the server), then resume."
+            )
+
+
+def wait_for(done: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:
+    """Whether something comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every)
+    return True

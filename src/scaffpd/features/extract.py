@@ -22,9 +22,9 @@ from scaffpd.errors import InputError, count
 from scaffpd.features import inputs, room
 from scaffpd.features.backbones import Backbone
 from scaffpd.features.job import Job
-from scaffpd.features.lock import alone
 from scaffpd.features.precision import check
 from scaffpd.features.store import finished
+from scaffpd.lock import alone
 
 
 def features(
@@ -80,7 +80,8 @@ def features(
     folder = None if cache is None else prepare(Path(cache) / key)
     done = finished(folder, fields, rows)
     if done is None:
-        with alone(folder):
+        busy = f"Another process is writing the features in {str(folder)!r}: wait until it is done."
+        with alone(folder, busy):
             job = Job(given, backbone.to(where), folder, fields, budget, chunk)
             return _table(job.run(progress), key)
     store, meta = done

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.cohort.answers import Answers, Asked
+from scaffpd.cohort.answers import Answers, Asked, inner_products
 from scaffpd.deploy.protocol.needs import CURVATURE, DIAGONAL
 from scaffpd.deploy.protocol.wire import Array
 from scaffpd.errors import InputError
@@ -51,14 +51,7 @@ class RemoteGradients(Answers):
         super().__init__(asked)
         self.remote, self.x, self.batch, self.stale = remote, x, batch, stale
         self._vectors = vectors
-        self.losses: Vector = self._whole(scalars[:, 0])
-        self._rounding = self._whole(scalars[:, 1]), self._whole(scalars[:, 2])
-
-    def _whole(self, values: NDArray[np.float64]) -> Vector:
-        """In the order of all silos, NaN for those that were not asked."""
-        out = np.full((self.asked.n, *values.shape[1:]), np.nan)
-        out[self.chosen] = values
-        return out
+        self.losses, *self._rounding = np.ascontiguousarray(self._spread(torch.from_numpy(scalars)).T)
 
     @property
     def rounding(self) -> tuple[Vector, Vector]:
@@ -85,10 +78,7 @@ class RemoteGradients(Answers):
 
     def gram(self) -> NDArray[np.float64]:
         """⟨c_i, c_j⟩; nothing is sent."""
-        each = self._vectors.double()
-        out = np.full((self.asked.n, self.asked.n), np.nan)
-        out[np.ix_(self.chosen, self.chosen)] = (each @ each.T).numpy()
-        return out
+        return inner_products(self._vectors, self.chosen, self.asked.n)
 
     def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction:
         """One exchange: V down, VᵀH_iV up. A silo that does not answer bends like the mean of the others."""

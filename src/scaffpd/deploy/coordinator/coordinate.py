@@ -106,7 +106,7 @@ class _Run:
 
     def go(self) -> Outcome:
         """Segments until one of them ends the run."""
-        members = self._gather(())
+        members = self._gather()
         while True:
             if (reason := self._too_few(members)) is not None:
                 return self._pause(reason)
@@ -131,9 +131,9 @@ class _Run:
             return f"Fewer than {self.policy.quorum} silos are there ({', '.join(members) or 'nobody'})."
         return None
 
-    def _gather(self, present: Sequence[str]) -> list[str]:
+    def _gather(self) -> list[str]:
         """Wait until everybody is there, or for the time that the policy gives them."""
-        deadline, here = time.monotonic() + self.policy.start_timeout, list(present)
+        deadline, here = time.monotonic() + self.policy.start_timeout, list[str]()
         while len(here) < len(self.file.silos):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -143,13 +143,13 @@ class _Run:
                     here.append(name)
             if len(here) < len(self.file.silos):
                 time.sleep(min(BREATH, max(left, 0)))
-        return [name for name in self.file.silos if name in here]
+        return self._in_order({*here})
 
     def _agreement(self, members: Sequence[str]) -> Setup:
         """The run's one agreement: made by those who were there first, kept for good."""
         setup = self.folder.setup()
-        name = type(self.file.algorithm).__name__
         if setup is None:
+            name = type(self.file.algorithm).__name__
             setup = negotiate(self.line, members, name, self.file.model, self.file.features, self.policy.timeout)
             self.folder.write_setup(setup)
         return setup
@@ -266,16 +266,10 @@ class _Run:
         return words + (f" {', '.join(stale)} did not answer at the end." if stale else "")
 
     def _pause(self, sentence: str) -> Outcome:
-        segments = self.folder.segments()
+        segments, done = self.folder.segments(), self.folder.rounds()
         self.folder.write_rounds(self.file.silos)
         members = segments[-1].members if segments else ()
-        return Outcome(
-            PAUSED,
-            False,
-            f"{sentence} The run waits after round {self.folder.rounds()}.",
-            members,
-            self.folder.rounds(),
-        )
+        return Outcome(PAUSED, False, f"{sentence} The run waits after round {done}.", members, done)
 
     def _progress(self, segment: Segment, remote: Remote, moment: Moment) -> None:
         state = moment.state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,12 +13,12 @@ from typing import Any
 from scaffpd import algorithms, objectives, steps
 from scaffpd.algorithms.base import LocalMethod
 from scaffpd.deploy.coordinator.roster import Policy
+from scaffpd.deploy.protocol.needs import NEEDS
 from scaffpd.deploy.protocol.setup import FORMATS, LINEAR, linear
 from scaffpd.deploy.toml_file import NAME, Section
 from scaffpd.errors import InputError, unknown
 
 TABLES = ("model", "features", "algorithm", "objective", "training", "faults", "server")
-POLICY = ("quorum", "timeout", "max_age", "missing", "start_timeout", "probe")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _features(top: Section) -> dict[str, Any]:
 
 
 def _policy(top: Section, silos: int) -> Policy:
-    section = top.section("faults", POLICY)
+    section = top.section("faults", [item.name for item in fields(Policy)])
     policy = Policy(**{"quorum": max(1, silos - 1), **section.values})
     if policy.quorum > silos:
         raise InputError(f"{top.file.name!r} has a quorum of {policy.quorum}, but only {silos} silos.")
@@ -136,9 +136,8 @@ def _algorithm(top: Section) -> Any:
     """The algorithm with its objective and step rule."""
     given = dict(top.section("algorithm", top.values.get("algorithm", {}) or ()).values)
     kind = given.pop("kind", "Fair")
-    known = [name for name in algorithms.__all__ if isinstance(getattr(algorithms, name), type)]
-    if kind not in known:
-        raise unknown(f"algorithm.kind in {top.file.name!r},", kind, known)
+    if kind not in NEEDS:
+        raise unknown(f"algorithm.kind in {top.file.name!r},", kind, NEEDS)
     chosen = getattr(algorithms, kind)
     takes = inspect.signature(chosen).parameters
     if isinstance(given.get("steps"), dict):

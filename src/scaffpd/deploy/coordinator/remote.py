@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.cohort.answers import Memory
+from scaffpd.cohort.cohort import SPLITS
 from scaffpd.cohort.ledger import Ledger
 from scaffpd.deploy.coordinator.answers import RemoteGradients, RemoteUpdates
 from scaffpd.deploy.coordinator.checks import Shapes, troubles
@@ -24,12 +25,10 @@ from scaffpd.deploy.coordinator.line import Question
 from scaffpd.deploy.coordinator.opening import Facts
 from scaffpd.deploy.coordinator.roster import Lost, Roster
 from scaffpd.deploy.protocol import needs
+from scaffpd.deploy.protocol.plans import batch_values, plan_values
 from scaffpd.deploy.protocol.wire import Array
-from scaffpd.deploy.silo.work import plan_values
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Vector
-
-SPLITS = ("train", "test")
 
 
 class Remote(Ledger):
@@ -90,7 +89,7 @@ class Remote(Ledger):
         """One exchange: x down, L_i up; the last known loss of a silo that does not answer."""
         chosen = self._chosen(clients)
         self.count(exchanges=alone, down=self._send(x, chosen), up=len(chosen))
-        got = self._ask(needs.LOSSES, chosen, {"x": x}, _batch(batch_size, key), shapes={"scalars": (1,)})
+        got = self._ask(needs.LOSSES, chosen, {"x": x}, batch_values(batch_size, key), shapes={"scalars": (1,)})
         out = np.full(len(self.names), np.nan)
         for i in chosen:
             if i in got:
@@ -114,7 +113,7 @@ class Remote(Ledger):
         chosen = self._chosen(clients)
         self.count(exchanges=alone, down=self._send(x, chosen), up=(self.dimension + 3) * len(chosen))
         shapes = {"c": (self.dimension,), "scalars": (3,)}
-        got = self._ask(needs.GRADIENTS, chosen, {"x": x}, _batch(batch_size, key), shapes)
+        got = self._ask(needs.GRADIENTS, chosen, {"x": x}, batch_values(batch_size, key), shapes)
         self._last |= {i: (x, torch.from_numpy(parts["c"]), parts["scalars"]) for i, parts in got.items()}
         seen = [self._last[i][1:] if i in got else self._bound(i, x) for i in chosen]
         vectors, scalars = torch.stack([c for c, _ in seen]), np.stack([s for _, s in seen])
@@ -137,7 +136,7 @@ class Remote(Ledger):
         chosen = self._chosen(clients)
         vectors, values, own = {"x": x}, {"plan": plan_values(plan)}, {}
         if isinstance(at, RemoteGradients):
-            vectors, values = {**vectors, "at": at.x}, {**values, **_batch(*at.batch)}
+            vectors, values = {**vectors, "at": at.x}, {**values, **batch_values(*at.batch)}
         if isinstance(at, Memory):
             c = torch.zeros_like(x) if correction is None else correction
             own = {i: {"correction": c - at.vectors[i]} for i in chosen}
@@ -171,7 +170,7 @@ class Remote(Ledger):
         self.count(exchanges=1, down=len(chosen) * (self.dimension + 1), up=len(chosen) * self.dimension)
         vectors = {"at": at.x, "correction": correction, "metric": plan.metric}
         steepest = float(max(plan.steepest, L[chosen].max()))
-        values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **_batch(*at.batch)}
+        values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **batch_values(*at.batch)}
         got = self._ask(needs.PROXIMAL, chosen, vectors, values, {"d": (self.dimension,)})
         return self._updates(chosen, got, lambda i: correction / (L[i] + plan.pull * plan.metric), None)
 
@@ -205,7 +204,7 @@ class Remote(Ledger):
             {"curvature": (k, k), "slopes": (k,), "scalars": (1,)} if k else {"diagonal": (self.dimension,)}
         )
         self.count(exchanges=1, down=k * self.dimension * len(at.chosen), up=up * len(at.chosen))
-        return self._ask(kind, at.chosen, {"at": at.x, **vectors}, _batch(*at.batch), shapes, arrays=arrays)
+        return self._ask(kind, at.chosen, {"at": at.x, **vectors}, batch_values(*at.batch), shapes, arrays=arrays)
 
     def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train", complete: bool = True) -> ClientScores:
         """Per-silo loss, accuracy and sample counts; the last known ones of a silo that does not answer.
@@ -259,7 +258,3 @@ class Remote(Ledger):
 
     def __repr__(self) -> str:
         return f"Remote federation of {len(self.names)} silos, {self.dimension} parameters"
-
-
-def _batch(batch_size: int | None, key: tuple[int, ...]) -> dict[str, Any]:
-    return {"batch_size": batch_size, "key": [int(k) for k in key]}

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,6 +27,7 @@ from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.wire import Array
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
+from scaffpd.lock import alone
 
 
 @dataclass(frozen=True)
@@ -58,17 +57,8 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One coordinator at a time; the lock goes with the process that held it."""
-        try:
-            import fcntl
-        except ImportError:
-            yield
-            return
-        with (self.path / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(f"Another coordinator is at work in {str(self.path)!r}.") from None
+        """One coordinator at a time."""
+        with alone(self.path, f"Another coordinator is at work in {str(self.path)!r}."):
             for half in self.path.glob(".*"):  # files that a killed coordinator had begun to write
                 half.unlink(missing_ok=True)
             yield
@@ -126,7 +116,7 @@ class RunFolder:
     def begin(self, segment: Segment, x: Array | None) -> None:
         """A new part, which starts at x (the federation's own start where it is `None`)."""
         if x is not None:
-            with self._replacing(f"start-{segment.number}.npy") as file:
+            with disk.replacing(self.path / f"start-{segment.number}.npy") as file:
                 np.save(file, x)
         self._write("segments.json", {"segments": [asdict(s) for s in (*self.segments(), segment)]})
 
@@ -155,7 +145,7 @@ class RunFolder:
     def progress(self, line: dict[str, Any]) -> None:
         """A line for whoever watches."""
         if "round" in line:
-            with self._replacing("round") as file:
+            with disk.replacing(self.path / "round") as file:
                 file.write(str(line["round"]).encode())
         with (self.path / "progress.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -173,7 +163,7 @@ class RunFolder:
     def write_rounds(self, silos: Sequence[str]) -> None:
         """The table of all rounds of all parts; a silo that was no member has empty cells."""
         columns = ["segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
-        with self._replacing("rounds.csv") as raw:
+        with disk.replacing(self.path / "rounds.csv") as raw:
             raw.write((",".join(columns) + "\r\n").encode())
             for segment in self.segments():
                 if not self.checkpoint(segment).exists():
@@ -197,7 +187,7 @@ class RunFolder:
         """The parameters, with what they expect of a row."""
         tensors = {"x": np.ascontiguousarray(x), "mean": setup.mean, "deviation": setup.deviation}
         about = {"setup": json.dumps(setup.values())}
-        with self._replacing("model.safetensors") as file:
+        with disk.replacing(self.path / "model.safetensors") as file:
             file.write(save_tensors(tensors, about))
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -213,19 +203,5 @@ class RunFolder:
         return read
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
-        with self._replacing(name) as file:
+        with disk.replacing(self.path / name) as file:
             file.write((json.dumps(value, indent=1) + "\n").encode())
-
-    @contextmanager
-    def _replacing(self, name: str) -> Iterator[Any]:
-        """All of a file or nothing."""
-        handle, temporary = tempfile.mkstemp(dir=self.path, prefix=f".{name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path / name)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scaffpd.deploy.protocol.needs import NEEDS
 from scaffpd.deploy.toml_file import NAME, Section
 from scaffpd.errors import InputError, unknown
 
@@ -159,13 +160,10 @@ def _limits(top: Section) -> Limits:
 
 def _algorithms(limits: Section) -> tuple[str, ...] | None:
     """The names given, "all" as `None`; by default all that ask for no more than sums and scalars."""
-    from scaffpd import algorithms
-
-    known = [name for name in algorithms.__all__ if isinstance(getattr(algorithms, name), type)]
     if limits.values.get("algorithms") == "all":
         return None
     names = limits.texts("algorithms")
     for name in names or ():
-        if name not in known:
-            raise unknown(f"algorithm in {limits.file.name!r},", name, known)
-    return tuple(name for name in known if name not in OPEN) if names is None else names
+        if name not in NEEDS:
+            raise unknown(f"algorithm in {limits.file.name!r},", name, NEEDS)
+    return tuple(name for name in NEEDS if name not in OPEN) if names is None else names

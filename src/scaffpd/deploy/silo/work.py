@@ -6,7 +6,6 @@ An answer holds exactly the arrays that are named here, and nothing else leaves 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +15,10 @@ from torch import Tensor
 from scaffpd.cohort import Cohort
 from scaffpd.cohort.answers import CohortGradients
 from scaffpd.deploy.protocol import needs
+from scaffpd.deploy.protocol.plans import local_plan, number, read_batch
 from scaffpd.deploy.protocol.wire import Array, Message
 from scaffpd.errors import InputError
-from scaffpd.federation import LocalPlan, ProximalPlan
+from scaffpd.federation import ProximalPlan
 
 
 class Named(NamedTuple):
@@ -49,7 +49,7 @@ class Work:
 
     def at(self, x: Named, values: Mapping[str, Any]) -> CohortGradients:
         """Losses and gradients at x, computed once."""
-        asked = (x.name, *_batch(values))
+        asked = (x.name, *read_batch(values))
         if asked not in self._points:
             while len(self._points) >= POINTS:
                 self._points.pop(next(iter(self._points)))
@@ -72,7 +72,7 @@ def gradients(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: M
 
 def losses(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """L_i."""
-    return _answer(scalars=work.cohort.losses(vectors["x"].value, *_batch(values)))
+    return _answer(scalars=work.cohort.losses(vectors["x"].value, *read_batch(values)))
 
 
 def local_updates(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
@@ -90,8 +90,8 @@ def local_updates(work: Work, values: Mapping[str, Any], vectors: Vectors, array
 
 def proximal_steps(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """d_i, the solution of the local model."""
-    limit, steepest = int(_number(values, "limit")), _number(values, "steepest")
-    plan = ProximalPlan(_number(values, "pull"), vectors["metric"].value, limit, steepest)
+    limit, steepest = int(number(values, "limit")), number(values, "steepest")
+    plan = ProximalPlan(number(values, "pull"), vectors["metric"].value, limit, steepest)
     at = work.at(vectors["at"], values)
     return _answer(d=work.cohort.proximal_steps(at, vectors["correction"].value, plan).sum(np.ones(1)))
 
@@ -121,42 +121,6 @@ HANDLERS: dict[str, Handler] = {
     needs.GRADIENTS: gradients, needs.LOSSES: losses, needs.UPDATES: local_updates, needs.PROXIMAL: proximal_steps,
     needs.CURVATURE: curvature, needs.DIAGONAL: diagonal, needs.EVALUATE: evaluate,
 }  # fmt: skip
-
-
-def local_plan(values: Any) -> LocalPlan:
-    """A plan as JSON has it, checked; `plan_values` makes it."""
-    names = {item.name for item in fields(LocalPlan)}
-    if not isinstance(values, dict) or set(values) != names:
-        raise InputError("The plan of local steps is not complete.")
-    numbers = {name: _number(values, name) for name in ("steps", "scale", "prox")}
-    rate = None if values["rate"] is None else _number(values, "rate")
-    snapshot = None if values["snapshot"] is None else int(_number(values, "snapshot"))
-    batch, key = _batch(values)
-    steps = int(numbers["steps"])
-    if steps < 1 or (snapshot is not None and not 1 <= snapshot <= steps):
-        raise InputError("The plan of local steps cannot be carried out.")
-    return LocalPlan(steps, rate, numbers["scale"], batch, key, numbers["prox"], snapshot)
-
-
-def plan_values(plan: LocalPlan) -> dict[str, Any]:
-    """A plan as JSON has it."""
-    values = {item.name: getattr(plan, item.name) for item in fields(plan)}
-    return {**values, "key": [int(k) for k in plan.key]}
-
-
-def _batch(values: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
-    batch, key = values.get("batch_size"), values.get("key", [0])
-    whole = isinstance(key, list) and all(isinstance(k, int) and not isinstance(k, bool) for k in key)
-    if not whole or not (batch is None or (isinstance(batch, int) and batch >= 1)):
-        raise InputError("The question's batch size or key cannot be used.")
-    return batch, tuple(key)
-
-
-def _number(values: Mapping[str, Any], name: str) -> float:
-    value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-        raise InputError(f"The question needs a number {name}.")
-    return float(value)
 
 
 def _answer(**arrays: Tensor | Array) -> Message:

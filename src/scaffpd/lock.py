@@ -1,4 +1,4 @@
-"""One process at a time writes a table."""
+"""One process at a time writes to a folder; the lock goes with the process that held it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NAME = "lock"
 
 
 @contextmanager
-def alone(folder: Path | None) -> Iterator[None]:
-    """Hold the folder's lock, or refuse; systems without file locks go without."""
+def alone(folder: Path | None, busy: str) -> Iterator[None]:
+    """Hold the folder's lock, or refuse with the sentence `busy`; systems without file locks go without."""
     try:
         import fcntl
     except ImportError:
@@ -29,7 +29,5 @@ def alone(folder: Path | None) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(
-                f"Another process is writing the features in {str(folder)!r}: wait until it is done."
-            ) from None
+            raise InputError(busy) from None
         yield
