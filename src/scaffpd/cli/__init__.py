@@ -19,6 +19,7 @@ from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
 from scaffpd.cli.features import features
 from scaffpd.cli.images import reproduce
+from scaffpd.cli.report import report
 from scaffpd.cli.silo import silo
 from scaffpd.errors import InputError
 
@@ -33,6 +34,7 @@ app.suggest_commands = False  # click suggests already, and typer would say the 
 app.command()(demo)
 app.command()(compare)
 app.command()(features)
+app.command()(report)
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(silo, name="silo")
 app.add_typer(deploy, name="deploy")

@@ -1,0 +1,89 @@
+"""The folder of a deployed run: one model, silos that come and go."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from scaffpd.report.files import Row, json_object, number, table, text, whole
+from scaffpd.report.rounds import read_rounds
+from scaffpd.report.story import Model, Round, Score, Story, overall
+from scaffpd.report.trained import read_events
+
+MARK = "settings.json"
+NAME = "deployed"
+
+
+def read_deployed(folder: Path) -> Story:
+    """The story of a run across organisations, finished or not."""
+    settings = json_object(folder / MARK)
+    about: dict[str, Any] = settings.get("about") or {}
+    outcome = json_object(folder / "outcome.json")
+    rows = table(folder / "clients.csv", "silo")
+    split = "test" if rows and "test rows" in rows[0] else "train"
+    measure = "accuracy" if not rows or number(rows[0], f"{split} accuracy") is not None else "loss"
+    scores = tuple(_score(row, measure, split) for row in rows)
+    total = overall(scores, measure == "accuracy")
+    rounds = read_rounds(folder / "rounds.csv", measure, NAME)
+    sentence = str(outcome.get("sentence") or "The run has no outcome yet.")
+    return Story(
+        kind="deploy",
+        title=f"{folder.resolve().parent.name or folder.name}: {len(about.get('list of silos') or rows)} silos",
+        command="scaffpd deploy resume federation.toml" if not outcome.get("final") else "",
+        made="",
+        version="",
+        measure=measure,
+        split=split,
+        word="silo",
+        models=(_model(about, outcome, rounds, sentence),),
+        scores={NAME: scores} if scores else {},
+        overall={} if total is None else {NAME: total},
+        rounds=rounds,
+        events=read_events(folder / "events.csv"),
+        settings=_settings(settings, about),
+        files=tuple((name, written) for name in (MARK,) if (written := _pretty(text(folder / name)))),
+        remarks=(sentence,),
+    )
+
+
+def _score(row: Row, measure: str, split: str) -> Score:
+    return Score(
+        client=row["silo"],
+        value=number(row, f"{split} {measure}"),
+        train_rows=whole(row, "train rows"),
+        test_rows=whole(row, "test rows"),
+        weight=number(row, "weight"),
+        train_loss=number(row, "train loss"),
+        test_loss=number(row, "test loss"),
+    )
+
+
+def _model(about: dict[str, Any], outcome: dict[str, Any], rounds: tuple[Round, ...], sentence: str) -> Model:
+    algorithm = str(about.get("algorithm or objective", ""))
+    objective = re.search(r"objective=(\w+\([^()]*\))", algorithm)
+    last = rounds[-1] if rounds else None
+    return Model(
+        name=NAME,
+        objective=objective.group(1) if objective else "",
+        algorithm=algorithm,
+        status=str(outcome.get("status") or "running"),
+        message=sentence,
+        certificate=number(outcome, "certificate"),
+        rounds=number(outcome, "rounds") if outcome else last and float(last.number),
+        exchanges=last.exchanges if last else None,
+        megabytes=last.megabytes if last else None,
+    )
+
+
+def _settings(settings: dict[str, Any], about: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    model = ", ".join(f"{name} = {value}" for name, value in (about.get("model") or {}).items())
+    pairs = [("Silos", ", ".join(about.get("list of silos") or [])), ("Model", model)]
+    pairs += [("Method", about.get("algorithm or objective")), ("Rounds at most", settings.get("rounds"))]
+    pairs += [("Tolerance", settings.get("tol")), ("Seed", about.get("seed"))]
+    return tuple((name, str(value)) for name, value in pairs if value not in (None, ""))
+
+
+def _pretty(written: str) -> str:
+    return json.dumps(json.loads(written), indent=2, ensure_ascii=False) if written else ""

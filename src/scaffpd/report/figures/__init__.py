@@ -1,0 +1,20 @@
+"""The figures of a page, each defined once: the page draws them in the browser, `--format` into files."""
+
+from __future__ import annotations
+
+from scaffpd.report.figures import absent, clients, communication, partition, progress, tradeoff, weights
+from scaffpd.report.figures.base import Figure
+from scaffpd.report.story import Story
+
+MAKERS = (
+    clients.gains, tradeoff.tradeoff, weights.weights, progress.certificate, progress.losses,
+    communication.communication, partition.partition, absent.absent,
+)  # fmt: skip
+
+
+def figures(story: Story) -> tuple[Figure, ...]:
+    """All figures that a folder has the numbers for."""
+    return tuple(figure for maker in MAKERS if (figure := maker(story)) is not None)
+
+
+__all__ = ["Figure", "figures"]

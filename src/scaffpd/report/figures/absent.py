@@ -1,0 +1,30 @@
+"""Rounds in which silos were absent, of deployed runs."""
+
+from __future__ import annotations
+
+from scaffpd.report.figures.base import Figure, Spec, specification, tip
+from scaffpd.report.figures.progress import kept
+from scaffpd.report.numbers import plural
+from scaffpd.report.story import Story
+
+
+def absent(story: Story) -> Figure | None:
+    """How many silos stood in with earlier answers, round by round; nothing where all were there."""
+    if not any(r.absent for r in story.rounds):
+        return None
+    rows = [{"model": r.model, "round": r.number, "absent": r.absent} for r in kept(story)]
+    x: Spec = {"field": "round", "type": "quantitative", "title": "round", "axis": {"grid": False, "tickMinStep": 1}}
+    y: Spec = {"field": "absent", "type": "quantitative", "title": f"absent {plural(story.word)}", "axis": {"tickMinStep": 1}}
+    spec = specification(
+        story, data={"name": "absences"}, height=140, mark={"type": "bar", "style": "bubble", "width": 5},
+        encoding={"x": x, "y": y, "tooltip": [tip("round", "round", "d"), tip("absent", "absent", "d")]},
+    )  # fmt: skip
+    return Figure(
+        name="absent",
+        heading="Who was away",
+        caption=f"{plural(story.word).capitalize()} that did not answer in a round: a bound on their loss stood in for them.",
+        alt="The number of absent silos in every round.",
+        views={"": spec},
+        data={"absences": rows},
+        wide=True,
+    )

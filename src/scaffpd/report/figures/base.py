@@ -1,0 +1,114 @@
+"""What the figures share: the parts of a Vega-Lite specification, and numbers that are short on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scaffpd.report.story import Story
+from scaffpd.report.theme import look, places
+
+Spec = dict[str, Any]
+Rows = list[dict[str, Any]]
+MANY = 60  # clients: beyond, names no longer fit beside their marks
+MOST_ROUNDS = 200  # points of a line: beyond, it looks the same
+HEIGHT = 320
+ACROSS = {"expr": "clamp(width / 75, 3, 8)"}  # ticks: as many as there is room for
+ON = "indexof(shown, datum.model) >= 0"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure.
+
+    Attributes:
+        name: of its file and its place on the page.
+        heading: what it answers.
+        caption: how to read it, in a sentence or two.
+        alt: what it shows, for who does not see it.
+        views: a specification for each way to look at it; the first is the usual one.
+        data: the tables that the specifications name.
+        focus: models of which one at a time is drawn; empty where all are.
+        heavy: too many marks for SVG.
+        wide: it takes the page's whole width.
+    """
+
+    name: str
+    heading: str
+    caption: str
+    alt: str
+    views: dict[str, Spec]
+    data: dict[str, Rows]
+    focus: tuple[str, ...] = ()
+    heavy: bool = False
+    wide: bool = False
+
+
+def specification(story: Story, **parts: Any) -> Spec:
+    """A specification with the signal that says which models are on."""
+    params = [{"name": "shown", "value": list(story.shown)}, *parts.pop("params", [])]
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "width": 640, "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}, "params": params, **parts,
+    }  # fmt: skip
+
+
+def colour(story: Story) -> Spec:
+    """The model's colour; the legend names those that are on."""
+    legend = {"values": {"expr": "shown"}, "title": None, "columns": columns(story.names)} if len(story.models) > 1 else None
+    return {"field": "model", "type": "nominal", "scale": {"domain": list(story.names)}, "legend": legend}
+
+
+def columns(names: Sequence[str]) -> Spec:
+    """Of a legend: as many as fit with the longest name."""
+    longest = min(max(map(len, names), default=1), 24)
+    return {"expr": f"max(1, floor(width / {40 + 7 * longest}))"}
+
+
+def shape(story: Story) -> Spec:
+    """The model's shape."""
+    return {**colour(story), "field": "model"}
+
+
+def dash(story: Story) -> Spec:
+    """The model's dash."""
+    dashes = [look(place)[2] for place in places([m.role for m in story.models])]
+    return {**colour(story), "scale": {"domain": list(story.names), "range": dashes}}
+
+
+def value_axis(story: Story) -> str:
+    """The measure and the rows it is about."""
+    rows = "test rows" if story.split == "test" else "rows trained on"
+    name = {"accuracy": "accuracy", "rmse": "error (RMSE)", "loss": "loss"}[story.measure]
+    return f"{name} on {rows}{', %' if story.upwards else ''}"
+
+
+def value_format(story: Story) -> str:
+    """How d3 writes a value."""
+    return ".1f" if story.upwards else ".4~g"
+
+
+def scaled(story: Story, value: float | None) -> float | None:
+    """Percent for accuracies."""
+    return None if value is None else short(100 * value if story.upwards else value)
+
+
+def short(value: float | None) -> float | None:
+    """Seven digits are more than a screen has."""
+    return None if value is None else float(f"{value:.7g}")
+
+
+def thinned(numbers: Sequence[int], most: int = MOST_ROUNDS) -> set[int]:
+    """The first, the last, and evenly many between."""
+    unique = sorted(set(numbers))
+    if len(unique) <= most:
+        return set(unique)
+    step = (len(unique) - 1) / (most - 1)
+    return {unique[round(i * step)] for i in range(most)}
+
+
+def tip(field: str, title: str, form: str | None = None) -> Spec:
+    """A line of a tooltip."""
+    kind = {"type": "nominal"} if form is None else {"type": "quantitative", "format": form}
+    return {"field": field, "title": title, **kind}

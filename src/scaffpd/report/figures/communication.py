@@ -1,0 +1,73 @@
+"""What was sent against what it bought."""
+
+from __future__ import annotations
+
+from scaffpd.report.figures.base import (
+    ACROSS, ON, Figure, Rows, Spec, colour, scaled, shape, short, specification, tip, value_axis, value_format,
+)  # fmt: skip
+from scaffpd.report.figures.progress import kept
+from scaffpd.report.story import Story
+
+COSTS = {"MB": ("megabytes", "megabytes sent, up and down, all clients"), "rounds": ("round", "rounds"),
+         "exchanges": ("exchanges", "exchanges")}  # fmt: skip
+
+
+def communication(story: Story) -> Figure | None:
+    """Curves where rounds were measured, else one point a model."""
+    rows = _curves(story) or _ends(story)
+    curves = any(row["round"] != rows[0]["round"] for row in rows if row["model"] == rows[0]["model"]) if rows else False
+    views = {
+        label: _spec(story, field, title, curves)
+        for label, (field, title) in COSTS.items()
+        if any(row[field] is not None for row in rows)
+    }
+    if not views:
+        return None
+    how = "Solid: the worst 20 %; dashed: the mean." if curves else "The worst 20 % of the finished models."
+    return Figure(
+        name="communication",
+        heading="What the communication buys",
+        caption=f"{how} {'Up' if story.upwards else 'Down'} and to the left is better: more for less.",
+        alt=f"The {value_axis(story)} of every model against what was sent.",
+        views=views,
+        data={"costs": rows},
+    )
+
+
+def _curves(story: Story) -> Rows:
+    return [
+        {"model": r.model, "round": r.number, "megabytes": short(r.megabytes), "exchanges": r.exchanges,
+         "which": which, "value": scaled(story, value)}
+        for r in kept(story)
+        for which, value in (("mean", r.mean), ("worst 20 %", r.worst_20))
+        if value is not None
+    ]  # fmt: skip
+
+
+def _ends(story: Story) -> Rows:
+    return [
+        {"model": m.name, "round": m.rounds, "megabytes": short(m.megabytes), "exchanges": m.exchanges,
+         "which": "worst 20 %", "value": scaled(story, story.overall[m.name].worst_20)}
+        for m in story.models
+        if m.name in story.overall and m.rounds is not None
+    ]  # fmt: skip
+
+
+def _spec(story: Story, field: str, title: str, curves: bool) -> Spec:
+    x: Spec = {"field": field, "type": "quantitative", "title": title, "scale": {"zero": curves, "padding": 0 if curves else 20},
+               "axis": {"grid": False, "tickCount": ACROSS, "format": ",.3~g"}}  # fmt: skip
+    y: Spec = {"field": "value", "type": "quantitative", "scale": {"zero": False}, "title": value_axis(story), "axis": {"tickCount": 6}}
+    tips = [
+        tip("model", "model"), tip("which", "over clients"), tip("value", value_axis(story), value_format(story)),
+        tip("round", "rounds", ",d"), tip("exchanges", "exchanges", ",.0f"), tip("megabytes", "MB", ".3~g"),
+    ]  # fmt: skip
+    ends = {"x": x, "y": y, "color": colour(story)}
+    which: Spec = {"field": "which", "type": "nominal", "legend": {"title": None, "symbolType": "stroke"},
+                   "scale": {"domain": ["mean", "worst 20 %"], "range": [[4, 3], [1, 0]]}}  # fmt: skip
+    layers: list[Spec] = [
+        {"mark": {"type": "point", "filled": True, "size": 26 if curves else 130},
+         "encoding": {**ends, "shape": shape(story), "tooltip": tips}}
+    ]  # fmt: skip
+    if curves:
+        layers.insert(0, {"mark": {"type": "line"}, "encoding": {**ends, "strokeDash": which}})
+    return specification(story, data={"name": "costs"}, transform=[{"filter": ON}], layer=layers)

@@ -1,0 +1,206 @@
+"""What a folder of results tells, as plain data: models, clients, rounds; nothing here knows a page or a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scaffpd.metrics import a_fifth
+
+FEW = 30  # test rows: below, one row more or less moves an accuracy by more than three points
+
+
+@dataclass(frozen=True)
+class Model:
+    """One trained model, and how its run ended.
+
+    Attributes:
+        name: as in every table.
+        role: "before", "after" or "".
+        objective: what was minimised.
+        algorithm: how.
+        status: converged, round limit, ...
+        message: the same in a sentence.
+        certificate: the proven gap; `None` where nothing is proven.
+        rounds: communication rounds made (a mean over seeds for comparisons, as all costs are).
+        exchanges: request-reply turns.
+        megabytes: up and down, all clients.
+        seconds: of the run.
+        strength: of the path's parameter.
+        failure: why a comparison does not rank it.
+    """
+
+    name: str
+    role: str = ""
+    objective: str = ""
+    algorithm: str = ""
+    status: str = ""
+    message: str = ""
+    certificate: float | None = None
+    rounds: float | None = None
+    exchanges: float | None = None
+    megabytes: float | None = None
+    seconds: float | None = None
+    strength: float | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One model at one client.
+
+    Attributes:
+        client: its name.
+        value: the story's measure on the story's split; `None` where there is none.
+        train_rows: trained on.
+        test_rows: held out.
+        weight: λ_i, how much the client counts.
+        train_loss: without the regulariser.
+        test_loss: the same on held-out rows.
+        deviation: of the value, over splits or seeds.
+        clear: whether the change against the model before is clear of noise; `None` where nobody has looked.
+    """
+
+    client: str
+    value: float | None
+    train_rows: int | None = None
+    test_rows: int | None = None
+    weight: float | None = None
+    train_loss: float | None = None
+    test_loss: float | None = None
+    deviation: float | None = None
+    clear: bool | None = None
+
+
+@dataclass(frozen=True)
+class Overall:
+    """A model over all clients: the mean, the mean over the ⌈N/5⌉ worst-served, the worst-served and its name."""
+
+    mean: float
+    worst_20: float
+    worst: float
+    worst_client: str
+    mean_sd: float | None = None
+    worst_20_sd: float | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """One row of rounds.csv; what a cell does not have is `None`."""
+
+    model: str
+    number: int
+    certificate: float | None
+    exchanges: float | None
+    megabytes: float | None
+    absent: int
+    mean: float | None
+    worst_20: float | None
+    losses: dict[str, float] = field(repr=False)
+    weights: dict[str, float] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rows of one label at one client; the label is empty for regression."""
+
+    client: str
+    label: str
+    train_rows: int
+    test_rows: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a silo of a deployed run."""
+
+    round: int
+    silo: str
+    what: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Story:
+    """Everything that a page says.
+
+    Attributes:
+        kind: "train", "path", "demo", "compare" or "deploy".
+        measure: "accuracy" (a share), "rmse" or "loss".
+        split: "test" or "train".
+        word: what a client is, singular.
+        scores: per model, one `Score` a client.
+        overall: per model that has scores.
+        settings: (what, how) pairs for "how it was made".
+        files: (name, text) of files worth showing whole.
+        verdict: sentences that the folder brings itself.
+        path: as in summary.json.
+        notes: (figure, sentence) pairs that belong beneath a figure.
+    """
+
+    kind: str
+    title: str
+    command: str
+    made: str
+    version: str
+    measure: str
+    split: str
+    word: str
+    models: tuple[Model, ...]
+    scores: dict[str, tuple[Score, ...]]
+    overall: dict[str, Overall]
+    rounds: tuple[Round, ...] = ()
+    partition: tuple[Share, ...] = ()
+    events: tuple[Event, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    remarks: tuple[str, ...] = ()
+    verdict: tuple[str, ...] = ()
+    path: dict[str, Any] | None = None
+    notes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def upwards(self) -> bool:
+        """Whether more is better."""
+        return self.measure == "accuracy"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The models' names."""
+        return tuple(model.name for model in self.models)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names, of whatever part of the folder has them."""
+        if self.scores:
+            return tuple(score.client for score in next(iter(self.scores.values())))
+        named = [share.client for share in self.partition] or [c for r in self.rounds for c in r.losses]
+        return tuple(dict.fromkeys(named))
+
+    def role(self, role: str) -> Model | None:
+        """The model before, or after; only one that has scores can be compared."""
+        return next((m for m in self.models if m.role == role and m.name in self.overall), None)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The models that a reader sees first: all of a few, else those before and after."""
+        main = tuple(m.name for m in self.models if m.role)
+        return self.names if len(self.models) <= 4 or not main else main
+
+
+def overall(scores: Sequence[Score], upwards: bool) -> Overall | None:
+    """A model's scores in a few numbers, `None` without any; clients without a value do not count."""
+    known = [s for s in scores if s.value is not None and math.isfinite(s.value)]
+    if not known:
+        return None
+    values = {id(s): float(s.value or 0.0) for s in known}
+    order = sorted(known, key=lambda s: values[id(s)] if upwards else -values[id(s)])
+    fifth = order[: a_fifth(len(order))]
+    return Overall(
+        mean=sum(values.values()) / len(known),
+        worst_20=sum(values[id(s)] for s in fifth) / len(fifth),
+        worst=values[id(order[0])],
+        worst_client=order[0].client,
+    )

@@ -1,0 +1,186 @@
+"""Folders in the format of `scaffpd train`, written from runs that are really trained here."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+import scaffpd as sp
+from scaffpd.metrics import a_fifth
+
+COSTS = ("round", "certificate", "accepted", "exchanges", "bytes_up", "bytes_down", "absent", "seconds")
+
+
+def trained(folder, cohort, objectives, *, rounds=60, tol=1e-6, labels=(), **about):
+    """Train every objective and write the folder; `objectives` is {name: (role, objective)}."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    regression = about.get("task") == "regression"
+    measure, split = ("rmse" if regression else "accuracy"), about.get("split", "test")
+    models, clients, lines = [], [], []
+    for name, (role, objective) in objectives.items():
+        algorithm = objective if hasattr(objective, "round") else sp.fair(objective)
+        measured = {}
+
+        def note(moment, into=measured):
+            into[moment.rounds] = over_clients(values(cohort, moment.state.x, split, measure), measure)
+
+        result = sp.train(algorithm, cohort, rounds=rounds, tol=tol, progress=False, callbacks=[note])
+        models.append(entry(name, role, objective, result))
+        clients += client_rows(name, cohort, result, measure, split)
+        lines += round_rows(name, result.history, measured)
+    summary = {
+        "format": 1, "kind": "train", "title": "a run", "command": f"scaffpd train {folder.name}/config.toml",
+        "made": "2026-11-16T05:00:00+00:00", "version": "0.1.0", "task": "classification", "measure": measure,
+        "split": split, "labels": list(labels), "clients_word": "client", "model": "a linear model", "data": "some rows",
+        "models": models, "remarks": ["Nothing was dropped."], "verdict": None, "path": None, **about,
+    }  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    (folder / "config.toml").write_text('[objective]\nkind = "ChiSquare"\nrho = 0.1\n', encoding="utf-8")
+    (folder / "environment.json").write_text('{"scaffpd": "0.1.0"}', encoding="utf-8")
+    write(folder / "rounds.csv", lines, measure, cohort.names)
+    table(folder / "clients.csv", clients)
+    return folder
+
+
+def entry(name, role, objective, result):
+    last = result.history
+    finite = np.isfinite(result.certificate)
+    return {
+        "name": name, "role": role, "objective": repr(objective), "algorithm": "subspace saddle",
+        "status": str(result.status), "message": result.message, "rounds": result.rounds,
+        "certificate": float(result.certificate) if finite else None, "exchanges": int(last["exchanges"][-1]),
+        "bytes_up": int(last["bytes_up"][-1]), "bytes_down": int(last["bytes_down"][-1]),
+        "seconds": float(last["seconds"][-1]), "strength": getattr(objective, "rho", None),
+    }  # fmt: skip
+
+
+def client_rows(name, cohort, result, measure, held):
+    rows = [{"model": name, "client": c, "train_rows": "", "test_rows": "", "weight": float(w)} for c, w in zip(cohort.names, result.weights, strict=True)]
+    for split in ("train", "test"):
+        scores = cohort.evaluate(result.x, split) if split == "train" or held == "test" else None
+        found = None if scores is None else values(cohort, result.x, split, measure)
+        for i, row in enumerate(rows):
+            row[f"{split}_rows"] = "" if scores is None else int(scores.counts[i])
+            row[f"{split}_loss"] = "" if scores is None else float(scores.loss[i])
+            row[f"{split}_{measure}"] = "" if found is None else float(found[i])
+    return rows
+
+
+def values(cohort, x, split, measure):
+    """Per client: the share of right predictions, or the root of the mean squared error."""
+    if measure == "accuracy":
+        return cohort.evaluate(x, split).accuracy
+    weights, intercept = cohort.model.reshape(x, features=len(x) - 1)
+    rows = {"train": cohort.rows_train, "test": cohort.rows_test}[split]
+    return np.array([np.sqrt(np.mean((X @ np.asarray(weights) + np.asarray(intercept) - y) ** 2)) for X, y in rows])
+
+
+def over_clients(found, measure):
+    """Mean, worst 20 % and worst."""
+    order = np.sort(found) if measure == "accuracy" else np.sort(found)[::-1]
+    return float(order.mean()), float(order[: a_fifth(len(order))].mean()), float(order[0])
+
+
+def round_rows(name, history, measured):
+    rows = []
+    for i in range(len(history)):
+        row = {"model": name, **{cost: history[cost][i].item() for cost in COSTS}}
+        row["measures"] = measured.get(row["round"], ("", "", ""))
+        row["losses"], row["weights"] = history.losses[i].tolist(), history.weights[i].tolist()
+        rows.append(row)
+    return rows
+
+
+def write(path, rows, measure, names):
+    heads = ["model", *COSTS, *(f"{which}_{measure}" for which in ("mean", "worst_20", "worst"))]
+    heads += [f"loss[{n}]" for n in names] + [f"weight[{n}]" for n in names]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(heads)
+        for row in rows:
+            writer.writerow([row["model"], *(row[c] for c in COSTS), *row["measures"], *row["losses"], *row["weights"]])
+
+
+def table(path, rows):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def partition(folder, silos, names, labels=None):
+    rows = []
+    for i, name in enumerate(names):
+        train = np.asarray(silos.train[i][1])
+        test = np.asarray(silos.test[i][1]) if silos.test else np.array([])
+        if labels is None:
+            rows.append({"client": name, "label": "", "train_rows": len(train), "test_rows": len(test)})
+            continue
+        for k, label in enumerate(labels):
+            rows.append({"client": name, "label": label, "train_rows": int((train == k).sum()), "test_rows": int((test == k).sum())})
+    table(folder / "partition.csv", rows)
+
+
+def hospitals(folder, names=None, **about):
+    silos = sp.data.heart_disease(test_fraction=0.3, seed=0)
+    names = names or silos.names
+    cohort = sp.Cohort(silos.train, sp.Linear("logistic", l2=0.01, intercept=True), names=names, test=silos.test)
+    labels = ["healthy", "ill"]
+    two = {"average": ("before", sp.Average()), "fair": ("after", sp.ChiSquare(rho=0.1))}
+    made = trained(folder, cohort, two, labels=labels, **{"title": "heart disease: four hospitals", "clients_word": "hospital", **about})
+    partition(made, silos, names, labels)
+    return made
+
+
+def digits(folder, clients=20, **about):
+    silos = sp.data.digits(clients=clients, alpha=0.05 if clients < 100 else 0.3, test_fraction=0.3)
+    cohort = sp.Cohort(silos.train, sp.Linear("softmax", l2=1e-3, intercept=True, classes=10), names=silos.names, test=silos.test)
+    three = {
+        "average": ("before", sp.Average()), "fair": ("after", sp.ChiSquare(rho=0.1)), "worst case": ("", sp.Agnostic()),
+    }  # fmt: skip
+    labels = [str(k) for k in range(10)]
+    made = trained(folder, cohort, three, tol=1e-4, labels=labels, rounds=12, **{"title": f"digits: {clients} clients", **about})
+    partition(made, silos, silos.names, labels)
+    return made
+
+
+def path(folder, **about):
+    silos = sp.data.heart_disease(test_fraction=0.3, seed=0)
+    cohort = sp.Cohort(silos.train, sp.Linear("logistic", l2=0.01, intercept=True), names=silos.names, test=silos.test)
+    grid = [3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003]
+    points = {"average": ("before", sp.Average())}
+    points |= {f"ρ = {rho:g}": ("after" if rho == 0.1 else "", sp.ChiSquare(rho=rho)) for rho in grid}
+    points["worst case"] = ("", sp.Agnostic())
+    knee = {
+        "parameter": "rho", "symbol": "ρ", "objective": "ChiSquare", "average": "average", "knee": "ρ = 0.1",
+        "why": "Beyond ρ = 0.1, another point for the worst-served costs the average more than it brings.",
+        "rounds_warm": 40, "rounds_cold": 90,
+    }  # fmt: skip
+    return trained(folder, cohort, points, kind="path", path=knee, title="heart disease: path over ρ", clients_word="hospital", **about)
+
+
+def diabetes(folder, **about):
+    """Regression: the progression itself, by decade of age."""
+    from sklearn.datasets import load_diabetes
+
+    data = load_diabetes(scaled=False)
+    X, y = data.data[:, 1:], data.target
+    X = (X - X.mean(0)) / X.std(0)
+    decades = np.clip(data.data[:, 0].astype(int) // 10, 2, 6)
+    names = [f"{d}0 to {d}9" for d in range(2, 7)]
+    rows = [np.flatnonzero(decades == d) for d in range(2, 7)]
+
+    silos = SimpleNamespace(
+        train=[(X[r[::2]], y[r[::2]] - 150) for r in rows], test=[(X[r[1::2]], y[r[1::2]] - 150) for r in rows]
+    )
+    cohort = sp.Cohort(silos.train, sp.Linear("squared", l2=1e-3, intercept=True), names=names, test=silos.test)
+    cohort.rows_train, cohort.rows_test = silos.train, silos.test
+    two = {"average": ("before", sp.Average()), "worst case": ("after", sp.Agnostic())}
+    made = trained(folder, cohort, two, tol=1e-3, task="regression", **{"title": "diabetes: five decades", "clients_word": "decade", **about})
+    partition(made, silos, names)
+    return made
