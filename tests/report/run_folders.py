@@ -13,6 +13,12 @@ import scaffpd as sp
 from scaffpd.metrics import a_fifth
 
 COSTS = ("round", "certificate", "accepted", "exchanges", "bytes_up", "bytes_down", "absent", "seconds")
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)>",
+    "\"quoted\" 'and' {{data}} & <b>bold</b>, comma",
+    "Ω 医院 \u2028 🏥 \\ ]]>",
+    "x" * 300,
+)
 
 
 def trained(folder, cohort, objectives, *, rounds=60, tol=1e-6, labels=(), **about):
@@ -144,7 +150,7 @@ def digits(folder, clients=20, **about):
         "average": ("before", sp.Average()), "fair": ("after", sp.ChiSquare(rho=0.1)), "worst case": ("", sp.Agnostic()),
     }  # fmt: skip
     labels = [str(k) for k in range(10)]
-    made = trained(folder, cohort, three, tol=1e-4, labels=labels, rounds=12, **{"title": f"digits: {clients} clients", **about})
+    made = trained(folder, cohort, three, tol=1e-4, labels=labels, rounds=6, **{"title": f"digits: {clients} clients", **about})
     partition(made, silos, silos.names, labels)
     return made
 
@@ -184,3 +190,38 @@ def diabetes(folder, **about):
     made = trained(folder, cohort, two, tol=1e-3, task="regression", **{"title": "diabetes: five decades", "clients_word": "decade", **about})
     partition(made, silos, names)
     return made
+
+
+def deployed(folder):
+    """Four hospitals as silos, one of which goes away and comes back."""
+    from deploy_cases import QUICK, federation, run
+
+    scaff_pd = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]'}
+    file, places = federation(folder, replacing=scaff_pd, more=QUICK)
+    run(file, places, {12: [("kill", "va")], 30: [("restart", "va")]})
+    return folder / "run"
+
+
+def many(folder, clients=1000, rounds=40):
+    """A folder as a run of many clients leaves it; written, not trained: only its size matters."""
+    random = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    names = [f"client {i}" for i in range(clients)]
+    models, scores, lines = [], [], []
+    for name, role, shift in (("average", "before", 0.0), ("fair", "after", 0.03)):
+        accuracy = np.clip(random.beta(8, 2, clients) + shift, 0, 1)
+        models.append({"name": name, "role": role, "status": "converged", "certificate": 1e-6, "rounds": rounds})
+        scores += [
+            {"model": name, "client": c, "train_rows": 90, "test_rows": 40, "weight": 1 / clients, "train_loss": 0.3,
+             "test_loss": 0.4, "train_accuracy": a, "test_accuracy": a} for c, a in zip(names, accuracy, strict=True)
+        ]  # fmt: skip
+        for i in range(rounds):
+            row = dict.fromkeys(COSTS, i) | {"model": name, "certificate": 10.0**-i, "measures": (0.8, 0.6, 0.4)}
+            lines.append(row | {"losses": random.random(clients) + 0.1, "weights": random.dirichlet(np.ones(clients))})
+    about = {"format": 1, "kind": "train", "title": "many", "measure": "accuracy", "split": "test", "models": models}
+    (folder / "summary.json").write_text(json.dumps(about), encoding="utf-8")
+    write(folder / "rounds.csv", lines, "accuracy", names)
+    table(folder / "clients.csv", scores)
+    shares = [{"client": c, "label": k, "train_rows": int(random.integers(30)), "test_rows": 4} for c in names for k in range(10)]
+    table(folder / "partition.csv", shares)
+    return folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scaffpd.metrics import a_fifth
-from scaffpd.report.numbers import plural, several, small
+from scaffpd.report.formats import brief, plural, several, small
 from scaffpd.report.story import FEW, Model, Score, Story
 from scaffpd.report.words import bottom
 
@@ -44,7 +44,7 @@ def _few_rows(story: Story) -> list[str]:
     who = f"All {len(few)} {plural(story.word)}" if len(few) == len(scores) > 1 else f"{several(len(few), story.word)} of {len(scores)}"
     sentence = f"{who} {'has' if len(few) == 1 else 'have'} fewer than {FEW} test rows (marked †)"
     if worst and story.upwards and (rows := worst[0].test_rows):
-        return [f"{sentence}: at {worst[0].client}, which is served among the worst, one row is {100 / rows:.3g} points."]
+        return [f"{sentence}: at {brief(worst[0].client)}, which is served among the worst, one row is {100 / rows:.3g} points."]
     return [f"{sentence}: their numbers are uncertain."]
 
 

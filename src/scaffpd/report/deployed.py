@@ -30,7 +30,7 @@ def read_deployed(folder: Path) -> Story:
     sentence = str(outcome.get("sentence") or "The run has no outcome yet.")
     return Story(
         kind="deploy",
-        title=f"{folder.resolve().parent.name or folder.name}: {len(about.get('list of silos') or rows)} silos",
+        title=f"{_name(folder)}: {len(about.get('list of silos') or rows)} silos",
         command="scaffpd deploy resume federation.toml" if not outcome.get("final") else "",
         made="",
         version="",
@@ -46,6 +46,12 @@ def read_deployed(folder: Path) -> Story:
         files=tuple((name, written) for name in (MARK,) if (written := _pretty(text(folder / name)))),
         remarks=(sentence,),
     )
+
+
+def _name(folder: Path) -> str:
+    """The folder's, or that of the federation around one that is merely called run."""
+    place = folder.resolve()
+    return place.parent.name if place.name == "run" and place.parent.name else place.name
 
 
 def _score(row: Row, measure: str, split: str) -> Score:

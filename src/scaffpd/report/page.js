@@ -18,6 +18,14 @@
     return shown.has(wanted) ? wanted : figure.focus.find((name) => shown.has(name)) || wanted;
   }
 
+  // A specification for a certain width: every `room` becomes a number of columns.
+  function settled(spec, width) {
+    if (spec === null || typeof spec !== "object") return spec;
+    if (Array.isArray(spec)) return spec.map((part) => settled(part, width));
+    if (typeof spec.room === "number") return Math.max(1, Math.floor(width / spec.room));
+    return Object.fromEntries(Object.entries(spec).map(([name, part]) => [name, settled(part, width)]));
+  }
+
   function signals(figure, view) {
     view.signal("shown", onlyShown());
     if (!figure.focus.length) return view;
@@ -28,7 +36,7 @@
 
   async function draw(figure) {
     const place = document.querySelector(`#figure-${figure.name} .chart`);
-    const spec = structuredClone(figure.views[chosen.get(figure.name)]);
+    const spec = settled(figure.views[chosen.get(figure.name)], Math.min(place.clientWidth - story.margin, story.paper));
     spec.width = "container";
     spec.datasets = Object.fromEntries(figure.tables.map((name) => [name, story.data[name]]));
     for (const param of spec.params) {
@@ -151,6 +159,11 @@
       update();
     });
   }
+  let wide = innerWidth, waiting = 0;
+  addEventListener("resize", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => { if (innerWidth !== wide) { wide = innerWidth; drawAll(); } }, 200);
+  });
   showModels();
   drawAll();
 })();

@@ -12,6 +12,7 @@ from typing import Any
 
 from scaffpd.report import tables
 from scaffpd.report.figures import Figure, figures
+from scaffpd.report.figures.base import MARGIN, PAPER
 from scaffpd.report.story import Story
 from scaffpd.report.theme import THEMES, config, css, places
 from scaffpd.report.top import chips, top
@@ -74,6 +75,8 @@ def _data(story: Story, drawn: tuple[Figure, ...]) -> dict[str, Any]:
     return {
         "models": list(story.names),
         "shown": list(story.shown),
+        "margin": MARGIN,
+        "paper": PAPER,
         "main": [m.name for m in story.models if m.role] or list(story.names[:1]),
         "themes": {name: config(palette, found) for name, palette in THEMES.items()},
         "data": {name: rows for figure in drawn for name, rows in figure.data.items()},

@@ -7,6 +7,7 @@ from typing import Any
 
 from scaffpd.report.engine import engine
 from scaffpd.report.figures import Figure, figures
+from scaffpd.report.figures.base import WIDTH, settled
 from scaffpd.report.story import Story
 from scaffpd.report.theme import LIGHT, config, places
 
@@ -26,7 +27,7 @@ def pictures(story: Story, form: str) -> dict[str, bytes]:
 
 
 def _whole(figure: Figure, spec: dict[str, Any]) -> dict[str, Any]:
-    return {**spec, "datasets": figure.data, "title": {"text": figure.heading, "anchor": "start"}, "padding": 16}
+    return {**settled(spec, WIDTH), "datasets": figure.data, "title": {"text": figure.heading, "anchor": "start"}, "padding": 16}
 
 
 def _drawn(spec: dict[str, Any], look: dict[str, Any], form: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from scaffpd.report.cautions import uncertain
-from scaffpd.report.numbers import NOTHING, change, count, measured, plain, plural, small
+from scaffpd.report.formats import NOTHING, change, count, measured, plain, plural, small
 from scaffpd.report.story import Model, Score, Story
 from scaffpd.report.theme import look, places
 
@@ -73,7 +73,7 @@ def _value(story: Story, score: Score | None, model: int) -> str:
     shown = measured(value, story.measure)
     if score and score.deviation is not None:
         sd = 100 * score.deviation if story.upwards else score.deviation
-        shown = shown.removesuffix(" %") + f"\u202f±\u202f{sd:.1f}" if story.upwards else f"{shown} ± {plain(sd)}"
+        shown = shown.removesuffix("\u00a0%") + f"\u202f±\u202f{sd:.1f}" if story.upwards else f"{shown} ± {plain(sd)}"
     return _cell(value, shown, f' data-model="{model}"')
 
 
@@ -127,7 +127,8 @@ def runs(story: Story) -> str:
 
 
 def _how(model: Model) -> str:
-    how = ", ".join(filter(None, (model.objective, model.algorithm)))
+    objective = "" if model.objective in model.algorithm else model.objective
+    how = ", ".join(filter(None, (objective, model.algorithm)))
     return "".join(f"<small>{escape(line)}</small>" for line in (how, model.failure or model.message) if line)
 
 
@@ -141,10 +142,10 @@ def events(story: Story) -> str:
     if not story.events:
         return ""
     rows = "".join(
-        f"<tr><td>{e.round}</td><th scope='row'>{escape(e.silo)}</th><td>{escape(e.what)}</td><td class='words'>{escape(e.sentence)}</td></tr>"
+        f"<tr><td class='words'>{e.round}</td><th scope='row'>{escape(e.silo)}</th><td class='words'>{escape(e.what)}</td><td class='words'>{escape(e.sentence)}</td></tr>"
         for e in story.events
     )
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("round", "silo", "what", "in words"))
+    heads = "".join(f'<th scope="col" class="words">{name}</th>' for name in ("round", "silo", "what", "in words"))
     return (
         '<div class="wide" tabindex="0" role="region" aria-label="Events"><table class="runs">'
         f'<caption class="hidden">Events</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'

@@ -36,7 +36,7 @@ def look(place: int) -> tuple[int, str, list[int]]:
 
 def places(roles: list[str]) -> list[int]:
     """Every model's place, by its role."""
-    others = iter(range(2, len(roles) + 2))
+    others = iter(range(2 if any(roles) else 0, len(roles) + 2))
     return [{"before": 0, "after": 1}.get(role, -1) if role else next(others) for role in roles]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from scaffpd.report.cautions import cautions
-from scaffpd.report.numbers import change, measured, small
+from scaffpd.report.formats import change, measured, small
 from scaffpd.report.story import Story
 from scaffpd.report.tables import swatches
 from scaffpd.report.words import bottom, verdict

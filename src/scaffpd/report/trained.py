@@ -36,7 +36,7 @@ def read_trained(folder: Path) -> Story:
         version=str(summary.get("version", "")),
         measure=measure,
         split=split,
-        word=str(summary.get("clients_word") or "client"),
+        word=" ".join(str(summary.get("clients_word") or "client").split()) or "client",
         models=models,
         scores=scores,
         overall=totals,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scaffpd.metrics import a_fifth
-from scaffpd.report.numbers import measured, plain, plural, several
+from scaffpd.report.formats import brief, measured, plain, plural, several
 from scaffpd.report.story import FEW, Overall, Story
 
 NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
@@ -113,11 +113,12 @@ def _threshold(story: Story) -> str:
 
 def _names(story: Story, before: Overall, after: Overall) -> str:
     was, now = (f"{measured(one.worst, story.measure)}{_of_few(story, one.worst_client)}" for one in (before, after))
-    if before.worst_client == after.worst_client:
-        if was == now:
-            return f"Served worst is {before.worst_client}, before and after, with {now}."
-        return f"Served worst is {before.worst_client}, before with {was} and after with {now}."
-    return f"Served worst was {before.worst_client} with {was}; now it is {after.worst_client} with {now}."
+    first, last = brief(before.worst_client), brief(after.worst_client)
+    if before.worst_client != after.worst_client:
+        return f"Served worst was {first} with {was}; now it is {last} with {now}."
+    if was == now:
+        return f"Served worst is {first}, before and after, with {now}."
+    return f"Served worst is {first}, before with {was} and after with {now}."
 
 
 def _of_few(story: Story, client: str) -> str:
@@ -129,7 +130,7 @@ def _alone(story: Story, one: Overall) -> tuple[str, str]:
     value, rows = measured(one.worst, story.measure), "held-out rows" if story.split == "test" else "rows trained on"
     what = f"is right on {value} of its {rows}" if story.upwards else f"has a {story.measure} of {value} on its {rows}"
     return (
-        f"The worst-served {story.word}, {one.worst_client}, {what}; the average is "
+        f"The worst-served {story.word}, {brief(one.worst_client)}, {what}; the average is "
         f"{measured(one.mean, story.measure)}.",
         "Nothing to compare with is in this folder: it holds one model.",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scaffpd.report.figures import absent, clients, communication, partition, progress, tradeoff, weights
 from scaffpd.report.figures.base import Figure
 from scaffpd.report.story import Story
@@ -14,7 +16,11 @@ MAKERS = (
 
 def figures(story: Story) -> tuple[Figure, ...]:
     """All figures that a folder has the numbers for."""
-    return tuple(figure for maker in MAKERS if (figure := maker(story)) is not None)
+    found = [figure for maker in MAKERS if (figure := maker(story)) is not None]
+    narrow = [i for i, figure in enumerate(found) if not figure.wide]
+    if len(narrow) % 2:  # nobody beside the last one: it may have the whole width
+        found[narrow[-1]] = replace(found[narrow[-1]], wide=True)
+    return tuple(found)
 
 
 __all__ = ["Figure", "figures"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scaffpd.report.figures.base import Figure, Spec, specification, tip
 from scaffpd.report.figures.progress import kept
-from scaffpd.report.numbers import plural
+from scaffpd.report.formats import plural
 from scaffpd.report.story import Story
 
 
@@ -13,8 +13,10 @@ def absent(story: Story) -> Figure | None:
     if not any(r.absent for r in story.rounds):
         return None
     rows = [{"model": r.model, "round": r.number, "absent": r.absent} for r in kept(story)]
-    x: Spec = {"field": "round", "type": "quantitative", "title": "round", "axis": {"grid": False, "tickMinStep": 1}}
-    y: Spec = {"field": "absent", "type": "quantitative", "title": f"absent {plural(story.word)}", "axis": {"tickMinStep": 1}}
+    most = max(r.absent for r in story.rounds)
+    x: Spec = {"field": "round", "type": "quantitative", "title": "round", "axis": {"grid": False, "tickMinStep": 1},
+               "scale": {"domain": [0, max(r.number for r in story.rounds)], "nice": False}}  # fmt: skip
+    y: Spec = {"field": "absent", "type": "quantitative", "title": f"absent {plural(story.word)}", "axis": {"values": [*range(most + 1)], "format": "d"}}
     spec = specification(
         story, data={"name": "absences"}, height=140, mark={"type": "bar", "style": "bubble", "width": 5},
         encoding={"x": x, "y": y, "tooltip": [tip("round", "round", "d"), tip("absent", "absent", "d")]},

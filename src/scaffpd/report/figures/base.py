@@ -13,7 +13,9 @@ Spec = dict[str, Any]
 Rows = list[dict[str, Any]]
 MANY = 60  # clients: beyond, names no longer fit beside their marks
 MOST_ROUNDS = 200  # points of a line: beyond, it looks the same
-HEIGHT = 320
+HEIGHT, WIDTH = 320, 640
+PAPER = 600  # wide is a legend at most, so that it fits on paper too
+MARGIN = 80  # beside the legend: the axis and its labels
 ACROSS = {"expr": "clamp(width / 75, 3, 8)"}  # ticks: as many as there is room for
 ON = "indexof(shown, datum.model) >= 0"
 
@@ -50,20 +52,28 @@ def specification(story: Story, **parts: Any) -> Spec:
     params = [{"name": "shown", "value": list(story.shown)}, *parts.pop("params", [])]
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "width": 640, "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}, "params": params, **parts,
+        "width": WIDTH, "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}, "params": params, **parts,
     }  # fmt: skip
 
 
 def colour(story: Story) -> Spec:
     """The model's colour; the legend names those that are on."""
-    legend = {"values": {"expr": "shown"}, "title": None, "columns": columns(story.names)} if len(story.models) > 1 else None
-    return {"field": "model", "type": "nominal", "scale": {"domain": list(story.names)}, "legend": legend}
+    legend = {"values": {"expr": "shown"}, "title": None, "columns": columns(story.names), "symbolStrokeWidth": 0}
+    return {"field": "model", "type": "nominal", "scale": {"domain": list(story.names)}, "legend": legend if len(story.models) > 1 else None}
 
 
 def columns(names: Sequence[str]) -> Spec:
-    """Of a legend: as many as fit with the longest name."""
-    longest = min(max(map(len, names), default=1), 24)
-    return {"expr": f"max(1, floor(width / {40 + 7 * longest}))"}
+    """Of a legend: the room that each takes; whoever draws says how many that makes (`settled`, or the page)."""
+    return {"room": 40 + 7 * min(max(map(len, names), default=1), 24)}
+
+
+def settled(spec: Any, width: int) -> Any:
+    """A specification for a certain width: every `room` becomes a number of columns."""
+    if isinstance(spec, dict):
+        if set(spec) == {"room"}:
+            return max(1, min(width - MARGIN, PAPER) // int(spec["room"]))
+        return {name: settled(part, width) for name, part in spec.items()}
+    return [settled(part, width) for part in spec] if isinstance(spec, list) else spec
 
 
 def shape(story: Story) -> Spec:
@@ -72,9 +82,10 @@ def shape(story: Story) -> Spec:
 
 
 def dash(story: Story) -> Spec:
-    """The model's dash."""
+    """The model's dash, by a field of its own: in one legend with the shapes it would draw dashes around them."""
     dashes = [look(place)[2] for place in places([m.role for m in story.models])]
-    return {**colour(story), "scale": {"domain": list(story.names), "range": dashes}}
+    scale = {"domain": list(story.names), "range": dashes}
+    return {"field": "line", "type": "nominal", "scale": scale, "legend": None}
 
 
 def value_axis(story: Story) -> str:

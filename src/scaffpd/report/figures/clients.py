@@ -6,7 +6,7 @@ from scaffpd.report.cautions import uncertain
 from scaffpd.report.figures.base import (
     HEIGHT, MANY, ON, ACROSS, Figure, Rows, Spec, colour, scaled, shape, specification, tip, value_axis, value_format,
 )  # fmt: skip
-from scaffpd.report.numbers import change, plural
+from scaffpd.report.formats import change, plural
 from scaffpd.report.story import FEW, Story
 
 STEP = 24
@@ -48,10 +48,16 @@ def _points(story: Story) -> Rows:
             "test_rows": s.test_rows, "few": uncertain(story, s),
             "weight": "–" if s.weight is None else f"{s.weight:.3f}",
         }
-        for name, scores in story.scores.items()
-        for s in scores
+        for name in _behind(story)
+        for s in story.scores[name]
         if s.client in found[name]
     ]  # fmt: skip
+
+
+def _behind(story: Story) -> list[str]:
+    """The models as they are drawn: before and after on top."""
+    main = [model.name for role in ("before", "after") if (model := story.role(role)) is not None]
+    return [*(name for name in story.scores if name not in main), *main]
 
 
 def _pairs(story: Story) -> Rows:
@@ -75,7 +81,7 @@ def _dots(story: Story) -> Figure:
     points = _points(story)
     few = sorted({str(row["client"]) for row in points if row["few"]})
     y: Spec = {
-        "field": "client", "type": "nominal", "sort": names, "title": None,
+        "field": "client", "type": "nominal", "sort": None, "scale": {"domain": names}, "title": None,
         "axis": {
             "labelExpr": "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value",
             "labelLimit": {"expr": "clamp(width / 3, 90, 220)"}, "grid": True, "gridDash": [1, 3], "labelFontSize": 13,
@@ -100,7 +106,7 @@ def _dots(story: Story) -> Figure:
         "data": {"name": "clients"}, "transform": [{"filter": ON}],
         "mark": {"type": "point", "size": 90, "opacity": 1, "strokeWidth": 1.8},
         "encoding": {
-            "y": y, "x": x, "fill": colour(story), "shape": shape(story), "stroke": {**colour(story), "legend": None},
+            "y": y, "x": x, "fill": colour(story), "shape": shape(story), "stroke": colour(story),
             "fillOpacity": {"condition": {"test": "datum.few", "value": 0.1}, "value": 1},
             "tooltip": [
                 tip("client", story.word), tip("model", "model"), tip("value", value_axis(story), value_format(story)),
@@ -108,10 +114,11 @@ def _dots(story: Story) -> Figure:
             ],
         },
     })  # fmt: skip
-    params = [{"name": "few", "value": few}]
-    for role, model in (("on_before", before), ("on_after", after)):
-        if model is not None:
-            params.append({"name": role, "expr": f"indexof(shown, {_quoted(model.name)}) >= 0"})  # type: ignore[dict-item]
+    params: list[Spec] = [{"name": "few", "value": few}]
+    for role, model in (("before", before), ("after", after)):
+        if model is not None:  # names go in as values, never into an expression
+            params.append({"name": f"{role}_name", "value": model.name})
+            params.append({"name": f"on_{role}", "expr": f"indexof(shown, {role}_name) >= 0"})
     spec = specification(story, params=params, height=STEP * max(len(names), 2), layer=layers)
     pairs = _pairs(story)
     return Figure(
@@ -123,13 +130,6 @@ def _dots(story: Story) -> Figure:
         data={"clients": points, "pairs": pairs},
         wide=True,
     )
-
-
-def _quoted(name: str) -> str:
-    """A string in Vega's expressions."""
-    import json
-
-    return json.dumps(name)
 
 
 def _caption(story: Story, paired: bool, few: bool) -> str:
@@ -162,7 +162,7 @@ def _curves(story: Story) -> Figure:
     y = {"field": "gain", "type": "quantitative", "title": f"gain against {before.name}, {unit}", "stack": None}
     tips = [
         tip("client", story.word), tip("model", "model"), tip("gain", f"gain, {unit}", "+.2f"),
-        tip("before", before.name, value_format(story)), tip("value", "now", value_format(story)),
+        tip("before", "before", value_format(story)), tip("value", "now", value_format(story)),
     ]  # fmt: skip
     top = colour(story)
     if top["legend"]:

@@ -21,7 +21,7 @@ def communication(story: Story) -> Figure | None:
         for label, (field, title) in COSTS.items()
         if any(row[field] is not None for row in rows)
     }
-    if not views:
+    if not views or (not curves and len(rows) < 2):
         return None
     how = "Solid: the worst 20 %; dashed: the mean." if curves else "The worst 20 % of the finished models."
     return Figure(
@@ -62,10 +62,10 @@ def _spec(story: Story, field: str, title: str, curves: bool) -> Spec:
         tip("round", "rounds", ",d"), tip("exchanges", "exchanges", ",.0f"), tip("megabytes", "MB", ".3~g"),
     ]  # fmt: skip
     ends = {"x": x, "y": y, "color": colour(story)}
-    which: Spec = {"field": "which", "type": "nominal", "legend": {"title": None, "symbolType": "stroke"},
+    which: Spec = {"field": "which", "type": "nominal", "legend": {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 2},
                    "scale": {"domain": ["mean", "worst 20 %"], "range": [[4, 3], [1, 0]]}}  # fmt: skip
     layers: list[Spec] = [
-        {"mark": {"type": "point", "filled": True, "size": 26 if curves else 130},
+        {"mark": {"type": "point", "filled": True, "opacity": 1, "size": 26 if curves else 130},
          "encoding": {**ends, "shape": shape(story), "tooltip": tips}}
     ]  # fmt: skip
     if curves:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scaffpd.report.figures.base import HEIGHT, MANY, Figure, Rows, Spec, specification, tip
-from scaffpd.report.numbers import plural
+from scaffpd.report.formats import plural
 from scaffpd.report.story import Story
 
 MOST_CELLS = 20_000
@@ -50,12 +50,12 @@ def _tips(story: Story) -> list[Spec]:
 
 def _named(clients: list[str]) -> Spec:
     axis = {"labelLimit": {"expr": "clamp(width / 3, 90, 220)"}, "grid": True, "gridDash": [1, 3], "labelFontSize": 13}
-    return {"field": "client", "type": "nominal", "sort": clients, "title": None, "axis": axis}
+    return {"field": "client", "type": "nominal", "sort": None, "scale": {"domain": clients}, "title": None, "axis": axis}
 
 
 def _bubbles(story: Story, clients: list[str], labels: list[str]) -> Figure:
-    x: Spec = {"field": "label", "type": "nominal", "sort": labels, "title": "label",
-               "axis": {"labelAngle": 0, "labelOverlap": True, "labelLimit": 90}, "scale": {"padding": 0.5}}  # fmt: skip
+    x: Spec = {"field": "label", "type": "nominal", "sort": None, "title": "label",
+               "axis": {"labelAngle": 0, "labelOverlap": True, "labelLimit": 90}, "scale": {"padding": 0.5, "domain": labels}}  # fmt: skip
     size: Spec = {"field": "rows", "type": "quantitative", "scale": {"range": [4, 420]},
                   "legend": {"title": "rows", "tickCount": 3, "symbolType": "circle"}}  # fmt: skip
     spec = specification(
@@ -75,7 +75,8 @@ def _bubbles(story: Story, clients: list[str], labels: list[str]) -> Figure:
 def _heat(story: Story, clients: list[str], labels: list[str]) -> Figure:
     x: Spec = {"field": "rank", "type": "ordinal", "title": f"{plural(story.word)}, the largest first",
                "axis": {"labels": False, "grid": False}, "scale": {"paddingInner": 0}}  # fmt: skip
-    y: Spec = {"field": "label", "type": "nominal", "sort": labels, "title": "label", "axis": {"labelOverlap": True}}
+    y: Spec = {"field": "label", "type": "nominal", "sort": None, "scale": {"domain": labels}, "title": "label",
+               "axis": {"labelOverlap": True}}  # fmt: skip
     tone: Spec = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 1]},
                   "legend": {"title": f"share of the {story.word}'s rows", "format": ".0%", "orient": "top"}}  # fmt: skip
     height = max(160, min(560, 20 * len(labels)))

@@ -21,10 +21,11 @@ def kept(story: Story) -> Iterator[Round]:
 def certificate(story: Story) -> Figure | None:
     """The proven gap, where there is one."""
     rows: Rows = [
-        {"model": r.model, "round": r.number, "certificate": short(r.certificate)}
+        {"model": r.model, "round": r.number, "certificate": short(r.certificate) if (r.certificate or 0) > 0 else None}
         for r in kept(story)
-        if r.certificate is not None and r.certificate > 0
     ]
+    proven = {row["model"] for row in rows if row["certificate"] is not None}
+    rows = [row for row in rows if row["model"] in proven]
     if not rows:
         return None
     y: Spec = {"field": "certificate", "type": "quantitative", "scale": {"type": "log"}, "title": "proven gap to the optimum",
@@ -34,7 +35,7 @@ def certificate(story: Story) -> Figure | None:
         name="certificate",
         heading="How close to optimal, proven",
         caption="The objective is at most this far above its optimum, by proof and with rounding counted; lower is closer. "
-        "A round without a finite certificate has no dot.",
+        "Gaps are rounds that prove nothing.",
         alt="The certificate of every model over rounds, on a logarithmic scale.",
         views={"": specification(story, data={"name": "certificates"}, transform=[{"filter": ON}], layer=_layers(story, y, tips))},
         data={"certificates": rows},
@@ -44,7 +45,8 @@ def certificate(story: Story) -> Figure | None:
 def _layers(story: Story, y: Spec, tips: list[Spec]) -> list[Spec]:
     ends = {"color": colour(story), "x": ROUND, "y": y}
     return [
-        {"mark": {"type": "line"}, "encoding": {**ends, "strokeDash": {**dash(story), "legend": None}}},
+        {"transform": [{"calculate": "datum.model", "as": "line"}], "mark": {"type": "line"},
+         "encoding": {**ends, "strokeDash": dash(story)}},
         {"mark": {"type": "point", "filled": True, "size": 26}, "encoding": {**ends, "shape": shape(story), "tooltip": tips}},
     ]
 
@@ -67,7 +69,7 @@ def losses(story: Story) -> Figure | None:
     y: Spec = {"field": "loss", "type": "quantitative", "scale": {"type": "log", "nice": False}, "title": "training loss",
                "axis": {"format": ".3~g", "tickCount": 6}}  # fmt: skip
     which: Spec = {"field": "which", "type": "nominal", "scale": {"domain": ["mean", "worst"], "range": [[4, 3], [1, 0]]},
-                   "legend": {"title": None, "symbolType": "stroke"}}  # fmt: skip
+                   "legend": {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 2}}  # fmt: skip
     tips = [tip("model", "model"), tip("which", "over clients"), tip("client", f"worst {story.word}"),
             tip("round", "round", "d"), tip("loss", "loss", ".4~g")]  # fmt: skip
     ends = {"x": ROUND, "y": y, "color": colour(story)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scaffpd.report.figures.base import Figure, Rows, Spec, colour, scaled, shape, specification, tip, value_axis, value_format
-from scaffpd.report.numbers import count
+from scaffpd.report.formats import count
 from scaffpd.report.story import Story
 
 
@@ -34,11 +34,12 @@ def tradeoff(story: Story) -> Figure | None:
         "encoding": {"x": x, "y": y, "color": colour(story), "shape": shape(story), "tooltip": tips,
                      "opacity": {"condition": {"test": "indexof(shown, datum.model) >= 0", "value": 1}, "value": 0.28}},
     })  # fmt: skip
-    layers.append({
-        "transform": [{"filter": "indexof(shown, datum.model) >= 0"}],
-        "mark": {"type": "text", "dy": -16},
-        "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-    })  # fmt: skip
+    for below, side in ((False, "!datum.below"), (True, "datum.below")):  # apart, where two points are close
+        layers.append({
+            "transform": [{"filter": f"indexof(shown, datum.model) >= 0 && {side}"}],
+            "mark": {"type": "text", "dy": 17 if below else -16},
+            "encoding": {"x": x, "y": y, "text": {"field": "label"}},
+        })  # fmt: skip
     spec = specification(story, data={"name": "models"}, layer=layers)
     better = "Up and to the right" if story.upwards else "Down and to the left"
     return Figure(
@@ -68,7 +69,7 @@ def _rows(story: Story) -> Rows:
     return [
         {
             "model": m.name, "order": i, "mean": scaled(story, one.mean), "worst_20": scaled(story, one.worst_20),
-            "worst": scaled(story, one.worst), "strength": m.strength, "knee": m.name == knee, 
+            "worst": scaled(story, one.worst), "strength": m.strength, "knee": m.name == knee,  "below": m.role == "before",
             "label": f"{m.name} (knee)" if m.name == knee else m.name, "worst_20_sd": scaled(story, one.worst_20_sd),
         }
         for i, m in enumerate(story.models)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scaffpd.report.figures.base import ACROSS, MANY, Figure, Rows, Spec, columns, short, specification, thinned, tip
-from scaffpd.report.numbers import plural
+from scaffpd.report.formats import plural
 from scaffpd.report.story import Round, Story
 from scaffpd.report.theme import DASHES, LIGHT
 
@@ -43,10 +43,9 @@ def _heaviest(rounds: Sequence[Round], focus: str) -> list[str]:
 
 def _lines(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
     return [
-        {"model": r.model, "round": r.number, "client": c, "weight": short(r.weights[c])}
+        {"model": r.model, "round": r.number, "client": c, "weight": short(r.weights.get(c))}  # a gap where it was away
         for r in rounds
         for c in top
-        if c in r.weights
     ]
 
 
@@ -69,7 +68,7 @@ def _spec(story: Story, focus: str, top: Sequence[str]) -> Spec:
     colours = len(LIGHT["series"])
     dashes = [DASHES[(1 + i // colours) % len(DASHES)] if i >= colours else [1, 0] for i in range(len(top))]
     legend = {"title": None, "symbolType": "stroke", "columns": columns(top)}
-    client: Spec = {"field": "client", "type": "ordinal", "sort": list(top), "scale": {"domain": list(top)}, "legend": legend}
+    client: Spec = {"field": "client", "type": "ordinal", "sort": None, "scale": {"domain": list(top)}, "legend": legend}
     rest_tips = [tip("client", story.word), tip("round", "round", "d"), tip("weight", "weight λ", ".4f")]
     band: list[Spec] = [
         {"data": {"name": "others"},

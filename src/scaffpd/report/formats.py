@@ -28,7 +28,7 @@ def measured(value: float | None, measure: str) -> str:
     """A value of a measure: percent for accuracies."""
     if value is None:
         return NOTHING
-    return f"{100 * value:.1f} %" if measure == "accuracy" else plain(value)
+    return f"{100 * value:.1f}\u00a0%" if measure == "accuracy" else plain(value)
 
 
 def change(value: float | None, measure: str) -> str:
@@ -52,6 +52,11 @@ def small(value: float | None) -> str:
 
 def _raised(power: int) -> str:
     return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def brief(name: str, most: int = 48) -> str:
+    """A name that does not take over the sentence it is in."""
+    return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
 
 
 def several(count: int, word: str) -> str:

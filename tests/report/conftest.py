@@ -1,0 +1,38 @@
+"""Folders that are really trained, once for all tests of the report."""
+
+from __future__ import annotations
+
+import pytest
+import run_folders
+
+
+@pytest.fixture(scope="session")
+def hospitals(tmp_path_factory):
+    return run_folders.hospitals(tmp_path_factory.mktemp("report") / "hospitals")
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    return run_folders.digits(tmp_path_factory.mktemp("report") / "digits")
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory):
+    return run_folders.path(tmp_path_factory.mktemp("report") / "path")
+
+
+@pytest.fixture(scope="session")
+def diabetes(tmp_path_factory):
+    return run_folders.diabetes(tmp_path_factory.mktemp("report") / "diabetes")
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory):
+    return run_folders.hospitals(
+        tmp_path_factory.mktemp("report") / "hostile", names=list(run_folders.HOSTILE), title=run_folders.HOSTILE[0]
+    )
+
+
+@pytest.fixture(scope="session")
+def deployed(tmp_path_factory):
+    return run_folders.deployed(tmp_path_factory.mktemp("federation"))
