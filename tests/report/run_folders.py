@@ -150,7 +150,7 @@ def digits(folder, clients=20, **about):
         "average": ("before", sp.Average()), "fair": ("after", sp.ChiSquare(rho=0.1)), "worst case": ("", sp.Agnostic()),
     }  # fmt: skip
     labels = [str(k) for k in range(10)]
-    made = trained(folder, cohort, three, tol=1e-4, labels=labels, rounds=6, **{"title": f"digits: {clients} clients", **about})
+    made = trained(folder, cohort, three, tol=1e-4, labels=labels, rounds=4, **{"title": f"digits: {clients} clients", **about})
     partition(made, silos, silos.names, labels)
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import sys
@@ -41,7 +42,7 @@ def table(path: Path, *needed: str) -> list[Row]:
     if not path.is_file():
         return []
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    reader = csv.reader(text(path).splitlines(keepends=True))
+    reader = csv.reader(io.StringIO(text(path), newline=""))
     columns = next(reader, [])
     missing = [name for name in needed if name not in columns]
     if missing:

@@ -17,6 +17,7 @@ HEIGHT, WIDTH = 320, 640
 PAPER = 600  # wide is a legend at most, so that it fits on paper too
 MARGIN = 80  # beside the legend: the axis and its labels
 ACROSS = {"expr": "clamp(width / 75, 3, 8)"}  # ticks: as many as there is room for
+DASH = {"expr": "dashes[indexof(order, datum.model)]"}
 ON = "indexof(shown, datum.model) >= 0"
 
 
@@ -81,11 +82,10 @@ def shape(story: Story) -> Spec:
     return {**colour(story), "field": "model"}
 
 
-def dash(story: Story) -> Spec:
-    """The model's dash, by a field of its own: in one legend with the shapes it would draw dashes around them."""
-    dashes = [look(place)[2] for place in places([m.role for m in story.models])]
-    scale = {"domain": list(story.names), "range": dashes}
-    return {"field": "line", "type": "nominal", "scale": scale, "legend": None}
+def dashes(story: Story) -> list[Spec]:
+    """The model's dash: not by a scale, for the legend of shapes would draw dashes around them."""
+    found = [look(place)[2] for place in places([m.role for m in story.models])]
+    return [{"name": "order", "value": list(story.names)}, {"name": "dashes", "value": found}]
 
 
 def value_axis(story: Story) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaffpd.report.figures.base import ACROSS, ON, Figure, Rows, Spec, colour, dash, shape, short, specification, thinned, tip
+from scaffpd.report.figures.base import ACROSS, DASH, ON, Figure, Rows, Spec, colour, dashes, shape, short, specification, thinned, tip
 from scaffpd.report.story import Round, Story
 
 ROUND: Spec = {"field": "round", "type": "quantitative", "title": "round", "axis": {"grid": False, "tickMinStep": 1, "tickCount": ACROSS}}
@@ -37,7 +37,12 @@ def certificate(story: Story) -> Figure | None:
         caption="The objective is at most this far above its optimum, by proof and with rounding counted; lower is closer. "
         "Gaps are rounds that prove nothing.",
         alt="The certificate of every model over rounds, on a logarithmic scale.",
-        views={"": specification(story, data={"name": "certificates"}, transform=[{"filter": ON}], layer=_layers(story, y, tips))},
+        views={
+            "": specification(
+                story, data={"name": "certificates"}, params=dashes(story), transform=[{"filter": ON}],
+                layer=_layers(story, y, tips),
+            )  # fmt: skip
+        },
         data={"certificates": rows},
     )
 
@@ -45,8 +50,7 @@ def certificate(story: Story) -> Figure | None:
 def _layers(story: Story, y: Spec, tips: list[Spec]) -> list[Spec]:
     ends = {"color": colour(story), "x": ROUND, "y": y}
     return [
-        {"transform": [{"calculate": "datum.model", "as": "line"}], "mark": {"type": "line"},
-         "encoding": {**ends, "strokeDash": dash(story)}},
+        {"mark": {"type": "line", "strokeDash": DASH}, "encoding": ends},
         {"mark": {"type": "point", "filled": True, "size": 26}, "encoding": {**ends, "shape": shape(story), "tooltip": tips}},
     ]
 
