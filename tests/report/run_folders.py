@@ -66,7 +66,10 @@ def entry(name, role, objective, result):
 
 
 def client_rows(name, cohort, result, measure, held):
-    rows = [{"model": name, "client": c, "train_rows": "", "test_rows": "", "weight": float(w)} for c, w in zip(cohort.names, result.weights, strict=True)]
+    rows = [
+        {"model": name, "client": c, "train_rows": "", "test_rows": "", "weight": float(w)}
+        for c, w in zip(cohort.names, result.weights, strict=True)
+    ]
     for split in ("train", "test"):
         scores = cohort.evaluate(result.x, split) if split == "train" or held == "test" else None
         found = None if scores is None else values(cohort, result.x, split, measure)
@@ -128,7 +131,14 @@ def partition(folder, silos, names, labels=None):
             rows.append({"client": name, "label": "", "train_rows": len(train), "test_rows": len(test)})
             continue
         for k, label in enumerate(labels):
-            rows.append({"client": name, "label": label, "train_rows": int((train == k).sum()), "test_rows": int((test == k).sum())})
+            rows.append(
+                {
+                    "client": name,
+                    "label": label,
+                    "train_rows": int((train == k).sum()),
+                    "test_rows": int((test == k).sum()),
+                }
+            )
     table(folder / "partition.csv", rows)
 
 
@@ -138,19 +148,29 @@ def hospitals(folder, names=None, **about):
     cohort = sp.Cohort(silos.train, sp.Linear("logistic", l2=0.01, intercept=True), names=names, test=silos.test)
     labels = ["healthy", "ill"]
     two = {"average": ("before", sp.Average()), "fair": ("after", sp.ChiSquare(rho=0.1))}
-    made = trained(folder, cohort, two, labels=labels, **{"title": "heart disease: four hospitals", "clients_word": "hospital", **about})
+    made = trained(
+        folder,
+        cohort,
+        two,
+        labels=labels,
+        **{"title": "heart disease: four hospitals", "clients_word": "hospital", **about},
+    )
     partition(made, silos, names, labels)
     return made
 
 
 def digits(folder, clients=20, **about):
     silos = sp.data.digits(clients=clients, alpha=0.05 if clients < 100 else 0.3, test_fraction=0.3)
-    cohort = sp.Cohort(silos.train, sp.Linear("softmax", l2=1e-3, intercept=True, classes=10), names=silos.names, test=silos.test)
+    cohort = sp.Cohort(
+        silos.train, sp.Linear("softmax", l2=1e-3, intercept=True, classes=10), names=silos.names, test=silos.test
+    )
     three = {
         "average": ("before", sp.Average()), "fair": ("after", sp.ChiSquare(rho=0.1)), "worst case": ("", sp.Agnostic()),
     }  # fmt: skip
     labels = [str(k) for k in range(10)]
-    made = trained(folder, cohort, three, tol=1e-4, labels=labels, rounds=4, **{"title": f"digits: {clients} clients", **about})
+    made = trained(
+        folder, cohort, three, tol=1e-4, labels=labels, rounds=4, **{"title": f"digits: {clients} clients", **about}
+    )
     partition(made, silos, silos.names, labels)
     return made
 
@@ -167,7 +187,16 @@ def path(folder, **about):
         "why": "Beyond ρ = 0.1, another point for the worst-served costs the average more than it brings.",
         "rounds_warm": 40, "rounds_cold": 90,
     }  # fmt: skip
-    return trained(folder, cohort, points, kind="path", path=knee, title="heart disease: path over ρ", clients_word="hospital", **about)
+    return trained(
+        folder,
+        cohort,
+        points,
+        kind="path",
+        path=knee,
+        title="heart disease: path over ρ",
+        clients_word="hospital",
+        **about,
+    )
 
 
 def diabetes(folder, **about):
@@ -187,7 +216,14 @@ def diabetes(folder, **about):
     cohort = sp.Cohort(silos.train, sp.Linear("squared", l2=1e-3, intercept=True), names=names, test=silos.test)
     cohort.rows_train, cohort.rows_test = silos.train, silos.test
     two = {"average": ("before", sp.Average()), "worst case": ("after", sp.Agnostic())}
-    made = trained(folder, cohort, two, tol=1e-3, task="regression", **{"title": "diabetes: five decades", "clients_word": "decade", **about})
+    made = trained(
+        folder,
+        cohort,
+        two,
+        tol=1e-3,
+        task="regression",
+        **{"title": "diabetes: five decades", "clients_word": "decade", **about},
+    )
     partition(made, silos, names)
     return made
 
@@ -222,6 +258,10 @@ def many(folder, clients=1000, rounds=40):
     (folder / "summary.json").write_text(json.dumps(about), encoding="utf-8")
     write(folder / "rounds.csv", lines, "accuracy", names)
     table(folder / "clients.csv", scores)
-    shares = [{"client": c, "label": k, "train_rows": int(random.integers(30)), "test_rows": 4} for c in names for k in range(10)]
+    shares = [
+        {"client": c, "label": k, "train_rows": int(random.integers(30)), "test_rows": 4}
+        for c in names
+        for k in range(10)
+    ]
     table(folder / "partition.csv", shares)
     return folder

@@ -248,7 +248,9 @@ def test_a_thousand_clients_stay_quick_and_legible(opened, tmp_path):
     page.alone()
     assert page.file.stat().st_size < 4e6
     assert page.count("canvas[role=img]") == 2
-    inked = "(c) => { const p = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; return p.some((v) => v); }"
+    inked = (
+        "(c) => { const p = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; return p.some((v) => v); }"
+    )
     assert all(page.page.locator("canvas[role=img]").nth(i).evaluate(inked) for i in range(2))
     assert page.count("#figure-weights .mark-line.role-mark path[d^=M]") <= 12
     assert page.overflow() == 0

@@ -12,7 +12,13 @@ CLEAR = 4.0  # rows: z = rows / √(rows that changed sides) ≤ √rows, so few
 
 def cautions(story: Story) -> tuple[str, ...]:
     """Sentences, the most important first; none where there is nothing to warn of."""
-    found = [_training(story), *_few_rows(story), *_noise(story), _chance(story), *(_proof(story, m) for m in _main(story))]
+    found = [
+        _training(story),
+        *_few_rows(story),
+        *_noise(story),
+        _chance(story),
+        *(_proof(story, m) for m in _main(story)),
+    ]
     return tuple(sentence for sentence in found if sentence)
 
 
@@ -39,12 +45,20 @@ def _few_rows(story: Story) -> list[str]:
     if not any(uncertain(story, s) for s in scores):
         return []
     few = [s for s in scores if uncertain(story, s)]
-    known = sorted((s for s in scores if s.value is not None), key=lambda s: (s.value or 0) * (1 if story.upwards else -1))
+    known = sorted(
+        (s for s in scores if s.value is not None), key=lambda s: (s.value or 0) * (1 if story.upwards else -1)
+    )
     worst = [s for s in known[: a_fifth(len(known))] if uncertain(story, s)]
-    who = f"All {len(few)} {plural(story.word)}" if len(few) == len(scores) > 1 else f"{several(len(few), story.word)} of {len(scores)}"
+    who = (
+        f"All {len(few)} {plural(story.word)}"
+        if len(few) == len(scores) > 1
+        else f"{several(len(few), story.word)} of {len(scores)}"
+    )
     sentence = f"{who} {'has' if len(few) == 1 else 'have'} fewer than {FEW} test rows (marked †)"
     if worst and story.upwards and (rows := worst[0].test_rows):
-        return [f"{sentence}: at {brief(worst[0].client)}, which is served among the worst, one row is {100 / rows:.3g} points."]
+        return [
+            f"{sentence}: at {brief(worst[0].client)}, which is served among the worst, one row is {100 / rows:.3g} points."
+        ]
     return [f"{sentence}: their numbers are uncertain."]
 
 
@@ -55,7 +69,9 @@ def _noise(story: Story) -> list[str]:
         return []
     clear = sum(bool(s.clear) for s in judged)
     who = "no" if clear == 0 else str(clear)
-    return [f"Of {len(judged)} {plural(story.word)}, {who} {'change is' if clear < 2 else 'changes are'} clear of noise."]
+    return [
+        f"Of {len(judged)} {plural(story.word)}, {who} {'change is' if clear < 2 else 'changes are'} clear of noise."
+    ]
 
 
 def _chance(story: Story) -> str:

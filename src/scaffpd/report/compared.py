@@ -88,7 +88,9 @@ def _model(line: Row) -> Model:
 def _roles(models: list[Model], totals: dict[str, Overall], upwards: bool) -> tuple[Model, ...]:
     """A plain method is "before"; the one that serves the worst-served best is "after"."""
     sign = 1 if upwards else -1
-    ranked = sorted((n for m in models if not m.failure and (n := m.name) in totals), key=lambda n: -sign * totals[n].worst_20)
+    ranked = sorted(
+        (n for m in models if not m.failure and (n := m.name) in totals), key=lambda n: -sign * totals[n].worst_20
+    )
     before = next((name for name in PLAIN if name in ranked), None) or (
         max(ranked, key=lambda name: sign * totals[name].mean) if ranked else None
     )

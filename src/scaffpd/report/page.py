@@ -81,7 +81,14 @@ def _data(story: Story, drawn: tuple[Figure, ...]) -> dict[str, Any]:
         "themes": {name: config(palette, found) for name, palette in THEMES.items()},
         "data": {name: rows for figure in drawn for name, rows in figure.data.items()},
         "figures": [
-            {"name": f.name, "alt": f.alt, "views": f.views, "tables": list(f.data), "focus": list(f.focus), "heavy": f.heavy}
+            {
+                "name": f.name,
+                "alt": f.alt,
+                "views": f.views,
+                "tables": list(f.data),
+                "focus": list(f.focus),
+                "heavy": f.heavy,
+            }
             for f in drawn
         ],
     }

@@ -14,7 +14,9 @@ def read(folder: Path) -> Story:
     if not folder.exists():
         raise InputError(f"There is no folder {str(folder)!r}.")
     if not folder.is_dir():
-        raise InputError(f"{str(folder)!r} is a file; report needs the folder of a run, such as {str(folder.parent)!r}.")
+        raise InputError(
+            f"{str(folder)!r} is a file; report needs the folder of a run, such as {str(folder.parent)!r}."
+        )
     for mark, reader in (
         (trained.MARK, trained.read_trained),
         (compared.MARK, compared.read_compared),

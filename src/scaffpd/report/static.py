@@ -27,7 +27,12 @@ def pictures(story: Story, form: str) -> dict[str, bytes]:
 
 
 def _whole(figure: Figure, spec: dict[str, Any]) -> dict[str, Any]:
-    return {**settled(spec, WIDTH), "datasets": figure.data, "title": {"text": figure.heading, "anchor": "start"}, "padding": 16}
+    return {
+        **settled(spec, WIDTH),
+        "datasets": figure.data,
+        "title": {"text": figure.heading, "anchor": "start"},
+        "padding": 16,
+    }
 
 
 def _drawn(spec: dict[str, Any], look: dict[str, Any], form: str) -> bytes:

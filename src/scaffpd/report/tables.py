@@ -44,7 +44,9 @@ def clients(story: Story) -> str:
     for client in story.clients:
         found = [named[n].get(client) for n in story.names if n in named]
         first = named[weigher].get(client) or Score(client, None)
-        name = escape(client) + (' <abbr title="fewer than 30 test rows: uncertain">†</abbr>' if uncertain(story, first) else "")
+        name = escape(client) + (
+            ' <abbr title="fewer than 30 test rows: uncertain">†</abbr>' if uncertain(story, first) else ""
+        )
         cells = [f'<th scope="row" data-v="{escape(client)}">{name}</th>']
         cells += [_cell(first.train_rows, count(first.train_rows)), _cell(first.test_rows, count(first.test_rows))]
         indices = [i for i, n in enumerate(story.names) if n in named]

@@ -145,9 +145,7 @@ def _ranking(story: Story) -> tuple[str, str]:
     spread = 0.0 if best.worst_20_sd is None else best.worst_20_sd
     sign = 1 if story.upwards else -1
     ranked = {m.name for m in story.models if not m.failure and m.name in story.overall}
-    near = sorted(
-        n for n in ranked - {after.name} if sign * (best.worst_20 - story.overall[n].worst_20) <= spread
-    )
+    near = sorted(n for n in ranked - {after.name} if sign * (best.worst_20 - story.overall[n].worst_20) <= spread)
     beyond = abs(worst.gain) > spread
     against = _against(story, worst, mean, before.name)
     second = (

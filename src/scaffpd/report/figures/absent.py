@@ -16,7 +16,12 @@ def absent(story: Story) -> Figure | None:
     most = max(r.absent for r in story.rounds)
     x: Spec = {"field": "round", "type": "quantitative", "title": "round", "axis": {"grid": False, "tickMinStep": 1},
                "scale": {"domain": [0, max(r.number for r in story.rounds)], "nice": False}}  # fmt: skip
-    y: Spec = {"field": "absent", "type": "quantitative", "title": f"absent {plural(story.word)}", "axis": {"values": [*range(most + 1)], "format": "d"}}
+    y: Spec = {
+        "field": "absent",
+        "type": "quantitative",
+        "title": f"absent {plural(story.word)}",
+        "axis": {"values": [*range(most + 1)], "format": "d"},
+    }
     spec = specification(
         story, data={"name": "absences"}, height=140, mark={"type": "bar", "style": "bubble", "width": 5},
         encoding={"x": x, "y": y, "tooltip": [tip("round", "round", "d"), tip("absent", "absent", "d")]},

@@ -60,7 +60,12 @@ def specification(story: Story, **parts: Any) -> Spec:
 def colour(story: Story) -> Spec:
     """The model's colour; the legend names those that are on."""
     legend = {"values": {"expr": "shown"}, "title": None, "columns": columns(story.names), "symbolStrokeWidth": 0}
-    return {"field": "model", "type": "nominal", "scale": {"domain": list(story.names)}, "legend": legend if len(story.models) > 1 else None}
+    return {
+        "field": "model",
+        "type": "nominal",
+        "scale": {"domain": list(story.names)},
+        "legend": legend if len(story.models) > 1 else None,
+    }
 
 
 def columns(names: Sequence[str]) -> Spec:
@@ -121,5 +126,6 @@ def thinned(numbers: Sequence[int], most: int = MOST_ROUNDS) -> set[int]:
 
 def tip(field: str, title: str, form: str | None = None) -> Spec:
     """A line of a tooltip."""
+    title = title.capitalize() if title in ("title", "image") else title  # words that mean more to Vega's tooltip
     kind = {"type": "nominal"} if form is None else {"type": "quantitative", "format": form}
     return {"field": field, "title": title, **kind}

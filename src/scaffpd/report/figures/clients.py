@@ -158,7 +158,12 @@ def _curves(story: Story) -> Figure:
             for i, c in enumerate(ranked)
         ]  # fmt: skip
     unit = "points" if story.upwards else "units"
-    x = {"field": "rank", "type": "quantitative", "title": f"{plural(story.word)}, the largest gain first", "axis": {"grid": False, "tickCount": ACROSS}}
+    x = {
+        "field": "rank",
+        "type": "quantitative",
+        "title": f"{plural(story.word)}, the largest gain first",
+        "axis": {"grid": False, "tickCount": ACROSS},
+    }
     y = {"field": "gain", "type": "quantitative", "title": f"gain against {before.name}, {unit}", "stack": None}
     tips = [
         tip("client", story.word), tip("model", "model"), tip("gain", f"gain, {unit}", "+.2f"),

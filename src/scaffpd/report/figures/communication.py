@@ -15,7 +15,9 @@ COSTS = {"MB": ("megabytes", "megabytes sent, up and down, all clients"), "round
 def communication(story: Story) -> Figure | None:
     """Curves where rounds were measured, else one point a model."""
     rows = _curves(story) or _ends(story)
-    curves = any(row["round"] != rows[0]["round"] for row in rows if row["model"] == rows[0]["model"]) if rows else False
+    curves = (
+        any(row["round"] != rows[0]["round"] for row in rows if row["model"] == rows[0]["model"]) if rows else False
+    )
     views = {
         label: _spec(story, field, title, curves)
         for label, (field, title) in COSTS.items()
@@ -56,7 +58,13 @@ def _ends(story: Story) -> Rows:
 def _spec(story: Story, field: str, title: str, curves: bool) -> Spec:
     x: Spec = {"field": field, "type": "quantitative", "title": title, "scale": {"zero": curves, "padding": 0 if curves else 20},
                "axis": {"grid": False, "tickCount": ACROSS, "format": ",.3~g"}}  # fmt: skip
-    y: Spec = {"field": "value", "type": "quantitative", "scale": {"zero": False}, "title": value_axis(story), "axis": {"tickCount": 6}}
+    y: Spec = {
+        "field": "value",
+        "type": "quantitative",
+        "scale": {"zero": False},
+        "title": value_axis(story),
+        "axis": {"tickCount": 6},
+    }
     tips = [
         tip("model", "model"), tip("which", "over clients"), tip("value", value_axis(story), value_format(story)),
         tip("round", "rounds", ",d"), tip("exchanges", "exchanges", ",.0f"), tip("megabytes", "MB", ".3~g"),

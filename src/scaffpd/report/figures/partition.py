@@ -22,7 +22,9 @@ def partition(story: Story) -> Figure | None:
     return _heat(story, clients, labels) if len(clients) > MANY else _bubbles(story, clients, labels)
 
 
-def _figure(story: Story, caption: str, alt: str, spec: Spec, rows: Rows, heavy: bool = False, wide: bool = True) -> Figure:
+def _figure(
+    story: Story, caption: str, alt: str, spec: Spec, rows: Rows, heavy: bool = False, wide: bool = True
+) -> Figure:
     return Figure("partition", "Who has what", caption, alt, {"": spec}, {"partition": rows}, heavy=heavy, wide=wide)
 
 
@@ -50,7 +52,14 @@ def _tips(story: Story) -> list[Spec]:
 
 def _named(clients: list[str]) -> Spec:
     axis = {"labelLimit": {"expr": "clamp(width / 3, 90, 220)"}, "grid": True, "gridDash": [1, 3], "labelFontSize": 13}
-    return {"field": "client", "type": "nominal", "sort": None, "scale": {"domain": clients}, "title": None, "axis": axis}
+    return {
+        "field": "client",
+        "type": "nominal",
+        "sort": None,
+        "scale": {"domain": clients},
+        "title": None,
+        "axis": axis,
+    }
 
 
 def _bubbles(story: Story, clients: list[str], labels: list[str]) -> Figure:
@@ -108,7 +117,12 @@ def _bars(story: Story, clients: list[str]) -> Figure:
     ]
     many = len(clients) > MANY
     length: Spec = {"field": "rows", "type": "quantitative", "title": "rows"}
-    kind: Spec = {"field": "kind", "type": "ordinal", "scale": {"domain": ["trained on", "test"]}, "legend": {"title": None}}
+    kind: Spec = {
+        "field": "kind",
+        "type": "ordinal",
+        "scale": {"domain": ["trained on", "test"]},
+        "legend": {"title": None},
+    }
     tips = [tip("client", story.word), tip("kind", "rows"), tip("rows", "how many", ",d")]
     rank: Spec = {"field": "rank", "type": "ordinal", "title": f"{plural(story.word)}, the largest first",
                   "axis": {"labels": False, "grid": False}, "scale": {"paddingInner": 0}}  # fmt: skip

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaffpd.report.figures.base import ACROSS, DASH, ON, Figure, Rows, Spec, colour, dashes, shape, short, specification, thinned, tip
+from scaffpd.report.figures.base import (
+    ACROSS,
+    DASH,
+    ON,
+    Figure,
+    Rows,
+    Spec,
+    colour,
+    dashes,
+    shape,
+    short,
+    specification,
+    thinned,
+    tip,
+)
 from scaffpd.report.story import Round, Story
 
-ROUND: Spec = {"field": "round", "type": "quantitative", "title": "round", "axis": {"grid": False, "tickMinStep": 1, "tickCount": ACROSS}}
+ROUND: Spec = {
+    "field": "round",
+    "type": "quantitative",
+    "title": "round",
+    "axis": {"grid": False, "tickMinStep": 1, "tickCount": ACROSS},
+}
 
 
 def kept(story: Story) -> Iterator[Round]:
@@ -39,7 +58,10 @@ def certificate(story: Story) -> Figure | None:
         alt="The certificate of every model over rounds, on a logarithmic scale.",
         views={
             "": specification(
-                story, data={"name": "certificates"}, params=dashes(story), transform=[{"filter": ON}],
+                story,
+                data={"name": "certificates"},
+                params=dashes(story),
+                transform=[{"filter": ON}],
                 layer=_layers(story, y, tips),
             )  # fmt: skip
         },
@@ -51,7 +73,10 @@ def _layers(story: Story, y: Spec, tips: list[Spec]) -> list[Spec]:
     ends = {"color": colour(story), "x": ROUND, "y": y}
     return [
         {"mark": {"type": "line", "strokeDash": DASH}, "encoding": ends},
-        {"mark": {"type": "point", "filled": True, "size": 26}, "encoding": {**ends, "shape": shape(story), "tooltip": tips}},
+        {
+            "mark": {"type": "point", "filled": True, "size": 26},
+            "encoding": {**ends, "shape": shape(story), "tooltip": tips},
+        },
     ]
 
 
@@ -79,7 +104,10 @@ def losses(story: Story) -> Figure | None:
     ends = {"x": ROUND, "y": y, "color": colour(story)}
     layers: list[Spec] = [
         {"mark": {"type": "line"}, "encoding": {**ends, "strokeDash": which}},
-        {"mark": {"type": "point", "filled": True, "size": 26}, "encoding": {**ends, "shape": shape(story), "tooltip": tips}},
+        {
+            "mark": {"type": "point", "filled": True, "size": 26},
+            "encoding": {**ends, "shape": shape(story), "tooltip": tips},
+        },
     ]
     return Figure(
         name="losses",

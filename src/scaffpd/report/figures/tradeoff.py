@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from scaffpd.report.figures.base import Figure, Rows, Spec, colour, scaled, shape, specification, tip, value_axis, value_format
+from scaffpd.report.figures.base import (
+    Figure,
+    Rows,
+    Spec,
+    colour,
+    scaled,
+    shape,
+    specification,
+    tip,
+    value_axis,
+    value_format,
+)
 from scaffpd.report.formats import count
 from scaffpd.report.story import Story
 
@@ -15,7 +26,13 @@ def tradeoff(story: Story) -> Figure | None:
     rows = _rows(story)
     across, along = _domains(story, rows)
     ticks = {"tickCount": 5}
-    x: Spec = {"field": "mean", "type": "quantitative", "scale": {"domain": across, "nice": False}, "title": f"mean {title}", "axis": ticks}
+    x: Spec = {
+        "field": "mean",
+        "type": "quantitative",
+        "scale": {"domain": across, "nice": False},
+        "title": f"mean {title}",
+        "axis": ticks,
+    }
     y: Spec = {"field": "worst_20", "type": "quantitative", "scale": {"domain": along, "nice": False}, "title": f"worst 20 %: {title}",
                "axis": ticks}  # fmt: skip
     tips = [
@@ -26,7 +43,9 @@ def tradeoff(story: Story) -> Figure | None:
     ]  # fmt: skip
     layers: list[Spec] = []
     if story.path:
-        layers.append({"mark": {"type": "line", "style": "quiet"}, "encoding": {"x": x, "y": y, "order": {"field": "order"}}})
+        layers.append(
+            {"mark": {"type": "line", "style": "quiet"}, "encoding": {"x": x, "y": y, "order": {"field": "order"}}}
+        )
         layers.append({"transform": [{"filter": "datum.knee"}], "mark": {"type": "point", "style": "knee", "size": 420},
                        "encoding": {"x": x, "y": y}})  # fmt: skip
     layers.append({
@@ -83,7 +102,9 @@ def _path_words(story: Story) -> str:
     words = f" {story.path['why']}" if story.path.get("why") else ""
     warm, cold = story.path.get("rounds_warm"), story.path.get("rounds_cold")
     if warm and cold:
-        words += f" The whole path took {count(warm)} rounds, each point from its neighbour; from scratch, {count(cold)}."
+        words += (
+            f" The whole path took {count(warm)} rounds, each point from its neighbour; from scratch, {count(cold)}."
+        )
     elif warm:
         words += f" The whole path took {count(warm)} rounds, each point from its neighbour."
     return words

@@ -56,19 +56,32 @@ def _others(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
         rest = {c: w for c, w in r.weights.items() if c not in first}
         if len(rest) > MANY:
             low, high = min(rest.values()), max(rest.values())
-            rows.append({"model": r.model, "round": r.number, "low": short(low), "high": short(high), "count": len(rest)})
+            rows.append(
+                {"model": r.model, "round": r.number, "low": short(low), "high": short(high), "count": len(rest)}
+            )
         else:
             rows += [{"model": r.model, "round": r.number, "client": c, "weight": short(w)} for c, w in rest.items()]
     return rows
 
 
 def _spec(story: Story, focus: str, top: Sequence[str]) -> Spec:
-    x: Spec = {"field": "round", "type": "quantitative", "title": "round", "axis": {"grid": False, "tickMinStep": 1, "tickCount": ACROSS}}
+    x: Spec = {
+        "field": "round",
+        "type": "quantitative",
+        "title": "round",
+        "axis": {"grid": False, "tickMinStep": 1, "tickCount": ACROSS},
+    }
     y: Spec = {"field": "weight", "type": "quantitative", "title": "weight λ", "axis": {"tickCount": 6}}
     colours = len(LIGHT["series"])
     dashes = [DASHES[(1 + i // colours) % len(DASHES)] if i >= colours else [1, 0] for i in range(len(top))]
     legend = {"title": None, "symbolType": "stroke", "columns": columns(top)}
-    client: Spec = {"field": "client", "type": "ordinal", "sort": None, "scale": {"domain": list(top)}, "legend": legend}
+    client: Spec = {
+        "field": "client",
+        "type": "ordinal",
+        "sort": None,
+        "scale": {"domain": list(top)},
+        "legend": legend,
+    }
     rest_tips = [tip("client", story.word), tip("round", "round", "d"), tip("weight", "weight λ", ".4f")]
     band: list[Spec] = [
         {"data": {"name": "others"},
@@ -92,7 +105,9 @@ def _spec(story: Story, focus: str, top: Sequence[str]) -> Spec:
     for layer in layers:
         layer["transform"] = [{"filter": "datum.model === focus"}]
     even = 1 / max(len(story.clients), 1)
-    layers.append({"mark": {"type": "rule", "style": "quiet", "strokeDash": [2, 3]}, "encoding": {"y": {"datum": even}}})
+    layers.append(
+        {"mark": {"type": "rule", "style": "quiet", "strokeDash": [2, 3]}, "encoding": {"y": {"datum": even}}}
+    )
     return specification(story, params=[{"name": "focus", "value": focus}], layer=layers)
 
 

@@ -1,0 +1,223 @@
+"""Folders that are runs, folders that are none, and what is written where."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import run_folders
+
+from scaffpd import report
+from scaffpd.cli import run as command
+from scaffpd.errors import InputError
+from scaffpd.report.figures import figures
+from scaffpd.report.page import embedded, harmless
+from scaffpd.report.reading import read
+from scaffpd.report.static import pictures
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def markup(page):
+    """A page without what is in its scripts."""
+    return re.sub(r"(<script[^>]*>).*?</script>", r"\1</script>", page, flags=re.S)
+
+
+def broken(hospitals, tmp_path, change):
+    folder = tmp_path / "broken"
+    shutil.copytree(hospitals, folder)
+    change(folder)
+    return folder
+
+
+def put(name, text):
+    return lambda folder: (folder / name).write_text(text, encoding="utf-8")
+
+
+def summary(**changed):
+    def change(folder):
+        file = folder / "summary.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+
+    return change
+
+
+def nothing(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (shutil.rmtree, "There is no folder '.*broken'."),
+        (nothing, "is not the folder of a run: it has neither summary.json .* nor table.csv .* nor settings.json"),
+        (lambda f: (nothing(f), (f / "a").mkdir(), put("a/summary.json", "{}")(f)), "not the folder of a run: did you mean '.*a'?"),
+        (put("summary.json", '{"format": 1, "mod'), "is not JSON: was it cut off"),
+        (put("summary.json", "[1]"), "should hold a JSON object"),
+        (summary(format=2), "has format 2; this version reads 1"),
+        (summary(models=[]), "has no models yet: was it interrupted"),
+        (summary(models=[{"role": "before"}]), "has no name"),
+        (put("clients.csv", "model,clint\n"), "has no column 'client'"),
+        (put("clients.csv", "model,client,weight\naverage,va\n"), "line 2, has 2 cells where 3 are named"),
+        (put("clients.csv", "model,client,weight\naverage,va,much\n"), "'weight' has 'much' where a number should be"),
+        (put("clients.csv", "model,client\nother,va\n"), "has a model 'other' that summary.json does not name"),
+        (put("rounds.csv", "model,certificate\n"), "has no column 'round'"),
+        (lambda f: (f / "rounds.csv").write_bytes(b"\xff\xfe\x00"), "cannot be read as text"),
+    ],
+)  # fmt: skip
+def test_what_is_no_run_gets_a_sentence(hospitals, tmp_path, change, sentence):
+    folder = broken(hospitals, tmp_path, change)
+    with pytest.raises(InputError, match=sentence) as caught:
+        report.write(folder)
+    assert "\n" not in str(caught.value)
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize("gone", ["rounds.csv", "clients.csv", "partition.csv", "config.toml", "environment.json"])
+def test_what_a_folder_does_not_have_is_left_out(hospitals, tmp_path, gone):
+    folder = broken(hospitals, tmp_path, lambda f: (f / gone).unlink())
+    text = report.write(folder).read_text(encoding="utf-8")
+    names = {figure.name for figure in figures(read(folder))}
+    lost = {
+        "rounds.csv": {"weights", "certificate", "losses"}, "clients.csv": {"clients", "tradeoff"},
+        "partition.csv": {"partition"},
+    }.get(gone, set())  # fmt: skip
+    whole = {"clients", "tradeoff", "weights", "certificate", "losses", "communication", "partition"}
+    assert names == whole - lost
+    assert "config.toml</summary>" not in text if gone == "config.toml" else "config.toml</summary>" in text
+
+
+def test_the_page_is_one_file_that_stands_alone(hospitals, tmp_path):
+    written = report.write(hospitals, tmp_path / "page.html")
+    text = written.read_text(encoding="utf-8")
+    assert written == tmp_path / "page.html"
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+    assert not re.search(r"<(link|img|iframe|object|embed|base)\b|<script[^>]*\bsrc=", markup(text))
+    assert "default-src 'none'" in text
+    assert text.count("'sha256-") == 2
+    assert "unsafe-eval" not in text.split("</head>")[0]
+    assert "scaffpd train hospitals/config.toml" in text
+    assert "The worst-served hospital" in re.sub("<[^>]+>", "", text)
+    assert report.write(hospitals) == hospitals / "report.html"
+
+
+def test_hostile_names_stay_text(hostile, tmp_path):
+    text = report.write(hostile, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert text.count("</script>") == 3
+    assert not re.search("<img|<b>bold|onerror=alert[^&]*>", markup(text))
+    data = json.loads(re.search(r'id="story">(.*?)</script>', text, re.S).group(1))
+    assert {row["client"] for row in data["data"]["clients"]} == set(run_folders.HOSTILE)
+
+
+def test_what_is_embedded_cannot_end_its_script():
+    text = embedded({"a": "</script><!--\u2028&"})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script><!--\u2028&"}
+    assert "</script" not in harmless("x = '</script>'; y = '<!--'").lower()
+
+
+def test_a_failed_write_leaves_the_old_page(hospitals, tmp_path, monkeypatch):
+    old = tmp_path / "page.html"
+    old.write_text("old")
+    monkeypatch.setattr("scaffpd.report.page.page", lambda *_: "\ud800")  # cannot be encoded
+    with pytest.raises(UnicodeEncodeError):
+        report.write(hospitals, old)
+    assert old.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_places_that_cannot_be_written(hospitals, tmp_path):
+    with pytest.raises(InputError, match=r"is a folder; --out needs a file"):
+        report.write(hospitals, tmp_path)
+    with pytest.raises(InputError, match=r"Cannot write .*No such file"):
+        report.write(hospitals, tmp_path / "no" / "page.html")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"Cannot make the folder .*it is a file"):
+        report.write_figures(hospitals, "svg", tmp_path / "file")
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_every_figure_is_a_picture_too(hospitals, form):
+    drawn = pictures(read(hospitals), form)
+    views = {"communication-mb", "communication-rounds", "communication-exchanges"}
+    assert {Path(name).stem for name in drawn} == {
+        "clients",
+        "tradeoff",
+        "weights",
+        "certificate",
+        "losses",
+        "partition",
+    } | views
+    start = b"\x89PNG" if form == "png" else b"<svg"
+    assert all(content.startswith(start) and len(content) > 2000 for content in drawn.values())
+    if form == "svg":
+        assert b"cleveland" in drawn["clients.svg"]
+        assert b"proven gap" in drawn["certificate.svg"]
+
+
+def test_a_comparison_is_read_from_its_tables():
+    digits, hospitals = read(RESULTS / "digits"), read(RESULTS / "hospitals")
+    assert digits.role("before").name == "FedAvg"
+    assert digits.role("after").name == max(digits.overall, key=lambda n: digits.overall[n].worst_20)
+    assert digits.overall["FedAvg"].worst_20 == pytest.approx(0.847, abs=1e-3)
+    assert "seed 0 alone" in digits.notes[0][1]  # other partitions under every seed
+    assert "mean over 5 seeds" in hospitals.notes[0][1]
+    assert len(hospitals.clients) == 4
+    assert hospitals.command.startswith("scaffpd compare hospitals --methods all")
+
+
+def test_a_deployed_run_joins_its_segments(deployed):
+    story = read(deployed)
+    numbers = [r.number for r in story.rounds]
+    assert numbers == list(range(len(numbers)))
+    assert all(
+        a.megabytes < b.megabytes and a.exchanges < b.exchanges
+        for a, b in zip(story.rounds, story.rounds[1:], strict=False)
+    )
+    assert [e.what for e in story.events] == ["absent", "dropped", "back", "joined"]
+    assert any(r.absent for r in story.rounds)
+    assert story.models[0].status == "converged"
+    assert story.word == "silo"
+
+
+def test_a_run_that_waits_has_a_page(deployed, tmp_path):
+    folder = tmp_path / "waiting"
+    shutil.copytree(deployed, folder)
+    (folder / "clients.csv").unlink()
+    (folder / "outcome.json").write_text(
+        '{"status": "paused", "final": false, "sentence": "Silo va is away.", "rounds": 3}'
+    )
+    text = report.write(folder).read_text(encoding="utf-8")
+    assert "There is no result yet." in text
+    assert "Silo va is away." in text
+    assert "deploy resume" in text
+
+
+def test_without_vl_convert_there_is_a_sentence(hospitals, monkeypatch):
+    assert report.available() is None
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    assert "vl-convert" in report.available()
+    with pytest.raises(InputError, match="vl-convert"):
+        report.write_figures(hospitals, "png")
+
+
+def test_the_command(hospitals, tmp_path, capsys, monkeypatch):
+    assert command(["report", str(hospitals), "--out", str(tmp_path / "r.html")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "r.html")
+    assert command(["report", str(hospitals), "--format", "svg", "--out", str(tmp_path / "pictures")]) == 0
+    written = capsys.readouterr().out.split()
+    assert all(Path(name).exists() for name in written)
+    assert len(written) == 9
+    assert command(["report", str(hospitals), "--format", "svgg"]) == 2
+    assert "did you mean 'svg'?" in capsys.readouterr().err
+    assert command(["report", str(tmp_path / "none")]) == 2
+    assert "There is no folder" in capsys.readouterr().err
+    opened = []
+    monkeypatch.setattr("typer.launch", lambda url: opened.append(url) or 0)
+    assert command(["report", str(hospitals), "--out", str(tmp_path / "r.html"), "--open"]) == 0
+    assert opened == [(tmp_path / "r.html").as_uri()]

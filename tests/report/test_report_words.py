@@ -1,0 +1,190 @@
+"""The verdict says what the numbers say: gains, losses, nothing, few rows, no proof."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scaffpd.report.cautions import cautions
+from scaffpd.report.formats import brief, change, count, measured, plain, plural, small
+from scaffpd.report.story import Model, Overall, Score, Story, overall
+from scaffpd.report.words import verdict
+
+
+def story(before, after, rows=500, measure="accuracy", names=None, **about):
+    """Two models with these values at every client."""
+    names = names or [f"site {i}" for i in range(len(before))]
+    models = (
+        Model("average", "before", status="converged", certificate=1e-7),
+        Model("fair", "after", status="converged", certificate=1e-7),
+    )
+    scores = {
+        model.name: tuple(Score(c, v, train_rows=rows, test_rows=rows) for c, v in zip(names, values, strict=True))
+        for model, values in zip(models, (before, after), strict=True)
+    }
+    totals = {name: overall(found, measure == "accuracy") for name, found in scores.items()}
+    parts = {"kind": "train", "title": "t", "command": "", "made": "", "version": "", "split": "test", "word": "client"}
+    return Story(**{**parts, "measure": measure, "models": models, "scores": scores, "overall": totals, **about})
+
+
+TEN = [0.5, 0.6, *[0.9] * 8]
+
+
+def moved(worst, rest):
+    return [0.5 + worst, 0.6 + worst, *[0.9 + rest] * 8]
+
+
+@pytest.mark.parametrize(
+    ("after", "sentence"),
+    [
+        (moved(0.112, -0.038), "The worst-served fifth of clients gains 11.2 points; the average gives up 0.8."),
+        (moved(0.112, 0.0), "The worst-served fifth of clients gains 11.2 points; the average gains 2.2 too."),
+        (moved(0.08, -0.02), "The worst-served fifth of clients gains 8.0 points; the average stays where it was."),
+        (moved(-0.03, 0.02), "The worst-served fifth of clients loses 3.0 points; the average gains 1.0."),
+        (moved(-0.03, 0.0), "The worst-served fifth of clients loses 3.0 points; the average loses 0.6."),
+        (moved(0.0, 0.02), "The worst-served fifth of clients stays where it was; the average gains 1.6."),
+        (moved(0.0, -0.02), "The worst-served fifth of clients stays where it was; the average loses 1.6."),
+        (moved(0.0004, 0.0), "Neither the worst-served fifth of clients nor the average moves: both change by less than 0.05 points."),
+        (moved(0.0006, 0.0), "The worst-served fifth of clients gains 0.1 points; the average stays where it was."),
+    ],
+)  # fmt: skip
+def test_gains_and_losses(after, sentence):
+    assert verdict(story(TEN, after))[0] == sentence
+
+
+def test_one_of_four_is_a_client_not_a_fifth():
+    said = verdict(story([0.7, 0.8, 0.9, 0.9], [0.76, 0.8, 0.9, 0.9], names=["va", "b", "c", "d"], word="hospital"))
+    assert said == (
+        "The worst-served hospital gains 6.0 points; the average gains 1.5 too.",
+        "Served worst is va, before with 70.0\u00a0% and after with 76.0\u00a0%.",
+    )
+
+
+def test_the_worst_served_may_change():
+    said = verdict(story([0.7, 0.8, 0.9], [0.85, 0.75, 0.9], names=["va", "swiss", "c"]))
+    assert said[1] == "Served worst was va with 70.0\u00a0%; now it is swiss with 75.0\u00a0%."
+    few = verdict(story([0.75, 0.8, 0.9], [0.75, 0.8, 0.9], rows=4, names=["va", "swiss", "c"]))
+    assert few[1] == "Served worst is va, before and after, with 75.0\u00a0% of 4 test rows."
+
+
+@pytest.mark.parametrize(
+    ("after", "sentence"),
+    [
+        ([55.0, 40.0], "The error of the worst-served decade falls by 8.3 %; the average one falls by 5.0 %."),
+        ([54.0, 47.0], "The error of the worst-served decade falls by 10.0 %; the average one rises by 1.0 %."),
+        ([66.0, 40.0], "The error of the worst-served decade rises by 10.0 %; the average one rises by 6.0 %."),
+        ([60.01, 40.0], "Neither the worst-served decade nor the average moves: both change by less than 0.05 %."),
+    ],
+)
+def test_errors_fall_and_rise(after, sentence):
+    assert verdict(story([60.0, 40.0], after, measure="rmse", word="decade"))[0] == sentence
+
+
+def test_training_rows_are_named():
+    told = story(TEN, moved(0.1, 0), split="train")
+    assert verdict(told)[0].startswith("On the rows trained on, the worst-served fifth")
+    assert cautions(told)[0].startswith("Nothing was held out")
+
+
+def test_a_path_names_its_knee():
+    told = story(TEN, moved(0.1, 0), kind="path", path={"knee": "ρ = 0.1"})
+    assert verdict(told)[0].startswith("At the knee, ρ = 0.1, the worst-served fifth of clients gains 10.0 points")
+
+
+def test_a_folder_may_bring_its_own_verdict():
+    assert verdict(story(TEN, TEN, verdict=("One.", "Two."))) == ("One.", "Two.")
+
+
+def test_one_model_is_not_compared():
+    told = story(TEN, TEN)
+    one = replace(
+        told, models=told.models[1:2], scores={"fair": told.scores["fair"]}, overall={"fair": told.overall["fair"]}
+    )
+    one = replace(one, models=(replace(one.models[0], role=""),))
+    assert "site 0, is right on 50.0\u00a0% of its held-out rows; the average is 83.0\u00a0%." in verdict(one)[0]
+    nothing = replace(one, scores={}, overall={}, models=(replace(one.models[0], message="It waits."),))
+    assert verdict(nothing) == ("There is no result yet.", "It waits.")
+
+
+def test_comparisons_name_the_best_and_who_is_as_good():
+    told = story(TEN, TEN, kind="compare")
+    totals = {
+        "average": Overall(0.80, 0.60, 0.5, ""), "fair": Overall(0.79, 0.70, 0.6, "", worst_20_sd=0.02),
+    }  # fmt: skip
+    first, second = verdict(replace(told, overall=totals))
+    assert first == (
+        "fair serves the worst-served fifth of clients best, with 70.0 ± 2.0 %: 10.0 points more than average; "
+        "the average gives up 1.0."
+    )
+    assert second == "No other method is within one standard deviation."
+    close = {**totals, "average": Overall(0.79, 0.69, 0.5, "")}
+    assert (
+        "1 of the 1 others are within one standard deviation of it, average among them."
+        in verdict(replace(told, overall=close))[1]
+    )
+
+
+def with_status(told, **changed):
+    return replace(told, models=(told.models[0], replace(told.models[1], **changed)))
+
+
+def test_what_is_not_proven_is_said():
+    told = story(TEN, moved(0.1, 0))
+    assert cautions(told) == ()
+    assert cautions(with_status(told, certificate=None)) == ("The model “fair” has no certificate.",)
+    assert "is proven to be within 1.0 · 10⁻⁷" in cautions(with_status(told, status="round limit"))[0]
+    blind = cautions(with_status(told, status="round limit", certificate=None))[0]
+    assert blind == (
+        "The model “fair” is not converged (round limit) and has no certificate: how far it is from the optimum is not known."
+    )
+
+
+def test_few_rows_are_uncertain():
+    few = cautions(story(TEN, moved(0.1, 0), rows=20))
+    assert few[0] == (
+        "All 10 clients have fewer than 30 test rows (marked †): at site 0, which is served among the worst, one row is 5 points."
+    )
+    assert cautions(story(TEN, moved(0.1, 0), rows=30)) == ()
+
+
+def test_a_change_of_three_rows_may_be_chance():
+    told = cautions(story([0.7, 0.8, 0.9], [0.75, 0.8, 0.9], rows=60))
+    assert told == (
+        "For the worst-served client, that is about three of 60 test rows: chance could do as much. "
+        "More held-out rows would tell.",
+    )
+    assert cautions(story([0.7, 0.8, 0.9], [0.75, 0.8, 0.9], rows=100)) == ()
+
+
+def test_numbers_as_they_are_written():
+    assert [measured(v, "accuracy") for v in (0.12345, None)] == ["12.3\u00a0%", "–"]
+    assert [change(v, "accuracy") for v in (0.0123, -0.02, 0.0001)] == ["+1.2", "−2.0", "0.0"]
+    assert [change(v, "rmse") for v in (1.234, -0.5, 0.0)] == ["+1.23", "−0.500", "0"]
+    assert [plain(v) for v in (0.0, 0.00123, 0.5, 12.345, 123.45, 12345.6, -2.5)] == [
+        "0.000", "0.0012", "0.500", "12.35", "123.5", "12\u202f346", "−2.50",
+    ]  # fmt: skip
+    assert [count(v) for v in (8.0, 12.5, 100000)] == ["8", "12.50", "100\u202f000"]
+    assert [small(v) for v in (3.2e-7, 0.0, None)] == ["3.2 · 10⁻⁷", "0", "–"]
+    assert [plural(w) for w in ("client", "country", "box", "day", "class")] == [
+        "clients",
+        "countries",
+        "boxes",
+        "days",
+        "classes",
+    ]
+    assert brief("x" * 100) == "x" * 47 + "…"
+
+
+def test_the_worst_fifth_is_that_of_the_metrics():
+    import numpy as np
+
+    from scaffpd.federation import ClientScores
+    from scaffpd.metrics import Summary
+
+    values = np.random.default_rng(0).random(23)
+    found = overall([Score(str(i), v) for i, v in enumerate(values)], True)
+    expected = Summary.of(ClientScores(tuple(map(str, range(23))), -values, values, np.ones(23, int))).accuracy
+    assert found.worst_20 == pytest.approx(expected.worst_20)
+    assert (found.mean, found.worst) == pytest.approx((expected.mean, expected.worst))
+    assert found.worst_client == expected.worst_client
