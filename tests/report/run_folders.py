@@ -42,7 +42,7 @@ def trained(folder, cohort, objectives, *, rounds=60, tol=1e-6, labels=(), **abo
     summary = {
         "format": 1, "kind": "train", "title": "a run", "command": f"scaffpd train {folder.name}/config.toml",
         "made": "2026-11-16T05:00:00+00:00", "version": "0.1.0", "task": "classification", "measure": measure,
-        "split": split, "labels": list(labels), "clients_word": "client", "model": "a linear model", "data": "some rows",
+        "split": split, "labels": list(labels), "clients_word": "client", "model": "linear", "data": "some rows",
         "models": models, "remarks": ["Nothing was dropped."], "verdict": None, "path": None, **about,
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
@@ -165,7 +165,8 @@ def digits(folder, clients=20, **about):
         silos.train, sp.Linear("softmax", l2=1e-3, intercept=True, classes=10), names=silos.names, test=silos.test
     )
     three = {
-        "average": ("before", sp.Average()), "fair": ("after", sp.ChiSquare(rho=0.1)), "worst case": ("", sp.Agnostic()),
+        "average": ("before", sp.Average()), "fair": ("after", sp.ChiSquare(rho=0.1)),
+        "worst case": ("", sp.Agnostic()),
     }  # fmt: skip
     labels = [str(k) for k in range(10)]
     made = trained(

@@ -64,7 +64,8 @@ class Opened:
         return self.page.eval_on_selector_all(
             "#client-table thead th",
             "(heads, name) => { const k = heads.findIndex((h) => h.textContent.trim() === name);"
-            " return Array.from(document.querySelectorAll('#client-table tbody tr')).map((r) => r.cells[k].dataset.v); }",
+            " const rows = Array.from(document.querySelectorAll('#client-table tbody tr'));"
+            " return rows.map((row) => row.cells[k].dataset.v); }",
             name,
         )
 
@@ -155,7 +156,8 @@ def test_pairs_go_with_their_models(opened, hospitals):
 
 def test_weights_follow_the_chosen_model_and_the_chips(opened, hospitals):
     page = opened(hospitals)
-    lines = "Array.from(document.querySelectorAll('#figure-weights .mark-line path')).map((p) => p.getAttribute('d')).join()"
+    paths = "Array.from(document.querySelectorAll('#figure-weights .mark-line path'))"
+    lines = f"{paths}.map((path) => path.getAttribute('d')).join()"
     fair = page.page.evaluate(lines)
     page.page.select_option("#figure-weights select", "average")
     page.ready()

@@ -51,12 +51,18 @@ def nothing(folder):
     folder.mkdir()
 
 
+def below(folder):
+    nothing(folder)
+    (folder / "inside").mkdir()
+    (folder / "inside" / "summary.json").write_text("{}")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         (shutil.rmtree, "There is no folder '.*broken'."),
         (nothing, "is not the folder of a run: it has neither summary.json .* nor table.csv .* nor settings.json"),
-        (lambda f: (nothing(f), (f / "a").mkdir(), put("a/summary.json", "{}")(f)), "not the folder of a run: did you mean '.*a'?"),
+        (below, "not the folder of a run: did you mean '.*inside'?"),
         (put("summary.json", '{"format": 1, "mod'), "is not JSON: was it cut off"),
         (put("summary.json", "[1]"), "should hold a JSON object"),
         (summary(format=2), "has format 2; this version reads 1"),

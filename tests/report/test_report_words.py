@@ -24,10 +24,11 @@ def story(before, after, rows=500, measure="accuracy", names=None, **about):
         for model, values in zip(models, (before, after), strict=True)
     }
     totals = {name: overall(found, measure == "accuracy") for name, found in scores.items()}
-    parts = {"kind": "train", "title": "t", "command": "", "made": "", "version": "", "split": "test", "word": "client"}
+    parts = {"kind": "train", "title": "t", "command": "", "split": "test", "word": "client"}
     return Story(**{**parts, "measure": measure, "models": models, "scores": scores, "overall": totals, **about})
 
 
+FIFTH = "the worst-served fifth of clients"
 TEN = [0.5, 0.6, *[0.9] * 8]
 
 
@@ -45,7 +46,7 @@ def moved(worst, rest):
         (moved(-0.03, 0.0), "The worst-served fifth of clients loses 3.0 points; the average loses 0.6."),
         (moved(0.0, 0.02), "The worst-served fifth of clients stays where it was; the average gains 1.6."),
         (moved(0.0, -0.02), "The worst-served fifth of clients stays where it was; the average loses 1.6."),
-        (moved(0.0004, 0.0), "Neither the worst-served fifth of clients nor the average moves: both change by less than 0.05 points."),
+        (moved(0.0004, 0.0), f"Neither {FIFTH} nor the average moves: both change by less than 0.05 points."),
         (moved(0.0006, 0.0), "The worst-served fifth of clients gains 0.1 points; the average stays where it was."),
     ],
 )  # fmt: skip
@@ -133,17 +134,18 @@ def test_what_is_not_proven_is_said():
     told = story(TEN, moved(0.1, 0))
     assert cautions(told) == ()
     assert cautions(with_status(told, certificate=None)) == ("The model “fair” has no certificate.",)
-    assert "is proven to be within 1.0 · 10⁻⁷" in cautions(with_status(told, status="round limit"))[0]
+    assert "but proven within 1.0 · 10⁻⁷ of" in cautions(with_status(told, status="round limit"))[0]
     blind = cautions(with_status(told, status="round limit", certificate=None))[0]
     assert blind == (
-        "The model “fair” is not converged (round limit) and has no certificate: how far it is from the optimum is not known."
+        "The model “fair” is not converged (round limit), and how far it is from the optimum is not known."
     )
 
 
 def test_few_rows_are_uncertain():
     few = cautions(story(TEN, moved(0.1, 0), rows=20))
     assert few[0] == (
-        "All 10 clients have fewer than 30 test rows (marked †): at site 0, which is served among the worst, one row is 5 points."
+        "All 10 clients have fewer than 30 test rows (marked †): at site 0, which is served among the worst, "
+        "one row is 5 points."
     )
     assert cautions(story(TEN, moved(0.1, 0), rows=30)) == ()
 

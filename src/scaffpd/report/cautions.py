@@ -57,7 +57,8 @@ def _few_rows(story: Story) -> list[str]:
     sentence = f"{who} {'has' if len(few) == 1 else 'have'} fewer than {FEW} test rows (marked †)"
     if worst and story.upwards and (rows := worst[0].test_rows):
         return [
-            f"{sentence}: at {brief(worst[0].client)}, which is served among the worst, one row is {100 / rows:.3g} points."
+            f"{sentence}: at {brief(worst[0].client)}, which is served among the worst, "
+            f"one row is {100 / rows:.3g} points."
         ]
     return [f"{sentence}: their numbers are uncertain."]
 
@@ -101,5 +102,5 @@ def _proof(story: Story, model: Model) -> str:
     if model.status in ("running", "paused", "failed"):
         return ""  # the run's own sentence is among the remarks
     if model.certificate is None:
-        return f"{name} is not converged ({model.status}) and has no certificate: how far it is from the optimum is not known."
-    return f"{name} is not converged ({model.status}); it is proven to be within {small(model.certificate)} of the optimum."
+        return f"{name} is not converged ({model.status}), and how far it is from the optimum is not known."
+    return f"{name} is not converged ({model.status}), but proven within {small(model.certificate)} of the optimum."

@@ -39,8 +39,6 @@ def read_compared(folder: Path) -> Story:
         kind="compare",
         title=title if len(models) == 1 else f"{title}: {len(models)} methods",
         command=text(folder / "command.txt").strip(),
-        made="",
-        version=str((about.get("versions") or {}).get("scaffpd", "")),
         measure=measure,
         split="test",
         word="client",
@@ -136,7 +134,7 @@ def _score(client: str, rows: list[Row], measure: str) -> Score:
     return Score(
         client=client, value=centre, deviation=spread,
         train_rows=whole(rows[0], "train_samples"), test_rows=whole(rows[0], "test_samples"),
-        weight=mean("weight"), train_loss=mean("train_loss"), test_loss=mean("test_loss"),
+        weight=mean("weight"),
     )  # fmt: skip
 
 

@@ -32,8 +32,6 @@ def read_deployed(folder: Path) -> Story:
         kind="deploy",
         title=f"{_name(folder)}: {len(about.get('list of silos') or rows)} silos",
         command="scaffpd deploy resume federation.toml" if not outcome.get("final") else "",
-        made="",
-        version="",
         measure=measure,
         split=split,
         word="silo",
@@ -61,8 +59,6 @@ def _score(row: Row, measure: str, split: str) -> Score:
         train_rows=whole(row, "train rows"),
         test_rows=whole(row, "test rows"),
         weight=number(row, "weight"),
-        train_loss=number(row, "train loss"),
-        test_loss=number(row, "test loss"),
     )
 
 
@@ -77,7 +73,7 @@ def _model(about: dict[str, Any], outcome: dict[str, Any], rounds: tuple[Round, 
         status=str(outcome.get("status") or "running"),
         message=sentence,
         certificate=number(outcome, "certificate"),
-        rounds=number(outcome, "rounds") if outcome else last and float(last.number),
+        rounds=number(outcome, "rounds") if outcome else float(last.number) if last else None,
         exchanges=last.exchanges if last else None,
         megabytes=last.megabytes if last else None,
     )
@@ -85,7 +81,7 @@ def _model(about: dict[str, Any], outcome: dict[str, Any], rounds: tuple[Round, 
 
 def _settings(settings: dict[str, Any], about: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     model = ", ".join(f"{name} = {value}" for name, value in (about.get("model") or {}).items())
-    pairs = [("Silos", ", ".join(about.get("list of silos") or [])), ("Model", model)]
+    pairs: list[tuple[str, Any]] = [("Silos", ", ".join(about.get("list of silos") or [])), ("Model", model)]
     pairs += [("Method", about.get("algorithm or objective")), ("Rounds at most", settings.get("rounds"))]
     pairs += [("Tolerance", settings.get("tol")), ("Seed", about.get("seed"))]
     return tuple((name, str(value)) for name, value in pairs if value not in (None, ""))

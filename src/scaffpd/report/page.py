@@ -13,6 +13,7 @@ from typing import Any
 from scaffpd.report import tables
 from scaffpd.report.figures import Figure, figures
 from scaffpd.report.figures.base import MARGIN, PAPER
+from scaffpd.report.formats import plural
 from scaffpd.report.story import Story
 from scaffpd.report.theme import THEMES, config, css, places
 from scaffpd.report.top import chips, top
@@ -39,7 +40,7 @@ def page(story: Story, library: str) -> str:
         "figures": "\n".join(_figure(figure) for figure in drawn),
         "tables": _tables(story),
         "made": _made(story),
-        "footer": escape(FOOTER.format(word=story.word, words=tables.plural(story.word))),
+        "footer": escape(FOOTER.format(word=story.word, words=plural(story.word))),
         "data": embedded(_data(story, drawn)),
         "library": harmless(library),
         "script": _packaged("page.js"),

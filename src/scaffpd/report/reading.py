@@ -33,4 +33,7 @@ def _hint(folder: Path) -> str:
     below = sorted({file.parent for mark in marks for file in folder.glob(f"*/{mark}")})
     if below:
         return f": did you mean {str(below[0])!r}?"
-    return f": it has neither {trained.MARK} (train, path, demo), nor {compared.MARK} (compare), nor {deployed.MARK} (deploy)."
+    return (
+        f": it has neither {trained.MARK} (train, path, demo), nor {compared.MARK} (compare), "
+        f"nor {deployed.MARK} (deploy)."
+    )

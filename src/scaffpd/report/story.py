@@ -57,8 +57,6 @@ class Score:
         train_rows: trained on.
         test_rows: held out.
         weight: λ_i, how much the client counts.
-        train_loss: without the regulariser.
-        test_loss: the same on held-out rows.
         deviation: of the value, over splits or seeds.
         clear: whether the change against the model before is clear of noise; `None` where nobody has looked.
     """
@@ -68,8 +66,6 @@ class Score:
     train_rows: int | None = None
     test_rows: int | None = None
     weight: float | None = None
-    train_loss: float | None = None
-    test_loss: float | None = None
     deviation: float | None = None
     clear: bool | None = None
 
@@ -143,8 +139,6 @@ class Story:
     kind: str
     title: str
     command: str
-    made: str
-    version: str
     measure: str
     split: str
     word: str

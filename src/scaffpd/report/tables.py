@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape
 
 from scaffpd.report.cautions import uncertain
@@ -20,7 +21,8 @@ PATHS = {
 def swatch(place: int) -> str:
     """A model's colour and shape."""
     colour, shape, _ = look(place)
-    return f'<svg class="swatch" viewBox="0 0 14 14" aria-hidden="true"><path fill="var(--series-{colour})" d="{PATHS[shape]}"/></svg>'
+    path = f'<path fill="var(--series-{colour})" d="{PATHS[shape]}"/>'
+    return f'<svg class="swatch" viewBox="0 0 14 14" aria-hidden="true">{path}</svg>'
 
 
 def swatches(story: Story) -> dict[str, str]:
@@ -106,10 +108,11 @@ def _sortable(name: str, label: str, heads: list[str], rows: list[str]) -> str:
 def runs(story: Story) -> str:
     """How every run ended, and what it cost."""
     marks = swatches(story)
-    columns = {
+    columns: dict[str, Callable[[Model], str]] = {
         "status": lambda m: escape(m.status), "proven gap": lambda m: small(m.certificate),
-        "rounds": lambda m: count(m.rounds), "exchanges": lambda m: count(m.exchanges), "MB": lambda m: plain(m.megabytes),
-        "seconds": lambda m: plain(m.seconds), "mean": lambda m: _total(story, m, "mean"),
+        "rounds": lambda m: count(m.rounds), "exchanges": lambda m: count(m.exchanges),
+        "MB": lambda m: plain(m.megabytes), "seconds": lambda m: plain(m.seconds),
+        "mean": lambda m: _total(story, m, "mean"),
         "worst 20 %": lambda m: _total(story, m, "worst_20"), "worst": lambda m: _total(story, m, "worst"),
     }  # fmt: skip
     kept = {
@@ -144,7 +147,8 @@ def events(story: Story) -> str:
     if not story.events:
         return ""
     rows = "".join(
-        f"<tr><td class='words'>{e.round}</td><th scope='row'>{escape(e.silo)}</th><td class='words'>{escape(e.what)}</td><td class='words'>{escape(e.sentence)}</td></tr>"
+        f'<tr><td class="words">{e.round}</td><th scope="row">{escape(e.silo)}</th>'
+        f'<td class="words">{escape(e.what)}</td><td class="words">{escape(e.sentence)}</td></tr>'
         for e in story.events
     )
     heads = "".join(f'<th scope="col" class="words">{name}</th>' for name in ("round", "silo", "what", "in words"))

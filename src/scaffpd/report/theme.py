@@ -68,8 +68,8 @@ def config(palette: Palette, model_places: list[int]) -> dict[str, Any]:
             "gridColor": palette["line"], "domain": False, "ticks": False, "labelPadding": 6,
         },
         "legend": {
-            **words, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelColor": palette["ink"],
-            "orient": "top", "symbolSize": 90, "symbolStrokeWidth": 2, "labelLimit": 180, "rowPadding": 4,
+            **words, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "orient": "top",
+            "labelColor": palette["ink"], "symbolSize": 90, "symbolStrokeWidth": 2, "labelLimit": 180, "rowPadding": 4,
         },
         "text": {"font": FONT, "fontSize": 12, "color": palette["ink"]},
         "line": {"strokeWidth": 2},

@@ -32,8 +32,6 @@ def read_trained(folder: Path) -> Story:
         kind=str(summary.get("kind", "train")),
         title=str(summary.get("title") or folder.resolve().name),
         command=str(summary.get("command", "")),
-        made=str(summary.get("made", "")),
-        version=str(summary.get("version", "")),
         measure=measure,
         split=split,
         word=" ".join(str(summary.get("clients_word") or "client").split()) or "client",
@@ -84,8 +82,6 @@ def _score(row: Row, measure: str, split: str) -> Score:
         train_rows=whole(row, "train_rows"),
         test_rows=whole(row, "test_rows"),
         weight=number(row, "weight"),
-        train_loss=number(row, "train_loss"),
-        test_loss=number(row, "test_loss"),
         deviation=number(row, f"{split}_{measure}_sd"),
         clear=None if clear == "" else clear == "True",
     )

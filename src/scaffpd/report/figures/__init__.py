@@ -9,7 +9,7 @@ from scaffpd.report.figures.base import Figure
 from scaffpd.report.story import Story
 
 MAKERS = (
-    clients.gains, tradeoff.tradeoff, weights.weights, progress.certificate, progress.losses,
+    clients.clients, tradeoff.tradeoff, weights.weights, progress.certificate, progress.losses,
     communication.communication, partition.partition, absent.absent,
 )  # fmt: skip
 

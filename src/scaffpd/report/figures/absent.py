@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scaffpd.report.figures.base import Figure, Spec, specification, tip
+from scaffpd.report.figures.base import Figure, across, quantity, specification, tip
 from scaffpd.report.figures.progress import kept
 from scaffpd.report.formats import plural
 from scaffpd.report.story import Story
@@ -14,14 +14,8 @@ def absent(story: Story) -> Figure | None:
         return None
     rows = [{"model": r.model, "round": r.number, "absent": r.absent} for r in kept(story)]
     most = max(r.absent for r in story.rounds)
-    x: Spec = {"field": "round", "type": "quantitative", "title": "round", "axis": {"grid": False, "tickMinStep": 1},
-               "scale": {"domain": [0, max(r.number for r in story.rounds)], "nice": False}}  # fmt: skip
-    y: Spec = {
-        "field": "absent",
-        "type": "quantitative",
-        "title": f"absent {plural(story.word)}",
-        "axis": {"values": [*range(most + 1)], "format": "d"},
-    }
+    x = across("round", "round", {"domain": [0, max(r.number for r in story.rounds)], "nice": False}, tickMinStep=1)
+    y = quantity("absent", f"absent {plural(story.word)}", values=[*range(most + 1)], format="d")
     spec = specification(
         story, data={"name": "absences"}, height=140, mark={"type": "bar", "style": "bubble", "width": 5},
         encoding={"x": x, "y": y, "tooltip": [tip("round", "round", "d"), tip("absent", "absent", "d")]},
@@ -29,7 +23,7 @@ def absent(story: Story) -> Figure | None:
     return Figure(
         name="absent",
         heading="Who was away",
-        caption=f"{plural(story.word).capitalize()} that did not answer in a round: a bound on their loss stood in for them.",
+        caption=f"{plural(story.word).capitalize()} that did not answer in a round: a bound on their loss stood in.",
         alt="The number of absent silos in every round.",
         views={"": spec},
         data={"absences": rows},

@@ -16,7 +16,6 @@ MOST_ROUNDS = 200  # points of a line: beyond, it looks the same
 HEIGHT, WIDTH = 320, 640
 PAPER = 600  # wide is a legend at most, so that it fits on paper too
 MARGIN = 80  # beside the legend: the axis and its labels
-ACROSS = {"expr": "clamp(width / 75, 3, 8)"}  # ticks: as many as there is room for
 DASH = {"expr": "dashes[indexof(order, datum.model)]"}
 ON = "indexof(shown, datum.model) >= 0"
 
@@ -53,7 +52,8 @@ def specification(story: Story, **parts: Any) -> Spec:
     params = [{"name": "shown", "value": list(story.shown)}, *parts.pop("params", [])]
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "width": WIDTH, "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}, "params": params, **parts,
+        "width": WIDTH, "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}, "params": params,
+        **parts,
     }  # fmt: skip
 
 
@@ -91,6 +91,44 @@ def dashes(story: Story) -> list[Spec]:
     """The model's dash: not by a scale, for the legend of shapes would draw dashes around them."""
     found = [look(place)[2] for place in places([m.role for m in story.models])]
     return [{"name": "order", "value": list(story.names)}, {"name": "dashes", "value": found}]
+
+
+def quantity(field: str, title: str, scale: Spec | None = None, **axis: Any) -> Spec:
+    """A channel of numbers."""
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": scale or {},
+        "axis": {"tickCount": 6, **axis},
+    }
+
+
+def across(field: str, title: str, scale: Spec | None = None, **axis: Any) -> Spec:
+    """The same from left to right: as many ticks as there is room for, and no grid."""
+    room = {"expr": "clamp(width / 75, 3, 8)"}
+    return quantity(field, title, scale, **{"grid": False, "tickCount": room, **axis})
+
+
+def which(lines: Sequence[str]) -> Spec:
+    """Two lines a model: the first dashed, the second solid."""
+    legend = {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 2}
+    scale = {"domain": list(lines), "range": [[4, 3], [1, 0]]}
+    return {"field": "which", "type": "nominal", "scale": scale, "legend": legend}
+
+
+def named(clients: Sequence[str], **axis: Any) -> Spec:
+    """A row for every client, in this order."""
+    room = {"expr": "clamp(width / 3, 90, 220)"}
+    look = {"labelLimit": room, "grid": True, "gridDash": [1, 3], "labelFontSize": 13, **axis}
+    return {
+        "field": "client",
+        "type": "nominal",
+        "sort": None,
+        "scale": {"domain": list(clients)},
+        "title": None,
+        "axis": look,
+    }
 
 
 def value_axis(story: Story) -> str:

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from scaffpd.report.figures.base import (
-    ACROSS, ON, Figure, Rows, Spec, colour, scaled, shape, short, specification, tip, value_axis, value_format,
-)  # fmt: skip
+    ON,
+    Figure,
+    Rows,
+    Spec,
+    across,
+    colour,
+    quantity,
+    scaled,
+    shape,
+    short,
+    specification,
+    tip,
+    value_axis,
+    value_format,
+    which,
+)
 from scaffpd.report.figures.progress import kept
 from scaffpd.report.story import Story
 
@@ -39,9 +53,9 @@ def communication(story: Story) -> Figure | None:
 def _curves(story: Story) -> Rows:
     return [
         {"model": r.model, "round": r.number, "megabytes": short(r.megabytes), "exchanges": r.exchanges,
-         "which": which, "value": scaled(story, value)}
+         "which": name, "value": scaled(story, value)}
         for r in kept(story)
-        for which, value in (("mean", r.mean), ("worst 20 %", r.worst_20))
+        for name, value in (("mean", r.mean), ("worst 20 %", r.worst_20))
         if value is not None
     ]  # fmt: skip
 
@@ -56,26 +70,16 @@ def _ends(story: Story) -> Rows:
 
 
 def _spec(story: Story, field: str, title: str, curves: bool) -> Spec:
-    x: Spec = {"field": field, "type": "quantitative", "title": title, "scale": {"zero": curves, "padding": 0 if curves else 20},
-               "axis": {"grid": False, "tickCount": ACROSS, "format": ",.3~g"}}  # fmt: skip
-    y: Spec = {
-        "field": "value",
-        "type": "quantitative",
-        "scale": {"zero": False},
-        "title": value_axis(story),
-        "axis": {"tickCount": 6},
-    }
+    x = across(field, title, {"zero": curves, "padding": 0 if curves else 20}, format=",.3~g")
+    y = quantity("value", value_axis(story), {"zero": False})
     tips = [
         tip("model", "model"), tip("which", "over clients"), tip("value", value_axis(story), value_format(story)),
         tip("round", "rounds", ",d"), tip("exchanges", "exchanges", ",.0f"), tip("megabytes", "MB", ".3~g"),
     ]  # fmt: skip
     ends = {"x": x, "y": y, "color": colour(story)}
-    which: Spec = {"field": "which", "type": "nominal", "legend": {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 2},
-                   "scale": {"domain": ["mean", "worst 20 %"], "range": [[4, 3], [1, 0]]}}  # fmt: skip
-    layers: list[Spec] = [
-        {"mark": {"type": "point", "filled": True, "opacity": 1, "size": 26 if curves else 130},
-         "encoding": {**ends, "shape": shape(story), "tooltip": tips}}
-    ]  # fmt: skip
+    mark = {"type": "point", "filled": True, "opacity": 1, "size": 26 if curves else 130}
+    layers: list[Spec] = [{"mark": mark, "encoding": {**ends, "shape": shape(story), "tooltip": tips}}]
     if curves:
-        layers.insert(0, {"mark": {"type": "line"}, "encoding": {**ends, "strokeDash": which}})
+        dashed = which(("mean", "worst 20 %"))
+        layers.insert(0, {"mark": {"type": "line"}, "encoding": {**ends, "strokeDash": dashed}})
     return specification(story, data={"name": "costs"}, transform=[{"filter": ON}], layer=layers)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from scaffpd.report.figures.base import (
+    ON,
     Figure,
     Rows,
     Spec,
     colour,
+    quantity,
     scaled,
     shape,
     specification,
@@ -22,53 +24,35 @@ def tradeoff(story: Story) -> Figure | None:
     """One point a model; a path is a line, its knee has a ring."""
     if len(story.overall) < 2:
         return None
-    title = value_axis(story)
-    rows = _rows(story)
-    across, along = _domains(story, rows)
-    ticks = {"tickCount": 5}
-    x: Spec = {
-        "field": "mean",
-        "type": "quantitative",
-        "scale": {"domain": across, "nice": False},
-        "title": f"mean {title}",
-        "axis": ticks,
-    }
-    y: Spec = {"field": "worst_20", "type": "quantitative", "scale": {"domain": along, "nice": False}, "title": f"worst 20 %: {title}",
-               "axis": ticks}  # fmt: skip
-    tips = [
-        tip("model", "model"), tip("mean", "mean", value_format(story)), tip("worst_20", "worst 20 %", value_format(story)),
-        tip("worst", "worst", value_format(story)),
-        *([tip("strength", "strength", ".3~g")] if story.path else []),
-        *([tip("worst_20_sd", "± worst 20 %", ".2f")] if story.kind == "compare" else []),
-    ]  # fmt: skip
-    layers: list[Spec] = []
-    if story.path:
-        layers.append(
-            {"mark": {"type": "line", "style": "quiet"}, "encoding": {"x": x, "y": y, "order": {"field": "order"}}}
-        )
-        layers.append({"transform": [{"filter": "datum.knee"}], "mark": {"type": "point", "style": "knee", "size": 420},
-                       "encoding": {"x": x, "y": y}})  # fmt: skip
-    layers.append({
-        "mark": {"type": "point", "filled": True, "size": 130},
-        "encoding": {"x": x, "y": y, "color": colour(story), "shape": shape(story), "tooltip": tips,
-                     "opacity": {"condition": {"test": "indexof(shown, datum.model) >= 0", "value": 1}, "value": 0.28}},
-    })  # fmt: skip
-    for below, side in ((False, "!datum.below"), (True, "datum.below")):  # apart, where two points are close
-        layers.append({
-            "transform": [{"filter": f"indexof(shown, datum.model) >= 0 && {side}"}],
-            "mark": {"type": "text", "dy": 17 if below else -16},
-            "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-        })  # fmt: skip
-    spec = specification(story, data={"name": "models"}, layer=layers)
+    title, rows = value_axis(story), _rows(story)
+    domains = _domains(story, rows)
+    x = quantity("mean", f"mean {title}", {"domain": domains[0], "nice": False}, tickCount=5)
+    y = quantity("worst_20", f"worst 20 %: {title}", {"domain": domains[1], "nice": False}, tickCount=5)
+    layers = [*(_line(x, y) if story.path else []), _points(story, x, y), *_labels(x, y)]
     better = "Up and to the right" if story.upwards else "Down and to the left"
     return Figure(
         name="tradeoff",
         heading="What fairness costs",
-        caption=f"{better} is better for both, and a step is as long on either axis; pale models are switched off.{_path_words(story)}",
+        caption=f"{better} is better for both, and a step is as long on either axis; pale models are off."
+        f"{_path_words(story)}",
         alt=f"{len(story.overall)} models as points: mean against worst 20 % of the {title}.",
-        views={"": spec},
+        views={"": specification(story, data={"name": "models"}, layer=layers)},
         data={"models": rows},
     )
+
+
+def _rows(story: Story) -> Rows:
+    knee = (story.path or {}).get("knee")
+    return [
+        {
+            "model": m.name, "order": i, "mean": scaled(story, one.mean), "worst_20": scaled(story, one.worst_20),
+            "worst": scaled(story, one.worst), "strength": m.strength, "knee": m.name == knee,
+            "below": m.role == "before", "label": f"{m.name} (knee)" if m.name == knee else m.name,
+            "worst_20_sd": scaled(story, one.worst_20_sd),
+        }
+        for i, m in enumerate(story.models)
+        if (one := story.overall.get(m.name)) is not None
+    ]  # fmt: skip
 
 
 def _domains(story: Story, rows: Rows) -> tuple[list[float], list[float]]:
@@ -82,17 +66,40 @@ def _domains(story: Story, rows: Rows) -> tuple[list[float], list[float]]:
     return first, second
 
 
-def _rows(story: Story) -> Rows:
-    knee = (story.path or {}).get("knee")
-    totals = story.overall
+def _line(x: Spec, y: Spec) -> list[Spec]:
+    ends = {"x": x, "y": y}
+    ring = {"type": "point", "style": "knee", "size": 420}
+    return [
+        {"mark": {"type": "line", "style": "quiet"}, "encoding": {**ends, "order": {"field": "order"}}},
+        {"transform": [{"filter": "datum.knee"}], "mark": ring, "encoding": ends},
+    ]
+
+
+def _points(story: Story, x: Spec, y: Spec) -> Spec:
+    form = value_format(story)
+    tips = [
+        tip("model", "model"), tip("mean", "mean", form), tip("worst_20", "worst 20 %", form),
+        tip("worst", "worst", form),
+        *([tip("strength", "strength", ".3~g")] if story.path else []),
+        *([tip("worst_20_sd", "± worst 20 %", ".2f")] if story.kind == "compare" else []),
+    ]  # fmt: skip
+    visible = {"condition": {"test": ON, "value": 1}, "value": 0.28}
+    return {
+        "mark": {"type": "point", "filled": True, "size": 130},
+        "encoding": {
+            "x": x, "y": y, "color": colour(story), "shape": shape(story), "tooltip": tips, "opacity": visible,
+        },
+    }  # fmt: skip
+
+
+def _labels(x: Spec, y: Spec) -> list[Spec]:
+    """Names above the points, that of the model before below: apart, where two points are close."""
     return [
         {
-            "model": m.name, "order": i, "mean": scaled(story, one.mean), "worst_20": scaled(story, one.worst_20),
-            "worst": scaled(story, one.worst), "strength": m.strength, "knee": m.name == knee,  "below": m.role == "before",
-            "label": f"{m.name} (knee)" if m.name == knee else m.name, "worst_20_sd": scaled(story, one.worst_20_sd),
+            "transform": [{"filter": f"{ON} && {side}"}], "mark": {"type": "text", "dy": away},
+            "encoding": {"x": x, "y": y, "text": {"field": "label"}},
         }
-        for i, m in enumerate(story.models)
-        if (one := totals.get(m.name)) is not None
+        for side, away in (("!datum.below", -16), ("datum.below", 17))
     ]  # fmt: skip
 
 
@@ -101,10 +108,7 @@ def _path_words(story: Story) -> str:
         return ""
     words = f" {story.path['why']}" if story.path.get("why") else ""
     warm, cold = story.path.get("rounds_warm"), story.path.get("rounds_cold")
-    if warm and cold:
-        words += (
-            f" The whole path took {count(warm)} rounds, each point from its neighbour; from scratch, {count(cold)}."
-        )
-    elif warm:
-        words += f" The whole path took {count(warm)} rounds, each point from its neighbour."
-    return words
+    if not warm:
+        return words
+    words += f" The whole path took {count(warm)} rounds, each point from its neighbour"
+    return f"{words}; from scratch, {count(cold)}." if cold else f"{words}."

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaffpd.report.figures.base import ACROSS, MANY, Figure, Rows, Spec, columns, short, specification, thinned, tip
+from scaffpd.report.figures.base import (
+    MANY,
+    Figure,
+    Rows,
+    Spec,
+    across,
+    columns,
+    quantity,
+    short,
+    specification,
+    thinned,
+    tip,
+)
 from scaffpd.report.formats import plural
 from scaffpd.report.story import Round, Story
 from scaffpd.report.theme import DASHES, LIGHT
@@ -23,16 +35,15 @@ def weights(story: Story) -> Figure | None:
     top = _heaviest(rounds, focus)
     kept = {name: thinned([r.number for r in rounds if r.model == name]) for name in names}
     chosen = [r for r in rounds if r.model in names and r.number in kept[r.model]]
-    others = len(story.clients) - len(top)
     return Figure(
         name="weights",
         heading=f"How much each {story.word} counts",
-        caption=_caption(story, others),
-        alt=f"The weight λ of the {len(top)} {plural(story.word)} that count most, over rounds, for one model at a time.",
+        caption=_caption(story, len(story.clients) - len(top)),
+        alt=f"The weight λ of the {len(top)} {plural(story.word)} that count most, over rounds, one model at a time.",
         views={"": _spec(story, focus, top)},
         data={"weights": _lines(chosen, top), "others": _others(chosen, top)},
-        wide=len(top) > 7,
         focus=(focus, *(name for name in names if name != focus)),
+        wide=len(top) > len(LIGHT["series"]),
     )
 
 
@@ -51,29 +62,21 @@ def _lines(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
 
 def _others(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
     """The rest, one by one while they are few; beyond, between which bounds they lie."""
-    first, rows = {*top}, list[dict[str, object]]()
+    rows: Rows = []
     for r in rounds:
-        rest = {c: w for c, w in r.weights.items() if c not in first}
+        start = {"model": r.model, "round": r.number}
+        rest = {c: w for c, w in r.weights.items() if c not in top}
         if len(rest) > MANY:
             low, high = min(rest.values()), max(rest.values())
-            rows.append(
-                {"model": r.model, "round": r.number, "low": short(low), "high": short(high), "count": len(rest)}
-            )
+            rows.append({**start, "low": short(low), "high": short(high), "count": len(rest)})
         else:
-            rows += [{"model": r.model, "round": r.number, "client": c, "weight": short(w)} for c, w in rest.items()]
+            rows += [{**start, "client": c, "weight": short(w)} for c, w in rest.items()]
     return rows
 
 
 def _spec(story: Story, focus: str, top: Sequence[str]) -> Spec:
-    x: Spec = {
-        "field": "round",
-        "type": "quantitative",
-        "title": "round",
-        "axis": {"grid": False, "tickMinStep": 1, "tickCount": ACROSS},
-    }
-    y: Spec = {"field": "weight", "type": "quantitative", "title": "weight λ", "axis": {"tickCount": 6}}
-    colours = len(LIGHT["series"])
-    dashes = [DASHES[(1 + i // colours) % len(DASHES)] if i >= colours else [1, 0] for i in range(len(top))]
+    x, y = across("round", "round", tickMinStep=1), quantity("weight", "weight λ")
+    tips = [tip("client", story.word), tip("round", "round", "d"), tip("weight", "weight λ", ".4f")]
     legend = {"title": None, "symbolType": "stroke", "columns": columns(top)}
     client: Spec = {
         "field": "client",
@@ -82,37 +85,41 @@ def _spec(story: Story, focus: str, top: Sequence[str]) -> Spec:
         "scale": {"domain": list(top)},
         "legend": legend,
     }
-    rest_tips = [tip("client", story.word), tip("round", "round", "d"), tip("weight", "weight λ", ".4f")]
-    band: list[Spec] = [
-        {"data": {"name": "others"},
-         "mark": {"type": "area", "style": "rest"},
-         "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
-                      "tooltip": [tip("count", f"other {plural(story.word)}", ",d"), tip("low", "from", ".4f"), tip("high", "to", ".4f")]}},
-    ]  # fmt: skip
-    dim: list[Spec] = [
-        {"data": {"name": "others"},
-         "mark": {"type": "line", "style": "rest"},
-         "encoding": {"x": x, "y": y, "detail": {"field": "client"}, "tooltip": rest_tips}},
-    ]  # fmt: skip
-    lines: list[Spec] = [
-        {"data": {"name": "weights"}, "mark": {"type": "line"},
-         "encoding": {"x": x, "y": y, "color": client, "strokeDash": {**client, "scale": {"domain": list(top), "range": dashes}}}},
+    hues = len(LIGHT["series"])
+    dashes = [[1, 0] if i < hues else DASHES[(1 + i // hues) % len(DASHES)] for i in range(len(top))]
+    dash = {**client, "scale": {"domain": list(top), "range": dashes}}
+    ends = {"x": x, "y": y, "color": client}
+    layers: list[Spec] = [
+        *_rest(story, x, y, tips, len(story.clients) - len(top)),
+        {"data": {"name": "weights"}, "mark": {"type": "line"}, "encoding": {**ends, "strokeDash": dash}},
         {"data": {"name": "weights"}, "mark": {"type": "point", "filled": True, "size": 18},
-         "encoding": {"x": x, "y": y, "color": client, "tooltip": rest_tips}},
+         "encoding": {**ends, "tooltip": tips}},
     ]  # fmt: skip
-    rest = len(story.clients) - len(top)
-    layers = [*(band if rest > MANY else dim if rest > 0 else []), *lines]
     for layer in layers:
         layer["transform"] = [{"filter": "datum.model === focus"}]
-    even = 1 / max(len(story.clients), 1)
-    layers.append(
-        {"mark": {"type": "rule", "style": "quiet", "strokeDash": [2, 3]}, "encoding": {"y": {"datum": even}}}
-    )
+    even = {"y": {"datum": 1 / max(len(story.clients), 1)}}
+    layers.append({"mark": {"type": "rule", "style": "quiet", "strokeDash": [2, 3]}, "encoding": even})
     return specification(story, params=[{"name": "focus", "value": focus}], layer=layers)
 
 
+def _rest(story: Story, x: Spec, y: Spec, tips: list[Spec], others: int) -> list[Spec]:
+    """Dim lines while they can be told apart, a band beyond."""
+    start: Spec = {"data": {"name": "others"}}
+    if others <= 0:
+        return []
+    if others <= MANY:
+        line: Spec = {"x": x, "y": y, "detail": {"field": "client"}, "tooltip": tips}
+        return [{**start, "mark": {"type": "line", "style": "rest"}, "encoding": line}]
+    band = [tip("count", f"other {plural(story.word)}", ",d"), tip("low", "from", ".4f"), tip("high", "to", ".4f")]
+    ends: Spec = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "tooltip": band}
+    return [{**start, "mark": {"type": "area", "style": "rest"}, "encoding": ends}]
+
+
 def _caption(story: Story, others: int) -> str:
-    words = f"λ is the mixture of {plural(story.word)} for which the model is worst; the dotted line is 1/{len(story.clients)}, all alike."
+    words = (
+        f"λ is the mixture of {plural(story.word)} for which the model is worst; the dotted line is "
+        f"1/{len(story.clients)}, all alike."
+    )
     if others > MANY:
         return f"{words} Lines: the {TOP} that count most at the end; the grey band: the other {others}."
     return f"{words} Grey: the other {others}." if others > 0 else words
