@@ -113,28 +113,32 @@ def runs(story: Story) -> str:
         "rounds": lambda m: count(m.rounds), "exchanges": lambda m: count(m.exchanges),
         "MB": lambda m: plain(m.megabytes), "seconds": lambda m: plain(m.seconds),
         "mean": lambda m: _total(story, m, "mean"),
-        "worst 20 %": lambda m: _total(story, m, "worst_20"), "worst": lambda m: _total(story, m, "worst"),
+        "worst\u00a020\u00a0%": lambda m: _total(story, m, "worst_20"), "worst": lambda m: _total(story, m, "worst"),
     }  # fmt: skip
     kept = {
         name: cell for name, cell in columns.items() if any(cell(m) not in ("", NOTHING) for m in story.models)
     }  # what no run has is left out
+    messages = {m.message for m in story.models}
+    shared = messages.pop() if len(messages) == 1 < len(story.models) else ""
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("model", *kept))
     body = "".join(
-        f'<tr data-row="{i}"><th scope="row">{marks[m.name]}{escape(m.name)}{_how(m)}</th>'
+        f'<tr><th scope="row">{marks[m.name]}{escape(m.name)}{_how(m, shared)}</th>'
         + "".join(f"<td>{cell(m)}</td>" for cell in kept.values())
         + "</tr>"
-        for i, m in enumerate(story.models)
+        for m in story.models
     )
     return (
         '<div class="wide" tabindex="0" role="region" aria-label="All runs"><table class="runs">'
         f'<caption class="hidden">All runs</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+        + (f'<p class="soft">All runs: {escape(shared)}</p>' if shared else "")
     )
 
 
-def _how(model: Model) -> str:
+def _how(model: Model, shared: str) -> str:
     objective = "" if model.objective in model.algorithm else model.objective
     how = ", ".join(filter(None, (objective, model.algorithm)))
-    return "".join(f"<small>{escape(line)}</small>" for line in (how, model.failure or model.message) if line)
+    words = model.failure or ("" if shared else model.message)
+    return "".join(f"<small>{escape(line)}</small>" for line in (how, words) if line)
 
 
 def _total(story: Story, model: Model, which: str) -> str:

@@ -146,14 +146,12 @@ def _ranking(story: Story) -> tuple[str, str]:
     sign = 1 if story.upwards else -1
     ranked = {m.name for m in story.models if not m.failure and m.name in story.overall}
     near = sorted(n for n in ranked - {after.name} if sign * (best.worst_20 - story.overall[n].worst_20) <= spread)
-    beyond = abs(worst.gain) > spread
     against = _against(story, worst, mean, before.name)
-    second = (
-        f"{len(near)} of the {len(ranked) - 1} others are within one standard deviation of it"
-        + (f", {before.name} among them." if before.name in near else ".")
-        if near
-        else f"No other method is within one standard deviation{'' if beyond else ' of it'}."
-    )
+    second = "No other method is within one standard deviation of it."
+    if near:
+        also = f", {before.name} among them" if before.name in near and len(near) > 1 else ""
+        who = f"{near[0]} is" if len(near) == 1 else f"{len(near)} of the {len(ranked) - 1} others are"
+        second = f"{who} within one standard deviation of it{also}."
     return f"{after.name} serves the {bottom(story)} best, with {_with_spread(story, best)}: {against}.", second
 
 

@@ -112,7 +112,7 @@ def across(field: str, title: str, scale: Spec | None = None, **axis: Any) -> Sp
 
 def which(lines: Sequence[str]) -> Spec:
     """Two lines a model: the first dashed, the second solid."""
-    legend = {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 2}
+    legend = {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 2, "orient": "bottom"}
     scale = {"domain": list(lines), "range": [[4, 3], [1, 0]]}
     return {"field": "which", "type": "nominal", "scale": scale, "legend": legend}
 
@@ -140,7 +140,7 @@ def value_axis(story: Story) -> str:
 
 def value_format(story: Story) -> str:
     """How d3 writes a value."""
-    return ".1f" if story.upwards else ".4~g"
+    return ".1f" if story.upwards else ",.4~r"
 
 
 def scaled(story: Story, value: float | None) -> float | None:

@@ -39,7 +39,11 @@ def communication(story: Story) -> Figure | None:
     }
     if not views or (not curves and len(rows) < 2):
         return None
-    how = "Solid: the worst 20 %; dashed: the mean." if curves else "The worst 20 % of the finished models."
+    how = (
+        "Solid: the worst 20 %; dashed: the mean."
+        if curves
+        else "The worst 20 % of the finished models; pale ones are off."
+    )
     return Figure(
         name="communication",
         heading="What the communication buys",
@@ -70,7 +74,7 @@ def _ends(story: Story) -> Rows:
 
 
 def _spec(story: Story, field: str, title: str, curves: bool) -> Spec:
-    x = across(field, title, {"zero": curves, "padding": 0 if curves else 20}, format=",.3~g")
+    x = across(field, title, {"zero": curves, "padding": 0 if curves else 20}, format=",.3~r")
     y = quantity("value", value_axis(story), {"zero": False})
     tips = [
         tip("model", "model"), tip("which", "over clients"), tip("value", value_axis(story), value_format(story)),
@@ -82,4 +86,6 @@ def _spec(story: Story, field: str, title: str, curves: bool) -> Spec:
     if curves:
         dashed = which(("mean", "worst 20 %"))
         layers.insert(0, {"mark": {"type": "line"}, "encoding": {**ends, "strokeDash": dashed}})
-    return specification(story, data={"name": "costs"}, transform=[{"filter": ON}], layer=layers)
+        return specification(story, data={"name": "costs"}, transform=[{"filter": ON}], layer=layers)
+    layers[0]["encoding"]["opacity"] = {"condition": {"test": ON, "value": 1}, "value": 0.28}
+    return specification(story, data={"name": "costs"}, layer=layers)

@@ -98,7 +98,7 @@ def _bars(story: Story, clients: list[str]) -> Figure:
         totals[share.client][1] += share.test_rows
     order = sorted(clients, key=lambda c: -sum(totals[c]))
     rows: Rows = [
-        {"client": c, "rank": i + 1, "kind": kind, "rows": totals[c][k]}
+        {"client": c, "rank": i + 1, "kind": kind, "place": k, "rows": totals[c][k]}
         for i, c in enumerate(order)
         for k, kind in enumerate(("trained on", "test"))
         if totals[c][k]
@@ -112,7 +112,7 @@ def _bars(story: Story, clients: list[str]) -> Figure:
         f"Rows trained on and test rows of {len(clients)} {plural(story.word)}.",
         specification(
             story, data={"name": "partition"}, mark={"type": "bar", "opacity": 0.85} | ({} if many else {"height": 10}),
-            height=HEIGHT if many else STEP * max(len(clients), 2), encoding={**place, "color": kind, "tooltip": tips},
+            height=HEIGHT if many else STEP * max(len(clients), 2), encoding={**place, "color": kind, "order": {"field": "place"}, "tooltip": tips},
         ),
         rows,
         heavy=many,

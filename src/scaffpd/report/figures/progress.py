@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from scaffpd.report.figures.base import (
@@ -42,7 +43,8 @@ def certificate(story: Story) -> Figure | None:
     rows = [row for row in rows if row["model"] in proven]
     if not rows:
         return None
-    y = quantity("certificate", "proven gap to the optimum", {"type": "log"}, format="~e")
+    powers = _powers([row["certificate"] for row in rows if row["certificate"] is not None])
+    y = quantity("certificate", "proven gap to the optimum", {"type": "log"}, format="~e", values=powers)
     tips = [tip("model", "model"), tip("round", "round", "d"), tip("certificate", "proven gap", ".2e")]
     line: Spec = {"mark": {"type": "line", "strokeDash": DASH}, "encoding": _ends(story, y)}
     return Figure(
@@ -61,10 +63,10 @@ def losses(story: Story) -> Figure | None:
     rows = [row for r in kept(story) if r.losses for row in _two(r)]
     if not rows:
         return None
-    y = quantity("loss", "training loss", {"type": "log", "nice": False}, format=".3~g")
+    y = quantity("loss", "training loss", {"type": "log", "nice": False}, format=",.3~r")
     tips = [
         tip("model", "model"), tip("which", "over clients"), tip("client", f"worst {story.word}"),
-        tip("round", "round", "d"), tip("loss", "loss", ".4~g"),
+        tip("round", "round", "d"), tip("loss", "loss", ",.4~r"),
     ]  # fmt: skip
     line: Spec = {"mark": {"type": "line"}, "encoding": {**_ends(story, y), "strokeDash": which(("mean", "worst"))}}
     return Figure(
@@ -76,6 +78,12 @@ def losses(story: Story) -> Figure | None:
         views={"": _spec(story, "losses", [line, _dots(story, y, tips)], [])},
         data={"losses": rows},
     )
+
+
+def _powers(values: list[float]) -> list[float]:
+    """The powers of ten around some numbers, seven at most: whole decades are all the grid that a line needs."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return [float(f"1e{power}") for power in range(low, high + 1, max(1, math.ceil((high - low) / 6)))]
 
 
 def _two(r: Round) -> Rows:
