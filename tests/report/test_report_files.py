@@ -177,6 +177,22 @@ def test_a_comparison_is_read_from_its_tables():
     assert hospitals.command.startswith("scaffpd compare hospitals --methods all")
 
 
+def test_a_comparison_of_losses(tmp_path):
+    """A regression has no accuracies: losses, and less is better."""
+    heads = "method,seeds,failures,rounds_mean,megabytes_up_mean,megabytes_down_mean,test_accuracy_mean_mean,"
+    heads += "test_loss_mean_mean,test_loss_worst_20_mean,test_loss_worst_mean,test_loss_worst_20_sd"
+    lines = ["FedAvg,1,,10,1,1,,2.0,4.0,4.0,", "Ours,1,,10,2,2,,2.2,3.0,3.0,", "Bad,0,It diverged.,,,,,,,,"]
+    (tmp_path / "table.csv").write_text("\n".join([heads, *lines]))
+    rows = [f"{m},0,{c},0.5,9,1.0,,9,{v},nan" for m, v in (("FedAvg", 4.0), ("Ours", 3.0)) for c in "ab"]
+    named = "method,seed,client,weight,train_samples,train_loss,train_accuracy,test_samples,test_loss,test_accuracy"
+    (tmp_path / "clients.csv").write_text("\n".join([named, *rows]))
+    story = read(tmp_path)
+    assert (story.measure, story.role("before").name, story.role("after").name) == ("loss", "FedAvg", "Ours")
+    text = markup(report.write(tmp_path).read_text(encoding="utf-8"))
+    assert "Ours serves the" in text
+    assert "It diverged." in text
+
+
 def test_a_deployed_run_joins_its_segments(deployed):
     story = read(deployed)
     numbers = [r.number for r in story.rounds]

@@ -118,12 +118,9 @@ def test_comparisons_name_the_best_and_who_is_as_good():
         "fair serves the worst-served fifth of clients best, with 70.0 ± 2.0 %: 10.0 points more than average; "
         "the average gives up 1.0."
     )
-    assert second == "No other method is within one standard deviation."
+    assert second == "No other method is within one standard deviation of it."
     close = {**totals, "average": Overall(0.79, 0.69, 0.5, "")}
-    assert (
-        "1 of the 1 others are within one standard deviation of it, average among them."
-        in verdict(replace(told, overall=close))[1]
-    )
+    assert verdict(replace(told, overall=close))[1] == "average is within one standard deviation of it."
 
 
 def with_status(told, **changed):
@@ -190,3 +187,10 @@ def test_the_worst_fifth_is_that_of_the_metrics():
     assert found.worst_20 == pytest.approx(expected.worst_20)
     assert (found.mean, found.worst) == pytest.approx((expected.mean, expected.worst))
     assert found.worst_client == expected.worst_client
+
+
+def test_changes_that_somebody_has_judged_are_not_judged_again():
+    told = story([0.7, 0.8, 0.9], [0.75, 0.8, 0.9], rows=60)
+    judged = tuple(replace(s, clear=i == 0) for i, s in enumerate(told.scores["fair"]))
+    said = cautions(replace(told, scores={**told.scores, "fair": judged}))
+    assert said == ("Of 3 clients, 1 change is clear of noise (marked *).",)

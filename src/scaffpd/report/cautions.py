@@ -71,7 +71,7 @@ def _noise(story: Story) -> list[str]:
     clear = sum(bool(s.clear) for s in judged)
     who = "no" if clear == 0 else str(clear)
     return [
-        f"Of {len(judged)} {plural(story.word)}, {who} {'change is' if clear < 2 else 'changes are'} clear of noise."
+        f"Of {len(judged)} {plural(story.word)}, {who} {'change is' if clear < 2 else 'changes are'} clear of noise (marked *)."
     ]
 
 

@@ -42,7 +42,7 @@ def read_deployed(folder: Path) -> Story:
         events=read_events(folder / "events.csv"),
         settings=_settings(settings, about),
         files=tuple((name, written) for name in (MARK,) if (written := _pretty(text(folder / name)))),
-        remarks=(sentence,),
+        remarks=(sentence[:1].upper() + sentence[1:],),
     )
 
 

@@ -43,11 +43,13 @@ def tradeoff(story: Story) -> Figure | None:
 
 def _rows(story: Story) -> Rows:
     knee = (story.path or {}).get("knee")
+    main = [m.name for role in ("before", "after") if (m := story.role(role)) is not None]
+    low = min(main, key=lambda name: story.overall[name].worst_20, default="")
     return [
         {
             "model": m.name, "order": i, "mean": scaled(story, one.mean), "worst_20": scaled(story, one.worst_20),
             "worst": scaled(story, one.worst), "strength": m.strength, "knee": m.name == knee,
-            "below": m.role == "before", "label": f"{m.name} (knee)" if m.name == knee else m.name,
+            "below": m.name == low, "label": f"{m.name} (knee)" if m.name == knee else m.name,
             "worst_20_sd": scaled(story, one.worst_20_sd),
         }
         for i, m in enumerate(story.models)
@@ -93,7 +95,7 @@ def _points(story: Story, x: Spec, y: Spec) -> Spec:
 
 
 def _labels(x: Spec, y: Spec) -> list[Spec]:
-    """Names above the points, that of the model before below: apart, where two points are close."""
+    """Names above the points, but that of the lower of before and after below: they may be close."""
     return [
         {
             "transform": [{"filter": f"{ON} && {side}"}], "mark": {"type": "text", "dy": away},
