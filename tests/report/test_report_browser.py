@@ -152,6 +152,9 @@ def test_pairs_go_with_their_models(opened, hospitals):
     assert page.count(rules) == 4
     page.click(".chip:has-text('average')")
     assert page.count(rules) == 0
+    page.click(".chip:has-text('fair')")  # nothing is on: empty charts, and no complaint
+    assert page.count("#figure-clients .mark-symbol.role-mark path") == 0
+    page.alone()
 
 
 def test_weights_follow_the_chosen_model_and_the_chips(opened, hospitals):

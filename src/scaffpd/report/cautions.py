@@ -70,9 +70,8 @@ def _noise(story: Story) -> list[str]:
         return []
     clear = sum(bool(s.clear) for s in judged)
     who = "no" if clear == 0 else str(clear)
-    return [
-        f"Of {len(judged)} {plural(story.word)}, {who} {'change is' if clear < 2 else 'changes are'} clear of noise (marked *)."
-    ]
+    changes = "change is" if clear < 2 else "changes are"
+    return [f"Of {len(judged)} {plural(story.word)}, {who} {changes} clear of noise (marked *)."]
 
 
 def _chance(story: Story) -> str:

@@ -86,7 +86,7 @@ def config(palette: Palette, model_places: list[int]) -> dict[str, Any]:
             "gain-words": {"color": palette["gain"], "fontSize": 12, "font": FONT},
             "loss-words": {"color": palette["loss"], "fontSize": 12, "font": FONT},
             "bubble": {"color": palette["accent"], "opacity": 0.75},
-            "knee": {"stroke": palette["ink"], "fill": "transparent", "strokeWidth": 1.6},
+            "knee": {"color": palette["ink"], "filled": False, "strokeWidth": 1.6},
             "soft": {"color": palette["soft"], "font": FONT, "fontSize": 12},
         },
     }  # fmt: skip

@@ -51,7 +51,6 @@ def specification(story: Story, **parts: Any) -> Spec:
     """A specification with the signal that says which models are on."""
     params = [{"name": "shown", "value": list(story.shown)}, *parts.pop("params", [])]
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": WIDTH, "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}, "params": params,
         **parts,
     }  # fmt: skip

@@ -112,7 +112,7 @@ def _bars(story: Story, clients: list[str]) -> Figure:
         f"Rows trained on and test rows of {len(clients)} {plural(story.word)}.",
         specification(
             story, data={"name": "partition"}, mark={"type": "bar", "opacity": 0.85} | ({} if many else {"height": 10}),
-            height=HEIGHT if many else STEP * max(len(clients), 2), 
+            height=HEIGHT if many else STEP * max(len(clients), 2),
             encoding={**place, "color": kind, "order": {"field": "place"}, "tooltip": tips},
         ),
         rows,

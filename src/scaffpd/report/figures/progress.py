@@ -44,7 +44,8 @@ def certificate(story: Story) -> Figure | None:
     if not rows:
         return None
     powers = _powers([row["certificate"] for row in rows if row["certificate"] is not None])
-    y = quantity("certificate", "proven gap to the optimum", {"type": "log"}, format="~e", values=powers)
+    scale = {"type": "log", "domain": [powers[0], powers[-1]], "nice": False}
+    y = quantity("certificate", "proven gap to the optimum", scale, format="~e", values=powers)
     tips = [tip("model", "model"), tip("round", "round", "d"), tip("certificate", "proven gap", ".2e")]
     line: Spec = {"mark": {"type": "line", "strokeDash": DASH}, "encoding": _ends(story, y)}
     return Figure(
@@ -63,7 +64,9 @@ def losses(story: Story) -> Figure | None:
     rows = [row for r in kept(story) if r.losses for row in _two(r)]
     if not rows:
         return None
-    y = quantity("loss", "training loss", {"type": "log", "nice": False}, format=",.3~r")
+    found = [row["loss"] for row in rows]
+    scale = {"type": "log", "domain": [0.97 * min(found), 1.03 * max(found)], "nice": False}  # whatever models are on
+    y = quantity("loss", "training loss", scale, format=",.3~r")
     tips = [
         tip("model", "model"), tip("which", "over clients"), tip("client", f"worst {story.word}"),
         tip("round", "round", "d"), tip("loss", "loss", ",.4~r"),
@@ -83,7 +86,8 @@ def losses(story: Story) -> Figure | None:
 def _powers(values: list[float]) -> list[float]:
     """The powers of ten around some numbers, seven at most: whole decades are all the grid that a line needs."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    return [float(f"1e{power}") for power in range(low, high + 1, max(1, math.ceil((high - low) / 6)))]
+    step = max(1, math.ceil((high - low) / 6))
+    return [float(f"1e{power}") for power in range(low, max(high, low + 1) + step, step)]
 
 
 def _two(r: Round) -> Rows:
