@@ -152,8 +152,24 @@ def test_pairs_go_with_their_models(opened, hospitals):
     assert page.count(rules) == 4
     page.click(".chip:has-text('average')")
     assert page.count(rules) == 0
-    page.click(".chip:has-text('fair')")  # nothing is on: empty charts, and no complaint
-    assert page.count("#figure-clients .mark-symbol.role-mark path") == 0
+    page.click(".chip:has-text('fair')")  # the last one stays on
+    assert page.count("#figure-clients .mark-symbol.role-mark path") == 4
+    assert page.page.get_attribute(".chip:has-text('fair')", "aria-pressed") == "true"
+    page.alone()
+
+
+def test_a_model_without_a_certificate_alone(opened, hospitals, tmp_path):
+    """The certificate's chart has nothing to draw then, and does not complain."""
+    folder = tmp_path / "plain"
+    shutil.copytree(hospitals, folder)
+    rows = [line.split(",") for line in (folder / "rounds.csv").read_text().splitlines()]
+    for row in rows:
+        row[2] = "inf" if row[0] == "average" else row[2]
+    (folder / "rounds.csv").write_text("\n".join(map(",".join, rows)))
+    page = opened(folder)
+    page.click(".chip:has-text('fair')")
+    assert page.count("#figure-certificate .mark-symbol.role-mark path") == 0
+    assert page.count("#figure-losses .mark-symbol.role-mark path") > 4
     page.alone()
 
 

@@ -85,6 +85,7 @@
   }
 
   function toggle(name) {
+    if (shown.size === 1 && shown.has(name)) return; // charts of nothing say nothing: the last one stays
     if (!shown.delete(name)) shown.add(name);
     showModels();
     update();
