@@ -117,7 +117,7 @@ def _rest(story: Story, x: Spec, y: Spec, tips: list[Spec], others: int) -> list
 
 def _caption(story: Story, others: int) -> str:
     words = (
-        f"λ is the mixture of {plural(story.word)} for which the model is worst; the dotted line is "
+        f"λ is the weight of each {story.word} in the mixture that the model is trained against; the dotted line is "
         f"1/{len(story.clients)}, all alike."
     )
     if others > MANY:
