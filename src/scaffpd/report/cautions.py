@@ -60,7 +60,7 @@ def _few_rows(story: Story) -> list[str]:
             f"{sentence}: at {brief(worst[0].client)}, which is served among the worst, "
             f"one row is {100 / rows:.3g} points."
         ]
-    return [f"{sentence}: their numbers are uncertain."]
+    return [f"{sentence}: {'its number is' if len(few) == 1 else 'their numbers are'} uncertain."]
 
 
 def _noise(story: Story) -> list[str]:
@@ -71,7 +71,7 @@ def _noise(story: Story) -> list[str]:
     clear = sum(bool(s.clear) for s in judged)
     who = "no" if clear == 0 else str(clear)
     changes = "change is" if clear < 2 else "changes are"
-    return [f"Of {len(judged)} {plural(story.word)}, {who} {changes} clear of noise (marked *)."]
+    return [f"Of {len(judged)} {plural(story.word)}, {who} {changes} clear of noise{' (marked *)' if clear else ''}."]
 
 
 def _chance(story: Story) -> str:

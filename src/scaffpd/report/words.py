@@ -118,7 +118,7 @@ def _names(story: Story, before: Overall, after: Overall) -> str:
         return f"Served worst was {first} with {was}; now it is {last} with {now}."
     if was == now:
         return f"Served worst is {first}, before and after, with {now}."
-    return f"Served worst is {first}, before with {was} and after with {now}."
+    return f"Served worst is {first}, before with {measured(before.worst, story.measure)} and after with {now}."
 
 
 def _of_few(story: Story, client: str) -> str:
