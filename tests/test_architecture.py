@@ -30,7 +30,7 @@ FLOORS = [
     {"subspace", "features"},
     {"algorithms", "cohort"},
     {"training", "settings"},
-    {"comparison", "convexify", "deploy"},
+    {"comparison", "convexify", "deploy", "fairness_path"},
     {"experiments"},
     {"cli"},
 ]
