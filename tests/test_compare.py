@@ -33,7 +33,7 @@ from scaffpd.comparison.runs import Bench, Job, Run
 from scaffpd.comparison.setting import labelled, make_setting
 from scaffpd.comparison.zoo import chosen, zoo
 from scaffpd.errors import InputError
-from scaffpd.experiments.problems import problem as known_problem
+from scaffpd.comparison.problems import problem as known_problem
 from scaffpd.federation import ClientScores
 from scaffpd.metrics import Summary
 

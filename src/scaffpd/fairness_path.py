@@ -6,7 +6,7 @@ method hands over more than x: the weights λ, the vectors that everybody knows,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,21 @@ def path(
     """
     if not isinstance(objectives, Sequence) or not objectives:
         raise InputError("path needs a list of objectives, such as [Average(), ChiSquare(0.1), Agnostic()].")
-    results: list[Result] = []
+    return list(along(objectives, federation, rounds, tol, seed, make, progress, lambda _: callbacks, warm))
+
+
+def along(
+    objectives: Iterable[Objective],
+    federation: Federation,
+    rounds: int,
+    tol: float | None,
+    seed: int,
+    make: Callable[[Objective], Algorithm],
+    progress: bool | None,
+    watching: Callable[[Objective], Sequence[Callback]],
+    warm: bool,
+) -> Iterator[Result]:
+    """As `path`, a result at a time; `watching` gives the callbacks for an objective."""
     known: Any = None
 
     def keep(moment: Any) -> None:
@@ -55,12 +69,11 @@ def path(
         known = moment.state
 
     for objective in objectives:
-        watching = [*callbacks, keep]
-        x0 = known if warm else None
-        results.append(train(make(objective), federation, rounds, tol, seed, x0, progress, None, watching))
-        if results[-1].status is Status.INTERRUPTED:
-            break
-    return results
+        callbacks, x0 = [*watching(objective), keep], known if warm else None
+        result = train(make(objective), federation, rounds, tol, seed, x0, progress, None, callbacks)
+        yield result
+        if result.status is Status.INTERRUPTED:
+            return
 
 
 def grid(kind: str, average: Vector, points: int = 9) -> dict[str, Objective]:
