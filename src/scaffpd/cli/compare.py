@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scaffpd.cli import choices
+from scaffpd.cli.choices import completing, completing_list
 from scaffpd.errors import InputError, positive
 
 if TYPE_CHECKING:
@@ -19,8 +21,18 @@ WIDEST = 120  # columns: beyond, lines are hard to follow
 
 
 def compare(
-    problem: Annotated[str, typer.Argument(help="What on.")] = "digits",
-    methods: Annotated[str, typer.Option(help="All, or names such as FedAvg,DRFA,Scaff-PD.")] = "all",
+    problem: Annotated[
+        str,
+        typer.Argument(
+            help="digits, hospitals, breast-cancer or synthetic.", autocompletion=completing(*choices.PROBLEMS)
+        ),
+    ] = "digits",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="All, or names such as FedAvg,DRFA,Scaff-PD.", autocompletion=completing_list(*choices.METHODS)
+        ),
+    ] = "all",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of every run.")] = 100,
     local_steps: Annotated[int, typer.Option(min=1, help="Local steps a round, of methods that have them.")] = 10,
     batch_size: Annotated[
@@ -42,9 +54,13 @@ def compare(
     processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")] = False,
 ) -> None:
-    """Many methods on one problem: digits, hospitals, breast-cancer or synthetic.
+    """Many methods on one problem: who serves whom, in one table.
 
     All have the same partitions, starts, rounds and tuning budget, and are scored on test rows.
+
+    Examples:
+        scaffpd compare hospitals --methods FedAvg,Scaff-PD --rounds 20 --tune 1
+        scaffpd compare synthetic --clients 5 --rounds 10 --tune 1 --out comparison
     """
     positive("compare", "--rho", rho)
     if alpha is not None:

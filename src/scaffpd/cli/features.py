@@ -8,28 +8,46 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scaffpd.cli import choices
+from scaffpd.cli.choices import completing
 from scaffpd.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from scaffpd.features import Backbone
 
-DATASETS = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}
-
 
 def features(
-    dataset: Annotated[str, typer.Argument(help="cifar10, cifar100 or tiny-imagenet.")],
+    dataset: Annotated[
+        str,
+        typer.Argument(help="cifar10, cifar100 or tiny-imagenet.", autocompletion=completing(*choices.IMAGES)),
+    ],
     data: Annotated[
         Path | None, typer.Option(help="Folder of data sets and weights.", show_default="SCAFFPD_DATA")
     ] = None,
-    backbone: Annotated[str, typer.Option(help="efficientnet-lite0 or resnet18-layer3.")] = "efficientnet-lite0",
-    kind: Annotated[str, typer.Option(help="entk: gradients; penultimate: last features.")] = "entk",
+    backbone: Annotated[
+        str,
+        typer.Option(help="efficientnet-lite0 or resnet18-layer3.", autocompletion=completing(*choices.BACKBONES)),
+    ] = "efficientnet-lite0",
+    kind: Annotated[
+        str,
+        typer.Option(help="entk: gradients; penultimate: last features.", autocompletion=completing(*choices.KINDS)),
+    ] = "entk",
     coordinates: Annotated[int, typer.Option(min=1, help="Coordinates of the gradient that are kept.")] = 50_000,
     size: Annotated[int, typer.Option(min=8, help="Pixels a side to which images are resized.")] = 224,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="Format of storage: float16 or float32.")] = "float16",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu or cuda.", autocompletion=completing(*choices.DEVICES))
+    ] = "auto",
+    dtype: Annotated[
+        str,
+        typer.Option(help="Format of storage: float16 or float32.", autocompletion=completing(*choices.DTYPES)),
+    ] = "float16",
     precision: Annotated[
         str | None,
-        typer.Option(help="Of the network: float32, tf32, bfloat16.", show_default="tf32 on a GPU, else float32"),
+        typer.Option(
+            help="Of the network: float32, tf32, bfloat16.",
+            show_default="tf32 on a GPU, else float32",
+            autocompletion=completing(*choices.PRECISIONS),
+        ),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="For a chunk: 4GB.", show_default="a share of the free")] = None,
     cache: Annotated[Path, typer.Option("--cache", "--out", help="Folder for tables.")] = Path("features"),
@@ -40,9 +58,15 @@ def features(
     verify: Annotated[bool, typer.Option("--verify", help="Check the checksums of a table once more.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the table and print nothing.")] = False,
 ) -> None:
-    """Gradients or last features of a network as a table; the same command again goes on or finds it done."""
-    if dataset not in DATASETS:
-        raise unknown("dataset", dataset, DATASETS)
+    """Images as rows of numbers for linear models; the same command again goes on or finds it done.
+
+    Images and weights are yours to provide: scaffpd data says where.
+
+    Examples:
+        scaffpd features cifar10 --data ~/data --images-per-class 5 --size 64 --coordinates 500
+    """
+    if dataset not in choices.IMAGES:
+        raise unknown("dataset", dataset, choices.IMAGES)
     from scaffpd import data as sources  # seconds, so not for --help
     from scaffpd.features import backbone as known
     from scaffpd.features import features as extract
@@ -51,7 +75,7 @@ def features(
     where = place(device)
     exact = precision or ("tf32" if where.type == "cuda" else "float32")  # as `scaffpd reproduce` has it
     network = known(backbone, data, size)
-    images = getattr(sources, DATASETS[dataset])(data)
+    images = getattr(sources, choices.IMAGES[dataset])(data)
     if images_per_class is not None:
         images = images.subset(images_per_class, images_per_class)
     if not quiet:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scaffpd.cli.frame import add, group
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,20 +45,23 @@ rows = 20                         # with fewer training rows the silo takes no p
 # small = "networks:small"
 """
 
-silo = typer.Typer(help="Prepare a site: write its file, and see what would leave it.", no_args_is_help=True)
-silo.suggest_commands = False
+silo = group(
+    """Prepare a site: write its file, and see what would leave it.
+
+    Examples:
+        scaffpd silo init
+    """
+)
 
 
-@silo.callback()
-def _top() -> None:
-    """Prepare a site: write its file, and see what would leave it."""
-
-
-@silo.command()
 def init(
     out: Annotated[Path, typer.Option(help="The file to write; one that is there is left alone.")] = Path("silo.toml"),
 ) -> None:
-    """Write a silo.toml to fill in."""
+    """Write a silo.toml to fill in.
+
+    Examples:
+        scaffpd silo init --out silo.toml
+    """
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(TEMPLATE.format(file=out.name))
@@ -68,12 +72,16 @@ def init(
     typer.echo(f"Written to {out}. Fill it in, then run: scaffpd silo check {out}")
 
 
-@silo.command()
 def check(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
-    """Read the data, show what was found, what would leave this site and what never does; nothing is sent."""
+    """Read the data, show what was found, what would leave this site and what never does; nothing is sent.
+
+    Examples:
+        scaffpd silo check silo.toml
+        scaffpd silo check silo.toml --json
+    """
     from scaffpd.deploy.silo.overview import report
     from scaffpd.deploy.silo.reading import Dataset
     from scaffpd.deploy.silo.silo_file import SiloFile
@@ -88,7 +96,6 @@ def check(
     data.check(settings.limits)
 
 
-@silo.command()
 def predict(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     model: Annotated[Path, typer.Argument(help="A run's model.safetensors.", show_default=False)],
@@ -96,7 +103,8 @@ def predict(
 ) -> None:
     """Apply a trained model to this site's own rows; nothing is sent.
 
-    Example: scaffpd silo predict silo.toml run/model.safetensors
+    Examples:
+        scaffpd silo predict silo.toml run/model.safetensors --out predictions.csv
     """
     import csv
 
@@ -115,6 +123,10 @@ def predict(
     except OSError as error:
         raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
     typer.echo(f"{len(found.targets)} rows written to {out}.")
+
+
+for _command in (init, check, predict):
+    add(silo, _command)
 
 
 def _show(found: dict[str, Any]) -> None:
