@@ -46,3 +46,9 @@ def count(owner: str, name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 1:
         raise InputError(f"{owner} needs a whole number {name} >= 1, got {value!r}.")
     return int(value)
+
+
+def shortened(value: object, most: int = 60) -> str:
+    """A value as it looks in Python, cut off where it is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."

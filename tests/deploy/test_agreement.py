@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaffpd.deploy.agreement.agree import agree, deviation_of, mean_of
 from scaffpd.deploy.silo.reading import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
+from scaffpd.tabular.agree import agree, deviation_of, mean_of
 
 heart = import_module("scaffpd.data.heart_disease")
 RAREST = 3

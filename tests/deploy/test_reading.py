@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scaffpd.deploy.agreement.columns import spelt
 from scaffpd.deploy.silo.reading import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
+from scaffpd.tabular.columns import spelt
 
 
 def silo(folder: Path, data: str, rest: str = "", name: str = "a") -> Dataset:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scaffpd.deploy.protocol.needs import NEEDS
-from scaffpd.deploy.toml_file import NAME, Section
 from scaffpd.errors import InputError, unknown
+from scaffpd.settings.section import NAME, Section
 
 ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 FORMATS = (".csv", ".parquet", ".npz")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import InputError, shortened, unknown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # of a silo: it goes into paths, commands and certificates
 LARGEST = 2**20  # bytes: nobody writes more than that by hand
@@ -110,9 +110,3 @@ class Section:
         if not isinstance(value, bool):
             raise self.refusal(key, "true or false")
         return value
-
-
-def shortened(value: object, most: int = 60) -> str:
-    """A value as it looks in Python, cut off where it is long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.agreement.columns import Column, Matrix, Table, categorical, is_missing, numeric, spelt
 from scaffpd.errors import InputError, unknown
+from scaffpd.tabular.columns import Column, Matrix, Table, categorical, is_missing, numeric, spelt
 
 Parts = Sequence[Any]  # the same thing of training and of held-out rows, or of all rows
 

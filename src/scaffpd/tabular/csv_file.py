@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scaffpd.deploy.agreement.columns import (
+from scaffpd.errors import InputError, shortened, unknown
+from scaffpd.tabular.columns import (
     Column,
     Mask,
     Matrix,
@@ -21,8 +22,6 @@ from scaffpd.deploy.agreement.columns import (
     parsed,
     spelt,
 )
-from scaffpd.deploy.toml_file import shortened
-from scaffpd.errors import InputError, unknown
 
 Rows = Iterator[tuple[int, list[str]]]
 

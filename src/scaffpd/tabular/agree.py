@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from scaffpd.deploy.agreement.columns import CATEGORY, NUMBER, UNKNOWN
-from scaffpd.deploy.agreement.scaling import deviation_of as deviation_of
-from scaffpd.deploy.agreement.scaling import mean_of as mean_of
-from scaffpd.deploy.agreement.schema import (
+from scaffpd.errors import InputError
+from scaffpd.tabular.columns import CATEGORY, NUMBER, UNKNOWN
+from scaffpd.tabular.scaling import deviation_of as deviation_of
+from scaffpd.tabular.scaling import mean_of as mean_of
+from scaffpd.tabular.schema import (
     CLASSIFICATION,
     MOST_CATEGORIES,
     MOST_FEATURES,
@@ -20,7 +21,6 @@ from scaffpd.deploy.agreement.schema import (
     checked_description,
     width,
 )
-from scaffpd.errors import InputError
 
 WORDS = {NUMBER: "numbers", CATEGORY: "categories"}
 
