@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
-METHODS = (
-    *("all", "FedAvg", "FedProx", "SCAFFOLD", "ProxSkip", "AFL", "AFL + local steps", "DRFA", "q-FFL", "Δ-FL", "GDA"),
-    *("Extragradient", "APD", "Quasi-Newton minimax", "Scaff-PD", "Subspace saddle"),
+METHODS = (  # without blanks, which a shell would have to quote
+    *("all", "FedAvg", "FedProx", "SCAFFOLD", "ProxSkip", "AFL", "AFL+local-steps", "DRFA", "q-FFL", "Δ-FL", "GDA"),
+    *("Extragradient", "APD", "Quasi-Newton-minimax", "Scaff-PD", "Subspace-saddle"),
 )
 OBJECTIVES = ("Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted")
 ENGINES = ("flare", "flower")
@@ -23,10 +23,10 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
 def completing(*names: str) -> Callable[[str], list[str]]:
-    """What `autocompletion=` wants: the names that begin as the word does, in any case."""
+    """What `autocompletion=` wants: the names that begin as the word does."""
 
     def complete(incomplete: str) -> list[str]:
-        return [name for name in names if name.lower().startswith(incomplete.lower())]
+        return [name for name in names if name.startswith(incomplete)]
 
     return complete
 
@@ -37,6 +37,6 @@ def completing_list(*names: str) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
         *before, last = incomplete.split(",")
         left = [name for name in names if name not in before]
-        return [",".join([*before, name]) for name in left if name.lower().startswith(last.lower())]
+        return [",".join([*before, name]) for name in left if name.startswith(last)]
 
     return complete

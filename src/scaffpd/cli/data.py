@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from scaffpd.cli.as_json import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,7 @@ def data(
     within, outside = embedded(), provided(folder)
     if as_json:
         found = {"embedded": [asdict(entry) for entry in within], "folder": [asdict(entry) for entry in outside]}
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
         return
     _show(within, outside, folder or os.environ.get("SCAFFPD_DATA") or None)
 

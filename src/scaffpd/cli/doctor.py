@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Annotated, Any
 
 import typer
 
+from scaffpd.cli.as_json import print_json
 from scaffpd.cli.ending import FAILED
 
 EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell that it is there
@@ -37,7 +37,7 @@ def doctor(
     """
     found = findings()
     if as_json:
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
     else:
         _show(found)
     if not found["works"]:
@@ -121,7 +121,7 @@ def _machine(found: dict[str, Any]) -> Lines:
     about, screen, data = found["environment"], found["terminal"], found["data"]
     own = [f"{name} {about[name]}" for name in PACKAGES if name in about]
     gpus = [f"{gpu['name']}, {_size(gpu['memory'])}" for gpu in about["gpus"]]
-    said = f"{screen['encoding']}{'' if screen['unicode'] else ': λ and ρ are shown as ?; set PYTHONIOENCODING=utf-8'}"
+    said = f"{screen['encoding']}{'' if screen['unicode'] else ': Greek letters become ?; set PYTHONIOENCODING=utf-8'}"
     folder = data["SCAFFPD_DATA"] or "not named (SCAFFPD_DATA); only images and Adult need one: see scaffpd data"
     missing = data["SCAFFPD_DATA"] is not None and not data["there"]
     return [

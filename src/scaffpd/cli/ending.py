@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 import traceback
+from contextlib import suppress
 
 import typer
 
@@ -24,7 +25,8 @@ _MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENFILE, er
 def complain(sentence: str, code: int) -> int:
     """Say it in red on standard error; returns the exit code."""
     one = " ".join(sentence.split())
-    typer.secho(one if one.endswith((".", "?", "!")) else f"{one}.", fg="red", err=True)
+    with suppress(OSError):  # standard error may be gone; the exit code still tells
+        typer.secho(one if one.endswith((".", "?", "!")) else f"{one}.", fg="red", err=True)
     return code
 
 
@@ -38,7 +40,7 @@ def of_the_machine(error: OSError) -> str | None:
 
 def report_bug() -> int:
     """The traceback of what nobody expected, and where to take it."""
-    if sys.stderr is not None:
+    with suppress(OSError, AttributeError):
         traceback.print_exc()
     return complain(BUG, FAILED)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaffpd.cli import choices
+from scaffpd.cli.as_json import print_json
 from scaffpd.cli.choices import completing
 from scaffpd.errors import InputError, unknown
 
@@ -57,6 +58,7 @@ def features(
     seed: Annotated[int, typer.Option(min=0, help="Of the random head and the coordinates.")] = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Check the checksums of a table once more.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the table and print nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, and nothing else.")] = False,
 ) -> None:
     """Images as rows of numbers for linear models; the same command again goes on or finds it done.
 
@@ -78,7 +80,7 @@ def features(
     images = getattr(sources, choices.IMAGES[dataset])(data)
     if images_per_class is not None:
         images = images.subset(images_per_class, images_per_class)
-    if not quiet:
+    if not (quiet or as_json):
         _say_what(images, network)
     started, there = time.perf_counter(), {path.name for path in cache.glob("*") if (path / "meta.json").exists()}
     try:
@@ -89,7 +91,9 @@ def features(
     except KeyboardInterrupt:
         typer.echo("Interrupted: the same command goes on from here.", err=True)
         raise
-    if not quiet:
+    if as_json:
+        print_json({"folder": cache / table.key, **_meta(cache / table.key)})
+    elif not quiet:
         _say_done(table, cache / table.key, time.perf_counter() - started, there, coordinates)
 
 
@@ -102,14 +106,9 @@ def _say_what(images: Any, network: Backbone) -> None:
 
 
 def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted: int) -> None:
-    import json
-
     from scaffpd.memory import words
 
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(f"The table in {str(folder)!r} disappeared while it was read.") from None
+    meta = _meta(folder)
     rows, columns = table.values.shape
     rate = meta["samples_per_second"]
     pace = "" if rate is None else f" at {rate:.3g} images/s on {meta['device']}"
@@ -120,3 +119,14 @@ def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted:
         typer.echo(f"The network has {columns:,} coordinates; all are taken.")
     typer.echo(f"{rows} × {columns} in {meta['dtype']} ({words(table.values.nbytes)}), {how}.")
     typer.echo(str(folder))
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    """What the table says about itself."""
+    import json
+
+    try:
+        found: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError(f"The table in {str(folder)!r} disappeared while it was read.") from None
+    return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scaffpd.cli.as_json import print_json
 from scaffpd.cli.frame import add, group
 from scaffpd.errors import InputError
 
@@ -90,7 +90,7 @@ def check(
     data = Dataset.read(settings)
     found = report(settings, data)
     if as_json:
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
     else:
         _show(found)
     data.check(settings.limits)
