@@ -14,14 +14,14 @@ import click
 import typer
 
 import scaffpd
-from scaffpd.cli import ending
+from scaffpd.cli import ending, mistakes
 from scaffpd.cli.compare import compare
 from scaffpd.cli.data import data
 from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
 from scaffpd.cli.doctor import doctor
 from scaffpd.cli.features import features
-from scaffpd.cli.frame import SETTINGS, Group, add, misspelt
+from scaffpd.cli.frame import SETTINGS, Group, add
 from scaffpd.cli.images import reproduce
 from scaffpd.cli.silo import silo
 from scaffpd.errors import InputError
@@ -78,10 +78,8 @@ def run(arguments: Sequence[str]) -> int:
         code = app(list(arguments), prog_name="scaffpd", standalone_mode=False)
     except InputError as error:
         return ending.complain(str(error), ending.WRONG)
-    except click.NoSuchOption as error:
-        return ending.complain(misspelt(error), ending.WRONG)
     except click.ClickException as error:
-        return ending.complain(error.format_message(), error.exit_code)
+        return ending.complain(mistakes.sentence(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return ending.INTERRUPTED
     except OSError as error:

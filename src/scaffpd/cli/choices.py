@@ -5,7 +5,9 @@ A test holds each of them against its home.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from scaffpd.errors import unknown
 
 PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
 METHODS = (  # without blanks, which a shell would have to quote
@@ -20,6 +22,12 @@ KINDS = ("entk", "penultimate")
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float16", "float32")
 PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+def checked(what: str, given: str, names: Iterable[str]) -> None:
+    """Refuse a name that is none of them, before anything takes time."""
+    if given not in names:
+        raise unknown(what, given, names)
 
 
 def completing(*names: str) -> Callable[[str], list[str]]:

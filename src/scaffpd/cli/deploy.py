@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaffpd.cli import choices
-from scaffpd.cli.choices import completing
+from scaffpd.cli.choices import checked, completing
 from scaffpd.cli.frame import add, group
 from scaffpd.errors import InputError
 
@@ -55,8 +55,14 @@ def local(
         scaffpd deploy local --engine flare --silos 4
         scaffpd deploy local federation.toml --silo a.toml --silo b.toml
     """
+    checked("engine", engine, choices.ENGINES)
+    if plaintext and engine != "flower":
+        raise InputError("--plaintext is for Flower only: FLARE always uses TLS.")
+    _positive(seconds)
+    from scaffpd.deploy.engine import engine_module
     from scaffpd.deploy.local import LocalDeployment
 
+    engine_module(engine, "local")  # before anything is written
     if federation is None:
         if silo:
             raise InputError("--silo files belong to a federation.toml: name that as well.")
@@ -79,6 +85,7 @@ def resume(
     Examples:
         scaffpd deploy resume scaffpd-deployment
     """
+    _positive(seconds)
     from scaffpd.deploy.local import LocalDeployment
 
     if kit is None and job is None:
@@ -138,6 +145,11 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
 
 for _command in (local, resume, flare, flower):
     add(deploy, _command)
+
+
+def _positive(seconds: float) -> None:
+    if not seconds > 0:
+        raise InputError(f"deploy needs --seconds > 0, got {seconds!r}.")
 
 
 def _server(file: FederationFile, out: Path) -> Server:

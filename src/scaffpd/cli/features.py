@@ -10,8 +10,9 @@ import typer
 
 from scaffpd.cli import choices
 from scaffpd.cli.as_json import print_json
-from scaffpd.cli.choices import completing
-from scaffpd.errors import InputError, unknown
+from scaffpd.cli.choices import checked, completing
+from scaffpd.cli.folder import prepare
+from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.features import Backbone
@@ -67,19 +68,25 @@ def features(
     Examples:
         scaffpd features cifar10 --data ~/data --images-per-class 5 --size 64 --coordinates 500
     """
-    if dataset not in choices.IMAGES:
-        raise unknown("dataset", dataset, choices.IMAGES)
+    checked("dataset", dataset, choices.IMAGES)
+    checked("backbone", backbone, choices.BACKBONES)
+    checked("kind", kind, choices.KINDS)
+    checked("dtype", dtype, choices.DTYPES)
+    checked("precision", precision or "float32", choices.PRECISIONS)
     from scaffpd import data as sources  # seconds, so not for --help
     from scaffpd.features import backbone as known
     from scaffpd.features import features as extract
     from scaffpd.features.inputs import place
+    from scaffpd.features.room import parse
 
+    parse(memory)
     where = place(device)
     exact = precision or ("tf32" if where.type == "cuda" else "float32")  # as `scaffpd reproduce` has it
     network = known(backbone, data, size)
     images = getattr(sources, choices.IMAGES[dataset])(data)
     if images_per_class is not None:
         images = images.subset(images_per_class, images_per_class)
+    prepare(cache)
     if not (quiet or as_json):
         _say_what(images, network)
     started, there = time.perf_counter(), {path.name for path in cache.glob("*") if (path / "meta.json").exists()}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
+
+from scaffpd.cli.mistakes import nearest
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 _EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$")
@@ -85,21 +86,6 @@ def _help_if_alone(about: str) -> Callable[[typer.Context], None]:
 
     top.__doc__ = about
     return top
-
-
-def misspelt(error: click.NoSuchOption) -> str:
-    """A sentence on an option that is not there, with the nearest one that is."""
-    command = error.ctx.command if error.ctx is not None else None
-    known = [name for parameter in (command.params if command else []) for name in parameter.opts]
-    dashed = [name for name in known if name.startswith("--")]
-    path = error.ctx.command_path if error.ctx is not None else "scaffpd"
-    return f"No such option {error.option_name}{nearest(error.option_name, dashed) or f': see {path} --help.'}"
-
-
-def nearest(word: str, names: list[str]) -> str:
-    """The end of a sentence that guesses what was meant; nothing where nothing is near."""
-    near = get_close_matches(word, names, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def without_examples(text: str) -> tuple[str, tuple[str, ...]]:

@@ -122,7 +122,7 @@ def predict(
             writer.writerows(zip(found.targets, found.predicted, probability, found.held.tolist(), strict=True))
     except OSError as error:
         raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
-    typer.echo(f"{len(found.targets)} rows written to {out}.")
+    typer.echo(f"{_many(len(found.targets), 'row')} written to {out}.")
 
 
 for _command in (init, check, predict):
@@ -159,11 +159,11 @@ def _facts(found: dict[str, Any]) -> Table:
     lines = {
         "task": found["task"] if found["task"] != "prepared" else "the entry's own Cohort",
         "rows": f"{rows['train']} to train on, {rows['test']} held out",
-        "features": f"{features['columns']} columns, {features['encoded']} once encoded",
+        "features": f"{_many(features['columns'], 'column')}, {features['encoded']} once encoded",
         "memory": f"{words(size['read'])} as read, {words(size['encoded'])} encoded",
     }
     if found["task"] == "prepared":
-        lines["features"] = f"a model of {features['encoded']} parameters"
+        lines["features"] = f"a model of {_many(features['encoded'], 'parameter')}"
         del lines["memory"]
     if found["missing"] is not None:
         lines["missing"] = f"{found['missing']} values"
@@ -173,6 +173,10 @@ def _facts(found: dict[str, Any]) -> Table:
     for name, text in lines.items():
         table.add_row(name, Text(text))
     return table
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _label_table(labels: list[dict[str, Any]]) -> Table:
