@@ -12,10 +12,11 @@ class InputError(ValueError):
 
 
 def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
-    """An `InputError` for a misspelt name, with the nearest right one first."""
+    """An `InputError` for a misspelt name, with the nearest right one; capitals do not count."""
     options = list(known)
-    near = get_close_matches(str(given), options, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(map(repr, options))}."
+    lowered = {name.lower(): name for name in reversed(options)}
+    near = get_close_matches(str(given).lower(), list(lowered), n=1)
+    hint = f"did you mean {lowered[near[0]]!r}?" if near else f"choose one of {', '.join(map(repr, options))}."
     return InputError(f"Unknown {what} {given!r}: {hint}")
 
 

@@ -39,7 +39,12 @@ def demo(
     splits: Annotated[int, typer.Option(min=2, help="How many splits to average over.")] = 20,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")] = False,
 ) -> None:
-    """Four hospitals, one model: the average way and the fair way, in less than a minute."""
+    """Four hospitals, one model: the average way and the fair way, in less than a minute.
+
+    Examples:
+        scaffpd demo
+        scaffpd demo --splits 2 --rho 0.3 --out fairer
+    """
     positive("demo", "--rho", rho)
     prepare(out)
     console = _console(quiet)

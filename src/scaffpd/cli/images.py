@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scaffpd.cli import choices
+from scaffpd.cli.choices import completing
 from scaffpd.cli.folder import prepare
+from scaffpd.cli.frame import add
 from scaffpd.cli.reproduce import WIDEST, section
 from scaffpd.cli.reproduce import reproduce as reproduce
 from scaffpd.errors import InputError, positive
@@ -32,7 +35,10 @@ RHO_ALPHA = TRADEOFF_ALPHA = 0.01
 Data = Annotated[Path | None, typer.Option(help="Folder of images and weights.", show_default="SCAFFPD_DATA")]
 Out = Annotated[Path, typer.Option(help="Folder for results; there, the same command goes on.")]
 Cache = Annotated[Path, typer.Option(help="Folder for features.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+Device = Annotated[
+    str,
+    typer.Option(help="cpu, cuda, or auto: a GPU if there is one.", autocompletion=completing(*choices.DEVICES)),
+]
 Small = Annotated[bool, typer.Option("--small", help="Minutes on two processor cores; few images and coordinates.")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="Partitions.", show_default="3; small 2")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of every run.", show_default="100; small 30")]
@@ -125,8 +131,8 @@ def _register(name: str, words: str, work: Work, folder: str) -> None:
 
             section(Console(highlight=False), "Written", *map(str, written))
 
-    command.__doc__ = words
-    reproduce.command(name, help=words)(command)
+    command.__doc__ = f"{words}\n\nExamples:\n    scaffpd reproduce {name} --small --data ~/data\n"
+    add(reproduce, command, name)
 
 
 def _table(name: str) -> Work:

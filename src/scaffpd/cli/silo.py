@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scaffpd.cli.as_json import print_json
+from scaffpd.cli.frame import add, group
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,20 +45,23 @@ rows = 20                         # with fewer training rows the silo takes no p
 # small = "networks:small"
 """
 
-silo = typer.Typer(help="Prepare a site: write its file, and see what would leave it.", no_args_is_help=True)
-silo.suggest_commands = False
+silo = group(
+    """Prepare a site: write its file, and see what would leave it.
+
+    Examples:
+        scaffpd silo init
+    """
+)
 
 
-@silo.callback()
-def _top() -> None:
-    """Prepare a site: write its file, and see what would leave it."""
-
-
-@silo.command()
 def init(
     out: Annotated[Path, typer.Option(help="The file to write; one that is there is left alone.")] = Path("silo.toml"),
 ) -> None:
-    """Write a silo.toml to fill in."""
+    """Write a silo.toml to fill in.
+
+    Examples:
+        scaffpd silo init --out silo.toml
+    """
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(TEMPLATE.format(file=out.name))
@@ -68,12 +72,16 @@ def init(
     typer.echo(f"Written to {out}. Fill it in, then run: scaffpd silo check {out}")
 
 
-@silo.command()
 def check(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
-    """Read the data, show what was found, what would leave this site and what never does; nothing is sent."""
+    """Read the data, show what was found, what would leave this site and what never does; nothing is sent.
+
+    Examples:
+        scaffpd silo check silo.toml
+        scaffpd silo check silo.toml --json
+    """
     from scaffpd.deploy.silo.overview import report
     from scaffpd.deploy.silo.reading import Dataset
     from scaffpd.deploy.silo.silo_file import SiloFile
@@ -82,13 +90,12 @@ def check(
     data = Dataset.read(settings)
     found = report(settings, data)
     if as_json:
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
     else:
         _show(found)
     data.check(settings.limits)
 
 
-@silo.command()
 def predict(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     model: Annotated[Path, typer.Argument(help="A run's model.safetensors.", show_default=False)],
@@ -96,7 +103,8 @@ def predict(
 ) -> None:
     """Apply a trained model to this site's own rows; nothing is sent.
 
-    Example: scaffpd silo predict silo.toml run/model.safetensors
+    Examples:
+        scaffpd silo predict silo.toml run/model.safetensors --out predictions.csv
     """
     import csv
 
@@ -114,7 +122,11 @@ def predict(
             writer.writerows(zip(found.targets, found.predicted, probability, found.held.tolist(), strict=True))
     except OSError as error:
         raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
-    typer.echo(f"{len(found.targets)} rows written to {out}.")
+    typer.echo(f"{_many(len(found.targets), 'row')} written to {out}.")
+
+
+for _command in (init, check, predict):
+    add(silo, _command)
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -147,11 +159,11 @@ def _facts(found: dict[str, Any]) -> Table:
     lines = {
         "task": found["task"] if found["task"] != "prepared" else "the entry's own Cohort",
         "rows": f"{rows['train']} to train on, {rows['test']} held out",
-        "features": f"{features['columns']} columns, {features['encoded']} once encoded",
+        "features": f"{_many(features['columns'], 'column')}, {features['encoded']} once encoded",
         "memory": f"{words(size['read'])} as read, {words(size['encoded'])} encoded",
     }
     if found["task"] == "prepared":
-        lines["features"] = f"a model of {features['encoded']} parameters"
+        lines["features"] = f"a model of {_many(features['encoded'], 'parameter')}"
         del lines["memory"]
     if found["missing"] is not None:
         lines["missing"] = f"{found['missing']} values"
@@ -161,6 +173,10 @@ def _facts(found: dict[str, Any]) -> Table:
     for name, text in lines.items():
         table.add_row(name, Text(text))
     return table
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _label_table(labels: list[dict[str, Any]]) -> Table:

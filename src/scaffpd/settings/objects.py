@@ -57,5 +57,7 @@ def _called(top: Section, table: str, made: Any, values: Mapping[str, Any]) -> A
             raise unknown(f"key in [{table}] of {top.file.name!r},", name, takes)
     try:
         return made(**values)
+    except InputError as error:
+        raise InputError(f"[{table}] of {top.file.name!r}: {error}") from None
     except TypeError as error:
         raise InputError(f"[{table}] of {top.file.name!r} is not complete: {str(error).split(') ')[-1]}.") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from scaffpd.tabular.columns import (
     spelt,
 )
 
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 Rows = Iterator[tuple[int, list[str]]]
 
 
@@ -64,6 +66,10 @@ def read_csv(
 def _column(path: Path, name: str, values: Matrix | list[str | None], seen: _Seen, chosen: bool) -> Column:
     if isinstance(values, np.ndarray):
         return numeric(repr(path.name), name, values)
+    if DECIMAL_COMMA.fullmatch(seen.cell) and not chosen:
+        raise InputError(
+            f"{path.name!r} has {seen.cell!r} in column {name!r}, line {seen.line}: write numbers with a decimal point."
+        )
     odd = seen.numbers > len(values) / 2 and not chosen
     note = f"is read as categories because of {shortened(seen.cell)} in line {seen.line}" if odd else ""
     return categorical(name, values, note)
@@ -105,8 +111,9 @@ def _header(path: Path) -> list[str]:
     for name in header:
         if name and header.count(name) > 1:
             raise InputError(f"{path.name!r} has two columns named {name!r} in line {first[0]}; names must differ.")
-    if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
-        raise InputError(f"{path.name!r} has a single column in line {first[0]}; columns are separated by commas.")
+    for mark, words in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and mark in header[0]:
+            raise InputError(f"{path.name!r} has {words} between its columns (line {first[0]}); save it with commas.")
     return header
 
 

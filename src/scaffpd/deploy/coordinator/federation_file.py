@@ -15,6 +15,7 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.settings.objects import algorithm_of
 from scaffpd.settings.section import NAME, Section
 
+SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 TABLES = ("model", "features", "algorithm", "objective", "training", "faults", "server")
 
 
@@ -68,7 +69,7 @@ class FederationFile:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:
         """Read and check a `federation.toml`."""
-        top = Section.read(Path(path).absolute(), ("name", "silos", "folder", *TABLES))
+        top = Section.read(Path(path).absolute(), ("name", "silos", "folder", *TABLES), SILO)
         silos = top.texts("silos")
         if silos is None or not all(NAME.fullmatch(name) for name in silos):
             raise top.refusal("silos", 'the names of all silos (letters, digits, - and _), such as ["north", "south"],')
@@ -101,7 +102,10 @@ def _model(top: Section) -> dict[str, Any]:
         return {"kind": section.text("kind")}
     section = top.section("model", ("kind", *LINEAR))
     values = {"kind": "linear", "loss": "logistic", "l2": 1e-3, "intercept": True, **section.values}
-    linear(values)
+    try:
+        linear(values)
+    except InputError as error:
+        raise InputError(f"[model] of {top.file.name!r}: {error}") from None
     return values
 
 

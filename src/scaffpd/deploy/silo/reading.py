@@ -64,7 +64,8 @@ class Dataset(Rows):
         """Refuse to take part with too few rows: a sum over them would say too much about each."""
         if self.rows[0] < limits.rows:
             raise InputError(
-                f"Silo {self.name!r} has {self.rows[0]} training rows, and its limits.rows asks for {limits.rows}."
+                f"Silo {self.name!r} has {self.rows[0]} training row{'s' * (self.rows[0] != 1)}, and its limits.rows "
+                f"asks for {limits.rows}."
             )
         if len(self.target.labels) > max(2, self.rows[0] // 2):
             raise InputError(
