@@ -34,7 +34,7 @@ def write(study: Study, folder: Path, command: str) -> list[Path]:
         "task": problem.task, "measure": MEASURE, "split": "test", "labels": list(problem.labels),
         "clients_word": problem.word, "model": described(problem.model), "data": problem.about,
         "models": [tables.about(one) for one in models], "remarks": _remarks(study),
-        "verdict": list(words.verdict(study)), "path": None,
+        "verdict": [f"{words.headline(study)}.", words.caveat(study)], "path": None,
     }  # fmt: skip
     files = {
         "summary.json": json.dumps(summary, indent=1, ensure_ascii=False) + "\n",

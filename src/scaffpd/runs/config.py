@@ -86,7 +86,7 @@ class RunConfig:
     def _of(cls, top: Section, changes: Mapping[str, Mapping[str, Any]]) -> RunConfig:
         for table, new in changes.items():
             old = top.section(table, top.values.get(table, {}) or ()).values
-            top.values[table] = {**old, **new}
+            top.values[table] = dict(new) if "kind" in new else {**old, **new}  # another kind has other arguments
         data = _data(top)
         kind = top.section("algorithm", top.values.get("algorithm", {}) or ()).values.get("kind", "Fair")
         if "objective" not in top and kind in WITH_OBJECTIVE:
