@@ -31,8 +31,8 @@ FLOORS = [
     {"subspace", "features"},
     {"algorithms", "cohort"},
     {"training", "settings"},
-    {"comparison", "convexify", "deploy", "fairness_path"},
-    {"runs", "report", "estimator", "trackers"},
+    {"comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},
+    {"runs", "report"},
     {"experiments"},
     {"cli"},
 ]
