@@ -1,0 +1,19 @@
+"""scikit-learn's own checks of an estimator, all of them: no exception is asked for."""
+
+from __future__ import annotations
+
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import scaffpd as sp
+
+ESTIMATORS = [
+    sp.FairFederatedClassifier(),
+    sp.FairFederatedClassifier(sp.Agnostic(), standardise=False, fit_intercept=False),
+    sp.FairFederatedRegressor(),
+    sp.FairFederatedRegressor(sp.CVaR(0.5), standardise=False),
+]
+
+
+@parametrize_with_checks(ESTIMATORS)
+def test_scikit_learn(estimator, check):
+    check(estimator)
