@@ -22,9 +22,14 @@ def read(folder):
     events = accumulators.EventAccumulator(str(folder), size_guidance={accumulators.TENSORS: 0})
     events.Reload()
     tags = events.Tags()["tensors"]
-    numbers = {t: [(e.step, e.tensor_proto.double_val[0]) for e in events.Tensors(t)] for t in tags if "text" not in t}
+    numbers = {t: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(t)] for t in tags if "text" not in t}
     texts = [e.tensor_proto.string_val[0].decode() for t in tags if "text" in t for e in events.Tensors(t)]
     return numbers, texts
+
+
+def rows(values, first=0):
+    """Steps with values in single precision, which is what the board keeps."""
+    return [(first + k, float(np.float32(value))) for k, value in enumerate(values)]
 
 
 def test_every_number_of_a_run(tmp_path):
@@ -34,16 +39,17 @@ def test_every_number_of_a_run(tmp_path):
     found, texts = read(tmp_path / "a")
     history = result.history
     for i, label in enumerate(labels(NAMES)):
-        assert found[f"loss by client/{label}"] == list(enumerate(history.losses[:, i]))
-        assert found[f"weight by client/{label}"] == list(enumerate(history.weights[:, i]))
+        assert found[f"loss by client/{label}"] == rows(history.losses[:, i])
+        assert found[f"weight by client/{label}"] == rows(history.weights[:, i])
     for name in ("exchanges", "bytes_up", "bytes_down", "absent", "seconds"):
-        assert found[name] == list(enumerate(history[name].astype(float)))
-    finite = [(k, v) for k, v in enumerate(history["certificate"]) if np.isfinite(v)]
+        assert found[name] == rows(history[name])
+    finite = [(k, v) for k, v in rows(history["certificate"]) if np.isfinite(v)]
     assert found["certificate"] == finite
-    assert found["loss/worst"] == list(enumerate(history.losses.max(axis=1)))
-    assert found["loss/mean"] == list(enumerate(history.losses.mean(axis=1)))
+    assert found["loss/worst"] == rows(history.losses.max(axis=1))
+    assert found["loss/mean"] == rows(history.losses.mean(axis=1))
     assert [step for step, _ in found["held-out accuracy/worst"]] == [2, 4]
     assert len(found) == 6 + 2 + 2 * 6 + 2 + 6 + 3 + 6
+    assert len(texts) == len(list((tmp_path / "a").iterdir())) == 1
     assert NAMES[2] in texts[0]
     assert "Ärzte\\|<b>&" in texts[0]
 
@@ -56,9 +62,9 @@ def test_held_out_scores_are_those_of_the_model(tmp_path):
         sp.train(minibatches(), people, rounds=3, callbacks=callbacks)
     found, _ = read(tmp_path)
     for i, name in enumerate("abc"):
-        assert found[f"held-out accuracy by client/{name}"] == [(k + 1, s.accuracy[i]) for k, s in enumerate(seen)]
-        assert found[f"held-out loss by client/{name}"] == [(k + 1, s.loss[i]) for k, s in enumerate(seen)]
-    assert found["held-out accuracy/mean"] == [(k + 1, s.accuracy.mean()) for k, s in enumerate(seen)]
+        assert found[f"held-out accuracy by client/{name}"] == rows([s.accuracy[i] for s in seen], 1)
+        assert found[f"held-out loss by client/{name}"] == rows([s.loss[i] for s in seen], 1)
+    assert found["held-out accuracy/mean"] == rows([s.accuracy.mean() for s in seen], 1)
 
 
 def test_regression_has_no_accuracy(tmp_path):
@@ -95,7 +101,7 @@ def test_a_resumed_run_goes_on(tmp_path):
     with sp.TensorBoard(tmp_path / "runs") as tracker:
         result = sp.train(minibatches(), people, rounds=8, checkpoint=keep, callbacks=[tracker])
     found, _ = read(tmp_path / "runs")
-    assert found["loss by client/b"] == list(enumerate(result.history.losses[:, 1]))
+    assert found["loss by client/b"] == rows(result.history.losses[:, 1])
 
 
 def test_a_run_that_starts_anew_replaces_the_old_one(tmp_path):

@@ -47,7 +47,7 @@ class TensorBoard(Tracker):
     def write(self, step: int, values: dict[str, float]) -> None:
         """One scalar each, and on the disk."""
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step, new_style=True, double_precision=True)
+            self._writer.add_scalar(name, value, step)  # single precision: the board's fast reader skips doubles
         self._writer.flush()
 
     def close(self, failed: bool = False) -> None:

@@ -56,9 +56,10 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         if moment.rounds == 1 and self._rounds > 0:
             raise InputError(f"This {type(self).__name__} has shown another run already: make one for every run.")
         names = moment.history.names
-        self._history, self._labels = moment.history, labels(names)
+        self._labels = labels(names)
         changed = {label: name for label, name in zip(self._labels, names, strict=True) if label != name}
         self.open(0 if moment.rounds == 1 else moment.rounds, changed)
+        self._history = moment.history
 
     def _try(self, step: int, values: dict[str, float]) -> None:
         """A tracker that fails after it has been opened is no reason to end a long run."""
