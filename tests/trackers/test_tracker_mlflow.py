@@ -62,9 +62,13 @@ def test_the_run_that_is_open_is_used_and_left_open(store):
 
 
 def test_a_resumed_run_goes_on(store, tmp_path):
+    """The first part is killed after its last checkpoint: round 3 is made twice, and is there once."""
     people = cohort(["a", "b"])
     with sp.MLflow() as first:
+        sp.train(minibatches(), people, checkpoint=tmp_path / "c.npz", callbacks=[first, lambda m: m.rounds == 2])
+        saved = (tmp_path / "c.npz").read_bytes()
         sp.train(minibatches(), people, rounds=3, checkpoint=tmp_path / "c.npz", callbacks=[first])
+        (tmp_path / "c.npz").write_bytes(saved)
     with sp.MLflow(run_id=first.run_id) as second:
         result = sp.train(minibatches(), people, rounds=5, checkpoint=tmp_path / "c.npz", callbacks=[second])
     assert column(store, first.run_id, "loss/worst") == list(enumerate(result.history.losses.max(axis=1)))
@@ -109,6 +113,16 @@ def test_a_server_that_is_lost_does_not_end_a_run(store, monkeypatch):
         monkeypatch.setattr(tracker._client, "log_batch", lost)
         with pytest.warns(RuntimeWarning, match="MLflow cannot be used like this: no answer."):
             assert sp.train(minibatches(), cohort(["a", "b"]), rounds=1, callbacks=[tracker]).rounds == 1
+
+
+def test_a_run_that_was_open_is_not_ended_by_a_second_part(store, tmp_path):
+    people, tracker = cohort(["a", "b"]), sp.MLflow()
+    with store.start_run() as run:
+        for rounds in (2, 4):
+            sp.train(minibatches(), people, rounds, checkpoint=tmp_path / "c.npz", callbacks=[tracker])
+            tracker.close()
+            assert store.MlflowClient().get_run(run.info.run_id).info.status == "RUNNING"
+    assert [step for step, _ in column(store, run.info.run_id, "loss/worst")] == [0, 1, 2, 3, 4]
 
 
 def test_mistakes(store, monkeypatch):

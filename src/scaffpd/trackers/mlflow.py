@@ -47,6 +47,7 @@ class MLflow(Tracker):
             self._asked(lambda: self._client.get_run(run_id))
         self._elsewhere = tracking_uri is not None
         self._end: Any = None
+        self._last = -1
 
     def open(self, first: int, changed: dict[str, str]) -> None:
         """Choose the run: the one that was named, the one that is open, or a new one."""
@@ -56,6 +57,7 @@ class MLflow(Tracker):
         elif self._end is None:
             self.run_id = self._asked(self._start)
             self._end = weakref.finalize(self, _terminate, self._client, self.run_id)
+        self._last = self._asked(self._last_step) if first > 0 else -1
         tags = [self._mlflow.entities.RunTag(f"client {label}", name) for label, name in changed.items()]
         for some in _batches(tags, TAGS):
             self._asked(partial(self._client.log_batch, self.run_id, tags=some))
@@ -68,8 +70,14 @@ class MLflow(Tracker):
         where = self._client.create_experiment(self.experiment) if found is None else found.experiment_id
         return str(self._client.create_run(where, run_name=self.run_name).info.run_id)
 
+    def _last_step(self) -> int:
+        """The last round that the run has: one that is made a second time is not written again."""
+        return max((known.step for known in self._client.get_metric_history(self.run_id, "exchanges")), default=-1)
+
     def write(self, step: int, values: dict[str, float]) -> None:
         """Hand the numbers to MLflow, and wait until it has them."""
+        if step <= self._last:
+            return
         now = int(time.time() * 1000)
         metrics = [self._mlflow.entities.Metric(name, value, now, step) for name, value in values.items()]
         for some in _batches(metrics, METRICS):
