@@ -126,13 +126,13 @@ print("Accuracy among 200 patients has a standard error of some 3 points: read s
 # ## The picture
 
 # %%
-figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
 at = np.arange(len(HOSPITALS))
 for shift, kind, colour in ((-0.2, "average", "#8a8a8a"), (0.2, "fair", "#0072b2")):
     left.bar(at + shift, table[f"{kind} log-loss"], width=0.38, color=colour, label=kind)
 left.set(xticks=at, xticklabels=HOSPITALS, ylabel="log-loss, held out", title="every hospital, before and after")
 left.legend(frameon=False)
 right.semilogx(rhos, worst, "o-", color="#0072b2")
-right.set(xlabel="ρ (to the left: the worst case)", ylabel="log-loss, held out", title="the hospital served worst")
+right.set(xlabel="ρ (to the left: the worst case)", title="the hospital that is served worst")
 figure.savefig("fair_model_with_scikit_learn.png", dpi=120)
 print("picture: fair_model_with_scikit_learn.png")

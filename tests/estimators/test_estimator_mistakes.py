@@ -40,7 +40,8 @@ def with_missing(value):
         ({"l2": "much"}, None, "Linear needs a number for l2, got 'much'."),
         ({"tol": 0}, None, "{} needs tol > 0 and finite, got 0."),
         ({"max_rounds": 0}, None, "{} needs a whole number max_rounds >= 1, got 0."),
-        ({"algorithm": "ScaffPD"}, None, "algorithm must be one such as ScaffPD, got 'ScaffPD'."),
+        ({"algorithm": "ScaffPD"}, None, "algorithm must take an objective, as ScaffPD does; 'ScaffPD' does not."),
+        ({"algorithm": sp.FedAvg}, None, "algorithm must take an objective, as ScaffPD does; FedAvg does not."),
         ({"algorithm": sp.FedAvg(local_steps=2)}, None, "tol needs a certificate, and there is none: FedAvg"),
         (
             {"algorithm": sp.ScaffPD(sp.Average()), "objective": sp.Agnostic()},

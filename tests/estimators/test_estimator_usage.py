@@ -80,6 +80,7 @@ def test_whole_clients_held_out(routing):
     assert [len(fit[-1].clients_) for fit in found["estimator"]] == [3] * 4
 
 
+@sklearn.config_context(enable_metadata_routing=False)
 def test_without_routing_fit_takes_clients_directly():
     X, y, _, clients = table()
     assert len(sp.FairFederatedClassifier().fit(X, y, clients=clients).clients_) == 4
@@ -125,6 +126,21 @@ def test_names_of_every_kind(kind):
     np.testing.assert_array_equal(found.coef_, expected.coef_)
     assert found.client_weights_ == expected.client_weights_
     assert found.clients_.tolist() == ["bonn", "lima", "oslo", "pisa"]
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [
+        pandas.Categorical(["a", None] * 80),
+        pandas.Series(["a", pandas.NA] * 80, dtype="string"),
+        pandas.Series([1, pandas.NA] * 80, dtype="Int64"),
+        pandas.Series(["a", np.nan] * 80, index=range(160)[::-1]),
+    ],
+)
+def test_missing_names_in_pandas(clients):
+    X, y, _, _ = table()
+    with pytest.raises(sp.InputError, match=r"clients has a missing value \(row 1\)"):
+        sp.FairFederatedClassifier().fit(X, y, clients=clients)
 
 
 @pytest.mark.parametrize(

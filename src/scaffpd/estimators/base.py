@@ -85,12 +85,17 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         if self.algorithm is None:
             return fair(objective)
         if isinstance(self.algorithm, type) or not hasattr(self.algorithm, "round"):
-            if not callable(self.algorithm):
-                raise InputError(f"algorithm must be one such as ScaffPD, got {self.algorithm!r}.")
-            return self.algorithm(objective)
+            return self._made(objective)
         if self.objective is not None:
             raise InputError("The algorithm brings its own objective: leave objective out, or pass algorithm=ScaffPD.")
         return self.algorithm
+
+    def _made(self, objective: Objective) -> Any:
+        try:
+            return self.algorithm(objective)
+        except TypeError:
+            given = getattr(self.algorithm, "__name__", repr(self.algorithm))
+            raise InputError(f"algorithm must take an objective, as ScaffPD does; {given} does not.") from None
 
     def _keep(self, result: Result, group: Grouping) -> None:
         self.result_, self.history_, self.status_ = result, result.history, str(result.status)
