@@ -104,10 +104,10 @@ print("chosen:", search.best_params_["model__objective"])
 # %% [markdown]
 # ## Before and after
 #
-# Every patient is diagnosed by a model that has not seen them: four outer folds, and the search inside each of them.
+# Every patient is diagnosed by a model that has not seen them: three outer folds, and the search inside each of them.
 
 # %%
-outer = StratifiedKFold(4, shuffle=True, random_state=1)
+outer = StratifiedKFold(3, shuffle=True, random_state=1)
 table = pd.DataFrame({"patients": [int((hospital == name).sum()) for name in HOSPITALS]}, index=HOSPITALS)
 for kind, estimator in {"average": pipeline(sp.Average()), "fair": search}.items():
     p = cross_val_predict(estimator, X, ill, cv=outer, params={"clients": hospital}, method="predict_proba")[:, 1]

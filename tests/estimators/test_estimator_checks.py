@@ -8,9 +8,8 @@ import scaffpd as sp
 
 ESTIMATORS = [
     sp.FairFederatedClassifier(),
-    sp.FairFederatedClassifier(sp.Agnostic(), standardise=False, fit_intercept=False),
     sp.FairFederatedRegressor(),
-    sp.FairFederatedRegressor(sp.CVaR(0.5), standardise=False),
+    sp.FairFederatedRegressor(sp.CVaR(0.5), standardise=False, fit_intercept=False),
 ]
 
 

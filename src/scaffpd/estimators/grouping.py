@@ -49,11 +49,10 @@ def grouping(clients: Any, rows: int) -> Grouping:
         first = {value: row for row, value in reversed(list(enumerate(values)))}
     except TypeError:
         raise InputError("clients must be names or numbers, one per row.") from None
-    for value, row in first.items():
-        if _missing(value):
-            raise InputError(
-                f"clients has a missing value (row {row}): every row needs a client, or has to be left out."
-            )
+    if gone := [row for value, row in first.items() if _missing(value)]:
+        raise InputError(
+            f"clients has a missing value (row {min(gone)}): every row needs a client, or is to be left out."
+        )
     ordered = _ordered(list(first))
     number = {value: i for i, value in enumerate(ordered)}
     return Grouping(_array(ordered), np.array([number[value] for value in values], dtype=np.intp))
