@@ -14,6 +14,7 @@ ROOT = Path(scaffpd.__file__).parent
 # From the ground up. A module may import from its own floor only within its own package.
 FLOORS = [
     {"errors", "cores"},
+    {"environment"},
     {"federation", "objectives", "data", "checkpoint", "memory", "lock"},
     {
         "certificate",
@@ -30,8 +31,8 @@ FLOORS = [
     {"subspace", "features"},
     {"algorithms", "cohort"},
     {"training", "settings"},
-    {"comparison", "convexify", "deploy"},
-    {"experiments"},
+    {"comparison", "convexify", "deploy", "fairness_path"},
+    {"experiments", "runs", "report", "estimator", "trackers"},
     {"cli"},
 ]
 FORBIDDEN = {

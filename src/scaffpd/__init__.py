@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from scaffpd.convexify import tct as tct
     from scaffpd.errors import InputError as InputError
     from scaffpd.experiments.partition_picture import partition_picture as partition_picture
+    from scaffpd.fairness_path import path as path
     from scaffpd.federation import Federation as Federation
     from scaffpd.history import History as History
     from scaffpd.models import Linear as Linear
@@ -68,6 +69,7 @@ _HOME = {
     "scaffpd.comparison": ("Comparison", "Problem", "compare"),
     "scaffpd.errors": ("InputError",),
     "scaffpd.experiments.partition_picture": ("partition_picture",),
+    "scaffpd.fairness_path": ("path",),
     "scaffpd.federation": ("Federation",),
     "scaffpd.history": ("History",),
     "scaffpd.models": ("Linear", "Module"),

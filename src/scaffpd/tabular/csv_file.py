@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import math
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -75,7 +78,7 @@ def _column(path: Path, name: str, values: Matrix | list[str | None], seen: _See
 def _rows(path: Path) -> Rows:
     """Line numbers and cells, blank lines left out, what cannot be read in one sentence."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with _opened(path) as file:
             reader = csv.reader(file, strict=True)
             while True:
                 try:
@@ -86,10 +89,18 @@ def _rows(path: Path) -> Rows:
                     raise InputError(f"{path.name!r} is broken in line {reader.line_num}: {error}.") from None
                 if row:
                     yield reader.line_num, row
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        raise InputError(f"{path.name!r} is no gzip file, or is cut off.") from None
     except OSError as error:
         raise InputError(f"Cannot read the data file {str(path)!r}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise InputError(f"{path.name!r} is not UTF-8 text; save it as UTF-8.") from None
+
+
+def _opened(path: Path) -> IO[str]:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _header(path: Path) -> list[str]:
