@@ -87,6 +87,14 @@ def test_a_full_disk_is_no_bug_and_not_your_mistake(tmp_path, monkeypatch, capsy
     assert capsys.readouterr().err == "Cannot write 'somewhere.csv': No space left on device.\n"
 
 
+def test_completion_that_cannot_be_installed_is_said_in_one_sentence():
+    variables = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": "/dev/null/home"}
+    done = called("--install-completion", "zsh", env=variables)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Cannot use '/dev/null/")
+    assert done.stderr.count(b"\n") == 1
+
+
 def test_a_bug_is_shown_whole_and_says_where_to_take_it(tmp_path, monkeypatch, capsys):
     def bug(*_, **__):
         raise RuntimeError("a bug")
