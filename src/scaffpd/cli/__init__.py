@@ -23,7 +23,9 @@ from scaffpd.cli.doctor import doctor
 from scaffpd.cli.features import features
 from scaffpd.cli.frame import SETTINGS, Group, add
 from scaffpd.cli.images import reproduce
+from scaffpd.cli.path import path
 from scaffpd.cli.silo import silo
+from scaffpd.cli.train import train
 from scaffpd.errors import InputError
 
 START, COMPARE, ORGANISATIONS = "Start here", "Compare and reproduce", "Across organisations"
@@ -37,6 +39,8 @@ app = typer.Typer(
     context_settings=SETTINGS,
 )
 add(app, demo, panel=START)
+add(app, train, panel=START)
+add(app, path, panel=START)
 add(app, data, panel=START)
 add(app, doctor, panel=START)
 add(app, compare, panel=COMPARE)

@@ -15,6 +15,7 @@ report.html         all of it to look at
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -83,12 +84,13 @@ class RunFolder:
         return toml_text(config.complete(self.path), f"scaffpd train {self.path.as_posix()}/config.toml")
 
     def write(
-        self, command: str, kind: str, title: str, config: RunConfig, prepared: Prepared, models: Sequence[Trained],
+        self, kind: str, config: RunConfig, prepared: Prepared, models: Sequence[Trained],
         path: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Everything but settings and checkpoints."""
         summary = {
-            "format": FORMAT, "kind": kind, "title": title, "command": command,
+            "format": FORMAT, "kind": kind, "title": title(config, prepared),
+            "command": f"scaffpd {kind} {shlex.quote((self.path / 'config.toml').as_posix())}",
             "made": datetime.now(UTC).isoformat(timespec="seconds"), "version": scaffpd.__version__,
             "task": prepared.task, "measure": prepared.measure, "split": prepared.split,
             "labels": list(prepared.labels), "clients_word": prepared.word, "model": described(prepared.model),
@@ -118,3 +120,13 @@ def _lasting(text: str) -> list[str]:
     """The settings that make a run what it is."""
     passing = ("rounds =", "tol =", "folder =", "name =", "baseline =", "#")
     return [line for line in text.splitlines() if line.strip() and not line.startswith(passing)]
+
+
+def title(config: RunConfig, prepared: Prepared) -> str:
+    """The run in a few words."""
+    by = f" by {prepared.word}" if "file" in config.data else ""
+    return f"{config.name}: {len(prepared.names)} {'clients' if by else _plural(prepared.word)}{by}"
+
+
+def _plural(word: str) -> str:
+    return f"{word}s"

@@ -6,27 +6,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any, cast
 
+from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import SYMBOLS, along, grid
 from scaffpd.objectives import Average, Objective
 from scaffpd.runs.config import RunConfig
 from scaffpd.runs.knee import Knee, knee
 from scaffpd.runs.prepared import Prepared
-from scaffpd.runs.train import AVERAGE, Watcher, tolerance
+from scaffpd.runs.train import AVERAGE, Watcher
 from scaffpd.runs.trained import Scorer, Trained, trained
 from scaffpd.training import Callback, Result, Status, train
 
 PARAMETERS = {"ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q"}
 
 
-def walk(config: RunConfig, prepared: Prepared, points: int, watcher: Watcher) -> list[Trained]:
+def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, points: int, watcher: Watcher) -> list[Trained]:
     """Train a grid of objectives of the kind that the settings name."""
     kind = type(config.objective).__name__
     if kind not in SYMBOLS:
         raise InputError(f"A fairness path goes along {', '.join(SYMBOLS)}, not along {kind}.")
-    walker, settings = _Walker(config, prepared, watcher), config.training
+    walker, settings = _Walker(config, prepared, cohort, watcher), config.training
     for result in along(
-        walker.objectives(kind, points), walker.cohort, settings.rounds, walker.tol, settings.seed,
+        walker.objectives(kind, points), cohort, settings.rounds, settings.tol or None, settings.seed,
         lambda objective: made(config, objective), False, walker.watching, True,
     ):  # fmt: skip
         walker.arrive(result)
@@ -43,10 +44,8 @@ def made(config: RunConfig, objective: Objective) -> Any:
 class _Walker:
     """Where a path has come to."""
 
-    def __init__(self, config: RunConfig, prepared: Prepared, watcher: Watcher) -> None:
-        self.config, self.prepared, self.watcher = config, prepared, watcher
-        self.cohort = prepared.cohort(config)
-        self.tol = tolerance(config, config.algorithm, self.cohort)
+    def __init__(self, config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher) -> None:
+        self.config, self.prepared, self.cohort, self.watcher = config, prepared, cohort, watcher
         self.models: list[Trained] = []
         self.name, self.objective = AVERAGE, cast(Objective, Average())
         self.scorer = Scorer(prepared, self.cohort)
@@ -61,7 +60,8 @@ class _Walker:
     def watching(self, _: Objective) -> Sequence[Callback]:
         """A point is about to be trained."""
         self.scorer = Scorer(self.prepared, self.cohort)
-        self.watcher.begin(self.name, self.cohort.names, self.config.training.rounds, self.tol)
+        settings = self.config.training
+        self.watcher.begin(self.name, self.cohort.names, settings.rounds, settings.tol or None)
         return [self.scorer, self.watcher.show]
 
     def arrive(self, result: Result) -> None:
@@ -101,12 +101,21 @@ def reason(models: Sequence[Trained], prepared: Prepared) -> str:
     return f"{name}: the worst-served fifth gains {gain} for {cost} of the mean; beyond it, fairness costs more."
 
 
-def cold_rounds(config: RunConfig, prepared: Prepared, models: Sequence[Trained]) -> int:
+def cold_rounds(config: RunConfig, cohort: Cohort, models: Sequence[Trained]) -> int:
     """How many rounds the same points take when each is trained on its own."""
-    cohort, settings = prepared.cohort(config), config.training
-    tol = tolerance(config, config.algorithm, cohort)
-    total = 0
+    settings, total = config.training, 0
     for one in models:
         assert one.objective is not None
-        total += train(made(config, one.objective), cohort, settings.rounds, tol, settings.seed, progress=False).rounds
+        algorithm = made(config, one.objective)
+        total += train(algorithm, cohort, settings.rounds, settings.tol or None, settings.seed, progress=False).rounds
     return total
+
+
+def about(config: RunConfig, prepared: Prepared, models: Sequence[Trained], alone: int | None) -> dict[str, Any]:
+    """The path in `summary.json`."""
+    kind = type(config.objective).__name__
+    return {
+        "parameter": PARAMETERS[kind], "symbol": SYMBOLS[kind], "objective": kind, "average": AVERAGE,
+        "knee": models[best(models, prepared).index].name, "why": reason(models, prepared),
+        "rounds_warm": sum(one.result.rounds for one in models), "rounds_cold": alone,
+    }  # fmt: skip

@@ -18,6 +18,7 @@ from scaffpd.runs.trained import Scorer, Trained, trained
 from scaffpd.training import Moment, Status, train
 
 AVERAGE, FAIR = "average", "fair"
+TOL = 1e-6
 
 
 class Watcher(Protocol):
@@ -30,13 +31,13 @@ class Watcher(Protocol):
         """A round of it is done."""
 
 
-def carry_out(config: RunConfig, prepared: Prepared, folder: RunFolder, watcher: Watcher) -> list[Trained]:
+def carry_out(
+    config: RunConfig, prepared: Prepared, cohort: Cohort, folder: RunFolder, watcher: Watcher
+) -> list[Trained]:
     """Train what the settings ask for; a list of one or two models, the last of them perhaps interrupted."""
-    cohort = prepared.cohort(config)
-    models = []
+    models, tol = [], config.training.tol or None
     for name, role, algorithm in contestants(config):
         scorer = Scorer(prepared, cohort)
-        tol = tolerance(config, algorithm, cohort)
         watcher.begin(name, cohort.names, config.training.rounds, tol)
         result = train(
             algorithm, cohort, config.training.rounds, tol, config.training.seed, progress=False,
@@ -63,14 +64,13 @@ def contestants(config: RunConfig) -> list[tuple[str, str, Any]]:
     return [(AVERAGE, "before", average), chosen]
 
 
-def tolerance(config: RunConfig, algorithm: Any, cohort: Cohort) -> float | None:
-    """The gap to prove, where something can be proven; a tol that was asked for and cannot be is refused."""
+def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
+    """The settings with a tol: the one asked for, 1e-6 where something can be proven, or 0 where nothing can."""
     tol = config.training.tol
     if tol == 0:
-        return None
-    reason = algorithm.uncertified(algorithm.init(cohort, config.training.seed, None))
-    if reason is None:
-        return 1e-6 if tol is None else tol
-    if tol is not None:
-        raise InputError(f"training.tol needs a certificate, and there is none: {reason} Leave it out.")
-    return None
+        return config
+    reason = config.algorithm.uncertified(config.algorithm.init(cohort, config.training.seed, None))
+    if reason is not None and tol is not None:
+        raise InputError(f"tol needs a certificate, and there is none: {reason} Leave it out.")
+    found = TOL if tol is None else tol
+    return replace(config, training=replace(config.training, tol=0.0 if reason is not None else found))

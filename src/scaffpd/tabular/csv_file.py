@@ -44,7 +44,7 @@ def read_csv(
     path: Path, target: str, columns: Sequence[str] | None, categories: Sequence[str]
 ) -> tuple[Table, Column, int]:
     """The features and the target of all rows that have a target, and how many have none."""
-    header = _header(path)
+    header = column_names(path)
     names = list(columns) if columns is not None else [name for name in header if name != target]
     for name in (target, *names, *categories):
         _find(path, header, name)
@@ -103,7 +103,8 @@ def _opened(path: Path) -> IO[str]:
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _header(path: Path) -> list[str]:
+def column_names(path: Path) -> list[str]:
+    """The first line of a file, checked."""
     first = next(_rows(path), None)
     if first is None:
         raise InputError(f"{path.name!r} is empty; a line with column names is expected first.")

@@ -1,0 +1,147 @@
+"""How a run ends on the screen: who is served how, the verdict, and where everything is."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+WIDEST, MOST = 100, 30  # columns of prose, and clients in a table
+
+
+def end(folder: Path, report: bool, quiet: bool) -> None:
+    """Write the report and show the result."""
+    from rich.console import Console
+
+    from scaffpd.report import available, write
+    from scaffpd.report.reading import read
+    from scaffpd.report.words import verdict
+
+    page = sorry = None
+    if report:
+        sorry = available()
+        page = write(folder) if sorry is None else None
+    console, summary = Console(quiet=quiet, highlight=False), values(folder)
+    console.print()
+    console.print(summary["title"], style="bold", markup=False)
+    console.print(_clients(summary, rows(folder / "clients.csv")))
+    for sentence in verdict(read(folder)):
+        _say(console, sentence)
+    console.print()
+    for model in summary["models"]:
+        _say(console, _proof(model))
+    if summary["path"]:
+        _say(console, f"Suggested: {summary['path']['why']}")
+        _say(console, _cheaper(summary["path"], len(summary["models"])))
+    console.print(f"\nRun:    {folder}", markup=False, soft_wrap=True)
+    if page is not None:
+        console.print(f"Report: {page}", markup=False, soft_wrap=True)
+    elif sorry is not None:
+        _say(console, f"No report: {sorry}")
+
+
+def values(folder: Path) -> dict[str, Any]:
+    """The summary of a run."""
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def as_values(folder: Path) -> dict[str, Any]:
+    """The summary, the clients and the folder, for `--json`."""
+    page = folder / "report.html"
+    return values(folder) | {
+        "folder": str(folder), "report": str(page) if page.exists() else None, "clients": rows(folder / "clients.csv"),
+    }  # fmt: skip
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    """A table of a run's folder, with its numbers as numbers."""
+    with file.open(newline="", encoding="utf-8") as handle:
+        return [
+            {key: value if key in ("model", "client", "label") else _number(value) for key, value in row.items()}
+            for row in csv.DictReader(handle)
+        ]
+
+
+def _number(text: str) -> Any:
+    return None if text == "" else float(text) if any(c in text for c in ".en") else int(text)
+
+
+def _clients(summary: dict[str, Any], clients: list[dict[str, Any]]) -> Table:
+    """A row per client, the one that gains most first."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    score, percent = f"{summary['split']}_{summary['measure']}", summary["measure"] == "accuracy"
+    before, after = _shown(summary)
+    by_model = {(row["model"], row["client"]): row for row in clients}
+    names = [row["client"] for row in clients if row["model"] == after]
+    sign = 1 if percent else -1
+    change = {n: sign * (by_model[after, n][score] - by_model[before, n][score]) for n in names}
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    unit = "accuracy" if percent else "error"
+    two = before != after
+    heads = [
+        summary["clients_word"],
+        "rows",
+        *([f"{unit}\n{before}", f"\n{after}", "\nchange"] if two else [unit]),
+        "λ",
+    ]
+    for k, head in enumerate(heads):
+        table.add_column(head, justify="right" if k else "left", no_wrap=bool(k), overflow="fold")
+    order = sorted(names, key=lambda n: (-change[n], sign * by_model[after, n][score]))
+    for name in order if len(order) <= MOST else [*order[: MOST // 2], *order[-MOST // 2 :]]:
+        row = by_model[after, name]
+        cells = [_score(by_model[before, name][score], percent)] if two else []
+        cells.append(_score(row[score], percent))
+        moved = Text(_change(sign * change[name], percent), style=_style(change[name])) if two else None
+        size = str(row["train_rows"] + row["test_rows"])
+        table.add_row(Text(name), size, *cells, *([moved] if moved else []), f"{row['weight']:.3f}")
+    if len(order) > MOST:
+        table.caption = f"the first and last {MOST // 2} of {len(order)}; all are in clients.csv"
+    return table
+
+
+def _shown(summary: dict[str, Any]) -> tuple[str, str]:
+    """The models to compare: before and after, or the same one twice."""
+    roles = {model["role"]: model["name"] for model in summary["models"]}
+    after = roles.get("after") or roles.get("before") or summary["models"][-1]["name"]
+    return roles.get("before", after), after
+
+
+def _score(value: float, percent: bool) -> str:
+    return f"{100 * value:.1f} %" if percent else f"{value:.4g}"
+
+
+def _change(value: float, percent: bool) -> str:
+    text = f"{100 * value:+.1f}" if percent else f"{value:+.3g}"
+    return (text[1:] if float(text) == 0 else text).replace("-", "−")
+
+
+def _style(gain: float) -> str:
+    return "dim" if abs(gain) < 5e-4 else "green" if gain > 0 else "red"
+
+
+def _proof(model: dict[str, Any]) -> str:
+    gap = model["certificate"]
+    proven = "nothing is certified" if gap is None else f"certified gap {gap:.1e}"
+    goal = "" if model["objective"] is None else f" ({model['objective']})"
+    rounds = f"{model['rounds']} round{'' if model['rounds'] == 1 else 's'}"
+    megabytes = (model["bytes_up"] + model["bytes_down"]) / 1e6
+    return f"{model['name']}{goal}: {model['status']} after {rounds}, {proven}, {megabytes:.1f} MB sent"
+
+
+def _cheaper(path: dict[str, Any], points: int) -> str:
+    warm, cold = path["rounds_warm"], path["rounds_cold"]
+    alone = "" if cold is None else f"; each alone, {cold}: {cold / warm:.1f} times as many"
+    return f"{points} models in {warm} rounds{alone}."
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, width=min(console.width, WIDEST))
