@@ -32,7 +32,8 @@ FLOORS = [
     {"algorithms", "cohort"},
     {"training", "settings"},
     {"comparison", "convexify", "deploy", "fairness_path"},
-    {"experiments", "runs", "report", "estimator", "trackers"},
+    {"runs", "report", "estimator", "trackers"},
+    {"experiments"},
     {"cli"},
 ]
 FORBIDDEN = {

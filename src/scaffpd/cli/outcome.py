@@ -33,11 +33,13 @@ def end(folder: Path, report: bool, quiet: bool) -> None:
     for sentence in verdict(read(folder)):
         _say(console, sentence)
     console.print()
-    for model in summary["models"]:
-        _say(console, _proof(model))
     if summary["path"]:
+        console.print(_points(summary, rows(folder / "path.csv")))
         _say(console, f"Suggested: {summary['path']['why']}")
         _say(console, _cheaper(summary["path"], len(summary["models"])))
+    else:
+        for model in summary["models"]:
+            _say(console, _proof(model))
     console.print(f"\nRun:    {folder}", markup=False, soft_wrap=True)
     if page is not None:
         console.print(f"Report: {page}", markup=False, soft_wrap=True)
@@ -74,37 +76,52 @@ def _number(text: str) -> Any:
 
 def _clients(summary: dict[str, Any], clients: list[dict[str, Any]]) -> Table:
     """A row per client, the one that gains most first."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    score, percent = f"{summary['split']}_{summary['measure']}", summary["measure"] == "accuracy"
+    percent = summary["measure"] == "accuracy"
+    score, sign, unit = (
+        f"{summary['split']}_{summary['measure']}",
+        1 if percent else -1,
+        "accuracy" if percent else "error",
+    )
     before, after = _shown(summary)
-    by_model = {(row["model"], row["client"]): row for row in clients}
-    names = [row["client"] for row in clients if row["model"] == after]
-    sign = 1 if percent else -1
-    change = {n: sign * (by_model[after, n][score] - by_model[before, n][score]) for n in names}
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    unit = "accuracy" if percent else "error"
+    at = {(row["model"], row["client"]): row for row in clients}
+    gain = {n: sign * (row[score] - at[before, n][score]) for (m, n), row in at.items() if m == after}
     two = before != after
-    heads = [
-        summary["clients_word"],
-        "rows",
-        *([f"{unit}\n{before}", f"\n{after}", "\nchange"] if two else [unit]),
-        "λ",
-    ]
-    for k, head in enumerate(heads):
-        table.add_column(head, justify="right" if k else "left", no_wrap=bool(k), overflow="fold")
-    order = sorted(names, key=lambda n: (-change[n], sign * by_model[after, n][score]))
+    scores = [f"{unit}\n{before}", f"\n{after}", "\nchange"] if two else [unit]
+    table = _table(f"\n{summary['clients_word']}" if two else summary["clients_word"], "rows", *scores, "λ")
+    order = sorted(gain, key=lambda n: (-gain[n], sign * at[after, n][score]))
     for name in order if len(order) <= MOST else [*order[: MOST // 2], *order[-MOST // 2 :]]:
-        row = by_model[after, name]
-        cells = [_score(by_model[before, name][score], percent)] if two else []
-        cells.append(_score(row[score], percent))
-        moved = Text(_change(sign * change[name], percent), style=_style(change[name])) if two else None
-        size = str(row["train_rows"] + row["test_rows"])
-        table.add_row(Text(name), size, *cells, *([moved] if moved else []), f"{row['weight']:.3f}")
+        row = at[after, name]
+        cells: list[str | Text] = [_score(row[score], percent)]
+        if two:
+            moved = Text(_change(sign * gain[name], percent), style=_style(gain[name]))
+            cells = [_score(at[before, name][score], percent), *cells, moved]
+        table.add_row(Text(name), str(row["train_rows"] + row["test_rows"]), *cells, f"{row['weight']:.3f}")
     if len(order) > MOST:
         table.caption = f"the first and last {MOST // 2} of {len(order)}; all are in clients.csv"
+    return table
+
+
+def _points(summary: dict[str, Any], points: list[dict[str, Any]]) -> Table:
+    """A row per point of a path, the suggested one marked."""
+    table, percent = _table("point", "mean", "worst 20 %", "rounds", "certified gap"), summary["measure"] == "accuracy"
+    for row in points:
+        scores = [_score(row[f"{name}_{summary['measure']}"], percent) for name in ("mean", "worst_20")]
+        gap = "none" if row["certificate"] is None else f"{row['certificate']:.1e}"
+        style = "bold" if row["model"] == summary["path"]["knee"] else None
+        table.add_row(row["model"], *scores, str(row["rounds"]), gap, style=style)
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -133,8 +150,9 @@ def _proof(model: dict[str, Any]) -> str:
     proven = "nothing is certified" if gap is None else f"certified gap {gap:.1e}"
     goal = "" if model["objective"] is None else f" ({model['objective']})"
     rounds = f"{model['rounds']} round{'' if model['rounds'] == 1 else 's'}"
-    megabytes = (model["bytes_up"] + model["bytes_down"]) / 1e6
-    return f"{model['name']}{goal}: {model['status']} after {rounds}, {proven}, {megabytes:.1f} MB sent"
+    sent = model["bytes_up"] + model["bytes_down"]
+    size = f"{sent / 1e6:.1f} MB" if sent >= 1e6 else f"{sent / 1e3:.0f} kB"
+    return f"{model['name']}{goal}: {model['status']} after {rounds}, {proven}, {size} sent"
 
 
 def _cheaper(path: dict[str, Any], points: int) -> str:

@@ -61,8 +61,7 @@ class TrainingScreen:
     def show(self, moment: Any) -> None:
         """A round is done."""
         state = moment.state
-        if math.isinf(self.first):
-            self.first = float(state.certificate)
+        self.first = float(moment.history["certificate"][0])
         if self.live is not None:
             self.live.update(self._picture(moment.rounds, state))
         elif self._done(moment.rounds, state) >= 1 or time.monotonic() - self.said >= PAUSE:
@@ -72,7 +71,7 @@ class TrainingScreen:
     def _done(self, rounds: int, state: Any) -> float:
         """How much of the way is behind: of the certificate's on a logarithmic scale, or of the rounds."""
         share, gap = rounds / self.rounds, float(state.certificate)
-        if self.tol is not None and 0 < gap < math.inf and self.first > self.tol:
+        if self.tol is not None and 0 < gap < math.inf and self.tol < self.first < math.inf:
             share = max(share, math.log(self.first / gap) / math.log(self.first / self.tol))
         return min(max(share, 0.0), 1.0)
 
@@ -95,7 +94,7 @@ class TrainingScreen:
         from rich.text import Text
 
         done, spent = self._done(rounds, state), time.monotonic() - self.began
-        left = "" if not 0 < done < 1 else f", about {_seconds(spent * (1 - done) / done)} left"
+        left = "" if rounds < 2 or not 0 < done < 1 else f", about {_seconds(spent * (1 - done) / done)} left"
         full = round(BAR * done)
         bar = Text.assemble((f"{self.model} ", "bold"), ("━" * full, "green"), ("━" * (BAR - full), "dim"))
         bar.append(f" round {rounds}, {_seconds(spent)}{left}")
@@ -104,20 +103,25 @@ class TrainingScreen:
         return Group(bar, Text(f"{self._gap(state)};  {losses}"), self._weights(state))
 
     def _weights(self, state: Any) -> Table:
-        """λ as small bars, the largest first."""
+        """λ as small bars: of all clients in their order where they are few, else of the largest."""
         from rich.table import Table
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 2, 0, 0))
-        total = float(state.weights.sum()) or 1.0
-        order = (-state.weights).argsort(kind="stable")
-        for i in order[:CLIENTS]:
-            share = float(state.weights[i]) / total
-            table.add_row(Text(self.names[i][:30]), f"{share:6.1%}", Text("█" * max(round(SMALL * share), share > 0)))
+        table, shares = Table.grid(padding=(0, 2, 0, 0)), state.weights / (float(state.weights.sum()) or 1.0)
+        largest = float(shares.max()) or 1.0
+        order = (-shares).argsort(kind="stable")
+        for i in sorted(order) if len(order) <= CLIENTS else order[:CLIENTS]:
+            table.add_row(Text(self.names[i][:30]), f"{shares[i]:6.1%}", _bar(float(shares[i]) / largest))
         if len(order) > CLIENTS:
-            rest = float(state.weights[order[CLIENTS:]].sum()) / total
+            rest = float(shares[order[CLIENTS:]].sum())
             table.add_row(Text(f"{len(order) - CLIENTS} others", style="dim"), f"{rest:6.1%}", "")
         return table
+
+
+def _bar(share: float) -> str:
+    """In eighths of a character."""
+    eighths = round(8 * SMALL * min(max(share, 0.0), 1.0))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def _seconds(s: float) -> str:
