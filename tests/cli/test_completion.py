@@ -11,9 +11,9 @@ import pytest
 
 from scaffpd import algorithms, data, objectives
 from scaffpd.cli import choices
+from scaffpd.comparison import problems
 from scaffpd.comparison.zoo import chosen, zoo
 from scaffpd.deploy import engine
-from scaffpd.experiments import problems
 from scaffpd.features import backbones, inputs, precision
 
 SCRIPT = [sys.executable, "-m", "scaffpd"]

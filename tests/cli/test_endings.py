@@ -25,7 +25,7 @@ def called(*arguments, **more):
     return subprocess.run([*SCRIPT, *arguments], check=False, env=env, **more)
 
 
-@pytest.mark.parametrize("arguments", [["data"], ["--help"], ["data", "--json"], ["doctor"]])
+@pytest.mark.parametrize("arguments", [["data"], ["--help"], ["data", "--json"]])
 def test_a_reader_that_has_gone_is_no_trouble(arguments):
     reading, writing = os.pipe()
     os.close(reading)
@@ -59,7 +59,7 @@ def test_outputs_that_are_closed(line, code):
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["data"], ["doctor"], ["compare", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["data"], ["compare", "--help"]])
 @pytest.mark.parametrize("env", [{"COLUMNS": "20"}, {"COLUMNS": "1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
 def test_narrow_screens_and_old_encodings(arguments, env):
     done = called(*arguments, env={"PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""} | env)
@@ -68,7 +68,7 @@ def test_narrow_screens_and_old_encodings(arguments, env):
 
 
 def test_no_color():
-    done = called("doctor", env={"NO_COLOR": "1", "FORCE_COLOR": "1", "TERM": "xterm-256color"})
+    done = called("data", env={"NO_COLOR": "1", "FORCE_COLOR": "1", "TERM": "xterm-256color"})
     assert b"\x1b[3" not in done.stdout
     assert b"\x1b[38" not in done.stdout
 
@@ -85,6 +85,14 @@ def test_a_full_disk_is_no_bug_and_not_your_mistake(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(hospitals, "study", full)
     assert cli.run(["demo", "--quiet", "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "Cannot write 'somewhere.csv': No space left on device.\n"
+
+
+def test_completion_that_cannot_be_installed_is_said_in_one_sentence():
+    variables = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": "/dev/null/home"}
+    done = called("--install-completion", "zsh", env=variables)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Cannot use '/dev/null/")
+    assert done.stderr.count(b"\n") == 1
 
 
 def test_a_bug_is_shown_whole_and_says_where_to_take_it(tmp_path, monkeypatch, capsys):

@@ -123,6 +123,8 @@ def site(tmp_path_factory):
         (folder / f"{name}.toml").write_text(text)
     shutil.copy(folder / "a.toml", folder / "silo.toml")
     shutil.copy(path, folder / "federation.toml")
+    rows = (f"{k % 3},{k % 7},{'ab'[k % 2]},{int(k % 7 > 3)}" for k in range(120))
+    (folder / "patients.csv").write_text("\n".join(["hospital,age,sex,ill", *rows]) + "\n")
     (folder / "run").mkdir()
     shutil.copy(FederationFile.read(path).folder / "model.safetensors", folder / "run" / "model.safetensors")
     return folder

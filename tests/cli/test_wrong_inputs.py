@@ -89,7 +89,7 @@ FILES = {
 LINES = [
     # misspelt commands and options
     ("dmo", "No such command 'dmo'; did you mean demo?"),
-    ("xyzzy", "No such command 'xyzzy': choose one of demo, data, doctor"),
+    ("xyzzy", "No such command 'xyzzy': choose one of demo, "),
     ("silo chek", "No such command 'chek'; did you mean check?"),
     ("deploy lcal", "No such command 'lcal'; did you mean local?"),
     ("reproduce tiny-imagenet", "No such command 'tiny-imagenet'; did you mean tinyimagenet?"),

@@ -63,7 +63,7 @@ def compare(
 
     Examples:
         scaffpd compare hospitals --methods FedAvg,Scaff-PD --rounds 20 --tune 1
-        scaffpd compare synthetic --clients 5 --rounds 10 --tune 1 --out comparison
+        scaffpd compare synthetic --clients 5 --tune 1 --rounds 5 --out comparison
     """
     positive("compare", "--rho", rho)
     if alpha is not None:

@@ -19,7 +19,8 @@ EXIT_CODES = {
 }
 EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + "."
 BUG = "This is a bug in scaffpd, not your mistake: please report it with these lines and the output of scaffpd doctor."
-_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENFILE, errno.EMFILE)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENFILE, errno.EMFILE)
+_CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def complain(sentence: str, code: int) -> int:
@@ -31,11 +32,11 @@ def complain(sentence: str, code: int) -> int:
 
 
 def of_the_machine(error: OSError) -> str | None:
-    """A sentence where a disk is full or gone; None for errors that tell of a bug."""
-    if error.errno not in _MACHINE:
+    """A sentence where a disk is full or gone, or a file closed to us; None for errors that tell of a bug."""
+    if error.errno not in (*_FULL, *_CLOSED):
         return None
     where = f" {str(error.filename)!r}" if error.filename else ""
-    return f"Cannot write{where}: {error.strerror}."
+    return f"Cannot {'write' if error.errno in _FULL else 'use'}{where}: {error.strerror}."
 
 
 def report_bug() -> int:

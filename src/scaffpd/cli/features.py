@@ -66,7 +66,7 @@ def features(
     Images and weights are yours to provide: scaffpd data says where.
 
     Examples:
-        scaffpd features cifar10 --data ~/data --images-per-class 5 --size 64 --coordinates 500
+        scaffpd features cifar10 --data ~/data --images-per-class 5 --size 64
     """
     checked("dataset", dataset, choices.IMAGES)
     checked("backbone", backbone, choices.BACKBONES)

@@ -89,11 +89,11 @@ def _help_if_alone(about: str) -> Callable[[typer.Context], None]:
 
 
 def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
-    """A docstring without its examples, and these."""
+    """A docstring without its examples, each paragraph on one line for any width of screen; and the examples."""
     found = _EXAMPLES.search(text)
-    if found is None:
-        return text, ()
-    return text[: found.start()].rstrip(), tuple(line.strip() for line in found["lines"].strip().splitlines())
+    prose = text if found is None else text[: found.start()]
+    lines = () if found is None else tuple(line.strip() for line in found["lines"].strip().splitlines())
+    return "\n\n".join(" ".join(part.split()) for part in prose.split("\n\n")).strip(), lines
 
 
 def show_examples(lines: tuple[str, ...]) -> None:

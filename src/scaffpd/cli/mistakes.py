@@ -43,8 +43,10 @@ def _missing(error: click.MissingParameter) -> str:
     if error.param is None:
         return error.format_message()
     about = getattr(error.param, "help", None)
+    if about and not about[1:2].isupper():  # not CONFIG
+        about = about[0].lower() + about[1:]
     name = error.param.opts[-1] if isinstance(error.param, click.Option) else error.param.human_readable_name
-    return f"{path} needs {name}{f': {about[0].lower()}{about[1:]}' if about else '.'}"
+    return f"{path} needs {name}{f': {about}' if about else '.'}"
 
 
 def _wrong_value(error: click.BadParameter) -> str:

@@ -22,7 +22,7 @@ reproduce = group(
     """Run the paper's experiments again.
 
     Examples:
-        scaffpd reproduce synthetic --quick
+        scaffpd reproduce synthetic --quick --out synthetic
     """
 )
 

@@ -100,6 +100,8 @@ def _labels(silos: dict[str, Json]) -> list[int | str]:
             f"Silo {worded!r} has texts as labels, {counted!r} has numbers: write the target alike everywhere."
         )
     union = {label for about in silos.values() for label in about["labels"]}
+    if len(union) == 1:
+        raise InputError(f"All rows of all clients have the label {union.pop()!r}: is it the right target?")
     if not 2 <= len(union) <= MOST_LABELS:
         raise InputError(f"The silos have {len(union)} different labels; from 2 to {MOST_LABELS} can be told apart.")
     return sorted(union)
