@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,13 @@ class Asked:
     training: Mapping[str, Any]
     objective: str | None = None
     strength: float | None = None
+    needs_strength: bool = True
 
     def config(self, what: str) -> RunConfig:
         """The settings: what the file says, with the options in its place where they are given."""
         from scaffpd.runs.config import RunConfig
 
+        self._check()
         changes = {name: _given(getattr(self, name)) for name in ("data", "model", "training")}
         changes["objective"] = self._objective()
         if what.lower().endswith(".toml"):
@@ -49,6 +52,17 @@ class Asked:
         else:
             raise _neither(what)
         return RunConfig.of({name: new for name, new in changes.items() if new}, Path(what).name)
+
+    def _check(self) -> None:
+        """Refuse numbers in the words of the options."""
+        for name, given, below in (
+            ("test", self.data.get("test"), 1.0),
+            ("l2", self.model.get("l2"), float("inf")),
+            ("tol", self.training.get("tol"), float("inf")),
+        ):
+            if given is not None and not 0 <= given < below:
+                limits = "from 0 to below 1" if below == 1 else ">= 0 and finite"
+                raise InputError(f"--{name} needs a number {limits}, got {given:g}.")
 
     def _objective(self) -> dict[str, Any]:
         if self.objective is None:
@@ -65,9 +79,11 @@ class Asked:
             return {"kind": kind}
         name, usual = STRENGTHS[kind]
         value = usual if self.strength is None else self.strength
-        if value is None:
+        if value is None and self.needs_strength:
             raise InputError(f"{kind} needs --strength: its {name}, the loss that a client could fall back to.")
-        return {"kind": kind, name: value}
+        made = {"kind": kind, name: 1.0 if value is None else value}
+        getattr(import_module("scaffpd.objectives"), kind)(made[name])  # refuses what is no strength
+        return made
 
 
 def _columns(file: Path, given: dict[str, Any]) -> dict[str, Any]:

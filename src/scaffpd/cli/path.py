@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scaffpd.cli import train as command
-from scaffpd.cli.asked import STRENGTHS, Asked, listed
-from scaffpd.errors import InputError
+from scaffpd.cli.asked import Asked, listed
 
 if TYPE_CHECKING:
     from scaffpd.runs.config import RunConfig
@@ -53,15 +52,15 @@ def path(
         model={"l2": l2},
         training={"rounds": rounds, "tol": tol, "seed": seed, "device": device},
         objective=objective,
-        strength=None,
+        needs_strength=False,
     )  # fmt: skip
-    if objective is not None and objective.lower() in ("nash", "average", "agnostic"):
-        along = ", ".join(name for name in STRENGTHS if name != "Nash")
-        raise InputError(f"A fairness path goes along {along}, not along {objective}.")
     from scaffpd.runs.folder import RunFolder  # seconds, so not for --help
+    from scaffpd.runs.path import walkable
 
     config = asked.config(what)
+    walkable(config)
     folder = RunFolder(command.place(config, out, True, "-path"))
+    folder.check()
     _walk(config, folder, points, cold, report, quiet or as_json)
     if as_json:
         from scaffpd.cli.as_json import print_json

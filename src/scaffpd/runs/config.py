@@ -23,6 +23,7 @@ BY_FILE = ("client", "target", "columns", "categories", "task", "standardise")
 TASKS = ("classification", "regression")
 NUMBERS = ("float32", "float64")
 HELD_OUT = 0.2
+OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
 WITH_OBJECTIVE, OBJECTIVE = ("Fair", "ScaffPD", "SubspaceSaddle"), {"kind": "ChiSquare", "rho": 0.1}
 
 
@@ -75,7 +76,7 @@ class RunConfig:
     def read(cls, path: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:
         """Read a settings file; `changes` (by table) take the place of what it says."""
         file = path.absolute()
-        return cls._of(Section.read(file, ("name", "folder", *TABLES)), changes or {})
+        return cls._of(Section.read(file, ("name", "folder", *TABLES), OTHERS), changes or {})
 
     @classmethod
     def of(cls, values: Mapping[str, Any], label: str) -> RunConfig:

@@ -47,14 +47,19 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def check(self) -> None:
+        """Find out before the work that this is no folder."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"Cannot write to the folder {str(self.path)!r}: it is a file.")
+
     @contextmanager
     def opened(self, config: RunConfig, fresh: bool) -> Iterator[None]:
         """Make the folder, keep others out of it, and write down the settings; a folder of another run is refused."""
+        self.check()
         try:
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            why = "it is a file" if self.path.is_file() else error.strerror
-            raise InputError(f"Cannot write to the folder {str(self.path)!r}: {why}.") from None
+            raise InputError(f"Cannot write to the folder {str(self.path)!r}: {error.strerror}.") from None
         with alone(self.path, f"Another run is at work in {str(self.path)!r}."):
             if fresh:
                 shutil.rmtree(self.path / "checkpoint")

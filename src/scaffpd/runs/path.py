@@ -22,9 +22,8 @@ PARAMETERS = {"ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CV
 
 def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, points: int, watcher: Watcher) -> list[Trained]:
     """Train a grid of objectives of the kind that the settings name."""
+    walkable(config)
     kind = type(config.objective).__name__
-    if kind not in SYMBOLS:
-        raise InputError(f"A fairness path goes along {', '.join(SYMBOLS)}, not along {kind}.")
     walker, settings = _Walker(config, prepared, cohort, watcher), config.training
     for result in along(
         walker.objectives(kind, points), cohort, settings.rounds, settings.tol or None, settings.seed,
@@ -32,6 +31,13 @@ def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, points: int, wat
     ):  # fmt: skip
         walker.arrive(result)
     return suggested(walker.models, prepared)
+
+
+def walkable(config: RunConfig) -> None:
+    """Refuse what no path goes along."""
+    kind = type(config.algorithm if config.objective is None else config.objective).__name__
+    if kind not in SYMBOLS:
+        raise InputError(f"A fairness path goes along {', '.join(SYMBOLS)}, not along {kind}.")
 
 
 def made(config: RunConfig, objective: Objective) -> Any:

@@ -93,6 +93,9 @@ def _features(source: Source) -> tuple[dict[str, Column], Column, list[str]]:
     """All columns by name and the target, of rows that have both a client and a target."""
     if source.client == source.target:
         raise InputError(f"Column {source.client!r} cannot be both the client and the target.")
+    for name, what in ((source.target, "the target"), (source.client, "the client")):
+        if name in (source.columns or ()):
+            raise InputError(f"Column {name!r} is {what}, so it cannot be one to learn from.")
     wanted = None if source.columns is None else [*dict.fromkeys((*source.columns, source.client))]
     categories = [*source.categories, source.client]
     name = source.file.name.lower()
