@@ -127,6 +127,9 @@ def site(tmp_path_factory):
     (folder / "patients.csv").write_text("\n".join(["hospital,age,sex,ill", *rows]) + "\n")
     (folder / "run").mkdir()
     shutil.copy(FederationFile.read(path).folder / "model.safetensors", folder / "run" / "model.safetensors")
+    shutil.copy(folder / "patients.csv", folder / "new-patients.csv")
+    table = ["train", str(folder / "patients.csv"), "--client", "hospital", "--target", "ill", "--quiet"]
+    assert cli.run([*table, "--out", str(folder / "runs" / "patients")]) == 0
     return folder
 
 

@@ -66,8 +66,8 @@ def run(config, place, watcher=None, fresh=False):
     return models, prepared
 
 
-def asked(file, **tables):
-    data = {"file": str(file), "client": "hospital", "target": "outcome"}
+def asked(file, data_test=0.2, **tables):
+    data = {"file": str(file), "client": "hospital", "target": "outcome", "test": data_test}
     return RunConfig.of({"data": data, **tables}, file.name)
 
 

@@ -111,7 +111,7 @@ def test_names_of_rows_are_no_categories_unless_asked_for(tmp_path):
         ("site,x,ill\n,1,1\n,2,0\n", {}, "no row with a value in its client column 'site'"),
         ("site,x,ill\na,1,\nb,2,\n", {}, "no row with a value in its target column 'ill'"),
         ("size,x,ill\na,1,1\n", {}, "Unknown column of 'a.csv', 'site': did you mean 'size'?"),
-        ("site,x,ill\na,1,1\na,2,1\nb,3,1\nb,4,1\n", {}, "1 different label"),
+        ("site,x,ill\na,1,1\na,2,1\nb,3,1\nb,4,1\n", {}, "All rows of all clients have the label 1"),
         ("site,x,ill\na,1,u\na,2,v\nb,3,u\nb,4,v\n", {"task": "regression"}, "regression needs numbers"),
         ("site,x,ill\na,1,1\na,2,0\nb,3,1\nb,4,0\n", {"columns": ("z",)}, "Unknown column of 'a.csv', 'z'"),
     ],

@@ -24,6 +24,7 @@ from scaffpd.cli.features import features
 from scaffpd.cli.frame import SETTINGS, Group, add
 from scaffpd.cli.images import reproduce
 from scaffpd.cli.path import path
+from scaffpd.cli.predict import predict
 from scaffpd.cli.silo import silo
 from scaffpd.cli.train import train
 from scaffpd.errors import InputError
@@ -41,6 +42,7 @@ app = typer.Typer(
 add(app, demo, panel=START)
 add(app, train, panel=START)
 add(app, path, panel=START)
+add(app, predict, panel=START)
 add(app, data, panel=START)
 add(app, doctor, panel=START)
 add(app, compare, panel=COMPARE)

@@ -46,21 +46,26 @@ def read_csv(
     """The features and the target of all rows that have a target, and how many have none."""
     header = column_names(path)
     names = list(columns) if columns is not None else [name for name in header if name != target]
-    for name in (target, *names, *categories):
+    (goal, *features), there = read_columns(path, [target, *names], categories, needed=True)
+    return Table(len(goal.values), tuple(features)), goal, int((~there).sum())
+
+
+def read_columns(
+    path: Path, names: Sequence[str], categories: Sequence[str], needed: bool = False
+) -> tuple[list[Column], Mask]:
+    """Columns by name, and which rows are kept: all, or those with a value in the first column if it is `needed`."""
+    header = column_names(path)
+    for name in (*names, *categories):
         _find(path, header, name)
-    used = [target, *names]
-    places = [header.index(name) for name in used]
-    seen, has_target = _first_reading(path, header, places)
-    kept = int(has_target.sum())
-    if kept == 0:
-        raise InputError(f"{path.name!r} has no row with a value in its target column {target!r}.")
-    texts = [bool(found.line) or name in categories for name, found in zip(used, seen, strict=True)]
+    places = [header.index(name) for name in names]
+    seen, kept = _first_reading(path, header, places, needed)
+    rows = int(kept.sum())
+    if rows == 0:
+        raise InputError(f"{path.name!r} has no row with a value in its target column {names[0]!r}.")
+    texts = [bool(found.line) or name in categories for name, found in zip(names, seen, strict=True)]
     values = _second_reading(path, header, places, texts, kept)
-    made = [
-        _column(path, name, value, found, name in categories)
-        for name, value, found in zip(used, values, seen, strict=True)
-    ]
-    return Table(kept, tuple(made[1:])), made[0], len(has_target) - kept
+    made = zip(names, values, seen, strict=True)
+    return [_column(path, name, value, found, name in categories) for name, value, found in made], kept
 
 
 def _column(path: Path, name: str, values: Matrix | list[str | None], seen: _Seen, chosen: bool) -> Column:
@@ -140,14 +145,14 @@ def _checked(path: Path, header: list[str]) -> Rows:
         yield line, row
 
 
-def _first_reading(path: Path, header: list[str], places: list[int]) -> tuple[list[_Seen], Mask]:
-    """What kind of cells each column has, among rows with a target (the first of `places`)."""
+def _first_reading(path: Path, header: list[str], places: list[int], needed: bool) -> tuple[list[_Seen], Mask]:
+    """What kind of cells each column has, among rows that are kept (by the first of `places`)."""
     seen = [_Seen() for _ in places]
-    has_target: list[bool] = []
+    kept: list[bool] = []
     pairs = list(zip(places, seen, strict=True))
     for line, row in _checked(path, header):
-        has_target.append(not is_missing(row[places[0]]))
-        if not has_target[-1]:
+        kept.append(not needed or not is_missing(row[places[0]]))
+        if not kept[-1]:
             continue
         for place, found in pairs:
             cell = row[place]
@@ -158,21 +163,21 @@ def _first_reading(path: Path, header: list[str], places: list[int]) -> tuple[li
                     raise InputError(f"{path.name!r} has an infinite value in column {header[place]!r}, line {line}.")
             elif not found.line and not is_missing(cell):
                 found.line, found.cell = line, cell.strip()
-    if not has_target:
+    if not kept:
         raise InputError(f"{path.name!r} has column names but no rows.")
-    return seen, np.array(has_target)
+    return seen, np.array(kept)
 
 
 def _second_reading(
-    path: Path, header: list[str], places: list[int], texts: list[bool], rows: int
+    path: Path, header: list[str], places: list[int], texts: list[bool], kept: Mask
 ) -> list[Matrix | list[str | None]]:
     """Numbers as arrays, everything else as names of categories; equal names are stored once."""
-    values: list[Matrix | list[str | None]] = [[] if text else np.full(rows, np.nan) for text in texts]
+    values: list[Matrix | list[str | None]] = [[] if text else np.full(int(kept.sum()), np.nan) for text in texts]
     pairs = list(zip(places, values, strict=True))
     known: dict[str, str | None] = {}
     k = 0
-    for _, row in _checked(path, header):
-        if is_missing(row[places[0]]):
+    for here, (_, row) in zip(kept, _checked(path, header), strict=True):
+        if not here:
             continue
         for place, store in pairs:
             cell = row[place]

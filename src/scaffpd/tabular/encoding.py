@@ -105,12 +105,16 @@ def encoded(data: Rows, schema: Mapping[str, Any], mean: Any, deviation: Any) ->
     y = _targets(data, agreed)
 
     def part(rows: Mask) -> Pair:
-        X = filled(data, agreed, rows)
-        X = np.where(np.isnan(X), centre, X)
-        X = X if scale is None else (X - centre) / scale
+        X = scaled(filled(data, agreed, rows), centre, scale)
         return X.reshape(len(X), *data.table.shape) if data.table.block is not None else X, y[rows]
 
     return Encoded(part(~data.held), part(data.held) if data.held.any() else None, features(agreed))
+
+
+def scaled(X: Matrix, centre: Matrix, scale: Matrix | None) -> Matrix:
+    """Encoded rows without gaps, in units of the deviation."""
+    X = np.where(np.isnan(X), centre, X)
+    return X if scale is None else (X - centre) / scale
 
 
 def filled(data: Rows, schema: Json, rows: Mask) -> Matrix:
