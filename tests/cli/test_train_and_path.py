@@ -82,6 +82,12 @@ def test_a_path_is_drawn_and_suggests_its_knee(here, capsys):
     assert (here / "runs" / "patients-path" / "report.html").exists()
 
 
+def test_a_path_does_not_take_the_folder_of_a_run(here, capsys):
+    ran(f"{TABLE} --no-report", capsys)
+    found = ran("path hospitals --out runs/patients", capsys, code=2)
+    assert found.err == "The folder 'runs/patients' is that of `scaffpd train`: choose another with --out.\n"
+
+
 def test_options_take_the_place_of_the_settings(here, capsys):
     (here / "c.toml").write_text('[data]\nsource = "hospitals"\n[objective]\nkind = "CVaR"\nalpha = 0.3\n')
     found = json.loads(ran("train c.toml --objective tilted --strength 0.2 --rounds 2 --tol 0 --json", capsys).out)

@@ -60,7 +60,7 @@ def path(
     config = asked.config(what)
     walkable(config)
     folder = RunFolder(command.place(config, out, True, "-path"))
-    folder.check()
+    folder.check("path")
     _walk(config, folder, points, cold, report, quiet or as_json)
     if as_json:
         from scaffpd.cli.as_json import print_json

@@ -94,7 +94,7 @@ def train(
 
     config = asked.config(what)
     folder = RunFolder(place(config, out, fresh))
-    folder.check()
+    folder.check("train", fresh)
     _carry_out(config, folder, fresh, report, quiet or as_json)
     if as_json:
         from scaffpd.cli.as_json import print_json

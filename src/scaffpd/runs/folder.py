@@ -47,15 +47,25 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def check(self) -> None:
-        """Find out before the work that this is no folder."""
+    def check(self, kind: str, fresh: bool = False) -> None:
+        """Find out before the work that this is no folder, or that of something else."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"Cannot write to the folder {str(self.path)!r}: it is a file.")
+        other = self.kind()
+        if other is not None and other != kind and not fresh:
+            raise InputError(f"The folder {str(self.path)!r} is that of `scaffpd {other}`: choose another with --out.")
+
+    def kind(self) -> str | None:
+        """What the folder holds; `None` where it holds nothing yet."""
+        try:
+            found = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return str(found.get("kind")) if isinstance(found, dict) else None
 
     @contextmanager
     def opened(self, config: RunConfig, fresh: bool) -> Iterator[None]:
         """Make the folder, keep others out of it, and write down the settings; a folder of another run is refused."""
-        self.check()
         try:
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
         except OSError as error:
