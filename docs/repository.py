@@ -20,6 +20,10 @@ KINDS = {".md", ".png", ".svg", ".csv", ".txt", ".json"}
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md")
 HOME = {"README.md": "docs/index.md"}  # the site has a front page of its own
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+BASE = r"(?<![^\Wᵀ])(?<![\\`*])((?:arg)?(?:max|min)|Var|Δ?[A-Za-zΑ-Ωα-ω∇]\*?(?!\w*\*))"
+INDEX = r"(?:_(\{[^{}]+\}|[A-Za-zΑ-Ωα-ωℓ0-9]{1,2}(?![^\W²³]|{)))?"
+POWER = r"(?:\^(\{[^{}]+\}|[A-Za-z0-9](?![^\W²³]|{)))?"
+LETTERS = re.compile(BASE + INDEX + POWER)
 FENCE = re.compile(r"(```.*?```|`[^`\n]+`)", flags=re.DOTALL)
 
 
@@ -59,5 +63,18 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             raise PluginError(f"{home} links to {target!r}, which is not there.")
         return text
 
-    hidden = LINK.sub(turn, FENCE.sub(keep, markdown))
+    hidden = raised(LINK.sub(turn, FENCE.sub(keep, markdown)))
     return re.sub(r"\0(\d+)\0", lambda found: code[int(found.group(1))], hidden)
+
+
+def raised(markdown: str) -> str:
+    """Indices and exponents of the prose as such: f_i and x^{r+1}; blocks of code and headings stay as they are."""
+
+    def tags(found: re.Match[str]) -> str:
+        letter, below, above = found.groups()
+        low = f"<sub>{below.strip('{}')}</sub>" if below else ""
+        letter = letter.replace("*", "&#42;")
+        return letter + low + (f"<sup>{above.strip('{}')}</sup>" if above else "")
+
+    lines = markdown.split("\n")
+    return "\n".join(line if line.startswith(("    ", "#")) else LETTERS.sub(tags, line) for line in lines)

@@ -10,7 +10,9 @@ import click
 import typer
 
 ROOT = Path(__file__).parents[1]
-FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]+)[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>[\w-]+)[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE
+)
 FRAGMENT = "<!-- fragment"  # on the line before a block that cannot run by itself, with the reason
 
 

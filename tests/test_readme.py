@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from snippets import ROOT, blocks, run_python
 
 PAGE = ROOT / "README.md"

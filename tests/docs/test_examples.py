@@ -7,12 +7,17 @@ import runpy
 
 import matplotlib.pyplot as plt
 import pytest
+
 from snippets import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAYS = {
     "compare_fair_methods": ("Scaff-PD", "away from its optimum", "certified gap"),
-    "certified_fairness_across_hospitals": ("the same model, bit for bit: True", "hungarian,dropped", "200 predictions"),
+    "certified_fairness_across_hospitals": (
+        "the same model, bit for bit: True",
+        "hungarian,dropped",
+        "200 predictions",
+    ),
 }
 WRITES = {
     "compare_fair_methods": ("fair-methods/fair_methods.png", "fair-methods/table.csv"),

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from objective_cases import Step, steps
-from snippets import ROOT, blocks, run_python
 
 import scaffpd as sp
 from scaffpd.models import losses
 from scaffpd.reference import reference_optimum
+from snippets import ROOT, blocks, run_python
 
 quick = settings(deadline=None, max_examples=40, derandomize=True)
 PAGE = ROOT / "docs" / "extending.md"
@@ -132,7 +132,7 @@ def test_the_loss_agrees_with_autograd(share):
 
 
 def test_the_loss_is_logistic_loss_where_shares_are_labels(share, page):
-    model = dict(l2=0.01, intercept=True)
+    model = {"l2": 0.01, "intercept": True}
     soft = sp.Cohort([(X, y.astype(float)) for X, y in page["silos"].train], sp.Linear("share", **model))
     hard = sp.Cohort(page["silos"].train, sp.Linear("logistic", **model))
     x = np.random.default_rng(1).standard_normal(len(soft.start()))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from snippets import ROOT, run_python
 
 import scaffpd as sp
 from scaffpd.reference import reference_optimum
+from snippets import ROOT, run_python
 
 PAGE = ROOT / "docs" / "faq.md"
 

@@ -8,9 +8,9 @@ import inspect
 import re
 
 import pytest
-from snippets import ROOT
 
 import scaffpd as sp
+from snippets import ROOT
 
 PAGE = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")
 HOMES = (
@@ -28,9 +28,7 @@ def owner(name):
     if hasattr(sp, name):
         return getattr(sp, name)
     return next(
-        getattr(module, name)
-        for home in HOMES
-        if hasattr(module := importlib.import_module(f"scaffpd.{home}"), name)
+        getattr(module, name) for home in HOMES if hasattr(module := importlib.import_module(f"scaffpd.{home}"), name)
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from snippets import ROOT, blocks, commands, pages, run_python, understood
 
 import scaffpd as sp
+from snippets import ROOT, blocks, commands, pages, run_python, understood
 
 WITH_PYTHON = [page for page in pages() if blocks(page, "python") and page.name != "README.md"]  # test_readme.py has it
 TAKEN_ELSEWHERE = {"cli.md"}  # usage lines, not commands
@@ -46,4 +46,15 @@ def test_a_command_that_does_not_exist_is_noticed():
     for line in ("scaffpd deno", "scaffpd compare digits --seed-s 3", "scaffpd deploy locale", "scaffpd demo --rho"):
         with pytest.raises(Exception, match=r".+"):
             understood(line.split())
-    understood("scaffpd deploy local --engine flare --silos 4".split())
+    understood(["scaffpd", "deploy", "local", "--engine", "flare", "--silos", "4"])
+
+
+def test_cheap_commands_run(tmp_path, monkeypatch):
+    from scaffpd.cli import run
+
+    monkeypatch.chdir(tmp_path)
+    cheap = [words for words in commands(ROOT / "docs" / "reproducing.md") if "--quick" in words]
+    assert cheap
+    for words in cheap:
+        assert run([*words[1:], "--quiet"]) == 0
+    assert list(tmp_path.glob("quick/*.png"))
