@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import re
 import shutil
-import sys
 
 import pytest
 import yaml
@@ -114,14 +113,30 @@ def test_it_builds_strictly_and_links_hold(tmp_path, monkeypatch):
                 assert (page.parent / target).exists(), f"{page.relative_to(tmp_path)} links to {target}"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="MkDocs Material is not installed")
-def test_a_link_to_nothing_is_noticed(tmp_path):
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        import repository
-        from mkdocs.exceptions import PluginError
-    finally:
-        sys.path.pop(0)
+@pytest.fixture
+def repository(monkeypatch):
+    pytest.importorskip("mkdocs")
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return importlib.import_module("repository")
+
+
+@pytest.mark.parametrize(
+    ("prose", "shown"),
+    [
+        ("Σ p_i f_i^{q+1}", "Σ p<sub>i</sub> f<sub>i</sub><sup>q+1</sup>"),
+        ("1/max_i L_i and Vᵀc_i", "1/max<sub>i</sub> L<sub>i</sub> and Vᵀc<sub>i</sub>"),
+        ("the pair (x*, λ*) is *the* one", "the pair (x&#42;, λ&#42;) is *the* one"),
+        ("make_demo, worst_20 and **x** stay", "make_demo, worst_20 and **x** stay"),
+        ("    f_i in code stays", "    f_i in code stays"),
+        ("# A heading with f_i", "# A heading with f_i"),
+    ],
+)
+def test_indices_are_set_as_such(repository, prose, shown):
+    assert repository.raised(prose) == shown
+
+
+def test_a_link_to_nothing_is_noticed(repository):
+    from mkdocs.exceptions import PluginError
 
     class Here:
         file = type("File", (), {"src_uri": "methods.md"})
