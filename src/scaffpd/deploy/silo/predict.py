@@ -38,6 +38,8 @@ def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
     try:
         with safe_open(path, framework="np") as file:
             return file.get_tensor("x"), Setup.of(json.loads(file.metadata()["setup"]))
+    except FileNotFoundError:
+        raise InputError(f"There is no file {str(path)!r}: name a run's model.safetensors.") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         raise InputError(f"{str(path)!r} is not a model that a run has written (model.safetensors).") from None
 

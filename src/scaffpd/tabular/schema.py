@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scaffpd.deploy.agreement.columns import CATEGORY, NUMBER, UNKNOWN
 from scaffpd.errors import InputError
+from scaffpd.tabular.columns import CATEGORY, NUMBER, UNKNOWN
 
 VERSION = 1
 CLASSIFICATION, REGRESSION, PREPARED = "classification", "regression", "prepared"

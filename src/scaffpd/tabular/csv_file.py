@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import math
+import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
-from scaffpd.deploy.agreement.columns import (
+from scaffpd.errors import InputError, shortened, unknown
+from scaffpd.tabular.columns import (
     Column,
     Mask,
     Matrix,
@@ -21,9 +26,8 @@ from scaffpd.deploy.agreement.columns import (
     parsed,
     spelt,
 )
-from scaffpd.deploy.toml_file import shortened
-from scaffpd.errors import InputError, unknown
 
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 Rows = Iterator[tuple[int, list[str]]]
 
 
@@ -40,7 +44,7 @@ def read_csv(
     path: Path, target: str, columns: Sequence[str] | None, categories: Sequence[str]
 ) -> tuple[Table, Column, int]:
     """The features and the target of all rows that have a target, and how many have none."""
-    header = _header(path)
+    header = column_names(path)
     names = list(columns) if columns is not None else [name for name in header if name != target]
     for name in (target, *names, *categories):
         _find(path, header, name)
@@ -62,6 +66,10 @@ def read_csv(
 def _column(path: Path, name: str, values: Matrix | list[str | None], seen: _Seen, chosen: bool) -> Column:
     if isinstance(values, np.ndarray):
         return numeric(repr(path.name), name, values)
+    if DECIMAL_COMMA.fullmatch(seen.cell) and not chosen:
+        raise InputError(
+            f"{path.name!r} has {seen.cell!r} in column {name!r}, line {seen.line}: write numbers with a decimal point."
+        )
     odd = seen.numbers > len(values) / 2 and not chosen
     note = f"is read as categories because of {shortened(seen.cell)} in line {seen.line}" if odd else ""
     return categorical(name, values, note)
@@ -70,7 +78,7 @@ def _column(path: Path, name: str, values: Matrix | list[str | None], seen: _See
 def _rows(path: Path) -> Rows:
     """Line numbers and cells, blank lines left out, what cannot be read in one sentence."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with _opened(path) as file:
             reader = csv.reader(file, strict=True)
             while True:
                 try:
@@ -81,13 +89,22 @@ def _rows(path: Path) -> Rows:
                     raise InputError(f"{path.name!r} is broken in line {reader.line_num}: {error}.") from None
                 if row:
                     yield reader.line_num, row
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        raise InputError(f"{path.name!r} is no gzip file, or is cut off.") from None
     except OSError as error:
         raise InputError(f"Cannot read the data file {str(path)!r}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise InputError(f"{path.name!r} is not UTF-8 text; save it as UTF-8.") from None
 
 
-def _header(path: Path) -> list[str]:
+def _opened(path: Path) -> IO[str]:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def column_names(path: Path) -> list[str]:
+    """The first line of a file, checked."""
     first = next(_rows(path), None)
     if first is None:
         raise InputError(f"{path.name!r} is empty; a line with column names is expected first.")
@@ -95,8 +112,9 @@ def _header(path: Path) -> list[str]:
     for name in header:
         if name and header.count(name) > 1:
             raise InputError(f"{path.name!r} has two columns named {name!r} in line {first[0]}; names must differ.")
-    if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
-        raise InputError(f"{path.name!r} has a single column in line {first[0]}; columns are separated by commas.")
+    for mark, words in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and mark in header[0]:
+            raise InputError(f"{path.name!r} has {words} between its columns (line {first[0]}); save it with commas.")
     return header
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.deploy.agreement.columns import Matrix
-from scaffpd.deploy.agreement.schema import Json, width
 from scaffpd.errors import InputError
+from scaffpd.tabular.columns import Matrix
+from scaffpd.tabular.schema import Json, width
 
 
 def mean_of(totals: Mapping[str, Any], schema: Json | None = None) -> Matrix:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.agreement.columns import CATEGORY, Column
-from scaffpd.deploy.agreement.schema import CLASSIFICATION, MOST_LABELS, REGRESSION
 from scaffpd.errors import InputError
+from scaffpd.tabular.columns import CATEGORY, Column
+from scaffpd.tabular.schema import CLASSIFICATION, MOST_LABELS, REGRESSION
 
 GUESSED = 50  # whole numbers with more different values than this are taken for amounts, not for labels
 LARGEST_LABEL = 2**53

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.agreement.columns import CATEGORY, NUMBER, Column, Mask, Matrix
-from scaffpd.deploy.agreement.schema import (
+from scaffpd.errors import InputError
+from scaffpd.tabular.columns import CATEGORY, NUMBER, Column, Mask, Matrix
+from scaffpd.tabular.schema import (
     CLASSIFICATION,
     LONGEST,
     MOST_CATEGORIES,
@@ -21,10 +22,9 @@ from scaffpd.deploy.agreement.schema import (
     features,
     width,
 )
-from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.silo.reading import Dataset
+    from scaffpd.tabular.rows import Rows
 
 Pair = tuple[Matrix, NDArray[Any]]
 
@@ -44,12 +44,10 @@ class Encoded:
     features: tuple[str, ...] = field(repr=False)
 
 
-def describe(data: Dataset) -> Json:
+def describe(data: Rows) -> Json:
     """Names and kinds of columns, categories with at least `rarest` training rows, labels, and numbers of rows."""
     train, test = data.rows
     about: Json = {"version": VERSION, "task": data.target.task, "train": train, "test": test}
-    if data.cohort is not None:
-        return about | {"dimension": data.cohort.dimension}
     if data.target.task == CLASSIFICATION:
         about["labels"] = list(data.target.labels)
     if data.table.block is not None:
@@ -79,7 +77,7 @@ def named_categories(column: Column, train: Mask, rarest: int) -> list[str]:
     return frequent if len(frequent) <= MOST_CATEGORIES else []
 
 
-def totals(data: Dataset, schema: Mapping[str, Any], mean: Any = None) -> dict[str, NDArray[Any]]:
+def totals(data: Rows, schema: Mapping[str, Any], mean: Any = None) -> dict[str, NDArray[Any]]:
     """Per encoded column n and Σx over training rows, or n and Σ(x − mean)² where the mean is given."""
     agreed = _own_schema(data, schema)
     X = filled(data, agreed, ~data.held)
@@ -97,7 +95,7 @@ def totals(data: Dataset, schema: Mapping[str, Any], mean: Any = None) -> dict[s
     return {"n": n, name: values}
 
 
-def encoded(data: Dataset, schema: Mapping[str, Any], mean: Any, deviation: Any) -> Encoded:
+def encoded(data: Rows, schema: Mapping[str, Any], mean: Any, deviation: Any) -> Encoded:
     """Training and held-out rows, filled, encoded and standardised."""
     agreed = _own_schema(data, schema)
     centre = _vector(mean, "mean", width(agreed))
@@ -115,7 +113,7 @@ def encoded(data: Dataset, schema: Mapping[str, Any], mean: Any, deviation: Any)
     return Encoded(part(~data.held), part(data.held) if data.held.any() else None, features(agreed))
 
 
-def filled(data: Dataset, schema: Json, rows: Mask) -> Matrix:
+def filled(data: Rows, schema: Json, rows: Mask) -> Matrix:
     """Encoded rows, not yet scaled; NaN is left only in columns of which this silo has no training value."""
     if schema["shape"] is not None:
         if data.table.block is None or list(data.table.shape) != schema["shape"]:
@@ -125,7 +123,7 @@ def filled(data: Dataset, schema: Json, rows: Mask) -> Matrix:
     return np.concatenate(list(_blocks(data, own, schema, rows)), axis=1)
 
 
-def _blocks(data: Dataset, own: dict[str, Column], schema: Json, rows: Mask) -> Iterator[Matrix]:
+def _blocks(data: Rows, own: dict[str, Column], schema: Json, rows: Mask) -> Iterator[Matrix]:
     train = ~data.held
     for agreed in schema["columns"]:
         column = own.get(agreed["name"])
@@ -171,7 +169,7 @@ def _one_hot(column: Column, agreed: Json, known: set[str], train: Mask, rows: M
     return block
 
 
-def _targets(data: Dataset, schema: Json) -> NDArray[Any]:
+def _targets(data: Rows, schema: Json) -> NDArray[Any]:
     if data.target.task != CLASSIFICATION:
         return data.target.values
     place = {label: k for k, label in enumerate(schema["labels"])}
@@ -181,7 +179,7 @@ def _targets(data: Dataset, schema: Json) -> NDArray[Any]:
     return np.take(codes, data.target.values)
 
 
-def _own_schema(data: Dataset, schema: Mapping[str, Any]) -> Json:
+def _own_schema(data: Rows, schema: Mapping[str, Any]) -> Json:
     agreed = checked_schema(schema)
     if agreed["task"] != data.target.task or agreed["task"] == PREPARED:
         raise InputError(f"Silo {data.name!r} has data for {data.target.task}, the agreement is on {agreed['task']}.")

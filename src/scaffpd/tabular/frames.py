@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.agreement.columns import Column, Matrix, Table, categorical, is_missing, numeric, spelt
 from scaffpd.errors import InputError, unknown
+from scaffpd.tabular.columns import Column, Matrix, Table, categorical, is_missing, numeric, spelt
 
 Parts = Sequence[Any]  # the same thing of training and of held-out rows, or of all rows
 
@@ -26,7 +26,7 @@ def read_parquet(path: Path) -> Any:
         return pandas.read_parquet(path)
     except ImportError:
         raise InputError(
-            f"Reading {path.name!r} needs pandas and pyarrow: run `pip install pandas pyarrow`, or use CSV."
+            f"Reading {path.name!r} needs pandas and pyarrow: pip install 'scaffpd[parquet]', or use CSV."
         ) from None
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
@@ -52,7 +52,7 @@ def read_npz(path: Path, features: str, target: str) -> tuple[NDArray[Any], NDAr
         raise
     except ValueError:
         raise InputError(
-            f"{path.name!r} holds Python objects, which are not loaded; save arrays of numbers or texts."
+            f"{path.name!r} is no NPZ file of plain arrays: save numbers or texts by numpy.savez, no Python objects."
         ) from None
 
 

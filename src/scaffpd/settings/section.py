@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import InputError, shortened, unknown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # of a silo: it goes into paths, commands and certificates
 LARGEST = 2**20  # bytes: nobody writes more than that by hand
@@ -33,8 +33,8 @@ class Section:
                 raise unknown(what, key, options)
 
     @classmethod
-    def read(cls, path: Path, known: Iterable[str]) -> Section:
-        """The top of a file."""
+    def read(cls, path: Path, known: Iterable[str], others: Mapping[str, str] | None = None) -> Section:
+        """The top of a file; `others` says by which key which other file is known, and what is needed instead."""
         try:
             if path.stat().st_size > LARGEST:
                 raise InputError(f"The file {str(path)!r} is too large to be a settings file.")
@@ -45,6 +45,9 @@ class Section:
             raise InputError(f"The file {str(path)!r} is not UTF-8 text.") from None
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"The file {path.name!r} is not TOML: {str(error).rstrip('.')}.") from None
+        for key, what in (others or {}).items():
+            if key in values:
+                raise InputError(f"The file {path.name!r} looks like {what}.")
         return cls(path, values, known)
 
     def section(self, name: str, known: Iterable[str]) -> Section:
@@ -110,9 +113,3 @@ class Section:
         if not isinstance(value, bool):
             raise self.refusal(key, "true or false")
         return value
-
-
-def shortened(value: object, most: int = 60) -> str:
-    """A value as it looks in Python, cut off where it is long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from scaffpd.deploy.agreement.columns import CATEGORY, NUMBER, UNKNOWN
-from scaffpd.deploy.agreement.scaling import deviation_of as deviation_of
-from scaffpd.deploy.agreement.scaling import mean_of as mean_of
-from scaffpd.deploy.agreement.schema import (
+from scaffpd.errors import InputError
+from scaffpd.tabular.columns import CATEGORY, NUMBER, UNKNOWN
+from scaffpd.tabular.scaling import deviation_of as deviation_of
+from scaffpd.tabular.scaling import mean_of as mean_of
+from scaffpd.tabular.schema import (
     CLASSIFICATION,
     MOST_CATEGORIES,
     MOST_FEATURES,
@@ -20,7 +21,6 @@ from scaffpd.deploy.agreement.schema import (
     checked_description,
     width,
 )
-from scaffpd.errors import InputError
 
 WORDS = {NUMBER: "numbers", CATEGORY: "categories"}
 
@@ -100,6 +100,8 @@ def _labels(silos: dict[str, Json]) -> list[int | str]:
             f"Silo {worded!r} has texts as labels, {counted!r} has numbers: write the target alike everywhere."
         )
     union = {label for about in silos.values() for label in about["labels"]}
+    if len(union) == 1:
+        raise InputError(f"All rows of all clients have the label {union.pop()!r}: is it the right target?")
     if not 2 <= len(union) <= MOST_LABELS:
         raise InputError(f"The silos have {len(union)} different labels; from 2 to {MOST_LABELS} can be told apart.")
     return sorted(union)
