@@ -15,6 +15,7 @@ import click
 import typer
 
 import scaffpd.cli
+from scaffpd.cli.ending import EXIT_CODES
 
 Row = tuple[str, str, str]
 Shown = dict[tuple[str, tuple[tuple[str, ...], ...]], tuple[str, list[Row]]]
@@ -39,17 +40,14 @@ def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Com
 
 
 def exit_codes() -> str:
-    """What the package's own words say about exit codes, as a list."""
-    words = " ".join((scaffpd.cli.__doc__ or "").split("Exit codes:")[1].split("\n\n")[0].split())
-    parts = [part.strip().rstrip(".") for part in words.split(";")]
-    return "\n".join("- " + re.sub(r"^(\d+)", r"`\1`:", part) for part in parts)
+    """As a list."""
+    return "\n".join(f"- `{code}`: {code_words(words)}" for code, words in EXIT_CODES.items())
 
 
 def section(name: str, command: click.Command, shown: Shown) -> str:
     """One command in Markdown."""
     context = click.Context(command, info_name=name)
-    words, examples = prose(f"{command.help or ''}\n\n{command.epilog or ''}")
-    parts = [f"{'##' if len(name.split()) < 3 else '###'} `{name}`", *words]
+    parts = [f"{'##' if len(name.split()) < 3 else '###'} `{name}`", *paragraphs(command)]
     if isinstance(command, click.Group):
         listed = [(part, command.get_command(context, part)) for part in command.list_commands(context)]
         rows = [f"| [`{part}`](#{anchor(f'{name} {part}')}) | {brief(below)} |" for part, below in listed if below]
@@ -57,7 +55,7 @@ def section(name: str, command: click.Command, shown: Shown) -> str:
     else:
         parts += [f"```text\n{name} {' '.join(command.collect_usage_pieces(context))}\n```"]
     parts += [tabled("argument", rows_of(context, arguments(command))), option_table(name, context, command, shown)]
-    if examples:
+    if examples := getattr(command, "examples", ()):
         parts += ["For example:\n\n```console\n" + "\n".join(examples) + "\n```"]
     return "\n\n".join(part for part in parts if part)
 
@@ -75,28 +73,20 @@ def option_table(name: str, context: click.Context, command: click.Command, show
     return f"{link}.\n" if not other else f"{link}, but for:\n\n{tabled('option', other)}"
 
 
-def prose(text: str) -> tuple[list[str], list[str]]:
-    """Paragraphs, and the commands after "Example:"."""
-    paragraphs, examples = [], []
-    for paragraph in re.split(r"\n\s*\n", text.replace("\b", "").strip()):
-        before, *given = re.split(r"\bExamples?:", paragraph)
-        if before.strip():
-            paragraphs.append(code(" ".join(before.split())))
-        for lines in given:
-            examples += [line.strip().strip("`").removeprefix("$ ") for line in lines.splitlines() if line.strip()]
-    return paragraphs, examples
+def paragraphs(command: click.Command) -> list[str]:
+    """Its help."""
+    return [code_words(" ".join(part.split())) for part in (command.help or "").split("\n\n") if part.strip()]
 
 
-def code(text: str) -> str:
+def code_words(text: str) -> str:
     """Options and file names as code; what a table would take for the end of a cell is kept from it."""
     text = re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"`\1`", text)
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def brief(command: click.Command) -> str:
-    """The first sentence of its help."""
-    words, _ = prose(command.help or "")
-    return words[0] if words else ""
+    """The first paragraph of its help."""
+    return next(iter(paragraphs(command)), "")
 
 
 def anchor(name: str) -> str:
@@ -127,7 +117,7 @@ def tabled(kind: str, rows: list[Row]) -> str:
 
 def meaning(item: click.Parameter) -> str:
     """Its help, and the bounds of a number."""
-    words = code(" ".join((getattr(item, "help", None) or "").split()))
+    words = code_words(" ".join((getattr(item, "help", None) or "").split()))
     low, high = getattr(item.type, "min", None), getattr(item.type, "max", None)
     bounds = "" if low is None else f"{low} to {high}" if high is not None else f"≥ {low}" if low > 1 else ""
     return f"{words} ({bounds})" if bounds else words
@@ -139,16 +129,18 @@ def spelling(item: click.Parameter, context: click.Context) -> str:
         return f"`{item.make_metavar(context)}`"
     metavar = item.make_metavar(context).split(" RANGE")[0]
     taken = "" if getattr(item, "is_flag", False) else f" {metavar}"
-    names = sorted([*item.opts, *item.secondary_opts], key=len, reverse=True)
+    names = [*sorted(item.opts, key=len, reverse=True), *item.secondary_opts]
     return ", ".join(f"`{name}{taken if name == names[0] else ''}`".replace("|", "\\|") for name in names)
 
 
 def default(item: click.Parameter, context: click.Context) -> str:
     """What is taken where it is left out."""
     shown = getattr(item, "show_default", None)
+    value = item.get_default(context, call=False)
+    if item.secondary_opts and value is not None:
+        return f"`{item.opts[0] if value else item.secondary_opts[0]}`"
     if isinstance(shown, str):
         return shown
-    value = item.get_default(context, call=False)
     if item.required:
         return "needed"
     if value is None or value is False or value == () or callable(value) or getattr(item, "is_flag", False):

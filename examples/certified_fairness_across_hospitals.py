@@ -1,4 +1,3 @@
-# ruff: noqa: T201
 """Four hospitals, one model, and a proof: an engineer's day with scaffpd, from four CSV files to predictions.
 
 Run it whole (`python examples/certified_fairness_across_hospitals.py`, a few seconds), or cell by cell in an editor

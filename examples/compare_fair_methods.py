@@ -1,4 +1,3 @@
-# ruff: noqa: T201
 """Six methods, ten clients with different digits: who is served, and who has solved what it set out to solve?
 
 Run it whole (`python examples/compare_fair_methods.py`, well under a minute), or cell by cell in an editor that knows

@@ -54,7 +54,7 @@ def understood(words):
     """Refuse a command line that the real command would not take, without carrying it out."""
     from scaffpd.cli import app
 
-    command, rest, parent = typer.main.get_command(app), words[1:], None
+    command, rest, parent = typer.main.get_command(app), [word for word in words[1:] if word != "--help"], None
     while isinstance(command, click.Group):
         context = command.make_context(command.name or "scaffpd", list(rest), parent=parent)
         left = [*getattr(context, "_protected_args", []), *context.args]

@@ -1,8 +1,9 @@
-"""What a page adds to the package is gone when its test is over."""
+"""What a page adds to the package, or switches on elsewhere, is gone when its test is over."""
 
 from __future__ import annotations
 
 import pytest
+import sklearn
 
 from scaffpd.models import losses
 
@@ -11,3 +12,9 @@ from scaffpd.models import losses
 def same_losses(monkeypatch):
     monkeypatch.setitem(losses.LOSSES, "share", None)
     del losses.LOSSES["share"]
+
+
+@pytest.fixture(autouse=True)
+def same_scikit_learn():
+    with sklearn.config_context():
+        yield

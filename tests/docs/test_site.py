@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import shlex
 import shutil
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_changed_command_makes_the_page_stale(generate, monkeypatch):
 def test_the_examples_in_the_page_of_commands_are_understood(generate):
     for code in blocks(generate.PAGE, "console"):
         for line in code.splitlines():
-            understood(line.split(" #")[0].split())
+            understood(shlex.split(line, comments=True))
 
 
 def test_every_public_name_is_in_the_reference():
