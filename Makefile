@@ -37,6 +37,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/average.py
+	$(BIN)/python benchmarks/path.py
 
 # the site, into site/: open site/index.html
 docs: $(READY)
