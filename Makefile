@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 
-.PHONY: demo test test-deploy test-all lint format types bench clean
+.PHONY: demo test test-deploy test-all lint format types bench docs clean
 
 demo: $(READY)
 	$(BIN)/scaffpd demo $(DEMO)
@@ -37,6 +37,12 @@ bench: $(READY)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/average.py
+	$(BIN)/python benchmarks/path.py
+
+# the site, into site/: open site/index.html
+docs: $(READY)
+	$(BIN)/python docs/generate_cli.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -44,4 +50,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis scaffpd-demo
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis scaffpd-demo site

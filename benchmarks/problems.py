@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,10 @@ def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
 def chosen(parts: list[str] | None) -> list[str]:
     """The families whose names have one of the parts in them, all by default; without data that is not there."""
     names = [name for name in families() if not parts or any(part in name for part in parts)]
+    if not names:
+        sys.exit(
+            f"No family has {' or '.join(map(repr, parts or []))} in its name: choose among {', '.join(families())}."
+        )
     if ADULT in names and not os.environ.get("SCAFFPD_DATA"):
         print(f"{ADULT} is left out: set SCAFFPD_DATA to a folder that has it (see scaffpd.data.adult).")
         names.remove(ADULT)

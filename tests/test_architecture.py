@@ -14,12 +14,25 @@ ROOT = Path(scaffpd.__file__).parent
 # From the ground up. A module may import from its own floor only within its own package.
 FLOORS = [
     {"errors", "cores"},
+    {"environment"},
     {"federation", "objectives", "data", "checkpoint", "memory", "lock"},
-    {"certificate", "history", "metrics", "models", "steps", "progress", "quasi_newton", "reference", "saddle"},
+    {
+        "certificate",
+        "history",
+        "metrics",
+        "models",
+        "steps",
+        "progress",
+        "quasi_newton",
+        "reference",
+        "saddle",
+        "tabular",
+    },
     {"subspace", "features"},
     {"algorithms", "cohort"},
-    {"training"},
-    {"comparison", "convexify", "deploy"},
+    {"training", "settings"},
+    {"comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},
+    {"runs", "report"},
     {"experiments"},
     {"cli"},
 ]

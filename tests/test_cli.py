@@ -16,9 +16,10 @@ import scaffpd
 from scaffpd import cli
 from scaffpd.algorithms import Fair, ScaffPD
 from scaffpd.cli.compare import OURS
+from scaffpd.comparison import problems
 from scaffpd.data import heart_disease
 from scaffpd.errors import InputError
-from scaffpd.experiments import hospitals, problems
+from scaffpd.experiments import hospitals
 from test_hospitals import fitted_by_sklearn, with_ones
 
 SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]
@@ -90,7 +91,7 @@ def test_the_defaults_are_the_experiments_own(capsys):
     [
         (["demo", "--rho", "0"], "--rho > 0"),
         (["demo", "--rho", "nan"], "NaN"),
-        (["demo", "--rho", "much"], "'much' is not a valid float"),
+        (["demo", "--rho", "much"], "--rho needs a number, got much"),
         (["demo", "--rho"], "--rho"),
         (["demo", "--seed", "-1"], "--seed"),
         (["demo", "--splits", "1"], "--splits"),
@@ -103,7 +104,7 @@ def test_the_defaults_are_the_experiments_own(capsys):
         (["compare", "--rho", "-1"], "--rho > 0"),
         (["compare", "--rounds", "0"], "--rounds"),
         (["compare", "--alpha", "0"], "--alpha > 0"),
-        (["compare", "hospitals", "--alpha", "0.1"], "leave alpha out"),
+        (["compare", "hospitals", "--alpha", "0.1"], "leave --alpha out"),
         (["compare", "hospitals", "--clients", "5"], "are four"),
         (["compare", "--clients", "200"], "200 clients"),
         (["compare", "synthetic", "--out", "/dev/null/here"], "Cannot write"),

@@ -28,12 +28,12 @@ from scaffpd.comparison import compete, pool
 from scaffpd.comparison.grid import configured, grid, neighbours
 from scaffpd.comparison.journal import Journal
 from scaffpd.comparison.problem import Problem, carve
+from scaffpd.comparison.problems import problem as known_problem
 from scaffpd.comparison.rows import MEASURES
 from scaffpd.comparison.runs import Bench, Job, Run
 from scaffpd.comparison.setting import labelled, make_setting
 from scaffpd.comparison.zoo import chosen, zoo
 from scaffpd.errors import InputError
-from scaffpd.experiments.problems import problem as known_problem
 from scaffpd.federation import ClientScores
 from scaffpd.metrics import Summary
 

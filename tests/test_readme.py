@@ -10,19 +10,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+from snippets import ROOT, blocks, run_python
 
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+PAGE = ROOT / "README.md"
+README = PAGE.read_text(encoding="utf-8")
 
 
 def test_the_python_snippets_run_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    scope = {}
-    for snippet in blocks("python"):
-        exec(compile(snippet, "README.md", "exec"), scope)
+    run_python(PAGE)
     printed = capsys.readouterr().out
     assert "converged after" in printed
     assert "did you mean 'logistic'?" in printed
@@ -31,7 +27,7 @@ def test_the_python_snippets_run_in_order(tmp_path, monkeypatch, capsys):
 
 
 def test_the_commands_are_the_two_that_are_checked_here():
-    assert "\n".join(blocks("console")).split("\n")[:2] == ["make demo", "make test"]
+    assert "\n".join(blocks(PAGE, "console")).split("\n")[:2] == ["make demo", "make test"]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

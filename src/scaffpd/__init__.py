@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from scaffpd.convexify import Convexified as Convexified
     from scaffpd.convexify import tct as tct
     from scaffpd.errors import InputError as InputError
+    from scaffpd.estimators import FairFederatedClassifier as FairFederatedClassifier
+    from scaffpd.estimators import FairFederatedRegressor as FairFederatedRegressor
     from scaffpd.experiments.partition_picture import partition_picture as partition_picture
+    from scaffpd.fairness_path import path as path
     from scaffpd.federation import Federation as Federation
     from scaffpd.history import History as History
     from scaffpd.models import Linear as Linear
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
     from scaffpd.steps import Auto as Auto
     from scaffpd.steps import Fixed as Fixed
     from scaffpd.steps import Theory as Theory
+    from scaffpd.trackers import MLflow as MLflow
+    from scaffpd.trackers import TensorBoard as TensorBoard
     from scaffpd.training import Result as Result
     from scaffpd.training import Status as Status
     from scaffpd.training import train as train
@@ -67,7 +72,9 @@ _HOME = {
     "scaffpd.cohort": ("Cohort",),
     "scaffpd.comparison": ("Comparison", "Problem", "compare"),
     "scaffpd.errors": ("InputError",),
+    "scaffpd.estimators": ("FairFederatedClassifier", "FairFederatedRegressor"),
     "scaffpd.experiments.partition_picture": ("partition_picture",),
+    "scaffpd.fairness_path": ("path",),
     "scaffpd.federation": ("Federation",),
     "scaffpd.history": ("History",),
     "scaffpd.models": ("Linear", "Module"),
@@ -76,6 +83,7 @@ _HOME = {
     ),
     "scaffpd.steps": ("Auto", "Fixed", "Theory"),
     "scaffpd.convexify": ("Convexified", "tct"),
+    "scaffpd.trackers": ("MLflow", "TensorBoard"),
     "scaffpd.training": ("Result", "Status", "train"),
 }  # fmt: skip
 _MODULES = ("data", "features", "reference")

@@ -12,10 +12,11 @@ class InputError(ValueError):
 
 
 def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
-    """An `InputError` for a misspelt name, with the nearest right one first."""
+    """An `InputError` for a misspelt name, with the nearest right one; capitals do not count."""
     options = list(known)
-    near = get_close_matches(str(given), options, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(map(repr, options))}."
+    lowered = {name.lower(): name for name in reversed(options)}
+    near = get_close_matches(str(given).lower(), list(lowered), n=1)
+    hint = f"did you mean {lowered[near[0]]!r}?" if near else f"choose one of {', '.join(map(repr, options))}."
     return InputError(f"Unknown {what} {given!r}: {hint}")
 
 
@@ -46,3 +47,9 @@ def count(owner: str, name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 1:
         raise InputError(f"{owner} needs a whole number {name} >= 1, got {value!r}.")
     return int(value)
+
+
+def shortened(value: object, most: int = 60) -> str:
+    """A value as it looks in Python, cut off where it is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."

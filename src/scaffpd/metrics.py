@@ -67,10 +67,8 @@ class Summary:
     @classmethod
     def of(cls, scores: ClientScores) -> Summary:
         """Summarise the scores of one model."""
-        accuracy = (
-            None if np.isnan(scores.accuracy).all() else _spread(scores, scores.accuracy, badness=-scores.accuracy)
-        )
-        return cls(_spread(scores, scores.loss, badness=scores.loss), accuracy)
+        accuracy = None if np.isnan(scores.accuracy).all() else spread(scores, scores.accuracy, upwards=True)
+        return cls(spread(scores, scores.loss, upwards=False), accuracy)
 
 
 def a_fifth(clients: int) -> int:
@@ -106,7 +104,9 @@ def _shares(values: ArrayLike) -> Vector | None:
     return v / largest if largest > 0 else v
 
 
-def _spread(scores: ClientScores, values: Vector, badness: Vector) -> Spread:
+def spread(scores: ClientScores, values: Vector, upwards: bool) -> Spread:
+    """One measure over the clients of `scores`; `upwards` where more is better."""
+    badness = -values if upwards else values
     order = np.argsort(-badness, kind="stable")
     k = a_fifth(len(values))
     worst, best = int(badness.argmax()), int(badness.argmin())

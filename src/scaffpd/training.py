@@ -129,7 +129,8 @@ def train(
         rounds: the most communication rounds to make, rounds of an earlier part of a resumed run included.
         tol: stop as soon as the proven optimality gap is at most this.
         seed: seeds all randomness.
-        x0: where to start; by default the federation's own choice.
+        x0: where to start; by default the federation's own choice. The state of an earlier run on the same clients (a
+            callback's `moment.state`) hands over what that run has learnt besides x, where the algorithm can use it.
         progress: show a progress bar; by default where standard error is a terminal.
         checkpoint: a path or `Checkpoint(path, every=…)`. If the file is there, the run goes on from it, with the same
             numbers as if it had never stopped (and `x0` is not looked at).
@@ -140,7 +141,7 @@ def train(
     if keeper is not None and not isinstance(keeper, Checkpoint):
         raise InputError(f"train needs a path or Checkpoint(...) for checkpoint, got {checkpoint!r}.")
     run = _Run(algorithm, federation, seed, keeper)
-    run.begin(_start(federation, x0))
+    run.begin(_start(federation, getattr(x0, "x", x0)), x0)
     reason = algorithm.uncertified(run.state)
     if tol is not None and reason is not None:
         raise InputError(f"tol needs a certificate, and there is none: {reason}")
@@ -159,9 +160,12 @@ class _Run:
         self.state: Any = None
         self.done: tuple[Any, int, Traffic, int]
 
-    def begin(self, x0: torch.Tensor | None) -> None:
+    def begin(self, x0: torch.Tensor | None, before: Any) -> None:
         self.federation.traffic.restore(Traffic())
-        self.state = self.algorithm.init(self.federation, self.seed, x0)
+        if hasattr(before, "x") and hasattr(self.algorithm, "follow"):
+            self.state = self.algorithm.follow(self.federation, before, self.seed)
+        if self.state is None:
+            self.state = self.algorithm.init(self.federation, self.seed, x0)
         if self.keeper is not None and self.keeper.exists():
             self._resume()
         else:

@@ -35,7 +35,7 @@ def test_no_data(tmp_path, monkeypatch, load, words):
     refused(load, tmp_path, words)
     refused(load, tmp_path / "nowhere", "no data folder '.*nowhere'")
     monkeypatch.delenv("SCAFFPD_DATA", raising=False)
-    refused(load, None, "not part of the package: name its folder by folder= or SCAFFPD_DATA")
+    refused(load, None, "not part of the package: name its folder by --data, folder= or SCAFFPD_DATA")
 
 
 class TestBatches:

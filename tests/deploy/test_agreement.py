@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaffpd.deploy.agreement.agree import agree, deviation_of, mean_of
 from scaffpd.deploy.silo.reading import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
+from scaffpd.tabular.agree import agree, deviation_of, mean_of
 
 heart = import_module("scaffpd.data.heart_disease")
 RAREST = 3
@@ -306,7 +306,7 @@ def column(name, kind="number", **more):
         (about(), about(labels=["no", "yes"]), "Silo 'b' has texts as labels, 'a' has numbers"),
         (about(shape=[3]), about(shape=[4]), "Silo 'b' has 4 features, but 'a' has 3."),
         (about(shape=[3]), about(), "Silo 'a' has features without names, while 'b' has named columns."),
-        (about(labels=[1]), about(labels=[1]), "1 different labels"),
+        (about(labels=[1]), about(labels=[1]), "All rows of all clients have the label 1: is it the right target?"),
         (
             about(task="prepared", dimension=3),
             about(task="prepared", dimension=4),

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scaffpd.deploy.agreement.columns import spelt
 from scaffpd.deploy.silo.reading import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
+from scaffpd.tabular.columns import spelt
 
 
 def silo(folder: Path, data: str, rest: str = "", name: str = "a") -> Dataset:
@@ -86,7 +86,7 @@ def test_a_column_without_a_value_has_no_kind(tmp_path):
         ("x,x,y\n1,2,3\n", "", "two columns named 'x' in line 1"),
         ("x,z\n1,2\n", "", "column of 'a.csv', 'y'"),
         ("x,,y\n1,2,3\n", "", "Column 2 of 'a.csv' has no name"),
-        ("x;y\n1;2\n", "", "columns are separated by commas"),
+        ("x;y\n1;2\n", "", "has semicolons between its columns (line 1); save it with commas"),
         ("x,y\n1,2\n1\n", "", "has 1 values in line 3, but 2 columns: the last value belongs to 'x'."),
         ("x,y\n1,2,3\n", "", "has 3 values in line 2, but 2 columns."),
         ("x,y\n1,2\ninf,2\n", "", "an infinite value in column 'x', line 3"),

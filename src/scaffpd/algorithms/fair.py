@@ -46,6 +46,13 @@ class Fair:
         federation.traffic.restore(before)
         return method.init(federation, seed, x0)
 
+    def follow(self, federation: Federation, before: Any, seed: int = 0) -> Any:
+        """As the chosen method does; `None` where it takes nothing but x from an earlier run."""
+        traffic = federation.traffic.snapshot()
+        method = self.choice(federation)
+        federation.traffic.restore(traffic)
+        return method.follow(federation, before, seed) if isinstance(method, SubspaceSaddle) else None
+
     def resume(self, federation: Federation, state: Any) -> Any:
         """As the chosen method does."""
         return self._method(state.constants).resume(federation, state)

@@ -40,6 +40,7 @@ FIRST = 1e-6  # the same in the first round of a problem without a certificate, 
 ROUNDING = 1e-16  # the accuracy that the server's arithmetic allows, as a share of the losses
 LEAST, USUAL, MOST = 3, 20, 60  # columns: the last step, d and c; where nothing is set; where many weights move
 OWN = 10.0  # the size of a Hessian in the metric of its own diagonal: at least 1, at most d
+NEAR = 1e-6  # σ of a prox that is all but a projection
 STIFF = 0.01  # κ, in units of the Hessians' size
 MOVES = 0.01  # a weight that changes by more than this share of the largest one has moved
 
@@ -175,6 +176,23 @@ class SubspaceSaddle:
             x=x, weights=weights, losses=at.losses, direction=at.sum(weights), columns=x.new_empty(0, len(x)),
             diagonal=diagonal, metric=metric, uneven=uneven, size=size, pull=0.01 * size, seed=seed,
             constants=constants, at=at,
+        ))  # fmt: skip
+
+    def follow(self, federation: Federation, before: object, seed: int = 0) -> SubspaceSaddleState | None:
+        """A start that knows what a run for another objective has learnt: x, λ, V and β; `None` where that is nothing.
+
+        λ⁰ is the point of Λ that is nearest to the λ of that run, for objectives on the simplex.
+        """
+        if type(before) is not SubspaceSaddleState:
+            return None
+        state, weights = self.init(federation, seed, before.x), before.weights
+        if not self.objective.simplex or len(weights) != len(state.weights) or abs(weights.sum() - 1) > 1e-9:
+            weights = self.objective.start(state.losses)
+        else:
+            weights = self.objective.prox(np.zeros_like(weights), weights, NEAR)
+        return self._certified(replace(
+            state, weights=weights, direction=state.at.sum(weights), columns=before.columns, pull=before.pull,
+            scale=before.scale, moving=before.moving,
         ))  # fmt: skip
 
     def resume(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:

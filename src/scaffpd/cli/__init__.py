@@ -1,7 +1,7 @@
 """The `scaffpd` command: one thin file per subcommand, and one place for how it ends.
 
-Exit codes: 0 done; 2 what was asked for cannot work, and one sentence on standard error says why; 130
-interrupted.
+Exit codes: 0 done; 1 something failed that is not the user's mistake (a deployed run, the self-check of `doctor`, a
+full disk, a bug); 2 what was asked for cannot work, and one sentence on standard error says why; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,30 +14,44 @@ import click
 import typer
 
 import scaffpd
+from scaffpd.cli import ending, mistakes
 from scaffpd.cli.compare import compare
+from scaffpd.cli.data import data
 from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
+from scaffpd.cli.doctor import doctor
 from scaffpd.cli.features import features
+from scaffpd.cli.frame import SETTINGS, Group, add
 from scaffpd.cli.images import reproduce
+from scaffpd.cli.path import path
+from scaffpd.cli.predict import predict
 from scaffpd.cli.report import report
 from scaffpd.cli.silo import silo
+from scaffpd.cli.train import train
 from scaffpd.errors import InputError
+
+START, COMPARE, ORGANISATIONS = "Start here", "Compare and reproduce", "Across organisations"
 
 app = typer.Typer(
     name="scaffpd",
-    help="Train one model that serves every site: certified, tuning-free and fair.",
-    add_completion=False,
+    cls=Group,
+    invoke_without_command=True,
+    epilog=ending.EPILOG,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=SETTINGS,
 )
-app.suggest_commands = False  # click suggests already, and typer would say the same once more
-app.command()(demo)
-app.command()(compare)
-app.command()(features)
-app.command()(report)
-app.add_typer(reproduce, name="reproduce")
-app.add_typer(silo, name="silo")
-app.add_typer(deploy, name="deploy")
+add(app, demo, panel=START)
+add(app, train, panel=START)
+add(app, path, panel=START)
+add(app, predict, panel=START)
+add(app, report, panel=START)
+add(app, data, panel=START)
+add(app, doctor, panel=START)
+add(app, compare, panel=COMPARE)
+add(app, features, panel=COMPARE)
+app.add_typer(reproduce, name="reproduce", rich_help_panel=COMPARE)
+app.add_typer(silo, name="silo", rich_help_panel=ORGANISATIONS)
+app.add_typer(deploy, name="deploy", rich_help_panel=ORGANISATIONS)
 
 
 def _version(wanted: bool) -> None:
@@ -46,13 +60,19 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def _top(
     context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
+    """Train one model that serves every site: certified, tuning-free and fair.
+
+    Examples:
+        scaffpd demo
+        scaffpd compare --help
+    """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -65,19 +85,23 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = app(list(arguments), prog_name="scaffpd", standalone_mode=False)
     except InputError as error:
-        return _complain(str(error), 2)
+        return ending.complain(str(error), ending.WRONG)
     except click.ClickException as error:
-        return _complain(error.format_message(), error.exit_code)
+        return ending.complain(mistakes.sentence(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return 130
-    return code if isinstance(code, int) else 0
-
-
-def _complain(sentence: str, code: int) -> int:
-    typer.secho(sentence if sentence.endswith((".", "?", "!")) else f"{sentence}.", fg="red", err=True)
-    return code
+        return ending.INTERRUPTED
+    except OSError as error:
+        sentence = ending.of_the_machine(error)
+        if sentence is None:
+            raise
+        return ending.complain(sentence, ending.FAILED)
+    return code if isinstance(code, int) else ending.DONE
 
 
 def main() -> None:
     """The entry point of the `scaffpd` script."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    except Exception:  # not the user's mistake, so shown whole
+        code = ending.report_bug()
+    sys.exit(ending.flushed(code))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scaffpd.cli import choices
+from scaffpd.cli.as_json import print_json
+from scaffpd.cli.choices import completing, completing_list
 from scaffpd.errors import InputError, positive
 
 if TYPE_CHECKING:
@@ -19,8 +23,18 @@ WIDEST = 120  # columns: beyond, lines are hard to follow
 
 
 def compare(
-    problem: Annotated[str, typer.Argument(help="What on.")] = "digits",
-    methods: Annotated[str, typer.Option(help="All, or names such as FedAvg,DRFA,Scaff-PD.")] = "all",
+    problem: Annotated[
+        str,
+        typer.Argument(
+            help="digits, hospitals, breast-cancer or synthetic.", autocompletion=completing(*choices.PROBLEMS)
+        ),
+    ] = "digits",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="All, or names such as FedAvg,DRFA,Scaff-PD.", autocompletion=completing_list(*choices.METHODS)
+        ),
+    ] = "all",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of every run.")] = 100,
     local_steps: Annotated[int, typer.Option(min=1, help="Local steps a round, of methods that have them.")] = 10,
     batch_size: Annotated[
@@ -41,16 +55,21 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder for all runs; there, the same command goes on.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else.")] = False,
 ) -> None:
-    """Many methods on one problem: digits, hospitals, breast-cancer or synthetic.
+    """Many methods on one problem: who serves whom, in one table.
 
     All have the same partitions, starts, rounds and tuning budget, and are scored on test rows.
+
+    Examples:
+        scaffpd compare hospitals --methods FedAvg,Scaff-PD --rounds 20 --tune 1
+        scaffpd compare synthetic --clients 5 --tune 1 --rounds 5 --out comparison
     """
     positive("compare", "--rho", rho)
     if alpha is not None:
         positive("compare", "--alpha", alpha)
     from scaffpd.comparison import compare as compete  # seconds, so not for --help
-    from scaffpd.experiments.problems import problem as known
+    from scaffpd.comparison.problems import problem as known
 
     chosen, contestants = known(problem, clients, alpha), _methods(methods, rho, local_steps, batch_size)
     try:
@@ -68,7 +87,9 @@ def compare(
             "tune": tune, "rho": rho, "clients": clients, "alpha": alpha,
         }  # fmt: skip
         (out / "command.txt").write_text(_command(problem, options), encoding="utf-8")
-    if not quiet:
+    if as_json:
+        print_json(_as_json(comparison, out))
+    elif not quiet:
         _show(comparison, out)
 
 
@@ -95,6 +116,17 @@ def _show(comparison: Comparison, out: Path | None) -> None:
         console.print(f"\n{comparison.verdict(label)}", markup=False, width=width)
     if out is not None:
         console.print(f"\nWritten to {out}", markup=False)
+
+
+def _as_json(comparison: Comparison, out: Path | None) -> dict[str, object]:
+    methods = comparison.setting.methods
+    return {
+        "problem": comparison.setting.problem.name,
+        "ranked_by": comparison.criterion,
+        "methods": [asdict(line) for line in comparison.table],
+        "verdicts": [comparison.verdict(ours) for ours in OURS if ours in methods and len(methods) > 1],
+        "folder": out,
+    }
 
 
 def _command(problem: str, options: dict[str, object]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,28 +34,34 @@ LEGEND = (
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the picture and the tables.")] = Path("scaffpd-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for report, picture and tables.")] = Path("scaffpd-demo"),
     rho: Annotated[float, typer.Option(help="ρ > 0 of the fair model: the smaller, the fairer.")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Chooses the splits into training and held-out patients.")] = 0,
     splits: Annotated[int, typer.Option(min=2, help="How many splits to average over.")] = 20,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")] = False,
 ) -> None:
-    """Four hospitals, one model: the average way and the fair way, in less than a minute."""
+    """Four hospitals, one model: the average way and the fair way, in less than a minute.
+
+    Examples:
+        scaffpd demo
+        scaffpd demo --splits 2 --rho 0.3 --out fairer
+    """
     positive("demo", "--rho", rho)
     prepare(out)
     console = _console(quiet)
     _section(console, "Four hospitals, one model", INTRODUCTION.format(splits=splits, rho=rho))
-    from scaffpd.experiments import (
-        hospitals,
-        hospitals_figure,
-    )  # seconds, so only once something is on screen
+    from scaffpd.experiments import hospitals, hospitals_figure, hospitals_folder  # seconds, so not before words
+    from scaffpd.report import available, write
 
     with _progress(quiet) as progress:
         task = progress.add_task("training", total=splits)
         study = hospitals.study(rho, seed, splits, progress=lambda done: progress.update(task, completed=done))
     picture = out / "demo.png"
     hospitals_figure.draw(study, picture)
-    _show(console, study, [picture, *hospitals.save(study, out)])
+    command = f"scaffpd demo --rho {rho:g} --seed {seed} --splits {splits} --out {shlex.quote(out.as_posix())}"
+    written = [picture, *hospitals_folder.write(study, out, command)]
+    sorry = available()
+    _show(console, study, [write(out), *written] if sorry is None else written)
 
 
 def _console(quiet: bool) -> Console:
@@ -84,7 +91,7 @@ def _show(console: Console, study: Study, written: list[Path]) -> None:
     _section(console, None, LEGEND.format(splits=len(study.seeds)), words.baseline(study) or "")
     _section(console, "Verdict", *words.verdict(study))
     _section(console, "Proven", study.method, *words.certificates(study))
-    _section(console, "Written", *map(str, written))
+    _section(console, "Written", *map(str, written[:2]), f"and {len(written) - 2} tables in {written[0].parent}")
 
 
 def _section(console: Console, title: str | None, *lines: str) -> None:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scaffpd.cli import choices
+from scaffpd.cli.choices import checked, completing
+from scaffpd.cli.frame import add, group
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,18 +18,21 @@ if TYPE_CHECKING:
     from scaffpd.deploy.coordinator.coordinate import Outcome
     from scaffpd.deploy.coordinator.federation_file import FederationFile, Server
 
-deploy = typer.Typer(
-    help="Across real organisations, on NVIDIA FLARE or Flower.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+deploy = group(
+    """Across real organisations, on NVIDIA FLARE or Flower.
+
+    Examples:
+        scaffpd deploy local --engine flower
+    """
 )
 
-EngineOption = Annotated[str, typer.Option(help="flare (NVIDIA FLARE) or flower.")]
+EngineOption = Annotated[
+    str, typer.Option(help="flare (NVIDIA FLARE) or flower.", autocompletion=completing(*choices.ENGINES))
+]
 FederationFileArgument = Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")]
 Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")]
 
 
-@deploy.command()
 def local(
     federation: Annotated[
         Path | None, typer.Argument(help="A federation.toml; left out, four hospitals are deployed.")
@@ -45,10 +51,18 @@ def local(
 ) -> None:
     """Bring up real processes on this machine with TLS, train, and take everything down again.
 
-    Example: scaffpd deploy local --engine flare --silos 4
+    Examples:
+        scaffpd deploy local --engine flare --silos 4
+        scaffpd deploy local federation.toml --silo a.toml --silo b.toml
     """
+    checked("engine", engine, choices.ENGINES)
+    if plaintext and engine != "flower":
+        raise InputError("--plaintext is for Flower only: FLARE always uses TLS.")
+    _positive(seconds)
+    from scaffpd.deploy.engine import engine_module
     from scaffpd.deploy.local import LocalDeployment
 
+    engine_module(engine, "local")  # before anything is written
     if federation is None:
         if silo:
             raise InputError("--silo files belong to a federation.toml: name that as well.")
@@ -58,7 +72,6 @@ def local(
     _see_through(deployment, seconds, keep, quiet)
 
 
-@deploy.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of an earlier `deploy local`, or a federation.toml.")],
     kit: Annotated[Path | None, typer.Option(help="FLARE in production: the administrator's startup kit.")] = None,
@@ -69,8 +82,10 @@ def resume(
 ) -> None:
     """Start a run, or go on with it from its last round, and see it through to its end.
 
-    Example: scaffpd deploy resume scaffpd-deployment
+    Examples:
+        scaffpd deploy resume scaffpd-deployment
     """
+    _positive(seconds)
     from scaffpd.deploy.local import LocalDeployment
 
     if kit is None and job is None:
@@ -81,11 +96,11 @@ def resume(
     _supervise(folder, kit, job, seconds, quiet)
 
 
-@deploy.command()
 def flare(federation: FederationFileArgument, out: Out = Path("flare")) -> None:
     """Write FLARE's project and job files, and show the commands that bring them to life.
 
-    Example: scaffpd deploy flare federation.toml --out flare
+    Examples:
+        scaffpd deploy flare federation.toml --out flare
     """
     from scaffpd.deploy.coordinator.federation_file import FederationFile
     from scaffpd.deploy.engine import engine_module
@@ -103,11 +118,11 @@ def flare(federation: FederationFileArgument, out: Out = Path("flare")) -> None:
     _steps("3. At the server, to start the run or to go on with it", (last,))
 
 
-@deploy.command()
 def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> None:
     """Write a Flower app, and show the commands that bring it to life.
 
-    Example: scaffpd deploy flower federation.toml --out flower
+    Examples:
+        scaffpd deploy flower federation.toml --out flower
     """
     from scaffpd.deploy.coordinator.federation_file import FederationFile
     from scaffpd.deploy.engine import engine_module
@@ -126,6 +141,15 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
     for name, steps in commands.silos.items():
         _steps(f"3. At silo {name}, beside its key, its silo.toml and the coordinator's ca.pem", steps[1:])
     _steps(f"4. At the coordinator, in {out}, to start the run or to go on with it", (commands.run,))
+
+
+for _command in (local, resume, flare, flower):
+    add(deploy, _command)
+
+
+def _positive(seconds: float) -> None:
+    if not seconds > 0:
+        raise InputError(f"deploy needs --seconds > 0, got {seconds!r}.")
 
 
 def _server(file: FederationFile, out: Path) -> Server:

@@ -100,3 +100,4 @@ class Screen:
         self.console.print(outcome.sentence, highlight=False, markup=False)
         if outcome.status != "failed":
             self.console.print(f"Results: {folder}", highlight=False, markup=False, soft_wrap=True)
+            self.console.print(f"To look at: scaffpd report {folder}", highlight=False, markup=False, soft_wrap=True)

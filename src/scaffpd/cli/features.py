@@ -8,28 +8,48 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaffpd.errors import InputError, unknown
+from scaffpd.cli import choices
+from scaffpd.cli.as_json import print_json
+from scaffpd.cli.choices import checked, completing
+from scaffpd.cli.folder import prepare
+from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.features import Backbone
 
-DATASETS = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}
-
 
 def features(
-    dataset: Annotated[str, typer.Argument(help="cifar10, cifar100 or tiny-imagenet.")],
+    dataset: Annotated[
+        str,
+        typer.Argument(help="cifar10, cifar100 or tiny-imagenet.", autocompletion=completing(*choices.IMAGES)),
+    ],
     data: Annotated[
         Path | None, typer.Option(help="Folder of data sets and weights.", show_default="SCAFFPD_DATA")
     ] = None,
-    backbone: Annotated[str, typer.Option(help="efficientnet-lite0 or resnet18-layer3.")] = "efficientnet-lite0",
-    kind: Annotated[str, typer.Option(help="entk: gradients; penultimate: last features.")] = "entk",
+    backbone: Annotated[
+        str,
+        typer.Option(help="efficientnet-lite0 or resnet18-layer3.", autocompletion=completing(*choices.BACKBONES)),
+    ] = "efficientnet-lite0",
+    kind: Annotated[
+        str,
+        typer.Option(help="entk: gradients; penultimate: last features.", autocompletion=completing(*choices.KINDS)),
+    ] = "entk",
     coordinates: Annotated[int, typer.Option(min=1, help="Coordinates of the gradient that are kept.")] = 50_000,
     size: Annotated[int, typer.Option(min=8, help="Pixels a side to which images are resized.")] = 224,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="Format of storage: float16 or float32.")] = "float16",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu or cuda.", autocompletion=completing(*choices.DEVICES))
+    ] = "auto",
+    dtype: Annotated[
+        str,
+        typer.Option(help="Format of storage: float16 or float32.", autocompletion=completing(*choices.DTYPES)),
+    ] = "float16",
     precision: Annotated[
         str | None,
-        typer.Option(help="Of the network: float32, tf32, bfloat16.", show_default="tf32 on a GPU, else float32"),
+        typer.Option(
+            help="Of the network: float32, tf32, bfloat16.",
+            show_default="tf32 on a GPU, else float32",
+            autocompletion=completing(*choices.PRECISIONS),
+        ),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="For a chunk: 4GB.", show_default="a share of the free")] = None,
     cache: Annotated[Path, typer.Option("--cache", "--out", help="Folder for tables.")] = Path("features"),
@@ -39,22 +59,35 @@ def features(
     seed: Annotated[int, typer.Option(min=0, help="Of the random head and the coordinates.")] = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Check the checksums of a table once more.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the table and print nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, and nothing else.")] = False,
 ) -> None:
-    """Gradients or last features of a network as a table; the same command again goes on or finds it done."""
-    if dataset not in DATASETS:
-        raise unknown("dataset", dataset, DATASETS)
+    """Images as rows of numbers for linear models; the same command again goes on or finds it done.
+
+    Images and weights are yours to provide: scaffpd data says where.
+
+    Examples:
+        scaffpd features cifar10 --data ~/data --images-per-class 5 --size 64
+    """
+    checked("dataset", dataset, choices.IMAGES)
+    checked("backbone", backbone, choices.BACKBONES)
+    checked("kind", kind, choices.KINDS)
+    checked("dtype", dtype, choices.DTYPES)
+    checked("precision", precision or "float32", choices.PRECISIONS)
     from scaffpd import data as sources  # seconds, so not for --help
     from scaffpd.features import backbone as known
     from scaffpd.features import features as extract
     from scaffpd.features.inputs import place
+    from scaffpd.features.room import parse
 
+    parse(memory)
     where = place(device)
     exact = precision or ("tf32" if where.type == "cuda" else "float32")  # as `scaffpd reproduce` has it
     network = known(backbone, data, size)
-    images = getattr(sources, DATASETS[dataset])(data)
+    images = getattr(sources, choices.IMAGES[dataset])(data)
     if images_per_class is not None:
         images = images.subset(images_per_class, images_per_class)
-    if not quiet:
+    prepare(cache)
+    if not (quiet or as_json):
         _say_what(images, network)
     started, there = time.perf_counter(), {path.name for path in cache.glob("*") if (path / "meta.json").exists()}
     try:
@@ -65,7 +98,9 @@ def features(
     except KeyboardInterrupt:
         typer.echo("Interrupted: the same command goes on from here.", err=True)
         raise
-    if not quiet:
+    if as_json:
+        print_json({"folder": cache / table.key, **_meta(cache / table.key)})
+    elif not quiet:
         _say_done(table, cache / table.key, time.perf_counter() - started, there, coordinates)
 
 
@@ -78,14 +113,9 @@ def _say_what(images: Any, network: Backbone) -> None:
 
 
 def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted: int) -> None:
-    import json
-
     from scaffpd.memory import words
 
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(f"The table in {str(folder)!r} disappeared while it was read.") from None
+    meta = _meta(folder)
     rows, columns = table.values.shape
     rate = meta["samples_per_second"]
     pace = "" if rate is None else f" at {rate:.3g} images/s on {meta['device']}"
@@ -96,3 +126,14 @@ def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted:
         typer.echo(f"The network has {columns:,} coordinates; all are taken.")
     typer.echo(f"{rows} × {columns} in {meta['dtype']} ({words(table.values.nbytes)}), {how}.")
     typer.echo(str(folder))
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    """What the table says about itself."""
+    import json
+
+    try:
+        found: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError(f"The table in {str(folder)!r} disappeared while it was read.") from None
+    return found

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
 from scaffpd.cli.folder import prepare
-from scaffpd.cli.reproduce import WIDEST, section
+from scaffpd.cli.frame import add
+from scaffpd.cli.images_request import (
+    L2,
+    Balanced,
+    Cache,
+    Climb,
+    Coordinates,
+    Data,
+    Device,
+    Out,
+    PerClass,
+    Quiet,
+    Request,
+    Rounds,
+    Seeds,
+    Size,
+    Small,
+    Steps,
+    Tune,
+    request,
+)
+from scaffpd.cli.images_screen import show
 from scaffpd.cli.reproduce import reproduce as reproduce
+from scaffpd.cli.reproduce import section
 from scaffpd.errors import InputError, positive
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from scaffpd.experiments.images.settings import Plan
-    from scaffpd.experiments.images.study import Place, Study
 
 TABLES = {
     "cifar100": "CIFAR-100, 20 clients, α = 0.01, 0.05 and 0.1: average and worst-20 % accuracy of eight methods.",
@@ -28,66 +42,6 @@ TABLES = {
     "cifar100-50clients": "CIFAR-100, 50 clients, α = 0.01: average and worst-20 % accuracy of eight methods.",
 }
 RHO_ALPHA = TRADEOFF_ALPHA = 0.01
-
-Data = Annotated[Path | None, typer.Option(help="Folder of images and weights.", show_default="SCAFFPD_DATA")]
-Out = Annotated[Path, typer.Option(help="Folder for results; there, the same command goes on.")]
-Cache = Annotated[Path, typer.Option(help="Folder for features.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
-Small = Annotated[bool, typer.Option("--small", help="Minutes on two processor cores; few images and coordinates.")]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Partitions.", show_default="3; small 2")]
-Rounds = Annotated[int | None, typer.Option(min=1, help="Rounds of every run.", show_default="100; small 30")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Local steps a round.", show_default="10")]
-Tune = Annotated[int | None, typer.Option(min=1, help="Configurations a method.", show_default="9; small 3")]
-Coordinates = Annotated[int | None, typer.Option(min=1, help="eNTK coordinates.", show_default="50000; small 4000")]
-Size = Annotated[int | None, typer.Option(min=16, help="Pixels.", show_default="224; small 64")]
-PerClass = Annotated[int | None, typer.Option(min=2, help="Training images a class.", show_default="all; small few")]
-L2 = Annotated[float | None, typer.Option(help="l2 > 0 of the regulariser.", show_default="3e-5; small 1e-3")]
-Balanced = Annotated[bool, typer.Option("--balanced", help="Deal classes as in the code of Li et al. (2022).")]
-Climb = Annotated[bool, typer.Option("--climb", help="Follow the best rates beyond the grid, with twice the budget.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a command line asked for.
-
-    Attributes:
-        place: where data, features and processor are.
-        small: the size for two processor cores.
-        changes: to the plan.
-        quiet: nothing is printed.
-    """
-
-    place: Place
-    small: bool
-    changes: dict[str, Any]
-    quiet: bool
-
-    def plan(self, name: str) -> Plan:
-        """The plan of that name with these changes."""
-        from scaffpd.experiments.images import settings
-
-        return replace(settings.plan(name, self.small), **self.changes)
-
-    def command(self, name: str, out: Path) -> str:
-        """The command line, without the folders that are this machine's."""
-        options = [
-            f"--{key.replace('_', '-')}" + ("" if value is True else f" {value}") for key, value in self.changes.items()
-        ]
-        size = ["--small"] if self.small else []
-        return " ".join(["scaffpd reproduce", name, *size, *options, f"--out {shlex.quote(out.as_posix())}"])
-
-
-def _request(data: Path | None, cache: Path, device: str, small: bool, quiet: bool, **changes: float | None) -> Request:
-    from scaffpd.experiments.images.study import Place
-    from scaffpd.features import inputs
-
-    chosen = inputs.place(device)
-    if chosen.type not in ("cpu", "cuda"):  # others are known to PyTorch, and no number was ever computed there
-        raise InputError(f"Unknown device {device!r}: choose 'auto', 'cpu' or 'cuda'.")
-    place = Place(data, cache, str(chosen), False if quiet else None)
-    return Request(place, small, {name: value for name, value in changes.items() if value is not None}, quiet)
-
 
 Work = Callable[[Request, Path], list[Path]]
 
@@ -113,7 +67,7 @@ def _register(name: str, words: str, work: Work, folder: str) -> None:
         climb: Climb = False,
         quiet: Quiet = False,
     ) -> None:
-        asked = _request(
+        asked = request(
             data, cache, device, small, quiet, seeds=seeds, rounds=rounds, local_steps=local_steps, tune=tune,
             coordinates=coordinates, size=size, train_per_class=train_per_class, climb=climb or None,
             l2=None if l2 is None else positive("reproduce", "--l2", l2), balanced=balanced or None,
@@ -125,8 +79,8 @@ def _register(name: str, words: str, work: Work, folder: str) -> None:
 
             section(Console(highlight=False), "Written", *map(str, written))
 
-    command.__doc__ = words
-    reproduce.command(name, help=words)(command)
+    command.__doc__ = f"{words}\n\nExamples:\n    scaffpd reproduce {name} --small --data ~/data\n"
+    add(reproduce, command, name)
 
 
 def _table(name: str) -> Work:
@@ -139,7 +93,7 @@ def _table(name: str) -> Work:
         title = f"{done.ground.title}, {done.plan.clients} clients, Dirichlet({alpha:g}), thinned"
         picture = figures.partition(done.ground.cut(alpha), out / f"partition-alpha-{alpha:g}.png", title)
         if not asked.quiet:
-            _show(done)
+            show(done)
         return [*files.save(done, out, asked.command(name, out)), picture]
 
     return work
@@ -233,34 +187,3 @@ def _all(asked: Request, out: Path) -> list[Path]:
 for _name, (_words, _work) in WORK.items():
     _register(_name, _words, _work, _name)
 _register("all", "All tables and figures on images, each in a folder of its own.", _all, "")
-
-
-def _show(study: Study) -> None:
-    from rich.console import Console
-
-    from scaffpd.experiments.images import files, tables
-
-    console, plan = Console(highlight=False), study.plan
-    console.print(
-        f"{study.ground.title}, {plan.clients} clients: test accuracy in %, mean ± standard deviation over "
-        f"{plan.seeds} partitions, {plan.rounds} rounds\n", width=min(console.width, WIDEST),
-    )  # fmt: skip
-    for k, alpha in enumerate(study.plan.alphas):
-        console.print(f"α = {alpha:g}\n", style="bold")
-        console.print(_block([[row[0], *row[1 + 4 * k : 5 + 4 * k]] for row in tables.rows(study)]))
-        console.print()
-    section(console, "Verdict", *tables.verdict(study))
-    console.print(f"\n{files.BACKBONE}.", width=min(console.width, WIDEST))
-
-
-def _block(rows: list[list[str]]) -> Table:
-    """The columns of one α, the best of ours in bold."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for k, column in enumerate(("method", "average", "worst 20 %", "average (paper)", "worst 20 % (paper)")):
-        table.add_column(column, justify="right" if k else "left", no_wrap=True)
-    for cells in rows:
-        table.add_row(*(f"[bold]{cell.strip('*')}[/]" if cell.startswith("**") else cell for cell in cells))
-    return table

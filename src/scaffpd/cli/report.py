@@ -22,7 +22,9 @@ def report(
 ) -> None:
     """One page that opens offline: the verdict, who gains and who pays, what it cost, how to do it again.
 
-    Example: scaffpd report results/hospitals --out hospitals.html
+    Examples:
+        scaffpd report runs/patients
+        scaffpd report runs/patients --format svg --out figures
     """
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scaffpd.cli.folder import prepare
+from scaffpd.cli.frame import add, group
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,16 +18,15 @@ if TYPE_CHECKING:
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
 
-reproduce = typer.Typer(help="Run the paper's experiments again.", no_args_is_help=True)
-reproduce.suggest_commands = False
+reproduce = group(
+    """Run the paper's experiments again.
+
+    Examples:
+        scaffpd reproduce synthetic --quick --out synthetic
+    """
+)
 
 
-@reproduce.callback()
-def _top() -> None:
-    """Run the paper's experiments again."""
-
-
-@reproduce.command()
 def synthetic(
     out: Annotated[Path, typer.Option(help="Folder for pictures and numbers.")] = Path("results/synthetic"),
     seed: Annotated[int, typer.Option(min=0, help="Draws the data.")] = 0,
@@ -34,7 +34,11 @@ def synthetic(
     processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")] = False,
 ) -> None:
-    """Distance to the optimum against rounds: Scaff-PD, DRFA and others, tuned, on the paper's synthetic problem."""
+    """Distance to the optimum against rounds: Scaff-PD, DRFA and others, tuned, on the paper's synthetic problem.
+
+    Examples:
+        scaffpd reproduce synthetic --quick --out synthetic
+    """
     prepare(out)
     from scaffpd.cores import cores
     from scaffpd.experiments.synthetic import figures, files, settings  # seconds, so not for --help
@@ -46,6 +50,9 @@ def synthetic(
     written = [*figures.draw(done, out, command), *files.save(done, out, f"{command} --out {out.as_posix()}")]
     if not quiet:
         _show(done, written)
+
+
+add(reproduce, synthetic)
 
 
 def _show(study: Study, written: list[Path]) -> None:

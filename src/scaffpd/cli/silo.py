@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from scaffpd.cli.as_json import print_json
+from scaffpd.cli.frame import add, group
+from scaffpd.cli.silo_screen import many, show
 from scaffpd.errors import InputError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-WIDEST = 100  # columns: longer lines of prose are hard to read
-MOST = 40  # columns of data that are listed
 TEMPLATE = """\
 # One silo: this file stays at the site. Check it with: scaffpd silo check {file}
 name = "my-hospital"              # letters, digits, - and _
@@ -44,20 +40,23 @@ rows = 20                         # with fewer training rows the silo takes no p
 # small = "networks:small"
 """
 
-silo = typer.Typer(help="Prepare a site: write its file, and see what would leave it.", no_args_is_help=True)
-silo.suggest_commands = False
+silo = group(
+    """Prepare a site: write its file, and see what would leave it.
+
+    Examples:
+        scaffpd silo init
+    """
+)
 
 
-@silo.callback()
-def _top() -> None:
-    """Prepare a site: write its file, and see what would leave it."""
-
-
-@silo.command()
 def init(
     out: Annotated[Path, typer.Option(help="The file to write; one that is there is left alone.")] = Path("silo.toml"),
 ) -> None:
-    """Write a silo.toml to fill in."""
+    """Write a silo.toml to fill in.
+
+    Examples:
+        scaffpd silo init --out silo.toml
+    """
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(TEMPLATE.format(file=out.name))
@@ -68,12 +67,16 @@ def init(
     typer.echo(f"Written to {out}. Fill it in, then run: scaffpd silo check {out}")
 
 
-@silo.command()
 def check(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
-    """Read the data, show what was found, what would leave this site and what never does; nothing is sent."""
+    """Read the data, show what was found, what would leave this site and what never does; nothing is sent.
+
+    Examples:
+        scaffpd silo check silo.toml
+        scaffpd silo check silo.toml --json
+    """
     from scaffpd.deploy.silo.overview import report
     from scaffpd.deploy.silo.reading import Dataset
     from scaffpd.deploy.silo.silo_file import SiloFile
@@ -82,13 +85,12 @@ def check(
     data = Dataset.read(settings)
     found = report(settings, data)
     if as_json:
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
     else:
-        _show(found)
+        show(found)
     data.check(settings.limits)
 
 
-@silo.command()
 def predict(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     model: Annotated[Path, typer.Argument(help="A run's model.safetensors.", show_default=False)],
@@ -96,7 +98,8 @@ def predict(
 ) -> None:
     """Apply a trained model to this site's own rows; nothing is sent.
 
-    Example: scaffpd silo predict silo.toml run/model.safetensors
+    Examples:
+        scaffpd silo predict silo.toml run/model.safetensors --out predictions.csv
     """
     import csv
 
@@ -114,95 +117,8 @@ def predict(
             writer.writerows(zip(found.targets, found.predicted, probability, found.held.tolist(), strict=True))
     except OSError as error:
         raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
-    typer.echo(f"{len(found.targets)} rows written to {out}.")
+    typer.echo(f"{many(len(found.targets), 'row')} written to {out}.")
 
 
-def _show(found: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(f"Silo {found['silo']}", style="bold", markup=False)
-    console.print(_facts(found), width=min(console.width, WIDEST))
-    if found["labels"]:
-        console.print("\nLabels", style="bold")
-        console.print(_label_table(found["labels"]))
-    if found["columns"]:
-        console.print("\nColumns", style="bold")
-        console.print(_column_table(found["columns"]))
-        if len(found["columns"]) > MOST:
-            console.print(f"and {len(found['columns']) - MOST} more (--json lists all)")
-    if found["warnings"]:
-        _bullets(console, "Look at this", found["warnings"], "yellow")
-    _bullets(console, "What leaves this site", found["leaves"])
-    _bullets(console, "What never leaves", found["stays"])
-
-
-def _facts(found: dict[str, Any]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    from scaffpd.memory import words
-
-    rows, features, size = found["rows"], found["features"], found["bytes"]
-    lines = {
-        "task": found["task"] if found["task"] != "prepared" else "the entry's own Cohort",
-        "rows": f"{rows['train']} to train on, {rows['test']} held out",
-        "features": f"{features['columns']} columns, {features['encoded']} once encoded",
-        "memory": f"{words(size['read'])} as read, {words(size['encoded'])} encoded",
-    }
-    if found["task"] == "prepared":
-        lines["features"] = f"a model of {features['encoded']} parameters"
-        del lines["memory"]
-    if found["missing"] is not None:
-        lines["missing"] = f"{found['missing']} values"
-    if found["target"] is not None:
-        lines["target"] = ", ".join(f"{name} {value:.6g}" for name, value in found["target"].items())
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for name, text in lines.items():
-        table.add_row(name, Text(text))
-    return table
-
-
-def _label_table(labels: list[dict[str, Any]]) -> Table:
-    table = _table("label", "training", "held out")
-    for entry in labels[:MOST]:
-        table.add_row(_plain(str(entry["label"])), str(entry["train"]), str(entry["test"]))
-    return table
-
-
-def _column_table(columns: list[dict[str, Any]]) -> Table:
-    table = _table("column", "kind", "missing", "categories", "withheld")
-    table.columns[1].justify = "left"
-    for entry in columns[:MOST]:
-        counts = ("missing", "categories", "withheld")
-        blank = (entry["missing"] == 0, entry["kind"] != "category", entry["withheld"] == 0)
-        cells = ["" if empty else str(entry[key]) for key, empty in zip(counts, blank, strict=True)]
-        table.add_row(_plain(entry["name"]), entry["kind"].replace("unknown", "no values"), *cells)
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _bullets(console: Console, title: str, lines: list[str], style: str = "") -> None:
-    from rich.table import Table
-
-    console.print(f"\n{title}", style=f"bold {style}".strip())
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    for line in lines:
-        grid.add_row("-", _plain(line))
-    console.print(grid, width=min(console.width, WIDEST))
-
-
-def _plain(text: str) -> Any:
-    from rich.text import Text
-
-    return Text("".join(c if c.isprintable() else "?" for c in text))
+for _command in (init, check, predict):
+    add(silo, _command)

@@ -69,6 +69,7 @@ def checked_device(device: str | torch.device) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
+        reason = "there is no such kind of device" if reason.startswith("Expected one of") else reason
         raise InputError(f"Device {device!r} cannot be used here: {reason}.") from None
     return chosen
 

@@ -23,11 +23,13 @@ def data_root(folder: str | os.PathLike[str] | None, name: str) -> Path:
     """The folder that `folder` or else SCAFFPD_DATA names, or a sentence on how to name it."""
     root = folder or os.environ.get("SCAFFPD_DATA")
     if not root:
-        raise InputError(f"{name} is not part of the package: name its folder by folder= or SCAFFPD_DATA.")
+        raise InputError(f"{name} is not part of the package: name its folder by --data, folder= or SCAFFPD_DATA.")
     with reading(root):
         there = Path(root).is_dir()
     if not there:
-        raise InputError(f"There is no data folder {str(root)!r}: name one that exists by folder= or SCAFFPD_DATA.")
+        raise InputError(
+            f"There is no data folder {str(root)!r}: name one that exists by --data, folder= or SCAFFPD_DATA."
+        )
     return Path(root)
 
 

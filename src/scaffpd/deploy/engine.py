@@ -77,4 +77,6 @@ def engine_module(kind: str, name: str) -> Any:
     try:
         return import_module(f"scaffpd.deploy.{kind}.{name}")
     except ModuleNotFoundError as error:
-        raise InputError(f"{error.name} is not installed: pip install 'scaffpd[{kind}]'.") from None
+        raise InputError(
+            f"{str(error.name).partition('.')[0]} is not installed: pip install 'scaffpd[{kind}]'."
+        ) from None

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -38,11 +38,13 @@ from scaffpd.comparison.pool import one_thread
 from scaffpd.data import heart_disease
 from scaffpd.data.silos import Silos
 from scaffpd.errors import InputError
-from scaffpd.federation import ClientScores, Vector
+from scaffpd.federation import Vector
 from scaffpd.metrics import Spread, Summary
 from scaffpd.models import Linear
 from scaffpd.objectives import Average, ChiSquare, Objective
-from scaffpd.training import Result, Status, train
+from scaffpd.runs.prepared import Prepared
+from scaffpd.runs.trained import Scorer, Trained, trained
+from scaffpd.training import Status, train
 
 Table = NDArray[np.float64]
 
@@ -51,15 +53,6 @@ RHO, L2, TOL, SPLITS, TEST_FRACTION = 0.1, 0.03, 1e-8, 20, 0.3
 MOST_ROUNDS = 2000
 CONFIDENCE = 0.95
 NEGLIGIBLE = 5e-4  # a twentieth of a percentage point: zero in every table
-
-
-@dataclass(frozen=True)
-class Run:
-    """One model on one split; losses are log-losses alone, without the regulariser."""
-
-    result: Result
-    train: ClientScores
-    test: ClientScores
 
 
 @dataclass(frozen=True)
@@ -124,33 +117,33 @@ class Study:
     rho: float
     tol: float
     seeds: tuple[int, ...]
-    average: tuple[Run, ...] = field(repr=False)
-    fair: tuple[Run, ...] = field(repr=False)
+    average: tuple[Trained, ...] = field(repr=False)
+    fair: tuple[Trained, ...] = field(repr=False)
 
     @property
-    def models(self) -> dict[str, tuple[Run, ...]]:
+    def models(self) -> dict[str, tuple[Trained, ...]]:
         """The runs by the name of their model."""
         return {"average": self.average, "fair": self.fair}
 
     @cached_property
     def accuracy(self) -> Comparison:
         """Share of right diagnoses of held-out patients, per hospital."""
-        return self._compare(lambda run: run.test.accuracy)
+        return self._compare(lambda run: run.shown.accuracy)
 
     @cached_property
     def log_loss(self) -> Comparison:
         """Log-loss on held-out patients, per hospital."""
-        return self._compare(lambda run: run.test.loss)
+        return self._compare(lambda run: run.shown.loss)
 
     @cached_property
     def overall_accuracy(self) -> Comparison:
         """Of the held-out accuracies of each split: their mean over hospitals, and the worst."""
-        return self._compare(lambda run: _overall(Summary.of(run.test).accuracy))
+        return self._compare(lambda run: _overall(Summary.of(run.shown).accuracy))
 
     @cached_property
     def overall_log_loss(self) -> Comparison:
         """Of the held-out log-losses of each split: their mean over hospitals, and the worst."""
-        return self._compare(lambda run: _overall(Summary.of(run.test).loss))
+        return self._compare(lambda run: _overall(Summary.of(run.shown).loss))
 
     @cached_property
     def training_log_loss(self) -> Comparison:
@@ -178,10 +171,10 @@ class Study:
         result = self.fair[0].result
         return result.message.removeprefix(result.status.sentence).strip()
 
-    def _compare(self, measure: Callable[[Run], Vector]) -> Comparison:
+    def _compare(self, measure: Callable[[Trained], Vector]) -> Comparison:
         average, fair = (np.array([measure(run) for run in runs]) for runs in (self.average, self.fair))
         first = self.average[0]
-        return Comparison(average, fair, overlap=float(first.test.counts.sum() / first.train.counts.sum()))
+        return Comparison(average, fair, overlap=float(first.shown.counts.sum() / first.train.counts.sum()))
 
 
 def _overall(spread: Spread | None) -> Vector:
@@ -207,30 +200,33 @@ def study(
     """
     fair = ChiSquare(rho)
     seeds = _seeds(seed, splits)
-    runs: list[tuple[Run, Run]] = []
+    runs: list[tuple[Trained, Trained]] = []
     with one_thread():
         for k in seeds:
             silos = heart_disease(TEST_FRACTION, seed=k)
-            cohort = Cohort(silos.train, Linear("logistic", L2, intercept=True), NAMES, test=silos.test)
-            runs.append((_run(cohort, Average(), tol), _run(cohort, fair, tol)))
+            problem = prepared(silos)
+            runs.append((_run("average", problem, Average(), tol), _run("fair", problem, fair, tol)))
             if progress is not None:
                 progress(len(runs))
     average, fairly = zip(*runs, strict=True)
     return Study(NAMES, *_population(silos), fair.rho, tol, seeds, average, fairly)
 
 
-def _run(cohort: Cohort, objective: Objective, tol: float) -> Run:
-    result = train(Fair(objective), cohort, rounds=MOST_ROUNDS, tol=tol, progress=False)
+def prepared(silos: Silos) -> Prepared:
+    """The four hospitals and their model."""
+    model, rows = Linear("logistic", L2, intercept=True), sum(len(y) for _, y in [*silos.train, *silos.test])
+    about = f"heart disease (UCI): {rows} patients, {len(silos.features)} columns"
+    task, labels = "classification", ("healthy", "ill")
+    return Prepared(NAMES, silos.train, silos.test, model, task, labels, about, "hospital")
+
+
+def _run(name: str, problem: Prepared, objective: Objective, tol: float) -> Trained:
+    cohort = Cohort(problem.train, problem.model, NAMES, test=problem.test)
+    scorer, algorithm = Scorer(problem, cohort), Fair(objective)
+    result = train(algorithm, cohort, rounds=MOST_ROUNDS, tol=tol, progress=False, callbacks=[scorer])
     if result.status is Status.INTERRUPTED:  # half a study is none
         raise KeyboardInterrupt
-    return Run(
-        result,
-        *(_without_regulariser(cohort.evaluate(result.x, split), result) for split in ("train", "test")),
-    )
-
-
-def _without_regulariser(scores: ClientScores, result: Result) -> ClientScores:
-    return replace(scores, loss=scores.loss - L2 / 2 * float(result.x @ result.x))
+    return trained(name, "before" if name == "average" else "after", algorithm, result, problem, cohort, scorer)
 
 
 def _population(silos: Silos) -> tuple[NDArray[np.int64], Vector]:
@@ -264,12 +260,12 @@ COLUMNS = (
 )
 
 
-def _write_clients(path: Path, study: Study, runs: tuple[Run, ...]) -> None:
+def _write_clients(path: Path, study: Study, runs: tuple[Trained, ...]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for seed, run in zip(study.seeds, runs, strict=True):
-            scores = [(s.counts.tolist(), s.accuracy.tolist(), s.loss.tolist()) for s in (run.train, run.test)]
+            scores = [(s.counts.tolist(), s.accuracy.tolist(), s.loss.tolist()) for s in (run.train, run.shown)]
             for i, name in enumerate(study.names):
                 numbers = [column[i] for split in scores for column in split]
                 writer.writerow((seed, name, float(run.result.weights[i]), *numbers))

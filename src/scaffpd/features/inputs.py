@@ -88,7 +88,7 @@ def place(device: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError):
         raise InputError(f"Unknown device {str(device)!r}: choose 'auto', 'cpu' or 'cuda'.") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("There is no CUDA device here: use device='cpu'.")
+        raise InputError("There is no CUDA device here: choose the device 'cpu'.")
     return chosen
 
 

@@ -24,7 +24,9 @@ def load(network: nn.Module, file: str, folder: str | os.PathLike[str] | None) -
     with reading(path):
         there = path.is_file()
     if not there:
-        raise InputError(f"There is no file {str(path)!r}: set folder= or SCAFFPD_DATA to one that has weights/{file}.")
+        raise InputError(
+            f"There is no file {str(path)!r}: name a folder with weights/{file} by --data or SCAFFPD_DATA."
+        )
     with reading(path):
         given = _read(path, Files.between(root, path.parent).read(path))
     wanted = {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from scaffpd.data.images.pictures import Images
 from scaffpd.data.images.raw import Raw
 from scaffpd.errors import InputError
 
+T = TypeVar("T")
 Folder = str | os.PathLike[str] | None
 Layout = tuple[Callable[[Path], bool], Callable[[Path, Files], Raw]]
 
@@ -103,17 +105,22 @@ def _load(which: Published, folder: Folder, layouts: list[Layout]) -> Images:
     """The first layout that any place has, checked against what was published."""
     root = data_root(folder, which.name)
     with reading(root):
-        groups = (_inside(root, which.folders), [root])
-        found = [(place, read) for group in groups for there, read in layouts for place in group if there(place)]
-        if not found:
-            raise InputError(f"There is no {which.name} in {str(root)!r}: expected {which.accepted}.")
-        place, read = found[0]
+        place, read = located(which, root, layouts)
         raw = read(place, Files.between(root, place))
     if len(raw.classes) != which.classes:
         raise InputError(
             f"{which.name} has {which.classes} classes, but the files in {str(place)!r} name {len(raw.classes)}."
         )
     return Images(which.name, raw.train, raw.test, raw.classes, f"{raw.words}: {_share(which, raw)}.")
+
+
+def located(which: Published, root: Path, layouts: Sequence[tuple[Callable[[Path], bool], T]]) -> tuple[Path, T]:
+    """Where the first layout is that any place in `root` has, and what reads it."""
+    groups = (_inside(root, which.folders), [root])
+    found = [(place, read) for group in groups for there, read in layouts for place in group if there(place)]
+    if not found:
+        raise InputError(f"There is no {which.name} in {str(root)!r}: expected {which.accepted}.")
+    return found[0]
 
 
 def _inside(root: Path, names: tuple[str, ...]) -> list[Path]:

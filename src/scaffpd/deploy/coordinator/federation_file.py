@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from scaffpd import algorithms, objectives, steps
 from scaffpd.algorithms.base import LocalMethod
 from scaffpd.deploy.coordinator.roster import Policy
-from scaffpd.deploy.protocol.needs import NEEDS
 from scaffpd.deploy.protocol.setup import FORMATS, LINEAR, linear
-from scaffpd.deploy.toml_file import NAME, Section
 from scaffpd.errors import InputError, unknown
+from scaffpd.settings.objects import algorithm_of
+from scaffpd.settings.section import NAME, Section
 
+SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 TABLES = ("model", "features", "algorithm", "objective", "training", "faults", "server")
 
 
@@ -71,12 +69,12 @@ class FederationFile:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:
         """Read and check a `federation.toml`."""
-        top = Section.read(Path(path).absolute(), ("name", "silos", "folder", *TABLES))
+        top = Section.read(Path(path).absolute(), ("name", "silos", "folder", *TABLES), SILO)
         silos = top.texts("silos")
         if silos is None or not all(NAME.fullmatch(name) for name in silos):
             raise top.refusal("silos", 'the names of all silos (letters, digits, - and _), such as ["north", "south"],')
         training = top.section("training", ("rounds", "tol", "seed"))
-        algorithm = _algorithm(top)
+        algorithm = algorithm_of(top)
         certified = not isinstance(algorithm, LocalMethod)
         tol = training.number("tol", 1e-6 * certified, "a number >= 0 (0: make all rounds)", 0, float("inf"))
         if tol and not certified:
@@ -104,7 +102,10 @@ def _model(top: Section) -> dict[str, Any]:
         return {"kind": section.text("kind")}
     section = top.section("model", ("kind", *LINEAR))
     values = {"kind": "linear", "loss": "logistic", "l2": 1e-3, "intercept": True, **section.values}
-    linear(values)
+    try:
+        linear(values)
+    except InputError as error:
+        raise InputError(f"[model] of {top.file.name!r}: {error}") from None
     return values
 
 
@@ -130,45 +131,3 @@ def _server(top: Section) -> Server:
     if ports[0] == ports[1]:
         raise InputError(f"{top.file.name!r} has the same server.port and server.admin_port: FLARE needs two.")
     return Server(section.text("host", Server.host), *ports)
-
-
-def _algorithm(top: Section) -> Any:
-    """The algorithm with its objective and step rule."""
-    given = dict(top.section("algorithm", top.values.get("algorithm", {}) or ()).values)
-    kind = given.pop("kind", "Fair")
-    if kind not in NEEDS:
-        raise unknown(f"algorithm.kind in {top.file.name!r},", kind, NEEDS)
-    chosen = getattr(algorithms, kind)
-    takes = inspect.signature(chosen).parameters
-    if isinstance(given.get("steps"), dict):
-        given["steps"] = _made(top, "algorithm.steps", given["steps"], steps)
-    if "objective" in top.values:
-        if "objective" not in takes:
-            raise InputError(f"{kind} has an objective of its own: leave [objective] out of {top.file.name!r}.")
-        given["objective"] = _made(
-            top, "objective", top.section("objective", top.values["objective"]).values, objectives
-        )
-    elif "objective" in takes and takes["objective"].default is inspect.Parameter.empty:
-        raise InputError(f'{kind} needs an [objective] in {top.file.name!r}, such as kind = "ChiSquare" and rho = 0.1.')
-    return _called(top, "algorithm", chosen, given)
-
-
-def _made(top: Section, table: str, given: Mapping[str, Any], module: ModuleType) -> Any:
-    """An object of one of a module's public classes."""
-    values = dict(given)
-    kind = values.pop("kind", None)
-    known = [name for name in module.__all__ if isinstance(getattr(module, name), type)]
-    if kind not in known:
-        raise unknown(f"{table}.kind in {top.file.name!r},", kind, known)
-    return _called(top, table, getattr(module, kind), values)
-
-
-def _called(top: Section, table: str, made: Any, values: Mapping[str, Any]) -> Any:
-    takes = [name for name in inspect.signature(made).parameters if name != "kind"]
-    for name in values:
-        if name not in takes:
-            raise unknown(f"key in [{table}] of {top.file.name!r},", name, takes)
-    try:
-        return made(**values)
-    except TypeError as error:
-        raise InputError(f"[{table}] of {top.file.name!r} is not complete: {str(error).split(') ')[-1]}.") from None

@@ -1,6 +1,6 @@
 """How a run begins: silos say what they have, agree on features, and say how steep their losses are.
 
-Three short exchanges of names and sums (see `agreement`), and one in which every silo builds its model. No row leaves.
+Three short exchanges of names and sums (see `tabular`), and one in which every silo builds its model. No row leaves.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.agreement.agree import agree, deviation_of, mean_of
-from scaffpd.deploy.agreement.schema import PREPARED
 from scaffpd.deploy.coordinator.line import LEAST_ROOM, Line, Question, answered
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.deploy.protocol.wire import Array, Message, digest, plain
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Vector
+from scaffpd.tabular.agree import agree, deviation_of, mean_of
+from scaffpd.tabular.schema import PREPARED
 
 USELESS = "its answer to the agreement cannot be used."
 

@@ -185,10 +185,8 @@ class RunFolder:
 
     def write_model(self, x: Array, setup: Setup) -> None:
         """The parameters, with what they expect of a row."""
-        tensors = {"x": np.ascontiguousarray(x), "mean": setup.mean, "deviation": setup.deviation}
-        about = {"setup": json.dumps(setup.values())}
         with disk.replacing(self.path / "model.safetensors") as file:
-            file.write(save_tensors(tensors, about))
+            file.write(model_bytes(x, setup))
 
     def _read(self, name: str) -> dict[str, Any] | None:
         path = self.path / name
@@ -205,3 +203,9 @@ class RunFolder:
     def _write(self, name: str, value: dict[str, Any]) -> None:
         with disk.replacing(self.path / name) as file:
             file.write((json.dumps(value, indent=1) + "\n").encode())
+
+
+def model_bytes(x: Array, setup: Setup) -> bytes:
+    """Parameters in a safetensors file, with what they expect of a row."""
+    tensors = {"x": np.ascontiguousarray(x), "mean": setup.mean, "deviation": setup.deviation}
+    return save_tensors(tensors, {"setup": json.dumps(setup.values())})

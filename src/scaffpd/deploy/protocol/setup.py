@@ -26,7 +26,7 @@ class Setup:
     Attributes:
         algorithm: its name, which decides what may be asked.
         model: the loss and its settings; or the name under which silos know a network.
-        schema: columns, categories and labels (see `agreement`).
+        schema: columns, categories and labels (see `tabular`).
         mean: of every encoded column; empty where nothing is standardised.
         deviation: likewise.
         numbers: "float32" or "float64", for the model's numbers; empty leaves it to the model.

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.deploy.agreement.columns import CATEGORY, Column
-from scaffpd.deploy.agreement.encoding import named_categories
-from scaffpd.deploy.agreement.schema import CLASSIFICATION, PREPARED, REGRESSION
 from scaffpd.deploy.silo.leaving import leaves, stays
 from scaffpd.deploy.silo.reading import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
+from scaffpd.tabular.columns import CATEGORY, Column
+from scaffpd.tabular.encoding import named_categories
+from scaffpd.tabular.schema import CLASSIFICATION, PREPARED, REGRESSION
 
 NAMED = 5  # so many columns are named in a warning, and then counted
 

@@ -38,6 +38,8 @@ def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
     try:
         with safe_open(path, framework="np") as file:
             return file.get_tensor("x"), Setup.of(json.loads(file.metadata()["setup"]))
+    except FileNotFoundError:
+        raise InputError(f"There is no file {str(path)!r}: name a run's model.safetensors.") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         raise InputError(f"{str(path)!r} is not a model that a run has written (model.safetensors).") from None
 
@@ -51,14 +53,21 @@ def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> Predictions:
     X[~data.held] = ready.train[0]
     if ready.test is not None:
         X[data.held] = ready.test[0]
+    predicted, probability = answers(X, x, setup)
+    labels, places = data.target.labels, data.target.values
+    truth = [labels[k] for k in places] if labels else places.tolist()
+    return Predictions(truth, predicted, probability, data.held)
+
+
+def answers(X: NDArray[np.float64], x: NDArray[Any], setup: Setup) -> tuple[list[Any], NDArray[np.float64]]:
+    """What the linear model x says of encoded rows, and the probability of that; NaN where the loss knows none."""
     model, labels = linear(setup.model), setup.schema["labels"]
     W, b = model.reshape(x, X.shape[1])
     z = X @ W + (0.0 if b is None else b)
     if not labels:
-        return Predictions(data.target.values.tolist(), z[:, 0].tolist(), np.full(len(z), np.nan), data.held)
+        return z[:, 0].tolist(), np.full(len(z), np.nan)
     if model.loss == "logistic":
         z = np.concatenate([np.zeros_like(z), z], axis=1)
-    best, truth = z.argmax(1), [data.target.labels[k] for k in data.target.values]
     shares = np.exp(z - z.max(1, keepdims=True))
     probability = (shares / shares.sum(1, keepdims=True)).max(1) if model.loss != "squared" else np.full(len(z), np.nan)
-    return Predictions(truth, [labels[k] for k in best], probability, data.held)
+    return [labels[k] for k in z.argmax(1)], probability

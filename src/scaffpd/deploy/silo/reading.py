@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scaffpd.cohort import Cohort
-from scaffpd.data.silos import held_out
-from scaffpd.deploy.agreement import encoding
-from scaffpd.deploy.agreement.columns import Column, Mask, Matrix, Table
-from scaffpd.deploy.agreement.encoding import Encoded
-from scaffpd.deploy.agreement.schema import CLASSIFICATION, PREPARED
-from scaffpd.deploy.silo.csv_file import read_csv
-from scaffpd.deploy.silo.entry import load
-from scaffpd.deploy.silo.frames import column, read_npz, read_parquet, table
 from scaffpd.deploy.silo.silo_file import Limits, SiloFile
-from scaffpd.deploy.silo.target import Target, target
 from scaffpd.errors import InputError
+from scaffpd.settings.entry import load
+from scaffpd.tabular.columns import Column, Mask, Matrix, Table
+from scaffpd.tabular.csv_file import read_csv
+from scaffpd.tabular.frames import column, read_npz, read_parquet, table
+from scaffpd.tabular.rows import Rows, held_rows
+from scaffpd.tabular.schema import PREPARED, VERSION
+from scaffpd.tabular.target import Target, target
 
 WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(Rows):
     """All rows of a silo that have a target.
 
     Attributes:
-        name: the silo.
-        table: the features.
-        target: what is to be predicted.
-        held: which rows are held out.
-        dropped: how many rows had no target.
-        rarest: categories with fewer training rows than this are "other".
         cohort: an entry's own `Cohort`, ready to answer; then there is nothing to agree on and the rest is empty.
     """
 
-    name: str
-    table: Table
-    target: Target
-    held: Mask = field(repr=False)
-    dropped: int = 0
-    rarest: int = 1
     cohort: Cohort | None = None
 
     @classmethod
@@ -74,13 +58,14 @@ class Dataset:
         """How many training rows and held-out rows there are."""
         if self.cohort is not None:
             return _rows_of(self.cohort)
-        return int((~self.held).sum()), int(self.held.sum())
+        return super().rows
 
     def check(self, limits: Limits) -> None:
         """Refuse to take part with too few rows: a sum over them would say too much about each."""
         if self.rows[0] < limits.rows:
             raise InputError(
-                f"Silo {self.name!r} has {self.rows[0]} training rows, and its limits.rows asks for {limits.rows}."
+                f"Silo {self.name!r} has {self.rows[0]} training row{'s' * (self.rows[0] != 1)}, and its limits.rows "
+                f"asks for {limits.rows}."
             )
         if len(self.target.labels) > max(2, self.rows[0] // 2):
             raise InputError(
@@ -90,15 +75,12 @@ class Dataset:
 
     def describe(self) -> dict[str, Any]:
         """What the others have to know of this silo's columns and labels, and nothing else."""
-        return encoding.describe(self)
-
-    def totals(self, schema: Mapping[str, Any], mean: Any = None) -> dict[str, Any]:
-        """Per encoded column n and Σx of the training rows, or n and Σ(x − mean)² once the mean is known."""
-        return encoding.totals(self, schema, mean)
-
-    def encoded(self, schema: Mapping[str, Any], mean: Any, deviation: Any) -> Encoded:
-        """Rows as the agreement has them: filled, encoded and, if agreed, standardised."""
-        return encoding.encoded(self, schema, mean, deviation)
+        if self.cohort is None:
+            return super().describe()
+        train, test = self.rows
+        return {
+            "version": VERSION, "task": PREPARED, "train": train, "test": test, "dimension": self.cohort.dimension,
+        }  # fmt: skip
 
 
 def _from_entry(file: SiloFile, given: Any) -> Dataset:
@@ -128,19 +110,10 @@ def _split(file: SiloFile, features: Table, goal: Target, dropped: int, held: Ma
     if features.width == 0:
         raise InputError(f"Silo {file.name!r} has no columns besides its target.")
     if held is None:
-        held = _held(file, goal)
+        held = held_rows(file.name, goal, file.test, file.seed)
     if held.all():
         raise InputError(f"Silo {file.name!r} has no training rows.")
     return Dataset(file.name, features, goal, held, dropped, file.limits.rarest)
-
-
-def _held(file: SiloFile, goal: Target) -> Mask:
-    """The rows that seed and name choose, label by label."""
-    if file.test > 0 and len(goal.values) < 2:
-        raise InputError(f"Silo {file.name!r} has a single row, which cannot be split; use test = 0 in [split].")
-    digest = hashlib.sha256(f"{file.seed}/{file.name}".encode()).digest()
-    labels = goal.values if goal.task == CLASSIFICATION else np.zeros(len(goal.values), dtype=np.int64)
-    return held_out(labels, file.test, np.random.default_rng(int.from_bytes(digest[:16])))
 
 
 def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:

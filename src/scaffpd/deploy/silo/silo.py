@@ -21,16 +21,16 @@ import numpy as np
 
 import scaffpd
 from scaffpd.cohort import Cohort
-from scaffpd.deploy.agreement.schema import checked_schema, width
 from scaffpd.deploy.protocol.needs import needs
 from scaffpd.deploy.protocol.setup import Setup, linear
 from scaffpd.deploy.protocol.vectors import Missing, Shelf
 from scaffpd.deploy.protocol.wire import Message, decode, digest, encode
-from scaffpd.deploy.silo import entry
 from scaffpd.deploy.silo.reading import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.deploy.silo.work import Named, Work
 from scaffpd.errors import InputError
+from scaffpd.settings import entry
+from scaffpd.tabular.schema import checked_schema, width
 
 log = logging.getLogger("scaffpd.silo")
 MEGABYTE = 2**20

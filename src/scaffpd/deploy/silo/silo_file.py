@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scaffpd.deploy.protocol.needs import NEEDS
-from scaffpd.deploy.toml_file import NAME, Section
 from scaffpd.errors import InputError, unknown
+from scaffpd.settings.section import NAME, Section
 
 ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 FORMATS = (".csv", ".parquet", ".npz")
 TASKS = ("classification", "regression")
 OPEN = ("MinimaxGradient", "QuasiNewtonMinimax")  # the server looks at every silo's own vectors, not only at sums
@@ -87,7 +88,7 @@ class SiloFile:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SiloFile:
         """Read and check a `silo.toml`; the data is not looked at."""
-        top = Section.read(Path(path).resolve(), ("name", "data", "split", "limits", "models"))
+        top = Section.read(Path(path).resolve(), ("name", "data", "split", "limits", "models"), FEDERATION)
         name = top.text("name", needs="the silo's name in quotes")
         if not NAME.fullmatch(name):
             raise top.refusal("name", "up to 63 letters, digits, - and _ (the first a letter or digit)")

@@ -1,0 +1,128 @@
+"""How every command looks and answers: help with examples, short placeholders, the nearest right name.
+
+The help of a command is its docstring. A last section `Examples:` of indented command lines is shown below the options,
+unwrapped and ready to be copied; `Command.examples` has them, and a test runs them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import click
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.models import ArgumentInfo
+
+from scaffpd.cli.mistakes import nearest
+
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+_EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$")
+
+
+class Command(TyperCommand):
+    """A command whose arguments have their help, whose options have short placeholders, and which ends in examples."""
+
+    def __init__(self, name: str | None, **given: Any) -> None:
+        super().__init__(name, **given)
+        self.help, self.examples = without_examples(self.help or "")
+        helps = _argument_helps(self.callback)
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument):  # typer below 0.21 loses it to click from 8.4 on
+                parameter.help = parameter.help or helps.get(parameter.name or "")
+            elif isinstance(parameter, click.Option) and not parameter.is_flag and parameter.metavar is None:
+                parameter.metavar = _placeholder(parameter.type)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Typer's help, then the examples."""
+        super().format_help(ctx, formatter)
+        show_examples(self.examples)
+
+
+class Group(TyperGroup):
+    """Commands under one name; it helps whoever names none of them, or one that is not there."""
+
+    examples: tuple[str, ...] = ()
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.help, self.examples = without_examples(self.help or "")
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Typer's help, then the examples."""
+        super().format_help(ctx, formatter)
+        show_examples(self.examples)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first word names, or a sentence with the nearest one."""
+        word = args[0]
+        if self.get_command(ctx, word) is None and not word.startswith("-"):
+            shown = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
+            raise click.UsageError(f"No such command {word!r}{nearest(word, shown) or _all_of(shown)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def group(about: str, **more: Any) -> typer.Typer:
+    """An empty group of commands; the command `name` without more shows its help."""
+    made = typer.Typer(
+        cls=Group, help=about, invoke_without_command=True, add_completion=False, context_settings=SETTINGS, **more
+    )
+    made.callback()(_help_if_alone(about))
+    return made
+
+
+def add(to: typer.Typer, function: Callable[..., None], name: str | None = None, panel: str | None = None) -> None:
+    """Make a function a command; `panel` is the heading under which the help of the group lists it."""
+    to.command(name, cls=Command, rich_help_panel=panel, context_settings=SETTINGS)(function)
+
+
+def _help_if_alone(about: str) -> Callable[[typer.Context], None]:
+    def top(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    top.__doc__ = about
+    return top
+
+
+def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
+    """A docstring without its examples, each paragraph on one line for any width of screen; and the examples."""
+    found = _EXAMPLES.search(text)
+    prose = text if found is None else text[: found.start()]
+    lines = () if found is None else tuple(line.strip() for line in found["lines"].strip().splitlines())
+    return "\n\n".join(" ".join(part.split()) for part in prose.split("\n\n")).strip(), lines
+
+
+def show_examples(lines: tuple[str, ...]) -> None:
+    """Below the options: each on a line of its own, however narrow the terminal is."""
+    if lines:
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        console.print(" Example" + ("s" if len(lines) > 1 else ""), style="bold")
+        for line in lines:
+            console.print(f"   {line}", style="cyan", markup=False, soft_wrap=True)
+
+
+def _all_of(names: list[str]) -> str:
+    return f": choose one of {', '.join(names)}."
+
+
+def _argument_helps(function: Any) -> dict[str, str | None]:
+    """The help texts of the arguments, as the function's annotations have them."""
+    helps = {}
+    for name, hint in get_type_hints(function, include_extras=True).items():
+        for about in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
+            if isinstance(about, ArgumentInfo):
+                helps[name] = about.help
+    return helps
+
+
+def _placeholder(kind: Any) -> str | None:
+    """N for whole numbers and X for others: "INTEGER RANGE" leaves little of a line of 80 columns."""
+    if isinstance(kind, click.types.IntParamType):
+        return "N"
+    return "X" if isinstance(kind, click.types.FloatParamType) else None

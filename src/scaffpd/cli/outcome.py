@@ -1,0 +1,165 @@
+"""How a run ends on the screen: who is served how, the verdict, and where everything is."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+WIDEST, MOST = 100, 30  # columns of prose, and clients in a table
+
+
+def end(folder: Path, report: bool, quiet: bool) -> None:
+    """Write the report and show the result."""
+    from rich.console import Console
+
+    from scaffpd.report import available, write
+    from scaffpd.report.reading import read
+    from scaffpd.report.words import verdict
+
+    page = sorry = None
+    if report:
+        sorry = available()
+        page = write(folder) if sorry is None else None
+    console, summary = Console(quiet=quiet, highlight=False), values(folder)
+    console.print()
+    console.print(summary["title"], style="bold", markup=False)
+    console.print(_clients(summary, rows(folder / "clients.csv")))
+    for sentence in verdict(read(folder)):
+        _say(console, sentence)
+    console.print()
+    if summary["path"]:
+        console.print(_points(summary, rows(folder / "path.csv")))
+        _say(console, f"Suggested: {summary['path']['why']}")
+        _say(console, _cheaper(summary["path"], len(summary["models"])))
+    else:
+        for model in summary["models"]:
+            _say(console, _proof(model))
+    console.print(f"\nRun:    {folder}", markup=False, soft_wrap=True)
+    if page is not None:
+        console.print(f"Report: {page}", markup=False, soft_wrap=True)
+    elif sorry is not None:
+        _say(console, f"No report: {sorry}")
+
+
+def values(folder: Path) -> dict[str, Any]:
+    """The summary of a run."""
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def as_values(folder: Path) -> dict[str, Any]:
+    """The summary, the clients and the folder, for `--json`."""
+    page = folder / "report.html"
+    return values(folder) | {
+        "folder": str(folder), "report": str(page) if page.exists() else None, "clients": rows(folder / "clients.csv"),
+    }  # fmt: skip
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    """A table of a run's folder, with its numbers as numbers."""
+    with file.open(newline="", encoding="utf-8") as handle:
+        return [
+            {key: value if key in ("model", "client", "label") else _number(value) for key, value in row.items()}
+            for row in csv.DictReader(handle)
+        ]
+
+
+def _number(text: str) -> Any:
+    return None if text == "" else float(text) if any(c in text for c in ".en") else int(text)
+
+
+def _clients(summary: dict[str, Any], clients: list[dict[str, Any]]) -> Table:
+    """A row per client, the one that gains most first."""
+    from rich.text import Text
+
+    percent = summary["measure"] == "accuracy"
+    score, sign, unit = (
+        f"{summary['split']}_{summary['measure']}",
+        1 if percent else -1,
+        "accuracy" if percent else "error",
+    )
+    before, after = _shown(summary)
+    at = {(row["model"], row["client"]): row for row in clients}
+    gain = {n: sign * (row[score] - at[before, n][score]) for (m, n), row in at.items() if m == after}
+    two = before != after
+    scores = [f"{unit}\n{before}", f"\n{after}", "\nchange"] if two else [unit]
+    table = _table(f"\n{summary['clients_word']}" if two else summary["clients_word"], "rows", *scores, "λ")
+    order = sorted(gain, key=lambda n: (-gain[n], sign * at[after, n][score]))
+    for name in order if len(order) <= MOST else [*order[: MOST // 2], *order[-MOST // 2 :]]:
+        row = at[after, name]
+        cells: list[str | Text] = [_score(row[score], percent)]
+        if two:
+            moved = Text(_change(sign * gain[name], percent), style=_style(gain[name]))
+            cells = [_score(at[before, name][score], percent), *cells, moved]
+        table.add_row(Text(name), str(row["train_rows"] + row["test_rows"]), *cells, f"{row['weight']:.3f}")
+    if len(order) > MOST:
+        table.caption = f"the first and last {MOST // 2} of {len(order)}; all are in clients.csv"
+    return table
+
+
+def _points(summary: dict[str, Any], points: list[dict[str, Any]]) -> Table:
+    """A row per point of a path, the suggested one marked."""
+    table, percent = _table("point", "mean", "worst 20 %", "rounds", "certified gap"), summary["measure"] == "accuracy"
+    for row in points:
+        scores = [_score(row[f"{name}_{summary['measure']}"], percent) for name in ("mean", "worst_20")]
+        gap = "none" if row["certificate"] is None else f"{row['certificate']:.1e}"
+        style = "bold" if row["model"] == summary["path"]["knee"] else None
+        table.add_row(row["model"], *scores, str(row["rounds"]), gap, style=style)
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _shown(summary: dict[str, Any]) -> tuple[str, str]:
+    """The models to compare: before and after, or the same one twice."""
+    roles = {model["role"]: model["name"] for model in summary["models"]}
+    after = roles.get("after") or roles.get("before") or summary["models"][-1]["name"]
+    return roles.get("before", after), after
+
+
+def _score(value: float, percent: bool) -> str:
+    return f"{100 * value:.1f} %" if percent else f"{value:.4g}"
+
+
+def _change(value: float, percent: bool) -> str:
+    text = f"{100 * value:+.1f}" if percent else f"{value:+.3g}"
+    return (text[1:] if float(text) == 0 else text).replace("-", "−")
+
+
+def _style(gain: float) -> str:
+    return "dim" if abs(gain) < 5e-4 else "green" if gain > 0 else "red"
+
+
+def _proof(model: dict[str, Any]) -> str:
+    gap = model["certificate"]
+    proven = "nothing is certified" if gap is None else f"certified gap {gap:.1e}"
+    goal = "" if model["objective"] is None else f" ({model['objective']})"
+    rounds = f"{model['rounds']} round{'' if model['rounds'] == 1 else 's'}"
+    sent = model["bytes_up"] + model["bytes_down"]
+    size = f"{sent / 1e6:.1f} MB" if sent >= 1e6 else f"{sent / 1e3:.0f} kB"
+    return f"{model['name']}{goal}: {model['status']} after {rounds}, {proven}, {size} sent"
+
+
+def _cheaper(path: dict[str, Any], points: int) -> str:
+    warm, cold = path["rounds_warm"], path["rounds_cold"]
+    alone = "" if cold is None else f"; each alone, {cold}: {cold / warm:.1f} times as many"
+    return f"{points} models in {warm} rounds{alone}."
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, width=min(console.width, WIDEST))

@@ -1,0 +1,139 @@
+"""`scaffpd train`: one fair model from a settings file or a table, and a folder with everything about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scaffpd.cli import choices
+from scaffpd.cli.asked import Asked, free, listed
+from scaffpd.cli.choices import completing
+
+if TYPE_CHECKING:
+    from scaffpd.runs.config import RunConfig
+    from scaffpd.runs.folder import RunFolder
+
+INTERRUPTED = 130
+
+What = Annotated[
+    str, typer.Argument(help="CONFIG.toml, a table (.csv, .csv.gz, .parquet), or hospitals, digits, breast-cancer.")
+]
+Client = Annotated[str | None, typer.Option(help="Column that says whose a row is.")]
+Target = Annotated[str | None, typer.Option(help="Column to be predicted: labels or numbers.")]
+Goal = Annotated[
+    str | None,
+    typer.Option(
+        help="What is optimised: " + ", ".join(choices.OBJECTIVES) + ".", show_default="ChiSquare",
+        autocompletion=completing(*choices.OBJECTIVES),
+    ),
+]  # fmt: skip
+Columns = Annotated[str | None, typer.Option(help="Columns to learn from, with commas.", show_default="all others")]
+Categories = Annotated[str | None, typer.Option(help="Columns of numbers that are names of categories.")]
+Task = Annotated[str | None, typer.Option(help="classification or regression.", show_default="goes by the target")]
+Test = Annotated[float | None, typer.Option(help="Share of rows held out at every client.", show_default="0.2")]
+L2 = Annotated[float | None, typer.Option("--l2", help="The regulariser.", show_default="0.001")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="The most rounds.", show_default="1000")]
+Tol = Annotated[float | None, typer.Option(help="Certified gap to stop at.", show_default="1e-6, where one is proven")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Chooses held-out rows and all else.", show_default="0")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cpu")]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")]
+
+
+def train(
+    what: What,
+    client: Client = None,
+    target: Target = None,
+    objective: Goal = None,
+    strength: Annotated[
+        float | None, typer.Option(help="Its ρ, δ, α, q or b.", show_default="ρ 0.1, δ 0.5, α 0.2, q 1")
+    ] = None,
+    columns: Columns = None,
+    categories: Categories = None,
+    task: Task = None,
+    test: Test = None,
+    l2: L2 = None,
+    rounds: Rounds = None,
+    tol: Tol = None,
+    seed: Seed = None,
+    device: Device = None,
+    baseline: Annotated[
+        bool | None,
+        typer.Option("--baseline/--no-baseline", help="Train the average model too.", show_default="baseline"),
+    ] = None,
+    out: Out = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew where the folder holds a run.")] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train one model that serves every client, and the average model to compare it with.
+
+    A table needs two options, --client and --target. Texts become categories, missing values are filled client by
+    client, and columns are scaled by sums over clients. The folder has settings, tables, model and report; the same
+    command again goes on where it was interrupted.
+
+    Examples:
+        scaffpd train hospitals
+        scaffpd train patients.csv --client hospital --target ill
+    """
+    asked = Asked(
+        data={
+            "client": client, "target": target, "columns": listed(columns), "categories": listed(categories),
+            "task": task, "test": test, "seed": seed,
+        },
+        model={"l2": l2},
+        training={"rounds": rounds, "tol": tol, "seed": seed, "device": device, "baseline": baseline},
+        objective=objective,
+        strength=strength,
+    )  # fmt: skip
+    from scaffpd.runs.folder import RunFolder  # seconds, so not for --help
+
+    config = asked.config(what)
+    folder = RunFolder(place(config, out, fresh))
+    folder.check("train", fresh)
+    _carry_out(config, folder, fresh, report, quiet or as_json)
+    if as_json:
+        from scaffpd.cli.as_json import print_json
+        from scaffpd.cli.outcome import as_values
+
+        print_json(as_values(folder.path))
+
+
+def place(config: RunConfig, out: Path | None, fresh: bool, suffix: str = "") -> Path:
+    """Where the run goes: where it is told to, or to a folder of its own below runs/."""
+    from scaffpd.runs.folder import RunFolder
+
+    if out is not None or config.folder is not None:
+        return Path(out or config.folder or "")
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.name) + suffix
+    folder = Path("runs") / safe
+    return folder if fresh else free(folder, lambda place: RunFolder(place).fits(config))
+
+
+def _carry_out(config: RunConfig, folder: RunFolder, fresh: bool, report: bool, quiet: bool) -> None:
+    from scaffpd.cli.outcome import end
+    from scaffpd.cli.training_screen import TrainingScreen
+    from scaffpd.runs.prepared import prepare
+    from scaffpd.runs.train import carry_out, settled
+    from scaffpd.training import Status
+
+    with TrainingScreen(quiet) as screen:
+        prepared = prepare(config)
+        cohort = prepared.cohort(config)
+        config = settled(config, cohort)
+        screen.say(f"{prepared.about}; {len(prepared.names)} clients")
+        for remark in prepared.remarks:
+            screen.say(remark)
+        with folder.opened(config, fresh):
+            models = carry_out(config, prepared, cohort, folder, screen)
+            folder.write("train", config, prepared, models)
+    interrupted = models[-1].result.status is Status.INTERRUPTED
+    end(folder.path, report and not interrupted, quiet)
+    if interrupted:
+        if not quiet:
+            typer.echo("Interrupted; the same command goes on.", err=True)
+        raise typer.Exit(INTERRUPTED)

@@ -1,1 +1,0 @@
-"""How silos agree on columns, categories, labels and scale without showing each other a row."""

@@ -1,0 +1,140 @@
+r"""What both estimators share: their parameters, the one call of `train`, and scores client by client."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from scaffpd.algorithms import fair
+from scaffpd.cohort import Cohort
+from scaffpd.errors import InputError, count, positive
+from scaffpd.estimators.grouping import Grouping
+from scaffpd.estimators.scaling import Array, Scale, in_units
+from scaffpd.metrics import a_fifth
+from scaffpd.models import Linear
+from scaffpd.objectives import ChiSquare
+from scaffpd.objectives.base import Objective
+from scaffpd.training import Result, Status, train
+
+
+class FairFederated(BaseEstimator):  # type: ignore[misc]
+    """A linear model that serves every client, as scikit-learn knows models; see the two that are made of it."""
+
+    __metadata_request__fit: ClassVar = {"clients": True}  # where scikit-learn routes metadata, `fit` asks for clients
+    __metadata_request__score: ClassVar = {"clients": False}  # and `score` only where `set_score_request` says so
+
+    coef_: Array
+    result_: Result
+
+    def __init__(
+        self,
+        objective: Objective | None = None,
+        *,
+        l2: float = 1e-3,
+        fit_intercept: bool = True,
+        standardise: bool = True,
+        tol: float | None = 1e-6,
+        max_rounds: int = 1000,
+        algorithm: Any = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.objective = objective
+        self.l2 = l2
+        self.fit_intercept = fit_intercept
+        self.standardise = standardise
+        self.tol = tol
+        self.max_rounds = max_rounds
+        self.algorithm = algorithm
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _train(self, X: Array, y: NDArray[Any], group: Grouping, loss: str, classes: int | None) -> tuple[Array, Array]:
+        """Split the rows among their clients, scale, train; weights (features × outputs) and intercepts."""
+        rounds = count(type(self).__name__, "max_rounds", self.max_rounds)
+        if self.tol is not None:
+            positive(type(self).__name__, "tol", self.tol)
+        algorithm, intercept = self._algorithm(), bool(self.fit_intercept)
+        parts, targets = group.split(X), group.split(y)
+        inputs, outputs = Scale.none(X.shape[1]), Scale.none(1)
+        if self.standardise:
+            inputs = Scale.of(parts, intercept, "Column")
+            if loss == "squared":
+                outputs = Scale.of([part[:, None] for part in targets], intercept, "Target")
+                targets = [outputs(part) for part in targets]
+        model = Linear(loss, self.l2, intercept, classes)
+        pairs = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
+        cohort = Cohort(pairs, model, names=group.names)
+        result = train(algorithm, cohort, rounds, self.tol, _seed(self.random_state), progress=bool(self.verbose))
+        self._keep(result, group)
+        self.client_losses_ = group.mapping(cohort.evaluate(result.x).loss)
+        weights, offset = model.reshape(result.x, X.shape[1])
+        return in_units(weights, np.zeros(weights.shape[1]) if offset is None else offset, inputs, outputs)
+
+    def _algorithm(self) -> Any:
+        objective = ChiSquare(rho=0.1) if self.objective is None else self.objective
+        if not isinstance(objective, Objective):
+            raise InputError(f"objective must be one such as ChiSquare(rho=0.1), got {objective!r}.")
+        if self.algorithm is None:
+            return fair(objective)
+        if isinstance(self.algorithm, type) or not hasattr(self.algorithm, "round"):
+            return self._made(objective)
+        if self.objective is not None:
+            raise InputError("The algorithm brings its own objective: leave objective out, or pass algorithm=ScaffPD.")
+        return self.algorithm
+
+    def _made(self, objective: Objective) -> Any:
+        try:
+            return self.algorithm(objective)
+        except TypeError:
+            given = getattr(self.algorithm, "__name__", repr(self.algorithm))
+            raise InputError(f"algorithm must take an objective, as ScaffPD does; {given} does not.") from None
+
+    def _keep(self, result: Result, group: Grouping) -> None:
+        self.result_, self.history_, self.status_ = result, result.history, str(result.status)
+        self.certificate_ = result.certificate
+        self.n_rounds_ = self.n_iter_ = result.rounds
+        self.clients_, self.client_weights_ = group.clients, group.mapping(result.weights)
+
+    def _finish(self) -> Self:
+        """Say what did not go as asked, once everything that was found is kept."""
+        result = self.result_
+        if result.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
+        missed = self.tol is not None and not result.certificate <= self.tol
+        if missed or result.status in (Status.DIVERGED, Status.STALLED):
+            text = f"{result} A larger max_rounds, tol or l2 helps where the gap is too large."
+            warnings.warn(text, ConvergenceWarning, stacklevel=3)
+        return self
+
+    def _linear(self, X: Any) -> Array:
+        """⟨a_j, x⟩ plus the intercept, for new rows."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        z: Array = X @ self.coef_.T + self.intercept_
+        return z
+
+
+def worst_fifth(scores: dict[Any, float]) -> float:
+    """The mean over the ⌈N/5⌉ clients that are served worst."""
+    return float(np.mean(sorted(scores.values())[: a_fifth(len(scores))]))
+
+
+def only_clients(sample_weight: Any) -> None:
+    """With clients, rows of one client count alike."""
+    if sample_weight is not None:
+        raise InputError("score takes sample_weight or clients, not both: rows of one client count alike.")
+
+
+def _seed(random_state: Any) -> int:
+    """A whole number is the seed itself; anything else draws one."""
+    if isinstance(random_state, int | np.integer) and not isinstance(random_state, bool):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

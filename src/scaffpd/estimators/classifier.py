@@ -1,0 +1,111 @@
+"""`FairFederatedClassifier`: logistic or softmax regression that serves every client."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, softmax
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
+
+from scaffpd.errors import InputError
+from scaffpd.estimators.base import FairFederated, only_clients, worst_fifth
+from scaffpd.estimators.grouping import grouping
+from scaffpd.estimators.scaling import Array
+
+
+class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[misc]
+    """Logistic (two classes) or softmax regression whose optimum is fair to the clients that own the rows.
+
+    It solves min_x max_λ Σ λ_i f_i(x) − ψ(λ) with f_i the mean log-loss of client i plus (l2/2)‖x‖², and proves how
+    far from the optimum it is. With one client it is scikit-learn's `LogisticRegression` with C = 1/(l2 · rows), but
+    for the intercept, which l2 shrinks as well. `sample_weight` is not supported in `fit`: clients are weighed.
+
+    Args:
+        objective: (Λ, ψ), such as `Agnostic()`; `None` is `ChiSquare(rho=0.1)`. Its `prior` is in the order of
+            `clients_`, which are sorted.
+        l2: the regulariser, for columns as they are trained on; `tol` needs l2 > 0.
+        fit_intercept: whether there is a constant term.
+        standardise: scale every column to mean zero and deviation one, by sums over clients (without an intercept, to
+            deviation one only).
+        tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds.
+        max_rounds: the most communication rounds.
+        algorithm: `None` is `fair(objective)`; else a function of the objective, such as `ScaffPD`, or a ready
+            algorithm, which has its own objective.
+        random_state: seeds algorithms that draw minibatches or clients.
+        verbose: show a progress bar.
+
+    Attributes:
+        classes_: the labels, of all clients together.
+        coef_: (1, features) for two classes, else (classes, features), in the units of X.
+        intercept_: one number for each row of `coef_`.
+        clients_: the clients, sorted.
+        client_weights_: client → λ, its weight in the worst mixture.
+        client_losses_: client → f_i(x) on its training rows, regulariser included.
+        client_scores_: client → accuracy on its training rows.
+        certificate_: the optimality gap is proven to be at most this.
+        n_rounds_: rounds made (`n_iter_` is the same).
+        history_: the table of all rounds.
+        status_: how the run ended.
+        result_: the `Result` of `train`; its x is in standardised units.
+        n_features_in_: the number of columns.
+        feature_names_in_: their names, where X had any.
+    """
+
+    def fit(self, X: Any, y: Any, clients: Any = None) -> Self:
+        """Train on rows X with labels y; `clients` says who owns each row (`None`: all are one client's)."""
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        group = grouping(clients, len(X))
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        k = len(self.classes_)
+        if k < 2:
+            only = self.classes_.tolist()[0]
+            raise InputError(f"A classifier needs at least two classes, but there is only one class here: {only!r}.")
+        loss, classes = ("logistic", None) if k == 2 else ("softmax", k)
+        weights, self.intercept_ = self._train(X, labels, group, loss, classes)
+        self.coef_ = np.ascontiguousarray(weights.T)
+        right = self._labels(X @ weights + self.intercept_) == y
+        self.client_scores_ = group.mapping(group.means(right))
+        return self._finish()
+
+    def decision_function(self, X: Any) -> Array:
+        """Log-odds of the second class for two classes, else one score per class."""
+        z = self._linear(X)
+        return z[:, 0] if z.shape[1] == 1 else z
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most probable class of every row."""
+        return self._labels(self._linear(X))
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probability of every class, in the order of `classes_`."""
+        z = self._linear(X)
+        p: Array = np.column_stack([expit(-z), expit(z)]) if z.shape[1] == 1 else softmax(z, axis=1)
+        return p
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Its logarithm."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+    def score_by_client(self, X: Any, y: ArrayLike, clients: Any = None) -> dict[Any, float]:
+        """Client → accuracy on its rows."""
+        right = self.predict(X) == np.asarray(y)
+        group = grouping(clients, len(right))
+        return group.mapping(group.means(right))
+
+    def score(self, X: Any, y: ArrayLike, sample_weight: Any = None, clients: Any = None) -> float:
+        """Accuracy over all rows; given `clients`, the mean over the fifth of them that is served worst."""
+        if clients is None:
+            return float(super().score(X, y, sample_weight))
+        only_clients(sample_weight)
+        return worst_fifth(self.score_by_client(X, y, clients))
+
+    def _labels(self, z: Array) -> NDArray[Any]:
+        chosen = (z[:, 0] > 0).astype(np.intp) if z.shape[1] == 1 else z.argmax(axis=1)
+        labels: NDArray[Any] = self.classes_[chosen]
+        return labels

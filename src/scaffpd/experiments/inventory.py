@@ -1,0 +1,167 @@
+"""What data there is: what comes with the package, and what lies in the data folder, at a glance."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from scaffpd.data.adult import CATEGORIES, NUMBERS, clients
+from scaffpd.data.adult import read as read_adult
+from scaffpd.data.folder import data_folder, data_root, reading
+from scaffpd.data.images import glance
+from scaffpd.data.images.loaders import CIFAR10, CIFAR100, TINY, Published
+from scaffpd.errors import InputError
+
+WEIGHTS = {  # file in weights/, and what it is
+    "efficientnet_lite0_imagenet.npz": "EfficientNet-Lite0",
+    "resnet18_imagenet_to_layer3_bnfolded.npz": "ResNet-18 up to layer 3",
+}
+KRIZHEVSKY = "cite Krizhevsky (2009)"
+IMAGENET = "non-commercial research; cite Le and Yang (2015)"
+ADULT = "'adult' with adult.data.csv.gz and adult.test.csv.gz, UCI's files with a header row, gzipped"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One dataset or file of weights.
+
+    Attributes:
+        name: by which `scaffpd.data` and the commands know it.
+        state: "embedded", "found", "missing" or "broken".
+        about: a phrase on what it is.
+        licence: terms and whom to cite, in a phrase.
+        rows: samples to train on, and of those held out or published for testing where that is fixed; None: unknown.
+        columns: features, once encoded; of images, pixels and colours.
+        clients: how many, or how they come about.
+        classes: labels; None for regression.
+        where: the folder or file.
+        note: what is wrong with it, how to provide it, or what else there is to say.
+    """
+
+    name: str
+    state: str
+    about: str
+    licence: str
+    rows: int | None = None
+    test_rows: int | None = None
+    columns: int | None = None
+    clients: int | str | None = None
+    classes: int | None = None
+    where: str | None = None
+    note: str = ""
+
+
+EMBEDDED = (
+    Entry(
+        "heart_disease", "embedded", "heart disease at four hospitals (UCI)", "CC BY 4.0, doi 10.24432/C52P4X", 920,
+        columns=28, clients=4, classes=2,
+    ),
+    Entry(
+        "digits", "embedded", "handwritten digits (scikit-learn)", "CC BY 4.0, doi 10.24432/C50P49", 1797,
+        columns=64, clients="by label skew", classes=10,
+    ),
+    Entry(
+        "breast_cancer", "embedded", "Wisconsin biopsies (scikit-learn)", "CC BY 4.0, doi 10.24432/C5DW2B", 569,
+        columns=30, clients="by label skew", classes=2,
+    ),
+    Entry(
+        "diabetes", "embedded", "progression of diabetes (scikit-learn)", "cite Efron et al. (2004)", 442,
+        columns=9, clients="5 by age, 2 by sex", classes=2,
+    ),
+    Entry(
+        "synthetic", "embedded", "the paper's regression problem, drawn", "ours", 500, columns=10, clients="5, or any"
+    ),
+)  # fmt: skip
+
+
+def embedded() -> tuple[Entry, ...]:
+    """What comes with the package or with scikit-learn."""
+    return EMBEDDED
+
+
+def provided(folder: str | os.PathLike[str] | None) -> list[Entry]:
+    """What is found of all that a data folder can have; a folder that is named and not there is refused."""
+    named = folder or os.environ.get("SCAFFPD_DATA")
+    root = data_root(named, "Other data") if named else None
+    entries = [_looked(root, _adult, Entry("adult", "missing", "income of 48,842 people (UCI)", _uci(), note=ADULT))]
+    for name, which, terms in (
+        ("cifar10", CIFAR10, KRIZHEVSKY), ("cifar100", CIFAR100, KRIZHEVSKY), ("tiny_imagenet", TINY, IMAGENET),
+    ):  # fmt: skip
+        blank = Entry(name, "missing", f"{which.name}, {which.classes} classes of images", terms, note=which.accepted)
+        entries.append(_looked(root, _images(which), blank))
+    for file, what in WEIGHTS.items():
+        blank = Entry(f"weights/{file}", "missing", f"{what}, ImageNet weights", _terms(what))
+        entries.append(_looked(root, _weights, blank))
+    return entries
+
+
+def _looked(root: Path | None, look: Callable[[Path, Entry], Entry], blank: Entry) -> Entry:
+    """What is there, or what is wrong with it."""
+    if root is None:
+        return blank
+    try:
+        return look(root, blank)
+    except InputError as error:
+        if str(error).startswith("There is no "):
+            return blank
+        return Entry(blank.name, "broken", blank.about, blank.licence, note=str(error))
+
+
+def _adult(root: Path, blank: Entry) -> Entry:
+    place = data_folder(root, "adult")
+    train, test = (read_adult(place / f"adult.{part}.csv.gz") for part in ("data", "test"))
+    names = clients([row["occupation"] for row in train])
+    columns = len(NUMBERS) + sum(len({row[name] for row in train}) for name in CATEGORIES if name != "occupation")
+    return Entry(
+        blank.name, "found", blank.about, blank.licence, len(train), len(test), columns,
+        f"{len(names)} by occupation", 2, str(place),
+    )  # fmt: skip
+
+
+def _images(which: Published) -> Callable[[Path, Entry], Entry]:
+    def look(root: Path, blank: Entry) -> Entry:
+        found = glance.glance(which, root)
+        share = "" if found.train == which.train * which.classes else "a subset"
+        return Entry(
+            blank.name, "found", blank.about, blank.licence, found.train, found.test,
+            3 * which.side**2, "by label skew", found.classes, str(found.place), share,
+        )  # fmt: skip
+
+    return look
+
+
+def _weights(root: Path, blank: Entry) -> Entry:
+    file = root / blank.name
+    with reading(file):
+        if not file.is_file():
+            return blank
+        try:
+            with zipfile.ZipFile(file) as archive:
+                size = sum(_elements(archive, name) for name in archive.namelist())
+        except (zipfile.BadZipFile, ValueError, EOFError):
+            raise InputError(f"{str(file)!r} is not a complete file of weights; copy it once more.") from None
+    return Entry(
+        blank.name, "found", blank.about, blank.licence, where=str(file), note=f"{size / 1e6:.3g} million numbers"
+    )
+
+
+def _elements(archive: zipfile.ZipFile, name: str) -> int:
+    """How many numbers an array of an archive has, by its head."""
+    with archive.open(name) as member:
+        major, _ = np.lib.format.read_magic(member)
+        head = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, _, _ = head(member)
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _uci() -> str:
+    return "CC BY 4.0, doi 10.24432/C5XW20"
+
+
+def _terms(what: str) -> str:
+    return "Apache-2.0" if what.startswith("Efficient") else "BSD-3-Clause (torchvision)"

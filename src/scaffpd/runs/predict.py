@@ -1,0 +1,95 @@
+"""A run's model on new rows: the same columns, gaps filled client by client from the rows at hand."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaffpd.deploy.protocol.setup import Setup
+from scaffpd.deploy.silo.predict import answers, read_model
+from scaffpd.errors import InputError
+from scaffpd.tabular.clients import CSV, PARQUET
+from scaffpd.tabular.columns import CATEGORY, Column, Mask, Matrix, Table
+from scaffpd.tabular.csv_file import column_names, read_columns
+from scaffpd.tabular.encoding import filled, scaled
+from scaffpd.tabular.frames import read_parquet, table
+from scaffpd.tabular.rows import Rows
+from scaffpd.tabular.target import Target
+
+NOBODY = ""  # rows without a client belong together
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One for every row of the file, in its order.
+
+    Attributes:
+        clients: whose each row is; empty texts where that is not known.
+        predicted: labels or numbers.
+        probability: of the predicted label; NaN where there is none.
+    """
+
+    clients: list[str]
+    predicted: list[Any]
+    probability: NDArray[np.float64]
+
+
+def predict(run: Path, file: Path) -> Answers:
+    """Apply the model of a run's folder to a table."""
+    x, setup = read_model(run / "model.safetensors" if run.is_dir() else run)
+    if setup.schema["shape"] is not None or setup.model.get("kind", "linear") != "linear":
+        raise InputError("Only linear models of tables with named columns predict from tables.")
+    columns, owner = _columns(file, setup, _client_column(run))
+    rows = len(columns[0].values)
+    codes = np.zeros(rows, dtype=np.int64) if owner is None else owner.values
+    X: Matrix = np.empty((rows, len(setup.mean)))
+    for code in np.unique(codes):
+        mine = codes == code
+        X[mine] = _encoded(file, Table(rows, tuple(columns)).take(mine), setup)
+    names = [NOBODY] * rows if owner is None else [NOBODY if k < 0 else owner.categories[k] for k in codes]
+    return Answers(names, *answers(X, x, setup))
+
+
+def _client_column(run: Path) -> str | None:
+    """What the run's settings call the client; `None` where there are none."""
+    file = run / "config.toml" if run.is_dir() else run.parent / "config.toml"
+    try:
+        client = tomllib.loads(file.read_text(encoding="utf-8")).get("data", {}).get("client")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return client if isinstance(client, str) else None
+
+
+def _columns(file: Path, setup: Setup, client: str | None) -> tuple[list[Column], Column | None]:
+    names = [column["name"] for column in setup.schema["columns"]]
+    categories = [column["name"] for column in setup.schema["columns"] if column["kind"] == CATEGORY]
+    if file.name.lower().endswith(CSV):
+        known = client is not None and client in column_names(file)
+        extra = [client] if known and client is not None else []
+        found, _ = read_columns(file, [*names, *extra], [*categories, *extra])
+    elif file.name.lower().endswith(PARQUET):
+        frame = read_parquet(file)
+        known = client in [str(name) for name in frame.columns]
+        extra = [client] if known and client is not None else []
+        found = list(table(repr(file.name), [frame], [*names, *extra], [*categories, *extra]).columns)
+    else:
+        raise InputError(f"{file.name!r} is neither CSV nor Parquet; save it as one of them (.csv, .parquet).")
+    for one, agreed in zip(found, setup.schema["columns"], strict=False):
+        if one.kind == CATEGORY and agreed["kind"] != CATEGORY:
+            raise InputError(
+                f"Column {one.name!r} of {file.name!r} has texts such as {one.categories[0]!r}, and the model was "
+                "trained on numbers there."
+            )
+    return (found[:-1], found[-1]) if known else (found, None)
+
+
+def _encoded(file: Path, own: Table, setup: Setup) -> Matrix:
+    nobody: Mask = np.zeros(own.rows, dtype=bool)
+    rows = Rows(file.name, own, Target("regression", np.zeros(own.rows)), nobody)
+    raw = filled(rows, dict(setup.schema), ~nobody)
+    return scaled(raw, setup.mean, setup.deviation if setup.schema["standardise"] else None)

@@ -1,0 +1,92 @@
+"""A model that was trained, with how its clients fared on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scaffpd.cohort import Cohort
+from scaffpd.federation import ClientScores
+from scaffpd.metrics import Spread, spread
+from scaffpd.objectives import Objective
+from scaffpd.runs.prepared import Prepared
+from scaffpd.training import Moment, Result
+
+ALL = 50  # rounds that are all scored; later ones ever more rarely
+PACE = 1.05
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One model.
+
+    Attributes:
+        name: such as "average" or "fair".
+        role: "before", "after" or nothing, for whoever compares.
+        algorithm: its name.
+        objective: what was minimised; `None` where the algorithm has one of its own.
+        result: of the run.
+        scores: by round, of the rounds that were scored.
+        train: every client's scores on training rows.
+        test: on held-out rows, where there are some.
+        strength: of the objective, on a fairness path.
+    """
+
+    name: str
+    role: str
+    algorithm: str
+    objective: Objective | None
+    result: Result = field(repr=False)
+    scores: dict[int, Spread] = field(repr=False)
+    train: ClientScores = field(repr=False)
+    test: ClientScores | None = field(repr=False)
+    strength: float | None = None
+
+    @property
+    def shown(self) -> ClientScores:
+        """On held-out rows, or on training rows where nothing is held out."""
+        return self.train if self.test is None else self.test
+
+    def spread(self, prepared: Prepared) -> Spread:
+        """The clients' scores in a few numbers."""
+        return spread(self.shown, self.shown.accuracy, upwards=prepared.measure == "accuracy")
+
+
+class Scorer:
+    """A callback that scores the model after rounds: all of the first, then ever fewer."""
+
+    def __init__(self, prepared: Prepared, cohort: Cohort) -> None:
+        self.prepared, self.cohort = prepared, cohort
+        self.found: dict[int, Spread] = {}
+        self.next = 0
+
+    def __call__(self, moment: Moment) -> None:
+        """Look at the round, if it is its turn."""
+        if moment.rounds >= self.next:
+            self.score(moment.rounds, moment.state.x)
+            self.next = moment.rounds + 1 if moment.rounds < ALL else math.ceil(moment.rounds * PACE)
+
+    def score(self, rounds: int, x: Any) -> None:
+        """Score x as the model after so many rounds."""
+        scores = self.prepared.scores(self.cohort, x, self.prepared.split)
+        self.found[rounds] = spread(scores, scores.accuracy, upwards=self.prepared.measure == "accuracy")
+
+
+def trained(
+    name: str, role: str, algorithm: Any, result: Result, prepared: Prepared, cohort: Cohort, scorer: Scorer,
+    strength: float | None = None,
+) -> Trained:  # fmt: skip
+    """Put together what a run has found."""
+    scorer.score(result.rounds, result.x)
+    train = prepared.scores(cohort, result.x, "train")
+    test = prepared.scores(cohort, result.x, "test") if prepared.test else None
+    objective = getattr(algorithm, "objective", None)
+    kind = type(algorithm).__name__
+    return Trained(name, role, kind, objective, result, dict(scorer.found), train, test, strength)
+
+
+def kept(models: Sequence[Trained]) -> Trained:
+    """The model that a run is about: the one after, or the last."""
+    return next((one for one in models if one.role == "after"), models[-1])

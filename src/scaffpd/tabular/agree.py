@@ -1,0 +1,155 @@
+"""The coordinator's part of the agreement: one schema out of many descriptions, one scale out of many sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from scaffpd.errors import InputError
+from scaffpd.tabular.columns import CATEGORY, NUMBER, UNKNOWN
+from scaffpd.tabular.scaling import deviation_of as deviation_of
+from scaffpd.tabular.scaling import mean_of as mean_of
+from scaffpd.tabular.schema import (
+    CLASSIFICATION,
+    MOST_CATEGORIES,
+    MOST_FEATURES,
+    MOST_LABELS,
+    PREPARED,
+    VERSION,
+    Json,
+    checked_description,
+    width,
+)
+
+WORDS = {NUMBER: "numbers", CATEGORY: "categories"}
+
+
+def agree(descriptions: Mapping[str, Any], standardise: bool = True) -> Json:
+    """The schema that all silos can follow, or a sentence that names the silo and the column that cannot.
+
+    Args:
+        descriptions: what `Dataset.describe` returned at every silo; the first one fixes the order of columns.
+        standardise: whether encoded columns are scaled to mean zero and deviation one.
+    """
+    if not descriptions:
+        raise InputError("An agreement needs at least one silo.")
+    silos = {name: checked_description(name, given) for name, given in descriptions.items()}
+    task = _same_task(silos)
+    schema: Json = {
+        "version": VERSION, "task": task, "standardise": bool(standardise), "labels": [], "shape": None, "columns": [],
+        "dimension": None,
+    }  # fmt: skip
+    if task == PREPARED:
+        return schema | {"dimension": _same_dimension(silos)}
+    if task == CLASSIFICATION:
+        schema["labels"] = _labels(silos)
+    schema["shape"] = _same_shape(silos)
+    if schema["shape"] is None:
+        schema["columns"] = _columns(silos)
+    if not 0 < width(schema) <= MOST_FEATURES:
+        raise InputError(f"The silos' columns make {width(schema)} features; from 1 to {MOST_FEATURES} can be used.")
+    return schema
+
+
+def _same_task(silos: dict[str, Json]) -> str:
+    first, task = next((name, about["task"]) for name, about in silos.items())
+    for name, about in silos.items():
+        if about["task"] == task:
+            continue
+        if PREPARED in (task, about["task"]):
+            raise InputError(
+                f"The entry of silo {(first if task == PREPARED else name)!r} returns a Cohort, that of "
+                f"{(name if task == PREPARED else first)!r} does not: all silos or none must do so."
+            )
+        raise InputError(
+            f"Silo {name!r} has a target for {about['task']}, {first!r} one for {task}: set data.task in one of them."
+        )
+    return str(task)
+
+
+def _same_dimension(silos: dict[str, Json]) -> int:
+    first, d = next((name, about["dimension"]) for name, about in silos.items())
+    for name, about in silos.items():
+        if about["dimension"] != d:
+            raise InputError(f"Silo {name!r} has a model of {about['dimension']} parameters, {first!r} one of {d}.")
+    return int(d)
+
+
+def _same_shape(silos: dict[str, Json]) -> list[int] | None:
+    first, shape = next((name, about["shape"]) for name, about in silos.items())
+    for name, about in silos.items():
+        if (about["shape"] is None) != (shape is None):
+            named, unnamed = (name, first) if about["shape"] is None else (first, name)
+            raise InputError(f"Silo {unnamed!r} has features without names, while {named!r} has named columns.")
+        if about["shape"] != shape:
+            raise InputError(f"Silo {name!r} has {_times(about['shape'])} features, but {first!r} has {_times(shape)}.")
+    return None if shape is None else list(shape)
+
+
+def _times(shape: list[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+def _labels(silos: dict[str, Json]) -> list[int | str]:
+    texts = {name: about for name, about in silos.items() if isinstance(about["labels"][0], str)}
+    if texts and len(texts) < len(silos):
+        worded = next(iter(texts))
+        counted = next(name for name in silos if name not in texts)
+        raise InputError(
+            f"Silo {worded!r} has texts as labels, {counted!r} has numbers: write the target alike everywhere."
+        )
+    union = {label for about in silos.values() for label in about["labels"]}
+    if len(union) == 1:
+        raise InputError(f"All rows of all clients have the label {union.pop()!r}: is it the right target?")
+    if not 2 <= len(union) <= MOST_LABELS:
+        raise InputError(f"The silos have {len(union)} different labels; from 2 to {MOST_LABELS} can be told apart.")
+    return sorted(union)
+
+
+def _columns(silos: dict[str, Json]) -> list[Json]:
+    first = next(iter(silos))
+    columns = {silo: {column["name"]: column for column in about["columns"]} for silo, about in silos.items()}
+    for silo, own in columns.items():
+        for name in columns[first]:
+            if name not in own:
+                raise _lacking(silo, name, first, set(own) - set(columns[first]))
+        for name in own:
+            if name not in columns[first]:
+                raise _lacking(first, name, silo, set())
+    return [_merged(name, {silo: own[name] for silo, own in columns.items()}) for name in columns[first]]
+
+
+def _lacking(silo: str, name: str, other: str, spare: set[str]) -> InputError:
+    lowered = {extra.lower(): extra for extra in sorted(spare)}
+    near = get_close_matches(name.lower(), list(lowered), n=1)
+    hint = f": is it the column {lowered[near[0]]!r} there?" if near else "."
+    return InputError(f"Silo {silo!r} has no column {name!r}, which {other!r} has{hint}")
+
+
+def _merged(name: str, columns: dict[str, Json]) -> Json:
+    """One column of the schema: a silo without a single value goes along with the others."""
+    kinds = {silo: column["kind"] for silo, column in columns.items() if column["kind"] != UNKNOWN}
+    if len(set(kinds.values())) == 2:
+        number = next(silo for silo, kind in kinds.items() if kind == NUMBER)
+        category = next(silo for silo, kind in kinds.items() if kind == CATEGORY)
+        raise InputError(
+            f"Column {name!r} holds numbers at silo {number!r} and categories at {category!r}: list it in "
+            f"data.categories at {number!r}, or correct it at {category!r}."
+        )
+    if CATEGORY not in kinds.values():
+        return {"name": name, "kind": NUMBER}
+    listed = [column for column in columns.values() if column["kind"] == CATEGORY]
+    union = {category for column in listed for category in column["categories"]}
+    if len(union) > MOST_CATEGORIES:
+        raise InputError(f"Column {name!r} has {len(union)} categories over all silos; {MOST_CATEGORIES} are allowed.")
+    return {
+        "name": name, "kind": CATEGORY, "categories": sorted(union, key=_order),
+        "other": any(column["other"] for column in listed),
+    }  # fmt: skip
+
+
+def _order(category: str) -> tuple[bool, int, str]:
+    """Whole numbers by size, then texts."""
+    whole = category.removeprefix("-").isdecimal() and len(category) < 16
+    return not whole, int(category) if whole else 0, category

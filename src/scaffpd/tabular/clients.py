@@ -1,0 +1,182 @@
+"""One file of rows that a column cuts into clients: each then agrees and encodes as a site of its own would.
+
+Missing values are filled from the client's own training rows, columns are scaled by sums over clients, and no
+step looks at the pooled rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from scaffpd.errors import InputError, unknown
+from scaffpd.tabular.agree import agree, deviation_of, mean_of
+from scaffpd.tabular.columns import CATEGORY, Column, Mask, Matrix, Table
+from scaffpd.tabular.csv_file import read_csv
+from scaffpd.tabular.encoding import Encoded
+from scaffpd.tabular.frames import column, read_parquet, table
+from scaffpd.tabular.rows import Rows, held_rows
+from scaffpd.tabular.schema import Json
+from scaffpd.tabular.target import Target, target
+
+CSV, PARQUET = (".csv", ".csv.gz"), (".parquet", ".pq")
+MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file and what its columns are.
+
+    Attributes:
+        file: CSV (or CSV in gzip) or Parquet.
+        client: the column that says whose a row is.
+        target: the column to be predicted.
+        columns: which columns to use; `None` for all others.
+        categories: columns of numbers that are names of categories.
+        task: "classification" or "regression"; `None` to go by the target.
+        test: share of each client's rows that is held out.
+        seed: chooses them.
+        standardise: whether columns are scaled.
+    """
+
+    file: Path
+    client: str
+    target: str
+    columns: tuple[str, ...] | None = None
+    categories: tuple[str, ...] = ()
+    task: str | None = None
+    test: float = 0.2
+    seed: int = 0
+    standardise: bool = True
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The file as a federation has it.
+
+    Attributes:
+        rows: of every client.
+        encoded: the same, ready to train on.
+        schema: what was agreed.
+        mean: of every encoded column.
+        deviation: likewise.
+        remarks: what was left out, and why.
+    """
+
+    rows: tuple[Rows, ...] = field(repr=False)
+    encoded: tuple[Encoded, ...] = field(repr=False)
+    schema: Json = field(repr=False)
+    mean: Matrix = field(repr=False)
+    deviation: Matrix = field(repr=False)
+    remarks: tuple[str, ...]
+
+
+def read_clients(source: Source) -> Clients:
+    """Read a file, cut it into clients, and let them agree."""
+    features, goal, remarks = _features(source)
+    owner = features[source.client]
+    others = _usable(features, source, remarks)
+    if not others:
+        raise InputError(f"{source.file.name!r} has no columns besides {source.client!r} and {source.target!r}.")
+    wanted = target(repr(source.file.name), goal, source.task)
+    rows = _cut(source, owner, Table(len(owner.values), tuple(others)), wanted, remarks)
+    schema = agree({own.name: own.describe() for own in rows}, source.standardise)
+    mean = mean_of({own.name: own.totals(schema) for own in rows}, schema)
+    deviation = deviation_of({own.name: own.totals(schema, mean) for own in rows}, mean)
+    encoded = tuple(own.encoded(schema, mean, deviation) for own in rows)
+    return Clients(tuple(rows), encoded, schema, mean, deviation, tuple(remarks))
+
+
+def _features(source: Source) -> tuple[dict[str, Column], Column, list[str]]:
+    """All columns by name and the target, of rows that have both a client and a target."""
+    if source.client == source.target:
+        raise InputError(f"Column {source.client!r} cannot be both the client and the target.")
+    for name, what in ((source.target, "the target"), (source.client, "the client")):
+        if name in (source.columns or ()):
+            raise InputError(f"Column {name!r} is {what}, so it cannot be one to learn from.")
+    wanted = None if source.columns is None else [*dict.fromkeys((*source.columns, source.client))]
+    categories = [*source.categories, source.client]
+    name = source.file.name.lower()
+    if name.endswith(CSV):
+        found, goal, dropped = read_csv(source.file, source.target, wanted, categories)
+    elif name.endswith(PARQUET):
+        found, goal, dropped = _from_parquet(source, wanted, categories)
+    else:
+        raise InputError(f"{source.file.name!r} is neither CSV nor Parquet; save it as one of them (.csv, .parquet).")
+    remarks = [f"{_rows(dropped)} without {source.target!r} left out."] if dropped else []
+    there = ~next(c for c in found.columns if c.name == source.client).missing
+    if not there.any():
+        raise InputError(f"{source.file.name!r} has no row with a value in its client column {source.client!r}.")
+    if not there.all():
+        remarks.append(f"{_rows(int((~there).sum()))} without {source.client!r} left out.")
+        found, goal = found.take(there), Column(goal.name, goal.kind, goal.values[there], goal.categories)
+    remarks += [f"Column {c.name!r} {c.note}." for c in found.columns if c.note]
+    return {c.name: c for c in found.columns}, goal, remarks
+
+
+def _from_parquet(source: Source, wanted: list[str] | None, categories: list[str]) -> tuple[Table, Column, int]:
+    frame = read_parquet(source.file)
+    names = [str(name) for name in frame.columns]
+    for name in (source.target, source.client):
+        if name not in names:
+            raise unknown(f"column of {source.file.name!r},", name, names)
+    owner, at = repr(source.file.name), names.index(source.target)
+    goal = column(owner, source.target, [frame.iloc[:, at]])
+    there = ~goal.missing
+    if not there.any():
+        raise InputError(f"{owner} has no row with a value in its target column {source.target!r}.")
+    rest = frame.iloc[:, [k for k in range(len(names)) if k != at]]
+    found = table(owner, [rest], wanted, categories)
+    goal = Column(goal.name, goal.kind, goal.values[there], goal.categories)
+    return found if there.all() else found.take(there), goal, int((~there).sum())
+
+
+def _usable(features: dict[str, Column], source: Source, remarks: list[str]) -> list[Column]:
+    """The columns to learn from; names of rows are no categories, unless they are asked for."""
+    used = []
+    for name, one in features.items():
+        if name == source.client:
+            continue
+        different = len(one.categories)
+        if source.columns is None and different > MANY and different > len(one.values) / 2:
+            remarks.append(f"Column {name!r} left out: {different} different texts in {_rows(len(one.values))}.")
+            continue
+        used.append(one)
+    return used
+
+
+def _cut(source: Source, owner: Column, features: Table, goal: Target, remarks: list[str]) -> list[Rows]:
+    counts = owner.counts(np.ones(len(owner.values), dtype=bool))
+    least = 2 if source.test > 0 else 1
+    small = [name for name, n in zip(owner.categories, counts, strict=True) if 0 < n < least]
+    large = [k for k, n in enumerate(counts) if n >= least]
+    if len(large) < 2:
+        raise InputError(
+            f"Column {source.client!r} has {len(large)} client{'' if len(large) == 1 else 's'} with at least {least} "
+            f"row{'' if least == 1 else 's'}; at least two are needed."
+        )
+    if small:
+        remarks.append(f"{len(small)} client{'s' if len(small) > 1 else ''} with a single row left out.")
+    return [_client(source, owner.categories[k], owner.values == k, features, goal) for k in large]
+
+
+def _client(source: Source, name: str, own: Mask, features: Table, goal: Target) -> Rows:
+    wanted = Target(goal.task, goal.values[own], goal.labels)
+    return Rows(name, features.take(own), wanted, held_rows(name, wanted, source.test, source.seed))
+
+
+def _rows(n: int) -> str:
+    return f"{n} row" if n == 1 else f"{n} rows"
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name of a file is that of a table."""
+    return path.name.lower().endswith((*CSV, *PARQUET))
+
+
+def kinds(schema: Json) -> tuple[int, int]:
+    """How many columns of numbers and of categories were agreed on."""
+    chosen = [c["kind"] == CATEGORY for c in schema["columns"]]
+    return len(chosen) - sum(chosen), sum(chosen)

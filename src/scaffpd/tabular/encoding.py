@@ -1,0 +1,197 @@
+"""The silo's part of the agreement: what it says of its columns, its sums, and its rows encoded as agreed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaffpd.errors import InputError
+from scaffpd.tabular.columns import CATEGORY, NUMBER, Column, Mask, Matrix
+from scaffpd.tabular.schema import (
+    CLASSIFICATION,
+    LONGEST,
+    MOST_CATEGORIES,
+    PREPARED,
+    VERSION,
+    Json,
+    checked_schema,
+    features,
+    width,
+)
+
+if TYPE_CHECKING:
+    from scaffpd.tabular.rows import Rows
+
+Pair = tuple[Matrix, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows as the agreement has them.
+
+    Attributes:
+        train: (X, y) to train on.
+        test: (X, y) held out, or `None`.
+        features: names of the columns of X.
+    """
+
+    train: Pair = field(repr=False)
+    test: Pair | None = field(repr=False)
+    features: tuple[str, ...] = field(repr=False)
+
+
+def describe(data: Rows) -> Json:
+    """Names and kinds of columns, categories with at least `rarest` training rows, labels, and numbers of rows."""
+    train, test = data.rows
+    about: Json = {"version": VERSION, "task": data.target.task, "train": train, "test": test}
+    if data.target.task == CLASSIFICATION:
+        about["labels"] = list(data.target.labels)
+    if data.table.block is not None:
+        return about | {"shape": list(data.table.shape)}
+    return about | {"columns": [_described(column, ~data.held, data.rarest) for column in data.table.columns]}
+
+
+def _described(column: Column, train: Mask, rarest: int) -> Json:
+    about: Json = {"name": column.name, "kind": column.kind, "any": bool((~column.missing[train]).any())}
+    if column.kind == CATEGORY:
+        named = named_categories(column, train, rarest)
+        kept = set(named)
+        held_back = np.array([name not in kept for name in column.categories], dtype=bool)
+        there = column.counts(np.ones(len(train), dtype=bool)) > 0
+        about |= {"categories": named, "other": bool((held_back & there).any())}
+    return about
+
+
+def named_categories(column: Column, train: Mask, rarest: int) -> list[str]:
+    """The categories that others may hear of."""
+    counts = column.counts(train)
+    frequent = [
+        name
+        for name, count in zip(column.categories, counts, strict=True)
+        if count >= max(rarest, 1) and 1 <= len(name) <= LONGEST
+    ]
+    return frequent if len(frequent) <= MOST_CATEGORIES else []
+
+
+def totals(data: Rows, schema: Mapping[str, Any], mean: Any = None) -> dict[str, NDArray[Any]]:
+    """Per encoded column n and Σx over training rows, or n and Σ(x − mean)² where the mean is given."""
+    agreed = _own_schema(data, schema)
+    X = filled(data, agreed, ~data.held)
+    there = ~np.isnan(X).any(0)
+    n = np.where(there, len(X), 0).astype(np.int64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if mean is None:
+            values, name = X.sum(0), "sum"
+        else:
+            values, name = ((X - _vector(mean, "mean", width(agreed))) ** 2).sum(0), "squares"
+    values = np.where(there, values, 0.0)
+    if not np.isfinite(values).all():
+        at = features(agreed)[int((~np.isfinite(values)).argmax())]
+        raise InputError(f"Silo {data.name!r} has numbers in column {at!r} that are too large to be added.")
+    return {"n": n, name: values}
+
+
+def encoded(data: Rows, schema: Mapping[str, Any], mean: Any, deviation: Any) -> Encoded:
+    """Training and held-out rows, filled, encoded and standardised."""
+    agreed = _own_schema(data, schema)
+    centre = _vector(mean, "mean", width(agreed))
+    scale = _vector(deviation, "deviation", width(agreed)) if agreed["standardise"] else None
+    if scale is not None and not (scale > 0).all():
+        raise InputError("The coordinator sent a deviation that is not above zero.")
+    y = _targets(data, agreed)
+
+    def part(rows: Mask) -> Pair:
+        X = scaled(filled(data, agreed, rows), centre, scale)
+        return X.reshape(len(X), *data.table.shape) if data.table.block is not None else X, y[rows]
+
+    return Encoded(part(~data.held), part(data.held) if data.held.any() else None, features(agreed))
+
+
+def scaled(X: Matrix, centre: Matrix, scale: Matrix | None) -> Matrix:
+    """Encoded rows without gaps, in units of the deviation."""
+    X = np.where(np.isnan(X), centre, X)
+    return X if scale is None else (X - centre) / scale
+
+
+def filled(data: Rows, schema: Json, rows: Mask) -> Matrix:
+    """Encoded rows, not yet scaled; NaN is left only in columns of which this silo has no training value."""
+    if schema["shape"] is not None:
+        if data.table.block is None or list(data.table.shape) != schema["shape"]:
+            raise InputError(f"Silo {data.name!r} has other features than the agreement: {data.table.width}.")
+        return _filled_block(data.table.block, ~data.held, rows)
+    own = {column.name: column for column in data.table.columns}
+    return np.concatenate(list(_blocks(data, own, schema, rows)), axis=1)
+
+
+def _blocks(data: Rows, own: dict[str, Column], schema: Json, rows: Mask) -> Iterator[Matrix]:
+    train = ~data.held
+    for agreed in schema["columns"]:
+        column = own.get(agreed["name"])
+        if column is None:
+            raise InputError(f"Silo {data.name!r} has no column {agreed['name']!r}, which the agreement names.")
+        if column.kind in (NUMBER, CATEGORY) and column.kind != agreed["kind"]:
+            raise InputError(f"Silo {data.name!r} has a column {column.name!r} of another kind than the agreement.")
+        if agreed["kind"] == NUMBER:
+            yield _filled_block(column.values[:, None], train, rows)
+        elif column.kind == CATEGORY:
+            known = set(named_categories(column, train, data.rarest))
+            yield _one_hot(column, agreed, known, train, rows)
+        else:
+            yield np.full((int(rows.sum()), len(agreed["categories"]) + agreed["other"]), np.nan)
+
+
+def _filled_block(values: NDArray[Any], train: Mask, rows: Mask) -> Matrix:
+    """Numbers with each column's own median over training rows where they are missing."""
+    chosen: Matrix = values[rows].astype(np.float64)
+    for j in np.flatnonzero(np.isnan(chosen).any(0)):
+        there = values[train, j]
+        there = there[~np.isnan(there)]
+        if len(there):
+            chosen[np.isnan(chosen[:, j]), j] = np.median(there)
+    return chosen
+
+
+def _one_hot(column: Column, agreed: Json, known: set[str], train: Mask, rows: Mask) -> Matrix:
+    """A column of zeros and ones per agreed category; the most frequent one where it is missing.
+
+    What this silo does not name itself is "other" here, whoever names it (a sum must not tell who is rare), and none of
+    the categories where the agreement has no "other".
+    """
+    other = len(agreed["categories"])
+    places = {name: k for k, name in enumerate(agreed["categories"]) if name in known}
+    counts = column.counts(train)
+    codes = column.values[rows].astype(np.int64)
+    empty = not counts.any()
+    codes = codes if empty else np.where(codes < 0, counts.argmax(), codes)
+    place = np.array([*(places.get(name, other) for name in column.categories), -1])[codes]  # -1 stays -1
+    block: Matrix = np.equal(place[:, None], np.arange(other + agreed["other"])).astype(np.float64)
+    block[place < 0] = np.nan
+    return block
+
+
+def _targets(data: Rows, schema: Json) -> NDArray[Any]:
+    if data.target.task != CLASSIFICATION:
+        return data.target.values
+    place = {label: k for k, label in enumerate(schema["labels"])}
+    if not all(label in place for label in data.target.labels):
+        raise InputError(f"Silo {data.name!r} has a label that the agreement does not have.")
+    codes = np.array([place[label] for label in data.target.labels], dtype=np.int64)
+    return np.take(codes, data.target.values)
+
+
+def _own_schema(data: Rows, schema: Mapping[str, Any]) -> Json:
+    agreed = checked_schema(schema)
+    if agreed["task"] != data.target.task or agreed["task"] == PREPARED:
+        raise InputError(f"Silo {data.name!r} has data for {data.target.task}, the agreement is on {agreed['task']}.")
+    return agreed
+
+
+def _vector(given: Any, name: str, length: int) -> Matrix:
+    values = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else np.empty(0)
+    if values.dtype.kind not in "fiu" or values.shape != (length,) or not np.isfinite(values).all():
+        raise InputError(f"The coordinator sent a {name} that is no list of {length} finite numbers.")
+    return values.astype(np.float64)

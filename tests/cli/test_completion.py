@@ -1,0 +1,112 @@
+"""Shell completion: names that are right, for three shells, without loading anything heavy."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+
+from scaffpd import algorithms, data, objectives
+from scaffpd.cli import choices
+from scaffpd.comparison import problems
+from scaffpd.comparison.zoo import chosen, zoo
+from scaffpd.deploy import engine
+from scaffpd.features import backbones, inputs, precision
+
+SCRIPT = [sys.executable, "-m", "scaffpd"]
+
+
+def asked(**variables):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("_SCAFFPD")}
+    return subprocess.run(
+        SCRIPT, capture_output=True, text=True, check=False, env=kept | variables | {"PYTHONUTF8": "1"}
+    )
+
+
+def bash(line):
+    words = line.split(" ")
+    done = asked(_SCAFFPD_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("scaffpd de", {"demo", "deploy"}),
+        ("scaffpd do", {"doctor"}),
+        ("scaffpd compare d", {"digits"}),
+        ("scaffpd compare --methods FedAvg,S", {"FedAvg,SCAFFOLD", "FedAvg,Scaff-PD", "FedAvg,Subspace-saddle"}),
+        ("scaffpd compare --cl", {"--clients"}),
+        ("scaffpd silo c", {"check"}),
+        ("scaffpd reproduce ti", {"tinyimagenet"}),
+        ("scaffpd features cifar10 --backbone r", {"resnet18-layer3"}),
+        ("scaffpd features t", {"tiny-imagenet"}),
+        ("scaffpd deploy local --engine fl", {"flare", "flower"}),
+    ],
+)
+def test_bash(line, found):
+    assert set(bash(line)) == found
+
+
+def test_zsh_and_fish():
+    zsh = asked(_SCAFFPD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="scaffpd deploy local --engine f").stdout
+    assert '"flare"' in zsh
+    assert '"flower"' in zsh
+    fish = {"_SCAFFPD_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    out = asked(_TYPER_COMPLETE_ARGS="scaffpd compare br", **fish).stdout
+    assert out.strip() == "breast-cancer"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts_are_shown_and_installed(shell, tmp_path):
+    variables = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path), "PYTHONUTF8": "1"}
+    done = subprocess.run(
+        [*SCRIPT, "--show-completion", shell], capture_output=True, text=True, check=True, env=os.environ | variables
+    )
+    assert f"_SCAFFPD_COMPLETE=complete_{shell}" in done.stdout
+    subprocess.run(
+        [*SCRIPT, "--install-completion", shell], capture_output=True, check=True, env=os.environ | variables
+    )
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("complete_" in path.read_text() for path in written)
+
+
+def test_nothing_heavy_is_loaded():
+    code = (
+        "import sys\n"
+        "from scaffpd.cli import app\n"
+        "try:\n    app([], prog_name='scaffpd', standalone_mode=False)\n"
+        "except SystemExit:\n    pass\n"
+        "print(*sorted({'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib'} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    variables = {"_SCAFFPD_COMPLETE": "complete_bash", "COMP_WORDS": "scaffpd compare d", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | variables
+    )
+    assert done.stdout.split() == ["digits"]
+    assert done.stderr.strip() == ""
+
+
+def test_the_names_are_those_of_their_homes():
+    assert choices.PROBLEMS == problems.NAMES
+    assert set(choices.OBJECTIVES) == {
+        name for name in objectives.__all__ if isinstance(getattr(objectives, name), type) and name != "Objective"
+    }
+    assert tuple(engine.ENGINES) == choices.ENGINES
+    assert all(callable(getattr(data, loader)) for loader in choices.IMAGES.values())
+    assert choices.BACKBONES == backbones.BACKBONES
+    assert choices.KINDS == inputs.KINDS
+    assert choices.DTYPES == inputs.DTYPES
+    assert all(name in inspect.getsource(precision) for name in choices.PRECISIONS)
+    assert algorithms is not None
+
+
+def test_every_method_is_completed_and_understood():
+    methods = zoo(objectives.Average())
+    names = [name for name in choices.METHODS if name != "all"]
+    assert not any(" " in name for name in names)
+    assert [list(chosen(methods, [name])) for name in names] == [[label] for label in methods]

@@ -1,0 +1,116 @@
+"""How command lines end: pipes that close, disks that are full, screens that are narrow, bugs, and their exit codes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scaffpd import cli
+from scaffpd.cli import ending, mistakes
+from scaffpd.experiments import hospitals
+
+SCRIPT = [sys.executable, "-m", "scaffpd"]
+COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
+
+
+def called(*arguments, **more):
+    env = {name: value for name, value in os.environ.items() if name not in COLOURFUL} | more.pop("env", {})
+    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    return subprocess.run([*SCRIPT, *arguments], check=False, env=env, **more)
+
+
+@pytest.mark.parametrize("arguments", [["data"], ["--help"], ["data", "--json"]])
+def test_a_reader_that_has_gone_is_no_trouble(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = called(*arguments, stdout=writing)
+    finally:
+        os.close(writing)
+    assert done.stderr == b""
+    assert done.returncode in (0, 1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["data"], ["--help"], ["data", "--json"], ["--version"]])
+def test_an_output_that_is_full_is_said_in_one_sentence(arguments):
+    with open("/dev/full", "wb") as full:
+        done = called(*arguments, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr.count(b"\n") == 1
+    assert b"No space left on device" in done.stderr
+    with open("/dev/full", "wb") as full:
+        assert called("dmo", stderr=full).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "code"), [("data >&-", 0), ("data 2>&-", 0), ("dmo >&- 2>&-", 2), ("--help >&- 2>&-", 0)]
+)
+def test_outputs_that_are_closed(line, code):
+    command = f"{sys.executable} -m scaffpd {line}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+    assert done.returncode == code
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["data"], ["compare", "--help"]])
+@pytest.mark.parametrize("env", [{"COLUMNS": "20"}, {"COLUMNS": "1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_narrow_screens_and_old_encodings(arguments, env):
+    done = called(*arguments, env={"PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""} | env)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == b""
+
+
+def test_no_color():
+    done = called("data", env={"NO_COLOR": "1", "FORCE_COLOR": "1", "TERM": "xterm-256color"})
+    assert b"\x1b[3" not in done.stdout
+    assert b"\x1b[38" not in done.stdout
+
+
+def test_json_on_an_old_terminal_is_still_json():
+    done = called("data", "--json", env={"PYTHONIOENCODING": "ascii"})
+    assert json.loads(done.stdout.decode("ascii"))["embedded"]
+
+
+def test_a_full_disk_is_no_bug_and_not_your_mistake(tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", "somewhere.csv")
+
+    monkeypatch.setattr(hospitals, "study", full)
+    assert cli.run(["demo", "--quiet", "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "Cannot write 'somewhere.csv': No space left on device.\n"
+
+
+def test_completion_that_cannot_be_installed_is_said_in_one_sentence():
+    variables = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": "/dev/null/home"}
+    done = called("--install-completion", "zsh", env=variables)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Cannot use '/dev/null/")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_bug_is_shown_whole_and_says_where_to_take_it(tmp_path, monkeypatch, capsys):
+    def bug(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(hospitals, "study", bug)
+    monkeypatch.setattr(sys, "argv", ["scaffpd", "demo", "--quiet", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert err.rstrip().endswith(ending.BUG)
+
+
+def test_sentences_of_click_that_we_do_not_know_stay():
+    import click
+
+    assert mistakes.sentence(click.UsageError("Something else.")) == "Something else."
+    assert mistakes.sentence(click.BadParameter("it is blue")) == "Invalid value: it is blue"

@@ -1,0 +1,159 @@
+"""Help: every argument has its text, every command an example that runs, every line fits in 80 columns."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+
+import click
+import pytest
+import typer
+from deploy_cases import QUICK, federation, run
+
+from scaffpd import cli
+from scaffpd.cli.ending import EXIT_CODES
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+
+COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
+# Examples that need images and a GPU or start an engine's processes: their command lines are parsed, and no more. What
+# they do is tested elsewhere (tests/experiments/images, tests/deploy with the mark `deploy`).
+HEAVY = ("scaffpd features ", "scaffpd reproduce ", "scaffpd deploy local", "scaffpd deploy resume")
+LIGHT = ("scaffpd reproduce synthetic",)
+
+
+def commands(command=None, path=("scaffpd",)):
+    """All commands and groups, with the words that call them."""
+    command = command or typer.main.get_command(cli.app)
+    yield " ".join(path), command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+
+
+ALL = dict(commands())
+LEAVES = {path: command for path, command in ALL.items() if not isinstance(command, click.Group)}
+EXAMPLES = [example for command in ALL.values() for example in command.examples]
+RUN = [e for e in dict.fromkeys(EXAMPLES) if not e.startswith(HEAVY) or e.startswith(LIGHT)]
+PARSED = [e for e in dict.fromkeys(EXAMPLES) if e not in RUN]
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch):
+    for name in COLOURFUL:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def shown(path, capsys):
+    assert cli.run([*path.split()[1:], "--help"]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_every_argument_and_option_has_its_help_on_screen(path, capsys):
+    flat = " ".join(shown(path, capsys).replace("│", " ").split())
+    for parameter in ALL[path].params:
+        assert parameter.help, f"{path}: {parameter.name}"
+        assert " ".join(parameter.help.split()).replace("\\[", "[") in flat, f"{path}: {parameter.name}"
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_help_is_legible_in_80_columns(path, capsys):
+    out = shown(path, capsys)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out.replace("…,", "")
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_every_command_has_an_example_and_the_help_shows_it(path, capsys):
+    assert ALL[path].examples
+    out = shown(path, capsys)
+    for example in ALL[path].examples:
+        assert f"   {example}\n" in out
+        assert example.startswith("scaffpd ")
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_examples_are_of_their_own_command(path):
+    assert all(example.startswith(f"{path}") for example in LEAVES[path].examples)
+
+
+def test_colour_changes_no_word(capsys, monkeypatch):
+    plain = shown("scaffpd compare", capsys)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("typer.rich_utils.FORCE_TERMINAL", True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured = shown("scaffpd compare", capsys)
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
+def test_the_top_groups_its_commands_and_names_the_exit_codes(capsys):
+    out = shown("scaffpd", capsys)
+    panels = re.findall(r"╭─ ([^─]+) ─", out)
+    assert panels[0] == "Options"
+    assert panels[1] == "Start here"
+    assert panels[-2:] == ["Compare and reproduce", "Across organisations"]
+    flat = " ".join(out.split())
+    for code, words in EXIT_CODES.items():
+        assert f"{code} {words}" in flat
+        assert f"{code} " in cli.__doc__
+
+
+@pytest.mark.parametrize("group", [path for path, command in ALL.items() if isinstance(command, click.Group)])
+def test_a_group_alone_shows_its_help(group, capsys):
+    assert cli.run(group.split()[1:]) == 0
+    captured = capsys.readouterr()
+    assert f"Usage: {group}" in captured.out
+    assert captured.err == ""
+
+
+# ------------------------------------------------------------------ the examples run
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with all that examples name: a silo and its data, a federation of two, a run's model."""
+    folder = tmp_path_factory.mktemp("site")
+    path, places = federation(folder / "hospitals", 2, more=QUICK)
+    assert run(path, places)[0].status == "converged"
+    for name, place in zip("ab", places.values(), strict=True):
+        text = place.read_text().replace('file = "patients.csv"', f'file = "{place.parent / "patients.csv"}"')
+        (folder / f"{name}.toml").write_text(text)
+    shutil.copy(folder / "a.toml", folder / "silo.toml")
+    shutil.copy(path, folder / "federation.toml")
+    rows = (f"{k % 3},{k % 7},{'ab'[k % 2]},{int(k % 7 > 3)}" for k in range(120))
+    (folder / "patients.csv").write_text("\n".join(["hospital,age,sex,ill", *rows]) + "\n")
+    (folder / "run").mkdir()
+    shutil.copy(FederationFile.read(path).folder / "model.safetensors", folder / "run" / "model.safetensors")
+    shutil.copy(folder / "patients.csv", folder / "new-patients.csv")
+    table = ["train", str(folder / "patients.csv"), "--client", "hospital", "--target", "ill", "--quiet"]
+    assert cli.run([*table, "--out", str(folder / "runs" / "patients")]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("example", RUN)
+def test_examples_run(example, site, tmp_path, monkeypatch, capsys):
+    shutil.copytree(site, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    if example.startswith("scaffpd silo init"):
+        (tmp_path / "here" / "silo.toml").unlink()
+    code = cli.run(shlex.split(example)[1:])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    assert captured.out
+
+
+@pytest.mark.parametrize("example", PARSED)
+def test_heavy_examples_are_parsed(example):
+    words, command = shlex.split(example)[1:], ALL["scaffpd"]
+    while isinstance(command, click.Group):
+        command = command.commands[words.pop(0)]
+    with command.make_context(command.name, words) as context:
+        assert context.params
+
+
+def test_some_examples_are_run_and_few_are_only_parsed():
+    assert len(RUN) > 10
+    assert not any(example.startswith(("scaffpd demo", "scaffpd silo", "scaffpd compare")) for example in PARSED)

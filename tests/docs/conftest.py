@@ -1,0 +1,20 @@
+"""What a page adds to the package, or switches on elsewhere, is gone when its test is over."""
+
+from __future__ import annotations
+
+import pytest
+import sklearn
+
+from scaffpd.models import losses
+
+
+@pytest.fixture(autouse=True)
+def same_losses(monkeypatch):
+    monkeypatch.setitem(losses.LOSSES, "share", None)
+    del losses.LOSSES["share"]
+
+
+@pytest.fixture(autouse=True)
+def same_scikit_learn():
+    with sklearn.config_context():
+        yield

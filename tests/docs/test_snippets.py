@@ -1,0 +1,60 @@
+"""Every snippet of every page runs, every command is one that exists, and every name that a fragment uses is there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import scaffpd as sp
+from snippets import ROOT, blocks, commands, pages, run_python, understood
+
+WITH_PYTHON = [page for page in pages() if blocks(page, "python") and page.name != "README.md"]  # test_readme.py has it
+TAKEN_ELSEWHERE = {"cli.md"}  # usage lines, not commands
+
+
+def named(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_python(page)
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_fragments_are_python_and_use_names_that_exist(page):
+    for code in blocks(page, "python", fragments=True):
+        compile(code, page.name, "exec")
+        for dotted in re.findall(r"\bsp((?:\.\w+)+)", code):
+            place = sp
+            for name in dotted.split(".")[1:]:
+                if isinstance(place, type(sp)):
+                    place = getattr(place, name)
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_commands_are_understood(page):
+    if page.name in TAKEN_ELSEWHERE:
+        return
+    for words in commands(page):
+        understood(words)
+
+
+def test_a_command_that_does_not_exist_is_noticed():
+    for line in ("scaffpd deno", "scaffpd compare digits --seed-s 3", "scaffpd deploy locale", "scaffpd demo --rho"):
+        with pytest.raises(Exception, match=r".+"):
+            understood(line.split())
+    understood(["scaffpd", "deploy", "local", "--engine", "flare", "--silos", "4"])
+
+
+def test_cheap_commands_run(tmp_path, monkeypatch):
+    from scaffpd.cli import run
+
+    monkeypatch.chdir(tmp_path)
+    cheap = [words for words in commands(ROOT / "docs" / "reproducing.md") if "--quick" in words]
+    assert cheap
+    for words in cheap:
+        assert run([*words[1:], "--quiet"]) == 0
+    assert list(tmp_path.glob("quick/*.png"))

@@ -1,0 +1,18 @@
+"""scikit-learn's own checks of an estimator, all of them: no exception is asked for."""
+
+from __future__ import annotations
+
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import scaffpd as sp
+
+ESTIMATORS = [
+    sp.FairFederatedClassifier(),
+    sp.FairFederatedRegressor(),
+    sp.FairFederatedRegressor(sp.CVaR(0.5), standardise=False, fit_intercept=False),
+]
+
+
+@parametrize_with_checks(ESTIMATORS)
+def test_scikit_learn(estimator, check):
+    check(estimator)

@@ -1,0 +1,141 @@
+"""The numbers: against scikit-learn with one client, against `train` and two other solvers with several."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from estimator_tables import table
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.preprocessing import StandardScaler
+
+import scaffpd as sp
+
+TIGHT = {"tol": 1e-13, "max_rounds": 500}
+
+
+def near(a, b, tolerance=1e-6):
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_one_client_is_logistic_regression(classes):
+    """C Σ ℓ + ½‖w‖² is (1/m) Σ ℓ + (l2/2)‖w‖² for l2 = 1/(C m)."""
+    X, y, _, _ = table(classes=classes)
+    X, C = StandardScaler().fit_transform(X), 0.7
+    theirs = LogisticRegression(C=C, fit_intercept=False, tol=1e-12, max_iter=10_000).fit(X, y)
+    ours = sp.FairFederatedClassifier(l2=1 / (C * len(X)), fit_intercept=False, standardise=False, **TIGHT).fit(X, y)
+    near(ours.coef_, theirs.coef_)
+    near(ours.predict_proba(X), theirs.predict_proba(X))
+    near(ours.decision_function(X), theirs.decision_function(X), 1e-5)
+    assert (ours.predict(X) == theirs.predict(X)).all()
+    assert ours.client_weights_ == {"all": 1.0}
+
+
+def test_one_client_with_an_intercept_is_logistic_regression_on_one_more_column():
+    """The column of ones is penalised like the others: that is what a certificate needs."""
+    X, y, _, _ = table()
+    Z = StandardScaler().fit_transform(X)
+    theirs = LogisticRegression(C=1 / (0.01 * len(X)), fit_intercept=False, tol=1e-12, max_iter=10_000)
+    theirs.fit(np.column_stack([Z, np.ones(len(Z))]), y)
+    ours = sp.FairFederatedClassifier(l2=0.01, **TIGHT).fit(X, y)  # standardises by itself
+    scale = X.std(0)
+    near(ours.coef_[0] * scale, theirs.coef_[0, :-1])
+    near(ours.intercept_ + (ours.coef_ @ X.mean(0)), theirs.coef_[0, -1:])
+
+
+def test_one_client_is_ridge():
+    """‖Xw − y‖² + α‖w‖² is m times (1/m)‖Xw − y‖² + (l2/2)‖w‖² for α = l2 m/2; with mean 0, no intercept is shrunk."""
+    X, _, y, _ = table()
+    l2 = 0.3
+    theirs = Ridge(alpha=l2 * len(X) / 2, tol=1e-12).fit(StandardScaler().fit_transform(X), y)
+    ours = sp.FairFederatedRegressor(l2=l2, **TIGHT).fit(X, y)
+    near(ours.coef_ * X.std(0), theirs.coef_)
+    near(ours.predict(X), theirs.predict(StandardScaler().fit_transform(X)))
+    assert ours.score(X, y) == pytest.approx(theirs.score(StandardScaler().fit_transform(X), y), abs=1e-6)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_ridge_as_the_data_is(intercept):
+    X, _, y, _ = table()
+    theirs = Ridge(alpha=0.1 * len(X) / 2, fit_intercept=False).fit(
+        np.column_stack([X, np.ones(len(X))]) if intercept else X, y
+    )
+    ours = sp.FairFederatedRegressor(l2=0.1, fit_intercept=intercept, standardise=False, tol=1e-6)
+    ours.fit(X, y)
+    near(np.append(ours.coef_, [ours.intercept_] if intercept else []), theirs.coef_, 1e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_several_clients_are_the_cohort(classes):
+    """Bit for bit the x of `train` on a cohort of the same rows, standardised."""
+    X, y, _, clients = table(classes=classes)
+    names, labels = sorted(set(clients)), np.unique(y, return_inverse=True)[1]
+    parts = [X[clients == name] for name in names]
+    mean, deviation = sp.data.silos.standardiser(parts)
+    pairs = [((part - mean) / deviation, labels[clients == name]) for part, name in zip(parts, names, strict=True)]
+    model = sp.Linear("softmax" if classes > 2 else "logistic", l2=0.02, intercept=True)
+    expected = sp.train(sp.fair(sp.CVaR(0.4)), sp.Cohort(pairs, model, names), tol=1e-9)
+    ours = sp.FairFederatedClassifier(sp.CVaR(0.4), l2=0.02, tol=1e-9).fit(X, y, clients=clients)
+    np.testing.assert_array_equal(ours.result_.x, expected.x)
+    assert ours.client_weights_ == dict(zip(names, expected.weights.tolist(), strict=True))
+    assert ours.certificate_ == expected.certificate <= 1e-9
+    assert ours.n_rounds_ == ours.n_iter_ == expected.rounds == len(ours.history_) - 1
+    weights, offset = model.reshape(expected.x, X.shape[1])
+    near(ours.decision_function(X).reshape(len(X), -1), (X - mean) / deviation @ weights + offset, 1e-9)
+
+
+def test_two_other_solvers_agree():
+    cvxpy = pytest.importorskip("cvxpy")
+    X, _, y, clients = table(N=3)
+    Z, t = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
+    groups = [clients == name for name in sorted(set(clients))]
+    A = np.column_stack([Z, np.ones(len(Z))])
+    found = sp.reference.reference_optimum([(A[g], t[g]) for g in groups], "squared", 0.1, sp.ChiSquare(0.1))
+    ours = sp.FairFederatedRegressor(l2=0.1, tol=1e-12).fit(X, y, clients=clients)
+    near(ours.result_.x, found.x, 1e-5)
+    near(list(ours.client_weights_.values()), found.weights, 1e-5)
+
+    x = cvxpy.Variable(A.shape[1])
+    worst = cvxpy.max(cvxpy.hstack([cvxpy.sum_squares(A[g] @ x - t[g]) / g.sum() for g in groups]))
+    value = cvxpy.Problem(cvxpy.Minimize(worst + 0.05 * cvxpy.sum_squares(x))).solve(solver="CLARABEL")
+    ours = sp.FairFederatedRegressor(sp.Agnostic(), l2=0.1).fit(X, y, clients=clients)
+    assert max(ours.client_losses_.values()) == pytest.approx(value, abs=2e-6)
+
+
+def test_the_worst_client_gains_and_the_average_pays():
+    X, y, _, clients = table()
+    average, worst = (
+        sp.FairFederatedClassifier(objective).fit(X, y, clients=clients) for objective in (sp.Average(), sp.Agnostic())
+    )
+    of_average, of_worst = (np.array(list(model.client_losses_.values())) for model in (average, worst))
+    assert of_worst.max() < of_average.max() - 1e-3
+    assert of_average.mean() < of_worst.mean() - 1e-3
+    assert average.client_weights_ == dict.fromkeys(sorted(set(clients)), 0.25)
+
+
+def test_units_do_not_matter():
+    """Metres or millimetres, dollars or cents: the same predictions, the same certificate."""
+    X, _, y, clients = table()
+    first = sp.FairFederatedRegressor(tol=1e-10).fit(X, y, clients=clients)
+    second = sp.FairFederatedRegressor(tol=1e-10).fit(1000 * X + 7, 100 * y, clients=clients)
+    near(100 * first.predict(X), second.predict(1000 * X + 7))
+    near(list(first.client_weights_.values()), list(second.client_weights_.values()), 1e-5)
+    assert second.certificate_ <= 1e-10
+
+
+def test_a_method_by_name_reaches_the_same_point():
+    X, y, _, clients = table()
+    base = sp.FairFederatedClassifier(l2=0.05, tol=1e-9).fit(X, y, clients=clients)
+    by_name = sp.FairFederatedClassifier(l2=0.05, tol=1e-9, algorithm=sp.ScaffPD, max_rounds=5000)
+    near(by_name.fit(X, y, clients=clients).coef_, base.coef_, 1e-3)
+    ready = sp.FairFederatedClassifier(l2=0.05, tol=1e-9, algorithm=sp.SubspaceSaddle(sp.ChiSquare(0.1)))
+    np.testing.assert_array_equal(ready.fit(X, y, clients=clients).coef_, base.coef_)
+    drawn = [
+        sp.FairFederatedClassifier(algorithm=sp.ScaffPD(sp.ChiSquare(0.1), batch_size=8), tol=None, max_rounds=3)
+        .set_params(random_state=seed)
+        .fit(X, y, clients=clients)
+        .coef_
+        for seed in (1, 1, 2, np.random.RandomState(1))
+    ]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[2])

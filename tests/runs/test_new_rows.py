@@ -1,0 +1,94 @@
+"""New rows get what the model says of them, whatever file they come in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_runs import asked, patients, run
+
+from scaffpd import cli
+from scaffpd.errors import InputError
+from scaffpd.runs.predict import predict
+
+
+@pytest.fixture
+def trained(tmp_path):
+    models, prepared = run(asked(patients(tmp_path / "p.csv"), data_test=0.0), tmp_path / "run")
+    return tmp_path, models, prepared
+
+
+def lines(folder):
+    return (folder / "p.csv").read_text().splitlines()
+
+
+def test_rows_that_were_trained_on_get_what_the_cohort_says(trained):
+    folder, models, prepared = trained
+    found = predict(folder / "run", folder / "p.csv")
+    truth = [line.split(",")[-1] for line in lines(folder)[1:]]
+    for name, accuracy in zip(prepared.names, models[1].train.accuracy, strict=True):
+        mine = [str(p) == t for c, p, t in zip(found.clients, found.predicted, truth, strict=True) if c == name]
+        assert np.mean(mine) == pytest.approx(accuracy)
+    assert (found.probability >= 0.5).all()
+
+
+def test_neither_target_nor_client_need_be_there_and_order_is_kept(trained):
+    folder, _, _ = trained
+    rows = [line.split(",") for line in lines(folder)]
+    whole = [row for row in rows if all(row)]
+    (folder / "all.csv").write_text("\n".join(",".join(row) for row in whole) + "\n")
+    (folder / "bare.csv").write_text("\n".join(",".join(row[3:0:-1]) for row in whole) + "\n")
+    known, bare = (predict(folder / "run", folder / name) for name in ("all.csv", "bare.csv"))
+    assert bare.predicted == known.predicted
+    assert bare.clients == [""] * len(bare.predicted)
+    assert known.clients == [row[0] for row in whole[1:]]
+    model = predict(folder / "run" / "model.safetensors", folder / "all.csv")
+    assert model.predicted == known.predicted
+
+
+def test_parquet(trained):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    folder, _, _ = trained
+    pandas.read_csv(folder / "p.csv").to_parquet(folder / "p.parquet")
+    assert (
+        predict(folder / "run", folder / "p.parquet").predicted == predict(folder / "run", folder / "p.csv").predicted
+    )
+
+
+def test_the_command(trained, capsys, monkeypatch):
+    folder, _, _ = trained
+    monkeypatch.chdir(folder)
+    assert cli.run(["predict", "run", "p.csv"]) == 0
+    assert capsys.readouterr().out == "240 rows written to predictions.csv.\n"
+    assert (folder / "predictions.csv").read_text().splitlines()[0] == "client,predicted,probability"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("hospital,sex,pressure\nnorth,f,1\n", "Unknown column of 'new.csv', 'age'"),
+        ("age,sex,pressure\nold,f,1\n", "Column 'age' of 'new.csv' has texts such as 'old', and the model was trained"),
+        ("age,sex,pressure\n", "has column names but no rows"),
+    ],
+)
+def test_what_does_not_fit_is_refused(trained, text, sentence):
+    folder, _, _ = trained
+    (folder / "new.csv").write_text(text)
+    with pytest.raises(InputError) as caught:
+        predict(folder / "run", folder / "new.csv")
+    assert sentence in str(caught.value)
+
+
+def test_no_model_no_prediction(tmp_path):
+    (tmp_path / "new.csv").write_text("a\n1\n")
+    with pytest.raises(InputError, match="There is no file"):
+        predict(tmp_path, tmp_path / "new.csv")
+
+
+def test_numbers_come_in_the_units_of_the_file(tmp_path):
+    models, prepared = run(asked(patients(tmp_path / "p.csv", number=True), data_test=0.0), tmp_path / "run")
+    found = predict(tmp_path / "run", tmp_path / "p.csv")
+    truth = np.array([float(line.split(",")[-1]) for line in lines(tmp_path)[1:]])
+    for name, error in zip(prepared.names, models[1].train.accuracy, strict=True):
+        mine = np.array([c == name for c in found.clients])
+        assert np.sqrt(np.mean((np.array(found.predicted)[mine] - truth[mine]) ** 2)) == pytest.approx(error)

@@ -1,0 +1,231 @@
+"""A run as a folder: complete, repeatable, resumable, and the same numbers as the library by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from sklearn.linear_model import Ridge
+
+import scaffpd as sp
+from scaffpd.deploy.silo.predict import read_model
+from scaffpd.errors import InputError
+from scaffpd.metrics import Spread
+from scaffpd.runs import path as walking
+from scaffpd.runs.config import RunConfig
+from scaffpd.runs.folder import RunFolder
+from scaffpd.runs.knee import knee
+from scaffpd.runs.prepared import prepare
+from scaffpd.runs.train import carry_out, settled
+
+
+class Nobody:
+    """Looks on, and may stop a run."""
+
+    def __init__(self, after=None):
+        self.after, self.seen, self.models = after, 0, []
+
+    def begin(self, model, names, rounds, tol):
+        self.models.append(model)
+
+    def show(self, moment):
+        self.seen += 1
+        if self.after is not None and self.seen >= self.after:
+            raise KeyboardInterrupt
+
+
+def patients(path: Path, n: int = 240, number: bool = False) -> Path:
+    random = np.random.default_rng(3)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["hospital", "age", "sex", "pressure", "outcome"])
+        for _ in range(n):
+            site = random.choice(["north", "south", "west"])
+            age, sex = random.normal(55 + 8 * (site == "west"), 10), random.choice(["f", "m"])
+            pressure = "" if random.random() < 0.1 else round(random.normal(130, 15), 1)
+            signal = 0.08 * (age - 55) * (1 if site != "west" else -1) + (sex == "m")
+            outcome = (
+                round(1000 + 50 * signal + random.normal(0, 20), 2) if number else int(signal + random.normal() > 0)
+            )
+            writer.writerow([site, round(age, 1), sex, pressure, outcome])
+    return path
+
+
+def run(config, place, watcher=None, fresh=False):
+    prepared = prepare(config)
+    cohort = prepared.cohort(config)
+    config, folder = settled(config, cohort), RunFolder(place)
+    with folder.opened(config, fresh):
+        models = carry_out(config, prepared, cohort, folder, watcher or Nobody())
+        folder.write("train", config, prepared, models)
+    return models, prepared
+
+
+def asked(file, data_test=0.2, **tables):
+    data = {"file": str(file), "client": "hospital", "target": "outcome", "test": data_test}
+    return RunConfig.of({"data": data, **tables}, file.name)
+
+
+def rows(file):
+    with file.open(newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+def test_a_folder_has_everything_and_repeats_itself_bit_for_bit(tmp_path):
+    models, _ = run(asked(patients(tmp_path / "p.csv")), tmp_path / "one")
+    names = {"config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "partition.csv"}
+    assert names | {"model.safetensors", "checkpoint"} == {p.name for p in (tmp_path / "one").iterdir()}
+    (tmp_path / "two").mkdir()
+    again, _ = run(RunConfig.read(tmp_path / "one" / "config.toml"), tmp_path / "two")
+    for a, b in zip(models, again, strict=True):
+        assert np.array_equal(a.result.x, b.result.x)
+    kept = load_file(tmp_path / "one" / "model.safetensors")
+    assert np.array_equal(kept["x"], models[1].result.x)
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    assert summary["title"] == "p: 3 clients by hospital"
+    assert [m["role"] for m in summary["models"]] == ["before", "after"]
+    assert all(m["certificate"] <= 1e-6 for m in summary["models"])
+    table = rows(tmp_path / "one" / "clients.csv")
+    assert [float(r["test_accuracy"]) for r in table] == [float(v) for m in models for v in m.test.accuracy]
+    last = [r for r in rows(tmp_path / "one" / "rounds.csv") if r["model"] == "fair"][-1]
+    assert float(last["mean_accuracy"]) == pytest.approx(models[1].test.accuracy.mean())
+    assert float(last["worst_20_accuracy"]) == models[1].test.accuracy.min()
+    counted = rows(tmp_path / "one" / "partition.csv")
+    assert sum(int(r["train_rows"]) + int(r["test_rows"]) for r in counted) == 240
+
+
+def test_the_numbers_are_those_of_the_library(tmp_path):
+    models, prepared = run(asked(patients(tmp_path / "p.csv")), tmp_path / "run")
+    cohort = sp.Cohort(prepared.train, sp.Linear("logistic", 1e-3, intercept=True), prepared.names)
+    by_hand = sp.train(sp.fair(sp.ChiSquare(0.1)), cohort, tol=1e-6)
+    assert np.array_equal(by_hand.x, models[1].result.x)
+    optimum = sp.reference.reference_optimum(
+        [(np.c_[X, np.ones(len(X))], y) for X, y in prepared.train], "logistic", 1e-3, sp.ChiSquare(0.1)
+    )
+    assert abs(sp.ChiSquare(0.1).support(cohort.evaluate(by_hand.x).loss) - optimum.value) < 1e-5
+
+
+def test_numbers_are_predicted_in_the_units_of_the_file(tmp_path):
+    models, prepared = run(asked(patients(tmp_path / "p.csv", number=True)), tmp_path / "run")
+    assert prepared.measure == "rmse"
+    x, setup = read_model(tmp_path / "run" / "model.safetensors")
+    for (X, y), error in zip(prepared.test, models[1].test.accuracy, strict=True):
+        truth = y * prepared.unit + prepared.centre
+        assert np.sqrt(np.mean((X @ x[:-1] + x[-1] - truth) ** 2)) == pytest.approx(error)
+        assert 900 < truth.mean() < 1100
+    assert setup.schema["task"] == "regression"
+
+
+def test_the_average_model_of_a_table_of_numbers_is_ridge_regression(tmp_path):
+    config = asked(patients(tmp_path / "p.csv", number=True), objective={"kind": "Average"}, training={"tol": 1e-10})
+    models, prepared = run(config, tmp_path / "run")
+    assert [m.name for m in models] == ["average"]
+    weights = np.concatenate([np.full(len(y), 1 / len(y)) for _, y in prepared.train])
+    X = np.concatenate([np.c_[X, np.ones(len(X))] for X, _ in prepared.train])
+    y = np.concatenate([y for _, y in prepared.train])
+    ridge = Ridge(alpha=3 * 1e-3 / 2, fit_intercept=False, tol=1e-12).fit(X, y, sample_weight=weights)
+    assert models[0].result.x == pytest.approx(ridge.coef_, abs=1e-4)
+
+
+def test_an_interrupted_run_goes_on_with_the_same_numbers(tmp_path):
+    config = asked(patients(tmp_path / "p.csv"), training={"tol": 1e-9})
+    whole, _ = run(config, tmp_path / "whole")
+    first, _ = run(config, tmp_path / "run", Nobody(after=whole[0].result.rounds + 3))
+    assert first[-1].result.status is sp.Status.INTERRUPTED
+    watcher = Nobody()
+    second, _ = run(config, tmp_path / "run", watcher)
+    assert watcher.seen == whole[1].result.rounds - 3
+    assert np.array_equal(second[-1].result.x, whole[-1].result.x)
+
+
+def test_another_run_in_the_same_folder_is_refused_and_a_longer_one_is_not(tmp_path):
+    file = patients(tmp_path / "p.csv")
+    run(asked(file, training={"rounds": 2, "tol": 0}), tmp_path / "run")
+    longer, _ = run(asked(file, training={"rounds": 4, "tol": 0}), tmp_path / "run")
+    assert longer[-1].result.rounds == 4
+    other = asked(file, objective={"kind": "Agnostic"})
+    with pytest.raises(InputError, match="holds another run: choose another one with --out"):
+        run(other, tmp_path / "run")
+    run(other, tmp_path / "run", fresh=True)
+
+
+def test_a_tol_that_cannot_be_certified_is_refused_only_where_it_was_asked_for(tmp_path):
+    file = patients(tmp_path / "p.csv")
+    models, _ = run(asked(file, model={"l2": 0.0}, training={"rounds": 3}), tmp_path / "run")
+    assert models[-1].result.rounds == 3
+    with pytest.raises(InputError, match="tol needs a certificate"):
+        run(asked(file, model={"l2": 0.0}, training={"tol": 1e-3}), tmp_path / "other")
+
+
+def test_networks_and_data_from_functions(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np, torch\n"
+        "def clients():\n"
+        "    r = np.random.default_rng(0)\n"
+        "    def pair(n): X = r.normal(size=(n, 3)); return X, (X[:, 0] > 0).astype(int)\n"
+        "    return {'a': pair(40), 'b': pair(30)}, {'a': pair(10), 'b': pair(10)}\n"
+        "def network():\n"
+        "    torch.manual_seed(0)\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))\n"
+    )
+    (tmp_path / "c.toml").write_text(
+        '[data]\nentry = "mine:clients"\n[model]\nnetwork = "mine:network"\nloss = "softmax"\n'
+        '[algorithm]\nkind = "Fair"\nlocal_steps = 3\n[training]\nrounds = 4\n'
+    )
+    models, _ = run(RunConfig.read(tmp_path / "c.toml"), tmp_path / "run")
+    assert models[-1].result.rounds == 4
+    again, _ = run(RunConfig.read(tmp_path / "run" / "config.toml"), tmp_path / "again")
+    assert np.array_equal(again[-1].result.x, models[-1].result.x)
+
+
+def test_a_path_has_its_knee_and_keeps_that_model(tmp_path):
+    config = RunConfig.of({"data": {"source": "hospitals", "test": 0.3}}, "hospitals")
+    prepared = prepare(config)
+    cohort = prepared.cohort(config)
+    config, watcher, folder = settled(config, cohort), Nobody(), RunFolder(tmp_path / "path")
+    with folder.opened(config, fresh=True):
+        models = walking.walk(config, prepared, cohort, 4, watcher)
+        about = walking.about(config, prepared, models, walking.cold_rounds(config, cohort, models))
+        folder.write("path", config, prepared, models, about)
+    assert watcher.models == [m.name for m in models]
+    assert [models[0].name, models[-1].name] == ["average", "worst case"]
+    assert about["rounds_warm"] < about["rounds_cold"]
+    table = rows(tmp_path / "path" / "path.csv")
+    assert [r["model"] for r in table] == watcher.models
+    chosen = next((m for m in models if m.role == "after"), models[0])
+    assert about["knee"] == chosen.name
+    kept = load_file(tmp_path / "path" / "model.safetensors")["x"]
+    assert np.array_equal(kept, next(m for m in models if m.role == "after" or m is models[-1]).result.x)
+    losses = [m.result.history.losses[-1].max() for m in models]
+    assert losses == sorted(losses, reverse=True)
+
+
+def spread(mean, worst):
+    zero = Spread(*[0.0] * 4, "", "", *[0.0] * 5)
+    return replace(zero, mean=mean, worst_20=worst)
+
+
+def test_the_knee():
+    accuracy = [spread(0.90, 0.60), spread(0.899, 0.70), spread(0.89, 0.72), spread(0.80, 0.73)]
+    found = knee(accuracy, upwards=True)
+    assert found.index == 2
+    assert (found.gain, found.cost) == (pytest.approx(0.12), pytest.approx(0.01))
+    errors = [spread(1.0, 3.0), spread(1.01, 2.0), spread(2.5, 1.9)]
+    assert knee(errors, upwards=False).index == 1
+    assert knee([spread(0.9, 0.6), spread(0.9, 0.6015)], upwards=True).index == 0
+    assert knee([spread(0.9, 0.6), spread(0.8, 0.5)], upwards=True).index == 0
+
+
+def test_what_entries_return_is_checked(tmp_path):
+    (tmp_path / "bad.py").write_text(
+        "def one(): return 3\ndef two(): return {'a': (1, 2, 3)}\ndef three(): return {}\n"
+    )
+    for name in ("one", "two", "three"):
+        (tmp_path / "c.toml").write_text(f'[data]\nentry = "bad:{name}"\n')
+        with pytest.raises(InputError, match="must return clients as a mapping"):
+            prepare(RunConfig.read(tmp_path / "c.toml"))

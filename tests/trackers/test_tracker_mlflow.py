@@ -1,0 +1,133 @@
+"""Runs written to a local MLflow store, read back with MLflow's own client."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from tracked import NAMES, cohort, minibatches
+
+import scaffpd as sp
+from scaffpd.trackers.labels import labels
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A folder of files: no server, and nothing that leaves this machine."""
+    for name, value in [("MLFLOW_ALLOW_FILE_STORE", "true"), ("MLFLOW_DISABLE_TELEMETRY", "true")]:
+        monkeypatch.setenv(name, value)
+    mlflow = pytest.importorskip("mlflow")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"file:{tmp_path / 'store'}")
+    yield mlflow
+    mlflow.set_tracking_uri(before)
+
+
+def column(mlflow, run_id, name):
+    return [(m.step, m.value) for m in mlflow.MlflowClient().get_metric_history(run_id, name)]
+
+
+def test_every_number_of_a_run(store):
+    people = cohort()
+    with sp.MLflow(experiment="wards", run_name="fair", cohort=people, every=2) as tracker:
+        result = sp.train(sp.fair(sp.Agnostic()), people, rounds=4, callbacks=[tracker])
+        assert store.MlflowClient().get_run(tracker.run_id).info.status == "RUNNING"
+    run = store.MlflowClient().get_run(tracker.run_id)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "fair")
+    assert store.MlflowClient().get_experiment(run.info.experiment_id).name == "wards"
+    history = result.history
+    for i, label in enumerate(labels(NAMES)):
+        assert column(store, tracker.run_id, f"loss by client/{label}") == list(enumerate(history.losses[:, i]))
+        assert column(store, tracker.run_id, f"weight by client/{label}") == list(enumerate(history.weights[:, i]))
+    assert column(store, tracker.run_id, "bytes_up") == list(enumerate(history["bytes_up"]))
+    assert [step for step, _ in column(store, tracker.run_id, "held-out accuracy/worst 20 percent")] == [2, 4]
+    assert run.data.tags["client ward _7"] == "ward #7"
+
+
+def test_the_numbers_of_a_run_stay_the_same(store):
+    plain = sp.train(minibatches(), cohort(), rounds=3)
+    people = cohort()
+    with sp.MLflow(cohort=people) as tracker:
+        shown = sp.train(minibatches(), people, rounds=3, callbacks=[tracker])
+    np.testing.assert_array_equal(plain.x, shown.x)
+
+
+def test_the_run_that_is_open_is_used_and_left_open(store):
+    with store.start_run() as run:
+        sp.train(minibatches(), cohort(["a", "b"]), rounds=2, callbacks=[sp.MLflow()])
+        assert store.active_run().info.run_id == run.info.run_id
+        assert store.MlflowClient().get_run(run.info.run_id).info.status == "RUNNING"
+    assert [step for step, _ in column(store, run.info.run_id, "loss/worst")] == [0, 1, 2]
+
+
+def test_a_resumed_run_goes_on(store, tmp_path):
+    """The first part is killed after its last checkpoint: round 3 is made twice, and is there once."""
+    people = cohort(["a", "b"])
+    with sp.MLflow() as first:
+        sp.train(minibatches(), people, checkpoint=tmp_path / "c.npz", callbacks=[first, lambda m: m.rounds == 2])
+        saved = (tmp_path / "c.npz").read_bytes()
+        sp.train(minibatches(), people, rounds=3, checkpoint=tmp_path / "c.npz", callbacks=[first])
+        (tmp_path / "c.npz").write_bytes(saved)
+    with sp.MLflow(run_id=first.run_id) as second:
+        result = sp.train(minibatches(), people, rounds=5, checkpoint=tmp_path / "c.npz", callbacks=[second])
+    assert column(store, first.run_id, "loss/worst") == list(enumerate(result.history.losses.max(axis=1)))
+    assert store.MlflowClient().get_run(first.run_id).info.status == "FINISHED"
+
+
+def test_how_a_run_ends(store):
+    people, kept = cohort(["a", "b"]), []
+
+    def note(moment):
+        kept.append(store.MlflowClient().search_runs(["0", *experiments(store)])[0].info.run_id)
+
+    def broken(moment):
+        raise ZeroDivisionError
+
+    sp.train(minibatches(), people, rounds=1, callbacks=[sp.MLflow("gone"), note])
+    assert store.MlflowClient().get_run(kept[0]).info.status == "FINISHED"  # with the tracker gone
+    with pytest.raises(ZeroDivisionError), sp.MLflow("failed") as tracker:
+        sp.train(minibatches(), people, rounds=1, callbacks=[tracker, broken])
+    assert store.MlflowClient().get_run(tracker.run_id).info.status == "FAILED"
+
+
+def experiments(mlflow):
+    return [found.experiment_id for found in mlflow.MlflowClient().search_experiments()]
+
+
+def test_many_clients_in_several_requests(store):
+    names = [f"client {i}%" for i in range(501)]
+    people = sp.Cohort([(np.eye(2), np.ones(2))] * 501, sp.Linear("squared"), names=names)
+    with sp.MLflow() as tracker:
+        sp.train(sp.fair(sp.Average()), people, rounds=1, callbacks=[tracker])
+    run = store.MlflowClient().get_run(tracker.run_id)
+    assert len([name for name in run.data.metrics if "by client" in name]) == 1002
+    assert run.data.tags["client client 500_"] == "client 500%"
+
+
+def test_a_server_that_is_lost_does_not_end_a_run(store, monkeypatch):
+    def lost(*arguments, **named):
+        raise store.exceptions.MlflowException("no answer")
+
+    with sp.MLflow() as tracker:
+        monkeypatch.setattr(tracker._client, "log_batch", lost)
+        with pytest.warns(RuntimeWarning, match="MLflow cannot be used like this: no answer."):
+            assert sp.train(minibatches(), cohort(["a", "b"]), rounds=1, callbacks=[tracker]).rounds == 1
+
+
+def test_a_run_that_was_open_is_not_ended_by_a_second_part(store, tmp_path):
+    people, tracker = cohort(["a", "b"]), sp.MLflow()
+    with store.start_run() as run:
+        for rounds in (2, 4):
+            sp.train(minibatches(), people, rounds, checkpoint=tmp_path / "c.npz", callbacks=[tracker])
+            tracker.close()
+            assert store.MlflowClient().get_run(run.info.run_id).info.status == "RUNNING"
+    assert [step for step, _ in column(store, run.info.run_id, "loss/worst")] == [0, 1, 2, 3, 4]
+
+
+def test_mistakes(store, monkeypatch):
+    with pytest.raises(sp.InputError, match=r"MLflow cannot be used like this: .*nowhere"):
+        sp.MLflow(run_id="nowhere")
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(sp.InputError, match=r"mlflow is not installed: pip install 'scaffpd\[mlflow\]'."):
+        sp.MLflow()

@@ -1,0 +1,179 @@
+"""Runs written as event files, read back with TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tracked import NAMES, cohort, minibatches
+
+import scaffpd as sp
+from scaffpd.trackers.labels import labels
+
+# the reader behind the board itself, which takes later files of a folder for restarts
+accumulators = pytest.importorskip("tensorboard.backend.event_processing.plugin_event_accumulator")
+
+
+def read(folder):
+    """(tag → [(step, value)]) of all event files of a folder, and its texts."""
+    events = accumulators.EventAccumulator(str(folder), size_guidance={accumulators.TENSORS: 0})
+    events.Reload()
+    tags = events.Tags()["tensors"]
+    numbers = {t: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(t)] for t in tags if "text" not in t}
+    texts = [e.tensor_proto.string_val[0].decode() for t in tags if "text" in t for e in events.Tensors(t)]
+    return numbers, texts
+
+
+def rows(values, first=0):
+    """Steps with values in single precision, which is what the board keeps."""
+    return [(first + k, float(np.float32(value))) for k, value in enumerate(values)]
+
+
+def test_every_number_of_a_run(tmp_path):
+    people = cohort()
+    with sp.TensorBoard(tmp_path / "a", cohort=people, every=2) as tracker:
+        result = sp.train(sp.fair(sp.Agnostic()), people, rounds=5, callbacks=[tracker])
+    found, texts = read(tmp_path / "a")
+    history = result.history
+    for i, label in enumerate(labels(NAMES)):
+        assert found[f"loss by client/{label}"] == rows(history.losses[:, i])
+        assert found[f"weight by client/{label}"] == rows(history.weights[:, i])
+    for name in ("exchanges", "bytes_up", "bytes_down", "absent", "seconds"):
+        assert found[name] == rows(history[name])
+    finite = [(k, v) for k, v in rows(history["certificate"]) if np.isfinite(v)]
+    assert found["certificate"] == finite
+    assert found["loss/worst"] == rows(history.losses.max(axis=1))
+    assert found["loss/mean"] == rows(history.losses.mean(axis=1))
+    assert [step for step, _ in found["held-out accuracy/worst"]] == [2, 4]
+    assert len(found) == 6 + 2 + 2 * 6 + 2 + 6 + 3 + 6
+    assert len(texts) == len(list((tmp_path / "a").iterdir())) == 1
+    assert NAMES[2] in texts[0]
+    assert "Ärzte\\|<b>&" in texts[0]
+
+
+def test_held_out_scores_are_those_of_the_model(tmp_path):
+    people = cohort(["a", "b", "c"])
+    seen = []
+    with sp.TensorBoard(tmp_path, cohort=people) as tracker:
+        callbacks = [tracker, lambda m: seen.append(people.evaluate(m.state.x, "test"))]
+        sp.train(minibatches(), people, rounds=3, callbacks=callbacks)
+    found, _ = read(tmp_path)
+    for i, name in enumerate("abc"):
+        assert found[f"held-out accuracy by client/{name}"] == rows([s.accuracy[i] for s in seen], 1)
+        assert found[f"held-out loss by client/{name}"] == rows([s.loss[i] for s in seen], 1)
+    assert found["held-out accuracy/mean"] == rows([s.accuracy.mean() for s in seen], 1)
+
+
+def test_regression_has_no_accuracy(tmp_path):
+    people = cohort(["a", "b"], "squared")
+    with sp.TensorBoard(tmp_path, cohort=people) as tracker:
+        sp.train(sp.fair(sp.Agnostic()), people, rounds=2, callbacks=[tracker])
+    found, _ = read(tmp_path)
+    assert "held-out loss/worst" in found
+    assert not [tag for tag in found if "accuracy" in tag]
+
+
+def test_the_numbers_of_a_run_stay_the_same(tmp_path):
+    plain = sp.train(minibatches(), cohort(), rounds=6)
+    people = cohort()
+    with sp.TensorBoard(tmp_path, cohort=people) as tracker:
+        shown = sp.train(minibatches(), people, rounds=6, callbacks=[tracker])
+    np.testing.assert_array_equal(plain.x, shown.x)
+    np.testing.assert_array_equal(plain.history.losses, shown.history.losses)
+    assert plain.history["bytes_up"].tolist() == shown.history["bytes_up"].tolist()
+
+
+def test_a_resumed_run_goes_on(tmp_path):
+    """Killed after round 5 with a checkpoint of round 3: rounds 4 and 5 are there once."""
+    people, keep = cohort(["a", "b"]), sp.Checkpoint(tmp_path / "c.npz", every=3)
+
+    def killed(moment):
+        if moment.rounds == 5:
+            (tmp_path / "kept.npz").write_bytes((tmp_path / "c.npz").read_bytes())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), sp.TensorBoard(tmp_path / "runs") as tracker:
+        sp.train(minibatches(), people, rounds=8, checkpoint=keep, callbacks=[tracker, killed])
+    (tmp_path / "kept.npz").replace(tmp_path / "c.npz")
+    with sp.TensorBoard(tmp_path / "runs") as tracker:
+        result = sp.train(minibatches(), people, rounds=8, checkpoint=keep, callbacks=[tracker])
+    found, _ = read(tmp_path / "runs")
+    assert found["loss by client/b"] == rows(result.history.losses[:, 1])
+
+
+def test_a_run_that_starts_anew_replaces_the_old_one(tmp_path):
+    for rounds in (4, 2):
+        with sp.TensorBoard(tmp_path) as tracker:
+            sp.train(minibatches(), cohort(["a", "b"]), rounds=rounds, callbacks=[tracker])
+    assert [step for step, _ in read(tmp_path)[0]["loss/worst"]] == [0, 1, 2]
+
+
+def test_a_killed_process_leaves_its_rows(tmp_path):
+    code = (
+        "import os, scaffpd as sp\n"
+        "people = sp.Cohort(sp.data.synthetic(N=3, d=4, m=20), sp.Linear('squared', l2=0.1))\n"
+        "die = lambda m: os._exit(9) if m.rounds == 4 else None\n"
+        f"tracker = sp.TensorBoard({str(tmp_path)!r})\n"
+        "sp.train(sp.ScaffPD(sp.Agnostic()), people, rounds=9, callbacks=[tracker, die])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    found, _ = read(tmp_path)
+    assert [step for step, _ in found["loss/worst"]] == [0, 1, 2, 3, 4]
+
+
+def test_files_are_closed_when_nobody_closes_them(tmp_path):
+    people = cohort(["a", "b"])
+    sp.train(minibatches(), people, rounds=2, callbacks=[sp.TensorBoard(tmp_path)])
+    gc.collect()  # a file left open would be a ResourceWarning, which is an error here
+    found, _ = read(tmp_path)
+    assert len(found["loss/worst"]) == 3
+
+
+def test_a_tracker_for_every_run(tmp_path):
+    people = cohort(["a", "b"])
+    with sp.TensorBoard(tmp_path) as tracker:
+        sp.train(minibatches(), people, rounds=2, callbacks=[tracker])
+        with pytest.raises(sp.InputError, match="This TensorBoard has shown another run already"):
+            sp.train(minibatches(), people, rounds=2, callbacks=[tracker])
+
+
+def test_a_full_disk_does_not_end_a_run(tmp_path, monkeypatch):
+    people = cohort(["a", "b"])
+    tracker = sp.TensorBoard(tmp_path)
+
+    def full(step, values):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(tracker, "write", full)
+    with pytest.warns(RuntimeWarning, match=r"Round \d is not shown, and the run goes on. No space left"):
+        assert sp.train(minibatches(), people, rounds=2, callbacks=[tracker]).rounds == 2
+    tracker.close()
+
+
+def test_mistakes(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    untested = sp.Cohort(sp.data.synthetic(N=2, d=2, m=5), sp.Linear("squared"))
+    for arguments, sentence in [
+        ({"folder": tmp_path / "file"}, "TensorBoard cannot write into .*: File exists."),
+        ({"folder": 3}, "TensorBoard cannot write into 3: a path is expected."),
+        ({"folder": tmp_path, "every": 0}, "TensorBoard needs a whole number every >= 1, got 0."),
+        ({"folder": tmp_path, "cohort": [1]}, r"TensorBoard needs a Cohort for cohort, got \[1\]."),
+        ({"folder": tmp_path, "cohort": untested}, "TensorBoard scores held-out rows, and this cohort has none"),
+    ]:
+        with pytest.raises(sp.InputError, match=sentence):
+            sp.TensorBoard(**arguments)
+    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(sp.InputError, match=r"tensorboard is not installed: pip install 'scaffpd\[tensorboard\]'."):
+        sp.TensorBoard(tmp_path)
+
+
+def test_labels_stay_apart():
+    assert labels(["a/b", "a:b", "A_B", "", ".", "..", "ok", "Łódź 2"]) == [
+        "a_b", "a_b-2", "A_B-3", "_", "_-2", "_-3", "ok", "Łódź 2",
+    ]  # fmt: skip
+    assert labels(["a_b-2", "a/b", "a:b"]) == ["a_b-2", "a_b", "a_b-3"]
