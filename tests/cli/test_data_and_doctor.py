@@ -130,11 +130,11 @@ def test_python_batches_by_their_sizes(tmp_path, capsys):
         ("adult/adult.data.csv.gz", b"age,sex", "adult", "is not gzipped"),
         (
             "adult/adult.data.csv.gz",
-            gzip.compress(b"age,sex\n1,2\n"),
+            gzip.compress(b"age,sex\n1,2\n", mtime=0),
             "adult",
             "has no 'education-num' in its header row",
         ),
-        ("adult/adult.data.csv.gz", gzip.compress(b"age" * 9999)[:40], "adult", "is cut off or damaged"),
+        ("adult/adult.data.csv.gz", gzip.compress(b"age" * 9999, mtime=0)[:40], "adult", "is cut off or damaged"),
         ("cifar10/train.npz", b"rubbish", "cifar10", "train.npz' is truncated or damaged"),
         ("cifar10/test.npz", b"rubbish", "cifar10", "train.npz' is missing"),
         ("cifar100/train_mosaic.jpg", b"rubbish", "cifar100", "labels.npz' is missing"),
