@@ -20,7 +20,7 @@ def end(folder: Path, report: bool, quiet: bool) -> None:
 
     from scaffpd.report import available, write
     from scaffpd.report.reading import read
-    from scaffpd.report.words import verdict
+    from scaffpd.report.words import optimised, verdict
 
     page = sorry = None
     if report:
@@ -30,8 +30,14 @@ def end(folder: Path, report: bool, quiet: bool) -> None:
     console.print()
     console.print(summary["title"], style="bold", markup=False)
     console.print(_clients(summary, rows(folder / "clients.csv")))
-    for sentence in verdict(read(folder)):
+    story = read(folder)
+    for sentence in verdict(story):
         _say(console, sentence)
+    if (loss := optimised(story)) is not None:
+        _say(
+            console,
+            f"What was optimised, their loss on training rows, goes from {loss.before:.3f} to {loss.after:.3f}.",
+        )
     console.print()
     if summary["path"]:
         console.print(_points(summary, rows(folder / "path.csv")))

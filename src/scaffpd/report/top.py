@@ -8,7 +8,7 @@ from scaffpd.report.cautions import cautions
 from scaffpd.report.formats import change, measured, small
 from scaffpd.report.story import Story
 from scaffpd.report.tables import swatches
-from scaffpd.report.words import bottom, verdict
+from scaffpd.report.words import bottom, optimised, verdict
 
 
 def top(story: Story) -> dict[str, str]:
@@ -33,6 +33,7 @@ def _tiles(story: Story) -> str:
             _moved(story, f"The {bottom(story)}", old.worst_20, new.worst_20, names),
             _moved(story, "The average", old.mean, new.mean, names),
         ]
+        tiles += _trained(story)
         proof = after
     elif story.overall:
         one, proof = next(iter(story.overall.values())), story.models[0]
@@ -45,6 +46,16 @@ def _tiles(story: Story) -> str:
     if proof.certificate is not None:
         tiles.append(_tile("Proven gap to the optimum", small(proof.certificate), f"{proof.name}, {proof.status}"))
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
+
+
+def _trained(story: Story) -> list[str]:
+    found = optimised(story)
+    if found is None:
+        return []
+    was, now = (f"{value:.3f}" for value in (found.before, found.after))
+    more = "<small>on training rows, of the worst-served: what was optimised</small>"
+    value = f'<span class="old">{was} →</span> {now}{more}'
+    return [f"<div><dt>Loss</dt><dd>{value}</dd></div>"]
 
 
 def _moved(story: Story, name: str, old: float, new: float, models: str) -> str:

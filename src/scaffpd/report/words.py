@@ -50,6 +50,23 @@ def bottom(story: Story) -> str:
     return f"worst-served fifth of {plural(story.word)}"
 
 
+def optimised(story: Story) -> Change | None:
+    """What training was about: the loss of the worst-served fifth on training rows; `None` where it is not known."""
+    before, after = story.role("before"), story.role("after")
+    if not before or not after or story.kind not in ("train", "path"):
+        return None
+    worst = [_worst_loss(story, model.name) for model in (before, after)]
+    return None if None in worst else Change(worst[0] - worst[1], worst[0], worst[1], False)  # type: ignore[operator,arg-type]
+
+
+def _worst_loss(story: Story, model: str) -> float | None:
+    last = [r.losses for r in story.rounds if r.model == model and r.losses][-1:]
+    if not last:
+        return None
+    worst = sorted(last[0].values())[-a_fifth(len(last[0])) :]
+    return sum(worst) / len(worst)
+
+
 def _headline(story: Story, before: Overall, after: Overall) -> str:
     worst = Change.of(story, before.worst_20, after.worst_20)
     mean = Change.of(story, before.mean, after.mean)
