@@ -20,7 +20,7 @@ from scaffpd.runs import path as walking
 from scaffpd.runs.config import RunConfig
 from scaffpd.runs.folder import RunFolder
 from scaffpd.runs.knee import knee
-from scaffpd.runs.prepared import prepare
+from scaffpd.runs.prepare import prepare
 from scaffpd.runs.train import carry_out, settled
 
 

@@ -73,7 +73,7 @@ def _walk(config: RunConfig, folder: RunFolder, points: int, cold: bool, report:
     from scaffpd.cli.outcome import end
     from scaffpd.cli.training_screen import TrainingScreen
     from scaffpd.runs import path as walking
-    from scaffpd.runs.prepared import prepare
+    from scaffpd.runs.prepare import prepare
     from scaffpd.runs.train import settled
 
     with TrainingScreen(quiet) as screen:

@@ -117,7 +117,7 @@ def place(config: RunConfig, out: Path | None, fresh: bool, suffix: str = "") ->
 def _carry_out(config: RunConfig, folder: RunFolder, fresh: bool, report: bool, quiet: bool) -> None:
     from scaffpd.cli.outcome import end
     from scaffpd.cli.training_screen import TrainingScreen
-    from scaffpd.runs.prepared import prepare
+    from scaffpd.runs.prepare import prepare
     from scaffpd.runs.train import carry_out, settled
     from scaffpd.training import Status
 

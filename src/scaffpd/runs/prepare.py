@@ -1,0 +1,120 @@
+"""Data and model of a run, from a table, from a data set known by name, or from a function of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scaffpd.comparison.problems import NAMES, problem
+from scaffpd.data import Silos
+from scaffpd.errors import InputError, unknown
+from scaffpd.models import Linear, Module
+from scaffpd.runs.config import RunConfig
+from scaffpd.runs.prepared import Pair, Prepared
+from scaffpd.settings.entry import load
+from scaffpd.tabular.clients import Clients, Source, kinds, read_clients
+from scaffpd.tabular.schema import CLASSIFICATION, REGRESSION
+
+WANTED = "clients as a mapping from names to (X, y), or two such mappings, the second of held-out rows"
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Read the data and make the model."""
+    if "file" in config.data:
+        return _from_file(config)
+    if "source" in config.data:
+        return _from_source(config)
+    return _from_entry(config)
+
+
+def _from_file(config: RunConfig) -> Prepared:
+    known = {key: config.data[key] for key in ("client", "target", "test", "seed", "standardise")}
+    chosen = config.data.get("columns")
+    file = config.place / Path(config.data["file"]).expanduser()
+    source = Source(
+        file, columns=tuple(chosen) if chosen else None, categories=tuple(config.data.get("categories", ())),
+        task=config.data.get("task"), **known,
+    )  # fmt: skip
+    found = read_clients(source)
+    task, labels = found.schema["task"], tuple(map(str, found.schema["labels"]))
+    train, test = [e.train for e in found.encoded], [e.test for e in found.encoded if e.test is not None]
+    unit, centre = _target_scale(train, config) if task == REGRESSION else (1.0, 0.0)
+    if task == REGRESSION:
+        train, test = ([(X, (y - centre) / unit) for X, y in part] for part in (train, test))
+    return Prepared(
+        tuple(own.name for own in found.rows), train, test, _model(config, task, len(labels)), task, labels,
+        _about(file, found), source.client, unit, centre, found.schema, found.mean, found.deviation, found.remarks,
+    )  # fmt: skip
+
+
+def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, float]:
+    """Deviation and mean of the target, from the clients' sums; without an intercept nothing can be centred."""
+    n = sum(len(y) for _, y in train)
+    centre = sum(float(y.sum()) for _, y in train) / n if config.model.get("intercept", False) else 0.0
+    squares = sum(float(((y - centre) ** 2).sum()) for _, y in train) / n
+    return (squares**0.5 if squares > 0 else 1.0), centre
+
+
+def _about(file: Path, found: Clients) -> str:
+    numbers, categories = kinds(found.schema)
+    rows = sum(sum(own.rows) for own in found.rows)
+    width = found.encoded[0].train[0].shape[1]
+    texts = [f"{n} {kind}" for n, kind in ((numbers, "of numbers"), (categories, "of categories")) if n]
+    return f"{file.name}: {rows} rows, {numbers + categories} columns ({', '.join(texts)}), {width} once encoded"
+
+
+def _from_source(config: RunConfig) -> Prepared:
+    name = config.data["source"]
+    if name not in NAMES:
+        raise unknown("data set", name, NAMES)
+    made = problem(name, config.data.get("clients"), config.data.get("alpha"), config.data["test"])
+    silos = made.silos(config.data["seed"])
+    task = CLASSIFICATION if silos.train[0][1].dtype.kind in "iu" else REGRESSION
+    classes = silos.classes if task == CLASSIFICATION else 0
+    labels = tuple(map(str, range(classes)))
+    rows = sum(len(y) for _, y in [*silos.train, *silos.test])
+    about = f"{made.name}: {rows} rows, {len(silos.features)} columns"
+    word = "hospital" if name == "hospitals" else "client"
+    return Prepared(silos.names, silos.train, silos.test, _model(config, task, classes), task, labels, about, word)
+
+
+def _from_entry(config: RunConfig) -> Prepared:
+    entry = config.data["entry"]
+    given = load(config.place / config.data.get("beside", "."), entry)
+    if isinstance(given, Silos):
+        given = tuple(dict(zip(given.names, part, strict=True)) for part in (given.train, given.test) if part)
+    parts = given if isinstance(given, tuple) else (given,)
+    if not 1 <= len(parts) <= 2 or not all(isinstance(part, Mapping) and part for part in parts):
+        raise InputError(f"The entry {entry!r} must return {WANTED}.")
+    names = tuple(map(str, parts[0]))
+    train = list(parts[0].values())
+    if len(parts) == 2 and list(map(str, parts[1])) != list(names):
+        raise InputError(f"The entry {entry!r} must return held-out rows of the same clients, in the same order.")
+    test = list(parts[1].values()) if len(parts) == 2 else []
+    try:
+        targets = np.concatenate([np.asarray(y).ravel() for _, y in train])
+    except (TypeError, ValueError):
+        raise InputError(f"The entry {entry!r} must return {WANTED}.") from None
+    whole = config.model.get("loss") != "squared" and targets.dtype.kind in "iub"
+    task = CLASSIFICATION if whole else REGRESSION
+    classes = int(targets.max()) + 1 if whole else 0
+    about = f"{entry}: {len(targets)} rows to train on"
+    labels = tuple(map(str, range(classes)))
+    return Prepared(names, train, test, _model(config, task, classes), task, labels, about)
+
+
+def _model(config: RunConfig, task: str, classes: int) -> Any:
+    given = config.model
+    loss = given.get("loss") or ("squared" if task == REGRESSION else "logistic" if classes == 2 else "softmax")
+    if task == REGRESSION and loss != "squared":
+        raise InputError(f"The target is a number, so the loss is squared, not {loss}.")
+    if loss == "logistic" and classes != 2:
+        raise InputError(f"Logistic loss tells two labels apart, and there are {classes}: use softmax.")
+    if "network" in given:
+        network = load(config.place / config.data.get("beside", "."), given["network"])
+        return Module(network, loss, given["l2"])
+    many = classes if loss == "softmax" or (loss == "squared" and classes) else None
+    return Linear(loss, given["l2"], given["intercept"], many)
