@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from scaffpd.cli.live import LiveScreen
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 BAR = 20  # characters of a weight of one
 
 
-class Screen:
+class Screen(LiveScreen):
     """Rounds and events of a run, as they come.
 
     Args:
@@ -25,42 +26,17 @@ class Screen:
     """
 
     def __init__(self, silos: Sequence[str], tol: float | None, quiet: bool = False) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
+        super().__init__(quiet)
         self.silos, self.tol, self.quiet = silos, tol, quiet
-        self.console = Console(quiet=quiet)
         self.last: Mapping[str, Any] = {}
-        terminal = self.console.is_terminal and not quiet
-        self.live = Live(console=self.console, refresh_per_second=4, transient=True) if terminal else None
-
-    def __enter__(self) -> Screen:
-        if self.live is not None:
-            self.live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.live is not None:
-            self.live.stop()
-
-    def say(self, sentence: str) -> None:
-        """A sentence about the deployment itself."""
-        self.console.print(sentence, highlight=False, markup=False)
 
     def watch(self, line: Mapping[str, Any]) -> None:
         """A line of the run's progress."""
         if "event" in line:
-            self.console.print(
-                f"round {line['event']['round']}: {line['event']['sentence']}", highlight=False, markup=False
-            )
+            self.console.print(f"round {line['event']['round']}: {line['event']['sentence']}", markup=False)
             return
         self.last = line
-        if self.live is not None:
-            self.live.update(self._picture(line))
-        else:
-            self.console.print(self._words(line), highlight=False, markup=False)
+        self.draw(self._picture(line), self._words(line))
 
     def _gap(self, line: Mapping[str, Any]) -> str:
         if line["certificate"] is None:
@@ -97,7 +73,7 @@ class Screen:
         """The result."""
         if self.last:
             self.console.print(self._picture(self.last))
-        self.console.print(outcome.sentence, highlight=False, markup=False)
+        self.console.print(outcome.sentence, markup=False)
         if outcome.status != "failed":
-            self.console.print(f"Results: {folder}", highlight=False, markup=False, soft_wrap=True)
-            self.console.print(f"To look at: scaffpd report {folder}", highlight=False, markup=False, soft_wrap=True)
+            self.console.print(f"Results: {folder}", markup=False, soft_wrap=True)
+            self.console.print(f"To look at: scaffpd report {folder}", markup=False, soft_wrap=True)

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scaffpd.cli.live import plain_table
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -95,7 +97,7 @@ def _clients(summary: dict[str, Any], clients: list[dict[str, Any]]) -> Table:
     gain = {n: sign * (row[score] - at[before, n][score]) for (m, n), row in at.items() if m == after}
     two = before != after
     scores = [f"{unit}\n{before}", f"\n{after}", "\nchange"] if two else [unit]
-    table = _table(f"\n{summary['clients_word']}" if two else summary["clients_word"], "rows", *scores, "λ")
+    table = plain_table(f"\n{summary['clients_word']}" if two else summary["clients_word"], "rows", *scores, "λ")
     order = sorted(gain, key=lambda n: (-gain[n], sign * at[after, n][score]))
     for name in order if len(order) <= MOST else [*order[: MOST // 2], *order[-MOST // 2 :]]:
         row = at[after, name]
@@ -111,23 +113,15 @@ def _clients(summary: dict[str, Any], clients: list[dict[str, Any]]) -> Table:
 
 def _points(summary: dict[str, Any], points: list[dict[str, Any]]) -> Table:
     """A row per point of a path, the suggested one marked."""
-    table, percent = _table("point", "mean", "worst 20 %", "rounds", "certified gap"), summary["measure"] == "accuracy"
+    table, percent = (
+        plain_table("point", "mean", "worst 20 %", "rounds", "certified gap"),
+        summary["measure"] == "accuracy",
+    )
     for row in points:
         scores = [_score(row[f"{name}_{summary['measure']}"], percent) for name in ("mean", "worst_20")]
         gap = "none" if row["certificate"] is None else f"{row['certificate']:.1e}"
         style = "bold" if row["model"] == summary["path"]["knee"] else None
         table.add_row(row["model"], *scores, str(row["rounds"]), gap, style=style)
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

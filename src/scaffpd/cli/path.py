@@ -73,16 +73,9 @@ def _walk(config: RunConfig, folder: RunFolder, points: int, cold: bool, report:
     from scaffpd.cli.outcome import end
     from scaffpd.cli.training_screen import TrainingScreen
     from scaffpd.runs import path as walking
-    from scaffpd.runs.prepare import prepare
-    from scaffpd.runs.train import settled
 
     with TrainingScreen(quiet) as screen:
-        prepared = prepare(config)
-        cohort = prepared.cohort(config)
-        config = settled(config, cohort)
-        screen.say(f"{prepared.about}; {len(prepared.names)} clients")
-        for remark in prepared.remarks:
-            screen.say(remark)
+        config, prepared, cohort = command.begin(config, screen)
         with folder.opened(config, fresh=True):
             models = walking.walk(config, prepared, cohort, points, screen)
             alone = walking.cold_rounds(config, cohort, models) if cold else None

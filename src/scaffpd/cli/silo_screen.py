@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from scaffpd.cli.live import plain_table
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -65,31 +67,20 @@ def many(number: int, what: str) -> str:
 
 
 def _label_table(labels: list[dict[str, Any]]) -> Table:
-    table = _table("label", "training", "held out")
+    table = plain_table("label", "training", "held out", gap=1)
     for entry in labels[:MOST]:
         table.add_row(_plain(str(entry["label"])), str(entry["train"]), str(entry["test"]))
     return table
 
 
 def _column_table(columns: list[dict[str, Any]]) -> Table:
-    table = _table("column", "kind", "missing", "categories", "withheld")
+    table = plain_table("column", "kind", "missing", "categories", "withheld", gap=1)
     table.columns[1].justify = "left"
     for entry in columns[:MOST]:
         counts = ("missing", "categories", "withheld")
         blank = (entry["missing"] == 0, entry["kind"] != "category", entry["withheld"] == 0)
         cells = ["" if empty else str(entry[key]) for key, empty in zip(counts, blank, strict=True)]
         table.add_row(_plain(entry["name"]), entry["kind"].replace("unknown", "no values"), *cells)
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

@@ -12,8 +12,11 @@ from scaffpd.cli.asked import Asked, free, listed
 from scaffpd.cli.choices import completing
 
 if TYPE_CHECKING:
+    from scaffpd.cli.training_screen import TrainingScreen
+    from scaffpd.cohort import Cohort
     from scaffpd.runs.config import RunConfig
     from scaffpd.runs.folder import RunFolder
+    from scaffpd.runs.prepared import Prepared
 
 INTERRUPTED = 130
 
@@ -114,20 +117,28 @@ def place(config: RunConfig, out: Path | None, fresh: bool, suffix: str = "") ->
     return folder if fresh else free(folder, lambda place: RunFolder(place).fits(config))
 
 
+def begin(config: RunConfig, screen: TrainingScreen) -> tuple[RunConfig, Prepared, Cohort]:
+    """Read the data, say what was found, and settle what was left open."""
+    from scaffpd.runs.prepare import prepare
+    from scaffpd.runs.train import settled
+
+    prepared = prepare(config)
+    cohort = prepared.cohort(config)
+    config = settled(config, cohort)
+    screen.say(f"{prepared.about}; {len(prepared.names)} clients")
+    for remark in prepared.remarks:
+        screen.say(remark)
+    return config, prepared, cohort
+
+
 def _carry_out(config: RunConfig, folder: RunFolder, fresh: bool, report: bool, quiet: bool) -> None:
     from scaffpd.cli.outcome import end
     from scaffpd.cli.training_screen import TrainingScreen
-    from scaffpd.runs.prepare import prepare
-    from scaffpd.runs.train import carry_out, settled
+    from scaffpd.runs.train import carry_out
     from scaffpd.training import Status
 
     with TrainingScreen(quiet) as screen:
-        prepared = prepare(config)
-        cohort = prepared.cohort(config)
-        config = settled(config, cohort)
-        screen.say(f"{prepared.about}; {len(prepared.names)} clients")
-        for remark in prepared.remarks:
-            screen.say(remark)
+        config, prepared, cohort = begin(config, screen)
         with folder.opened(config, fresh):
             models = carry_out(config, prepared, cohort, folder, screen)
             folder.write("train", config, prepared, models)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from scaffpd.cli.live import LiveScreen
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -16,47 +17,23 @@ BAR, SMALL, CLIENTS = 30, 16, 12  # characters of the bar, of a weight of one, a
 PAUSE = 1.0  # seconds between two plain lines
 
 
-class TrainingScreen:
+class TrainingScreen(LiveScreen):
     """A bar towards the certified gap, the clients served worst and on average, and their weights λ."""
 
     def __init__(self, quiet: bool = False) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self.console = Console(stderr=True, quiet=quiet, highlight=False)
-        self.live = Live(console=self.console, refresh_per_second=8, transient=True) if self._looked_at(quiet) else None
+        super().__init__(quiet, errors=True)
         self.model, self.rounds = "", 1
         self.names: tuple[str, ...] = ()
         self.tol: float | None = None
         self.began = self.said = 0.0
         self.first = math.inf
 
-    def _looked_at(self, quiet: bool) -> bool:
-        return self.console.is_terminal and not quiet
-
-    def __enter__(self) -> TrainingScreen:
-        if self.live is not None:
-            self.live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.live is not None:
-            self.live.stop()
-
-    def say(self, sentence: str) -> None:
-        """A sentence above the picture."""
-        self.console.print(sentence, markup=False, soft_wrap=True)
-
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
         """A model is about to be trained."""
         self.model, self.names, self.rounds, self.tol = model, tuple(names), rounds, tol
         self.began, self.said, self.first = time.monotonic(), -math.inf, math.inf
         if self.live is not None:
-            from rich.text import Text
-
-            self.live.update(Text(f"{model}: looking at the data"))
+            self.live.update(f"{model}: looking at the data")
 
     def show(self, moment: Any) -> None:
         """A round is done."""
@@ -66,7 +43,7 @@ class TrainingScreen:
             self.live.update(self._picture(moment.rounds, state))
         elif self._done(moment.rounds, state) >= 1 or time.monotonic() - self.said >= PAUSE:
             self.said = time.monotonic()
-            self.console.print(self._words(moment.rounds, state), markup=False, soft_wrap=True)
+            self.say(self._words(moment.rounds, state))
 
     def _done(self, rounds: int, state: Any) -> float:
         """How much of the way is behind: of the certificate's on a logarithmic scale, or of the rounds."""
