@@ -66,3 +66,9 @@ def test_what_cannot_be_followed_is_refused(cohort):
         sp.path([], cohort)
     with pytest.raises(sp.InputError, match="goes along ChiSquare"):
         grid("Nash", np.ones(3))
+
+
+def test_many_points_stay_apart():
+    objectives = grid("ChiSquare", np.array([0.1, 0.2, 0.6]), points=300)
+    assert len(objectives) == 302
+    assert len({o.rho for o in list(objectives.values())[1:-1]}) == 300

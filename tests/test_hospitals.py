@@ -286,7 +286,7 @@ def test_nothing_gained_is_not_dressed_up(study):
 
 
 def test_signs():
-    assert [hospitals_words.signed(v, 1) for v in (1.25, -3.21, 0.04, -0.04)] == ["+1.2", "−3.2", "0.0", "0.0"]
+    assert [hospitals_words.signed(v, 1) for v in (1.25, -3.21, 0.04, -0.04)] == ["+1.3", "−3.2", "0.0", "0.0"]
 
 
 def test_where_one_answer_does_as_well_that_is_said(study):

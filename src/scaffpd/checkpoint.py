@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from scaffpd.errors import InputError, count
 
 FORMAT = 1
+UMASK = os.umask(0o077)
+os.umask(UMASK)
 Arrays = dict[str, NDArray[Any]]
 State = TypeVar("State")
 
@@ -93,6 +95,7 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
     handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
+            os.chmod(name, 0o666 & ~UMASK)  # as any other file of this user
             yield file
             file.flush()
             os.fsync(file.fileno())

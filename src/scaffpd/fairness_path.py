@@ -66,29 +66,41 @@ def along(
 
     def keep(moment: Any) -> None:
         nonlocal known
-        known = moment.state
+        if np.all(np.isfinite(moment.state.losses)):
+            known = moment.state
 
     for objective in objectives:
         callbacks, x0 = [*watching(objective), keep], known if warm else None
         result = train(make(objective), federation, rounds, tol, seed, x0, progress, None, callbacks)
+        known = None if result.status is Status.DIVERGED else known
         yield result
         if result.status is Status.INTERRUPTED:
             return
 
 
-def grid(kind: str, average: Vector, points: int = 9) -> dict[str, Objective]:
+def grid(kind: str, average: Vector, points: int = 9, prior: Any = None) -> dict[str, Objective]:
     """Objectives by name from the average to the worst case, given the losses of the average model.
 
     Args:
         kind: "ChiSquare", "Tilted", "ChiSquareBall", "CVaR" or "QFair".
         average: L_i of the average model; how far they are apart sets the scale of ρ.
         points: how many between the average and the worst case.
+        prior: p of all of them.
     """
     count("A fairness path", "points", points)
-    values = [float(f"{value:.2g}") for value in _strengths(kind, np.asarray(average), points)]
     made = {"ChiSquare": ChiSquare, "Tilted": Tilted, "ChiSquareBall": ChiSquareBall, "CVaR": CVaR, "QFair": QFair}
-    inner: dict[str, Objective] = {f"{SYMBOLS[kind]} = {v:g}": made[kind](v) for v in values}  # type: ignore[abstract]
-    return {"average": Average(), **inner, "worst case": Agnostic()}
+    values = _rounded(_strengths(kind, np.asarray(average), points))
+    inner: dict[str, Objective] = {f"{SYMBOLS[kind]} = {v:.15g}": made[kind](v, prior=prior) for v in values}  # type: ignore[abstract]
+    return {"average": Average(prior=prior), **inner, "worst case": Agnostic(prior=prior)}
+
+
+def _rounded(values: Vector) -> list[float]:
+    """As few digits as tell them apart, at least two."""
+    for digits in range(2, 16):
+        rounded = [float(f"{value:.{digits}g}") for value in values]
+        if len(set(rounded)) == len(rounded):
+            return rounded
+    return list(dict.fromkeys(map(float, values)))
 
 
 def _strengths(kind: str, losses: Vector, points: int) -> Vector:

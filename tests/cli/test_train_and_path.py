@@ -48,6 +48,8 @@ def test_two_options_are_enough(here, capsys):
     assert "Run:    runs/patients\n" in found.out
     assert "Report: runs/patients/report.html" in found.out
     assert "Column 'note' left out: 150 different texts in 150 rows." in found.err
+    assert "Numbers: age." in found.err
+    assert "Categories: sex (2)." in found.err
     assert "fair  round" in found.err
     page = (here / "runs" / "patients" / "report.html").read_text()
     assert "Served worst" in page
@@ -69,6 +71,8 @@ def test_quiet_and_json(here, capsys):
     found = json.loads(ran(f"{TABLE} --json", capsys).out)
     assert found["folder"] == "runs/patients"
     assert found["models"][1]["status"] == "converged"
+    assert len(found["verdict"]) == 2
+    assert found["cautions"]
     assert {row["client"] for row in found["clients"]} == {"North", "South", "West"}
     assert all(isinstance(row["test_accuracy"], float) for row in found["clients"])
 
@@ -85,7 +89,9 @@ def test_a_path_is_drawn_and_suggests_its_knee(here, capsys):
 def test_a_path_does_not_take_the_folder_of_a_run(here, capsys):
     ran(f"{TABLE} --no-report", capsys)
     found = ran("path hospitals --out runs/patients", capsys, code=2)
-    assert found.err == "The folder 'runs/patients' is that of `scaffpd train`: choose another with --out.\n"
+    assert found.err == "The folder 'runs/patients' is that of `scaffpd train`: choose another one with --out.\n"
+    ran("path hospitals --points 1 --no-report", capsys)
+    assert "runs/hospitals-path-2\n" in ran("path hospitals --points 2 --no-report", capsys).out
 
 
 def test_options_take_the_place_of_the_settings(here, capsys):
@@ -109,10 +115,10 @@ def test_an_interruption_says_how_to_go_on(here, capsys, monkeypatch):
 
 
 def test_regression(here, capsys):
-    text = "site,x,price\n" + "".join(f"{'ab'[k % 2]},{k},{3.5 * k + (k % 7) + 1000}\n" for k in range(80))
+    text = "site,x,price\n" + "".join(f"{'ab'[k % 2]},{2 * k},{3.5 * k + (k % 7) + 1000}\n" for k in range(80))
     (here / "prices.csv").write_text(text)
     found = ran("train prices.csv --client site --target price --objective Agnostic", capsys)
-    assert "error" in found.out
+    assert "held-out rmse" in found.out
     assert "rmse" in (here / "runs" / "prices" / "clients.csv").read_text()
 
 
@@ -140,7 +146,7 @@ WRONG = [
     (f"{TABLE} --objective ChiSquare --strength=-1", "ChiSquare needs rho > 0"),
     (f"{TABLE} --objective Agnostic --strength 1", "Agnostic has no strength: leave --strength out."),
     (f"{TABLE} --objective Nash", "Nash needs --strength"),
-    (f"{TABLE} --strength 1", "--strength needs --objective"),
+    ("train key.toml --strength 1", "--strength needs --objective"),
     (f"{TABLE} --task classify", "Unknown data.task in 'patients.csv', 'classify': did you mean 'classification'?"),
     (f"{TABLE} --test 1", "--test needs a number from 0 to below 1, got 1."),
     (f"{TABLE} --test nan", "--test needs a number from 0 to below 1, got nan."),

@@ -106,9 +106,9 @@ class Pooled:
             fill = min(counts, key=lambda cell: (-counts[cell], cell)) if counts else None
             cells = [fill if cell is None else cell for cell in self._cells(name, column)]
             for place in places:
-                hit = [
-                    np.nan if cell is None else float(place == (cell if cell in own[name] else None)) for cell in cells
-                ]
+                known_here = [named if out else own[name] for out in self.held[name]]
+                pairs = zip(cells, known_here, strict=True)
+                hit = [np.nan if c is None else float(place == (c if c in there else None)) for c, there in pairs]
                 self.blocks[name].append(hit)
         self.known += [known] * len(places)
 

@@ -111,7 +111,7 @@ def test_too_few_images_for_the_clients(each, words, root, tmp_path, capsys):
         ("--l2", "0", "--l2 > 0"),
         ("--l2", "-1e-3", "--l2 > 0"),
         ("--l2", "nan", "--l2"),
-        ("--l2", "much", "'much' is not a valid float"),
+        ("--l2", "much", "--l2 needs a number, got much."),
         ("--rounds", "0", "--rounds"),
         ("--seeds", "0", "--seeds"),
         ("--tune", "0", "--tune"),

@@ -193,4 +193,4 @@ def test_changes_that_somebody_has_judged_are_not_judged_again():
     told = story([0.7, 0.8, 0.9], [0.75, 0.8, 0.9], rows=60)
     judged = tuple(replace(s, clear=i == 0) for i, s in enumerate(told.scores["fair"]))
     said = cautions(replace(told, scores={**told.scores, "fair": judged}))
-    assert said == ("Of 3 clients, 1 change is clear of noise (marked *).",)
+    assert said == ("Of 3 clients, 1 change in accuracy is clear of noise (marked *).",)

@@ -9,6 +9,7 @@ from test_runs import asked, patients, run
 from scaffpd import cli
 from scaffpd.errors import InputError
 from scaffpd.runs.predict import predict
+from scaffpd.tabular.clients import Source, read_clients
 
 
 @pytest.fixture
@@ -45,6 +46,34 @@ def test_neither_target_nor_client_need_be_there_and_order_is_kept(trained):
     assert model.predicted == known.predicted
 
 
+def test_held_out_rows_get_what_the_run_has_scored(tmp_path):
+    """Also those with a category that their own client never had in training, and those with gaps."""
+    random, lines = np.random.default_rng(5), ["hospital,ward,age,outcome"]
+    for k in range(400):
+        ward, age = random.integers(12), random.normal(50, 9)
+        gap = random.random() < 0.15
+        lines.append(f"h{k % 20:02d},ward {ward},{'' if gap else round(age, 1)},{int(ward > 5)}")
+    (tmp_path / "p.csv").write_text("\n".join(lines) + "\n")
+    models, _ = run(asked(tmp_path / "p.csv"), tmp_path / "run")
+    found = predict(tmp_path / "run", tmp_path / "p.csv")
+    truth = np.array([int(line.split(",")[-1]) for line in lines[1:]])
+    right, owner = np.array(found.predicted) == truth, np.array(found.clients)
+    rows = read_clients(Source(tmp_path / "p.csv", "hospital", "outcome")).rows
+    for own, accuracy in zip(rows, models[1].test.accuracy, strict=True):
+        assert right[owner == own.name][own.held].mean() == pytest.approx(accuracy)
+    assert models[1].test.accuracy.mean() > 0.95
+
+
+def test_gaps_of_known_clients_are_filled_as_in_training_whatever_else_is_in_the_file(trained):
+    folder, _, _ = trained
+    rows = lines(folder)
+    gaps = [k for k, row in enumerate(rows) if k and row.split(",")[3] == ""]
+    whole = predict(folder / "run", folder / "p.csv")
+    (folder / "one.csv").write_text(f"{rows[0]}\n{rows[gaps[0]]}\n")
+    one = predict(folder / "run", folder / "one.csv")
+    assert one.probability[0] == pytest.approx(whole.probability[gaps[0] - 1], abs=1e-12)
+
+
 def test_parquet(trained):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
@@ -66,7 +95,7 @@ def test_the_command(trained, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("hospital,sex,pressure\nnorth,f,1\n", "Unknown column of 'new.csv', 'age'"),
+        ("hospital,sex,pressure\nnorth,f,1\n", "'new.csv' has no column 'age', which the model needs."),
         ("age,sex,pressure\nold,f,1\n", "Column 'age' of 'new.csv' has texts such as 'old', and the model was trained"),
         ("age,sex,pressure\n", "has column names but no rows"),
     ],

@@ -60,7 +60,7 @@ def run(config, place, watcher=None, fresh=False):
     prepared = prepare(config)
     cohort = prepared.cohort(config)
     config, folder = settled(config, cohort), RunFolder(place)
-    with folder.opened(config, fresh):
+    with folder.opened("train", config, fresh):
         models = carry_out(config, prepared, cohort, folder, watcher or Nobody())
         folder.write("train", config, prepared, models)
     return models, prepared
@@ -79,7 +79,8 @@ def rows(file):
 def test_a_folder_has_everything_and_repeats_itself_bit_for_bit(tmp_path):
     models, _ = run(asked(patients(tmp_path / "p.csv")), tmp_path / "one")
     names = {"config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "partition.csv"}
-    assert names | {"model.safetensors", "checkpoint"} == {p.name for p in (tmp_path / "one").iterdir()}
+    others = {"model.safetensors", "checkpoint", "fills.json", "lock"}
+    assert names | others == {p.name for p in (tmp_path / "one").iterdir()}
     (tmp_path / "two").mkdir()
     again, _ = run(RunConfig.read(tmp_path / "one" / "config.toml"), tmp_path / "two")
     for a, b in zip(models, again, strict=True):
@@ -184,12 +185,12 @@ def test_networks_and_data_from_functions(tmp_path):
 
 
 def test_a_path_has_its_knee_and_keeps_that_model(tmp_path):
-    config = RunConfig.of({"data": {"source": "hospitals", "test": 0.3}}, "hospitals")
+    config = RunConfig.of({"data": {"source": "hospitals", "test": 0.3}, "path": {"points": 4}}, "hospitals")
     prepared = prepare(config)
     cohort = prepared.cohort(config)
     config, watcher, folder = settled(config, cohort), Nobody(), RunFolder(tmp_path / "path")
-    with folder.opened(config, fresh=True):
-        models = walking.walk(config, prepared, cohort, 4, watcher)
+    with folder.opened("path", config, fresh=True):
+        models = walking.walk(config, prepared, cohort, watcher)
         about = walking.about(config, prepared, models, walking.cold_rounds(config, cohort, models))
         folder.write("path", config, prepared, models, about)
     assert watcher.models == [m.name for m in models]
@@ -200,7 +201,10 @@ def test_a_path_has_its_knee_and_keeps_that_model(tmp_path):
     chosen = next((m for m in models if m.role == "after"), models[0])
     assert about["knee"] == chosen.name
     kept = load_file(tmp_path / "path" / "model.safetensors")["x"]
-    assert np.array_equal(kept, next(m for m in models if m.role == "after" or m is models[-1]).result.x)
+    assert np.array_equal(kept, chosen.result.x)
+    again = RunConfig.read(tmp_path / "path" / "config.toml")
+    assert again.points == 4
+    assert RunFolder(tmp_path / "path").fits("path", again)
     losses = [m.result.history.losses[-1].max() for m in models]
     assert losses == sorted(losses, reverse=True)
 
@@ -212,13 +216,84 @@ def spread(mean, worst):
 
 def test_the_knee():
     accuracy = [spread(0.90, 0.60), spread(0.899, 0.70), spread(0.89, 0.72), spread(0.80, 0.73)]
-    found = knee(accuracy, upwards=True)
-    assert found.index == 2
-    assert (found.gain, found.cost) == (pytest.approx(0.12), pytest.approx(0.01))
-    errors = [spread(1.0, 3.0), spread(1.01, 2.0), spread(2.5, 1.9)]
-    assert knee(errors, upwards=False).index == 1
-    assert knee([spread(0.9, 0.6), spread(0.9, 0.6015)], upwards=True).index == 0
-    assert knee([spread(0.9, 0.6), spread(0.8, 0.5)], upwards=True).index == 0
+    assert knee(accuracy, upwards=True) == 2
+    assert knee([spread(1.0, 3.0), spread(1.01, 2.0), spread(2.5, 1.9)], upwards=False) == 1
+    assert knee([spread(0.9, 0.6), spread(0.9, 0.6015)], upwards=True) == 0
+    assert knee([spread(0.9, 0.6), spread(0.8, 0.5)], upwards=True) == 0
+    assert knee([spread(0.9, 0.6), spread(0.78, 0.65)], upwards=True) == 0  # twelve points of the mean for five
+
+
+def test_a_path_that_suggests_the_average_keeps_it(tmp_path):
+    config = RunConfig.of({"data": {"source": "hospitals"}, "path": {"points": 1}}, "hospitals")
+    prepared = prepare(config)
+    cohort = prepared.cohort(config)
+    config, folder = settled(config, cohort), RunFolder(tmp_path / "path")
+    with folder.opened("path", config, fresh=False):
+        models = [
+            replace(m, role="before" if m.name == "average" else "")
+            for m in walking.walk(config, prepared, cohort, Nobody())
+        ]
+        folder.write("path", config, prepared, models, walking.about(config, prepared, models, None))
+    assert np.array_equal(load_file(tmp_path / "path" / "model.safetensors")["x"], models[0].result.x)
+
+
+def test_a_prior_goes_along_the_path():
+    objective = {"kind": "ChiSquare", "rho": 0.1, "prior": [3, 1, 1, 1]}
+    config = RunConfig.of({"data": {"source": "hospitals"}, "objective": objective, "path": {"points": 1}}, "hospitals")
+    prepared = prepare(config)
+    cohort = prepared.cohort(config)
+    for model in walking.walk(settled(config, cohort), prepared, cohort, Nobody()):
+        assert model.objective.weights(4)[0] == pytest.approx(0.5)
+
+
+def test_a_run_that_goes_on_keeps_what_was_scored(tmp_path):
+    config = asked(patients(tmp_path / "p.csv"), training={"tol": 1e-9})
+    run(config, tmp_path / "run")
+    before = (tmp_path / "run" / "rounds.csv").read_bytes()
+    run(config, tmp_path / "run")
+    assert (tmp_path / "run" / "rounds.csv").read_bytes() == before
+
+
+def test_folders_of_others_are_left_alone(tmp_path):
+    config = asked(patients(tmp_path / "p.csv"))
+    mine = tmp_path / "mine"
+    (mine / "checkpoint").mkdir(parents=True)
+    (mine / "checkpoint" / "model.pt").write_text("mine")
+    (mine / "config.toml").write_text('[data]\nsource = "digits"\n')
+    for fresh in (False, True):
+        with pytest.raises(InputError, match="holds files that no run of this kind has written"):
+            run(config, mine, fresh=fresh)
+    (mine / "config.toml").unlink()
+    run(config, mine)
+    run(config, mine, fresh=True)
+    assert (mine / "checkpoint" / "model.pt").read_text() == "mine"
+
+
+def test_a_fresh_start_leaves_nothing_of_the_old_run(tmp_path):
+    file = patients(tmp_path / "p.csv")
+    run(asked(file), tmp_path / "run")
+    (tmp_path / "run" / "report.html").write_text("old")
+    with RunFolder(tmp_path / "run").opened("train", asked(file, objective={"kind": "Agnostic"}), fresh=True):
+        pass  # as if it were killed here
+    left = {p.name for p in (tmp_path / "run").iterdir()}
+    assert left == {"config.toml", "environment.json", "checkpoint", "lock"}
+    assert not list((tmp_path / "run" / "checkpoint").iterdir())
+
+
+def test_settings_of_functions_are_found_again_from_any_folder(tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mine.py").write_text(
+        "import numpy as np\n"
+        "def clients():\n"
+        "    r = np.random.default_rng(0)\n"
+        "    return {n: (r.normal(size=(20, 2)), r.integers(0, 2, 20)) for n in 'ab'}\n"
+    )
+    (tmp_path / "code" / "c.toml").write_text('[data]\nentry = "mine:clients"\n[training]\nrounds = 1\ntol = 0\n')
+    run(RunConfig.read(tmp_path / "code" / "c.toml"), tmp_path / "one")
+    run(RunConfig.read(tmp_path / "one" / "config.toml"), tmp_path / "two")
+    run(RunConfig.read(tmp_path / "two" / "config.toml"), tmp_path / "three")
+    with pytest.raises(InputError, match="an entry returns held-out rows itself"):
+        RunConfig.read(tmp_path / "one" / "config.toml", {"data": {"test": 0.5}})
 
 
 def test_what_entries_return_is_checked(tmp_path):

@@ -95,12 +95,43 @@ def test_what_is_left_out_is_said(tmp_path, rows):
 
 
 def test_names_of_rows_are_no_categories_unless_asked_for(tmp_path):
-    rows = [("ab"[k % 2], k, f"patient {k}", k % 3 % 2) for k in range(120)]
+    rows = [("ab"[k % 2], k % 60, f"patient {k}", k % 3 % 2) for k in range(120)]
     path = table(tmp_path / "a.csv", rows, ("site", "age", "name", "ill"))
     found = read(path)
     assert found.remarks == ("Column 'name' left out: 120 different texts in 120 rows.",)
     assert found.encoded[0].features == ("age",)
     assert len(read(path, columns=("age", "name"), test=0.0).encoded[0].features) == 121
+
+
+def test_columns_that_teach_nothing_are_left_out_and_named(tmp_path):
+    rows = [("ab"[k % 2], k + 1000, f"2024-0{1 + k % 9}-1{k % 8}", "x", "", k % 7, k % 3 % 2) for k in range(90)]
+    path = table(tmp_path / "a.csv", rows, ("site", "id", "admitted", "country", "empty", "age", "ill"))
+    found = read(path)
+    assert found.encoded[0].features == ("age",)
+    assert found.remarks == (
+        "Column 'id' left out: a number for every row, one after the other.",
+        "Column 'admitted' left out: dates such as '2024-01-10'; make numbers of them first.",
+        "Column 'country' left out: the same value everywhere.",
+        "Column 'empty' left out: no values.",
+    )
+
+
+def test_labels_of_rows_that_are_left_out_are_no_labels(tmp_path, rows):
+    named = [(site, age, smoker, "yes" if ill else "no") for site, age, smoker, ill in rows]
+    found = read(table(tmp_path / "a.csv", [*named, ("", 1, "no", "perhaps")]))
+    assert found.schema["labels"] == ["no", "yes"]
+
+
+def test_a_client_may_be_called_infinity(tmp_path):
+    rows = [(("inf", "nord")[k % 2], k % 5, k % 3 % 2) for k in range(40)]
+    found = read(table(tmp_path / "a.csv", rows, ("site", "x", "ill")))
+    assert [own.name for own in found.rows] == ["inf", "nord"]
+
+
+def test_what_does_not_fit_into_memory_is_refused(tmp_path, rows, monkeypatch):
+    monkeypatch.setattr("scaffpd.tabular.clients.free", lambda device: 1000)
+    with pytest.raises(InputError, match="which is more than there is room for: choose fewer --columns"):
+        read(table(tmp_path / "a.csv", rows))
 
 
 @pytest.mark.parametrize(

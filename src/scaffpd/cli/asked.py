@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ STRENGTHS: dict[str, tuple[str, float | None]] = {  # the argument of each objec
     "ChiSquare": ("rho", 0.1), "Tilted": ("rho", 0.1), "ChiSquareBall": ("delta", 0.5), "CVaR": ("alpha", 0.2),
     "QFair": ("q", 1.0), "Nash": ("b", None),
 }  # fmt: skip
+NICKNAMES = {"heart-disease": "hospitals", "breast-cancer": "breast-cancer"}
 TABLES = (".csv", ".csv.gz", ".parquet", ".pq")
 
 
@@ -32,14 +33,16 @@ class Asked:
     objective: str | None = None
     strength: float | None = None
     needs_strength: bool = True
+    path: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self, what: str) -> RunConfig:
         """The settings: what the file says, with the options in its place where they are given."""
         from scaffpd.runs.config import RunConfig
 
         self._check()
-        changes = {name: _given(getattr(self, name)) for name in ("data", "model", "training")}
-        changes["objective"] = self._objective()
+        changes = {name: _given(getattr(self, name)) for name in ("data", "model", "training", "path")}
+        what = NICKNAMES.get(what.lower().replace("_", "-"), what)
+        changes["objective"] = self._objective(file=what.lower().endswith(".toml"))
         if what.lower().endswith(".toml"):
             return RunConfig.read(Path(what), {name: new for name, new in changes.items() if new})
         if what.lower().endswith(TABLES):
@@ -64,15 +67,16 @@ class Asked:
                 limits = "from 0 to below 1" if below == 1 else ">= 0 and finite"
                 raise InputError(f"--{name} needs a number {limits}, got {given:g}.")
 
-    def _objective(self) -> dict[str, Any]:
-        if self.objective is None:
-            if self.strength is not None:
-                raise InputError("--strength needs --objective: which of them is it the strength of?")
+    def _objective(self, file: bool) -> dict[str, Any]:
+        if self.objective is None and self.strength is None:
             return {}
+        if self.objective is None and file:
+            raise InputError("--strength needs --objective: which of them is it the strength of?")
+        wanted = self.objective or "ChiSquare"
         names = {name.lower(): name for name in OBJECTIVES}
-        kind = names.get(self.objective.lower().replace("-", "").replace("_", ""))
+        kind = names.get(wanted.lower().replace("-", "").replace("_", ""))
         if kind is None:
-            raise unknown("objective", self.objective, OBJECTIVES)
+            raise unknown("objective", wanted, OBJECTIVES)
         if kind not in STRENGTHS:
             if self.strength is not None:
                 raise InputError(f"{kind} has no strength: leave --strength out.")

@@ -21,6 +21,7 @@ def end(folder: Path, report: bool, quiet: bool) -> None:
     from rich.console import Console
 
     from scaffpd.report import available, write
+    from scaffpd.report.cautions import cautions
     from scaffpd.report.reading import read
     from scaffpd.report.words import optimised, verdict
 
@@ -35,6 +36,8 @@ def end(folder: Path, report: bool, quiet: bool) -> None:
     story = read(folder)
     for sentence in verdict(story):
         _say(console, sentence)
+    for sentence in cautions(story):
+        _say(console, sentence)
     if (loss := optimised(story)) is not None:
         _say(
             console,
@@ -48,6 +51,8 @@ def end(folder: Path, report: bool, quiet: bool) -> None:
     else:
         for model in summary["models"]:
             _say(console, _proof(model))
+    if summary["models"][-1]["certificate"] is not None:
+        _say(console, "Certified gap: no model of this kind has an objective that is smaller by more than this.")
     console.print(f"\nRun:    {folder}", markup=False, soft_wrap=True)
     if page is not None:
         console.print(f"Report: {page}", markup=False, soft_wrap=True)
@@ -61,11 +66,16 @@ def values(folder: Path) -> dict[str, Any]:
     return found
 
 
-def as_values(folder: Path) -> dict[str, Any]:
+def as_values(folder: Path, report: bool) -> dict[str, Any]:
     """The summary, the clients and the folder, for `--json`."""
-    page = folder / "report.html"
+    from scaffpd.report.cautions import cautions
+    from scaffpd.report.reading import read
+    from scaffpd.report.words import verdict
+
+    page, story = folder / "report.html", read(folder)
     return values(folder) | {
-        "folder": str(folder), "report": str(page) if page.exists() else None, "clients": rows(folder / "clients.csv"),
+        "verdict": list(verdict(story)), "cautions": list(cautions(story)), "folder": str(folder),
+        "report": str(page) if report and page.exists() else None, "clients": rows(folder / "clients.csv"),
     }  # fmt: skip
 
 
@@ -86,26 +96,25 @@ def _clients(summary: dict[str, Any], clients: list[dict[str, Any]]) -> Table:
     """A row per client, the one that gains most first."""
     from rich.text import Text
 
-    percent = summary["measure"] == "accuracy"
-    score, sign, unit = (
-        f"{summary['split']}_{summary['measure']}",
-        1 if percent else -1,
-        "accuracy" if percent else "error",
-    )
+    from scaffpd.report.formats import change, measured
+
+    measure, held = summary["measure"], summary["split"] == "test"
+    score, sign = f"{summary['split']}_{measure}", 1 if measure == "accuracy" else -1
     before, after = _shown(summary)
     at = {(row["model"], row["client"]): row for row in clients}
     gain = {n: sign * (row[score] - at[before, n][score]) for (m, n), row in at.items() if m == after}
-    two = before != after
-    scores = [f"{unit}\n{before}", f"\n{after}", "\nchange"] if two else [unit]
-    table = plain_table(f"\n{summary['clients_word']}" if two else summary["clients_word"], "rows", *scores, "λ")
+    two, what = before != after, f"{'held-out ' if held else 'training '}{measure}"
+    scores = [f"{what}\n{before}", f"\n{after}", "\nchange"] if two else [what]
+    lines = "\n" if two else ""
+    table = plain_table(f"{lines}{summary['clients_word']}", "trained on,\nheld out", *scores, "weight\nλ")
     order = sorted(gain, key=lambda n: (-gain[n], sign * at[after, n][score]))
     for name in order if len(order) <= MOST else [*order[: MOST // 2], *order[-MOST // 2 :]]:
         row = at[after, name]
-        cells: list[str | Text] = [_score(row[score], percent)]
+        cells: list[str | Text] = [measured(row[score], measure)]
         if two:
-            moved = Text(_change(sign * gain[name], percent), style=_style(gain[name]))
-            cells = [_score(at[before, name][score], percent), *cells, moved]
-        table.add_row(Text(name), str(row["train_rows"] + row["test_rows"]), *cells, f"{row['weight']:.3f}")
+            moved = Text(change(sign * gain[name], measure), style=_style(gain[name]))
+            cells = [measured(at[before, name][score], measure), *cells, moved]
+        table.add_row(Text(name), f"{row['train_rows']}, {row['test_rows']}", *cells, f"{row['weight']:.3f}")
     if len(order) > MOST:
         table.caption = f"the first and last {MOST // 2} of {len(order)}; all are in clients.csv"
     return table
@@ -113,12 +122,11 @@ def _clients(summary: dict[str, Any], clients: list[dict[str, Any]]) -> Table:
 
 def _points(summary: dict[str, Any], points: list[dict[str, Any]]) -> Table:
     """A row per point of a path, the suggested one marked."""
-    table, percent = (
-        plain_table("point", "mean", "worst 20 %", "rounds", "certified gap"),
-        summary["measure"] == "accuracy",
-    )
+    from scaffpd.report.formats import measured
+
+    table, measure = plain_table("point", "mean", "worst 20 %", "rounds", "certified gap"), summary["measure"]
     for row in points:
-        scores = [_score(row[f"{name}_{summary['measure']}"], percent) for name in ("mean", "worst_20")]
+        scores = [measured(row[f"{name}_{measure}"], measure) for name in ("mean", "worst_20")]
         gap = "none" if row["certificate"] is None else f"{row['certificate']:.1e}"
         style = "bold" if row["model"] == summary["path"]["knee"] else None
         table.add_row(row["model"], *scores, str(row["rounds"]), gap, style=style)
@@ -132,15 +140,6 @@ def _shown(summary: dict[str, Any]) -> tuple[str, str]:
     return roles.get("before", after), after
 
 
-def _score(value: float, percent: bool) -> str:
-    return f"{100 * value:.1f} %" if percent else f"{value:.4g}"
-
-
-def _change(value: float, percent: bool) -> str:
-    text = f"{100 * value:+.1f}" if percent else f"{value:+.3g}"
-    return (text[1:] if float(text) == 0 else text).replace("-", "−")
-
-
 def _style(gain: float) -> str:
     return "dim" if abs(gain) < 5e-4 else "green" if gain > 0 else "red"
 
@@ -152,7 +151,7 @@ def _proof(model: dict[str, Any]) -> str:
     rounds = f"{model['rounds']} round{'' if model['rounds'] == 1 else 's'}"
     sent = model["bytes_up"] + model["bytes_down"]
     size = f"{sent / 1e6:.1f} MB" if sent >= 1e6 else f"{sent / 1e3:.0f} kB"
-    return f"{model['name']}{goal}: {model['status']} after {rounds}, {proven}, {size} sent"
+    return f"{model['name']}{goal}: {model['status']} after {rounds}, {proven}, {size} of messages"
 
 
 def _cheaper(path: dict[str, Any], points: int) -> str:

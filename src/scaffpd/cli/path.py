@@ -19,7 +19,9 @@ def path(
     client: command.Client = None,
     target: command.Target = None,
     objective: command.Goal = None,
-    points: Annotated[int, typer.Option(min=1, help="Points between the average and the worst case.")] = 9,
+    points: Annotated[
+        int | None, typer.Option(min=1, help="Points between the average and the worst case.", show_default="9")
+    ] = None,
     columns: command.Columns = None,
     categories: command.Categories = None,
     task: command.Task = None,
@@ -31,6 +33,7 @@ def path(
     device: command.Device = None,
     cold: Annotated[bool, typer.Option("--cold", help="Also train each point alone, to see what that costs.")] = False,
     out: command.Out = None,
+    fresh: command.Fresh = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
     quiet: command.Quiet = False,
     as_json: command.AsJson = False,
@@ -53,31 +56,32 @@ def path(
         training={"rounds": rounds, "tol": tol, "seed": seed, "device": device},
         objective=objective,
         needs_strength=False,
+        path={"points": points},
     )  # fmt: skip
     from scaffpd.runs.folder import RunFolder  # seconds, so not for --help
     from scaffpd.runs.path import walkable
 
     config = asked.config(what)
     walkable(config)
-    folder = RunFolder(command.place(config, out, True, "-path"))
-    folder.check("path")
-    _walk(config, folder, points, cold, report, quiet or as_json)
+    folder = RunFolder(command.place(config, out, fresh, "path"))
+    folder.check("path", config, fresh)
+    _walk(config, folder, fresh, cold, report, quiet or as_json)
     if as_json:
         from scaffpd.cli.as_json import print_json
         from scaffpd.cli.outcome import as_values
 
-        print_json(as_values(folder.path))
+        print_json(as_values(folder.path, report))
 
 
-def _walk(config: RunConfig, folder: RunFolder, points: int, cold: bool, report: bool, quiet: bool) -> None:
+def _walk(config: RunConfig, folder: RunFolder, fresh: bool, cold: bool, report: bool, quiet: bool) -> None:
     from scaffpd.cli.outcome import end
     from scaffpd.cli.training_screen import TrainingScreen
     from scaffpd.runs import path as walking
 
     with TrainingScreen(quiet) as screen:
         config, prepared, cohort = command.begin(config, screen)
-        with folder.opened(config, fresh=True):
-            models = walking.walk(config, prepared, cohort, points, screen)
+        with folder.opened("path", config, fresh):
+            models = walking.walk(config, prepared, cohort, screen)
             alone = walking.cold_rounds(config, cohort, models) if cold else None
             folder.write("path", config, prepared, models, walking.about(config, prepared, models, alone))
     end(folder.path, report, quiet)

@@ -17,22 +17,27 @@ def predict(
 ) -> None:
     """Apply a trained model to new rows, in their order.
 
-    Missing values are filled client by client from the rows at hand; the target column need not be there.
+    Missing values are filled as in training, for new clients from the rows at hand; no target column is needed.
 
     Examples:
         scaffpd predict runs/patients new-patients.csv
     """
     import csv
+    import io
 
+    from scaffpd.checkpoint import replacing
     from scaffpd.runs.predict import predict as answer
 
-    found = answer(run, table)
+    if out.resolve() == table.resolve():
+        raise InputError(f"{str(out)!r} is the table itself: choose another file with --out.")
+    found, text = answer(run, table), io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["client", "predicted", "probability"])
     probability = ["" if p != p else f"{p:.6f}" for p in found.probability]
+    writer.writerows(zip(found.clients, found.predicted, probability, strict=True))
     try:
-        with out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["client", "predicted", "probability"])
-            writer.writerows(zip(found.clients, found.predicted, probability, strict=True))
+        with replacing(out) as file:
+            file.write(text.getvalue().encode())
     except OSError as error:
         raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
     typer.echo(f"{len(found.predicted)} rows written to {out}.")

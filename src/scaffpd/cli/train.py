@@ -42,6 +42,7 @@ Tol = Annotated[float | None, typer.Option(help="Certified gap to stop at.", sho
 Seed = Annotated[int | None, typer.Option(min=0, help="Chooses held-out rows and all else.", show_default="0")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cpu")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew where the folder holds a run.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")]
 
@@ -68,7 +69,7 @@ def train(
         typer.Option("--baseline/--no-baseline", help="Train the average model too.", show_default="baseline"),
     ] = None,
     out: Out = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew where the folder holds a run.")] = False,
+    fresh: Fresh = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -97,24 +98,24 @@ def train(
 
     config = asked.config(what)
     folder = RunFolder(place(config, out, fresh))
-    folder.check("train", fresh)
+    folder.check("train", config, fresh)
     _carry_out(config, folder, fresh, report, quiet or as_json)
     if as_json:
         from scaffpd.cli.as_json import print_json
         from scaffpd.cli.outcome import as_values
 
-        print_json(as_values(folder.path))
+        print_json(as_values(folder.path, report))
 
 
-def place(config: RunConfig, out: Path | None, fresh: bool, suffix: str = "") -> Path:
+def place(config: RunConfig, out: Path | None, fresh: bool, kind: str = "train") -> Path:
     """Where the run goes: where it is told to, or to a folder of its own below runs/."""
     from scaffpd.runs.folder import RunFolder
 
     if out is not None or config.folder is not None:
         return Path(out or config.folder or "")
-    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.name) + suffix
-    folder = Path("runs") / safe
-    return folder if fresh else free(folder, lambda place: RunFolder(place).fits(config))
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.name)
+    folder = Path("runs") / (safe if kind == "train" else f"{safe}-{kind}")
+    return folder if fresh else free(folder, lambda place: RunFolder(place).fits(kind, config))
 
 
 def begin(config: RunConfig, screen: TrainingScreen) -> tuple[RunConfig, Prepared, Cohort]:
@@ -122,6 +123,7 @@ def begin(config: RunConfig, screen: TrainingScreen) -> tuple[RunConfig, Prepare
     from scaffpd.runs.prepare import prepare
     from scaffpd.runs.train import settled
 
+    screen.say(f"Reading {config.name}")
     prepared = prepare(config)
     cohort = prepared.cohort(config)
     config = settled(config, cohort)
@@ -139,7 +141,7 @@ def _carry_out(config: RunConfig, folder: RunFolder, fresh: bool, report: bool, 
 
     with TrainingScreen(quiet) as screen:
         config, prepared, cohort = begin(config, screen)
-        with folder.opened(config, fresh):
+        with folder.opened("train", config, fresh):
             models = carry_out(config, prepared, cohort, folder, screen)
             folder.write("train", config, prepared, models)
     interrupted = models[-1].result.status is Status.INTERRUPTED

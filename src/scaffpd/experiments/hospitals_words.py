@@ -14,7 +14,7 @@ def percent(share: float) -> str:
 
 def signed(value: float, digits: int) -> str:
     """A change with its sign, such as +1.7 or −3.2; no sign on what rounds to zero."""
-    text = f"{value:+.{digits}f}"
+    text = f"{value * (1 + 1e-9):+.{digits}f}"  # ties go away from zero, whoever adds up
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 

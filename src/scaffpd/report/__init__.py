@@ -52,7 +52,6 @@ def _put(target: Path, content: bytes) -> None:
     try:
         with replacing(target) as file:
             file.write(content)
-        target.chmod(0o644)
     except OSError as error:
         raise InputError(f"Cannot write {str(target)!r}: {error.strerror}.") from None
 

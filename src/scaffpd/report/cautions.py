@@ -70,8 +70,28 @@ def _noise(story: Story) -> list[str]:
         return []
     clear = sum(bool(s.clear) for s in judged)
     who = "no" if clear == 0 else str(clear)
-    changes = "change is" if clear < 2 else "changes are"
+    changes = f"change in {story.measure} is" if clear < 2 else f"changes in {story.measure} are"
     return [f"Of {len(judged)} {plural(story.word)}, {who} {changes} clear of noise{' (marked *)' if clear else ''}."]
+
+
+def _majority(story: Story) -> str:
+    """Where one label for everybody would do as well."""
+    model = story.role("after") or story.models[0]
+    most: dict[str, list[int]] = {}
+    for share in story.partition:
+        most.setdefault(share.client, []).append(int(share.test_rows if story.split == "test" else share.train_rows))
+    known = {s.client: s.value for s in story.scores.get(model.name, ()) if s.value is not None}
+    if not story.upwards or story.kind not in ("train", "path"):
+        return ""
+    idle = [c for c, rows in most.items() if c in known and any(rows) and known[c] <= max(rows) / sum(rows) + 1e-9]
+    if not idle:
+        return ""
+    who = (
+        f"{brief(idle[0])}, one label"
+        if len(idle) == 1
+        else f"{len(idle)} of {len(most)} {plural(story.word)} one label"
+    )
+    return f"At {who}, one label for every row would be right at least as often: accuracy says little there."
 
 
 def _chance(story: Story) -> str:

@@ -35,7 +35,7 @@ def change(value: float | None, measure: str) -> str:
     """A difference with its sign: points for accuracies."""
     if value is None:
         return NOTHING
-    scaled = 100 * value if measure == "accuracy" else value
+    scaled = (100 * value if measure == "accuracy" else value) * (1 + 1e-9)  # ties go away from zero, whoever adds up
     written = f"{abs(scaled):.1f}" if measure == "accuracy" else plain(abs(scaled))
     if float(written.replace("\u202f", "")) == 0:
         return "0" if measure != "accuracy" else "0.0"

@@ -21,6 +21,11 @@ def read_trained(folder: Path) -> Story:
         raise InputError(
             f"The run in {str(folder)!r} has format {summary.get('format')!r}; this version reads {FORMAT}."
         )
+    for name in ("models", "remarks", "verdict", "labels"):
+        if not isinstance(summary.get(name) or [], list):
+            raise InputError(f"{str(folder / MARK)!r} has no list of {name}; the run has to be made again.")
+    if not isinstance(summary.get("path") or {}, dict):
+        raise InputError(f"{str(folder / MARK)!r} has no table of its path; the run has to be made again.")
     measure, split = str(summary.get("measure", "accuracy")), str(summary.get("split", "test"))
     models = tuple(_model(folder, entry) for entry in summary.get("models") or [])
     if not models:

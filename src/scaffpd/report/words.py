@@ -38,6 +38,8 @@ def verdict(story: Story) -> tuple[str, ...]:
     if before and after:
         pair = story.overall[before.name], story.overall[after.name]
         return _headline(story, *pair), _names(story, *pair)
+    if before and story.path:
+        return _capital(str(story.path["why"])), _alone(story, story.overall[before.name])[0]
     if story.overall:
         return _alone(story, next(iter(story.overall.values())))
     return ("There is no result yet.", story.models[0].message or "The run has not ended.")
@@ -149,7 +151,7 @@ def _alone(story: Story, one: Overall) -> tuple[str, str]:
     return (
         f"The worst-served {story.word}, {brief(one.worst_client)}, {what}; the average is "
         f"{measured(one.mean, story.measure)}.",
-        "Nothing to compare with is in this folder: it holds one model.",
+        "There is one model here, and nothing to compare it with.",
     )
 
 
@@ -165,7 +167,9 @@ def _ranking(story: Story) -> tuple[str, str]:
     near = sorted(n for n in ranked - {after.name} if sign * (best.worst_20 - story.overall[n].worst_20) <= spread)
     against = _against(story, worst, mean, before.name)
     second = "No other method is within one standard deviation of it."
-    if near:
+    if best.worst_20_sd is None:
+        second = "That is one seed: another partition may rank them otherwise."
+    elif near:
         also = f", {before.name} among them" if before.name in near and len(near) > 1 else ""
         who = f"{near[0]} is" if len(near) == 1 else f"{len(near)} of the {len(ranked) - 1} others are"
         second = f"{who} within one standard deviation of it{also}."

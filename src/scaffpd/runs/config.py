@@ -14,7 +14,7 @@ from scaffpd.objectives import Objective
 from scaffpd.settings.objects import algorithm_of
 from scaffpd.settings.section import Section
 
-TABLES = ("data", "model", "objective", "algorithm", "training")
+TABLES = ("data", "model", "objective", "algorithm", "training", "path")
 DATA = (
     *("file", "client", "target", "columns", "categories", "task", "test", "seed", "standardise"),
     *("source", "clients", "alpha", "entry"),
@@ -22,7 +22,7 @@ DATA = (
 BY_FILE = ("client", "target", "columns", "categories", "task", "standardise")
 TASKS = ("classification", "regression")
 NUMBERS = ("float32", "float64")
-HELD_OUT = 0.2
+HELD_OUT, POINTS = 0.2, 9
 OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
 WITH_OBJECTIVE, OBJECTIVE = ("Fair", "ScaffPD", "SubspaceSaddle"), {"kind": "ChiSquare", "rho": 0.1}
 
@@ -61,6 +61,7 @@ class RunConfig:
         algorithm: what is run, with its objective.
         training: how long, how exactly and where.
         values: [objective] and [algorithm] as they were written.
+        points: of a fairness path, between the average and the worst case.
     """
 
     place: Path
@@ -71,6 +72,7 @@ class RunConfig:
     algorithm: Any
     training: Training
     values: Mapping[str, Any] = field(repr=False)
+    points: int = POINTS
 
     @classmethod
     def read(cls, path: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:
@@ -98,7 +100,8 @@ class RunConfig:
         place = top.file.parent
         return cls(
             place, top.text("name", _name(data, top)), None if folder is None else place / Path(folder).expanduser(),
-            data, _model(top), algorithm, _training(top, algorithm), values,
+            data, _model(top), algorithm, _training(top), values,
+            top.section("path", ("points",)).whole("points", POINTS, 1),
         )  # fmt: skip
 
     @property
@@ -112,14 +115,14 @@ class RunConfig:
         if "file" in data:
             data["file"] = _relative(self.place / data["file"], folder)
         if ("entry" in data or "network" in self.model) and self.place.resolve() != folder.resolve():
-            data["beside"] = _relative(self.place, folder)
+            data["beside"] = _relative(self.place / data.get("beside", "."), folder)
         training = {item.name: getattr(self.training, item.name) for item in fields(Training)}
         training["numbers"] = self.training.numbers or None
         return {
             "name": self.name, "folder": ".", "data": data, "model": dict(self.model),
             "objective": dict(self.values.get("objective", {})) or None,
             "algorithm": {"kind": type(self.algorithm).__name__, **self.values.get("algorithm", {})},
-            "training": training,
+            "training": training, "path": {"points": self.points},
         }  # fmt: skip
 
 
@@ -141,6 +144,8 @@ def _data(top: Section) -> dict[str, Any]:
         found |= {"clients": section.whole("clients", None, 2)} if "clients" in section else {}
         needs = "a number above 0"
         found |= {"alpha": section.number("alpha", None, needs, 1e-9, float("inf"))} if "alpha" in section else {}
+    if chosen[0] == "entry" and ("test" in section or "seed" in section):
+        raise InputError(f"{top.file.name!r} has data.test or data.seed, but an entry returns held-out rows itself.")
     if chosen[0] != "entry":
         found["test"] = section.number("test", HELD_OUT, "a share from 0 to below 1", 0, 1)
         found["seed"] = section.whole("seed", 0)
@@ -176,7 +181,7 @@ def _model(top: Section) -> dict[str, Any]:
     return found if "network" in found else found | {"intercept": section.boolean("intercept", True)}
 
 
-def _training(top: Section, algorithm: Any) -> Training:
+def _training(top: Section) -> Training:
     section = top.section("training", [item.name for item in fields(Training)])
     numbers = section.maybe("numbers")
     if numbers is not None and numbers not in NUMBERS:

@@ -8,15 +8,17 @@ clients.csv         a row for every model and client
 partition.csv       which client has how many rows of which label
 path.csv            a row for every point of a fairness path
 model.safetensors   the model that is kept
+fills.json          what stands in for missing values, client by client
 checkpoint/         one file for every model
 report.html         all of it to look at
 """
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import shlex
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -35,10 +37,15 @@ from scaffpd.lock import alone
 from scaffpd.runs import tables
 from scaffpd.runs.config import RunConfig
 from scaffpd.runs.prepared import Prepared, described
-from scaffpd.runs.trained import Trained, kept
+from scaffpd.runs.trained import SPREAD, Scored, Trained, kept
 from scaffpd.settings.writing import toml_text
 
 FORMAT = 1
+FILES = (
+    *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "partition.csv", "path.csv"),
+    *("fills.json", "model.safetensors", "report.html"),
+)
+MARK = re.compile(r"# scaffpd (\w+) ")
 
 
 class RunFolder:
@@ -47,56 +54,78 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def check(self, kind: str, fresh: bool = False) -> None:
-        """Find out before the work that this is no folder, or that of something else."""
+    def check(self, kind: str, config: RunConfig, fresh: bool) -> None:
+        """Find out before the work that the folder is a file, somebody else's, or that of another run."""
+        place, other = str(self.path), self.kind()
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"Cannot write to the folder {str(self.path)!r}: it is a file.")
-        other = self.kind()
-        if other is not None and other != kind and not fresh:
-            raise InputError(f"The folder {str(self.path)!r} is that of `scaffpd {other}`: choose another with --out.")
+            raise InputError(f"Cannot write to the folder {place!r}: it is a file.")
+        if other is None and any((self.path / name).exists() for name in FILES):
+            raise InputError(f"The folder {place!r} holds files that no run of this kind has written: choose another.")
+        if other not in (None, kind):
+            raise InputError(f"The folder {place!r} is that of `scaffpd {other}`: choose another one with --out.")
+        if not fresh and not self.fits(kind, config):
+            raise InputError(
+                f"The folder {place!r} holds another run: choose another one with --out, or start anew there with "
+                "--fresh."
+            )
 
     def kind(self) -> str | None:
-        """What the folder holds; `None` where it holds nothing yet."""
+        """Which command has written the folder; `None` where none has."""
+        found = MARK.match(self._text())
+        return found[1] if found else None
+
+    def _text(self) -> str:
         try:
-            found = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            return (self.path / "config.toml").read_text(encoding="utf-8")
         except (OSError, ValueError):
-            return None
-        return str(found.get("kind")) if isinstance(found, dict) else None
+            return ""
 
     @contextmanager
-    def opened(self, config: RunConfig, fresh: bool) -> Iterator[None]:
-        """Make the folder, keep others out of it, and write down the settings; a folder of another run is refused."""
+    def opened(self, kind: str, config: RunConfig, fresh: bool) -> Iterator[None]:
+        """Make the folder, keep others out of it, and write down the settings."""
+        self.check(kind, config, fresh)
         try:
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"Cannot write to the folder {str(self.path)!r}: {error.strerror}.") from None
         with alone(self.path, f"Another run is at work in {str(self.path)!r}."):
             if fresh:
-                shutil.rmtree(self.path / "checkpoint")
-                (self.path / "checkpoint").mkdir()
-            elif not self.fits(config):
-                raise InputError(
-                    f"The folder {str(self.path)!r} holds another run: choose another one with --out, or start anew "
-                    "there with --fresh."
-                )
-            self._write("config.toml", self._settings(config))
+                self._clear()
+            self._write("config.toml", self._settings(kind, config))
             self._write("environment.json", json.dumps(environment(), indent=1) + "\n")
             yield
-        (self.path / "lock").unlink(missing_ok=True)
 
-    def fits(self, config: RunConfig) -> bool:
+    def _clear(self) -> None:
+        """Remove what a run has written, and nothing else."""
+        for file in [*(self.path / name for name in FILES), *(self.path / "checkpoint").glob("*.npz")]:
+            file.unlink(missing_ok=True)
+
+    def fits(self, kind: str, config: RunConfig) -> bool:
         """Whether there is no other run here: how long one goes on does not make it another."""
-        file = self.path / "config.toml"
-        if not file.exists():
-            return True
-        return _lasting(file.read_text(encoding="utf-8")) == _lasting(self._settings(config))
+        text = self._text()
+        return not text or (self.kind() == kind and _lasting(text) == _lasting(self._settings(kind, config)))
+
+    def scores(self, model: str, measure: str) -> dict[int, Scored]:
+        """What an earlier part of the run has scored, by round."""
+        found: dict[int, Scored] = {}
+        try:
+            with (self.path / "rounds.csv").open(newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    if row["model"] == model and row[f"mean_{measure}"]:
+                        found[int(row["round"])] = {name: float(row[f"{name}_{measure}"]) for name in SPREAD}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return found
 
     def checkpoint(self, model: str) -> Path:
         """The file of a model's state."""
         return self.path / "checkpoint" / f"{''.join(c if c.isalnum() else '-' for c in model)}.npz"
 
-    def _settings(self, config: RunConfig) -> str:
-        return toml_text(config.complete(self.path), f"scaffpd train {self.path.as_posix()}/config.toml")
+    def _settings(self, kind: str, config: RunConfig) -> str:
+        return toml_text(config.complete(self.path), self._command(kind))
+
+    def _command(self, kind: str) -> str:
+        return f"scaffpd {kind} {shlex.quote((self.path / 'config.toml').as_posix())}"
 
     def write(
         self, kind: str, config: RunConfig, prepared: Prepared, models: Sequence[Trained],
@@ -105,7 +134,7 @@ class RunFolder:
         """Everything but settings and checkpoints."""
         summary = {
             "format": FORMAT, "kind": kind, "title": title(config, prepared),
-            "command": f"scaffpd {kind} {shlex.quote((self.path / 'config.toml').as_posix())}",
+            "command": self._command(kind),
             "made": datetime.now(UTC).isoformat(timespec="seconds"), "version": scaffpd.__version__,
             "task": prepared.task, "measure": prepared.measure, "split": prepared.split,
             "labels": list(prepared.labels), "clients_word": prepared.word, "model": described(prepared.model),
@@ -124,7 +153,9 @@ class RunFolder:
         x = np.ascontiguousarray(prepared.in_units(one.result.x))
         setup = prepared.setup(one.algorithm)
         with replacing(self.path / "model.safetensors") as file:
-            file.write(save_tensors({"x": x}) if setup is None else model_bytes(x, setup))
+            file.write(save_tensors({"x": x}, prepared.metadata()) if setup is None else model_bytes(x, setup))
+        if prepared.fills:
+            self._write("fills.json", json.dumps(prepared.fills, ensure_ascii=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         with replacing(self.path / name) as file:

@@ -9,9 +9,10 @@ from typing import Any, cast
 from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import SYMBOLS, along, grid
+from scaffpd.metrics import spread
 from scaffpd.objectives import Average, Objective
 from scaffpd.runs.config import RunConfig
-from scaffpd.runs.knee import Knee, knee
+from scaffpd.runs.knee import knee
 from scaffpd.runs.prepared import Prepared
 from scaffpd.runs.train import AVERAGE, Watcher
 from scaffpd.runs.trained import Scorer, Trained, trained
@@ -20,13 +21,13 @@ from scaffpd.training import Callback, Result, Status, train
 PARAMETERS = {"ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q"}
 
 
-def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, points: int, watcher: Watcher) -> list[Trained]:
+def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher) -> list[Trained]:
     """Train a grid of objectives of the kind that the settings name."""
     walkable(config)
     kind = type(config.objective).__name__
     walker, settings = _Walker(config, prepared, cohort, watcher), config.training
     for result in along(
-        walker.objectives(kind, points), cohort, settings.rounds, settings.tol or None, settings.seed,
+        walker.objectives(kind, config.points), cohort, settings.rounds, settings.tol or None, settings.seed,
         lambda objective: made(config, objective), False, walker.watching, True,
     ):  # fmt: skip
         walker.arrive(result)
@@ -53,14 +54,15 @@ class _Walker:
     def __init__(self, config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher) -> None:
         self.config, self.prepared, self.cohort, self.watcher = config, prepared, cohort, watcher
         self.models: list[Trained] = []
-        self.name, self.objective = AVERAGE, cast(Objective, Average())
+        prior = None if config.objective is None else config.objective.prior
+        self.name, self.objective = AVERAGE, cast(Objective, Average(prior=prior))
         self.scorer = Scorer(prepared, self.cohort)
 
     def objectives(self, kind: str, points: int) -> Iterator[Objective]:
         """The average, and then what its losses suggest."""
         yield self.objective
-        losses = self.models[0].result.history.losses[-1]
-        for self.name, self.objective in list(grid(kind, losses, points).items())[1:]:
+        known = grid(kind, self.models[0].result.history.losses[-1], points, self.objective.prior)
+        for self.name, self.objective in list(known.items())[1:]:
             yield self.objective
 
     def watching(self, _: Objective) -> Sequence[Callback]:
@@ -83,28 +85,31 @@ class _Walker:
 
 def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
     """The same, with the knee marked; the average itself where nothing is better."""
-    at = best(models, prepared).index
+    at = best(models, prepared)
     return [replace(one, role="after") if k == at and k > 0 else one for k, one in enumerate(models)]
 
 
-def best(models: Sequence[Trained], prepared: Prepared) -> Knee:
-    """The knee of a path."""
-    return knee([one.spread(prepared) for one in models], prepared.measure == "accuracy")
+def best(models: Sequence[Trained], prepared: Prepared) -> int:
+    """The point that is suggested; training rows choose it, so that held-out rows can tell what it is worth."""
+    upwards = prepared.measure == "accuracy"
+    return knee([spread(one.train, one.train.accuracy, upwards) for one in models], upwards)
 
 
 def reason(models: Sequence[Trained], prepared: Prepared) -> str:
-    """Why that point is suggested."""
-    found = best(models, prepared)
-    if found.index == 0:
-        return "No point of the path serves the worst-served fifth clearly better than the average model does."
-    name = models[found.index].name
-    if prepared.measure == "accuracy":
-        gain, cost = f"{100 * found.gain:.1f} points", f"{100 * found.cost:.1f} points"
-    else:
-        gain, cost = f"{found.gain:.4g} less error", f"{found.cost:.4g}"
-    if found.cost <= 0:
-        return f"{name}: the worst-served fifth gains {gain}, and the mean gives up nothing."
-    return f"{name}: the worst-served fifth gains {gain} for {cost} of the mean; beyond it, fairness costs more."
+    """What the suggested point brings, and what it costs."""
+    at, rows = best(models, prepared), "held-out" if prepared.test else "training"
+    if at == 0:
+        return "On training rows no point serves the worst-served fifth better by more than the mean loses by it."
+    first, chosen = (one.spread(prepared) for one in (models[0], models[at]))
+    sign, percent = (1, True) if prepared.measure == "accuracy" else (-1, False)
+    gain, cost = sign * (chosen.worst_20 - first.worst_20), sign * (first.mean - chosen.mean)
+    moved = f"{_moved(gain, percent)} for the worst-served fifth, {_moved(-cost, percent)} for the mean"
+    return f"{models[at].name}, chosen on training rows; on {rows} rows {moved}."
+
+
+def _moved(change: float, percent: bool) -> str:
+    text = f"{100 * change:+.1f} points" if percent else f"{-change:+.3g} in error"
+    return text.replace("-", "−")
 
 
 def cold_rounds(config: RunConfig, cohort: Cohort, models: Sequence[Trained]) -> int:
@@ -122,6 +127,6 @@ def about(config: RunConfig, prepared: Prepared, models: Sequence[Trained], alon
     kind = type(config.objective).__name__
     return {
         "parameter": PARAMETERS[kind], "symbol": SYMBOLS[kind], "objective": kind, "average": AVERAGE,
-        "knee": models[best(models, prepared).index].name, "why": reason(models, prepared),
+        "knee": models[best(models, prepared)].name, "why": reason(models, prepared),
         "rounds_warm": sum(one.result.rounds for one in models), "rounds_cold": alone,
     }  # fmt: skip

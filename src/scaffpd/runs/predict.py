@@ -1,9 +1,11 @@
-"""A run's model on new rows: the same columns, gaps filled client by client from the rows at hand."""
+"""A run's model on new rows: the same columns, gaps filled as in training, for new clients from the rows at hand."""
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.silo.predict import answers, read_model
 from scaffpd.errors import InputError
 from scaffpd.tabular.clients import CSV, PARQUET
-from scaffpd.tabular.columns import CATEGORY, Column, Mask, Matrix, Table
+from scaffpd.tabular.columns import CATEGORY, NUMBER, Column, Mask, Matrix, Table
 from scaffpd.tabular.csv_file import column_names, read_columns
 from scaffpd.tabular.encoding import filled, scaled
 from scaffpd.tabular.frames import read_parquet, table
@@ -41,10 +43,17 @@ class Answers:
 
 def predict(run: Path, file: Path) -> Answers:
     """Apply the model of a run's folder to a table."""
-    x, setup = read_model(run / "model.safetensors" if run.is_dir() else run)
+    file_of = run / "model.safetensors" if run.is_dir() else run
+    if _client_column(run) is None and (file_of.parent / "config.toml").exists():
+        raise InputError(
+            f"The run in {str(file_of.parent)!r} was not trained on a table, so it cannot predict from one."
+        )
+    x, setup = read_model(file_of)
     if setup.schema["shape"] is not None or setup.model.get("kind", "linear") != "linear":
         raise InputError("Only linear models of tables with named columns predict from tables.")
     columns, owner = _columns(file, setup, _client_column(run))
+    if owner is not None:
+        columns = _filled(columns, owner, _fills(run))
     rows = len(columns[0].values)
     codes = np.zeros(rows, dtype=np.int64) if owner is None else owner.values
     X: Matrix = np.empty((rows, len(setup.mean)))
@@ -65,16 +74,48 @@ def _client_column(run: Path) -> str | None:
     return client if isinstance(client, str) else None
 
 
+def _fills(run: Path) -> dict[str, dict[str, float | str]]:
+    """What stood in for missing values in training, by client and column."""
+    file = run / "fills.json" if run.is_dir() else run.parent / "fills.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _filled(columns: list[Column], owner: Column, known: dict[str, dict[str, float | str]]) -> list[Column]:
+    """Gaps of clients that were trained on, filled as they were then."""
+    made = []
+    for one in columns:
+        values, names, gaps = one.values.copy(), list(one.categories), one.missing
+        for code, client in enumerate(owner.categories):
+            fill = known.get(client, {}).get(one.name)
+            mine = gaps & (owner.values == code)
+            if fill is None or not mine.any():
+                continue
+            if isinstance(fill, str):
+                names += [] if fill in names else [fill]
+            values[mine] = names.index(fill) if isinstance(fill, str) else fill
+        kind = CATEGORY if names else NUMBER if not np.isnan(values).all() else one.kind
+        made.append(Column(one.name, kind, values, tuple(names), one.note))
+    return made
+
+
 def _columns(file: Path, setup: Setup, client: str | None) -> tuple[list[Column], Column | None]:
     names = [column["name"] for column in setup.schema["columns"]]
     categories = [column["name"] for column in setup.schema["columns"] if column["kind"] == CATEGORY]
     if file.name.lower().endswith(CSV):
-        known = client is not None and client in column_names(file)
+        there = column_names(file)
+        _complete(file, names, there)
+        known = client is not None and client in there
         extra = [client] if known and client is not None else []
         found, _ = read_columns(file, [*names, *extra], [*categories, *extra])
     elif file.name.lower().endswith(PARQUET):
         frame = read_parquet(file)
-        known = client in [str(name) for name in frame.columns]
+        there = [str(name) for name in frame.columns]
+        _complete(file, names, there)
+        known = client in there
         extra = [client] if known and client is not None else []
         found = list(table(repr(file.name), [frame], [*names, *extra], [*categories, *extra]).columns)
     else:
@@ -86,6 +127,14 @@ def _columns(file: Path, setup: Setup, client: str | None) -> tuple[list[Column]
                 "trained on numbers there."
             )
     return (found[:-1], found[-1]) if known else (found, None)
+
+
+def _complete(file: Path, needed: list[str], there: list[str]) -> None:
+    for name in needed:
+        if name not in there:
+            near = get_close_matches(name, there, n=1)
+            hint = f"; is it {near[0]!r}?" if near else "."
+            raise InputError(f"{file.name!r} has no column {name!r}, which the model needs{hint}")
 
 
 def _encoded(file: Path, own: Table, setup: Setup) -> Matrix:

@@ -15,9 +15,12 @@ from scaffpd.models import Linear, Module
 from scaffpd.runs.config import RunConfig
 from scaffpd.runs.prepared import Pair, Prepared
 from scaffpd.settings.entry import load
-from scaffpd.tabular.clients import Clients, Source, kinds, read_clients
+from scaffpd.tabular.clients import Clients, Source, read_clients
+from scaffpd.tabular.columns import CATEGORY, NUMBER
+from scaffpd.tabular.encoding import fills
 from scaffpd.tabular.schema import CLASSIFICATION, REGRESSION
 
+SHOWN = 20  # names of columns in a sentence
 WANTED = "clients as a mapping from names to (X, y), or two such mappings, the second of held-out rows"
 
 
@@ -46,7 +49,9 @@ def _from_file(config: RunConfig) -> Prepared:
         train, test = ([(X, (y - centre) / unit) for X, y in part] for part in (train, test))
     return Prepared(
         tuple(own.name for own in found.rows), train, test, _model(config, task, len(labels)), task, labels,
-        _about(file, found), source.client, unit, centre, found.schema, found.mean, found.deviation, found.remarks,
+        _about(file, found), source.client, unit, centre, found.schema, found.mean, found.deviation,
+        (*_learnt_from(found), *found.remarks),
+        {own.name: fills(own) for own in found.rows},
     )  # fmt: skip
 
 
@@ -59,11 +64,24 @@ def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, floa
 
 
 def _about(file: Path, found: Clients) -> str:
-    numbers, categories = kinds(found.schema)
-    rows = sum(sum(own.rows) for own in found.rows)
-    width = found.encoded[0].train[0].shape[1]
-    texts = [f"{n} {kind}" for n, kind in ((numbers, "of numbers"), (categories, "of categories")) if n]
-    return f"{file.name}: {rows} rows, {numbers + categories} columns ({', '.join(texts)}), {width} once encoded"
+    rows, width = sum(sum(own.rows) for own in found.rows), found.encoded[0].train[0].shape[1]
+    return f"{file.name}: {_count(rows, 'row')}, {_count(len(found.schema['columns']), 'column')}, {width} once encoded"
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}{'' if n == 1 else 's'}"
+
+
+def _learnt_from(found: Clients) -> tuple[str, ...]:
+    """Which columns are numbers, and which are categories: nobody should have to guess."""
+    numbers = [c["name"] for c in found.schema["columns"] if c["kind"] == NUMBER]
+    categories = [f"{c['name']} ({len(c['categories'])})" for c in found.schema["columns"] if c["kind"] == CATEGORY]
+    kinds = (("Numbers", numbers), ("Categories", categories))
+    return tuple(f"{kind}: {', '.join(names[:SHOWN])}{_more(names)}." for kind, names in kinds if names)
+
+
+def _more(names: list[str]) -> str:
+    return "" if len(names) <= SHOWN else f" and {len(names) - SHOWN} more"
 
 
 def _from_source(config: RunConfig) -> Prepared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +41,7 @@ class Prepared:
         mean: of encoded columns.
         deviation: likewise.
         remarks: what was left out, and why.
+        fills: what stands in for missing values, by client and column.
     """
 
     names: tuple[str, ...]
@@ -56,6 +58,7 @@ class Prepared:
     mean: Vector = field(default_factory=lambda: np.empty(0), repr=False)
     deviation: Vector = field(default_factory=lambda: np.empty(0), repr=False)
     remarks: tuple[str, ...] = ()
+    fills: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict, repr=False)
 
     @property
     def measure(self) -> str:
@@ -90,6 +93,14 @@ class Prepared:
         if self.model.classes is not None:
             model["classes"] = self.model.classes
         return Setup(algorithm, model, self.schema, self.mean, self.deviation)
+
+    def metadata(self) -> dict[str, str]:
+        """What a network's parameters expect of a row of a table, and what its outputs mean."""
+        about = {"unit": repr(self.unit), "centre": repr(self.centre), "labels": json.dumps(self.labels)}
+        if self.schema is None:
+            return about
+        scale = {"mean": json.dumps(self.mean.tolist()), "deviation": json.dumps(self.deviation.tolist())}
+        return about | {"schema": json.dumps(self.schema), **scale}
 
     def in_units(self, x: NDArray[Any]) -> NDArray[Any]:
         """The parameters for the target as it is in the file."""

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from scaffpd.runs.prepared import Prepared
-from scaffpd.runs.trained import Trained
+from scaffpd.runs.trained import SPREAD, Trained
 from scaffpd.tabular.schema import CLASSIFICATION
 
 LAST = ("exchanges", "bytes_up", "bytes_down", "seconds")
-SPREAD = ("mean", "worst_20", "worst")
 
 
 def about(one: Trained) -> dict[str, Any]:
@@ -22,7 +21,8 @@ def about(one: Trained) -> dict[str, Any]:
     result, last = one.result, {name: one.result.history[name][-1].item() for name in LAST}
     return {
         "name": one.name, "role": one.role, "objective": None if one.objective is None else repr(one.objective),
-        "algorithm": one.algorithm, "status": str(result.status), "message": result.message,
+        "algorithm": "chosen by itself" if one.algorithm == "Fair" else one.algorithm,
+        "status": str(result.status), "message": result.message,
         "certificate": float(result.certificate) if np.isfinite(result.certificate) else None,
         "rounds": result.rounds, **last, "strength": one.strength,
     }  # fmt: skip
@@ -37,7 +37,7 @@ def rounds(models: Sequence[Trained], measure: str) -> list[dict[str, Any]]:
         scalars = [name for name in table if "[" not in name]
         for k, number in enumerate(table["round"]):
             found = one.scores.get(number)
-            scored = {f"{name}_{measure}": "" if found is None else getattr(found, name) for name in SPREAD}
+            scored = {f"{name}_{measure}": "" if found is None else found[name] for name in SPREAD}
             front = {name: table[name][k] for name in scalars}
             rows.append(
                 {"model": one.name, **front, **scored, **{name: table[name][k] for name in table if "[" in name}}

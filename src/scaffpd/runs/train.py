@@ -37,7 +37,7 @@ def carry_out(
     """Train what the settings ask for; a list of one or two models, the last of them perhaps interrupted."""
     models, tol = [], config.training.tol or None
     for name, role, algorithm in contestants(config):
-        scorer = Scorer(prepared, cohort)
+        scorer = Scorer(prepared, cohort, folder.scores(name, prepared.measure))
         watcher.begin(name, cohort.names, config.training.rounds, tol)
         result = train(
             algorithm, cohort, config.training.rounds, tol, config.training.seed, progress=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ from scaffpd.objectives import Objective
 from scaffpd.runs.prepared import Prepared
 from scaffpd.training import Moment, Result
 
+SPREAD = ("mean", "worst_20", "worst")
+Scored = dict[str, float]  # what SPREAD names, after a round
 ALL = 50  # rounds that are all scored; later ones ever more rarely
 PACE = 1.05
 
@@ -39,7 +41,7 @@ class Trained:
     algorithm: str
     objective: Objective | None
     result: Result = field(repr=False)
-    scores: dict[int, Spread] = field(repr=False)
+    scores: dict[int, Scored] = field(repr=False)
     train: ClientScores = field(repr=False)
     test: ClientScores | None = field(repr=False)
     strength: float | None = None
@@ -55,11 +57,11 @@ class Trained:
 
 
 class Scorer:
-    """A callback that scores the model after rounds: all of the first, then ever fewer."""
+    """A callback that scores the model after rounds: all of the first, then ever fewer; `known` are scored already."""
 
-    def __init__(self, prepared: Prepared, cohort: Cohort) -> None:
+    def __init__(self, prepared: Prepared, cohort: Cohort, known: Mapping[int, Scored] | None = None) -> None:
         self.prepared, self.cohort = prepared, cohort
-        self.found: dict[int, Spread] = {}
+        self.found = dict(known or {})
         self.next = 0
 
     def __call__(self, moment: Moment) -> None:
@@ -71,7 +73,8 @@ class Scorer:
     def score(self, rounds: int, x: Any) -> None:
         """Score x as the model after so many rounds."""
         scores = self.prepared.scores(self.cohort, x, self.prepared.split)
-        self.found[rounds] = spread(scores, scores.accuracy, upwards=self.prepared.measure == "accuracy")
+        found = spread(scores, scores.accuracy, upwards=self.prepared.measure == "accuracy")
+        self.found[rounds] = {name: getattr(found, name) for name in SPREAD}
 
 
 def trained(
@@ -88,5 +91,6 @@ def trained(
 
 
 def kept(models: Sequence[Trained]) -> Trained:
-    """The model that a run is about: the one after, or the last."""
-    return next((one for one in models if one.role == "after"), models[-1])
+    """The model that a run is about: the one after; where there is none, the one before, or the only one."""
+    by_role = {one.role: one for one in models}
+    return by_role.get("after") or by_role.get("before") or models[-1]

@@ -45,6 +45,8 @@ class Section:
             raise InputError(f"The file {str(path)!r} is not UTF-8 text.") from None
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"The file {path.name!r} is not TOML: {str(error).rstrip('.')}.") from None
+        except RecursionError:
+            raise InputError(f"The file {path.name!r} is nested too deeply to be a settings file.") from None
         for key, what in (others or {}).items():
             if key in values:
                 raise InputError(f"The file {path.name!r} looks like {what}.")

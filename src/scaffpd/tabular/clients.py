@@ -6,22 +6,26 @@ step looks at the pooled rows.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from scaffpd.errors import InputError, unknown
+from scaffpd.memory import free, words
 from scaffpd.tabular.agree import agree, deviation_of, mean_of
 from scaffpd.tabular.columns import CATEGORY, Column, Mask, Matrix, Table
 from scaffpd.tabular.csv_file import read_csv
 from scaffpd.tabular.encoding import Encoded
 from scaffpd.tabular.frames import column, read_parquet, table
 from scaffpd.tabular.rows import Rows, held_rows
-from scaffpd.tabular.schema import Json
+from scaffpd.tabular.schema import Json, width
 from scaffpd.tabular.target import Target, target
 
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet", ".pq")
+DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories
 
 
@@ -83,10 +87,21 @@ def read_clients(source: Source) -> Clients:
     wanted = target(repr(source.file.name), goal, source.task)
     rows = _cut(source, owner, Table(len(owner.values), tuple(others)), wanted, remarks)
     schema = agree({own.name: own.describe() for own in rows}, source.standardise)
+    _check_room(source, rows, schema)
     mean = mean_of({own.name: own.totals(schema) for own in rows}, schema)
     deviation = deviation_of({own.name: own.totals(schema, mean) for own in rows}, mean)
     encoded = tuple(own.encoded(schema, mean, deviation) for own in rows)
     return Clients(tuple(rows), encoded, schema, mean, deviation, tuple(remarks))
+
+
+def _check_room(source: Source, rows: list[Rows], schema: Json) -> None:
+    """Refuse what cannot be held: the encoded rows, and once more while they are made."""
+    cells = width(schema) * sum(sum(own.rows) for own in rows)
+    if 16 * cells > free(torch.device("cpu")):
+        raise InputError(
+            f"{source.file.name!r} makes {width(schema)} columns once encoded, {words(8 * cells)} in all, which is "
+            "more than there is room for: choose fewer --columns."
+        )
 
 
 def _features(source: Source) -> tuple[dict[str, Column], Column, list[str]]:
@@ -111,9 +126,17 @@ def _features(source: Source) -> tuple[dict[str, Column], Column, list[str]]:
         raise InputError(f"{source.file.name!r} has no row with a value in its client column {source.client!r}.")
     if not there.all():
         remarks.append(f"{_rows(int((~there).sum()))} without {source.client!r} left out.")
-        found, goal = found.take(there), Column(goal.name, goal.kind, goal.values[there], goal.categories)
+        found, goal = found.take(there), _present(Column(goal.name, goal.kind, goal.values[there], goal.categories))
     remarks += [f"Column {c.name!r} {c.note}." for c in found.columns if c.note]
     return {c.name: c for c in found.columns}, goal, remarks
+
+
+def _present(column: Column) -> Column:
+    """The column with the categories that its rows have, and no others."""
+    if column.kind != CATEGORY:
+        return column
+    used, codes = np.unique(column.values, return_inverse=True)
+    return Column(column.name, CATEGORY, codes.astype(np.int32), tuple(column.categories[k] for k in used))
 
 
 def _from_parquet(source: Source, wanted: list[str] | None, categories: list[str]) -> tuple[Table, Column, int]:
@@ -134,17 +157,36 @@ def _from_parquet(source: Source, wanted: list[str] | None, categories: list[str
 
 
 def _usable(features: dict[str, Column], source: Source, remarks: list[str]) -> list[Column]:
-    """The columns to learn from; names of rows are no categories, unless they are asked for."""
+    """The columns to learn from; dates, names of rows and columns without a difference are none, unless asked for."""
     used = []
     for name, one in features.items():
         if name == source.client:
             continue
-        different = len(one.categories)
-        if source.columns is None and different > MANY and different > len(one.values) / 2:
-            remarks.append(f"Column {name!r} left out: {different} different texts in {_rows(len(one.values))}.")
-            continue
-        used.append(one)
+        why = None if source.columns is not None else _useless(one)
+        if why is None:
+            used.append(one)
+        else:
+            remarks.append(f"Column {name!r} left out: {why}.")
     return used
+
+
+def _useless(column: Column) -> str | None:
+    """Why a column is nothing to learn from, if so."""
+    there = column.values[~column.missing]
+    different = len(np.unique(there))
+    if different < 2:
+        return "no values" if different == 0 else "the same value everywhere"
+    if column.kind == CATEGORY:
+        texts = [column.categories[int(k)] for k in np.unique(there)]
+        if sum(bool(DATE.match(text)) for text in texts) > len(texts) / 2:
+            return f"dates such as {texts[0]!r}; make numbers of them first"
+        if different > MANY and different > len(column.values) / 2:
+            return f"{different} different texts in {_rows(len(column.values))}"
+        return None
+    steps = np.diff(np.sort(there))
+    if different == len(there) > MANY and np.all(there == np.round(there)) and np.all(steps == 1):
+        return "a number for every row, one after the other"
+    return None
 
 
 def _cut(source: Source, owner: Column, features: Table, goal: Target, remarks: list[str]) -> list[Rows]:
@@ -174,9 +216,3 @@ def _rows(n: int) -> str:
 def is_table(path: Path) -> bool:
     """Whether the name of a file is that of a table."""
     return path.name.lower().endswith((*CSV, *PARQUET))
-
-
-def kinds(schema: Json) -> tuple[int, int]:
-    """How many columns of numbers and of categories were agreed on."""
-    chosen = [c["kind"] == CATEGORY for c in schema["columns"]]
-    return len(chosen) - sum(chosen), sum(chosen)

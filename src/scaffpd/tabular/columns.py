@@ -17,7 +17,7 @@ Codes = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 
 NUMBER, CATEGORY, UNKNOWN = "number", "category", "unknown"
-MISSING = frozenset({"", "na", "nan", "?", "null"})
+MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "?", "null"})
 WHOLE = re.compile(r"([+-]?\d+)\.0*")
 
 

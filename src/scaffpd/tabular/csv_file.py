@@ -33,11 +33,12 @@ Rows = Iterator[tuple[int, list[str]]]
 
 @dataclass
 class _Seen:
-    """What the first reading found in one column: a cell that is no number, its line, and how many numbers."""
+    """What the first reading found in one column: a cell that is no number and its line, numbers, an infinite one."""
 
     line: int = 0
     cell: str = ""
     numbers: int = 0
+    infinite: int = 0
 
 
 def read_csv(
@@ -63,6 +64,9 @@ def read_columns(
     if rows == 0:
         raise InputError(f"{path.name!r} has no row with a value in its target column {names[0]!r}.")
     texts = [bool(found.line) or name in categories for name, found in zip(names, seen, strict=True)]
+    for name, found, text in zip(names, seen, texts, strict=True):
+        if found.infinite and not text:
+            raise InputError(f"{path.name!r} has an infinite value in column {name!r}, line {found.infinite}.")
     values = _second_reading(path, header, places, texts, kept)
     made = zip(names, values, seen, strict=True)
     return [_column(path, name, value, found, name in categories) for name, value, found in made], kept
@@ -159,8 +163,7 @@ def _first_reading(path: Path, header: list[str], places: list[int], needed: boo
             number = parsed(cell)
             if number is not None:
                 found.numbers += 1
-                if math.isinf(number):
-                    raise InputError(f"{path.name!r} has an infinite value in column {header[place]!r}, line {line}.")
+                found.infinite = found.infinite or (line if math.isinf(number) else 0)
             elif not found.line and not is_missing(cell):
                 found.line, found.cell = line, cell.strip()
     if not kept:

@@ -138,8 +138,9 @@ def _blocks(data: Rows, own: dict[str, Column], schema: Json, rows: Mask) -> Ite
         if agreed["kind"] == NUMBER:
             yield _filled_block(column.values[:, None], train, rows)
         elif column.kind == CATEGORY:
-            known = set(named_categories(column, train, data.rarest))
-            yield _one_hot(column, agreed, known, train, rows)
+            summed = bool((rows & train).any())  # only training rows go into sums
+            known = named_categories(column, train, data.rarest) if summed else agreed["categories"]
+            yield _one_hot(column, agreed, set(known), train, rows)
         else:
             yield np.full((int(rows.sum()), len(agreed["categories"]) + agreed["other"]), np.nan)
 
@@ -155,11 +156,25 @@ def _filled_block(values: NDArray[Any], train: Mask, rows: Mask) -> Matrix:
     return chosen
 
 
+def fills(data: Rows) -> dict[str, float | str]:
+    """By column, what stands in for missing values here: of training rows the median, or the most frequent category."""
+    found: dict[str, float | str] = {}
+    for column in data.table.columns:
+        there = ~data.held & ~column.missing
+        if not there.any():
+            continue
+        if column.kind == CATEGORY:
+            found[column.name] = column.categories[int(column.counts(~data.held).argmax())]
+        else:
+            found[column.name] = float(np.median(column.values[there]))
+    return found
+
+
 def _one_hot(column: Column, agreed: Json, known: set[str], train: Mask, rows: Mask) -> Matrix:
     """A column of zeros and ones per agreed category; the most frequent one where it is missing.
 
-    What this silo does not name itself is "other" here, whoever names it (a sum must not tell who is rare), and none of
-    the categories where the agreement has no "other".
+    What is not `known` is "other", and none of the categories where the agreement has no "other". In training rows that
+    is what this silo does not name itself, whoever else names it: a sum must not tell who is rare.
     """
     other = len(agreed["categories"])
     places = {name: k for k, name in enumerate(agreed["categories"]) if name in known}
