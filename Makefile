@@ -39,7 +39,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/average.py
 	$(BIN)/python benchmarks/path.py
 
-# the site, into site/: open site/index.html
+# the site, into site/: open site/index.html, or for the search as well: python3 -m http.server -d site
 docs: $(READY)
 	$(BIN)/python docs/generate_cli.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
