@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from scipy.stats import binomtest
 from sklearn.linear_model import Ridge
 
 import scaffpd as sp
@@ -21,6 +22,8 @@ from scaffpd.runs.config import RunConfig
 from scaffpd.runs.folder import RunFolder
 from scaffpd.runs.knee import knee
 from scaffpd.runs.prepare import prepare
+from scaffpd.runs.prepared import Prepared
+from scaffpd.runs.significance import clear
 from scaffpd.runs.train import carry_out, settled
 
 
@@ -304,3 +307,16 @@ def test_what_entries_return_is_checked(tmp_path):
         (tmp_path / "c.toml").write_text(f'[data]\nentry = "bad:{name}"\n')
         with pytest.raises(InputError, match="must return clients as a mapping"):
             prepare(RunConfig.read(tmp_path / "c.toml"))
+
+
+def test_changes_are_held_against_chance():
+    X = np.c_[np.arange(40.0) - 19.5]
+    y = (X[:, 0] > 0).astype(int)
+    model = sp.Linear("logistic", 0.1, intercept=True)
+    about = {"model": model, "task": "classification", "labels": ("0", "1"), "about": ""}
+    prepared = Prepared(("a", "b"), [(X, y)] * 2, [(X, y), (X[17:23], y[17:23])], **about)
+    good, bad, near = np.array([1.0, 0.0]), np.array([-1.0, 0.0]), np.array([1.0, 2.0])
+    assert clear(prepared, good, good) == (False, False)
+    assert clear(prepared, bad, good) == (True, True)  # 40 of 40, and 6 of 6: p = 1/32
+    assert clear(prepared, near, good) == (False, False)  # 2 rows
+    assert binomtest(6, 6).pvalue < 0.05 < binomtest(5, 5).pvalue

@@ -89,6 +89,8 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _number(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
     return None if text == "" else float(text) if any(c in text for c in ".en") else int(text)
 
 
@@ -97,6 +99,7 @@ def _clients(summary: dict[str, Any], clients: list[dict[str, Any]]) -> Table:
     from rich.text import Text
 
     from scaffpd.report.formats import change, measured
+    from scaffpd.report.story import FEW
 
     measure, held = summary["measure"], summary["split"] == "test"
     score, sign = f"{summary['split']}_{measure}", 1 if measure == "accuracy" else -1
@@ -112,9 +115,11 @@ def _clients(summary: dict[str, Any], clients: list[dict[str, Any]]) -> Table:
         row = at[after, name]
         cells: list[str | Text] = [measured(row[score], measure)]
         if two:
-            moved = Text(change(sign * gain[name], measure), style=_style(gain[name]))
+            sure = "*" if row.get("change_clear") else ""
+            moved = Text(f"{change(sign * gain[name], measure)}{sure}", style=_style(gain[name]))
             cells = [measured(at[before, name][score], measure), *cells, moved]
-        table.add_row(Text(name), f"{row['train_rows']}, {row['test_rows']}", *cells, f"{row['weight']:.3f}")
+        few = " †" if held and row["test_rows"] < FEW else ""
+        table.add_row(Text(f"{name}{few}"), f"{row['train_rows']}, {row['test_rows']}", *cells, f"{row['weight']:.3f}")
     if len(order) > MOST:
         table.caption = f"the first and last {MOST // 2} of {len(order)}; all are in clients.csv"
     return table

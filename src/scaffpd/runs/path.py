@@ -15,7 +15,7 @@ from scaffpd.runs.config import RunConfig
 from scaffpd.runs.knee import knee
 from scaffpd.runs.prepared import Prepared
 from scaffpd.runs.train import AVERAGE, Watcher
-from scaffpd.runs.trained import Scorer, Trained, trained
+from scaffpd.runs.trained import Scorer, Trained, judged, trained
 from scaffpd.training import Callback, Result, Status, train
 
 PARAMETERS = {"ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q"}
@@ -86,7 +86,8 @@ class _Walker:
 def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
     """The same, with the knee marked; the average itself where nothing is better."""
     at = best(models, prepared)
-    return [replace(one, role="after") if k == at and k > 0 else one for k, one in enumerate(models)]
+    marked = [replace(one, role="after") if k == at and k > 0 else one for k, one in enumerate(models)]
+    return judged(marked, prepared)
 
 
 def best(models: Sequence[Trained], prepared: Prepared) -> int:

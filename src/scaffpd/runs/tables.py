@@ -57,6 +57,7 @@ def clients(models: Sequence[Trained], measure: str) -> list[dict[str, Any]]:
                 "train_loss": float(train.loss[i]), "test_loss": "" if test is None else float(test.loss[i]),
                 f"train_{measure}": float(train.accuracy[i]),
                 f"test_{measure}": "" if test is None else float(test.accuracy[i]),
+                "change_clear": "" if one.clear is None else one.clear[i],
             })  # fmt: skip
     return rows
 

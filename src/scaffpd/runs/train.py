@@ -14,7 +14,7 @@ from scaffpd.objectives import Average
 from scaffpd.runs.config import RunConfig
 from scaffpd.runs.folder import RunFolder
 from scaffpd.runs.prepared import Prepared
-from scaffpd.runs.trained import Scorer, Trained, trained
+from scaffpd.runs.trained import Scorer, Trained, judged, trained
 from scaffpd.training import Moment, Status, train
 
 AVERAGE, FAIR = "average", "fair"
@@ -46,7 +46,7 @@ def carry_out(
         models.append(trained(name, role, algorithm, result, prepared, cohort, scorer))
         if result.status is Status.INTERRUPTED:
             break
-    return models
+    return judged(models, prepared)
 
 
 def contestants(config: RunConfig) -> list[tuple[str, str, Any]]:

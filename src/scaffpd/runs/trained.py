@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scaffpd.cohort import Cohort
@@ -12,6 +12,7 @@ from scaffpd.federation import ClientScores
 from scaffpd.metrics import Spread, spread
 from scaffpd.objectives import Objective
 from scaffpd.runs.prepared import Prepared
+from scaffpd.runs.significance import clear
 from scaffpd.training import Moment, Result
 
 SPREAD = ("mean", "worst_20", "worst")
@@ -34,6 +35,7 @@ class Trained:
         train: every client's scores on training rows.
         test: on held-out rows, where there are some.
         strength: of the objective, on a fairness path.
+        clear: whether each client's change against the model before is more than chance; `None` where it is not known.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Trained:
     train: ClientScores = field(repr=False)
     test: ClientScores | None = field(repr=False)
     strength: float | None = None
+    clear: tuple[bool, ...] | None = None
 
     @property
     def shown(self) -> ClientScores:
@@ -88,6 +91,15 @@ def trained(
     objective = getattr(algorithm, "objective", None)
     kind = type(algorithm).__name__
     return Trained(name, role, kind, objective, result, dict(scorer.found), train, test, strength)
+
+
+def judged(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
+    """The same, the model after with a word on which of its changes are more than chance."""
+    before = next((one for one in models if one.role == "before"), None)
+    if before is None:
+        return list(models)
+    first = before.result.x
+    return [replace(m, clear=clear(prepared, first, m.result.x)) if m.role == "after" else m for m in models]
 
 
 def kept(models: Sequence[Trained]) -> Trained:
