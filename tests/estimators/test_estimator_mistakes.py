@@ -24,7 +24,7 @@ def with_missing(value):
     [
         ({}, with_missing(None), "clients has a missing value (row 7): every row needs a client"),
         ({}, with_missing(np.nan), "clients has a missing value (row 7)"),
-        ({}, with_missing(np.datetime64("NaT")), "clients has a missing value (row 7)"),
+        ({}, with_missing(np.datetime64("NaT", "ns")), "clients has a missing value (row 7)"),
         ({}, ["a", float("nan")] * (ROWS // 2), "clients has a missing value (row 1)"),
         ({}, np.where(np.arange(ROWS) == 3, np.nan, 1.0), "clients has a missing value (row 3)"),
         ({}, "hospital", "clients must have one value per row, got 'hospital': pass the column itself."),

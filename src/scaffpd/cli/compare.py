@@ -115,7 +115,7 @@ def _show(comparison: Comparison, out: Path | None) -> None:
     for label in (ours for ours in OURS if ours in methods and len(methods) > 1):
         console.print(f"\n{comparison.verdict(label)}", markup=False, width=width)
     if out is not None:
-        console.print(f"\nWritten to {out}", markup=False)
+        console.print(f"\nWritten to {out}; to look at: scaffpd report {out}", markup=False, soft_wrap=True)
 
 
 def _as_json(comparison: Comparison, out: Path | None) -> dict[str, object]:
