@@ -125,6 +125,7 @@ def script(tmp_path, definition="", data="toy"):
     return running, out / "runs.jsonl"
 
 
+@pytest.mark.long
 def test_killed_in_two_processes(comparison, tmp_path):
     """Kill -9 as soon as a run is on disk; the same call goes on."""
     running, log = script(tmp_path)

@@ -9,8 +9,13 @@ import scaffpd as sp
 from problems import OBJECTIVES, families, objectives
 
 QUICK = ["synthetic", "badly scaled", "unequal sizes", "rank-deficient", "breast cancer"]
-CASES = [(family, objective) for family in QUICK for objective in OBJECTIVES]
-BRIEF = ("Agnostic", "ChiSquare", "Nash")
+SLOW = {("breast cancer", name) for name in ("Agnostic", "CVaR", "QFair")}
+CASES = [
+    pytest.param(family, objective, marks=pytest.mark.long if (family, objective) in SLOW else [])
+    for family in QUICK
+    for objective in OBJECTIVES
+]
+BRIEF = ("ChiSquare", "Nash")
 DIGITS = [pytest.param("digits", name, marks=[] if name in BRIEF else pytest.mark.long) for name in OBJECTIVES]
 PROBLEMS = {}
 

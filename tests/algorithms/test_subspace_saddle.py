@@ -256,7 +256,11 @@ def test_mistakes_get_a_sentence(make, words):
 # ------------------------------------------------------------------ networks
 
 
-@pytest.mark.parametrize("objective", [sp.ChiSquare(rho=0.05), sp.CVaR(alpha=0.3), sp.Agnostic()], ids=str)
+@pytest.mark.parametrize(
+    "objective",
+    [sp.ChiSquare(rho=0.05), sp.CVaR(alpha=0.3), pytest.param(sp.Agnostic(), marks=pytest.mark.long)],
+    ids=str,
+)
 def test_a_linear_layer_gets_as_far_as_a_linear_model(objective):
     """A network has no certificate: the values are compared."""
     data = unequal_clients("softmax", 3)

@@ -51,6 +51,7 @@ def test_cifar100():
     np.testing.assert_allclose(deviation, [0.2673, 0.2564, 0.2762], atol=0.003)
 
 
+@pytest.mark.long
 @needs("tiny_imagenet/train150.npz")
 def test_tiny_imagenet():
     images = sp.data.tiny_imagenet()

@@ -38,9 +38,8 @@ def test_flower_in_this_process(tmp_path, name):
     agrees(path, places, simulate(path, places))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "ScaffPD" else pytest.mark.deploy) for name in NAMES]
-)
+@pytest.mark.deploy
+@pytest.mark.parametrize("name", NAMES)
 def test_flares_simulator(tmp_path, name):
     pytest.importorskip("nvflare", reason="needs scaffpd[flare]")
     from scaffpd.deploy.flare.simulate import simulate

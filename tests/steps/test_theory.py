@@ -87,6 +87,7 @@ def test_the_proved_linear_rate_is_kept():
     assert np.sum((state.x.numpy() - optimum.x) ** 2) / rule.tau <= rule.theta**rounds * start
 
 
+@pytest.mark.long
 def test_the_proved_rate_on_agnostic_learning_is_kept():
     """O(1/R²): on a log-log scale the distance falls with slope −2 or steeper."""
     clients = synthetic(sigma=1.0)
