@@ -100,7 +100,7 @@ def _visible(of: Comparison, column: int) -> bool:
 
 def _moved(of: Comparison, column: int) -> str:
     points = 100 * of.mean_change[column]
-    return f"{'gains' if points > 0 else 'loses'} {abs(points):.1f} points"
+    return f"{'gains' if points > 0 else 'loses'} {signed(abs(points), 1).lstrip('+')} points"
 
 
 def _noise(of: Comparison, column: int) -> str:

@@ -122,7 +122,7 @@ def _error(story: Story) -> str:
 
 
 def _size(change: Change) -> str:
-    written = f"{100 * abs(change.gain):.1f}"
+    written = f"{100 * abs(change.gain) * (1 + 1e-9):.1f}"  # as in `formats.change`
     return written if written != "0.0" else f"{100 * abs(change.gain):.2f}"
 
 

@@ -109,7 +109,7 @@ def reason(models: Sequence[Trained], prepared: Prepared) -> str:
 
 
 def _moved(change: float, percent: bool) -> str:
-    text = f"{100 * change:+.1f} points" if percent else f"{-change:+.3g} in error"
+    text = f"{100 * change * (1 + 1e-9):+.1f} points" if percent else f"{-change:+.3g} in error"
     return text.replace("-", "−")
 
 
