@@ -90,7 +90,9 @@ def test_training_rows_are_named():
 
 def test_a_path_names_its_knee():
     told = story(TEN, moved(0.1, 0), kind="path", path={"knee": "ρ = 0.1"})
-    assert verdict(told)[0].startswith("At the knee, ρ = 0.1, the worst-served fifth of clients gains 10.0 points")
+    assert verdict(told)[0].startswith(
+        "At ρ\u00a0=\u00a00.1, which is suggested, the worst-served fifth of clients gains 10.0 points"
+    )
 
 
 def test_a_folder_may_bring_its_own_verdict():

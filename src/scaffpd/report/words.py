@@ -8,6 +8,7 @@ from scaffpd.metrics import a_fifth
 from scaffpd.report.formats import brief, measured, plain, plural, several
 from scaffpd.report.story import FEW, Overall, Story
 
+NARROW = "\u00a0"  # keeps ρ and its value on one line
 NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
 
 
@@ -84,7 +85,11 @@ def _headline(story: Story, before: Overall, after: Overall) -> str:
 
 
 def _where(story: Story) -> str:
-    start = f"at the knee, {story.path['knee']}, " if story.kind == "path" and story.path else ""
+    start = (
+        f"at {str(story.path['knee']).replace(' ', NARROW)}, which is suggested, "
+        if story.kind == "path" and story.path
+        else ""
+    )
     return f"{start}on the rows trained on, " if story.split == "train" else start
 
 

@@ -49,7 +49,7 @@ def _rows(story: Story) -> Rows:
         {
             "model": m.name, "order": i, "mean": scaled(story, one.mean), "worst_20": scaled(story, one.worst_20),
             "worst": scaled(story, one.worst), "strength": m.strength, "knee": m.name == knee,
-            "below": m.name == low, "label": f"{m.name} (knee)" if m.name == knee else m.name,
+            "below": m.name == low, "label": f"{m.name} (suggested)" if m.name == knee else m.name,
             "worst_20_sd": scaled(story, one.worst_20_sd),
         }
         for i, m in enumerate(story.models)
