@@ -18,6 +18,7 @@ from scaffpd.objectives import Agnostic, Average, ChiSquare, ChiSquareBall, CVaR
 from scaffpd.training import Algorithm, Callback, Result, Status, train
 
 SYMBOLS = {"ChiSquare": "ρ", "Tilted": "ρ", "ChiSquareBall": "δ", "CVaR": "α", "QFair": "q"}
+PARAMETERS = {"ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q"}
 WIDEST, NARROWEST = 10.0, 1 / 30  # ρ in units of how far the losses of the average model are apart
 
 

@@ -19,8 +19,7 @@ STRENGTHS: dict[str, tuple[str, float | None]] = {  # the argument of each objec
     "ChiSquare": ("rho", 0.1), "Tilted": ("rho", 0.1), "ChiSquareBall": ("delta", 0.5), "CVaR": ("alpha", 0.2),
     "QFair": ("q", 1.0), "Nash": ("b", None),
 }  # fmt: skip
-NICKNAMES = {"heart-disease": "hospitals", "breast-cancer": "breast-cancer"}
-TABLES = (".csv", ".csv.gz", ".parquet", ".pq")
+NICKNAMES = {"heart-disease": "hospitals"}
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,16 @@ class Asked:
     def config(self, what: str) -> RunConfig:
         """The settings: what the file says, with the options in its place where they are given."""
         from scaffpd.runs.config import RunConfig
+        from scaffpd.tabular.clients import is_table
 
         self._check()
         changes = {name: _given(getattr(self, name)) for name in ("data", "model", "training", "path")}
-        what = NICKNAMES.get(what.lower().replace("_", "-"), what)
+        plain = what.lower().replace("_", "-")
+        what = NICKNAMES.get(plain, plain if plain in PROBLEMS else what)
         changes["objective"] = self._objective(file=what.lower().endswith(".toml"))
         if what.lower().endswith(".toml"):
             return RunConfig.read(Path(what), {name: new for name, new in changes.items() if new})
-        if what.lower().endswith(TABLES):
+        if is_table(Path(what)):
             changes["data"] = {"file": str(Path(what).absolute()), **_columns(Path(what), changes["data"])}
         elif what in PROBLEMS:
             for key in ("client", "target", "columns", "categories", "task"):
@@ -99,9 +100,11 @@ def _columns(file: Path, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(file: Path) -> str:
-    if not file.name.lower().endswith((".csv", ".csv.gz")):
-        return ""
+    from scaffpd.tabular.clients import CSV
     from scaffpd.tabular.csv_file import column_names
+
+    if not file.name.lower().endswith(CSV):
+        return ""
 
     names = [name for name in column_names(file) if name]
     return f" There are {', '.join(map(repr, names[:12]))}{' and others' if len(names) > 12 else ''}."

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from scaffpd.cli.live import plain_table
 
 if TYPE_CHECKING:
@@ -16,33 +18,39 @@ if TYPE_CHECKING:
 WIDEST, MOST = 100, 30  # columns of prose, and clients in a table
 
 
-def end(folder: Path, report: bool, quiet: bool) -> None:
-    """Write the report and show the result."""
+def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
+    """Write the report, and show the result to whoever wants to see it."""
+    from scaffpd.cli.as_json import print_json
+    from scaffpd.report import available, write
+
+    sorry = available() if report else None
+    page = write(folder) if report and sorry is None else None
+    if as_json:
+        print_json(as_values(folder, page))
+    elif not quiet:
+        show(folder)
+        typer.echo(f"\nRun:    {folder}")
+        if page is not None or sorry is not None:
+            typer.echo(f"Report: {page}" if page is not None else f"No report: {sorry}")
+
+
+def show(folder: Path) -> None:
+    """Who is served how, the verdict, and what is proven."""
     from rich.console import Console
 
-    from scaffpd.report import available, write
     from scaffpd.report.cautions import cautions
     from scaffpd.report.reading import read
     from scaffpd.report.words import optimised, verdict
 
-    page = sorry = None
-    if report:
-        sorry = available()
-        page = write(folder) if sorry is None else None
-    console, summary = Console(quiet=quiet, highlight=False), values(folder)
+    console, summary, story = Console(highlight=False), values(folder), read(folder)
     console.print()
     console.print(summary["title"], style="bold", markup=False)
     console.print(_clients(summary, rows(folder / "clients.csv")))
-    story = read(folder)
-    for sentence in verdict(story):
-        _say(console, sentence)
-    for sentence in cautions(story):
+    for sentence in (*verdict(story), *cautions(story)):
         _say(console, sentence)
     if (loss := optimised(story)) is not None:
-        _say(
-            console,
-            f"What was optimised, their loss on training rows, goes from {loss.before:.3f} to {loss.after:.3f}.",
-        )
+        moved = f"from {loss.before:.3f} to {loss.after:.3f}"
+        _say(console, f"What was optimised, their loss on training rows, goes {moved}.")
     console.print()
     if summary["path"]:
         console.print(_points(summary, rows(folder / "path.csv")))
@@ -53,11 +61,6 @@ def end(folder: Path, report: bool, quiet: bool) -> None:
             _say(console, _proof(model))
     if summary["models"][-1]["certificate"] is not None:
         _say(console, "Certified gap: no model of this kind has an objective that is smaller by more than this.")
-    console.print(f"\nRun:    {folder}", markup=False, soft_wrap=True)
-    if page is not None:
-        console.print(f"Report: {page}", markup=False, soft_wrap=True)
-    elif sorry is not None:
-        _say(console, f"No report: {sorry}")
 
 
 def values(folder: Path) -> dict[str, Any]:
@@ -66,16 +69,16 @@ def values(folder: Path) -> dict[str, Any]:
     return found
 
 
-def as_values(folder: Path, report: bool) -> dict[str, Any]:
+def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
     """The summary, the clients and the folder, for `--json`."""
     from scaffpd.report.cautions import cautions
     from scaffpd.report.reading import read
     from scaffpd.report.words import verdict
 
-    page, story = folder / "report.html", read(folder)
+    story = read(folder)
     return values(folder) | {
         "verdict": list(verdict(story)), "cautions": list(cautions(story)), "folder": str(folder),
-        "report": str(page) if report and page.exists() else None, "clients": rows(folder / "clients.csv"),
+        "report": None if page is None else str(page), "clients": rows(folder / "clients.csv"),
     }  # fmt: skip
 
 

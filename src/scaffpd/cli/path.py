@@ -65,16 +65,13 @@ def path(
     walkable(config)
     folder = RunFolder(command.place(config, out, fresh, "path"))
     folder.check("path", config, fresh)
-    _walk(config, folder, fresh, cold, report, quiet or as_json)
-    if as_json:
-        from scaffpd.cli.as_json import print_json
-        from scaffpd.cli.outcome import as_values
-
-        print_json(as_values(folder.path, report))
-
-
-def _walk(config: RunConfig, folder: RunFolder, fresh: bool, cold: bool, report: bool, quiet: bool) -> None:
     from scaffpd.cli.outcome import end
+
+    _walk(config, folder, fresh, cold, quiet or as_json)
+    end(folder.path, report, quiet, as_json)
+
+
+def _walk(config: RunConfig, folder: RunFolder, fresh: bool, cold: bool, quiet: bool) -> None:
     from scaffpd.cli.training_screen import TrainingScreen
     from scaffpd.runs import path as walking
 
@@ -84,4 +81,3 @@ def _walk(config: RunConfig, folder: RunFolder, fresh: bool, cold: bool, report:
             models = walking.walk(config, prepared, cohort, screen)
             alone = walking.cold_rounds(config, cohort, models) if cold else None
             folder.write("path", config, prepared, models, walking.about(config, prepared, models, alone))
-    end(folder.path, report, quiet)

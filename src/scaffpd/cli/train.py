@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scaffpd.cli import choices
+from scaffpd.cli import choices, ending
 from scaffpd.cli.asked import Asked, free, listed
 from scaffpd.cli.choices import completing
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from scaffpd.runs.config import RunConfig
     from scaffpd.runs.folder import RunFolder
     from scaffpd.runs.prepared import Prepared
-
-INTERRUPTED = 130
 
 What = Annotated[
     str, typer.Argument(help="CONFIG.toml, a table (.csv, .csv.gz, .parquet), or hospitals, digits, breast-cancer.")
@@ -99,12 +97,7 @@ def train(
     config = asked.config(what)
     folder = RunFolder(place(config, out, fresh))
     folder.check("train", config, fresh)
-    _carry_out(config, folder, fresh, report, quiet or as_json)
-    if as_json:
-        from scaffpd.cli.as_json import print_json
-        from scaffpd.cli.outcome import as_values
-
-        print_json(as_values(folder.path, report))
+    _carry_out(config, folder, fresh, report, quiet, as_json)
 
 
 def place(config: RunConfig, out: Path | None, fresh: bool, kind: str = "train") -> Path:
@@ -133,20 +126,20 @@ def begin(config: RunConfig, screen: TrainingScreen) -> tuple[RunConfig, Prepare
     return config, prepared, cohort
 
 
-def _carry_out(config: RunConfig, folder: RunFolder, fresh: bool, report: bool, quiet: bool) -> None:
+def _carry_out(config: RunConfig, folder: RunFolder, fresh: bool, report: bool, quiet: bool, as_json: bool) -> None:
     from scaffpd.cli.outcome import end
     from scaffpd.cli.training_screen import TrainingScreen
     from scaffpd.runs.train import carry_out
     from scaffpd.training import Status
 
-    with TrainingScreen(quiet) as screen:
+    with TrainingScreen(quiet or as_json) as screen:
         config, prepared, cohort = begin(config, screen)
         with folder.opened("train", config, fresh):
             models = carry_out(config, prepared, cohort, folder, screen)
             folder.write("train", config, prepared, models)
     interrupted = models[-1].result.status is Status.INTERRUPTED
-    end(folder.path, report and not interrupted, quiet)
+    end(folder.path, report and not interrupted, quiet, as_json)
     if interrupted:
-        if not quiet:
+        if not (quiet or as_json):
             typer.echo("Interrupted; the same command goes on.", err=True)
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(ending.INTERRUPTED)

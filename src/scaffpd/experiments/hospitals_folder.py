@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import scaffpd
 from scaffpd.checkpoint import replacing
 from scaffpd.data import heart_disease
 from scaffpd.environment import environment
@@ -18,7 +16,6 @@ from scaffpd.experiments import hospitals_words as words
 from scaffpd.experiments.hospitals import TEST_FRACTION, Study, prepared, save
 from scaffpd.federation import ClientScores
 from scaffpd.runs import tables
-from scaffpd.runs.prepared import described
 from scaffpd.runs.trained import Trained
 
 MEASURE = "accuracy"
@@ -28,16 +25,10 @@ def write(study: Study, folder: Path, command: str) -> list[Path]:
     """Write what the report is made from, and the tables of every split."""
     problem = prepared(heart_disease(TEST_FRACTION, seed=study.seeds[0]))
     models = [_mean(runs) for runs in study.models.values()]
-    summary = {
-        "format": 1, "kind": "demo", "title": "Four hospitals, one model", "command": command,
-        "made": datetime.now(UTC).isoformat(timespec="seconds"), "version": scaffpd.__version__,
-        "task": problem.task, "measure": MEASURE, "split": "test", "labels": list(problem.labels),
-        "clients_word": problem.word, "model": described(problem.model), "data": problem.about,
-        "models": [tables.about(one) for one in models], "remarks": _remarks(study),
-        "verdict": [f"{words.headline(study)}.", words.caveat(study)], "path": None,
-    }  # fmt: skip
+    verdict = (f"{words.headline(study)}.", words.caveat(study))
+    about = ("demo", "Four hospitals, one model", command, problem, models)
     files = {
-        "summary.json": json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
+        "summary.json": tables.summary(*about, verdict=verdict, remarks=_remarks(study)),
         "environment.json": json.dumps(environment(), indent=1) + "\n",
         "rounds.csv": tables.csv_text(tables.rounds(models, MEASURE)),
         "clients.csv": tables.csv_text(_clients(study, models)),

@@ -117,3 +117,9 @@ class Linear:
             raise InputError(f"x has shape {flat.shape}, which does not fit {features} features.")
         table = flat.reshape(rows, -1)
         return Coefficients(table[:features], table[features] if self.intercept else None)
+
+    def outputs(self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """⟨a_j, x⟩ of every row, (rows × outputs)."""
+        weights, intercept = self.reshape(x, rows.shape[1])
+        z: NDArray[np.float64] = rows @ weights + (0.0 if intercept is None else intercept)
+        return z

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from scaffpd.algorithms import Fair
+from scaffpd.deploy.protocol.setup import FORMATS
 from scaffpd.errors import InputError, unknown
 from scaffpd.models.losses import LOSSES
 from scaffpd.objectives import Objective
 from scaffpd.settings.objects import algorithm_of
 from scaffpd.settings.section import Section
+from scaffpd.tabular.schema import TASKS
 
 TABLES = ("data", "model", "objective", "algorithm", "training", "path")
 DATA = (
@@ -20,8 +23,6 @@ DATA = (
     *("source", "clients", "alpha", "entry"),
 )
 BY_FILE = ("client", "target", "columns", "categories", "task", "standardise")
-TASKS = ("classification", "regression")
-NUMBERS = ("float32", "float64")
 HELD_OUT, POINTS = 0.2, 9
 OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
 WITH_OBJECTIVE, OBJECTIVE = ("Fair", "ScaffPD", "SubspaceSaddle"), {"kind": "ChiSquare", "rho": 0.1}
@@ -109,6 +110,10 @@ class RunConfig:
         """The objective, of algorithms that are given one."""
         return getattr(self.algorithm, "objective", None)
 
+    def algorithm_for(self, objective: Objective) -> Any:
+        """The same algorithm with another objective; the one of our choice where it is given none."""
+        return Fair(objective) if self.objective is None else replace(self.algorithm, objective=objective)
+
     def complete(self, folder: Path) -> dict[str, Any]:
         """All settings, for a `config.toml` in that folder: what was left out has its default."""
         data = dict(self.data)
@@ -184,8 +189,8 @@ def _model(top: Section) -> dict[str, Any]:
 def _training(top: Section) -> Training:
     section = top.section("training", [item.name for item in fields(Training)])
     numbers = section.maybe("numbers")
-    if numbers is not None and numbers not in NUMBERS:
-        raise unknown(f"training.numbers in {top.file.name!r},", numbers, NUMBERS)
+    if numbers is not None and numbers not in FORMATS:
+        raise unknown(f"training.numbers in {top.file.name!r},", numbers, FORMATS)
     return Training(
         section.whole("rounds", Training.rounds, 1),
         section.number("tol", 0, "a number >= 0 (0: make all rounds)", 0, float("inf")) if "tol" in section else None,

@@ -19,16 +19,15 @@ import csv
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save as save_tensors
 
-import scaffpd
 from scaffpd.checkpoint import replacing
 from scaffpd.deploy.coordinator.run_folder import model_bytes
 from scaffpd.environment import environment
@@ -36,15 +35,15 @@ from scaffpd.errors import InputError
 from scaffpd.lock import alone
 from scaffpd.runs import tables
 from scaffpd.runs.config import RunConfig
-from scaffpd.runs.prepared import Prepared, described
+from scaffpd.runs.prepared import Prepared
 from scaffpd.runs.trained import SPREAD, Scored, Trained, kept
 from scaffpd.settings.writing import toml_text
 
-FORMAT = 1
 FILES = (
     *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "partition.csv", "path.csv"),
     *("fills.json", "model.safetensors", "report.html"),
 )
+PASSING = ("rounds", "tol", "baseline")  # how long a run goes on does not make it another
 MARK = re.compile(r"# scaffpd (\w+) ")
 
 
@@ -132,24 +131,16 @@ class RunFolder:
         path: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Everything but settings and checkpoints."""
-        summary = {
-            "format": FORMAT, "kind": kind, "title": title(config, prepared),
-            "command": self._command(kind),
-            "made": datetime.now(UTC).isoformat(timespec="seconds"), "version": scaffpd.__version__,
-            "task": prepared.task, "measure": prepared.measure, "split": prepared.split,
-            "labels": list(prepared.labels), "clients_word": prepared.word, "model": described(prepared.model),
-            "data": prepared.about, "models": [tables.about(one) for one in models], "remarks": list(prepared.remarks),
-            "verdict": None, "path": path,
-        }  # fmt: skip
-        self._write("summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        command = self._command(kind)
+        self._write("summary.json", tables.summary(kind, title(config, prepared), command, prepared, models, path))
         self._write("rounds.csv", tables.csv_text(tables.rounds(models, prepared.measure)))
         self._write("clients.csv", tables.csv_text(tables.clients(models, prepared.measure)))
         self._write("partition.csv", tables.csv_text(tables.partition(prepared)))
         if path is not None:
             self._write("path.csv", tables.csv_text(tables.points(models, prepared)))
-        self._write_model(config, prepared, kept(models))
+        self._write_model(prepared, kept(models))
 
-    def _write_model(self, config: RunConfig, prepared: Prepared, one: Trained) -> None:
+    def _write_model(self, prepared: Prepared, one: Trained) -> None:
         x = np.ascontiguousarray(prepared.in_units(one.result.x))
         setup = prepared.setup(one.algorithm)
         with replacing(self.path / "model.safetensors") as file:
@@ -162,17 +153,18 @@ class RunFolder:
             file.write(text.encode())
 
 
-def _lasting(text: str) -> list[str]:
-    """The settings that make a run what it is."""
-    passing = ("rounds =", "tol =", "folder =", "name =", "baseline =", "#")
-    return [line for line in text.splitlines() if line.strip() and not line.startswith(passing)]
+def _lasting(text: str) -> dict[str, Any] | None:
+    """The settings that make a run what it is; `None` where they cannot be read."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+    kept = {key: value for key, value in values.items() if key not in ("name", "folder")}
+    training = values.get("training", {})
+    return kept | {"training": {key: value for key, value in training.items() if key not in PASSING}}
 
 
 def title(config: RunConfig, prepared: Prepared) -> str:
     """The run in a few words."""
     by = f" by {prepared.word}" if "file" in config.data else ""
-    return f"{config.name}: {len(prepared.names)} {'clients' if by else _plural(prepared.word)}{by}"
-
-
-def _plural(word: str) -> str:
-    return f"{word}s"
+    return f"{config.name}: {len(prepared.names)} {'client' if by else prepared.word}s{by}"

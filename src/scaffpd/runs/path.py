@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError
-from scaffpd.fairness_path import SYMBOLS, along, grid
+from scaffpd.fairness_path import PARAMETERS, SYMBOLS, along, grid
 from scaffpd.metrics import spread
 from scaffpd.objectives import Average, Objective
 from scaffpd.runs.config import RunConfig
 from scaffpd.runs.knee import knee
 from scaffpd.runs.prepared import Prepared
 from scaffpd.runs.train import AVERAGE, Watcher
-from scaffpd.runs.trained import Scorer, Trained, judged, trained
+from scaffpd.runs.trained import Scorer, Trained, judged, kept, trained
 from scaffpd.training import Callback, Result, Status, train
-
-PARAMETERS = {"ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q"}
 
 
 def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher) -> list[Trained]:
@@ -28,7 +26,7 @@ def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher
     walker, settings = _Walker(config, prepared, cohort, watcher), config.training
     for result in along(
         walker.objectives(kind, config.points), cohort, settings.rounds, settings.tol or None, settings.seed,
-        lambda objective: made(config, objective), False, walker.watching, True,
+        config.algorithm_for, False, walker.watching, True,
     ):  # fmt: skip
         walker.arrive(result)
     return suggested(walker.models, prepared)
@@ -39,13 +37,6 @@ def walkable(config: RunConfig) -> None:
     kind = type(config.algorithm if config.objective is None else config.objective).__name__
     if kind not in SYMBOLS:
         raise InputError(f"A fairness path goes along {', '.join(SYMBOLS)}, not along {kind}.")
-
-
-def made(config: RunConfig, objective: Objective) -> Any:
-    """The algorithm of the settings, for another objective."""
-    if not is_dataclass(config.algorithm):
-        raise InputError("A fairness path needs an algorithm that is given an objective.")
-    return replace(config.algorithm, objective=objective)  # type: ignore[type-var]
 
 
 class _Walker:
@@ -78,34 +69,32 @@ class _Walker:
             raise KeyboardInterrupt
         parameter = PARAMETERS.get(type(self.objective).__name__)
         strength = None if parameter is None else float(getattr(self.objective, parameter))
-        algorithm, role = made(self.config, self.objective), "" if self.models else "before"
+        algorithm, role = self.config.algorithm_for(self.objective), "" if self.models else "before"
         about = (self.prepared, self.cohort, self.scorer, strength)
         self.models.append(trained(self.name, role, algorithm, result, *about))
 
 
 def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
-    """The same, with the knee marked; the average itself where nothing is better."""
-    at = best(models, prepared)
+    """The same, with the knee marked; nothing is where the average itself is the best.
+
+    Training rows choose it, so that held-out rows can tell what it is worth.
+    """
+    upwards = prepared.measure == "accuracy"
+    at = knee([spread(one.train, one.train.accuracy, upwards) for one in models], upwards)
     marked = [replace(one, role="after") if k == at and k > 0 else one for k, one in enumerate(models)]
     return judged(marked, prepared)
 
 
-def best(models: Sequence[Trained], prepared: Prepared) -> int:
-    """The point that is suggested; training rows choose it, so that held-out rows can tell what it is worth."""
-    upwards = prepared.measure == "accuracy"
-    return knee([spread(one.train, one.train.accuracy, upwards) for one in models], upwards)
-
-
 def reason(models: Sequence[Trained], prepared: Prepared) -> str:
     """What the suggested point brings, and what it costs."""
-    at, rows = best(models, prepared), "held-out" if prepared.test else "training"
-    if at == 0:
+    chosen, rows = kept(models), "held-out" if prepared.test else "training"
+    if chosen is models[0]:
         return "On training rows no point serves the worst-served fifth better by more than the mean loses by it."
-    first, chosen = (one.spread(prepared) for one in (models[0], models[at]))
+    before, after = (one.spread(prepared) for one in (models[0], chosen))
     sign, percent = (1, True) if prepared.measure == "accuracy" else (-1, False)
-    gain, cost = sign * (chosen.worst_20 - first.worst_20), sign * (first.mean - chosen.mean)
+    gain, cost = sign * (after.worst_20 - before.worst_20), sign * (before.mean - after.mean)
     moved = f"{_moved(gain, percent)} for the worst-served fifth, {_moved(-cost, percent)} for the mean"
-    return f"{models[at].name}, chosen on training rows; on {rows} rows {moved}."
+    return f"{chosen.name}, chosen on training rows; on {rows} rows {moved}."
 
 
 def _moved(change: float, percent: bool) -> str:
@@ -118,7 +107,7 @@ def cold_rounds(config: RunConfig, cohort: Cohort, models: Sequence[Trained]) ->
     settings, total = config.training, 0
     for one in models:
         assert one.objective is not None
-        algorithm = made(config, one.objective)
+        algorithm = config.algorithm_for(one.objective)
         total += train(algorithm, cohort, settings.rounds, settings.tol or None, settings.seed, progress=False).rounds
     return total
 
@@ -128,6 +117,6 @@ def about(config: RunConfig, prepared: Prepared, models: Sequence[Trained], alon
     kind = type(config.objective).__name__
     return {
         "parameter": PARAMETERS[kind], "symbol": SYMBOLS[kind], "objective": kind, "average": AVERAGE,
-        "knee": models[best(models, prepared)].name, "why": reason(models, prepared),
+        "knee": kept(models).name, "why": reason(models, prepared),
         "rounds_warm": sum(one.result.rounds for one in models), "rounds_cold": alone,
     }  # fmt: skip

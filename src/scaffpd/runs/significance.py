@@ -29,9 +29,7 @@ def clear(prepared: Prepared, before: NDArray[Any], after: NDArray[Any]) -> tupl
 
 def _right(model: Linear, x: NDArray[Any], X: Any, y: Any) -> NDArray[np.bool_]:
     """Which rows the model x gets right."""
-    rows = np.asarray(X, dtype=np.float64)
-    W, b = model.reshape(x, rows.shape[1])
-    z = rows @ W + (0.0 if b is None else b)
+    z = model.outputs(x, np.asarray(X, dtype=np.float64))
     found: NDArray[np.bool_] = (z[:, 0] > 0 if model.loss == "logistic" else z.argmax(1)) == np.asarray(y)
     return found
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from scaffpd.runs.prepared import Prepared
+import scaffpd
+from scaffpd.runs.prepared import Prepared, described
 from scaffpd.runs.trained import SPREAD, Trained
 from scaffpd.tabular.schema import CLASSIFICATION
 
+FORMAT = 1
 LAST = ("exchanges", "bytes_up", "bytes_down", "seconds")
 
 
@@ -26,6 +30,22 @@ def about(one: Trained) -> dict[str, Any]:
         "certificate": float(result.certificate) if np.isfinite(result.certificate) else None,
         "rounds": result.rounds, **last, "strength": one.strength,
     }  # fmt: skip
+
+
+def summary(
+    kind: str, title: str, command: str, prepared: Prepared, models: Sequence[Trained],
+    path: Mapping[str, Any] | None = None, verdict: Sequence[str] | None = None, remarks: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """`summary.json`: what was trained and how it ended; a report starts from it."""
+    values = {
+        "format": FORMAT, "kind": kind, "title": title, "command": command,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"), "version": scaffpd.__version__,
+        "task": prepared.task, "measure": prepared.measure, "split": prepared.split,
+        "labels": list(prepared.labels), "clients_word": prepared.word, "model": described(prepared.model),
+        "data": prepared.about, "models": [about(one) for one in models],
+        "remarks": [*prepared.remarks, *remarks], "verdict": None if verdict is None else list(verdict), "path": path,
+    }  # fmt: skip
+    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
 def rounds(models: Sequence[Trained], measure: str) -> list[dict[str, Any]]:

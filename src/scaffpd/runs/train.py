@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
-from scaffpd.algorithms import Fair
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError
@@ -59,9 +58,7 @@ def contestants(config: RunConfig) -> list[tuple[str, str, Any]]:
     if not config.training.baseline:
         return [(name, "", asked)]
     prior = None if objective is None else objective.prior
-    same = objective is not None and is_dataclass(asked)
-    average = replace(asked, objective=Average(prior=prior)) if same else Fair(Average(prior=prior))
-    return [(AVERAGE, "before", average), chosen]
+    return [(AVERAGE, "before", config.algorithm_for(Average(prior=prior))), chosen]
 
 
 def settled(config: RunConfig, cohort: Cohort) -> RunConfig:

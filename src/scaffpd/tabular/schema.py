@@ -13,6 +13,7 @@ from scaffpd.tabular.columns import CATEGORY, NUMBER, UNKNOWN
 
 VERSION = 1
 CLASSIFICATION, REGRESSION, PREPARED = "classification", "regression", "prepared"
+TASKS = (CLASSIFICATION, REGRESSION)  # that a user can ask for
 MOST_COLUMNS, MOST_CATEGORIES, MOST_LABELS, MOST_FEATURES = 100_000, 10_000, 100_000, 2**31
 LONGEST = 500  # characters of a name
 LARGEST = 2**53  # whole numbers up to here survive JSON

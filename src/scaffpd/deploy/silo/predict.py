@@ -62,8 +62,7 @@ def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> Predictions:
 def answers(X: NDArray[np.float64], x: NDArray[Any], setup: Setup) -> tuple[list[Any], NDArray[np.float64]]:
     """What the linear model x says of encoded rows, and the probability of that; NaN where the loss knows none."""
     model, labels = linear(setup.model), setup.schema["labels"]
-    W, b = model.reshape(x, X.shape[1])
-    z = X @ W + (0.0 if b is None else b)
+    z = model.outputs(x, X)
     if not labels:
         return z[:, 0].tolist(), np.full(len(z), np.nan)
     if model.loss == "logistic":

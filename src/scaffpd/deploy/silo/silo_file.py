@@ -11,11 +11,11 @@ from pathlib import Path
 from scaffpd.deploy.protocol.needs import NEEDS
 from scaffpd.errors import InputError, unknown
 from scaffpd.settings.section import NAME, Section
+from scaffpd.tabular.schema import TASKS
 
 ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 FORMATS = (".csv", ".parquet", ".npz")
-TASKS = ("classification", "regression")
 OPEN = ("MinimaxGradient", "QuasiNewtonMinimax")  # the server looks at every silo's own vectors, not only at sums
 
 
