@@ -149,25 +149,32 @@ def _filled_block(values: NDArray[Any], train: Mask, rows: Mask) -> Matrix:
     """Numbers with each column's own median over training rows where they are missing."""
     chosen: Matrix = values[rows].astype(np.float64)
     for j in np.flatnonzero(np.isnan(chosen).any(0)):
-        there = values[train, j]
-        there = there[~np.isnan(there)]
-        if len(there):
-            chosen[np.isnan(chosen[:, j]), j] = np.median(there)
+        median = _median(values[train, j])
+        if median is not None:
+            chosen[np.isnan(chosen[:, j]), j] = median
     return chosen
+
+
+def _median(values: NDArray[Any]) -> float | None:
+    there = values[~np.isnan(values)]
+    return float(np.median(there)) if len(there) else None
+
+
+def _commonest(column: Column, train: Mask) -> int | None:
+    counts = column.counts(train)
+    return int(counts.argmax()) if counts.any() else None
 
 
 def fills(data: Rows) -> dict[str, float | str]:
     """By column, what stands in for missing values here: of training rows the median, or the most frequent category."""
-    found: dict[str, float | str] = {}
+    found: dict[str, float | str | None] = {}
     for column in data.table.columns:
-        there = ~data.held & ~column.missing
-        if not there.any():
-            continue
         if column.kind == CATEGORY:
-            found[column.name] = column.categories[int(column.counts(~data.held).argmax())]
+            code = _commonest(column, ~data.held)
+            found[column.name] = None if code is None else column.categories[code]
         else:
-            found[column.name] = float(np.median(column.values[there]))
-    return found
+            found[column.name] = _median(column.values[~data.held])
+    return {name: fill for name, fill in found.items() if fill is not None}
 
 
 def _one_hot(column: Column, agreed: Json, known: set[str], train: Mask, rows: Mask) -> Matrix:
@@ -178,10 +185,8 @@ def _one_hot(column: Column, agreed: Json, known: set[str], train: Mask, rows: M
     """
     other = len(agreed["categories"])
     places = {name: k for k, name in enumerate(agreed["categories"]) if name in known}
-    counts = column.counts(train)
-    codes = column.values[rows].astype(np.int64)
-    empty = not counts.any()
-    codes = codes if empty else np.where(codes < 0, counts.argmax(), codes)
+    codes, fill = column.values[rows].astype(np.int64), _commonest(column, train)
+    codes = codes if fill is None else np.where(codes < 0, fill, codes)
     place = np.array([*(places.get(name, other) for name in column.categories), -1])[codes]  # -1 stays -1
     block: Matrix = np.equal(place[:, None], np.arange(other + agreed["other"])).astype(np.float64)
     block[place < 0] = np.nan
