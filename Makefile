@@ -33,7 +33,6 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/average.py

@@ -75,7 +75,7 @@ def _repeats(call: Call, least: float, sync: Call) -> int:
 
 
 def exponent(sizes: Iterable[float], costs: Iterable[float]) -> float:
-    """p of the power law cost ∝ size^p that fits best on logarithmic axes."""
+    """The p of the power law cost ∝ size^p that fits best on logarithmic axes."""
     import numpy as np
 
     return float(np.polyfit(np.log(list(sizes)), np.log(list(costs)), 1)[0])
