@@ -98,8 +98,8 @@ def _apart(name: str, size: Size, clients: Clients) -> Answer:
     except subprocess.TimeoutExpired:
         return f"> {LIMIT} s"
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
-        return f"failed: {last[:80]}"
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return f"failed: {last.split(':')[0].split('.')[-1]}"
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     return answer["seconds"], primal(clients, np.array(answer["x"]))[0]
 
