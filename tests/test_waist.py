@@ -46,7 +46,7 @@ def rows(key, name, m, size, steps):
     if m <= size:
         return [np.arange(m)] * steps
     draws = Draws(key, [name])
-    return [np.minimum((draws.uniform(size)[0] * m).astype(int), m - 1) for _ in range(steps)]
+    return [np.minimum((draws.uniform(size)[0].numpy() * m).astype(int), m - 1) for _ in range(steps)]
 
 
 def test_a_cohort_offers_the_whole_waist():

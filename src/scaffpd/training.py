@@ -18,6 +18,7 @@ from scaffpd.checkpoint import Checkpoint
 from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
 from scaffpd.history import History
+from scaffpd.models.threads import suited
 from scaffpd.progress import Progress
 
 PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
@@ -145,7 +146,7 @@ def train(
     reason = algorithm.uncertified(run.state)
     if tol is not None and reason is not None:
         raise InputError(f"tol needs a certificate, and there is none: {reason}")
-    with Progress(progress, rounds, tol) as bar:
+    with Progress(progress, rounds, tol) as bar, suited(getattr(federation, "numbers", 0)):
         status = run.until(rounds, tol, [*callbacks, bar.show])
     return run.result(status)
 

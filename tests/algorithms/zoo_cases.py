@@ -52,7 +52,7 @@ class Case:
         m = len(self.clients[name].A)
         if batch_size is None or m <= batch_size:
             return None
-        uniform = Draws(key, [name]).uniform((step + 1) * batch_size)[0, step * batch_size :]
+        uniform = Draws(key, [name]).uniform((step + 1) * batch_size)[0, step * batch_size :].numpy()
         return np.minimum(np.floor(uniform * m).astype(int), m - 1)
 
 

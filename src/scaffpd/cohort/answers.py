@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,12 +72,19 @@ class Asked:
         chosen: the numbers of those clients, in the order of their answers.
         n: N, how many clients there are.
         like: a tensor of the format of x.
+        everyone: whether these are all clients, in order.
     """
 
     cohort: Counter
     chosen: Chosen
     n: int
     like: Tensor
+    everyone: bool = False
+
+    @cached_property
+    def index(self) -> slice | NDArray[np.int64]:
+        """The same numbers, for NumPy."""
+        return slice(None) if self.everyone else np.array(self.chosen)
 
 
 class Answers:
@@ -88,13 +96,13 @@ class Answers:
     def _weights(self, weights: Vector) -> Tensor:
         """The weights of the clients that were asked; nobody else may have any."""
         w = np.asarray(weights, dtype=np.float64)
-        picked = w[self.chosen]
+        picked = w[self.asked.index]
         if w.shape != (self.asked.n,) or np.count_nonzero(w) != np.count_nonzero(picked):
             raise InputError("Weights must be zero for clients that were not asked.")
         return torch.from_numpy(picked).to(self.asked.like)
 
     def _spread(self, values: Tensor) -> Vector:
-        return scattered(values, self.chosen, self.asked.n)
+        return scattered(values, self.asked)
 
 
 class CohortGradients(Answers):
@@ -189,8 +197,8 @@ def inner_products(each: Tensor, chosen: Chosen, n: int) -> NDArray[np.float64]:
     return out
 
 
-def scattered(values: Tensor, chosen: Chosen, n: int) -> Vector:
+def scattered(values: Tensor, asked: Asked) -> Vector:
     """Per-client numbers in the order of all clients, NaN for those that were not asked."""
-    out = np.full((n, *values.shape[1:]), np.nan)
-    out[chosen] = values.double().cpu().numpy()
+    out = np.full((asked.n, *values.shape[1:]), np.nan)
+    out[asked.index] = values.double().cpu().numpy()
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast
@@ -105,6 +106,11 @@ class Cohort(Ledger):
         return self._train.oracle
 
     @property
+    def numbers(self) -> int:
+        """How many numbers the training features are."""
+        return int(self._train.counts.sum()) * math.prod(self._train.shape)
+
+    @property
     def fingerprint(self) -> str:
         """A hash of model, names, number format and all training data as the model sees it."""
         if self._fingerprint is None:
@@ -142,7 +148,7 @@ class Cohort(Ledger):
         """One exchange: x down, L_i up."""
         oracle, chosen = self._among(clients)
         self.count(exchanges=alone, down=self._send(x, chosen), up=len(chosen))
-        return scattered(oracle.losses(x, batch_size, key), chosen, len(self._names))
+        return scattered(oracle.losses(x, batch_size, key), self._asked(chosen))
 
     def gradients(
         self,
@@ -203,7 +209,7 @@ class Cohort(Ledger):
     def _among(self, clients: Clients) -> tuple[Oracle, Chosen]:
         """The oracle of some clients, and their numbers."""
         chosen = self._chosen(clients)
-        if chosen == self._everyone:
+        if chosen is self._everyone:
             return self._oracle, chosen
         if self._asked_last is None or self._asked_last[1] != chosen:
             self._asked_last = self._oracle.only(chosen), chosen

@@ -22,7 +22,7 @@ class Ledger:
     def __init__(self, names: Sequence[str], like: Tensor) -> None:
         self._names, self._like, self._traffic = list(names), like, Traffic()
         self._everyone = list(range(len(names)))
-        self._sent: tuple[Tensor | None, set[int]] = (None, set())
+        self._sent: tuple[Tensor | None, set[int] | None] = (None, set())
 
     @property
     def names(self) -> Sequence[str]:
@@ -51,15 +51,20 @@ class Ledger:
         chosen = [int(i) for i in clients]
         if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(self._everyone):
             raise InputError(f"clients must be distinct numbers from 0 to {len(self._names) - 1}, got {chosen}.")
-        return chosen
+        return self._everyone if chosen == self._everyone else chosen
 
     def _send(self, x: Tensor, chosen: Chosen) -> int:
         """How many numbers go down for these clients to have x: none to those that were asked about it just now."""
         last, known = self._sent
         known = known if last is x else set()
+        if known is None:  # everyone has it
+            return 0
+        if chosen is self._everyone:
+            self._sent = x, None
+            return (len(chosen) - len(known)) * self.dimension
         new = set(chosen) - known
         self._sent = x, known | new
         return len(new) * self.dimension
 
     def _asked(self, chosen: Chosen) -> Asked:
-        return Asked(self, chosen, len(self._names), self._like)
+        return Asked(self, chosen, len(self._names), self._like, chosen is self._everyone)

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from scaffpd.data.table import Selection
 from scaffpd.errors import InputError, count, real
-from scaffpd.models.glm import LinearOracle, Rows
+from scaffpd.models.glm import LinearOracle
 from scaffpd.models.inputs import check_range
 from scaffpd.models.losses import loss_named
 from scaffpd.models.oracle import Arrays, Features, Oracle
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.ragged import Ragged
 from scaffpd.models.room import check_copy, check_room
+from scaffpd.models.rows import Rows
 from scaffpd.models.store import stacked
 from scaffpd.models.wide import WideOracle
 

@@ -40,6 +40,10 @@ class Loss(ABC):
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         """∂ℓ/∂z per sample and output."""
 
+    def dense(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
+        """Targets in the shape of the predictions, which `residual` takes as well: for where it is called often."""
+        return y
+
     @abstractmethod
     def bend(self, z: Tensor, t: Tensor) -> Tensor:
         """∂²ℓ/∂z² times t, for t with one more axis than z: (…, samples, outputs, columns)."""
@@ -169,7 +173,14 @@ class Softmax(Loss):
         """softmax(z) − e_y, with e_y the unit vector of the label."""
         # Along a short last axis torch does not vectorise the exponentials; along the one before it does.
         p = torch.softmax(z.mT, -2).mT if z.shape[-1] <= SHORT else torch.softmax(z, -1)
+        if y.is_floating_point():
+            return p.sub_(y)
         return p.scatter_add_(-1, y, torch.full_like(y, -1, dtype=p.dtype))
+
+    def dense(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
+        """The unit vectors e_y, held output by output."""
+        shape = (*y.shape[:-2], outputs, y.shape[-2])
+        return torch.zeros(shape, dtype=dtype, device=y.device).scatter_(-2, y.mT, 1.0).mT
 
     def bend(self, z: Tensor, t: Tensor) -> Tensor:
         """With p = softmax(z): p ∘ (t − ⟨p, t⟩)."""

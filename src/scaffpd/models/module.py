@@ -393,8 +393,7 @@ class ModuleOracle:
         m = len(self.X[client])
         if batch_size is None or batch_size >= m:
             return None
-        uniform = draws.uniform(batch_size)[0]
-        return torch.from_numpy((uniform * m).astype(np.int64)).to(self.X[client].device)
+        return (draws.uniform(batch_size)[0] * m).long().to(self.X[client].device)
 
     def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
         """f_i(x) without the gradients."""

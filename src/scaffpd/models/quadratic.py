@@ -15,17 +15,19 @@ and Σ_i λ_i d_i is two matrix products on the stack of all clients, whatever N
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
-from scaffpd.models.glm import LinearOracle, LinearPoint, Rows, product
+from scaffpd.models.full_batches import Span
+from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.losses import Loss
 from scaffpd.models.oracle import Displacements, Stack, same, shift
 from scaffpd.models.ragged import Ragged
+from scaffpd.models.rows import Rows, product, transposed
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,13 @@ class Rotated:
     eigenvalues: Tensor
     norms: Tensor
     noise: Tensor
+
+    @cached_property
+    def sizes(self) -> tuple[Tensor, Tensor]:
+        """S = ‖A‖/√m and ‖y‖/√m of every client."""
+        rows, layout = self.rows, self.rows.layout
+        squares = layout.segment_sum(rows.share * rows.y.square().sum(1)) + self.constant
+        return (layout.segment_max(self.eigenvalues) / 2).sqrt(), squares.sqrt()
 
     def only(self, clients: list[int]) -> Rotated:
         """The same for some of the clients."""
@@ -89,10 +98,9 @@ class RotatedPoint(LinearPoint):
         2ρδ + δ² in L_i and by 2 noise S ρ + 2 S δ in c_i.
         """
         loss, gradient = super().rounding()
-        data, layout, size = self.data, self.rows.layout, self.x.norm()
+        data, size = self.data, self.x.norm()
         rho = (self.losses - self.l2 / 2 * size.square()).clamp_min(0).sqrt()
-        top = (layout.segment_max(data.eigenvalues) / 2).sqrt()
-        y = (layout.segment_sum(self.rows.share * self.rows.y.square().sum(1)) + data.constant).sqrt()
+        top, y = data.sizes
         delta = data.noise * (top * size + y)
         return loss + (2 * rho + delta) * delta, gradient + 2 * top * (data.noise * rho + delta)
 
@@ -109,7 +117,8 @@ class Gain:
     def each(self, c: Tensor) -> Tensor:
         """ϕ_i(H_i) c_i for every client's own c_i, (N, d, k)."""
         out = torch.empty_like(c, memory_format=torch.contiguous_format)
-        for block, A, _ in self.rows.blocks:
+        for block in self.rows.blocks:
+            A, _ = self.rows.of(block)
             own = c[block.clients]
             along = block.of(self.gain)[..., None] * product(A, own)
             along = torch.where(block.weight[..., None] > 0, along, 0)
@@ -122,13 +131,12 @@ class QuadraticDisplacements:
 
     def __init__(self, gain: Gain, c: Tensor) -> None:
         self.gain, self.c = gain, c
-        self.along = gain.gain[:, None] * (gain.rows.A @ c)
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i d_i = (Σ w_i ϕ_i(l2)) c + Ãᵀ (w ∘ gain ∘ Ã c)."""
         rows = self.gain.rows
-        scaled = weights[rows.layout.owner][:, None] * self.along
-        return ((weights @ self.gain.base) * self.c + rows.A.T @ scaled).flatten()
+        scale = (weights[rows.layout.owner] * self.gain.gain)[:, None]
+        return ((weights @ self.gain.base) * self.c + transposed(rows.A, scale * (rows.A @ self.c))).flatten()
 
     def each(self) -> Tensor:
         """The d_i themselves."""
@@ -137,6 +145,8 @@ class QuadraticDisplacements:
 
 class QuadraticOracle(LinearOracle):
     """A `LinearOracle` whose full-gradient local steps are in closed form."""
+
+    _last: tuple[LocalPlan, Gain] | None = None
 
     @cached_property
     def rotated(self) -> Rotated:
@@ -177,18 +187,28 @@ class QuadraticOracle(LinearOracle):
         """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
         if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)
-        gain = Gain(self.rotated, self.l2, self.rates(plan).flatten(), plan)
+        gain = self._gain(replace(plan, key=(), snapshot=None))
         if isinstance(at, LinearPoint) and at.rows is self.rotated.rows and same(at.x, x) and correction is not None:
-            return QuadraticDisplacements(gain, correction.view(-1, self.outputs))
+            c = correction.view(-1, self.outputs)
+            if plan.steps == 1:
+                return Span(self.rotated.rows, c, gain.base, None)
+            return QuadraticDisplacements(gain, c)
         first = self.evaluate(x).each() + shift(at, correction)
         return Stack(gain.each(first.view(len(first), -1, self.outputs)).flatten(1))
+
+    def _gain(self, plan: LocalPlan) -> Gain:
+        """ϕ_i for a plan; that of the last one is remembered, for rounds are alike."""
+        if self._last is None or self._last[0] != plan:
+            self._last = plan, Gain(self.rotated, self.l2, self.rates(plan).flatten(), plan)
+        return self._last[1]
 
     def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
         """(H_i + βD)⁻¹c exactly: by Cholesky in the smaller of rows and features."""
         c = correction.view(-1, self.outputs)
         e = self.l2 + plan.pull * plan.metric.view(-1, self.outputs)[:, 0]
         each = c.new_empty(len(self.names), *c.shape)
-        for block, A, _ in at.rows.blocks:
+        for block in at.rows.blocks:
+            A, _ = at.rows.of(block)
             R = A * (2 * block.weight).sqrt()[..., None]
             if R.shape[1] >= R.shape[2]:
                 H = R.mT @ R

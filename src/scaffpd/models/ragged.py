@@ -21,6 +21,7 @@ from torch import Tensor
 
 # Padded elements that cost as much as one more block (measured); on a GPU launches are dear and arithmetic is cheap.
 OVERHEAD = {"cpu": 30_000, "cuda": 10_000_000}
+CACHE = 2**17  # numbers that a core's second-level cache holds: half a megabyte, or one in double precision
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ class Block:
         rows: (n, m) row numbers in the stack; padding repeats a client's first row.
         weight: (n, m) weight of each row in its client's mean; 0 for padding.
         first: the first of n·m rows in a row, where nothing is padded; `None` elsewhere.
+        number: tells the blocks of a layout apart.
     """
 
     clients: Tensor
     rows: Tensor
     weight: Tensor
     first: int | None = None
+    number: int = 0
 
     def of(self, stack: Tensor) -> Tensor:
         """The block's part of a stack (M, ...) as (n, m, ...): a view where nothing is padded, else a copy."""
@@ -45,12 +48,21 @@ class Block:
             return stack[self.rows]
         return stack[self.first : self.first + self.rows.numel()].view(*self.rows.shape, *stack.shape[1:])
 
+    def add(self, stack: Tensor, values: Tensor) -> None:
+        """Add (n, ≥ m, ...) to the block's part of a stack; what belongs to padding must be zero."""
+        values = values[:, : self.rows.shape[1]]
+        if self.first is None:
+            stack.index_add_(0, self.rows.flatten(), values.reshape(-1, *stack.shape[1:]))
+        else:
+            self.of(stack).add_(values)
+
 
 class Ragged:
     """The layout of N clients' rows in one stack."""
 
     def __init__(self, sizes: list[int], device: torch.device, dtype: torch.dtype) -> None:
-        self.lengths = list(sizes)
+        self.lengths, self.smallest = list(sizes), min(sizes, default=0)
+        self.equal = bool(sizes) and self.smallest == max(sizes) > 0
         self.sizes = torch.tensor(sizes, device=device)
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
         self.owner = torch.repeat_interleave(torch.arange(len(sizes), device=device), self.sizes)
@@ -67,6 +79,8 @@ class Ragged:
 
     def segment_sum(self, rows: Tensor) -> Tensor:
         """Σ over each client's rows: (M, ...) → (N, ...)."""
+        if self.equal:
+            return rows.view(len(self.lengths), self.smallest, *rows.shape[1:]).sum(1)
         return torch.segment_reduce(rows, "sum", lengths=self.sizes, unsafe=True)
 
     def segment_max(self, rows: Tensor) -> Tensor:
@@ -83,31 +97,35 @@ class Ragged:
         ordered = self.sizes[order].cpu().numpy()
         overhead = OVERHEAD.get(self.sizes.device.type, OVERHEAD["cuda"]) / width
         cuts = cheapest_cuts(ordered, overhead)
+        if self.sizes.device.type == "cpu":
+            cuts = finer(cuts, ordered, CACHE // width)
         return [
-            self._padded(order[first:last], ordered[first:last], share)
-            for first, last in zip([0, *cuts[:-1]], cuts, strict=True)
+            self._padded(order[first:last], ordered[first:last], share, number)
+            for number, (first, last) in enumerate(zip([0, *cuts[:-1]], cuts, strict=True))
         ]
 
-    def _padded(self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor) -> Block:
+    def _padded(self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor, number: int) -> Block:
         position = torch.arange(int(sizes[0]), device=self.sizes.device)
         inside = position < self.sizes[clients, None]
         rows = self.starts[clients, None] + torch.where(inside, position, 0)
         consecutive = bool((clients[1:] == clients[:-1] + 1).all()) and sizes[0] == sizes[-1]
-        return Block(clients, rows, torch.where(inside, share[rows], 0), int(rows[0, 0]) if consecutive else None)
+        first = int(rows[0, 0]) if consecutive else None
+        return Block(clients, rows, torch.where(inside, share[rows], 0), first, number)
 
-    def minibatch(self, uniform: NDArray[np.float64]) -> Block:
-        """Rows drawn with replacement, one per column of the (N, b) `uniform` numbers in [0, 1).
+    def minibatch(self, uniform: Tensor) -> Block:
+        """Rows drawn with replacement, by (N, …, b) `uniform` numbers in [0, 1): b of every client, for every step.
 
         A client with no more than b rows gives them all.
         """
-        device, (_, size) = self.sizes.device, uniform.shape
-        sizes, position = self.sizes[:, None], torch.arange(size, device=device)
-        inside = position < sizes
-        drawn = torch.minimum((torch.from_numpy(uniform).to(device) * sizes).long(), sizes - 1)
-        small = sizes <= size
-        rows = self.starts[:, None] + torch.where(small, torch.where(inside, position, 0), drawn)
-        weight = torch.where(inside, 1 / torch.clamp(sizes, max=size).to(self.dtype), 0)
-        return Block(torch.arange(len(self), device=device), rows, weight)
+        size, shape = uniform.shape[-1], (-1, *[1] * (uniform.ndim - 1))
+        sizes, starts = self.sizes.view(shape), self.starts.view(shape)
+        position = torch.arange(size, device=self.sizes.device)
+        inside = position < self.sizes[:, None]
+        drawn = torch.minimum((uniform * sizes).long(), sizes - 1)
+        if self.smallest <= size:
+            drawn = torch.where(sizes <= size, torch.where(position < sizes, position, 0), drawn)
+        weight = torch.where(inside, 1 / torch.clamp(self.sizes[:, None], max=size).to(self.dtype), 0)
+        return Block(torch.arange(len(self), device=self.sizes.device), drawn.add_(starts), weight)
 
 
 def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
@@ -129,3 +147,11 @@ def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
         ends.append(int(edges[end]))
         end = int(cut[end])
     return ends[::-1]
+
+
+def finer(ends: list[int], sizes: NDArray[np.int64], rows: int) -> list[int]:
+    """The same ends of blocks and more, so that no block of several clients has more than so many padded rows."""
+    cuts = []
+    for first, last in zip([0, *ends[:-1]], ends, strict=True):
+        cuts += [*range(first, last, max(1, rows // int(sizes[first])))[1:], last]
+    return cuts

@@ -10,14 +10,21 @@ from torch import Tensor
 EXACT = 1024
 
 
-def largest_eigenvalue(A: Tensor) -> Tensor:
-    """λ_max(AᵀA), exact for a small side of A up to `EXACT`, else by power iteration and never above ‖A‖_F²."""
-    rows, columns = A.shape
+def largest_eigenvalues(A: Tensor) -> Tensor:
+    """λ_max(A_iᵀA_i) of n matrices, (n, rows, columns): exact for a small side of up to `EXACT`, else from above.
+
+    By power iteration then, and never above ‖A_i‖_F².
+    """
+    rows, columns = A.shape[1:]
     if min(rows, columns) <= EXACT:
-        small = A @ A.T if rows <= columns else A.T @ A
-        top: Tensor = torch.linalg.eigvalsh(small)[-1]
+        small = A @ A.mT if rows <= columns else A.mT @ A
+        top: Tensor = torch.linalg.eigvalsh(small)[:, -1]
         return top.clamp_min(0)
-    start = random_direction(A.new_empty(columns))
+    return torch.stack([_approached(a) for a in A])
+
+
+def _approached(A: Tensor) -> Tensor:
+    start = random_direction(A.new_empty(A.shape[1]))
     return torch.minimum(power_iteration(lambda v: A.T @ (A @ v), start), A.square().sum())
 
 

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from scaffpd.data.table import Selection
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
-from scaffpd.models.glm import LinearOracle, LinearPoint, Rows
+from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.losses import Loss
 from scaffpd.models.oracle import Displacements, Stack, same, shift
 from scaffpd.models.quadratic import local_gain
 from scaffpd.models.ragged import Ragged
+from scaffpd.models.rows import Rows
 from scaffpd.models.store import Store, load
 
 Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner

@@ -37,20 +37,23 @@ def corrected(weights: Vector, slope: Vector) -> Vector:
     return normalised(np.maximum(weights - slope * error, 0.0))
 
 
+def level_of(b: Vector, w: Vector) -> float:
+    """ν with Σ w_i (b_i − ν) = 1."""
+    return (inner(w, b) - 1.0) / float(w.sum())
+
+
 def project_weighted(b: Vector, w: Vector) -> Vector:
     r"""argmin_{λ∈Δ} Σ_i λ_i²/(2w_i) − b_i λ_i  for w > 0, which is λ_i = w_i [b_i − ν]₊.
 
-    Sorted by b, the clients with b_i > ν are the first k, and ν_k = (Σ_{i≤k} w_i b_i − 1) / Σ_{i≤k} w_i
-    (Held, Wolfe and Crowder 1974; Duchi et al. 2008 for w = 1).
+    Let S hold all active clients. Those with b_i ≤ ν_S = (Σ_{i∈S} w_i b_i − 1) / Σ_{i∈S} w_i are not active, and
+    leaving them out raises ν_S, until nobody is left out (Michelot 1986): a few passes, where a sort takes many.
     """
     given, top = b, b.max()
     b = b - top  # now ν < 0, nothing cancels in Σ w b − 1, and the largest entry is always active
-    order = np.argsort(-b)
-    ranked, rate = b[order], w[order]
-    nu = (np.cumsum(rate * ranked) - 1.0) / np.cumsum(rate)
-    active = b > nu[np.flatnonzero(ranked > nu)[-1]]
-    slope = np.where(active, w, 0.0)
-    level = (inner(slope, b) - 1.0) / slope.sum()
+    slope, level = w, level_of(b, w)
+    while (active := b > level).sum() < np.count_nonzero(slope):
+        slope = np.where(active, w, 0.0)
+        level = level_of(b, slope)
     if -level * slope.max() > UNEQUAL:  # measured from the largest entry, the others have lost too many digits
         return project_weighted_from(given - (top + level), w)
     return corrected(slope * np.maximum(b - level, 0.0), slope)

@@ -1,0 +1,94 @@
+"""The stacked samples of all clients, and the products that linear models make of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from scaffpd.models.ragged import Block, Ragged
+from scaffpd.models.threads import shared
+
+KEPT = 2**23  # numbers of padded copies that are kept from round to round
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The stacked samples of all clients: features A, targets y, and each row's share in its client's mean."""
+
+    A: Tensor
+    y: Tensor
+    layout: Ragged
+    share: Tensor
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The same samples, padded for batched products."""
+        return self.layout.blocks(self.share, self.A.shape[1])
+
+    def of(self, block: Block) -> tuple[Tensor, Tensor]:
+        """A block's (A, y): views where nothing is padded, else copies, which are kept if they are small in all."""
+        return self._copies.get(block.number) or (block.of(self.A), block.of(self.y))
+
+    @cached_property
+    def _copies(self) -> dict[int, tuple[Tensor, Tensor]]:
+        padded = [block for block in self.blocks if block.first is None]
+        few = sum(block.rows.numel() for block in padded) * self.A.shape[1] <= KEPT
+        return {block.number: (block.of(self.A), block.of(self.y)) for block in padded} if few else {}
+
+    def each(self, V: Tensor) -> Tensor:
+        """A_iᵀ (V_i/m_i) of every client, (N, k, features), for V (M, k)."""
+        out = V.new_empty(len(self.layout), V.shape[1], self.A.shape[1])
+
+        def work(block: Block) -> None:
+            A, _ = self.of(block)
+            out[block.clients] = torch.bmm((block.weight[..., None] * block.of(V)).mT.contiguous(), A)
+
+        shared(work, self.blocks, V.device)
+        return out
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """‖a_j‖ per row."""
+        norms: Tensor = self.A.norm(dim=1)
+        return norms
+
+    @cached_property
+    def levers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What rounding goes with: (‖a_j‖, ‖y_j‖)/m_i per row, and the clients' means of ‖a‖², ‖a‖‖y‖ and ‖y‖².
+
+        Class numbers have no size.
+        """
+        y = self.y.norm(dim=1) if self.y.is_floating_point() else torch.zeros_like(self.share)
+        both = torch.stack([self.norms, y], 1)
+        levers = self.share[:, None] * both
+        aa, ay = self.layout.segment_sum(levers * self.norms[:, None]).unbind(1)
+        return levers, aa, ay, self.layout.segment_sum(levers[:, 1] * y)
+
+    def slack(self, terms: int) -> float:
+        """s(n): how many ε a sum of n products with A may be off."""
+        return float(self.A.slack(terms)) if hasattr(self.A, "slack") else 4 * terms**0.5
+
+    def take(self, block: Block) -> Rows:
+        """The rows of one block as a stack of their own."""
+        picked = block.rows.flatten()
+        layout = Ragged([block.rows.shape[1]] * len(block.rows), self.A.device, self.A.dtype)
+        return Rows(self.A[picked], self.y[picked], layout, block.weight.flatten())
+
+    def only(self, clients: list[int]) -> Rows:
+        """The rows of some clients as a stack of their own."""
+        picked = self.layout.rows_of(clients)
+        layout = Ragged(self.layout.sizes[clients].tolist(), self.A.device, self.A.dtype)
+        return Rows(self.A[picked], self.y[picked], layout, self.share[picked])
+
+
+def product(A: Tensor, v: Tensor) -> Tensor:
+    """A v, client by client; a single column goes as a row, see `scaffpd.models.local_steps`."""
+    return (v.mT @ A.mT).mT if v.shape[-1] == 1 else A @ v
+
+
+def transposed(A: Tensor, V: Tensor) -> Tensor:
+    """AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
+    return (V.mT.contiguous() @ A).mT if isinstance(A, Tensor) and V.shape[1] > 1 else A.T @ V
