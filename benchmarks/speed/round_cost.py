@@ -51,9 +51,7 @@ def gradient(loss: str, X: np.ndarray, y: np.ndarray, x: torch.Tensor) -> Callab
     return call
 
 
-def rounds(
-    loss: str, X: np.ndarray, y: np.ndarray, clients: int, steps: int
-) -> tuple[Callable[[], object], torch.Tensor]:
+def rounds(loss: str, X: np.ndarray, y: np.ndarray, clients: int, steps: int) -> tuple[Call, torch.Tensor]:
     """A call that makes one more round of the same run, and a point to compare gradients at."""
     pairs = list(zip(np.array_split(X, clients), np.array_split(y, clients), strict=True))
     cohort = sp.Cohort(pairs, sp.Linear(loss, l2=L2, classes=CLASSES if loss == "softmax" else None))
@@ -80,10 +78,8 @@ def measure(quick: bool) -> list[Row]:
             for J in STEPS[:2] if quick else STEPS:
                 call, x = rounds(loss, X, y, N, J)
                 long = loss != "squared" and J == 1000
-                with suited(X.size):
-                    timing = interleaved(
-                        {"round": call, "gradient": gradient(loss, X, y, x)}, 3 if long or quick else 7
-                    )
+                calls = {"round": call, "gradient": gradient(loss, X, y, x)}
+                timing = interleaved(calls, 3 if long or quick else 7)
                 ratio, low, high = timing.ratio("round", "gradient")
                 unit = 1 if loss == "squared" else J + 1
                 out.append({

@@ -91,7 +91,7 @@ class FullBatches:
             push, z, r = (widened(block.of(t)).mT.contiguous() for t in (along, self.z, self.r))
             weight = widened((rate * block.weight[:, None]).mT).mT
             steps = Steps(weight, self.keep[block.clients], rate * push, self.steps)
-            block.add(R, self.spaces(block).run(z, r, steps).mT)
+            block.add(R, self.spaces(block).corrected(z, r, steps).mT)
 
         shared(work, self.rows.blocks, R.device)
         return Span(self.rows, self.c, (self.rates * total(self.keep, self.steps)).flatten(), R)

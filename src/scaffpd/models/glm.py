@@ -232,7 +232,9 @@ class LinearOracle:
         drawn, rates = self.rows.layout.minibatch(uniform.view(n, plan.steps, plan.batch_size)), self.rates(plan)
         X, constant = x.view(shape[1:]).mT.contiguous(), (shift(at, correction) + self.l2 * x).expand(n, -1)
         keep = 1 - rates * (self.l2 + plan.prox)
-        steps = Minibatches(self.rows, self._space, self.loss, X, drawn, rates, keep, constant.view(shape).mT)
+        plain = at is None and correction is None and plan.rate is not None and not plan.prox
+        alike = 1 - plan.rate * self.l2 if plain and plan.rate is not None else None
+        steps = Minibatches(self.rows, self._space, self.loss, X, drawn, rates, keep, constant.view(shape).mT, alike)
         return steps.run().mT.flatten(1)
 
     def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:

@@ -33,6 +33,7 @@ class Minibatches:
         rates: η_i, (N, 1, 1).
         keep: 1 − η(l2 + μ), (N, 1, 1).
         constant: c − c_i + l2 x, (N, k, features).
+        alike: the number that `keep` is, where it is one for all, c = c_i and μ = 0 (FedAvg's steps).
     """
 
     rows: Rows
@@ -43,6 +44,7 @@ class Minibatches:
     rates: Tensor
     keep: Tensor
     constant: Tensor
+    alike: float | None = None
 
     def run(self) -> Tensor:
         """The displacements of all clients, (N, k, features)."""
@@ -71,7 +73,7 @@ class Minibatches:
         weight = counted(positions, self.rates[who, 0] * self.drawn.weight[who], A.shape[1])
         z, along = (widened(product(A, t.mT)).mT.contiguous() for t in (self.X, push))
         steps = Steps(weight, keep, along, positions.shape[1])
-        R = self.spaces(block).run(z, None, steps)[..., : A.shape[1]]
+        R = self.spaces(block).plain(z, steps, self.alike)[..., : A.shape[1]]
         return torch.baddbmm(total(keep, steps.number) * push, R, A)
 
     def over_features(self, who: Tensor) -> Tensor:

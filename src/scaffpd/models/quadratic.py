@@ -1,11 +1,8 @@
 r"""Squared loss: J local steps for the price of one, on data that each client rotates once.
 
-A client replaces its (A, y) by (UᵀA, Uᵀy) from the thin SVD A = U S Vᵀ. That changes nothing about f_i,
-
-    (1/m)‖A x − y‖² = (1/m)‖Ã x − ỹ‖² + (1/m)‖y − U ỹ‖²,    Ã = S Vᵀ,  ỹ = Uᵀy,
-
-but leaves at most min(m, d) rows, and they are orthogonal: 2ÃᵀÃ/m = Σ_j w_j v_j v_jᵀ. Full-gradient local steps started
-at x see the corrected gradient c first, so after J of them (the paper's Algorithm 2, H = 2AᵀA/m + l2 I)
+A client's samples (or the fewer rows of `scaffpd.models.compressed`) have the thin SVD A = U S Vᵀ, so that 2AᵀA/m =
+Σ_j w_j v_j v_jᵀ with orthogonal rows Ã = S Vᵀ. Full-gradient local steps started at x see the corrected gradient c
+first, so after J of them (the paper's Algorithm 2, H = 2AᵀA/m + l2 I)
 
     d_i = x − u_{i,J} = ϕ(H_i) c,   ϕ(h) = (1 − (1 − η h)^J) / h
         = ϕ(l2) c + Ãᵀ diag( (ϕ(w_j + l2) − ϕ(l2)) / ‖ã_j‖² ) Ã c,
@@ -22,57 +19,48 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
+from scaffpd.models.compressed import Compressed, CompressedPoint, compress
 from scaffpd.models.full_batches import Span
 from scaffpd.models.glm import LinearOracle, LinearPoint
-from scaffpd.models.losses import Loss
 from scaffpd.models.oracle import Displacements, Stack, same, shift
-from scaffpd.models.ragged import Ragged
+from scaffpd.models.ragged import Block, Ragged
 from scaffpd.models.rows import Rows, product, transposed
+from scaffpd.models.spectral import extreme_values
+from scaffpd.models.threads import shared
 
 
 @dataclass(frozen=True)
 class Rotated:
-    """The rotated stack: orthogonal rows per client, what y has outside their span, and the eigenvalues w_j.
-
-    `noise` bounds the decomposition's own rounding: Ã is the rotation of A + E with ‖E‖ ≤ noise·‖A‖, and so for y.
-    """
+    """Orthogonal rows Ã of every client, their eigenvalues w_j and their squared norms."""
 
     rows: Rows
-    constant: Tensor
     eigenvalues: Tensor
     norms: Tensor
-    noise: Tensor
-
-    @cached_property
-    def sizes(self) -> tuple[Tensor, Tensor]:
-        """S = ‖A‖/√m and ‖y‖/√m of every client."""
-        rows, layout = self.rows, self.rows.layout
-        squares = layout.segment_sum(rows.share * rows.y.square().sum(1)) + self.constant
-        return (layout.segment_max(self.eigenvalues) / 2).sqrt(), squares.sqrt()
 
     def only(self, clients: list[int]) -> Rotated:
         """The same for some of the clients."""
         picked = self.rows.layout.rows_of(clients)
-        rows = self.rows.only(clients)
-        return Rotated(rows, self.constant[clients], self.eigenvalues[picked], self.norms[picked], self.noise[clients])
+        return Rotated(self.rows.only(clients), self.eigenvalues[picked], self.norms[picked])
 
 
 def rotate(rows: Rows) -> Rotated:
-    """Rotate every client's rows to orthogonal ones (once, when the data is bound)."""
-    sizes, epsilon = rows.layout.sizes.tolist(), torch.finfo(rows.A.dtype).eps
-    A, y, rest = [], [], []
-    for a, b in zip(torch.split(rows.A, sizes), torch.split(rows.y, sizes), strict=True):
-        U, S, Vh = torch.linalg.svd(a, full_matrices=False)
-        projected = U.T @ b
-        A.append(torch.where(epsilon * S[0] < S, S, 0)[:, None] * Vh)
-        y.append(projected)
-        rest.append((b - U @ projected).square().sum() / len(a))
-    layout = Ragged([len(a) for a in A], rows.A.device, rows.A.dtype)
-    share = 1 / rows.layout.sizes[layout.owner].to(rows.A.dtype)
-    stack = Rows(torch.cat(A), torch.cat(y), layout, share)
-    norms = stack.A.square().sum(1)
-    noise = 4 * epsilon * rows.layout.sizes.clamp_min(rows.A.shape[1]).to(norms).sqrt()
-    return Rotated(stack, torch.stack(rest), 2 * share * norms, norms, noise)
+    """Rotate every client's rows to orthogonal ones."""
+    features, epsilon = rows.A.shape[1], torch.finfo(rows.A.dtype).eps
+    layout = Ragged([min(size, features) for size in rows.layout.lengths], rows.A.device, rows.A.dtype)
+    A = rows.A.new_zeros(len(layout.owner), features)
+
+    def work(block: Block) -> None:
+        a, _ = rows.of(block)
+        if block.first is None:
+            a = a * (block.weight > 0)[..., None]
+        _, S, V = torch.linalg.svd(a, full_matrices=False)
+        own, inside = layout.places(block.clients, S.shape[1])
+        A[own] = (torch.where(epsilon * S[:, :1] < S, S, 0)[..., None] * V)[inside]
+
+    shared(work, rows.blocks, A.device)
+    share = rows.layout.segment_max(rows.share)[layout.owner]
+    norms = A.square().sum(1)
+    return Rotated(Rows(A, A[:, :0], layout, share), 2 * share * norms, norms)
 
 
 def local_gain(h: Tensor, rate: Tensor, steps: int) -> Tensor:
@@ -82,27 +70,6 @@ def local_gain(h: Tensor, rate: Tensor, steps: int) -> Tensor:
     smooth = -torch.expm1(steps * torch.log1p(-torch.where(small, e, 0)))
     shrink = torch.where(small, smooth, 1 - (1 - e) ** steps)
     return torch.where(h > 0, shrink / torch.where(h > 0, h, 1), rate * steps)
-
-
-class RotatedPoint(LinearPoint):
-    """All clients at one x, from the rotated data."""
-
-    def __init__(self, data: Rotated, loss: Loss, l2: float, x: Tensor, outputs: int) -> None:
-        super().__init__(data.rows, loss, l2, x, outputs, data.constant)
-        self.data = data
-
-    def rounding(self) -> tuple[Tensor, Tensor]:
-        """What arithmetic adds, and what the rotation has added before.
-
-        With ρ = ‖A x − y‖/√m, S = ‖A‖/√m and δ = noise·(S‖x‖ + ‖y‖/√m), the rotation is off by at most
-        2ρδ + δ² in L_i and by 2 noise S ρ + 2 S δ in c_i.
-        """
-        loss, gradient = super().rounding()
-        data, size = self.data, self.x.norm()
-        rho = (self.losses - self.l2 / 2 * size.square()).clamp_min(0).sqrt()
-        top, y = data.sizes
-        delta = data.noise * (top * size + y)
-        return loss + (2 * rho + delta) * delta, gradient + 2 * top * (data.noise * rho + delta)
 
 
 class Gain:
@@ -149,37 +116,59 @@ class QuadraticOracle(LinearOracle):
     _last: tuple[LocalPlan, Gain] | None = None
 
     @cached_property
+    def compressed(self) -> Compressed:
+        """As many rows as it takes, made at first use."""
+        return compress(self.rows)
+
+    @cached_property
     def rotated(self) -> Rotated:
-        """The rotated data, built at first use."""
-        return rotate(self.rows)
+        """The same rows rotated, for local steps."""
+        return rotate(self.compressed.rows)
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """The largest eigenvalue of every H_i − l2 I, and a bound on the smallest from below."""
+        rows, d = self.compressed.rows, self.rows.A.shape[1]
+        share = rows.layout.segment_max(rows.share)
+        top, bottom = torch.zeros_like(share), torch.zeros_like(share)
+
+        def work(block: Block) -> None:
+            A, _ = rows.of(block)
+            if block.first is None:
+                A = A * (block.weight > 0)[..., None]
+            s, least = extreme_values(A, self.compressed.noise[block.clients])
+            top[block.clients] = 2 * share[block.clients] * s
+            bottom[block.clients] = (
+                2 * share[block.clients] * torch.where(rows.layout.sizes[block.clients] >= d, least, 0)
+            )
+
+        shared(work, rows.blocks, top.device)
+        return top, bottom
 
     @cached_property
     def smoothness(self) -> Tensor:
         """L_i = max_j w_j + l2, exactly."""
-        return self.rotated.rows.layout.segment_max(self.rotated.eigenvalues) + self.l2
+        return self.spectrum[0] + self.l2
 
     def constants(self) -> Constants:
         """L_i and μ_i = λ_min(H_i): l2, and more where a client has at least d independent samples."""
-        w, layout = self.rotated.eigenvalues, self.rotated.rows.layout
-        # Rounding must not enter a certificate: √w_min is known to within a share of √w_max only.
-        known = layout.segment_min(w).sqrt() - self.rotated.noise * layout.segment_max(w).sqrt()
-        full = layout.sizes == self.rows.A.shape[1]
-        smallest = torch.where(full, known.clamp_min(0).square(), 0)
-        return self._known(smallest + self.l2)
+        return self._known(self.spectrum[1] + self.l2)
 
     def only(self, clients: list[int]) -> QuadraticOracle:
         """The same for some of the clients, without another decomposition."""
-        chosen = QuadraticOracle(
-            self.rows.only(clients), self.loss, self.l2, self.outputs, [self.names[i] for i in clients]
-        )
-        chosen.rotated = self.rotated.only(clients)
+        names = [self.names[i] for i in clients]
+        chosen = QuadraticOracle(self.rows.only(clients), self.loss, self.l2, self.outputs, names)
+        chosen.compressed = self.compressed.only(clients)
+        chosen.spectrum = self.spectrum[0][clients], self.spectrum[1][clients]
+        if "rotated" in vars(self):
+            chosen.rotated = self.rotated.only(clients)
         return chosen
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
-        """Losses and gradients from the rotated data; minibatches need the samples themselves."""
+        """Losses and gradients from as few rows as it takes; minibatches need the samples themselves."""
         if batch_size is not None:
             return super().evaluate(x, batch_size, key)
-        return RotatedPoint(self.rotated, self.loss, self.l2, x, self.outputs)
+        return CompressedPoint(self.compressed, self.loss, self.l2, x, self.outputs)
 
     def local_updates(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
@@ -188,7 +177,8 @@ class QuadraticOracle(LinearOracle):
         if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)
         gain = self._gain(replace(plan, key=(), snapshot=None))
-        if isinstance(at, LinearPoint) and at.rows is self.rotated.rows and same(at.x, x) and correction is not None:
+        known = isinstance(at, CompressedPoint) and at.data is self.compressed and same(at.x, x)
+        if known and correction is not None:
             c = correction.view(-1, self.outputs)
             if plan.steps == 1:
                 return Span(self.rotated.rows, c, gain.base, None)
@@ -207,17 +197,20 @@ class QuadraticOracle(LinearOracle):
         c = correction.view(-1, self.outputs)
         e = self.l2 + plan.pull * plan.metric.view(-1, self.outputs)[:, 0]
         each = c.new_empty(len(self.names), *c.shape)
-        for block in at.rows.blocks:
+
+        def work(block: Block) -> None:
             A, _ = at.rows.of(block)
-            R = A * (2 * block.weight).sqrt()[..., None]
-            if R.shape[1] >= R.shape[2]:
-                H = R.mT @ R
-                H.diagonal(dim1=-2, dim2=-1).add_(e)
-                each[block.clients] = torch.cholesky_solve(c.expand(len(R), *c.shape), torch.linalg.cholesky(H))
-            else:
-                inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e) @ R.mT
-                b = c / e[:, None]
-                each[block.clients] = (
-                    b - (R.mT @ torch.cholesky_solve(R @ b, torch.linalg.cholesky(inside))) / e[:, None]
-                )
+            each[block.clients] = solved(A * (2 * block.weight).sqrt()[..., None], e, c)
+
+        shared(work, at.rows.blocks, c.device)
         return Stack(each.flatten(1))
+
+
+def solved(R: Tensor, e: Tensor, c: Tensor) -> Tensor:
+    """(R_iᵀR_i + diag(e))⁻¹c of n clients, (n, d, k), by Cholesky in the smaller of rows and features."""
+    if R.shape[1] >= R.shape[2]:
+        H = R.mT @ R
+        H.diagonal(dim1=-2, dim2=-1).add_(e)
+        return torch.cholesky_solve(c.expand(len(R), *c.shape), torch.linalg.cholesky(H))
+    inside, b = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e) @ R.mT, c / e[:, None]
+    return b - (R.mT @ torch.cholesky_solve(R @ b, torch.linalg.cholesky(inside))) / e[:, None]

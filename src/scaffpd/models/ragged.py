@@ -77,6 +77,12 @@ class Ragged:
         starts = self.starts.tolist()
         return torch.cat([torch.arange(starts[i], ends[i], device=self.sizes.device) for i in clients])
 
+    def places(self, clients: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Where the first `rows` rows of some clients are in the stack, and which of those (n, rows) there are."""
+        position = torch.arange(rows, device=self.sizes.device)
+        inside = position < self.sizes[clients, None]
+        return (self.starts[clients, None] + position)[inside], inside
+
     def segment_sum(self, rows: Tensor) -> Tensor:
         """Σ over each client's rows: (M, ...) → (N, ...)."""
         if self.equal:

@@ -58,6 +58,10 @@ class Steps(NamedTuple):
     along: Tensor
     number: int
 
+    def weights(self) -> tuple[Tensor, ...]:
+        """The weights of every step."""
+        return self.weight.expand(self.number, *self.weight.shape[-3:]).unbind()
+
 
 class SampleSpace:
     """Clients in the space of their samples.
@@ -74,16 +78,33 @@ class SampleSpace:
         self.loss, self.y, self.K = loss, widened(loss.dense(y, outputs, A.dtype)), torch.bmm(A, A.mT)
         self.numbers = self.K.numel() + self.y.numel()
 
-    def run(self, Z: Tensor, start: Tensor | None, steps: Steps) -> Tensor:
-        """R after J steps, (n, k, m), from the predictions Z at x and from r₀ (`None` for zero), (n, k, m) both."""
+    def corrected(self, Z: Tensor, start: Tensor, steps: Steps) -> Tensor:
+        """R after J steps, (n, k, m), from the predictions Z and the derivatives r₀ at x, (n, k, m) both.
+
+        A d is accumulated as such: near the optimum it is small, and nothing cancels.
+        """
         D, R, out = torch.zeros_like(Z), torch.zeros_like(Z), torch.empty_like(Z)
-        for w in steps.weight.expand(steps.number, *steps.weight.shape[-3:]).unbind():
-            rho = self.loss.residual(torch.sub(Z, D, out=out).mT, self.y).mT
-            if start is not None:
-                rho.sub_(start)
-            rho.mul_(w)
+        for w in steps.weights():
+            rho = self.loss.residual(torch.sub(Z, D, out=out).mT, self.y).mT.sub_(start).mul_(w)
             torch.addcmul(steps.along, steps.keep, D, out=D).baddbmm_(rho, self.K)
             torch.addcmul(rho, steps.keep, R, out=R)
+        return R
+
+    def plain(self, Z: Tensor, steps: Steps, keep: float | None) -> Tensor:
+        """The same with r₀ = 0, by the predictions A u = A (x − d) themselves, which K ρ and A push change.
+
+        `keep` is given where it is one number for all and push = (1 − keep) x; then A push changes nothing.
+        """
+        U, R = Z, torch.zeros_like(Z)
+        rest = (1 - steps.keep) * Z - steps.along
+        for w in steps.weights():
+            rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
+            if keep is None:
+                U = torch.addcmul(rest, steps.keep, U).baddbmm_(rho, self.K, alpha=-1)
+                torch.addcmul(rho, steps.keep, R, out=R)
+            else:
+                U = torch.baddbmm(U, rho, self.K, beta=keep, alpha=-1)
+                torch.add(rho, R, alpha=keep, out=R)
         return R
 
 

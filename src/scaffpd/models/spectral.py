@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 EXACT = 1024
+CLEAR = 1e3  # times its error must a smallest eigenvalue be, to be taken from AᵀA
 
 
 def largest_eigenvalues(A: Tensor) -> Tensor:
@@ -21,6 +22,25 @@ def largest_eigenvalues(A: Tensor) -> Tensor:
         top: Tensor = torch.linalg.eigvalsh(small)[:, -1]
         return top.clamp_min(0)
     return torch.stack([_approached(a) for a in A])
+
+
+def extreme_values(A: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """λ_max(A_iᵀA_i) of n matrices, and a bound on λ_min from below, for A_i known up to noise_i·‖A_i‖.
+
+    Rounding must not enter a certificate. Of the small matrix A_iᵀA_i the eigenvalues are known up to a share of the
+    largest; where that is not enough, the singular values of A_i itself are, up to a share of the largest.
+    """
+    rows, columns = A.shape[1:]
+    if rows < columns:
+        return largest_eigenvalues(A), A.new_zeros(len(A))
+    w = torch.linalg.eigvalsh(A.mT @ A).clamp_min(0)
+    top, trace = w[:, -1], A.square().sum((1, 2))
+    slack = 8 * torch.finfo(A.dtype).eps * rows**0.5 * trace + 2 * noise * top
+    if bool((w[:, 0] > CLEAR * slack).all()):
+        return top, w[:, 0] - slack
+    s = torch.linalg.svdvals(A)
+    error = (noise + 4 * torch.finfo(A.dtype).eps * rows**0.5) * s[:, 0]
+    return s[:, 0].square(), (s[:, -1] - error).clamp_min(0).square()
 
 
 def _approached(A: Tensor) -> Tensor:

@@ -227,8 +227,11 @@ def stacked(features: Sequence[NDArray[Any] | Selection], device: torch.device, 
     kind = torch.empty(0, dtype=dtype).numpy().dtype
     start = 0
     for x in features:
-        sizes = [len(piece) for piece in x.pieces()] if isinstance(x, Selection) else [len(x)]
-        for k, size in zip(np.cumsum([0, *sizes[:-1]]), sizes, strict=True):
-            A[start : start + size] = torch.from_numpy(np.array(x[int(k) : int(k) + size], dtype=kind))
+        pieces = [len(piece) for piece in x.pieces()] if isinstance(x, Selection) else [len(x)]
+        for k, size in zip(np.cumsum([0, *pieces[:-1]]), pieces, strict=True):
+            values = x[int(k) : int(k) + size]
+            if isinstance(values, Selection) or not values.flags.writeable:
+                values = np.array(values, dtype=kind)
+            A[start : start + size] = torch.from_numpy(values)  # converted on the way
             start += size
     return A
