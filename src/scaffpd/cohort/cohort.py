@@ -107,8 +107,8 @@ class Cohort(Ledger):
 
     @property
     def numbers(self) -> int:
-        """How many numbers the training features are."""
-        return int(self._train.counts.sum()) * math.prod(self._train.shape)
+        """How many numbers a pass over the training features reads."""
+        return int(np.minimum(self._train.counts, self._oracle.most_rows).sum()) * math.prod(self._train.shape)
 
     @property
     def fingerprint(self) -> str:

@@ -119,6 +119,8 @@ class LinearPoint:
 class LinearOracle:
     """N clients with a linear model: batched matrix products over clients, never a loop over them."""
 
+    most_rows = float("inf")
+
     def __init__(self, rows: Rows, loss: Loss, l2: float, outputs: int, names: list[str]) -> None:
         self.rows, self.loss, self.l2, self.outputs, self.names = rows, loss, l2, outputs, names
         self.dimension = rows.A.shape[1] * outputs

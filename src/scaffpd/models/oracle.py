@@ -98,9 +98,15 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 class Oracle(Protocol):
-    """Losses, gradients, second derivatives and local steps of N clients."""
+    """Losses, gradients, second derivatives and local steps of N clients.
+
+    Attributes:
+        dimension: d, the length of x.
+        most_rows: of a client's samples a pass over the data reads at most so many.
+    """
 
     dimension: int
+    most_rows: float
 
     def start(self) -> Tensor:
         """x⁰."""

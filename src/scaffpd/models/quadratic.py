@@ -115,6 +115,11 @@ class QuadraticOracle(LinearOracle):
 
     _last: tuple[LocalPlan, Gain] | None = None
 
+    @property
+    def most_rows(self) -> float:  # type: ignore[override]
+        """After compression."""
+        return self.rows.A.shape[1]
+
     @cached_property
     def compressed(self) -> Compressed:
         """As many rows as it takes, made at first use."""
@@ -200,17 +205,18 @@ class QuadraticOracle(LinearOracle):
 
         def work(block: Block) -> None:
             A, _ = at.rows.of(block)
-            each[block.clients] = solved(A * (2 * block.weight).sqrt()[..., None], e, c)
+            R = A * (2 * block.weight).sqrt()[..., None]
+            if R.shape[1] < R.shape[2]:
+                each[block.clients] = solved_by_rows(R, e, c)
+            else:
+                L = torch.linalg.cholesky(R.mT @ R + torch.diag(e))
+                each[block.clients] = torch.cholesky_solve(c.expand(len(R), *c.shape), L)
 
         shared(work, at.rows.blocks, c.device)
         return Stack(each.flatten(1))
 
 
-def solved(R: Tensor, e: Tensor, c: Tensor) -> Tensor:
-    """(R_iᵀR_i + diag(e))⁻¹c of n clients, (n, d, k), by Cholesky in the smaller of rows and features."""
-    if R.shape[1] >= R.shape[2]:
-        H = R.mT @ R
-        H.diagonal(dim1=-2, dim2=-1).add_(e)
-        return torch.cholesky_solve(c.expand(len(R), *c.shape), torch.linalg.cholesky(H))
+def solved_by_rows(R: Tensor, e: Tensor, c: Tensor) -> Tensor:
+    """(R_iᵀR_i + diag(e))⁻¹c of n clients, (n, d, k), by Cholesky in the space of their few rows."""
     inside, b = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e) @ R.mT, c / e[:, None]
     return b - (R.mT @ torch.cholesky_solve(R @ b, torch.linalg.cholesky(inside))) / e[:, None]

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from threading import Barrier
 from typing import TypeVar
 
 import torch
@@ -48,19 +47,23 @@ def shared(work: Callable[[Item], None], items: Sequence[Item], device: torch.de
     if device.type != "cpu" or threads() < 2 or len(items) < 2:
         for item in items:
             work(item)
-    else:
-        for _ in _pool(threads()).map(work, items):
+        return
+
+    def alone(item: Item) -> None:
+        torch.set_num_threads(1)  # of this thread's operations; but some libraries take it for everybody's
+        work(item)
+
+    before = torch.get_num_threads()
+    try:
+        for _ in _pool(threads()).map(alone, items):
             pass
+    finally:
+        torch.set_num_threads(before)
 
 
 @lru_cache(maxsize=1)
 def _pool(number: int) -> ThreadPoolExecutor:
-    """Threads that have all begun, so that what they set for themselves is not taken for the default of others."""
-    before = torch.get_num_threads()
-    pool, ready = ThreadPoolExecutor(number, "scaffpd", torch.set_num_threads, (1,)), Barrier(number)
-    list(pool.map(lambda _: ready.wait(), range(number)))
-    torch.set_num_threads(before)
-    return pool
+    return ThreadPoolExecutor(number, "scaffpd")
 
 
 if hasattr(os, "register_at_fork"):
