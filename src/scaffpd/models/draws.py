@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -29,12 +28,16 @@ ROUNDS = (30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB))
 
 
 class Draws:
-    """Uniform numbers for each of the named clients, from one key."""
+    """Uniform numbers for each of the named clients, from one key.
 
-    def __init__(self, key: tuple[int, ...], names: Sequence[str], device: torch.device | str = "cpu") -> None:
-        common = _hash(repr(tuple(int(k) for k in key)))
-        seeds = [_signed(_hash(name) ^ common) for name in names]
-        self.seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
+    Args:
+        key: what they are drawn for.
+        names: the clients, or their `streams`, which lie where numbers are to be drawn.
+    """
+
+    def __init__(self, key: tuple[int, ...], names: Sequence[str] | Tensor) -> None:
+        common = _signed(_hash(repr(tuple(int(k) for k in key))))
+        self.seeds = (names if isinstance(names, Tensor) else streams(names)) ^ common
         self.drawn = 0
 
     def uniform(self, size: int) -> Tensor:
@@ -47,11 +50,15 @@ class Draws:
         return _shifted(z.bitwise_xor_(_shifted(z, 31)), 11).double().mul_(2.0**-53)
 
 
+def streams(names: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
+    """What tells the clients' numbers apart."""
+    return torch.tensor([_signed(_hash(name)) for name in names], dtype=torch.int64, device=device)
+
+
 def _shifted(z: Tensor, by: int) -> Tensor:
     """The bits of z moved down, with zeros from above."""
     return (z >> by).bitwise_and_(2 ** (64 - by) - 1)
 
 
-@lru_cache(maxsize=2**18)
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

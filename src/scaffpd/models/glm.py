@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.draws import Draws
+from scaffpd.models.draws import Draws, streams
 from scaffpd.models.full_batches import FullBatches
 from scaffpd.models.local_steps import Surroundings, proximal_steps
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.minibatches import Minibatches
+from scaffpd.models.minibatches import FeatureSteps, Minibatches
 from scaffpd.models.oracle import Displacements, Seen, Stack, same, shift
 from scaffpd.models.proximal import pace
 from scaffpd.models.ragged import Block
@@ -126,6 +126,14 @@ class LinearOracle:
         self.dimension = rows.A.shape[1] * outputs
 
     @cached_property
+    def _streams(self) -> Tensor:
+        return streams(self.names, self.rows.share.device)
+
+    @cached_property
+    def _over(self) -> FeatureSteps:
+        return FeatureSteps(self.loss, self.rows.A)
+
+    @cached_property
     def _spaces(self) -> dict[int, SampleSpace]:
         return {}
 
@@ -173,7 +181,7 @@ class LinearOracle:
         """Losses and gradients at x over all samples, or over a seeded minibatch of each client."""
         if batch_size is None:
             return self.samples(x)
-        uniform = Draws(key, self.names, x.device).uniform(batch_size)
+        uniform = Draws(key, self._streams).uniform(batch_size)
         rows = self.rows.take(self.rows.layout.minibatch(uniform))
         return LinearPoint(rows, self.loss, self.l2, x, self.outputs)
 
@@ -208,13 +216,12 @@ class LinearOracle:
     def rates(self, plan: LocalPlan) -> Tensor:
         """η_i per client, shaped to multiply (N, d, k); 0 where the loss is flat."""
         if plan.rate is not None:
-            own = self.rows.share.new_full((len(self.rows.layout),), plan.rate)
-        else:
-            L = self.smoothness
-            if plan.batch_size is not None:
-                L = torch.from_numpy(self.constants().expected_smoothness(plan.batch_size)).to(L)
-            own = torch.where(L > 0, plan.scale / L, 0)
-        return own[:, None, None]
+            return self.rows.share.new_full((len(self.rows.layout), 1, 1), plan.rate)
+        L = self.smoothness
+        if plan.batch_size is not None:  # as `Constants.expected_smoothness` has it
+            few = self.rows.layout.sizes <= plan.batch_size
+            L = torch.where(few, L, L + (self.steepest - L).clamp_min(0) / plan.batch_size)
+        return torch.where(L > 0, plan.scale / L, 0)[:, None, None]
 
     def _space(self, block: Block) -> SampleSpace:
         """A block's clients in the space of their samples; kept from round to round where that takes little memory."""
@@ -230,13 +237,14 @@ class LinearOracle:
     ) -> Tensor:
         assert plan.batch_size is not None
         n, shape = len(self.names), (len(self.names), -1, self.outputs)
-        uniform = Draws(plan.key, self.names, x.device).uniform(plan.steps * plan.batch_size)
+        uniform = Draws(plan.key, self._streams).uniform(plan.steps * plan.batch_size)
         drawn, rates = self.rows.layout.minibatch(uniform.view(n, plan.steps, plan.batch_size)), self.rates(plan)
         X, constant = x.view(shape[1:]).mT.contiguous(), (shift(at, correction) + self.l2 * x).expand(n, -1)
         keep = 1 - rates * (self.l2 + plan.prox)
         plain = at is None and correction is None and plan.rate is not None and not plan.prox
         alike = 1 - plan.rate * self.l2 if plain and plan.rate is not None else None
-        steps = Minibatches(self.rows, self._space, self.loss, X, drawn, rates, keep, constant.view(shape).mT, alike)
+        first = constant.view(shape).mT
+        steps = Minibatches(self.rows, self._space, self._over, self.loss, X, drawn, rates, keep, first, alike)
         return steps.run().mT.flatten(1)
 
     def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:

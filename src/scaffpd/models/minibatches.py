@@ -6,12 +6,13 @@ their steps, in the space of their samples (`scaffpd.models.sample_space`) or ov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from scaffpd.models.graphs import Replay
 from scaffpd.models.local_steps import Products
 from scaffpd.models.losses import Loss
 from scaffpd.models.ragged import CACHE, Block
@@ -27,6 +28,7 @@ class Minibatches:
     Attributes:
         rows: the samples.
         spaces: finds a block's clients in the space of their samples.
+        steps: makes steps over features.
         loss: ℓ.
         X: x as (k, features).
         drawn: the rows of every step, (N, J, b), and what each counts for, (N, b).
@@ -38,6 +40,7 @@ class Minibatches:
 
     rows: Rows
     spaces: Callable[[Block], SampleSpace]
+    steps: FeatureSteps
     loss: Loss
     X: Tensor
     drawn: Block
@@ -52,7 +55,7 @@ class Minibatches:
         out = self.X.new_empty(n, k, features)
         blocks = self.rows.blocks if isinstance(self.rows.A, Tensor) else []
         near = [block for block in blocks if pays(block.rows.shape[1], b, features, k, steps, collected=True)]
-        far = torch.ones(n, dtype=torch.bool, device=out.device)
+        rest = n - sum(len(block.clients) for block in near)
 
         def in_samples(block: Block) -> None:
             out[block.clients] = self.in_samples(block)
@@ -60,10 +63,9 @@ class Minibatches:
         def over_features(who: Tensor) -> None:
             out[who] = self.over_features(who)
 
-        for block in near:
-            far[block.clients] = False
         shared(in_samples, near, out.device)
-        shared(over_features, pieces(torch.nonzero(far)[:, 0], b * features), out.device)
+        if rest:
+            shared(over_features, pieces(others(n, near, out.device), b * features), out.device)
         return out
 
     def in_samples(self, block: Block) -> Tensor:
@@ -78,45 +80,63 @@ class Minibatches:
 
     def over_features(self, who: Tensor) -> Tensor:
         """All steps of some clients, minibatch by minibatch."""
-        batches = Batches(self.loss, self.rows, self.drawn.rows[who], len(self.X))
-        products, weight = Products(batches.sample, len(self.X)), (self.rates[who, 0] * self.drawn.weight[who])[:, None]
-        push, keep = self._push(who), self.keep[who]
-        D = torch.zeros_like(push)
-        for y in batches:
-            r = self.loss.residual(products.at(self.X, D).mT, y).mT.mul_(weight)
-            torch.addcmul(push, keep, D, out=D).baddbmm_(r, batches.sample)
-        return D
+        (n, steps, b), y, k = (len(who), *self.drawn.rows.shape[1:]), self.rows.y, len(self.X)
+        numbers = self.drawn.rows[who].transpose(0, 1).reshape(steps, n * b)
+        targets = self.loss.dense(y[numbers].view(steps, n, b, *y.shape[1:]), k, self.X.dtype)
+        weight = (self.rates[who, 0] * self.drawn.weight[who])[:, None]
+        return self.steps(numbers, targets, weight, self.X, self._push(who), self.keep[who])
 
     def _push(self, who: Tensor) -> Tensor:
         return (self.rates[who] * self.constant[who]).contiguous()
 
 
-class Batches:
-    """The minibatches of some clients, step by step.
+class FeatureSteps:
+    """J steps over features, on a GPU as one graph.
 
     Args:
-        loss: knows how targets are compared with predictions.
-        rows: the samples of all clients.
-        numbers: (n, J, b), which of them are drawn.
-        k: outputs.
+        loss: ℓ.
+        A: (M, features), the samples of all clients, as a tensor or in a store.
     """
 
-    def __init__(self, loss: Loss, rows: Rows, numbers: Tensor, k: int) -> None:
-        n, steps, b = numbers.shape
-        self.A, self.numbers = rows.A, numbers.transpose(0, 1).reshape(steps, n * b)
-        self.stored = not isinstance(rows.A, Tensor)
-        self.y = loss.dense(rows.y[self.numbers].view(steps, n, b, *rows.y.shape[1:]), k, rows.A.dtype)
-        self.sample = torch.empty(n, b, rows.A.shape[1], dtype=rows.A.dtype, device=rows.A.device)
+    def __init__(self, loss: Loss, A: Tensor) -> None:
+        self.loss, self.A, self.stored = loss, A, not isinstance(A, Tensor)
+        self.replay = Replay(self.run)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        """The targets of every step, (n, b, k), with the samples in `sample` until the next."""
-        flat = self.sample.view(-1, self.A.shape[1])
-        for numbers, y in zip(self.numbers.unbind(), self.y.unbind(), strict=True):
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """`run`, recorded where that pays."""
+        return self.run(*tensors) if self.stored else self.replay(*tensors)
+
+    def run(self, numbers: Tensor, y: Tensor, weight: Tensor, X: Tensor, push: Tensor, keep: Tensor) -> Tensor:
+        """The displacements, (n, k, features).
+
+        Args:
+            numbers: (J, n·b), the rows of every step.
+            y: (J, n, b, k), their targets.
+            weight: η/b, 0 for padding, (n, 1, b).
+            X: x, (k, features).
+            push: η (c − c_i + l2 x), (n, k, features).
+            keep: 1 − η(l2 + μ), (n, 1, 1).
+        """
+        sample, D = X.new_empty(len(push), weight.shape[2], X.shape[1]), torch.zeros_like(push)
+        products, flat = Products(sample, len(X)), sample.view(-1, X.shape[1])
+        for rows, targets in zip(numbers.unbind(), y.unbind(), strict=True):
             if self.stored:
-                flat.copy_(self.A[numbers])
+                flat.copy_(self.A[rows])
             else:
-                torch.index_select(self.A, 0, numbers, out=flat)
-            yield y
+                torch.index_select(self.A, 0, rows, out=flat)
+            r = self.loss.residual(products.at(X, D).mT, targets).mT.mul_(weight)
+            torch.addcmul(push, keep, D, out=D).baddbmm_(r, sample)
+        return D
+
+
+def others(clients: int, near: list[Block], device: torch.device) -> Tensor:
+    """The numbers of those who are in no block."""
+    if not near:
+        return torch.arange(clients, device=device)
+    far = torch.ones(clients, dtype=torch.bool, device=device)
+    for block in near:
+        far[block.clients] = False
+    return torch.nonzero(far)[:, 0]
 
 
 def pieces(clients: Tensor, numbers: int) -> list[Tensor]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from scaffpd.models.graphs import Replay
 from scaffpd.models.losses import Loss
 
 GAIN = 2.5  # how much faster a number is worked on here than by steps over features that have several outputs
@@ -58,9 +59,9 @@ class Steps(NamedTuple):
     along: Tensor
     number: int
 
-    def weights(self) -> tuple[Tensor, ...]:
-        """The weights of every step."""
-        return self.weight.expand(self.number, *self.weight.shape[-3:]).unbind()
+    def weights(self) -> Tensor:
+        """The weights of every step, (J, n, 1, m)."""
+        return self.weight.expand(self.number, *self.weight.shape[-3:])
 
 
 class SampleSpace:
@@ -77,17 +78,21 @@ class SampleSpace:
         A = widened(A)
         self.loss, self.y, self.K = loss, widened(loss.dense(y, outputs, A.dtype)), torch.bmm(A, A.mT)
         self.numbers = self.K.numel() + self.y.numel()
+        self._corrected, self._plain = Replay(self._corrected_steps), Replay(self._plain_steps)
 
     def corrected(self, Z: Tensor, start: Tensor, steps: Steps) -> Tensor:
         """R after J steps, (n, k, m), from the predictions Z and the derivatives r₀ at x, (n, k, m) both.
 
         A d is accumulated as such: near the optimum it is small, and nothing cancels.
         """
+        return self._corrected(Z, start, steps.weights(), steps.keep, steps.along)
+
+    def _corrected_steps(self, Z: Tensor, start: Tensor, weights: Tensor, keep: Tensor, along: Tensor) -> Tensor:
         D, R, out = torch.zeros_like(Z), torch.zeros_like(Z), torch.empty_like(Z)
-        for w in steps.weights():
+        for w in weights.unbind():
             rho = self.loss.residual(torch.sub(Z, D, out=out).mT, self.y).mT.sub_(start).mul_(w)
-            torch.addcmul(steps.along, steps.keep, D, out=D).baddbmm_(rho, self.K)
-            torch.addcmul(rho, steps.keep, R, out=R)
+            torch.addcmul(along, keep, D, out=D).baddbmm_(rho, self.K)
+            torch.addcmul(rho, keep, R, out=R)
         return R
 
     def plain(self, Z: Tensor, steps: Steps, keep: float | None) -> Tensor:
@@ -95,16 +100,24 @@ class SampleSpace:
 
         `keep` is given where it is one number for all and push = (1 − keep) x; then A push changes nothing.
         """
-        U, R = Z, torch.zeros_like(Z)
-        rest = (1 - steps.keep) * Z - steps.along
-        for w in steps.weights():
+        if keep is not None and not Z.is_cuda:
+            return self._alike_steps(Z, steps.weights(), keep)
+        return self._plain(Z, steps.weights(), steps.keep, steps.along)
+
+    def _plain_steps(self, Z: Tensor, weights: Tensor, keep: Tensor, along: Tensor) -> Tensor:
+        U, R, rest = Z, torch.zeros_like(Z), (1 - keep) * Z - along
+        for w in weights.unbind():
             rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
-            if keep is None:
-                U = torch.addcmul(rest, steps.keep, U).baddbmm_(rho, self.K, alpha=-1)
-                torch.addcmul(rho, steps.keep, R, out=R)
-            else:
-                U = torch.baddbmm(U, rho, self.K, beta=keep, alpha=-1)
-                torch.add(rho, R, alpha=keep, out=R)
+            U = torch.addcmul(rest, keep, U).baddbmm_(rho, self.K, alpha=-1)
+            torch.addcmul(rho, keep, R, out=R)
+        return R
+
+    def _alike_steps(self, Z: Tensor, weights: Tensor, keep: float) -> Tensor:
+        U, R = Z, torch.zeros_like(Z)
+        for w in weights.unbind():
+            rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
+            U = torch.baddbmm(U, rho, self.K, beta=keep, alpha=-1)
+            torch.add(rho, R, alpha=keep, out=R)
         return R
 
 
