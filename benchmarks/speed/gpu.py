@@ -1,0 +1,187 @@
+"""(f) A GPU: how near to what the device can do a round of training and the extraction of features come.
+
+Limits are measured, not read from a data sheet: bytes per second of a large copy (read and written), floating-point
+operations per second of large square products. A round of Scaff-PD with squared loss on stored features reads all of
+them four times (A x, Aᵀr, A c, AᵀB), and what that takes at the speed of the copy is its limit.
+
+    PYTHONPATH=src python benchmarks/speed/gpu.py --out gpu.json [--quick] [--device cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from harness import Row, interleaved, table
+
+import scaffpd as sp
+from scaffpd.data import Table
+from scaffpd.models.graphs import Replay
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+TITLE = "On a GPU: fractions of what the device can do"
+PASSES = 4  # of a Scaff-PD round over the features
+
+
+def sync(device: str) -> Callable[[], None]:
+    return torch.cuda.synchronize if device == "cuda" else lambda: None
+
+
+def median(call: Callable[[], object], device: str, turns: int = 7) -> float:
+    """Median seconds of a call."""
+    return interleaved({"it": call}, turns, sync=sync(device)).median("it")
+
+
+def limits(device: str, quick: bool) -> dict[str, float]:
+    """Bytes per second of a copy, and FLOP per second of products in several formats."""
+    source = torch.empty(2**22 if quick else 2**31, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    found = {"copy, B/s": 2 * len(source) / median(lambda: target.copy_(source), device)}
+    n = 256 if quick else 8192
+    for name, dtype, tf32 in (
+        ("float16", torch.float16, False), ("tf32", torch.float32, True), ("float32", torch.float32, False),
+        ("float64", torch.float64, False),
+    ):  # fmt: skip
+        A, B = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        found[f"product in {name}, FLOP/s"] = 2 * n**3 / median(lambda A=A, B=B: A @ B, device, 5)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return found
+
+
+def digits(clients: int, device: str) -> sp.Cohort:
+    """Softmax regression, 72 samples of 64 features a client."""
+    random = np.random.default_rng(0)
+    X, y = random.random((clients * 72, 64), dtype=np.float32), random.integers(0, 10, clients * 72)
+    pairs = list(zip(np.split(X, clients), np.split(y, clients), strict=True))
+    model = sp.Linear("softmax", l2=1e-4, intercept=True, classes=10)
+    return sp.Cohort(pairs, model, device=device, dtype=torch.float32)
+
+
+def simulators(device: str, quick: bool) -> list[Row]:
+    """Local steps of clients per second, with and without recorded graphs, and host synchronisations in a round."""
+    rows, rounds = [], 3 if quick else 20
+    for N in (20,) if quick else (20, 1000, 10_000):
+        cohort, method = digits(N, device), sp.FedAvg(local_steps=50, batch_size=32, local_rate=0.1)
+        call, plain = partial(sp.train, method, cohort, rounds=rounds, progress=False), Replay.__call__
+        recorded = median(call, device, 5)
+        Replay.__call__ = lambda self, *tensors: self.function(*tensors)  # type: ignore[method-assign]
+        eager = median(call, device, 5)
+        Replay.__call__ = plain  # type: ignore[method-assign]
+        steps = rounds * N * 50
+        rows.append({"what": f"FedAvg on digits-like data, N = {N:,}: local steps of clients per second",
+                     "value": steps / recorded, "limit": None, "fraction": None})  # fmt: skip
+        rows.append({"what": f"the same without graphs, N = {N:,}", "value": steps / eager, "limit": None,
+                     "fraction": None})  # fmt: skip
+    return rows
+
+
+def features(samples: int, width: int) -> np.ndarray:
+    """Random features in half precision, without drawing every one of them."""
+    base = np.random.default_rng(0).standard_normal((min(samples, 1000), width), dtype=np.float32).astype(np.float16)
+    values = np.empty((samples, width), np.float16)
+    for k in range(0, samples, len(base)):
+        piece = values[k : k + len(base)]
+        piece[:] = np.roll(base, k // len(base), axis=1)[: len(piece)]
+    return values
+
+
+def wide(device: str, quick: bool, known: dict[str, float]) -> list[Row]:
+    """A round over 50,000 × 50,000 × 100."""
+    samples, width, outputs, clients = (400, 600, 5, 4) if quick else (50_000, 50_000, 100, 20)
+    values = features(samples, width)
+    y = np.random.default_rng(1).integers(0, outputs, samples)
+    parts = np.array_split(np.arange(samples), clients)
+    data = Table(values, width**-0.5, "random")
+    model = sp.Linear("squared", l2=1e-6, classes=outputs)
+    cohort = sp.Cohort([(data.rows(p), y[p]) for p in parts], model, device=device, dtype=torch.float32)
+    method = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=100)
+    state = method.round(cohort, method.init(cohort))
+    store, size = cohort._oracle.rows.A, values.nbytes
+    X, V = (torch.randn(n, outputs, device=device) for n in (width, samples))
+    timing = interleaved(
+        {"round": lambda: method.round(cohort, state), "A x": lambda: store @ X, "Aᵀv": lambda: store.T @ V},
+        7, sync=sync(device),
+    )  # fmt: skip
+    least = size / known["copy, B/s"]
+    flops = 2 * 2 * samples * width * outputs  # x goes as two halves
+    rows = []
+    for name, passes in (("A x", 1), ("Aᵀv", 1), ("round", PASSES)):
+        seconds = timing.median(name)
+        what = f"{name} of Scaff-PD (J = 100)" if name == "round" else name
+        rows.append({"what": f"{what} over {samples:,} × {width:,} × {outputs}, float16: seconds", "value": seconds,
+                     "limit": passes * least, "fraction": passes * least / seconds})  # fmt: skip
+        rows.append({"what": f"{what}: FLOP/s of its products", "value": passes * flops / seconds,
+                     "limit": known["product in float16, FLOP/s"],
+                     "fraction": passes * flops / seconds / known["product in float16, FLOP/s"]})  # fmt: skip
+    return rows
+
+
+def entk(device: str, quick: bool) -> list[Row]:
+    """Features of single images against a plain forward and backward pass."""
+    from features import plain
+    from scaffpd.features import Backbone, EfficientNetLite0, Entk
+
+    torch.manual_seed(0)
+    size, chunk, coordinates = (32, 2, 500) if quick else (224, 256, 50_000)
+    net = Backbone.of(EfficientNetLite0(), lambda net, x: net.forward_features(x), size=size).to(torch.device(device))
+    images = torch.randint(0, 256, (chunk, 32, 32, 3), dtype=torch.uint8)
+    x = net.preprocess(images.to(device))
+    ours = Entk(net.trunk, x, coordinates, precision="tf32")
+    calls = {"ours": lambda: ours(x), "plain": plain(net.trunk, x, "tf32")}
+    timing = interleaved(calls, 5, sync=sync(device))
+    rate, _, _ = timing.ratio("plain", "ours")
+    what = f"eNTK of EfficientNet-Lite0 ({size} px, {coordinates:,} coordinates): images per second"
+    mine, theirs = (chunk / timing.median(name) for name in ("ours", "plain"))
+    return [{"what": what, "value": mine, "limit": theirs, "fraction": rate}]
+
+
+def measure(device: str, quick: bool) -> list[Row]:
+    known = limits(device, quick)
+    rows = [{"what": name, "value": value, "limit": None, "fraction": None} for name, value in known.items()]
+    for part in (
+        lambda: simulators(device, quick),
+        lambda: wide(device, quick, known),
+        lambda: entk(device, quick, known),
+    ):
+        begun = time.perf_counter()
+        rows += part()
+        print(f"{time.perf_counter() - begun:.0f} s", *rows[-4:], sep="\n", flush=True)
+    return rows
+
+
+def sentences(rows: list[Row]) -> list[str]:
+    by = {row["what"]: row for row in rows}
+    whole = next(row for what, row in by.items() if what.startswith("round") and what.endswith("seconds"))
+    images = next(row for what, row in by.items() if what.startswith("eNTK"))
+    part, rate = 100 * whole["fraction"], 100 * images["fraction"]
+    return [
+        f"A round runs at {part:.0f} % of the bandwidth limit of its {PASSES} passes (aim: 60 %).",
+        f"eNTK features come at {rate:.0f} % of the rate of a forward and backward pass (aim: 30 %).",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    rows = measure(given.device, given.quick)
+    machine = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
+    print(table(rows), *sentences(rows), sep="\n")
+    if given.out:
+        about = {"title": TITLE, "command": "python benchmarks/speed/gpu.py --out benchmarks/speed/gpu.json",
+                 "machine": f"{machine}, torch {torch.__version__}"}  # fmt: skip
+        given.out.write_text(json.dumps(about | {"rows": rows, "sentences": sentences(rows)}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
