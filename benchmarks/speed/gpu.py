@@ -100,7 +100,7 @@ def wide(device: str, quick: bool, known: dict[str, float]) -> list[Row]:
     y = np.random.default_rng(1).integers(0, outputs, samples)
     parts = np.array_split(np.arange(samples), clients)
     data = Table(values, width**-0.5, "random")
-    model = sp.Linear("squared", l2=1e-6, classes=outputs)
+    model = sp.Linear("squared", l2=1e-6, classes=outputs, local_precision="half")
     cohort = sp.Cohort([(data.rows(p), y[p]) for p in parts], model, device=device, dtype=torch.float32)
     method = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=100)
     state = method.round(cohort, method.init(cohort))
@@ -146,11 +146,7 @@ def entk(device: str, quick: bool) -> list[Row]:
 def measure(device: str, quick: bool) -> list[Row]:
     known = limits(device, quick)
     rows = [{"what": name, "value": value, "limit": None, "fraction": None} for name, value in known.items()]
-    for part in (
-        lambda: simulators(device, quick),
-        lambda: wide(device, quick, known),
-        lambda: entk(device, quick, known),
-    ):
+    for part in (partial(simulators, device, quick), partial(wide, device, quick, known), partial(entk, device, quick)):
         begun = time.perf_counter()
         rows += part()
         print(f"{time.perf_counter() - begun:.0f} s", *rows[-4:], sep="\n", flush=True)

@@ -99,7 +99,10 @@ class Answers:
         picked = w[self.asked.index]
         if w.shape != (self.asked.n,) or np.count_nonzero(w) != np.count_nonzero(picked):
             raise InputError("Weights must be zero for clients that were not asked.")
-        return torch.from_numpy(picked).to(self.asked.like)
+        sent = torch.from_numpy(picked).to(self.asked.like.dtype)
+        if self.asked.like.is_cuda:  # from pinned memory, nobody waits for the device
+            sent = sent.pin_memory()
+        return sent.to(self.asked.like.device, non_blocking=True)
 
     def _spread(self, values: Tensor) -> Vector:
         return scattered(values, self.asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -46,5 +47,10 @@ class Replay:
 
     def _record(self, tensors: tuple[Tensor, ...]) -> None:
         self.inputs, self.graph = [t.clone() for t in tensors], torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.out = self.function(*self.inputs)
+        gc.collect()
+        gc.disable()  # graphs that nobody needs any more must not be freed while another is recorded
+        try:
+            with torch.cuda.graph(self.graph):
+                self.out = self.function(*self.inputs)
+        finally:
+            gc.enable()

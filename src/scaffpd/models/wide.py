@@ -12,7 +12,9 @@ does, because A_i g = K_i r/m + l2 A_i x is known already.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
@@ -23,12 +25,13 @@ from torch import Tensor
 from scaffpd.data.table import Selection
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 from scaffpd.models.glm import LinearOracle, LinearPoint
+from scaffpd.models.graphs import Replay
 from scaffpd.models.losses import Loss
 from scaffpd.models.oracle import Displacements, Stack, same, shift
 from scaffpd.models.quadratic import local_gain
 from scaffpd.models.ragged import Ragged
 from scaffpd.models.rows import Rows
-from scaffpd.models.store import Store, load
+from scaffpd.models.store import Store, load, tensor_cores
 
 Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner
 RECENT = 2
@@ -72,17 +75,20 @@ class Spectrum:
 class Function:
     """ϕ(H_i) of all clients: ϕ(l2) and, per eigenvalue, (ϕ(w + l2) − ϕ(l2)) / s."""
 
-    def __init__(self, spectrum: Spectrum, least: float, phi: Profile) -> None:
+    def __init__(self, spectrum: Spectrum, least: float, phi: Profile, rough: bool = False) -> None:
+        self.rough = rough
         n, owner = len(spectrum.layout), spectrum.layout.owner
         s = spectrum.values
         everyone = torch.arange(n, device=s.device)
         self.spectrum, self.base = spectrum, phi(s.new_full((n,), least), everyone)
         gain = phi(spectrum.curvature + least, owner) - self.base[owner]
         self.gain = torch.where(s > 0, gain / torch.where(s > 0, s, 1), 0)[:, None]
+        self.inner = Replay(self._inner)
 
-    def inner(self, T: Tensor) -> Tensor:
+    def _inner(self, T: Tensor) -> Tensor:
         """U diag(gain) UᵀT, for T = A g."""
-        return self.spectrum.back(self.gain * self.spectrum.within(T))
+        with tensor_cores(self.rough):
+            return self.spectrum.back(self.gain * self.spectrum.within(T))
 
     def plain(self, rho: Tensor, T: Tensor | float) -> Tensor:
         """B with A_iᵀB = ϕ(H_i) A_iᵀρ + A_iᵀ (U diag(gain) Uᵀ T): no pass over the data."""
@@ -137,12 +143,13 @@ class WideOracle(LinearOracle):
 
     def __init__(
         self, features: list[Selection], y: Tensor, loss: Loss, l2: float, outputs: int, names: list[str],
-        device: torch.device, dtype: torch.dtype,
+        device: torch.device, dtype: torch.dtype, rough: bool = False,
     ) -> None:  # fmt: skip
-        self.features, self.y, self.device, self.dtype = features, y, device, dtype
+        self.features, self.y, self.device, self.dtype, self.rough = features, y, device, dtype, rough
         self.loss, self.l2, self.outputs, self.names = loss, l2, outputs, names
         self.dimension = features[0].shape[1] * outputs
         self.recent: list[tuple[WidePoint, int]] = []
+        self._last: tuple[LocalPlan, Function] | None = None
 
     @cached_property
     def rows(self) -> Rows:  # type: ignore[override]
@@ -189,7 +196,7 @@ class WideOracle(LinearOracle):
         names = [self.names[i] for i in clients]
         chosen = WideOracle(
             [self.features[i] for i in clients], self.y[picked], self.loss, self.l2, self.outputs, names,
-            self.device, self.dtype,
+            self.device, self.dtype, self.rough,
         )  # fmt: skip
         parts, layout = store(self.rows).clients(self.rows.layout.lengths), self.rows.layout
         mine = Store([parts[i].parts[0] for i in clients], parts[0].scale, self.dtype)
@@ -223,14 +230,30 @@ class WideOracle(LinearOracle):
         """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
         if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)
-        rate = self.rates(plan).flatten()
-        phi = Function(self.spectrum, self.l2 + plan.prox, lambda h, i: local_gain(h, rate[i], plan.steps))
+        phi = self._function(replace(plan, key=(), snapshot=None))
         if isinstance(at, LinearPoint) and at.rows is self.rows and same(at.x, x):
             c = torch.zeros_like(x) if correction is None else correction
-            return WideDisplacements(self.rows, phi.inner(self._along(c)), [(phi.base, c)])
+            inner = phi.inner(self._local.A @ c.view(-1, self.outputs))
+            return WideDisplacements(self._local, inner, [(phi.base, c)])
         if at is None:
             return self._plain(self.samples(x), correction, phi)
         return self._general(self.samples(x).each() + shift(at, correction), phi)
+
+    @cached_property
+    def _local(self) -> Rows:
+        """The rows as local steps multiply them."""
+        if not self.rough:
+            return self.rows
+        return dataclasses.replace(self.rows, A=cast(Tensor, store(self.rows).roughly()))
+
+    def _function(self, plan: LocalPlan) -> Function:
+        """ϕ_i for a plan; that of the last one is remembered, for rounds are alike."""
+        if self._last is None or self._last[0] != plan:
+            rate = self.rates(plan).flatten()
+            least = self.l2 + plan.prox
+            phi = Function(self.spectrum, least, lambda h, i: local_gain(h, rate[i], plan.steps), self.rough)
+            self._last = plan, phi
+        return self._last[1]
 
     def _plain(self, here: WidePoint, c: Tensor | None, phi: Function) -> Displacements:
         """Steps that begin with g_i = A_iᵀr/m + l2 x, plus a common c if there is one."""
