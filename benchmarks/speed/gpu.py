@@ -143,6 +143,19 @@ def entk(device: str, quick: bool) -> list[Row]:
     return [{"what": what, "value": mine, "limit": theirs, "fraction": rate}]
 
 
+def reproduced(folder: Path) -> list[Row]:
+    """(g) What the paper's CIFAR-10 table took, from the folder that `scaffpd reproduce cifar10` has written."""
+    about = json.loads((folder / "about.json").read_text())
+    seconds, plan = about["seconds"], about["plan"]
+    runs = f"{plan['rounds']} rounds of eight methods, {plan['seeds']} partitions, {plan['tune']} configurations each"
+    name = "CIFAR-10 table (scaffpd reproduce cifar10)"
+    return [
+        {"what": f"{name}, {runs}: seconds", "value": seconds["all"], "limit": None, "fraction": None},
+        {"what": f"{name}: seconds of them for images and features", "value": seconds["features"], "limit": None,
+         "fraction": None},
+    ]  # fmt: skip
+
+
 def measure(device: str, quick: bool) -> list[Row]:
     known = limits(device, quick)
     rows = [{"what": name, "value": value, "limit": None, "fraction": None} for name, value in known.items()]
@@ -168,9 +181,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--table", type=Path, help="the folder of `scaffpd reproduce cifar10`")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    rows = measure(given.device, given.quick)
+    rows = measure(given.device, given.quick) + (reproduced(given.table) if given.table else [])
     machine = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     print(table(rows), *sentences(rows), sep="\n")
     if given.out:
