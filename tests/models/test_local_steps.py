@@ -1,0 +1,258 @@
+"""Every way to make local steps makes the same ones: in the space of samples, over features, on one core or two."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scaffpd as sp
+from scaffpd.federation import LocalPlan
+from scaffpd.models import full_batches, minibatches, sample_space, threads
+from scaffpd.models.compressed import compress
+from scaffpd.models.draws import Draws
+from scaffpd.models.glm import LinearOracle
+from scaffpd.models.graphs import Replay
+from scaffpd.models.spectral import extreme_values
+
+SIZES = (3, 40, 17, 40, 9)
+LOSSES = ("squared", "logistic", "softmax")
+
+
+def cohort(loss, sizes=SIZES, features=6, seed=0, dtype=torch.float64):
+    random = np.random.default_rng(seed)
+    pairs = []
+    for m in sizes:
+        X = random.standard_normal((m, features))
+        z = X @ random.standard_normal((features, 3))
+        y = {"squared": z[:, 0], "logistic": (z[:, 0] > 0).astype(int), "softmax": z.argmax(1)}[loss]
+        pairs.append((X, y))
+    classes = 3 if loss == "softmax" else None
+    return sp.Cohort(pairs, sp.Linear(loss, l2=0.05, classes=classes), dtype=dtype)
+
+
+def everywhere(monkeypatch, value):
+    for module in (full_batches, minibatches):
+        monkeypatch.setattr(module, "pays", lambda *_, **__: value)
+
+
+def displacements(federation, plan, corrected):
+    """d_i of every client, and a sum of them that was not made from those."""
+    x = 0.3 * torch.randn(
+        federation.dimension, dtype=federation.start().dtype, generator=torch.Generator().manual_seed(1)
+    )
+    at = federation.gradients(x) if corrected else None
+    c = at.sum(np.full(len(SIZES), 1 / len(SIZES))) if corrected else None
+    updates = federation.local_updates(x, at, c, plan)
+    return updates.each(), updates.sum(np.linspace(0, 1, len(SIZES)))
+
+
+PLANS = {
+    "full": LocalPlan(7),
+    "one step": LocalPlan(1),
+    "full, prox, common rate": LocalPlan(5, 0.03, prox=0.2),
+    "minibatches": LocalPlan(7, 0.05, batch_size=8, key=(3, 1)),
+    "minibatches, own rates": LocalPlan(6, batch_size=4, key=(1,)),
+    "minibatches, prox": LocalPlan(6, 0.05, batch_size=11, key=(2,), prox=0.3),
+}
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("loss", ["logistic", "softmax"])
+def test_the_space_of_samples_and_features_agree(loss, plan, corrected, monkeypatch):
+    answers = []
+    for inside in (True, False):
+        everywhere(monkeypatch, inside)
+        answers.append(displacements(cohort(loss), plan, corrected))
+    for ours, theirs in zip(*answers, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
+    each, total = answers[0]
+    weights = torch.linspace(0, 1, len(SIZES), dtype=torch.float64)
+    torch.testing.assert_close(weights @ each, total, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("batch_size", [None, 8])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_cores_change_nothing(loss, batch_size, monkeypatch):
+    """Pieces of the work on two threads: what one makes, but for rounding in BLAS; PyTorch's setting is as before."""
+    monkeypatch.setattr("scaffpd.models.ragged.CACHE", 60)
+    monkeypatch.setattr(minibatches, "CACHE", 60)
+    before, answers = torch.get_num_threads(), []
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        try:
+            answers.append(displacements(cohort(loss), LocalPlan(4, 0.02, batch_size=batch_size), corrected=True))
+            assert torch.get_num_threads() == number
+        finally:
+            torch.set_num_threads(before)
+    for ours, theirs in zip(*answers, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-16)
+
+
+def test_small_problems_run_on_one_thread_and_large_ones_do_not():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with threads.suited(1000):
+            assert torch.get_num_threads() == 1
+            assert threads.threads() == 2
+            used = set()
+            meeting = threading.Barrier(2)
+
+            def work(_):
+                meeting.wait(10)
+                used.add((threading.get_ident(), torch.get_num_threads()))
+
+            threads.shared(work, [0, 1], torch.device("cpu"))
+            assert len(used) == 2
+            assert {number for _, number in used} == {1}
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with threads.suited(10**9):
+            assert torch.get_num_threads() == 2
+        with pytest.raises(RuntimeError, match="stop"), threads.suited(1):
+            raise RuntimeError("stop")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_goes_wrong_in_a_thread_is_heard_of():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+
+    def work(number):
+        raise ValueError(f"item {number}")
+
+    try:
+        with pytest.raises(ValueError, match="item 0"):
+            threads.shared(work, [0, 1], torch.device("cpu"))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_training_uses_one_thread_for_a_small_problem_and_restores_the_rest():
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        sp.train(
+            sp.FedAvg(local_steps=2), cohort("squared"), rounds=2, progress=False,
+            callbacks=[lambda _: seen.append(torch.get_num_threads())],
+        )  # fmt: skip
+        assert seen == [1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 12), st.integers(1, 40), st.integers(1, 40))
+def test_a_sample_drawn_often_counts_often(m, b, n, steps, seed):
+    random = torch.Generator().manual_seed(seed)
+    positions = torch.randint(0, m, (n, steps, b), generator=random)
+    share = torch.rand(n, b, dtype=torch.float64, generator=random)
+    weights = sample_space.counted(positions, share, m)
+    assert weights.shape[:3] == (steps, n, 1)
+    naive = torch.zeros(steps, n, weights.shape[3], dtype=torch.float64)
+    for i in range(n):
+        for j in range(steps):
+            for r in range(b):
+                naive[j, i, positions[i, j, r]] += share[i, r]
+    torch.testing.assert_close(weights[:, :, 0], naive)
+
+
+def test_draws_are_splitmix64():
+    """Against the published algorithm, one number at a time in whole numbers of Python."""
+
+    def splitmix(state):
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        z = state
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return state, z ^ (z >> 31)
+
+    draws = Draws((7, 2**40, 1), ["a", "some client", "ß"])
+    seeds = [int(seed) % 2**64 for seed in draws.seeds]
+    drawn = torch.cat([draws.uniform(5), draws.uniform(3)], 1)
+    for state, row in zip(seeds, drawn, strict=True):
+        for ours in row.tolist():
+            state, z = splitmix(state)
+            assert ours == (z >> 11) / 2**53
+
+
+@pytest.mark.parametrize("sizes", [(30, 30, 30), (200, 3, 31, 90, 7), (4, 5)])
+def test_compressed_rows_have_the_same_losses(sizes):
+    oracle, x = cohort("squared", sizes, features=8)._oracle, torch.randn(8, dtype=torch.float64)
+    small, ours, exact = compress(oracle.rows), oracle.evaluate(x), LinearOracle.evaluate(oracle, x)
+    torch.testing.assert_close(ours.losses, exact.losses, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(ours.each(), exact.each(), rtol=1e-12, atol=1e-13)
+    loss, gradient = ours.rounding()
+    assert torch.all((ours.losses - exact.losses).abs() <= loss)
+    assert torch.all((ours.each() - exact.each()).norm(dim=1) <= gradient)
+    assert small.rows.layout.lengths == [min(m, 8) for m in sizes]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.floats(-9, 0), st.integers(0, 1000))
+def test_extreme_values_are_never_too_narrow(extra, columns, exponent, seed):
+    """λ_max is right, and the bound on λ_min is one, however ill-conditioned the rows are."""
+    random = np.random.default_rng(seed)
+    A = random.standard_normal((columns + extra, columns)) * np.logspace(0, exponent, columns)
+    s = np.linalg.svd(A, compute_uv=False)
+    top, bottom = extreme_values(torch.from_numpy(A)[None], torch.zeros(1, dtype=torch.float64))
+    assert float(top) == pytest.approx(s[0] ** 2, rel=1e-12)
+    assert 0 <= float(bottom) <= s[-1] ** 2 * (1 + 1e-12)
+    if s[-1] > 1e-5 * s[0]:
+        assert float(bottom) >= 0.9 * s[-1] ** 2
+
+
+def test_a_replay_off_the_gpu_is_a_call():
+    calls = []
+    replay = Replay(lambda a, b: calls.append(1) or a + b)
+    for _ in range(4):
+        assert torch.equal(replay(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
+    assert len(calls) == 4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_replay_on_the_gpu_is_the_same_function():
+    replay = Replay(lambda a, b: (a @ b).relu_())
+    for k in range(6):
+        a, b = torch.randn(2, 5, 5, device="cuda", generator=torch.Generator("cuda").manual_seed(k))
+        assert torch.equal(replay(a, b), (a @ b).relu())
+    assert replay.graph is not None
+    replay(torch.ones(3, 3, device="cuda"), torch.ones(3, 3, device="cuda"))
+    assert replay.graph is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_minibatch_steps_are_the_naive_loop(dtype, monkeypatch):
+    """FedAvg's steps of softmax regression, one client and one row at a time."""
+    federation, plan = cohort("softmax", dtype=dtype), LocalPlan(5, 0.1, batch_size=6, key=(4, 2))
+    x = 0.2 * torch.randn(federation.dimension, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for inside in (True, False):
+        everywhere(monkeypatch, inside)
+        ours = federation.local_updates(x, None, None, plan).each().double()
+        oracle = federation._oracle
+        for i, name in enumerate(federation.names):
+            first, m = int(oracle.rows.layout.starts[i]), SIZES[i]
+            A, y = oracle.rows.A[first : first + m].double().numpy(), oracle.rows.y[first : first + m, 0].numpy()
+            u, draws = x.double().numpy().reshape(6, 3).copy(), Draws(plan.key, [name])
+            for _ in range(plan.steps):
+                picked = np.arange(m) if m <= 6 else (draws.uniform(6)[0].numpy() * m).astype(int)
+                g = 0.05 * u
+                for j in picked:
+                    p = np.exp(A[j] @ u)
+                    p = p / p.sum() - np.eye(3)[y[j]]
+                    g = g + np.outer(A[j], p) / len(picked)
+                u -= 0.1 * g
+            expected = x.double().numpy() - u.reshape(-1)
+            np.testing.assert_allclose(
+                ours[i].numpy(), expected, rtol=0, atol=2e-6 if dtype == torch.float32 else 1e-14
+            )
