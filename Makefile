@@ -33,7 +33,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/speed/run.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/average.py
 	$(BIN)/python benchmarks/path.py
