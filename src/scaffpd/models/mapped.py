@@ -59,7 +59,8 @@ class Mapped:
 
     def _split(self) -> list[list[Piece]]:
         """As many lists of pieces as there are threads, which read side by side."""
-        return [self._pieces[k :: threads()] for k in range(min(threads(), len(self._pieces)))]
+        number = min(threads(), len(self._pieces))
+        return [self._pieces[k::number] for k in range(number)]
 
     def __matmul__(self, X: Tensor) -> Tensor:
         """A X."""
@@ -81,7 +82,8 @@ class Mapped:
 
     def transposed(self, V: Tensor) -> Tensor:
         """AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
-        parts, split = self.new_zeros(threads(), V.shape[1], self.columns), self._split()
+        split = self._split()
+        parts = self.new_zeros(len(split), V.shape[1], self.columns)
 
         def work(number: int) -> None:
             part = parts[number]
