@@ -221,10 +221,12 @@ def test_what_would_fit_is_named(monkeypatch):
 
 
 def test_a_copy_that_does_not_fit(monkeypatch):
-    monkeypatch.setattr(room, "free", lambda device: 1000)
-    sp.Cohort([(table().rows([1, 2]), [0, 1])], sp.Linear("softmax"))
-    with pytest.raises(sp.InputError, match="This model copies its 20 × 60 features"):
-        sp.Cohort([(table().rows(np.arange(20)), np.arange(20) % 2)], sp.Linear("softmax"))
+    monkeypatch.setattr(room, "free", lambda device: 1300)
+    few, many = table().rows([1, 2]), table().rows(np.arange(20))
+    assert room.fits([few], 60, torch.device("cpu"), torch.float64)
+    assert not room.fits([many], 60, torch.device("cpu"), torch.float64)
+    with pytest.raises(sp.InputError, match="This model copies its 20 × 60 features to cuda"):
+        room.fits([many], 60, torch.device("cuda"), torch.float64)
 
 
 def test_test_rows_need_room_as_well(monkeypatch):

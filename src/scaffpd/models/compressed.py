@@ -18,11 +18,13 @@ from torch import Tensor
 
 from scaffpd.models.glm import LinearPoint
 from scaffpd.models.losses import Loss
+from scaffpd.models.mapped import Mapped
 from scaffpd.models.ragged import Block, Ragged
 from scaffpd.models.rows import Rows
 from scaffpd.models.threads import shared
 
 WORTH = 1.2  # as many times the features must a client's samples be
+TOGETHER = 4  # times as many rows as columns are decomposed at a time where rows are read piece by piece
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,13 @@ def compress(rows: Rows) -> Compressed:
     A[same[layout.owner]], y[same[layout.owner]] = rows.A[same[rows.layout.owner]], rows.y[same[rows.layout.owner]]
 
     def work(block: Block) -> None:
-        both = torch.cat(rows.of(block), -1)
-        if block.first is None:
-            both = both * (block.weight > 0)[..., None]
-        R = torch.geqrf(both)[0][:, : both.shape[2]].triu()
+        if (large := rows.large(block)) is not None:
+            R = triangle(large, block.of(rows.y)[0])[None]
+        else:
+            both = torch.cat(rows.of(block), -1)
+            if block.first is None:
+                both = both * (block.weight > 0)[..., None]
+            R = torch.geqrf(both)[0][:, : both.shape[2]].triu()
         own, inside = layout.places(block.clients, features)
         A[own], y[own] = R[:, :features, :features][inside], R[:, :features, features:][inside]
         constant[block.clients] = R[:, features:, features:].square().sum((1, 2)) / sizes[block.clients]
@@ -77,6 +82,23 @@ def compress(rows: Rows) -> Compressed:
     noise = 4 * torch.finfo(A.dtype).eps * sizes.to(A.dtype).sqrt()
     share = 1 / sizes[layout.owner].to(A.dtype)
     return Compressed(Rows(A, y, layout, share), constant, torch.where(shorter, noise, 0))
+
+
+def triangle(A: Mapped, y: Tensor) -> Tensor:
+    """The upper triangle of the decomposition of [A y], from one pass: that of a part goes before the next part."""
+    width = A.shape[1] + y.shape[1]
+    R, rows = A.new_zeros(0, width), 0
+    waiting: list[Tensor] = []
+
+    def taken_in() -> Tensor:
+        return torch.geqrf(torch.cat([R, *waiting]))[0][:width].triu()
+
+    for at, values in A.stream():
+        waiting.append(torch.cat([values, y[at]], 1))
+        rows += len(values)
+        if rows >= TOGETHER * width:
+            R, waiting, rows = taken_in(), [], 0
+    return taken_in() if waiting else R
 
 
 class CompressedPoint(LinearPoint):

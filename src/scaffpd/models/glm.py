@@ -16,6 +16,7 @@ from scaffpd.models.draws import Draws, streams
 from scaffpd.models.full_batches import FullBatches
 from scaffpd.models.local_steps import Surroundings, proximal_steps
 from scaffpd.models.losses import Loss, Squared
+from scaffpd.models.mapped import Mapped
 from scaffpd.models.minibatches import FeatureSteps, Minibatches
 from scaffpd.models.oracle import Displacements, Seen, Stack, same, shift
 from scaffpd.models.proximal import pace
@@ -88,6 +89,8 @@ class LinearPoint:
     def diagonals(self) -> Tensor:
         """Every client's diag H_i, (N, d)."""
         bends = self.loss.bends(self.z)
+        if self.rows.stored:
+            return self.rows.squared().each(bends).mT.flatten(1) + self.l2
         out = bends.new_empty(len(self.rows.layout), self.rows.A.shape[1], self.outputs)
         for block in self.rows.blocks:
             A, _ = self.rows.of(block)
@@ -143,7 +146,8 @@ class LinearOracle:
 
     def contents(self) -> list[Tensor]:
         """Samples, targets and whose they are."""
-        return [self.rows.A, self.rows.y, self.rows.layout.sizes]
+        A: Tensor | Mapped = self.rows.A
+        return [*(A.contents() if isinstance(A, Mapped) else [A]), self.rows.y, self.rows.layout.sizes]
 
     def constants(self) -> Constants:
         """L_i = curvature · λ_max(A_iᵀA_i)/m_i + l2 and μ_i = l2."""
@@ -164,6 +168,9 @@ class LinearOracle:
         tops = self.rows.share.new_empty(len(self.rows.layout))
 
         def work(block: Block) -> None:
+            if (large := self.rows.large(block)) is not None:
+                tops[block.clients] = large.largest_eigenvalue()
+                return
             A, _ = self.rows.of(block)
             if block.first is None:
                 A = A * (block.weight > 0)[..., None]

@@ -3,7 +3,7 @@ r"""`Linear`: f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖², as
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -15,10 +15,12 @@ from scaffpd.errors import InputError, count, real, unknown
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.inputs import check_range
 from scaffpd.models.losses import loss_named
+from scaffpd.models.mapped import Mapped
 from scaffpd.models.oracle import Arrays, Features, Oracle
+from scaffpd.models.pieces import numbered
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.ragged import Ragged
-from scaffpd.models.room import check_copy, check_room
+from scaffpd.models.room import check_kept, check_room, fits
 from scaffpd.models.rows import Rows
 from scaffpd.models.store import stacked
 from scaffpd.models.wide import WideOracle
@@ -95,15 +97,26 @@ class Linear:
             check_room(wide[0], sizes, targets.outputs, device, dtype, testing=like is not None)
             rough = self.local_precision == "half"
             return WideOracle(wide, y, loss, float(self.l2), targets.outputs, names, device, dtype, rough)
-        check_copy(features, device, dtype)
-        A = stacked(features, device, dtype)
-        if self.intercept:
-            A = torch.cat([A, A.new_ones(len(A), 1)], 1)
-        check_range(names, sizes, A, "feature")
+        A = self._matrix(features, names, device, dtype, testing=like is not None)
         layout = Ragged(sizes, device, dtype)
-        rows = Rows(A, y, layout, 1 / layout.sizes[layout.owner].to(dtype))
+        rows = Rows(cast(Tensor, A), y, layout, 1 / layout.sizes[layout.owner].to(dtype))
         kind = QuadraticOracle if self.loss == "squared" else LinearOracle
         return kind(rows, loss, float(self.l2), targets.outputs, names)
+
+    def _matrix(
+        self, features: Features, names: list[str], device: torch.device, dtype: torch.dtype, testing: bool
+    ) -> Tensor | Mapped:
+        """The checked rows of all clients: a copy, or, of tables that are too large for one, what reads them."""
+        width, sizes = features[0].shape[1] + self.intercept, [len(x) for x in features]
+        if fits(features, width, device, dtype):
+            A = stacked(features, self.intercept, device, dtype)
+            check_range(names, sizes, A, "feature")
+            return A
+        if self.loss == "squared" and not testing:
+            check_kept(sizes, width, dtype)
+        large = Mapped(*numbered(features), self.intercept, dtype)
+        large.check(names, sizes)
+        return large
 
     def _wide(self, features: Features, like: Oracle | None) -> list[Selection] | None:
         """Rows of one table, if squared loss can work on them where they are and at no larger cost than on a copy.

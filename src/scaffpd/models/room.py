@@ -13,6 +13,7 @@ from scaffpd.errors import InputError
 from scaffpd.memory import free, words
 
 VECTORS = 6  # x, c, d, the last two points, and what an update needs besides; as many of every client's own
+SHARE = 0.8  # of free memory is taken for copies of rows that can also be read from where they are
 
 
 def needed(features: int, stored: int, sizes: Sequence[int], outputs: int, number: int) -> int:
@@ -54,14 +55,40 @@ def check_room(
     )
 
 
-def check_copy(features: Sequence[NDArray[Any] | Selection], device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse rows of tables that this model has to copy where the copy does not fit."""
+def fits(features: Sequence[NDArray[Any] | Selection], width: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether rows of tables can be copied; on a GPU, where they cannot be read from disk, they have to.
+
+    Args:
+        features: of every client.
+        width: columns of the copy, an intercept included.
+        device: where the copy would be.
+        dtype: its number format.
+    """
     if not any(isinstance(x, Selection) for x in features):
-        return
-    rows, d = sum(map(len, features)), features[0].shape[1]
-    have, want = free(device), rows * d * dtype.itemsize
+        return True
+    rows = sum(map(len, features))
+    have, want = free(device), rows * width * dtype.itemsize
+    if device.type == "cpu":
+        return want <= SHARE * have
     if want > have:
         raise InputError(
-            f"This model copies its {rows:,} × {d:,} features, {words(want)} in {str(dtype).removeprefix('torch.')}, "
-            f"and {words(have)} are free on {device}: squared loss without intercept, on rows of one table, does not."
+            f"This model copies its {rows:,} × {width:,} features to {device}, {words(want)} in {_name(dtype)}, and "
+            f"{words(have)} are free there: on device='cpu' they are read from where they are stored; squared loss "
+            "without intercept, on wide rows of one table, needs them in the table's own number format only."
         )
+    return True
+
+
+def check_kept(sizes: Sequence[int], width: int, dtype: torch.dtype) -> None:
+    """Refuse squared loss on rows that stay on disk where the rows that it keeps of every client do not fit."""
+    device = torch.device("cpu")
+    have, want = free(device), 2 * sum(min(size, width) for size in sizes) * width * dtype.itemsize
+    if want > have:
+        raise InputError(
+            f"Squared loss keeps up to {width:,} rows of {width:,} numbers for each of {len(sizes):,} clients, twice: "
+            f"{words(want)} in {_name(dtype)}, and {words(have)} are free. Take fewer features or clients."
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from scaffpd.models.mapped import Mapped
 from scaffpd.models.ragged import Block, Ragged
 from scaffpd.models.threads import shared
 
@@ -32,8 +34,25 @@ class Rows:
         """A block's (A, y): views where nothing is padded, else copies, which are kept if they are small in all."""
         return self._copies.get(block.number) or (block.of(self.A), block.of(self.y))
 
+    @property
+    def stored(self) -> bool:
+        """Whether A stays where it is stored: copies of its rows are not kept."""
+        A: Any = self.A
+        return not isinstance(A, Tensor)
+
+    def large(self, block: Block) -> Mapped | None:
+        """A block's A where it is read piece by piece: it is one client's and larger than should be held together."""
+        A: Any = self.A
+        return A.large(block) if isinstance(A, Mapped) else None
+
+    def squared(self) -> Rows:
+        """The same with A ∘ A."""
+        return replace(self, A=self.A.square())
+
     @cached_property
     def _copies(self) -> dict[int, tuple[Tensor, Tensor]]:
+        if self.stored:
+            return {}
         padded = [block for block in self.blocks if block.first is None]
         few = sum(block.rows.numel() for block in padded) * self.A.shape[1] <= KEPT
         return {block.number: (block.of(self.A), block.of(self.y)) for block in padded} if few else {}
@@ -43,8 +62,11 @@ class Rows:
         out = V.new_empty(len(self.layout), V.shape[1], self.A.shape[1])
 
         def work(block: Block) -> None:
-            A, _ = self.of(block)
-            out[block.clients] = torch.bmm((block.weight[..., None] * block.of(V)).mT.contiguous(), A)
+            own, large = (block.weight[..., None] * block.of(V)), self.large(block)
+            if large is not None:
+                out[block.clients] = (large.T @ own[0]).mT
+            else:
+                out[block.clients] = torch.bmm(own.mT.contiguous(), self.of(block)[0])
 
         shared(work, self.blocks, V.device)
         return out
@@ -81,7 +103,9 @@ class Rows:
         """The rows of some clients as a stack of their own."""
         picked = self.layout.rows_of(clients)
         layout = Ragged(self.layout.sizes[clients].tolist(), self.A.device, self.A.dtype)
-        return Rows(self.A[picked], self.y[picked], layout, self.share[picked])
+        A: Any = self.A
+        own: Any = A.take(picked) if isinstance(A, Mapped) else A[picked]
+        return Rows(own, self.y[picked], layout, self.share[picked])
 
 
 def product(A: Tensor, v: Tensor) -> Tensor:

@@ -246,9 +246,13 @@ def check_values(name: str, largest: float, dtype: torch.dtype) -> None:
         )
 
 
-def stacked(features: Sequence[NDArray[Any] | Selection], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The rows of all clients as one dense tensor; rows of tables are copied piece by piece."""
-    A = torch.empty(sum(map(len, features)), features[0].shape[1], dtype=dtype, device=device)
+def stacked(
+    features: Sequence[NDArray[Any] | Selection], intercept: bool, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The rows of all clients as one dense tensor, rows of tables copied piece by piece; an intercept is a last 1."""
+    width = features[0].shape[1]
+    A = torch.empty(sum(map(len, features)), width + intercept, dtype=dtype, device=device)
+    A[:, width:] = 1
     kind = torch.empty(0, dtype=dtype).numpy().dtype
     start = 0
     for x in features:
@@ -257,6 +261,6 @@ def stacked(features: Sequence[NDArray[Any] | Selection], device: torch.device, 
             values = x[int(k) : int(k) + size]
             if isinstance(values, Selection) or not values.flags.writeable:
                 values = np.array(values, dtype=kind)
-            A[start : start + size] = torch.from_numpy(values)  # converted on the way
+            A[start : start + size, :width] = torch.from_numpy(values)  # converted on the way
             start += size
     return A
