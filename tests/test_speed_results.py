@@ -42,6 +42,14 @@ def test_no_rehearsal_is_stored(found):
     assert not [name for name, part in found.items() if part.get("quick")]
 
 
+def test_the_picture_can_be_drawn(publish, found, tmp_path):
+    pytest.importorskip("matplotlib")
+    import picture
+
+    picture.draw({name: part["rows"] for name, part in found.items()}, tmp_path / "results.png")
+    assert (tmp_path / "results.png").stat().st_size > 10_000
+
+
 def test_a_page_of_two_parts(publish):
     row = {"loss": "squared", "seconds": 1.23456, "note": None}
     part = {"title": "T", "docstring": "(b) One\ntwo.\n\nMore.", "sentences": ["It is."], "rows": [row], "seconds": 9.0}
