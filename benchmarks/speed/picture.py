@@ -29,14 +29,14 @@ def draw(rows: dict[str, list[Row]], file: Path) -> None:
         figure.savefig(file, dpi=130, metadata={"Software": None})
 
 
-def bars(axes: Any, names: list[str], values: list[float], texts: list[str]) -> None:
+def bars(axes: Any, names: list[str], values: list[float], texts: list[str], left: float) -> None:
     """Horizontal bars on a logarithmic axis, the first on top, with their numbers beside them; ours in blue."""
     axes.barh(names, values, color=[BLUE if name.startswith("scaffpd") else "#b5b5b5" for name in names], height=0.65)
     axes.set_xscale("log")
     for place, (value, text) in enumerate(zip(values, texts, strict=True)):
         axes.annotate(text, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
     axes.invert_yaxis()
-    axes.set_xlim(right=4 * max(values))
+    axes.set_xlim(left, 4 * max(values))
     axes.tick_params(axis="y", length=0)
     axes.minorticks_off()
 
@@ -45,7 +45,7 @@ def simulators(axes: Any, rows: list[Row]) -> None:
     """Steps a second of those who have a speed."""
     rows = sorted((row for row in rows if row["steps/s"] is not None), key=lambda row: -row["steps/s"])
     names, speeds = [row["candidate"] for row in rows], [row["steps/s"] for row in rows]
-    bars(axes, names, speeds, [shown(speed) for speed in speeds])
+    bars(axes, names, speeds, [shown(speed) for speed in speeds], 0.6 * min(speeds))
     axes.set_title("Simulators: FedAvg on digits")
     axes.set_xlabel("local steps of clients a second (more is better)")
 
@@ -77,8 +77,7 @@ def certified(axes: Any, rows: list[Row]) -> None:
     least = min(times.values())
     values = [times.get(row["candidate"], 0.6 * least) for row in here]
     texts = [" ".join(filter(None, (_seconds(row["seconds"]), _short(row)))) for row in here]
-    bars(axes, [row["candidate"] for row in here], values, texts)
-    axes.set_xlim(left=0.6 * least)
+    bars(axes, [row["candidate"] for row in here], values, texts, 0.6 * least)
     axes.set_title("To a certified gap of 1e-8")
     axes.set_xlabel(f"seconds for N = {size[0]}, m = {size[1]}, d = {size[2]} (less is better)")
 
