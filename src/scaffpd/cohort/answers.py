@@ -43,17 +43,19 @@ class Memory:
         changed[rows] = new
         return Memory(changed)
 
-    def _rows(self, vectors: Any, clients: Clients) -> tuple[Chosen, Tensor]:
-        everyone = list(range(len(self.vectors)))
+    def _rows(self, vectors: Any, clients: Clients) -> tuple[Chosen | slice, Tensor]:
         chosen = None if clients is None else [int(i) for i in clients]
         if isinstance(vectors, Tensor):
-            return everyone if chosen is None else chosen, vectors
-        own, each = (everyone, vectors.vectors) if isinstance(vectors, Memory) else (vectors.chosen, vectors.each())
+            return slice(None) if chosen is None else chosen, vectors
+        if isinstance(vectors, Memory):
+            return (slice(None), vectors.vectors) if chosen is None else (chosen, vectors.vectors[chosen])
+        own, each = vectors.chosen, vectors.each()
         if chosen is None or chosen == own:
             return own, each
         if not set(chosen) <= set(own):
             raise InputError("Clients can only keep vectors that they have.")
-        return chosen, each[[own.index(i) for i in chosen]]
+        place = {client: k for k, client in enumerate(own)}
+        return chosen, each[[place[i] for i in chosen]]
 
 
 class Counter(Protocol):

@@ -49,8 +49,9 @@ class Ledger:
         if clients is None:
             return self._everyone
         chosen = [int(i) for i in clients]
-        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(self._everyone):
-            raise InputError(f"clients must be distinct numbers from 0 to {len(self._names) - 1}, got {chosen}.")
+        last = len(self._names) - 1
+        if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) > last:
+            raise InputError(f"clients must be distinct numbers from 0 to {last}, got {chosen}.")
         return self._everyone if chosen == self._everyone else chosen
 
     def _send(self, x: Tensor, chosen: Chosen) -> int:

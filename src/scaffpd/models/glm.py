@@ -274,10 +274,12 @@ class LinearOracle:
         return Stack(each.mT.flatten(1))
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """f_i(x) and the share of rightly classified samples (NaN for regression)."""
-        point = self.samples(x)
-        right, layout = self.loss.correct(point.z, self.rows.y), self.rows.layout
-        loss = point.losses.double().cpu().numpy()
-        if right is None:
-            return loss, np.full(len(layout), np.nan)
-        return loss, (layout.segment_sum(right.double()) / layout.sizes).cpu().numpy()
+        """f_i(x) and the share of rightly classified samples (NaN for regression), piece by piece."""
+        loss, accuracy, labelled = np.empty(len(self.names)), np.empty(len(self.names)), True
+        for clients, rows in self.rows.pieces:
+            point = self.samples(x) if rows is self.rows else LinearPoint(rows, self.loss, self.l2, x, self.outputs)
+            right, layout = self.loss.correct(point.z, rows.y), rows.layout
+            loss[clients], labelled = point.losses.double().cpu().numpy(), labelled and right is not None
+            if right is not None:
+                accuracy[clients] = (layout.segment_sum(right.double()) / layout.sizes).cpu().numpy()
+        return loss, accuracy if labelled else np.full(len(accuracy), np.nan)

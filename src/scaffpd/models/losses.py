@@ -125,7 +125,7 @@ class Logistic(Loss):
         arrays = []
         for name, y in zip(names, labels, strict=True):
             flat = _one_label(name, y)
-            wrong = flat[~np.isin(flat, (0, 1))]
+            wrong = flat[(flat != 0) & (flat != 1)]
             if wrong.size:
                 raise InputError(f"Client {name!r} has the label {wrong[0]:.12g}; logistic loss takes labels 0 and 1.")
             arrays.append((1 - 2 * flat).reshape(-1, 1))

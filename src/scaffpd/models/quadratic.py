@@ -15,10 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.models.compressed import Compressed, CompressedPoint, compress
 from scaffpd.models.full_batches import Span
 from scaffpd.models.glm import LinearOracle, LinearPoint
@@ -174,6 +175,12 @@ class QuadraticOracle(LinearOracle):
         if batch_size is not None:
             return super().evaluate(x, batch_size, key)
         return CompressedPoint(self.compressed, self.loss, self.l2, x, self.outputs)
+
+    def scores(self, x: Tensor) -> tuple[Vector, Vector]:
+        """Losses from as few rows as it takes, where those are there and no label is looked at."""
+        if self.outputs > 1 or "compressed" not in vars(self):
+            return super().scores(x)
+        return self.evaluate(x).losses.double().cpu().numpy(), np.full(len(self.names), np.nan)
 
     def local_updates(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan

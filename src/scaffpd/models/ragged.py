@@ -13,6 +13,7 @@ is least: many small clients make one block whatever their sizes, large ones are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -65,17 +66,22 @@ class Ragged:
         self.equal = bool(sizes) and self.smallest == max(sizes) > 0
         self.sizes = torch.tensor(sizes, device=device)
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
-        self.owner = torch.repeat_interleave(torch.arange(len(sizes), device=device), self.sizes)
         self.dtype = dtype
 
     def __len__(self) -> int:
         return len(self.sizes)
 
+    @cached_property
+    def owner(self) -> Tensor:
+        """Whose each row is."""
+        return torch.repeat_interleave(torch.arange(len(self), device=self.sizes.device), self.sizes)
+
     def rows_of(self, clients: list[int]) -> Tensor:
         """The row numbers of some clients, one client after the other."""
-        ends = (self.starts + self.sizes).tolist()
-        starts = self.starts.tolist()
-        return torch.cat([torch.arange(starts[i], ends[i], device=self.sizes.device) for i in clients])
+        sizes = self.sizes[clients]
+        ends = torch.cumsum(sizes, 0)
+        rows = torch.arange(int(ends[-1]) if clients else 0, device=sizes.device)
+        return rows + torch.repeat_interleave(self.starts[clients] - (ends - sizes), sizes)
 
     def places(self, clients: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Where the first `rows` rows of some clients are in the stack, and which of those (n, rows) there are."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from scaffpd.models.ragged import Block, Ragged
 from scaffpd.models.threads import shared
 
 KEPT = 2**23  # numbers of padded copies that are kept from round to round
+PIECE = 2**17  # rows for which everything that has a number per row fits into a cache
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,21 @@ class Rows:
         picked = block.rows.flatten()
         layout = Ragged([block.rows.shape[1]] * len(block.rows), self.A.device, self.A.dtype)
         return Rows(self.A[picked], self.y[picked], layout, block.weight.flatten())
+
+    @cached_property
+    def pieces(self) -> list[tuple[slice, Rows]]:
+        """Clients in order, in pieces of about `PIECE` rows, as views; all at once where A is not in main memory."""
+        if not isinstance(self.A, Tensor) or self.A.device.type != "cpu":
+            return [(slice(None), self)]
+        ends = np.cumsum([0, *self.layout.lengths])
+        cuts = np.unique(np.searchsorted(ends, [0, *range(PIECE, int(ends[-1]), PIECE), ends[-1]])).tolist()
+        if len(cuts) == 2:
+            return [(slice(None), self)]
+        return [(slice(i, j), self._piece(i, j, slice(ends[i], ends[j]))) for i, j in pairwise(cuts)]
+
+    def _piece(self, first: int, last: int, rows: slice) -> Rows:
+        layout = Ragged(self.layout.lengths[first:last], self.A.device, self.A.dtype)
+        return Rows(self.A[rows], self.y[rows], layout, self.share[rows])
 
     def only(self, clients: list[int]) -> Rows:
         """The rows of some clients as a stack of their own."""
