@@ -26,7 +26,7 @@ from scaffpd.reference import reference_optimum
 
 TITLE = "Seconds to a certified gap of 1e-8"
 SIZES = ((10, 100, 20), (30, 300, 50), (100, 1000, 100))
-LIMIT, SLOW, TURNS = 300, 10, 3  # seconds after which a candidate is stopped, or is not run again; turns
+LIMIT, SLOW, TURNS = 120, 10, 3  # seconds after which a candidate is stopped, or is not run again; turns
 OURS, *OTHERS = CANDIDATES
 
 Size = tuple[int, int, int]
