@@ -1,7 +1,7 @@
 """Seconds to a certified gap of 1e-8 on one χ²-robust problem with squared loss, from raw arrays to x.
 
-Every candidate solves the same problem in a process of its own, on one thread, after a tiny problem that loads its
-libraries; all that it does with the data counts. A dense Newton solver that shares nothing with the candidates (see
+Every candidate solves the same problem in a process of its own, on as many threads as it likes, after a tiny problem that
+loads its libraries; all that it does with the data counts. A dense Newton solver that shares nothing with the candidates (see
 `scaffpd.reference`) gives a lower bound on the optimum, and F(x), from the raw rows, less that bound is the gap that is
 shown. A candidate that is slow runs once, all others in every turn; this package's default method runs before each.
 """
@@ -92,9 +92,9 @@ def _here(name: str, size: Size, clients: Clients) -> Answer:
 def _apart(name: str, size: Size, clients: Clients) -> Answer:
     """(seconds, F(x)) by a process of its own, or why there are none."""
     command = [sys.executable, str(Path(__file__).with_name("certified_peers.py")), name, *map(str, size)]
-    alone = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    free = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=alone, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=free, check=False)
     except subprocess.TimeoutExpired:
         return f"> {LIMIT} s"
     if done.returncode:
