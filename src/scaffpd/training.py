@@ -146,7 +146,7 @@ def train(
     reason = algorithm.uncertified(run.state)
     if tol is not None and reason is not None:
         raise InputError(f"tol needs a certificate, and there is none: {reason}")
-    with Progress(progress, rounds, tol) as bar, suited(getattr(federation, "numbers", 0)):
+    with Progress(progress, rounds, tol) as bar, suited(getattr(federation, "numbers", np.inf)):
         status = run.until(rounds, tol, [*callbacks, bar.show])
     return run.result(status)
 

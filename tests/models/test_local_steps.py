@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from scaffpd.federation import LocalPlan
-from scaffpd.models import full_batches, minibatches, sample_space, threads
+from scaffpd.models import minibatches, quadratic, ragged, sample_space, threads
 from scaffpd.models.compressed import compress
 from scaffpd.models.draws import Draws
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.graphs import Replay
+from scaffpd.models.sample_space import SampleSpace
 from scaffpd.models.spectral import extreme_values
 
 SIZES = (3, 40, 17, 40, 9)
@@ -36,8 +38,7 @@ def cohort(loss, sizes=SIZES, features=6, seed=0, dtype=torch.float64):
 
 
 def everywhere(monkeypatch, value):
-    for module in (full_batches, minibatches):
-        monkeypatch.setattr(module, "pays", lambda *_, **__: value)
+    monkeypatch.setattr(sample_space, "pays", lambda *_, **__: value)
 
 
 def displacements(federation, plan, corrected):
@@ -61,19 +62,144 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("corrected", [True, False])
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@pytest.mark.parametrize("loss", ["logistic", "softmax"])
-def test_the_space_of_samples_and_features_agree(loss, plan, corrected, monkeypatch):
-    answers = []
+CASES = [
+    (name, corrected)
+    for name, plan in PLANS.items()
+    for corrected in (True, False)
+    if plan.batch_size is not None or (corrected and plan.steps > 1)  # the others never go by samples
+]
+
+
+@pytest.mark.parametrize(("name", "corrected"), CASES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_space_of_samples_and_features_agree(loss, name, corrected, monkeypatch):
+    if loss == "squared" and PLANS[name].batch_size is None:
+        pytest.skip("squared loss has a closed form for these")
+    runs, answers = [], []
+    for method in ("corrected", "plain"):
+        whole = getattr(SampleSpace, method)
+        monkeypatch.setattr(SampleSpace, method, lambda *a, whole=whole: runs.append(1) or whole(*a))
     for inside in (True, False):
         everywhere(monkeypatch, inside)
-        answers.append(displacements(cohort(loss), plan, corrected))
-    for ours, theirs in zip(*answers, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
+        runs.clear()
+        answers.append(displacements(cohort(loss), PLANS[name], corrected))
+        assert bool(runs) == inside
+    same(*answers)
     each, total = answers[0]
     weights = torch.linspace(0, 1, len(SIZES), dtype=torch.float64)
     torch.testing.assert_close(weights @ each, total, rtol=1e-11, atol=1e-13)
+
+
+def same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["full", "minibatches"])
+@pytest.mark.parametrize("loss", ["logistic", "softmax"])
+def test_some_clients_by_samples_and_others_over_features(loss, name, monkeypatch):
+    monkeypatch.setitem(ragged.OVERHEAD, "cpu", 1)
+    monkeypatch.setattr(sample_space, "pays", lambda m, *_: m < 10)
+    mixed = displacements(cohort(loss), PLANS[name], corrected=True)
+    everywhere(monkeypatch, False)
+    same(mixed, displacements(cohort(loss), PLANS[name], corrected=True))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_steps_may_be_drawn_a_few_at_a_time(inside, monkeypatch):
+    everywhere(monkeypatch, inside)
+    whole = displacements(cohort("softmax"), PLANS["minibatches"], corrected=True)
+    monkeypatch.setitem(minibatches.SLAB, "cpu", 1)
+    same(displacements(cohort("softmax"), PLANS["minibatches"], corrected=True), whole)
+
+
+def test_memory_does_not_grow_with_the_number_of_steps():
+    """Draws and targets of a thousand steps are never held together."""
+    plan, most = LocalPlan(1000, 0.01, batch_size=8), []
+    uniform = Draws.uniform
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(minibatches.SLAB, "cpu", 2**12)
+        patch.setattr(Draws, "uniform", lambda self, size: most.append(size * len(self.seeds)) or uniform(self, size))
+        displacements(cohort("softmax"), plan, corrected=False)
+    assert max(most) <= 2**12
+    assert sum(most) == 1000 * 8 * len(SIZES)
+
+
+def test_sampled_clients_are_rotated_once(monkeypatch):
+    """Whoever takes part in a round, the decomposition is that of all clients."""
+    made, rotate = [], quadratic.rotate
+    monkeypatch.setattr(quadratic, "rotate", lambda data: made.append(1) or rotate(data))
+    federation = cohort("squared")
+    sp.train(sp.FedAvg(local_steps=3, clients_per_round=2), federation, rounds=6, progress=False)
+    assert len(made) == 1
+    first = cohort("squared")
+    first.local_updates(first.start(), first.gradients(first.start()), first.start(), LocalPlan(1))
+    assert len(made) == 1
+
+
+def test_weights_may_be_any_array():
+    gradients = cohort("squared").gradients(cohort("squared").start())
+    weights = np.linspace(1, 2, len(SIZES))
+    torch.testing.assert_close(gradients.sum(weights[::-1][::-1]), gradients.sum(weights))
+    assert torch.isfinite(gradients.sum(weights[::-1])).all()
+    assert torch.isfinite(gradients.sum(np.broadcast_to(0.2, len(SIZES)))).all()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_inference_mode_reaches_the_threads(loss, monkeypatch):
+    monkeypatch.setattr("scaffpd.models.ragged.CACHE", 60)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.inference_mode():
+            each, _ = displacements(cohort(loss), PLANS["full"], corrected=True)
+        assert torch.isfinite(each).all()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_nothing_runs_any_more_after_a_failure():
+    before, finished, begun = torch.get_num_threads(), [], threading.Event()
+    torch.set_num_threads(2)
+
+    def work(number):
+        if number == 0:
+            begun.wait(10)
+            raise ValueError("first")
+        begun.set()
+        time.sleep(0.2)
+        finished.append(number)
+
+    try:
+        with pytest.raises(ValueError, match="first"):
+            threads.shared(work, [0, 1], torch.device("cpu"))
+        assert finished == [1]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_network_keeps_its_threads():
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    network = torch.nn.Linear(3, 2)
+    pairs = [(np.random.default_rng(i).standard_normal((5, 3)), np.array([0, 1, 0, 1, 1])) for i in range(2)]
+    try:
+        sp.train(
+            sp.FedAvg(local_steps=1, local_rate=0.1), sp.Cohort(pairs, sp.Module(network, "cross_entropy")), rounds=1,
+            progress=False, callbacks=[lambda _: seen.append(torch.get_num_threads())],
+        )  # fmt: skip
+        assert seen == [2]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_when_the_space_of_samples_pays():
+    pays = sample_space.pays
+    assert pays(72, 32, 65, 10, 50, collected=True, kept=True)  # digits
+    assert pays(60, 60, 1000, 1, 10, collected=False, kept=True)
+    assert not pays(60, 60, 1000, 1, 1, collected=False, kept=False)
+    assert not pays(1000, 1000, 100, 1, 100, collected=False, kept=True)
+    assert not pays(3000, 3000, 10**6, 10, 100, collected=False, kept=True)  # inner products too large
 
 
 @pytest.mark.parametrize("batch_size", [None, 8])

@@ -45,6 +45,8 @@ class Memory:
 
     def _rows(self, vectors: Any, clients: Clients) -> tuple[Chosen | slice, Tensor]:
         chosen = None if clients is None else [int(i) for i in clients]
+        if chosen is not None and not all(0 <= i < len(self.vectors) for i in chosen):
+            raise InputError(f"clients must be numbers from 0 to {len(self.vectors) - 1}, got {chosen}.")
         if isinstance(vectors, Tensor):
             return slice(None) if chosen is None else chosen, vectors
         if isinstance(vectors, Memory):
@@ -98,7 +100,7 @@ class Answers:
     def _weights(self, weights: Vector) -> Tensor:
         """The weights of the clients that were asked; nobody else may have any."""
         w = np.asarray(weights, dtype=np.float64)
-        picked = w[self.asked.index]
+        picked = np.array(w[self.asked.index])
         if w.shape != (self.asked.n,) or np.count_nonzero(w) != np.count_nonzero(picked):
             raise InputError("Weights must be zero for clients that were not asked.")
         sent = torch.from_numpy(picked).to(self.asked.like.dtype)

@@ -106,9 +106,12 @@ class Cohort(Ledger):
         return self._train.oracle
 
     @property
-    def numbers(self) -> int:
-        """How many numbers a pass over the training features reads."""
-        return int(np.minimum(self._train.counts, self._oracle.most_rows).sum()) * math.prod(self._train.shape)
+    def numbers(self) -> float:
+        """How many numbers a pass over the training features reads; infinite where the work is not in those."""
+        most = self._oracle.most_rows
+        if most is None:
+            return math.inf
+        return int(np.minimum(self._train.counts, most).sum()) * math.prod(self._train.shape)
 
     @property
     def fingerprint(self) -> str:

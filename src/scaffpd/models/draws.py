@@ -40,6 +40,13 @@ class Draws:
         self.seeds = (names if isinstance(names, Tensor) else streams(names)) ^ common
         self.drawn = 0
 
+    @classmethod
+    def of(cls, seeds: Tensor) -> Draws:
+        """The draws of some clients, from their `seeds` and from the first number on."""
+        own = cls.__new__(cls)
+        own.seeds, own.drawn = seeds, 0
+        return own
+
     def uniform(self, size: int) -> Tensor:
         """The next `size` numbers in [0, 1) of every client, (N, size), in float64."""
         n = torch.arange(self.drawn + 1, self.drawn + size + 1, device=self.seeds.device)

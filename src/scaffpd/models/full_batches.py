@@ -7,7 +7,6 @@ clients: nobody's d_i is ever formed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +14,11 @@ from torch import Tensor
 
 from scaffpd.models.local_steps import Surroundings, full_steps
 from scaffpd.models.losses import Loss
+from scaffpd.models.minibatches import others
 from scaffpd.models.oracle import Displacements, Stack
 from scaffpd.models.ragged import Block
 from scaffpd.models.rows import Rows, transposed
-from scaffpd.models.sample_space import SampleSpace, Steps, pays, total, widened
+from scaffpd.models.sample_space import Spaces, Steps, total, widened
 from scaffpd.models.threads import shared
 
 
@@ -43,13 +43,28 @@ class Span:
         return common.flatten(1)
 
 
+class Mixed:
+    """A span, and vectors of the clients who are not in it."""
+
+    def __init__(self, span: Span, who: Tensor, vectors: Tensor) -> None:
+        self.span, self.who, self.vectors = span, who, vectors
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i d_i."""
+        return self.span.sum(weights) + weights[self.who] @ self.vectors
+
+    def each(self) -> Tensor:
+        """The d_i themselves, (N, d)."""
+        return self.span.each().index_copy_(0, self.who, self.vectors)
+
+
 @dataclass(frozen=True)
 class FullBatches:
     """The steps of all clients.
 
     Attributes:
         rows: the samples.
-        spaces: finds a block's clients in the space of their samples.
+        spaces: the clients in the space of their samples.
         loss: ℓ.
         z: the predictions at x, (M, k).
         r: the derivatives ∂ℓ/∂z there.
@@ -60,7 +75,7 @@ class FullBatches:
     """
 
     rows: Rows
-    spaces: Callable[[Block], SampleSpace]
+    spaces: Spaces
     loss: Loss
     z: Tensor
     r: Tensor
@@ -71,18 +86,23 @@ class FullBatches:
 
     def run(self) -> Displacements:
         """The displacements of all clients."""
-        if self.c.ndim == 2:
-            if self.steps == 1:
-                return Span(self.rows, self.c, self.rates.flatten(), None)
-            if all(map(self._pays, self.rows.blocks)):
-                return self.in_samples()
-        return self.over_features()
+        n, everyone = len(self.rates), self.rows.blocks
+        if self.c.ndim == 3:
+            return Stack(self.over_features(everyone).mT.flatten(1))
+        if self.steps == 1:
+            return Span(self.rows, self.c, self.rates.flatten(), None)
+        near = self.spaces.near(None, self.steps)
+        if not near:
+            return Stack(self.over_features(everyone).mT.flatten(1))
+        span = self.in_samples(near)
+        who = others(n, near, self.rates.device)
+        if not len(who):
+            return span
+        far = [block for block in everyone if bool(torch.isin(block.clients, who).any())]
+        span.p[who] = 0
+        return Mixed(span, who, self.over_features(far)[who].mT.flatten(1))
 
-    def _pays(self, block: Block) -> bool:
-        m = block.rows.shape[1]
-        return pays(m, m, self.rows.A.shape[1], self.z.shape[1], self.steps, collected=False)
-
-    def in_samples(self) -> Span:
+    def in_samples(self, near: list[Block]) -> Span:
         """By inner products of samples: one matrix product for A c, and none with features in the steps."""
         along, R = self.rows.A @ self.c, torch.zeros_like(self.z)
 
@@ -91,13 +111,13 @@ class FullBatches:
             push, z, r = (widened(block.of(t)).mT.contiguous() for t in (along, self.z, self.r))
             weight = widened((rate * block.weight[:, None]).mT).mT
             steps = Steps(weight, self.keep[block.clients], rate * push, self.steps)
-            block.add(R, self.spaces(block).corrected(z, r, steps).mT)
+            block.add(R, self.spaces[block].corrected(z, r, steps).mT)
 
-        shared(work, self.rows.blocks, R.device)
+        shared(work, near, R.device)
         return Span(self.rows, self.c, (self.rates * total(self.keep, self.steps)).flatten(), R)
 
-    def over_features(self) -> Stack:
-        """Step by step, with every client's own d."""
+    def over_features(self, blocks: list[Block]) -> Tensor:
+        """Step by step, with every client's own d, (N, k, features); of clients in no block there is nothing."""
         n, (features, k) = len(self.rates), self.c.shape[-2:]
         c, out = self.c.expand(n, features, k).mT, self.z.new_empty(n, k, features)
 
@@ -107,5 +127,5 @@ class FullBatches:
             near = Surroundings(self.loss, A, y, block.of(self.z), block.of(self.r), rate[:, 0] * block.weight)
             out[who] = full_steps(near, (rate * c[who]).contiguous(), self.keep[who], self.steps)
 
-        shared(work, self.rows.blocks, out.device)
-        return Stack(out.mT.flatten(1))
+        shared(work, blocks, out.device)
+        return out

@@ -21,8 +21,8 @@ from scaffpd.models.minibatches import FeatureSteps, Minibatches
 from scaffpd.models.oracle import Displacements, Seen, Stack, same, shift
 from scaffpd.models.proximal import pace
 from scaffpd.models.ragged import Block
-from scaffpd.models.rows import KEPT, Rows, product, transposed
-from scaffpd.models.sample_space import SampleSpace
+from scaffpd.models.rows import Rows, product, transposed
+from scaffpd.models.sample_space import Spaces
 from scaffpd.models.spectral import largest_eigenvalues
 from scaffpd.models.threads import shared
 
@@ -122,7 +122,7 @@ class LinearPoint:
 class LinearOracle:
     """N clients with a linear model: batched matrix products over clients, never a loop over them."""
 
-    most_rows = float("inf")
+    most_rows: float | None = float("inf")
 
     def __init__(self, rows: Rows, loss: Loss, l2: float, outputs: int, names: list[str]) -> None:
         self.rows, self.loss, self.l2, self.outputs, self.names = rows, loss, l2, outputs, names
@@ -134,11 +134,11 @@ class LinearOracle:
 
     @cached_property
     def _over(self) -> FeatureSteps:
-        return FeatureSteps(self.loss, self.rows.A)
+        return FeatureSteps(self.loss, self.rows)
 
     @cached_property
-    def _spaces(self) -> dict[int, SampleSpace]:
-        return {}
+    def _spaces(self) -> Spaces:
+        return Spaces(self.loss, self.rows, self.outputs)
 
     def start(self) -> Tensor:
         """x⁰ = 0."""
@@ -208,7 +208,7 @@ class LinearOracle:
             return Stack(self._stochastic(x, at, correction, plan).flatten(1))
         here, c, rates = *self._first(x, at, correction), self.rates(plan)
         keep = 1 - rates * (self.l2 + plan.prox)
-        return FullBatches(self.rows, self._space, self.loss, here.z, here.residual, c, rates, keep, plan.steps).run()
+        return FullBatches(self.rows, self._spaces, self.loss, here.z, here.residual, c, rates, keep, plan.steps).run()
 
     def _first(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None
@@ -230,28 +230,19 @@ class LinearOracle:
             L = torch.where(few, L, L + (self.steepest - L).clamp_min(0) / plan.batch_size)
         return torch.where(L > 0, plan.scale / L, 0)[:, None, None]
 
-    def _space(self, block: Block) -> SampleSpace:
-        """A block's clients in the space of their samples; kept from round to round where that takes little memory."""
-        if block.number in self._spaces:
-            return self._spaces[block.number]
-        space = SampleSpace(self.loss, *self.rows.of(block), self.outputs)
-        if sum(other.numbers for other in self._spaces.values()) + space.numbers <= KEPT:
-            self._spaces[block.number] = space
-        return space
-
     def _stochastic(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> Tensor:
         assert plan.batch_size is not None
-        n, shape = len(self.names), (len(self.names), -1, self.outputs)
-        uniform = Draws(plan.key, self._streams).uniform(plan.steps * plan.batch_size)
-        drawn, rates = self.rows.layout.minibatch(uniform.view(n, plan.steps, plan.batch_size)), self.rates(plan)
-        X, constant = x.view(shape[1:]).mT.contiguous(), (shift(at, correction) + self.l2 * x).expand(n, -1)
-        keep = 1 - rates * (self.l2 + plan.prox)
-        plain = at is None and correction is None and plan.rate is not None and not plan.prox
-        alike = 1 - plan.rate * self.l2 if plain and plan.rate is not None else None
-        first = constant.view(shape).mT
-        steps = Minibatches(self.rows, self._space, self._over, self.loss, X, drawn, rates, keep, first, alike)
+        shape, rates = (len(self.names), -1, self.outputs), self.rates(plan)
+        X, first = x.view(shape[1:]).mT.contiguous(), (shift(at, correction) + self.l2 * x).expand(shape[0], -1)
+        alike = None
+        if at is None and correction is None and plan.rate is not None and not plan.prox:
+            alike = 1 - plan.rate * self.l2
+        steps = Minibatches(
+            self.rows, self._spaces, self._over, self.loss, X, Draws(plan.key, self._streams).seeds, plan.batch_size,
+            plan.steps, rates, 1 - rates * (self.l2 + plan.prox), first.view(shape).mT, alike,
+        )  # fmt: skip
         return steps.run().mT.flatten(1)
 
     def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:

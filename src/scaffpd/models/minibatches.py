@@ -1,24 +1,27 @@
 r"""Minibatch local steps of linear models: d ← (1 − η(l2 + μ)) d + η (c − c_i + l2 x) + A_Bᵀ (η/b) r(x − d), J times.
 
-Everybody's rows B are drawn first, on the device; then pieces of the clients, small enough for a core's cache, make all
-their steps, in the space of their samples (`scaffpd.models.sample_space`) or over features, whichever is cheaper.
+Pieces of the clients, small enough for a core's cache, make all their steps before the next ones do, in the space of
+their samples (`scaffpd.models.sample_space`) or over features, whichever is cheaper. Rows are drawn on the device, for
+as many steps at a time as take little memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from scaffpd.models.draws import Draws
 from scaffpd.models.graphs import Replay
 from scaffpd.models.local_steps import Products
 from scaffpd.models.losses import Loss
 from scaffpd.models.ragged import CACHE, Block
 from scaffpd.models.rows import Rows, product
-from scaffpd.models.sample_space import SampleSpace, Steps, counted, pays, total, widened
+from scaffpd.models.sample_space import Spaces, Steps, counted, total, widened
 from scaffpd.models.threads import shared
+
+SLAB = {"cpu": 2**22, "cuda": 2**27}  # numbers that are drawn and looked up at a time
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,13 @@ class Minibatches:
 
     Attributes:
         rows: the samples.
-        spaces: finds a block's clients in the space of their samples.
-        steps: makes steps over features.
+        spaces: the clients in the space of their samples.
+        over: makes steps over features.
         loss: ℓ.
         X: x as (k, features).
-        drawn: the rows of every step, (N, J, b), and what each counts for, (N, b).
+        seeds: of every client's draws, (N,).
+        size: b.
+        steps: J.
         rates: η_i, (N, 1, 1).
         keep: 1 − η(l2 + μ), (N, 1, 1).
         constant: c − c_i + l2 x, (N, k, features).
@@ -39,11 +44,13 @@ class Minibatches:
     """
 
     rows: Rows
-    spaces: Callable[[Block], SampleSpace]
-    steps: FeatureSteps
+    spaces: Spaces
+    over: FeatureSteps
     loss: Loss
     X: Tensor
-    drawn: Block
+    seeds: Tensor
+    size: int
+    steps: int
     rates: Tensor
     keep: Tensor
     constant: Tensor
@@ -51,11 +58,8 @@ class Minibatches:
 
     def run(self) -> Tensor:
         """The displacements of all clients, (N, k, features)."""
-        (n, steps, b), (k, features) = self.drawn.rows.shape, self.X.shape
-        out = self.X.new_empty(n, k, features)
-        blocks = self.rows.blocks if isinstance(self.rows.A, Tensor) else []
-        near = [block for block in blocks if pays(block.rows.shape[1], b, features, k, steps, collected=True)]
-        rest = n - sum(len(block.clients) for block in near)
+        n, (k, features) = len(self.seeds), self.X.shape
+        out, near = self.X.new_empty(n, k, features), self.spaces.near(self.size, self.steps)
 
         def in_samples(block: Block) -> None:
             out[block.clients] = self.in_samples(block)
@@ -64,27 +68,38 @@ class Minibatches:
             out[who] = self.over_features(who)
 
         shared(in_samples, near, out.device)
-        if rest:
-            shared(over_features, pieces(others(n, near, out.device), b * features), out.device)
+        shared(over_features, pieces(others(n, near, out.device), self.size * features), out.device)
         return out
+
+    def slabs(self, who: Tensor, numbers: int) -> list[int]:
+        """How many steps of some clients to draw at a time, if a step of one takes so many numbers."""
+        most = max(1, SLAB.get(who.device.type, SLAB["cuda"]) // (len(who) * numbers))
+        return [min(most, self.steps - first) for first in range(0, self.steps, most)]
 
     def in_samples(self, block: Block) -> Tensor:
         """All steps of a block of clients, by inner products of their samples."""
-        who, push, (A, _) = block.clients, self._push(block.clients), self.rows.of(block)
-        positions, keep = self.drawn.rows[who] - self.rows.layout.starts[who, None, None], self.keep[who]
-        weight = counted(positions, self.rates[who, 0] * self.drawn.weight[who], A.shape[1])
-        z, along = (widened(product(A, t.mT)).mT.contiguous() for t in (self.X, push))
-        steps = Steps(weight, keep, along, positions.shape[1])
-        R = self.spaces(block).plain(z, steps, self.alike)[..., : A.shape[1]]
-        return torch.baddbmm(total(keep, steps.number) * push, R, A)
+        who, push, (A, _), space = block.clients, self._push(block.clients), self.rows.of(block), self.spaces[block]
+        draws, keep, m = Draws.of(self.seeds[who]), self.keep[who], A.shape[1]
+        U, along = (widened(product(A, t.mT)).mT.contiguous() for t in (self.X, push))
+        rest, R = (1 - keep) * U - along, torch.zeros_like(U)
+        for steps in self.slabs(who, m + 4 * self.size):
+            drawn = self.rows.layout.minibatch(draws.uniform(steps * self.size).view(len(who), steps, -1), who)
+            positions = drawn.rows - self.rows.layout.starts[who, None, None]
+            weight = counted(positions, self.rates[who, 0] * drawn.weight, m)
+            U, R = space.plain(U, R, Steps(weight, keep, along, steps), rest, self.alike)
+        return torch.baddbmm(total(keep, self.steps) * push, R[..., :m], A)
 
     def over_features(self, who: Tensor) -> Tensor:
         """All steps of some clients, minibatch by minibatch."""
-        (n, steps, b), y, k = (len(who), *self.drawn.rows.shape[1:]), self.rows.y, len(self.X)
-        numbers = self.drawn.rows[who].transpose(0, 1).reshape(steps, n * b)
-        targets = self.loss.dense(y[numbers].view(steps, n, b, *y.shape[1:]), k, self.X.dtype)
-        weight = (self.rates[who, 0] * self.drawn.weight[who])[:, None]
-        return self.steps(numbers, targets, weight, self.X, self._push(who), self.keep[who])
+        push, y, k, n, b = self._push(who), self.rows.y, len(self.X), len(who), self.size
+        D, draws = torch.zeros_like(push), Draws.of(self.seeds[who])
+        for steps in self.slabs(who, b * (k + 4)):
+            drawn = self.rows.layout.minibatch(draws.uniform(steps * b).view(n, steps, b), who)
+            numbers = drawn.rows.transpose(0, 1).reshape(steps, n * b)
+            targets = self.loss.dense(y[numbers].view(steps, n, b, *y.shape[1:]), k, self.X.dtype)
+            weight = (self.rates[who, 0] * drawn.weight)[:, None]
+            D = self.over(D, numbers, targets, weight, self.X, push, self.keep[who])
+        return D
 
     def _push(self, who: Tensor) -> Tensor:
         return (self.rates[who] * self.constant[who]).contiguous()
@@ -95,21 +110,24 @@ class FeatureSteps:
 
     Args:
         loss: ℓ.
-        A: (M, features), the samples of all clients, as a tensor or in a store.
+        rows: the samples of all clients.
     """
 
-    def __init__(self, loss: Loss, A: Tensor) -> None:
-        self.loss, self.A, self.stored = loss, A, not isinstance(A, Tensor)
+    def __init__(self, loss: Loss, rows: Rows) -> None:
+        self.loss, self.A, self.stored = loss, rows.A, rows.stored
         self.replay = Replay(self.run)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         """`run`, recorded where that pays."""
         return self.run(*tensors) if self.stored else self.replay(*tensors)
 
-    def run(self, numbers: Tensor, y: Tensor, weight: Tensor, X: Tensor, push: Tensor, keep: Tensor) -> Tensor:
-        """The displacements, (n, k, features).
+    def run(
+        self, D: Tensor, numbers: Tensor, y: Tensor, weight: Tensor, X: Tensor, push: Tensor, keep: Tensor
+    ) -> Tensor:
+        """The displacements after more steps, (n, k, features).
 
         Args:
+            D: those before.
             numbers: (J, n·b), the rows of every step.
             y: (J, n, b, k), their targets.
             weight: η/b, 0 for padding, (n, 1, b).
@@ -117,7 +135,7 @@ class FeatureSteps:
             push: η (c − c_i + l2 x), (n, k, features).
             keep: 1 − η(l2 + μ), (n, 1, 1).
         """
-        sample, D = X.new_empty(len(push), weight.shape[2], X.shape[1]), torch.zeros_like(push)
+        D, sample = D.clone(), X.new_empty(len(push), weight.shape[2], X.shape[1])
         products, flat = Products(sample, len(X)), sample.view(-1, X.shape[1])
         for rows, targets in zip(numbers.unbind(), y.unbind(), strict=True):
             if self.stored:
@@ -131,8 +149,9 @@ class FeatureSteps:
 
 def others(clients: int, near: list[Block], device: torch.device) -> Tensor:
     """The numbers of those who are in no block."""
-    if not near:
-        return torch.arange(clients, device=device)
+    everyone = torch.arange(clients, device=device)
+    if not near or sum(len(block.clients) for block in near) == clients:
+        return everyone[:0] if near else everyone
     far = torch.ones(clients, dtype=torch.bool, device=device)
     for block in near:
         far[block.clients] = False
@@ -141,5 +160,5 @@ def others(clients: int, near: list[Block], device: torch.device) -> Tensor:
 
 def pieces(clients: Tensor, numbers: int) -> list[Tensor]:
     """Clients of so many numbers each in pieces that fit into a cache; a GPU takes them all at once."""
-    size = max(1, CACHE // numbers) if clients.device.type == "cpu" else max(1, len(clients))
+    size = max(1, CACHE // max(1, numbers)) if clients.device.type == "cpu" else max(1, len(clients))
     return list(torch.split(clients, size)) if len(clients) else []

@@ -266,7 +266,7 @@ class ModulePoint:
 class ModuleOracle:
     """N clients that share a network's architecture."""
 
-    most_rows = float("inf")
+    most_rows: float | None = None
 
     def __init__(
         self,

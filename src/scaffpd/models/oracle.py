@@ -102,11 +102,11 @@ class Oracle(Protocol):
 
     Attributes:
         dimension: d, the length of x.
-        most_rows: of a client's samples a pass over the data reads at most so many.
+        most_rows: of a client's samples a pass over the data reads at most so many; `None` where work is elsewhere.
     """
 
     dimension: int
-    most_rows: float
+    most_rows: float | None
 
     def start(self) -> Tensor:
         """x⁰."""

@@ -115,6 +115,7 @@ class QuadraticOracle(LinearOracle):
     """A `LinearOracle` whose full-gradient local steps are in closed form."""
 
     _last: tuple[LocalPlan, Gain] | None = None
+    _part: tuple[QuadraticOracle, list[int]] | None = None  # of whom these are some clients
 
     @property
     def most_rows(self) -> float:  # type: ignore[override]
@@ -129,6 +130,9 @@ class QuadraticOracle(LinearOracle):
     @cached_property
     def rotated(self) -> Rotated:
         """The same rows rotated, for local steps."""
+        if self._part is not None:
+            whole, clients = self._part
+            return whole.rotated.only(clients)
         return rotate(self.compressed.rows)
 
     @cached_property
@@ -153,7 +157,7 @@ class QuadraticOracle(LinearOracle):
 
     @cached_property
     def smoothness(self) -> Tensor:
-        """L_i = max_j w_j + l2, exactly."""
+        """L_i = max_j w_j + l2."""
         return self.spectrum[0] + self.l2
 
     def constants(self) -> Constants:
@@ -166,8 +170,7 @@ class QuadraticOracle(LinearOracle):
         chosen = QuadraticOracle(self.rows.only(clients), self.loss, self.l2, self.outputs, names)
         chosen.compressed = self.compressed.only(clients)
         chosen.spectrum = self.spectrum[0][clients], self.spectrum[1][clients]
-        if "rotated" in vars(self):
-            chosen.rotated = self.rotated.only(clients)
+        chosen._part = self, clients
         return chosen
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
@@ -188,13 +191,13 @@ class QuadraticOracle(LinearOracle):
         """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
         if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)
-        gain = self._gain(replace(plan, key=(), snapshot=None))
         known = isinstance(at, CompressedPoint) and at.data is self.compressed and same(at.x, x)
         if known and correction is not None:
             c = correction.view(-1, self.outputs)
             if plan.steps == 1:
-                return Span(self.rotated.rows, c, gain.base, None)
-            return QuadraticDisplacements(gain, c)
+                return Span(self.compressed.rows, c, self.rates(plan).flatten(), None)
+            return QuadraticDisplacements(self._gain(replace(plan, key=(), snapshot=None)), c)
+        gain = self._gain(replace(plan, key=(), snapshot=None))
         first = self.evaluate(x).each() + shift(at, correction)
         return Stack(gain.each(first.view(len(first), -1, self.outputs)).flatten(1))
 

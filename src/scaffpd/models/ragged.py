@@ -12,6 +12,7 @@ is least: many small clients make one block whatever their sizes, large ones are
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,14 +35,14 @@ class Block:
         rows: (n, m) row numbers in the stack; padding repeats a client's first row.
         weight: (n, m) weight of each row in its client's mean; 0 for padding.
         first: the first of n·m rows in a row, where nothing is padded; `None` elsewhere.
-        number: tells the blocks of a layout apart.
+        number: tells the blocks of a layout apart; `None` for a minibatch.
     """
 
     clients: Tensor
     rows: Tensor
     weight: Tensor
     first: int | None = None
-    number: int = 0
+    number: int | None = None
 
     def of(self, stack: Tensor) -> Tensor:
         """The block's part of a stack (M, ...) as (n, m, ...): a view where nothing is padded, else a copy."""
@@ -99,21 +100,23 @@ class Ragged:
         """The largest of each client's rows."""
         return torch.segment_reduce(rows, "max", lengths=self.sizes, unsafe=True)
 
-    def segment_min(self, rows: Tensor) -> Tensor:
-        """The smallest of each client's rows."""
-        return torch.segment_reduce(rows, "min", lengths=self.sizes, unsafe=True)
-
     def blocks(self, share: Tensor, width: int) -> list[Block]:
         """All rows, weighted by their (M,) `share`, in the cheapest padded blocks for rows of `width` numbers."""
+        return self._cut(share, width, lambda _: CACHE // width, range(len(self)))
+
+    def squares(self, share: Tensor, width: int) -> list[Block]:
+        """The same, in blocks for which it is m × m matrices that have to fit into the cache."""
+        return self._cut(share, width, lambda m: CACHE // m, range(-1, -len(self) - 1, -1))
+
+    def _cut(self, share: Tensor, width: int, rows: Callable[[int], int], numbers: range) -> list[Block]:
         order = torch.argsort(self.sizes, descending=True, stable=True)
         ordered = self.sizes[order].cpu().numpy()
-        overhead = OVERHEAD.get(self.sizes.device.type, OVERHEAD["cuda"]) / width
-        cuts = cheapest_cuts(ordered, overhead)
+        cuts = cheapest_cuts(ordered, OVERHEAD.get(self.sizes.device.type, OVERHEAD["cuda"]) / width)
         if self.sizes.device.type == "cpu":
-            cuts = finer(cuts, ordered, CACHE // width)
+            cuts = finer(cuts, ordered, rows)
         return [
             self._padded(order[first:last], ordered[first:last], share, number)
-            for number, (first, last) in enumerate(zip([0, *cuts[:-1]], cuts, strict=True))
+            for number, (first, last) in zip(numbers, zip([0, *cuts[:-1]], cuts, strict=True), strict=False)
         ]
 
     def _padded(self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor, number: int) -> Block:
@@ -124,20 +127,20 @@ class Ragged:
         first = int(rows[0, 0]) if consecutive else None
         return Block(clients, rows, torch.where(inside, share[rows], 0), first, number)
 
-    def minibatch(self, uniform: Tensor) -> Block:
+    def minibatch(self, uniform: Tensor, clients: Tensor | None = None) -> Block:
         """Rows drawn with replacement, by (N, …, b) `uniform` numbers in [0, 1): b of every client, for every step.
 
-        A client with no more than b rows gives them all.
+        A client with no more than b rows gives them all. Of some `clients` only, where they are named.
         """
+        who = torch.arange(len(self), device=self.sizes.device) if clients is None else clients
         size, shape = uniform.shape[-1], (-1, *[1] * (uniform.ndim - 1))
-        sizes, starts = self.sizes.view(shape), self.starts.view(shape)
-        position = torch.arange(size, device=self.sizes.device)
-        inside = position < self.sizes[:, None]
+        sizes, starts, position = self.sizes[who], self.starts[who], torch.arange(size, device=self.sizes.device)
+        weight = torch.where(position < sizes[:, None], 1 / sizes[:, None].clamp_max(size).to(self.dtype), 0)
+        sizes, starts = sizes.view(shape), starts.view(shape)
         drawn = torch.minimum((uniform * sizes).long(), sizes - 1)
         if self.smallest <= size:
             drawn = torch.where(sizes <= size, torch.where(position < sizes, position, 0), drawn)
-        weight = torch.where(inside, 1 / torch.clamp(self.sizes[:, None], max=size).to(self.dtype), 0)
-        return Block(torch.arange(len(self), device=self.sizes.device), drawn.add_(starts), weight)
+        return Block(who, drawn.add_(starts), weight)
 
 
 def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
@@ -161,9 +164,16 @@ def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
     return ends[::-1]
 
 
-def finer(ends: list[int], sizes: NDArray[np.int64], rows: int) -> list[int]:
-    """The same ends of blocks and more, so that no block of several clients has more than so many padded rows."""
+def finer(ends: list[int], sizes: NDArray[np.int64], rows: Callable[[int], int]) -> list[int]:
+    """The same ends of blocks and more, so that no block of several clients has more padded rows than `rows` says.
+
+    Args:
+        ends: where blocks end.
+        sizes: the clients' numbers of rows, descending.
+        rows: how many there may be in a block whose longest client has m of them.
+    """
     cuts = []
     for first, last in zip([0, *ends[:-1]], ends, strict=True):
-        cuts += [*range(first, last, max(1, rows // int(sizes[first])))[1:], last]
+        longest = max(1, int(sizes[first]))
+        cuts += [*range(first, last, max(1, rows(longest) // longest))[1:], last]
     return cuts

@@ -33,6 +33,11 @@ class Rows:
         """The same samples, padded for batched products."""
         return self.layout.blocks(self.share, self.A.shape[1])
 
+    @cached_property
+    def squares(self) -> list[Block]:
+        """The same, for work in the space of samples."""
+        return self.layout.squares(self.share, self.A.shape[1])
+
     def of(self, block: Block) -> tuple[Tensor, Tensor]:
         """A block's (A, y): views where nothing is padded, else copies, which are kept if they are small in all."""
         return self._copies.get(block.number) or (block.of(self.A), block.of(self.y))
@@ -53,7 +58,7 @@ class Rows:
         return replace(self, A=self.A.square())
 
     @cached_property
-    def _copies(self) -> dict[int, tuple[Tensor, Tensor]]:
+    def _copies(self) -> dict[int | None, tuple[Tensor, Tensor]]:
         if self.stored:
             return {}
         padded = [block for block in self.blocks if block.first is None]

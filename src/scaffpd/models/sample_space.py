@@ -23,12 +23,15 @@ from torch.nn.functional import pad
 
 from scaffpd.models.graphs import Replay
 from scaffpd.models.losses import Loss
+from scaffpd.models.ragged import Block
+from scaffpd.models.rows import KEPT, Rows
 
-GAIN = 2.5  # how much faster a number is worked on here than by steps over features that have several outputs
+GAIN = 2.5  # how much faster a number is worked on here than over features, where outputs are several (on digits)
+LARGEST = 2**22  # numbers of one client's inner products
 
 
-def pays(m: int, batch: int, features: int, outputs: int, steps: int, collected: bool) -> bool:
-    """Whether J steps of clients with m samples are cheaper here, the inner products included.
+def pays(m: int, batch: int, features: int, outputs: int, steps: int, collected: bool, kept: bool) -> bool:
+    """Whether J steps of clients with m samples are cheaper here.
 
     Args:
         m: samples of a client, padding included.
@@ -37,9 +40,11 @@ def pays(m: int, batch: int, features: int, outputs: int, steps: int, collected:
         outputs: k.
         steps: J.
         collected: whether steps over features have to collect their samples first.
+        kept: whether the inner products are there already, from round to round.
     """
-    wide = m + -m % 8
-    here = steps * wide * wide * outputs + wide * wide * features
+    if m * m > LARGEST:
+        return False
+    here = steps * m * m * outputs + (0 if kept else m * m * features)
     there = steps * batch * features * (2 * outputs + (2 if collected else 0))
     return here <= (GAIN if outputs > 1 else 1) * there
 
@@ -77,7 +82,6 @@ class SampleSpace:
     def __init__(self, loss: Loss, A: Tensor, y: Tensor, outputs: int) -> None:
         A = widened(A)
         self.loss, self.y, self.K = loss, widened(loss.dense(y, outputs, A.dtype)), torch.bmm(A, A.mT)
-        self.numbers = self.K.numel() + self.y.numel()
         self._corrected, self._plain = Replay(self._corrected_steps), Replay(self._plain_steps)
 
     def corrected(self, Z: Tensor, start: Tensor, steps: Steps) -> Tensor:
@@ -95,30 +99,64 @@ class SampleSpace:
             torch.addcmul(rho, keep, R, out=R)
         return R
 
-    def plain(self, Z: Tensor, steps: Steps, keep: float | None) -> Tensor:
-        """The same with r₀ = 0, by the predictions A u = A (x − d) themselves, which K ρ and A push change.
+    def plain(self, U: Tensor, R: Tensor, steps: Steps, rest: Tensor, keep: float | None) -> tuple[Tensor, Tensor]:
+        """U = A (x − d) and R after more steps with r₀ = 0: K ρ changes U, and the rest, (1 − keep) A x − A push, does.
 
-        `keep` is given where it is one number for all and push = (1 − keep) x; then A push changes nothing.
+        `keep` is given where it is one number for all and there is no rest.
         """
-        if keep is not None and not Z.is_cuda:
-            return self._alike_steps(Z, steps.weights(), keep)
-        return self._plain(Z, steps.weights(), steps.keep, steps.along)
+        if keep is not None and not U.is_cuda:
+            return self._alike_steps(U, R, steps.weights(), keep)
+        both = self._plain(torch.stack([U, R]), steps.weights(), steps.keep, rest)
+        return both[0], both[1]
 
-    def _plain_steps(self, Z: Tensor, weights: Tensor, keep: Tensor, along: Tensor) -> Tensor:
-        U, R, rest = Z, torch.zeros_like(Z), (1 - keep) * Z - along
+    def _plain_steps(self, both: Tensor, weights: Tensor, keep: Tensor, rest: Tensor) -> Tensor:
+        U, R = both.unbind()
         for w in weights.unbind():
             rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
             U = torch.addcmul(rest, keep, U).baddbmm_(rho, self.K, alpha=-1)
-            torch.addcmul(rho, keep, R, out=R)
-        return R
+            R = torch.addcmul(rho, keep, R)
+        return torch.stack([U, R])
 
-    def _alike_steps(self, Z: Tensor, weights: Tensor, keep: float) -> Tensor:
-        U, R = Z, torch.zeros_like(Z)
+    def _alike_steps(self, U: Tensor, R: Tensor, weights: Tensor, keep: float) -> tuple[Tensor, Tensor]:
         for w in weights.unbind():
             rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
             U = torch.baddbmm(U, rho, self.K, beta=keep, alpha=-1)
-            torch.add(rho, R, alpha=keep, out=R)
-        return R
+            R = torch.add(rho, R, alpha=keep)
+        return U, R
+
+
+class Spaces:
+    """All clients' blocks in the space of their samples; as many as take little memory are kept from round to round."""
+
+    def __init__(self, loss: Loss, rows: Rows, outputs: int) -> None:
+        self.loss, self.rows, self.outputs = loss, rows, outputs
+        self.made: dict[int | None, SampleSpace] = {}
+        self.kept: set[int | None] = set()
+        left = 0 if rows.stored else KEPT * (32 if rows.share.is_cuda else 1)
+        for block in [] if rows.stored else rows.squares:
+            n, m = block.rows.shape
+            left -= n * m * (m + outputs)
+            if left >= 0:
+                self.kept.add(block.number)
+
+    def near(self, batch: int | None, steps: int) -> list[Block]:
+        """The blocks for which J steps with so many samples each (`None`: all) are cheaper here."""
+        if self.rows.stored:
+            return []
+        features, collected = self.rows.A.shape[1], batch is not None
+        sizes = [(block, block.rows.shape[1], block.number in self.kept) for block in self.rows.squares]
+        return [
+            block for block, m, kept in sizes if pays(m, batch or m, features, self.outputs, steps, collected, kept)
+        ]
+
+    def __getitem__(self, block: Block) -> SampleSpace:
+        """A block's clients; threads may ask for different blocks at a time."""
+        space = self.made.get(block.number)
+        if space is None:
+            space = SampleSpace(self.loss, *self.rows.of(block), self.outputs)
+            if block.number in self.kept:
+                self.made[block.number] = space
+        return space
 
 
 def total(keep: Tensor, steps: int) -> Tensor:

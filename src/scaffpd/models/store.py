@@ -210,12 +210,15 @@ def _mm(A: Tensor, B: Tensor, rough: bool = False) -> Tensor:
 @contextmanager
 def tensor_cores(allowed: bool) -> Iterator[None]:
     """Products in single precision on a GPU's matrix units, which take eleven digits of each factor, where allowed."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = before or allowed
+    if not allowed or not torch.cuda.is_available():
+        yield
+        return
+    place = torch.backends.cuda.matmul
+    before, place.allow_tf32 = place.allow_tf32, True
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        place.allow_tf32 = before
 
 
 def load(features: Sequence[Selection], names: Sequence[str], device: torch.device, dtype: torch.dtype) -> Store:

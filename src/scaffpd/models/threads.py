@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -22,7 +22,7 @@ _allowed: ContextVar[int] = ContextVar("allowed", default=1)
 
 
 @contextmanager
-def suited(numbers: int) -> Iterator[None]:
+def suited(numbers: float) -> Iterator[None]:
     """Operations on one thread where the data has few numbers; what was set before holds again afterwards."""
     before = torch.get_num_threads()
     if before == 1 or numbers > SMALL:
@@ -43,21 +43,29 @@ def threads() -> int:
 
 
 def shared(work: Callable[[Item], None], items: Sequence[Item], device: torch.device) -> None:
-    """`work` for every item, on as many threads as PyTorch may use; results go where `work` puts them."""
+    """`work` for every item, on as many threads as PyTorch may use; results go where `work` puts them.
+
+    Nothing runs any more when this returns, or raises what the first item to fail has raised.
+    """
     if device.type != "cpu" or threads() < 2 or len(items) < 2:
         for item in items:
             work(item)
         return
+    before, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
 
     def alone(item: Item) -> None:
         torch.set_num_threads(1)  # of this thread's operations; but some libraries take it for everybody's
-        work(item)
+        with torch.inference_mode(inference):
+            work(item)
 
-    before = torch.get_num_threads()
+    done = [_pool(threads()).submit(alone, item) for item in items]
     try:
-        for _ in _pool(threads()).map(alone, items):
-            pass
+        for one in done:
+            one.result()
     finally:
+        for one in done:
+            one.cancel()
+        wait(done)
         torch.set_num_threads(before)
 
 

@@ -1,4 +1,4 @@
-r"""Exact projections on the probability simplex Δ = {λ ≥ 0, Σ λ_i = 1}, weighted and capped, in O(N log N).
+r"""Exact projections on the probability simplex Δ = {λ ≥ 0, Σ λ_i = 1}, weighted and capped, by a sort or a few passes.
 
 The last rounding error is corrected in λ itself rather than in the multiplier ν, so that weights sum to
 one up to a few units in the last place however large the arguments are.
@@ -46,12 +46,12 @@ def project_weighted(b: Vector, w: Vector) -> Vector:
     r"""argmin_{λ∈Δ} Σ_i λ_i²/(2w_i) − b_i λ_i  for w > 0, which is λ_i = w_i [b_i − ν]₊.
 
     Let S hold all active clients. Those with b_i ≤ ν_S = (Σ_{i∈S} w_i b_i − 1) / Σ_{i∈S} w_i are not active, and
-    leaving them out raises ν_S, until nobody is left out (Michelot 1986): a few passes, where a sort takes many.
+    leaving them out raises ν_S, until nobody is left out (Michelot 1986): a few passes (at most N) in place of a sort.
     """
     given, top = b, b.max()
     b = b - top  # now ν < 0, nothing cancels in Σ w b − 1, and the largest entry is always active
     slope, level = w, level_of(b, w)
-    while (active := b > level).sum() < np.count_nonzero(slope):
+    while 0 < (active := b > level).sum() < np.count_nonzero(slope):
         slope = np.where(active, w, 0.0)
         level = level_of(b, slope)
     if -level * slope.max() > UNEQUAL:  # measured from the largest entry, the others have lost too many digits
