@@ -62,3 +62,30 @@ def test_half_precision_is_for_storage_only(method):
     np.testing.assert_allclose(ours.losses, theirs.losses, rtol=2e-6)
     error = ours.sum(weights).cpu() - theirs.sum(weights)
     assert error.norm() <= 3e-6 * theirs.sum(weights).norm()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
+def test_recorded_local_steps_are_those_of_the_cpu(loss, inside, monkeypatch):
+    """Minibatches in the space of samples and over features, often enough to be recorded and replayed."""
+    monkeypatch.setattr("scaffpd.models.sample_space.pays", lambda *_, **__: inside)
+    method, ends = sp.FedAvg(local_steps=9, batch_size=8, local_rate=0.01), []
+    for device in ("cpu", "cuda"):
+        cohort = sp.Cohort(problem(loss), sp.Linear(loss, l2=0.05), device=device)
+        ends.append(sp.train(method, cohort, rounds=8, progress=False))
+    np.testing.assert_allclose(ends[1].x, ends[0].x, rtol=1e-9, atol=1e-11)
+
+
+def test_half_the_digits_in_local_steps_lead_to_the_same_optimum():
+    random = np.random.default_rng(0)
+    values, y = random.normal(size=(300, 700)).astype(np.float16), random.integers(0, 5, 300)
+    table = sp.data.Table(values, 700**-0.5, "random")
+    ends = []
+    for precision in ("full", "half"):
+        model = sp.Linear("squared", l2=1e-2, classes=5, local_precision=precision)
+        pairs = [(table.rows(p), y[p]) for p in np.split(np.arange(300), [20, 120])]
+        cohort = sp.Cohort(pairs, model, device="cuda", dtype=torch.float32)
+        ends.append(sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort, rounds=60, progress=False))
+    assert not np.array_equal(ends[0].x, ends[1].x)
+    assert ends[1].certificate < 3 * ends[0].certificate
+    np.testing.assert_allclose(ends[1].history.losses[-1], ends[0].history.losses[-1], rtol=1e-4)

@@ -1,9 +1,10 @@
 """Seconds to a certified gap of 1e-8 on one χ²-robust problem with squared loss, from raw arrays to x.
 
-Every candidate solves the same problem in a process of its own, on as many threads as it likes, after a tiny problem that
-loads its libraries; all that it does with the data counts. A dense Newton solver that shares nothing with the candidates (see
-`scaffpd.reference`) gives a lower bound on the optimum, and F(x), from the raw rows, less that bound is the gap that is
-shown. A candidate that is slow runs once, all others in every turn; this package's default method runs before each.
+Every candidate solves the same problem in a process of its own, on as many threads as it likes, after a tiny problem
+that loads its libraries; all that it does with the data counts. A dense Newton solver that shares nothing with the
+candidates (see `scaffpd.reference`) gives a lower bound on the optimum, and F(x), from the raw rows, less that bound is
+the gap that is shown. A candidate that is slow runs once, all others in every turn; this package's default method runs
+before each.
 """
 
 from __future__ import annotations

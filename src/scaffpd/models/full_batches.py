@@ -104,12 +104,12 @@ class FullBatches:
 
     def in_samples(self, near: list[Block]) -> Span:
         """By inner products of samples: one matrix product for A c, and none with features in the steps."""
-        along, R = self.rows.A @ self.c, torch.zeros_like(self.z)
+        along, R, k = self.rows.A @ self.c, torch.zeros_like(self.z), self.z.shape[1]
 
         def work(block: Block) -> None:
             rate = self.rates[block.clients]
-            push, z, r = (widened(block.of(t)).mT.contiguous() for t in (along, self.z, self.r))
-            weight = widened((rate * block.weight[:, None]).mT).mT
+            push, z, r = (widened(block.of(t), k).mT.contiguous() for t in (along, self.z, self.r))
+            weight = widened((rate * block.weight[:, None]).mT, k).mT
             steps = Steps(weight, self.keep[block.clients], rate * push, self.steps)
             block.add(R, self.spaces[block].corrected(z, r, steps).mT)
 

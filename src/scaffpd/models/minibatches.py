@@ -80,12 +80,12 @@ class Minibatches:
         """All steps of a block of clients, by inner products of their samples."""
         who, push, (A, _), space = block.clients, self._push(block.clients), self.rows.of(block), self.spaces[block]
         draws, keep, m = Draws.of(self.seeds[who]), self.keep[who], A.shape[1]
-        U, along = (widened(product(A, t.mT)).mT.contiguous() for t in (self.X, push))
+        U, along = (widened(product(A, t.mT), len(self.X)).mT.contiguous() for t in (self.X, push))
         rest, R = (1 - keep) * U - along, torch.zeros_like(U)
         for steps in self.slabs(who, m + 4 * self.size):
             drawn = self.rows.layout.minibatch(draws.uniform(steps * self.size).view(len(who), steps, -1), who)
             positions = drawn.rows - self.rows.layout.starts[who, None, None]
-            weight = counted(positions, self.rates[who, 0] * drawn.weight, m)
+            weight = counted(positions, self.rates[who, 0] * drawn.weight, m, len(self.X))
             U, R = space.plain(U, R, Steps(weight, keep, along, steps), rest, self.alike)
         return torch.baddbmm(total(keep, self.steps) * push, R[..., :m], A)
 

@@ -80,8 +80,8 @@ class SampleSpace:
     """
 
     def __init__(self, loss: Loss, A: Tensor, y: Tensor, outputs: int) -> None:
-        A = widened(A)
-        self.loss, self.y, self.K = loss, widened(loss.dense(y, outputs, A.dtype)), torch.bmm(A, A.mT)
+        A = widened(A, outputs)
+        self.loss, self.y, self.K = loss, widened(loss.dense(y, outputs, A.dtype), outputs), torch.bmm(A, A.mT)
         self._corrected, self._plain = Replay(self._corrected_steps), Replay(self._plain_steps)
 
     def corrected(self, Z: Tensor, start: Tensor, steps: Steps) -> Tensor:
@@ -164,26 +164,27 @@ def total(keep: Tensor, steps: int) -> Tensor:
     return (keep ** torch.arange(steps, device=keep.device)).sum(-1, keepdim=True)
 
 
-def widened(rows: Tensor) -> Tensor:
-    """Zero rows at the end, up to a multiple of what a processor works on at a time."""
-    missing = -rows.shape[-2] % lanes(rows.dtype)
+def widened(rows: Tensor, k: int) -> Tensor:
+    """Zero rows at the end, up to a multiple of what a processor works on at a time (see `lanes`)."""
+    missing = -rows.shape[-2] % lanes(rows.dtype, k)
     return pad(rows.mT, (0, missing)).mT if missing else rows
 
 
-def lanes(dtype: torch.dtype) -> int:
-    """Numbers that a processor works on at a time; of what is left over it makes heavy weather."""
-    return 64 // dtype.itemsize
+def lanes(dtype: torch.dtype, k: int) -> int:
+    """Numbers that a processor works on at a time: of what is left over, a softmax of k outputs makes heavy weather."""
+    return 64 // dtype.itemsize if k > 1 else 1
 
 
-def counted(positions: Tensor, share: Tensor, m: int) -> Tensor:
+def counted(positions: Tensor, share: Tensor, m: int, k: int) -> Tensor:
     """The weights of n clients' m samples in every step, (J, n, 1, m): a sample drawn c times has c of its shares.
 
     Args:
         positions: (n, J, b), which of a client's samples are drawn.
         share: (n, b), what a draw counts for; 0 for padding.
         m: samples of a client.
+        k: outputs.
     """
     n, steps, b = positions.shape
-    out = share.new_zeros(steps, n, m + -m % lanes(share.dtype))
+    out = share.new_zeros(steps, n, m + -m % lanes(share.dtype, k))
     out.transpose(0, 1).scatter_add_(2, positions, share[:, None].expand(n, steps, b))
     return out[:, :, None]
