@@ -62,11 +62,22 @@ class Spectrum:
 
     def within(self, V: Tensor) -> Tensor:
         """UᵀV, client by client."""
+        if self.layout.equal and V.is_cuda:
+            return torch.bmm(self._together.mT, V.reshape(len(self.vectors), -1, V.shape[1])).view_as(V)
         return torch.cat([U.T @ v for U, v in zip(self.vectors, self._split(V), strict=True)])
 
     def back(self, V: Tensor) -> Tensor:
         """U V, client by client."""
+        if self.layout.equal and V.is_cuda:
+            return torch.bmm(self._together, V.reshape(len(self.vectors), -1, V.shape[1])).view_as(V)
         return torch.cat([U @ v for U, v in zip(self.vectors, self._split(V), strict=True)])
+
+    @cached_property
+    def _together(self) -> Tensor:
+        """The eigenvectors of clients of equal size in one tensor, of which theirs are views from now on."""
+        together = torch.stack(self.vectors)
+        self.vectors = list(together.unbind())
+        return together
 
     def _split(self, V: Tensor) -> tuple[Tensor, ...]:
         return torch.split(V, self.layout.lengths)
