@@ -19,6 +19,7 @@ from scaffpd.deploy.protocol.plans import local_plan, number, read_batch
 from scaffpd.deploy.protocol.wire import Array, Message
 from scaffpd.errors import InputError
 from scaffpd.federation import ProximalPlan
+from scaffpd.models.threads import suited
 
 
 class Named(NamedTuple):
@@ -60,7 +61,8 @@ class Work:
         """The answer to one question."""
         if kind not in HANDLERS:
             raise InputError(f"This silo knows no question {kind!r}.")
-        return HANDLERS[kind](self, values, vectors, arrays)
+        with suited(self.cohort.numbers):
+            return HANDLERS[kind](self, values, vectors, arrays)
 
 
 def gradients(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
