@@ -20,7 +20,7 @@ import scaffpd as sp
 
 TITLE = "A Scaff-PD round against one full gradient"
 SAMPLES, FEATURES, CLASSES = 100_000, 100, 10
-FEWER = {100: 20_000, 1000: 20_000}  # samples, where local steps go one by one
+FEWER = {100: 20_000, 1000: 10_000}  # samples, where local steps go one by one
 STEPS, CLIENTS = (1, 10, 100, 1000), (5, 20, 100, 1000, 10_000)
 LIMITS = {"squared": 2.5, "logistic": 1.3, "softmax": 1.3}  # of one gradient; of J + 1 of them
 L2 = 1e-2

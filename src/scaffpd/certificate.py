@@ -21,6 +21,7 @@ import numpy as np
 from scaffpd.federation import Constants, Vector
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.inputs import LARGEST
+from scaffpd.objectives.simplex import inner
 
 EPSILON = float(np.finfo(np.float64).eps)
 
@@ -61,15 +62,15 @@ def certify(
         rounding: bounds on the rounding errors of each L_i and of each ∇f_i(x) (its norm).
     """
     nothing = Certificate(np.inf, np.inf, np.inf, np.inf)
-    modulus = float(weights @ strong_convexity)
+    modulus = inner(weights, strong_convexity)
     known = all(bool(np.all(np.isfinite(bounds))) for bounds in rounding)  # of a silo that does not answer nothing is
     if not (known and np.all(np.abs(losses) < LARGEST / 4) and np.isfinite(gradient) and modulus > 0):
         return nothing
     # On the simplex a common shift of the losses changes nothing but the rounding: centre them.
-    centred = losses - weights @ losses / weights.sum() if objective.simplex else losses
+    centred = losses - inner(weights, losses) / weights.sum() if objective.simplex else losses
     best, penalty = objective.support(centred), objective.value(weights)
-    dual, primal = best - float(weights @ centred) + penalty, gradient**2 / (2 * modulus)
-    total, error = max(1.0, float(weights.sum())), float(weights @ rounding[1])
+    dual, primal = best - inner(weights, centred) + penalty, gradient**2 / (2 * modulus)
+    total, error = max(1.0, float(weights.sum())), inner(weights, rounding[1])
     arithmetic = 8 * EPSILON * (float(np.abs(losses).max()) * total + abs(penalty))
     floor = arithmetic + 2 * total * float(rounding[0].max()) + (2 * gradient + error) * error / (2 * modulus)
     gap = max(dual, 0.0) + primal + floor

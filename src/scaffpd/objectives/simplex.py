@@ -16,7 +16,7 @@ UNEQUAL = 1e3  # rates in a projection, from which on a second pass pays
 
 
 def inner(a: Vector, b: Vector) -> float:
-    """⟨a, b⟩, summed pairwise: more exact than a BLAS product, and never waiting for its threads."""
+    """⟨a, b⟩, summed pairwise: more exact than a BLAS product, and the same wherever in memory a and b lie."""
     return float(np.sum(a * b))
 
 
