@@ -66,13 +66,18 @@ def main() -> None:
         options.json.write_text(json.dumps(found, indent=1))
 
 
-def measure(options: argparse.Namespace) -> dict[str, float]:
-    random = np.random.default_rng(0)
-    base = random.standard_normal((min(options.samples, 2000), options.features), dtype=np.float32)
-    values = np.empty((options.samples, options.features), dtype=options.stored)
-    for k in range(0, options.samples, len(base)):
+def numbers(samples: int, features: int, stored: str) -> np.ndarray:
+    """Random features, without drawing every one of them."""
+    base = np.random.default_rng(0).standard_normal((min(samples, 1000), features), dtype=np.float32).astype(stored)
+    values = np.empty((samples, features), stored)
+    for k in range(0, samples, len(base)):
         piece = values[k : k + len(base)]
         piece[:] = np.roll(base, k // len(base), axis=1)[: len(piece)]
+    return values
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    random, values = np.random.default_rng(1), numbers(options.samples, options.features, options.stored)
     table = Table(values, options.features**-0.5, "random")
     y = random.integers(0, options.outputs, options.samples)
     parts, device = clients(options.samples, options.clients, 0), options.device

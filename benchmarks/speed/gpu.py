@@ -83,20 +83,12 @@ def simulators(device: str, quick: bool) -> list[Row]:
     return rows
 
 
-def features(samples: int, width: int) -> np.ndarray:
-    """Random features in half precision, without drawing every one of them."""
-    base = np.random.default_rng(0).standard_normal((min(samples, 1000), width), dtype=np.float32).astype(np.float16)
-    values = np.empty((samples, width), np.float16)
-    for k in range(0, samples, len(base)):
-        piece = values[k : k + len(base)]
-        piece[:] = np.roll(base, k // len(base), axis=1)[: len(piece)]
-    return values
-
-
 def wide(device: str, quick: bool, known: dict[str, float]) -> list[Row]:
     """A round over 50,000 × 50,000 × 100."""
+    from wide import numbers
+
     samples, width, outputs, clients = (400, 600, 5, 4) if quick else (50_000, 50_000, 100, 20)
-    values = features(samples, width)
+    values = numbers(samples, width, "float16")
     y = np.random.default_rng(1).integers(0, outputs, samples)
     parts = np.array_split(np.arange(samples), clients)
     data = Table(values, width**-0.5, "random")

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 Row = dict[str, Any]
 Call = Callable[[], object]
 
@@ -76,8 +78,6 @@ def _repeats(call: Call, least: float, sync: Call) -> int:
 
 def exponent(sizes: Iterable[float], costs: Iterable[float]) -> float:
     """The p of the power law cost ∝ size^p that fits best on logarithmic axes."""
-    import numpy as np
-
     return float(np.polyfit(np.log(list(sizes)), np.log(list(costs)), 1)[0])
 
 

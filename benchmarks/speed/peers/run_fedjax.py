@@ -42,6 +42,4 @@ def train(rounds: int) -> w.Model:
 
 
 if __name__ == "__main__":
-    rounds, startup = w.rounds_wanted(), w.since_start()
-    took, model = w.seconds(train, rounds)
-    w.report("fedjax", version("fedjax"), rounds, took, model, startup)
+    w.measure("fedjax", version("fedjax"), {"": train})

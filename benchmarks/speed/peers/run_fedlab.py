@@ -65,8 +65,5 @@ def train(threads: int, rounds: int) -> w.Model:
 
 
 if __name__ == "__main__":
-    rounds, startup = w.rounds_wanted(), w.since_start()
     ways = {f"threads: {threads}": partial(train, threads) for threads in {1, torch.get_num_threads()}}
-    best = w.fastest(ways)
-    took, model = w.seconds(ways[best], rounds)
-    w.report("fedlab", version("fedlab"), rounds, took, model, startup, best)
+    w.measure("fedlab", version("fedlab"), ways)

@@ -43,8 +43,5 @@ def local(model: nn.Module, loss: nn.Module, x: list[torch.Tensor], i: int, gene
 
 
 if __name__ == "__main__":
-    rounds, startup = w.rounds_wanted(), w.since_start()
     ways = {f"threads: {threads}": partial(train, threads) for threads in {1, torch.get_num_threads()}}
-    best = w.fastest(ways)
-    took, model = w.seconds(ways[best], rounds)
-    w.report("loop", torch.__version__, rounds, took, model, startup, best)
+    w.measure("loop", torch.__version__, ways)

@@ -44,8 +44,5 @@ def step(u: np.ndarray, drawn: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
-    rounds, startup = w.rounds_wanted(), w.since_start()
     ways = {"threads: default": partial(train, False), "threads: 1": partial(train, True)}
-    best = w.fastest(ways)
-    took, model = w.seconds(ways[best], rounds)
-    w.report("numpy", np.__version__, rounds, took, model, startup, best)
+    w.measure("numpy", np.__version__, ways)

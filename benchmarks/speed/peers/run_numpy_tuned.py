@@ -55,8 +55,5 @@ def one_round(x: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    rounds, startup = w.rounds_wanted(), w.since_start()
     ways = {"threads: default": partial(train, False), "threads: 1": partial(train, True)}
-    best = w.fastest(ways)
-    took, model = w.seconds(ways[best], rounds)
-    w.report("numpy_tuned", np.__version__, rounds, took, model, startup, best)
+    w.measure("numpy_tuned", np.__version__, ways)

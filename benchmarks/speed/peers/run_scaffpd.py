@@ -21,6 +21,4 @@ def train(rounds: int) -> w.Model:
 
 
 if __name__ == "__main__":
-    rounds, startup = w.rounds_wanted(), w.since_start()
-    took, model = w.seconds(train, rounds)
-    w.report("scaffpd", sp.__version__, rounds, took, model, startup)
+    w.measure("scaffpd", sp.__version__, {"": train})

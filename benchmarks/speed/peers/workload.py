@@ -49,6 +49,14 @@ def accuracy(model: Model, X: Floats, y: Labels) -> float:
     return float((found.argmax(1) == y.ravel()).mean())
 
 
+def measure(name: str, version: str, ways: Mapping[str, Train]) -> None:
+    """Time the fastest of several ways to do the same (by name; one will do), and print a line of JSON about it."""
+    rounds, startup = rounds_wanted(), since_start()
+    best = fastest(ways) if len(ways) > 1 else next(iter(ways))
+    took, model = seconds(ways[best], rounds)
+    report(name, version, rounds, took, model, startup, best)
+
+
 def rounds_wanted() -> int:
     """What `--rounds` says."""
     parser = argparse.ArgumentParser()

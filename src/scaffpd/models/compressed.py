@@ -70,9 +70,7 @@ def compress(rows: Rows) -> Compressed:
         if (large := rows.large(block)) is not None:
             R = triangle(large, block.of(rows.y)[0])[None]
         else:
-            both = torch.cat(rows.of(block), -1)
-            if block.first is None:
-                both = both * (block.weight > 0)[..., None]
+            both = torch.cat(rows.alone(block), -1)
             R = torch.geqrf(both)[0][:, : both.shape[2]].triu()
         own, inside = layout.places(block.clients, features)
         A[own], y[own] = R[:, :features, :features][inside], R[:, :features, features:][inside]

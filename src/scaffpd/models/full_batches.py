@@ -14,9 +14,8 @@ from torch import Tensor
 
 from scaffpd.models.local_steps import Surroundings, full_steps
 from scaffpd.models.losses import Loss
-from scaffpd.models.minibatches import others
 from scaffpd.models.oracle import Displacements, Stack
-from scaffpd.models.ragged import Block
+from scaffpd.models.ragged import Block, outside
 from scaffpd.models.rows import Rows, transposed
 from scaffpd.models.sample_space import Spaces, Steps, total, widened
 from scaffpd.models.threads import shared
@@ -86,19 +85,17 @@ class FullBatches:
 
     def run(self) -> Displacements:
         """The displacements of all clients."""
-        n, everyone = len(self.rates), self.rows.blocks
-        if self.c.ndim == 3:
-            return Stack(self.over_features(everyone).mT.flatten(1))
-        if self.steps == 1:
+        common = self.c.ndim == 2
+        if common and self.steps == 1:
             return Span(self.rows, self.c, self.rates.flatten(), None)
-        near = self.spaces.near(None, self.steps)
+        near = self.spaces.near(None, self.steps) if common else []
         if not near:
-            return Stack(self.over_features(everyone).mT.flatten(1))
+            return Stack(self.over_features(self.rows.blocks).mT.flatten(1))
         span = self.in_samples(near)
-        who = others(n, near, self.rates.device)
+        who = outside(near, len(self.rates), self.rates.device)
         if not len(who):
             return span
-        far = [block for block in everyone if bool(torch.isin(block.clients, who).any())]
+        far = [block for block in self.rows.blocks if bool(torch.isin(block.clients, who).any())]
         span.p[who] = 0
         return Mixed(span, who, self.over_features(far)[who].mT.flatten(1))
 

@@ -50,10 +50,6 @@ class LinearPoint:
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
         return transposed(self.rows.A, scale * self.residual).flatten() + self.l2 * weights.sum() * self.x
 
-    def of(self, block: Block) -> tuple[Tensor, Tensor]:
-        """A block's predictions z and derivatives r."""
-        return block.of(self.z), block.of(self.residual)
-
     def project(self, direction: Tensor) -> Tensor:
         """⟨c_i, v⟩ per client."""
         return self._slopes(direction[:, None], self._along(direction[:, None]))[:, 0]
@@ -133,6 +129,10 @@ class LinearOracle:
         return streams(self.names, self.rows.share.device)
 
     @cached_property
+    def _steep(self) -> dict[int, Tensor]:
+        return {}
+
+    @cached_property
     def _over(self) -> FeatureSteps:
         return FeatureSteps(self.loss, self.rows)
 
@@ -171,10 +171,7 @@ class LinearOracle:
             if (large := self.rows.large(block)) is not None:
                 tops[block.clients] = large.largest_eigenvalue()
                 return
-            A, _ = self.rows.of(block)
-            if block.first is None:
-                A = A * (block.weight > 0)[..., None]
-            tops[block.clients] = largest_eigenvalues(A)
+            tops[block.clients] = largest_eigenvalues(self.rows.alone(block)[0])
 
         shared(work, self.rows.blocks, tops.device)
         return self.loss.curvature * tops / self.rows.layout.sizes + self.l2
@@ -205,7 +202,7 @@ class LinearOracle:
     ) -> Displacements:
         """J local steps of every client; d_i is accumulated as such, so that nothing cancels near the optimum."""
         if plan.batch_size is not None:
-            return Stack(self._stochastic(x, at, correction, plan).flatten(1))
+            return Stack(self._stochastic(x, at, correction, plan))
         here, c, rates = *self._first(x, at, correction), self.rates(plan)
         keep = 1 - rates * (self.l2 + plan.prox)
         return FullBatches(self.rows, self._spaces, self.loss, here.z, here.residual, c, rates, keep, plan.steps).run()
@@ -224,11 +221,17 @@ class LinearOracle:
         """η_i per client, shaped to multiply (N, d, k); 0 where the loss is flat."""
         if plan.rate is not None:
             return self.rows.share.new_full((len(self.rows.layout), 1, 1), plan.rate)
-        L = self.smoothness
-        if plan.batch_size is not None:  # as `Constants.expected_smoothness` has it
-            few = self.rows.layout.sizes <= plan.batch_size
-            L = torch.where(few, L, L + (self.steepest - L).clamp_min(0) / plan.batch_size)
+        L = self._expected(plan.batch_size)
         return torch.where(L > 0, plan.scale / L, 0)[:, None, None]
+
+    def _expected(self, batch_size: int | None) -> Tensor:
+        """How steep the mean of b random samples is; known on the device after it has been asked for once."""
+        if batch_size is None:
+            return self.smoothness
+        if batch_size not in self._steep:
+            found = self.constants().expected_smoothness(batch_size)
+            self._steep[batch_size] = torch.from_numpy(found).to(self.smoothness)
+        return self._steep[batch_size]
 
     def _stochastic(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
@@ -254,10 +257,11 @@ class LinearOracle:
         go, shape = pace(plan, L.double().cpu().numpy(), self.l2), (-1, self.outputs)
         c, D = (t.view(shape).mT.contiguous() for t in (correction, plan.metric))
         rates, momenta = (torch.from_numpy(t).to(c)[:, None, None] for t in (go.rates, go.momenta))
-        each, stay, _ = c.new_empty(len(rates), *c.shape), self.l2 + plan.pull * D, at.residual
+        each, stay = c.new_empty(len(rates), *c.shape), self.l2 + plan.pull * D
+        z, r = at.z, at.residual
 
         def work(block: Block) -> None:
-            near = Surroundings(self.loss, *at.rows.of(block), *at.of(block), block.weight)
+            near = Surroundings(self.loss, *at.rows.of(block), block.of(z), block.of(r), block.weight)
             rate, momentum = rates[block.clients] / D, momenta[block.clients]
             each[block.clients] = proximal_steps(near, c, stay, rate, momentum, go.steps)
 

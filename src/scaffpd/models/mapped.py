@@ -22,6 +22,7 @@ from scaffpd.models.inputs import check_range
 from scaffpd.models.pieces import Numbers, Piece, Tables
 from scaffpd.models.ragged import Block
 from scaffpd.models.spectral import EXACT, power_iteration, random_direction
+from scaffpd.models.store import Transposed
 from scaffpd.models.threads import shared, threads
 
 HELD = 2**25  # numbers of a client from which on its rows are not held together unless they have to be
@@ -186,14 +187,3 @@ class Mapped:
     def new_empty(self, *shape: int) -> Tensor:
         """Numbers in the format of x."""
         return torch.empty(*shape, dtype=self.dtype)
-
-
-class Transposed:
-    """Aᵀ."""
-
-    def __init__(self, matrix: Mapped) -> None:
-        self.matrix = matrix
-
-    def __matmul__(self, V: Tensor) -> Tensor:
-        """AᵀV."""
-        return self.matrix.transposed(V)

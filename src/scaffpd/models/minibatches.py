@@ -16,7 +16,7 @@ from scaffpd.models.draws import Draws
 from scaffpd.models.graphs import Replay
 from scaffpd.models.local_steps import Products
 from scaffpd.models.losses import Loss
-from scaffpd.models.ragged import CACHE, Block
+from scaffpd.models.ragged import CACHE, Block, outside
 from scaffpd.models.rows import Rows, product
 from scaffpd.models.sample_space import Spaces, Steps, counted, total, widened
 from scaffpd.models.threads import shared
@@ -68,7 +68,7 @@ class Minibatches:
             out[who] = self.over_features(who)
 
         shared(in_samples, near, out.device)
-        shared(over_features, pieces(others(n, near, out.device), self.size * features), out.device)
+        shared(over_features, pieces(outside(near, n, out.device), self.size * features), out.device)
         return out
 
     def slabs(self, who: Tensor, numbers: int) -> list[int]:
@@ -81,12 +81,12 @@ class Minibatches:
         who, push, (A, _), space = block.clients, self._push(block.clients), self.rows.of(block), self.spaces[block]
         draws, keep, m = Draws.of(self.seeds[who]), self.keep[who], A.shape[1]
         U, along = (widened(product(A, t.mT), len(self.X)).mT.contiguous() for t in (self.X, push))
-        rest, R = (1 - keep) * U - along, torch.zeros_like(U)
+        added, R = (1 - keep) * U - along, torch.zeros_like(U)
         for steps in self.slabs(who, m + 4 * self.size):
             drawn = self.rows.layout.minibatch(draws.uniform(steps * self.size).view(len(who), steps, -1), who)
             positions = drawn.rows - self.rows.layout.starts[who, None, None]
             weight = counted(positions, self.rates[who, 0] * drawn.weight, m, len(self.X))
-            U, R = space.plain(U, R, Steps(weight, keep, along, steps), rest, self.alike)
+            U, R = space.plain(U, R, Steps(weight, keep, added, steps), self.alike)
         return torch.baddbmm(total(keep, self.steps) * push, R[..., :m], A)
 
     def over_features(self, who: Tensor) -> Tensor:
@@ -145,17 +145,6 @@ class FeatureSteps:
             r = self.loss.residual(products.at(X, D).mT, targets).mT.mul_(weight)
             torch.addcmul(push, keep, D, out=D).baddbmm_(r, sample)
         return D
-
-
-def others(clients: int, near: list[Block], device: torch.device) -> Tensor:
-    """The numbers of those who are in no block."""
-    everyone = torch.arange(clients, device=device)
-    if not near or sum(len(block.clients) for block in near) == clients:
-        return everyone[:0] if near else everyone
-    far = torch.ones(clients, dtype=torch.bool, device=device)
-    for block in near:
-        far[block.clients] = False
-    return torch.nonzero(far)[:, 0]
 
 
 def pieces(clients: Tensor, numbers: int) -> list[Tensor]:

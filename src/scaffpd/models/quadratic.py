@@ -12,8 +12,10 @@ and Σ_i λ_i d_i is two matrix products on the stack of all clients, whatever N
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +30,8 @@ from scaffpd.models.ragged import Block, Ragged
 from scaffpd.models.rows import Rows, product, transposed
 from scaffpd.models.spectral import extreme_values
 from scaffpd.models.threads import shared
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,7 @@ def rotate(rows: Rows) -> Rotated:
     A = rows.A.new_zeros(len(layout.owner), features)
 
     def work(block: Block) -> None:
-        a, _ = rows.of(block)
-        if block.first is None:
-            a = a * (block.weight > 0)[..., None]
-        _, S, V = torch.linalg.svd(a, full_matrices=False)
+        _, S, V = torch.linalg.svd(rows.alone(block)[0], full_matrices=False)
         own, inside = layout.places(block.clients, S.shape[1])
         A[own] = (torch.where(epsilon * S[:, :1] < S, S, 0)[..., None] * V)[inside]
 
@@ -94,6 +95,20 @@ class Gain:
         return out
 
 
+class LastPlan(Generic[Made]):
+    """What is made for a plan of local steps; for the last one it is remembered, because rounds are alike."""
+
+    def __init__(self) -> None:
+        self.last: tuple[LocalPlan, Made] | None = None
+
+    def of(self, plan: LocalPlan, make: Callable[[], Made]) -> Made:
+        """For this plan, whatever minibatches or snapshot it may name: full gradients have none."""
+        plan = replace(plan, key=(), snapshot=None)
+        if self.last is None or self.last[0] != plan:
+            self.last = plan, make()
+        return self.last[1]
+
+
 class QuadraticDisplacements:
     """d_i = ϕ_i(H_i) c of all clients for one common c; summed over clients by two matrix products."""
 
@@ -114,8 +129,11 @@ class QuadraticDisplacements:
 class QuadraticOracle(LinearOracle):
     """A `LinearOracle` whose full-gradient local steps are in closed form."""
 
-    _last: tuple[LocalPlan, Gain] | None = None
     _part: tuple[QuadraticOracle, list[int]] | None = None  # of whom these are some clients
+
+    @cached_property
+    def _gains(self) -> LastPlan[Gain]:
+        return LastPlan()
 
     @property
     def most_rows(self) -> float:  # type: ignore[override]
@@ -143,14 +161,10 @@ class QuadraticOracle(LinearOracle):
         top, bottom = torch.zeros_like(share), torch.zeros_like(share)
 
         def work(block: Block) -> None:
-            A, _ = rows.of(block)
-            if block.first is None:
-                A = A * (block.weight > 0)[..., None]
-            s, least = extreme_values(A, self.compressed.noise[block.clients])
-            top[block.clients] = 2 * share[block.clients] * s
-            bottom[block.clients] = (
-                2 * share[block.clients] * torch.where(rows.layout.sizes[block.clients] >= d, least, 0)
-            )
+            who = block.clients
+            largest, smallest = extreme_values(rows.alone(block)[0], self.compressed.noise[who])
+            top[who] = 2 * share[who] * largest
+            bottom[who] = torch.where(rows.layout.sizes[who] >= d, 2 * share[who] * smallest, 0)
 
         shared(work, rows.blocks, top.device)
         return top, bottom
@@ -196,16 +210,14 @@ class QuadraticOracle(LinearOracle):
             c = correction.view(-1, self.outputs)
             if plan.steps == 1:
                 return Span(self.compressed.rows, c, self.rates(plan).flatten(), None)
-            return QuadraticDisplacements(self._gain(replace(plan, key=(), snapshot=None)), c)
-        gain = self._gain(replace(plan, key=(), snapshot=None))
+            return QuadraticDisplacements(self._gain(plan), c)
+        gain = self._gain(plan)
         first = self.evaluate(x).each() + shift(at, correction)
         return Stack(gain.each(first.view(len(first), -1, self.outputs)).flatten(1))
 
     def _gain(self, plan: LocalPlan) -> Gain:
-        """ϕ_i for a plan; that of the last one is remembered, for rounds are alike."""
-        if self._last is None or self._last[0] != plan:
-            self._last = plan, Gain(self.rotated, self.l2, self.rates(plan).flatten(), plan)
-        return self._last[1]
+        """ϕ_i for a plan."""
+        return self._gains.of(plan, lambda: Gain(self.rotated, self.l2, self.rates(plan).flatten(), plan))
 
     def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
         """(H_i + βD)⁻¹c exactly: by Cholesky in the smaller of rows and features."""

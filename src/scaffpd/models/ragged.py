@@ -143,6 +143,18 @@ class Ragged:
         return Block(who, drawn.add_(starts), weight)
 
 
+def outside(blocks: list[Block], clients: int, device: torch.device) -> Tensor:
+    """The numbers of those clients who are in none of the blocks (without waiting for a device if all or none are)."""
+    everyone = torch.arange(clients, device=device)
+    inside = sum(len(block.clients) for block in blocks)
+    if inside in (0, clients):
+        return everyone[inside:]
+    far = torch.ones(clients, dtype=torch.bool, device=device)
+    for block in blocks:
+        far[block.clients] = False
+    return everyone[far]
+
+
 def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
     """Where to end each block of descending `sizes` so that Σ_blocks (overhead + clients · longest) is least.
 

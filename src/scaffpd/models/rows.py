@@ -42,6 +42,14 @@ class Rows:
         """A block's (A, y): views where nothing is padded, else copies, which are kept if they are small in all."""
         return self._copies.get(block.number) or (block.of(self.A), block.of(self.y))
 
+    def alone(self, block: Block) -> tuple[Tensor, Tensor]:
+        """The same with zeros for padding, so that only a client's own rows count in what is made of them."""
+        A, y = self.of(block)
+        if block.first is not None:
+            return A, y
+        own = (block.weight > 0)[..., None]
+        return A * own, y * own
+
     @property
     def stored(self) -> bool:
         """Whether A stays where it is stored: copies of its rows are not kept."""
@@ -110,7 +118,7 @@ class Rows:
     @cached_property
     def pieces(self) -> list[tuple[slice, Rows]]:
         """Clients in order, in pieces of about `PIECE` rows, as views; all at once where A is not in main memory."""
-        if not isinstance(self.A, Tensor) or self.A.device.type != "cpu":
+        if self.stored or self.A.device.type != "cpu":
             return [(slice(None), self)]
         ends = np.cumsum([0, *self.layout.lengths])
         cuts = np.unique(np.searchsorted(ends, [0, *range(PIECE, int(ends[-1]), PIECE), ends[-1]])).tolist()

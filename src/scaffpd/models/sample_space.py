@@ -55,13 +55,13 @@ class Steps(NamedTuple):
     Attributes:
         weight: w, (n, 1, m), or of every step, (J, n, 1, m).
         keep: 1 − η(l2 + μ), (n, 1, 1).
-        along: A_i push, (n, k, m).
+        added: what every step adds to A_i d, A_i push; in plain steps to A_i u, (1 − keep) A_i x − A_i push; (n, k, m).
         number: J.
     """
 
     weight: Tensor
     keep: Tensor
-    along: Tensor
+    added: Tensor
     number: int
 
     def weights(self) -> Tensor:
@@ -89,31 +89,31 @@ class SampleSpace:
 
         A d is accumulated as such: near the optimum it is small, and nothing cancels.
         """
-        return self._corrected(Z, start, steps.weights(), steps.keep, steps.along)
+        return self._corrected(Z, start, steps.weights(), steps.keep, steps.added)
 
-    def _corrected_steps(self, Z: Tensor, start: Tensor, weights: Tensor, keep: Tensor, along: Tensor) -> Tensor:
+    def _corrected_steps(self, Z: Tensor, start: Tensor, weights: Tensor, keep: Tensor, added: Tensor) -> Tensor:
         D, R, out = torch.zeros_like(Z), torch.zeros_like(Z), torch.empty_like(Z)
         for w in weights.unbind():
             rho = self.loss.residual(torch.sub(Z, D, out=out).mT, self.y).mT.sub_(start).mul_(w)
-            torch.addcmul(along, keep, D, out=D).baddbmm_(rho, self.K)
+            torch.addcmul(added, keep, D, out=D).baddbmm_(rho, self.K)
             torch.addcmul(rho, keep, R, out=R)
         return R
 
-    def plain(self, U: Tensor, R: Tensor, steps: Steps, rest: Tensor, keep: float | None) -> tuple[Tensor, Tensor]:
-        """U = A (x − d) and R after more steps with r₀ = 0: K ρ changes U, and the rest, (1 − keep) A x − A push, does.
+    def plain(self, U: Tensor, R: Tensor, steps: Steps, keep: float | None) -> tuple[Tensor, Tensor]:
+        """U = A u = A (x − d) and R after more steps with r₀ = 0.
 
-        `keep` is given where it is one number for all and there is no rest.
+        `keep` is given where it is one number for all and nothing is added.
         """
         if keep is not None and not U.is_cuda:
             return self._alike_steps(U, R, steps.weights(), keep)
-        both = self._plain(torch.stack([U, R]), steps.weights(), steps.keep, rest)
+        both = self._plain(torch.stack([U, R]), steps.weights(), steps.keep, steps.added)
         return both[0], both[1]
 
-    def _plain_steps(self, both: Tensor, weights: Tensor, keep: Tensor, rest: Tensor) -> Tensor:
+    def _plain_steps(self, both: Tensor, weights: Tensor, keep: Tensor, added: Tensor) -> Tensor:
         U, R = both.unbind()
         for w in weights.unbind():
             rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
-            U = torch.addcmul(rest, keep, U).baddbmm_(rho, self.K, alpha=-1)
+            U = torch.addcmul(added, keep, U).baddbmm_(rho, self.K, alpha=-1)
             R = torch.addcmul(rho, keep, R)
         return torch.stack([U, R])
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -169,15 +169,22 @@ class Store:
                     yield piece.to(self.dtype)
 
 
-class Transposed:
-    """Aᵀ of a store."""
+class Turnable(Protocol):
+    """A matrix that is no tensor."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def transposed(self, V: Tensor) -> Tensor:
+        """AᵀV."""
+
+
+class Transposed:
+    """Aᵀ of a matrix that is no tensor."""
+
+    def __init__(self, matrix: Turnable) -> None:
+        self.matrix = matrix
 
     def __matmul__(self, V: Tensor) -> Tensor:
         """AᵀV."""
-        return self.store.transposed(V)
+        return self.matrix.transposed(V)
 
 
 def split(X: Tensor, rough: bool = False) -> tuple[Tensor, Tensor]:

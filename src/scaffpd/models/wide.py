@@ -12,7 +12,6 @@ does, because A_i g = K_i r/m + l2 A_i x is known already.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -28,7 +27,7 @@ from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.graphs import Replay
 from scaffpd.models.losses import Loss
 from scaffpd.models.oracle import Displacements, Stack, same, shift
-from scaffpd.models.quadratic import local_gain
+from scaffpd.models.quadratic import LastPlan, local_gain
 from scaffpd.models.ragged import Ragged
 from scaffpd.models.rows import Rows
 from scaffpd.models.store import Store, load, tensor_cores
@@ -160,7 +159,7 @@ class WideOracle(LinearOracle):
         self.loss, self.l2, self.outputs, self.names = loss, l2, outputs, names
         self.dimension = features[0].shape[1] * outputs
         self.recent: list[tuple[WidePoint, int]] = []
-        self._last: tuple[LocalPlan, Function] | None = None
+        self._functions: LastPlan[Function] = LastPlan()
 
     @cached_property
     def rows(self) -> Rows:  # type: ignore[override]
@@ -241,7 +240,7 @@ class WideOracle(LinearOracle):
         """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
         if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)
-        phi = self._function(replace(plan, key=(), snapshot=None))
+        phi = self._function(plan)
         if isinstance(at, LinearPoint) and at.rows is self.rows and same(at.x, x):
             c = torch.zeros_like(x) if correction is None else correction
             inner = phi.inner(self._local.A @ c.view(-1, self.outputs))
@@ -255,16 +254,16 @@ class WideOracle(LinearOracle):
         """The rows as local steps multiply them."""
         if not self.rough:
             return self.rows
-        return dataclasses.replace(self.rows, A=cast(Tensor, store(self.rows).roughly()))
+        return replace(self.rows, A=cast(Tensor, store(self.rows).roughly()))
 
     def _function(self, plan: LocalPlan) -> Function:
-        """ϕ_i for a plan; that of the last one is remembered, for rounds are alike."""
-        if self._last is None or self._last[0] != plan:
-            rate = self.rates(plan).flatten()
-            least = self.l2 + plan.prox
-            phi = Function(self.spectrum, least, lambda h, i: local_gain(h, rate[i], plan.steps), self.rough)
-            self._last = plan, phi
-        return self._last[1]
+        """ϕ_i for a plan."""
+
+        def make() -> Function:
+            rate, least = self.rates(plan).flatten(), self.l2 + plan.prox
+            return Function(self.spectrum, least, lambda h, i: local_gain(h, rate[i], plan.steps), self.rough)
+
+        return self._functions.of(plan, make)
 
     def _plain(self, here: WidePoint, c: Tensor | None, phi: Function) -> Displacements:
         """Steps that begin with g_i = A_iᵀr/m + l2 x, plus a common c if there is one."""
