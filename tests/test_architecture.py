@@ -15,7 +15,7 @@ ROOT = Path(scaffpd.__file__).parent
 FLOORS = [
     {"errors", "cores"},
     {"environment"},
-    {"federation", "objectives", "data", "checkpoint", "memory", "lock"},
+    {"federation", "objectives", "data", "checkpoint", "memory", "lock", "masking"},
     {
         "certificate",
         "history",
@@ -30,7 +30,7 @@ FLOORS = [
     },
     {"subspace", "features"},
     {"algorithms", "cohort"},
-    {"training", "settings"},
+    {"training", "settings", "secure"},
     {"comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},
     {"runs", "report"},
     {"experiments"},

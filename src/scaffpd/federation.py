@@ -30,6 +30,7 @@ class Constants:
         steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter steps.
         samples: n_i, how many samples a client has.
         quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
+        first_order: whether clients answer no questions about curvature: their vectors are masked, or noisy.
     """
 
     smoothness: Vector
@@ -38,6 +39,7 @@ class Constants:
     steepest: Vector
     samples: NDArray[np.int64]
     quadratic: bool = False
+    first_order: bool = False
 
     def expected_smoothness(self, batch_size: int | None) -> Vector:
         """L_i + (max_j L_ij − L_i)/b: how steep the mean of b random samples is (all samples: L_i itself)."""

@@ -1,7 +1,7 @@
 r"""`fair`: the method for the problem at hand.
 
 Convex losses and full gradients go to the subspace saddle method, which needs the fewest rounds and no step size;
-minibatches and networks, for which it has no proof, go to Scaff-PD.
+minibatches and networks, for which it has no proof, and clients that hide their curvature, go to Scaff-PD.
 """
 
 from __future__ import annotations
@@ -71,10 +71,12 @@ class Fair:
             return "Solved by Scaff-PD: the losses are not known to be convex."
         if self.batch_size is not None:
             return "Solved by Scaff-PD: local gradients are of minibatches."
+        if state.constants.first_order:
+            return "Solved by Scaff-PD: clients answer no questions about curvature."
         return "Solved by the subspace saddle method: the losses are convex and gradients are full."
 
     def _method(self, known: Constants) -> SubspaceSaddle | ScaffPD:
-        if self.batch_size is None and known.convex:
+        if self.batch_size is None and known.convex and not known.first_order:
             return SubspaceSaddle(self.objective)
         return ScaffPD(self.objective, local_steps=self.local_steps, batch_size=self.batch_size)
 

@@ -191,9 +191,16 @@ class CohortUpdates(Answers):
 
     def snapshot(self, weights: Vector) -> Tensor:
         """Σ_i w_i (x − u_{i,t'}): the first t' steps once more, with the same minibatches."""
+        return self._snapshot().sum(self._weights(weights))
+
+    def snapshots(self) -> Tensor:
+        """Every client's own x − u_{i,t'}; they stay with them."""
+        return self._snapshot().each()
+
+    def _snapshot(self) -> Displacements:
         if self._plan.snapshot is None:
             raise InputError("There is no snapshot: the plan asked for none.")
-        return self._work(self._plan.snapshot).sum(self._weights(weights))
+        return self._work(self._plan.snapshot)
 
 
 def inner_products(each: Tensor, chosen: Chosen, n: int) -> NDArray[np.float64]:

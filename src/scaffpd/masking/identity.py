@@ -1,0 +1,156 @@
+r"""Who a client is to the other clients: a long-term X25519 key, shown on a card.
+
+The server carries the cards around. A client that trusts it to hand on what it was given needs no more; one that does
+not can pin the others' keys by their fingerprints, told by telephone, or have cards signed with the certificates by
+which the deployment knows its sites, and check them against the deployment's own authority.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509.oid import NameOID
+
+from scaffpd.errors import InputError
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a client shows of itself.
+
+    Attributes:
+        name: the client.
+        key: its public key, 32 bytes.
+        certificate: of the deployment, PEM; empty where there is none.
+        signature: of name and key, with the certificate's own key.
+    """
+
+    name: str
+    key: bytes
+    certificate: bytes = b""
+    signature: bytes = b""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short name for the key, to be compared by people and written down as a pin."""
+        return hashlib.sha256(self.key).hexdigest()
+
+    @property
+    def signed(self) -> bytes:
+        """What the signature is about."""
+        return b"scaffpd card\0" + self.name.encode() + b"\0" + self.key
+
+    def values(self) -> dict[str, str]:
+        """As JSON has it."""
+        return {
+            "name": self.name, "key": self.key.hex(), "certificate": self.certificate.decode(),
+            "signature": self.signature.hex(),
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, values: Any) -> Card:
+        """What `values` made, checked."""
+        try:
+            parts = (str(values["name"]), bytes.fromhex(values["key"]), str(values["certificate"]).encode())
+            card = cls(*parts, bytes.fromhex(values["signature"]))
+        except (KeyError, TypeError, ValueError):
+            raise InputError("A card of a client cannot be read.") from None
+        if len(card.key) != 32:
+            raise InputError("A card of a client cannot be read.")
+        return card
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The deployment's root certificate: whom it has let in, and under which name."""
+
+    root: x509.Certificate
+
+    @classmethod
+    def read(cls, path: Path) -> Authority:
+        """A PEM file."""
+        try:
+            return cls(x509.load_pem_x509_certificate(path.read_bytes()))
+        except (OSError, ValueError):
+            raise InputError(f"The authority's certificate {str(path)!r} cannot be read.") from None
+
+    def check(self, card: Card) -> None:
+        """Whether the card is of the site that the authority knows by this name."""
+        try:
+            certificate = x509.load_pem_x509_certificate(card.certificate)
+            certificate.verify_directly_issued_by(self.root)
+            _verify(certificate.public_key(), card.signature, card.signed)
+        except (ValueError, TypeError, InvalidSignature):
+            raise InputError(f"The card of {card.name!r} is not signed by a site that this authority knows.") from None
+        now = datetime.datetime.now(datetime.UTC)
+        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+            raise InputError(f"The certificate of {card.name!r} is not valid today.")
+        names = [a.value for a in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        if names != [card.name]:
+            raise InputError(f"The card of {card.name!r} is signed in the name of {', '.join(map(str, names))!r}.")
+
+
+class Identity:
+    """A client's own long-term key.
+
+    Args:
+        name: the client.
+        key: its private key; a new one by default.
+        certificate: of the deployment, with its private key (both PEM), to sign the card with.
+    """
+
+    def __init__(
+        self, name: str, key: X25519PrivateKey | None = None, certificate: tuple[bytes, bytes] | None = None
+    ) -> None:
+        self.name, self._key = name, key or X25519PrivateKey.generate()
+        card = Card(name, self._key.public_key().public_bytes_raw())
+        if certificate is not None:
+            shown, private = certificate
+            card = Card(name, card.key, shown, _sign(serialization.load_pem_private_key(private, None), card.signed))
+        self.card = card
+
+    @classmethod
+    def kept(cls, name: str, path: Path, certificate: tuple[bytes, bytes] | None = None) -> Identity:
+        """The key of a file that only its owner can read, made where there is none."""
+        if not path.exists():
+            raw = X25519PrivateKey.generate().private_bytes_raw()
+            place = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(place, "w", encoding="ascii") as file:
+                file.write(raw.hex() + "\n")
+        try:
+            key = X25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="ascii").strip()))
+        except (OSError, ValueError):
+            raise InputError(f"The identity in {str(path)!r} cannot be read.") from None
+        return cls(name, key, certificate)
+
+    def agreed(self, other: Card) -> bytes:
+        """The secret that only the two know."""
+        return self._key.exchange(X25519PublicKey.from_public_bytes(other.key))
+
+
+def _sign(key: Any, message: bytes) -> bytes:
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.sign(message, padding.PSS(padding.MGF1(SHA256()), padding.PSS.MAX_LENGTH), SHA256())
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        return key.sign(message, ec.ECDSA(SHA256()))
+    raise InputError(f"A card can be signed with an RSA or EC key, not with {type(key).__name__}.")
+
+
+def _verify(key: Any, signature: bytes, message: bytes) -> None:
+    if isinstance(key, rsa.RSAPublicKey):
+        key.verify(signature, message, padding.PSS(padding.MGF1(SHA256()), padding.PSS.AUTO), SHA256())
+    elif isinstance(key, ec.EllipticCurvePublicKey):
+        key.verify(signature, message, ec.ECDSA(SHA256()))
+    else:
+        raise InvalidSignature

@@ -1,0 +1,108 @@
+r"""One secure sum Σ_i w_i v_i: an exchange for the masked vectors, and one that opens their sum.
+
+The clip 2ᵉ follows the vectors: with its y_i a client says which e would have been enough for it, and the next sum of
+the same kind leaves `HEADROOM` binary digits above the largest. Whose vector is larger than that says so instead of
+sending it; then the exchange is given up, unopened, and begun anew. Of 64 binary digits log₂ N and the headroom are
+lost, so that sums are as exact as those of plain 64-bit numbers.
+
+The exchange that follows is opened with the same messages that close the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaffpd.errors import InputError
+from scaffpd.masking import Aggregator, FixedPoint, Incomplete, Opened, Terms
+from scaffpd.masking.fixed_point import LARGEST
+from scaffpd.masking.streams import nonce
+from scaffpd.secure.reach import Masked, Reach, Wanted
+
+HEADROOM = 3
+ATTEMPTS = 4
+SEALED, SHOWN, SHARE = 80, 64, 32  # bytes: two shares with their tag; a key and a mark; a share
+SMALL = 16  # bytes: a weight, a size
+
+
+class Sums:
+    """The secure sums of a run.
+
+    Args:
+        reach: the clients.
+        colluding: t; `None` for a third of those who take part.
+        leaving: D; likewise.
+        count: is told exchanges, bytes up and bytes down.
+        record: is handed every masked vector and every share that the server receives.
+    """
+
+    def __init__(
+        self,
+        reach: Reach,
+        colluding: int | None,
+        leaving: int | None,
+        count: Callable[[int, int, int], None],
+        record: Callable[[str, str, Any], None] | None = None,
+    ) -> None:
+        self.reach, self._limits, self._count = reach, (colluding, leaving), count
+        self._record = record or (lambda kind, name, array: None)
+        self._exponents: dict[tuple[str, int], int] = {}
+        self._pending: tuple[Terms, dict[str, Opened]] | None = None
+
+    def sum(self, kind: str, held: Any, weights: dict[str, float], length: int) -> NDArray[np.float64]:
+        """Σ w_i v_i over the clients that have a weight; `kind` names what is summed, for its number format."""
+        names, key = tuple(weights), (kind, len(weights))
+        for _ in range(ATTEMPTS):
+            exponent = self._exponents.get(key)
+            numbers = None if exponent is None else FixedPoint.finest(len(names), exponent)
+            aggregator = None if numbers is None else self._opened(names, length)
+            replies = self.reach.mask(aggregator, Wanted(held, weights, numbers))
+            self._count(
+                1, length * 8 * (aggregator is not None) * len(replies) + SMALL * len(names), SMALL * len(names)
+            )
+            if set(replies) != set(names):
+                raise Incomplete(f"{len(names) - len(replies)} clients have left a secure sum: it stays closed.")
+            self._exponents[key] = min(max(reply.exponent for reply in replies.values()) + HEADROOM, LARGEST)
+            if numbers is not None and aggregator is not None and _all_there(replies):
+                return numbers.decode(self._closed(kind, aggregator, replies))
+            self._pending = None
+        raise InputError(f"The vectors of a secure sum grow from one question to the next: {kind!r} has no clip.")
+
+    def _opened(self, names: tuple[str, ...], length: int) -> Aggregator:
+        """The exchange that is open for these clients, or a new one."""
+        if self._pending is None or self._pending[0].names != names:
+            terms = self._terms(names)
+            self._pending = terms, self.reach.open(terms)
+            self._count(1, self._opening(terms), 0)
+        terms, opened = self._pending
+        self._pending = None
+        self._count(0, 0, self._opening(terms, down=True))
+        return Aggregator(terms, opened, length)
+
+    def _closed(self, kind: str, aggregator: Aggregator, replies: dict[str, Masked]) -> Any:
+        """Add up what came, and have it opened."""
+        for name, reply in replies.items():
+            if reply.vector is not None:
+                self._record(kind, name, reply.vector)
+                aggregator.take(name, reply.vector)
+        terms, following = aggregator.terms, self._terms(aggregator.terms.names)
+        shares, opened = self.reach.reveal(terms, aggregator.survivors, following)
+        if set(opened) == set(following.names):
+            self._pending = following, opened
+        self._count(1, sum(map(len, shares.values())) * SHARE + self._opening(following), SMALL * len(terms.names))
+        return aggregator.open(shares)
+
+    def _terms(self, names: Sequence[str]) -> Terms:
+        return Terms.usual(nonce(), names, *self._limits)
+
+    def _opening(self, terms: Terms, down: bool = False) -> int:
+        """Bytes by which an exchange is opened: a key, a mark and sealed shares; each goes down to every neighbour."""
+        per_client = terms.degree * (SEALED + SHOWN) if down else terms.degree * SEALED + SHOWN
+        return per_client * len(terms.names)
+
+
+def _all_there(replies: dict[str, Masked]) -> bool:
+    return all(reply.vector is not None for reply in replies.values())
