@@ -139,10 +139,10 @@ def test_a_silo_is_found_only_by_what_is_local(tmp_path, monkeypatch):
 
 def test_a_silo_of_another_name_is_refused(monkeypatch, tmp_path):
     fake = types.ModuleType("scaffpd.deploy.silo.silo")
-    fake.Silo = types.SimpleNamespace(open=lambda file: types.SimpleNamespace(name="south"))
+    fake.Silo = types.SimpleNamespace(open=lambda file, kit: types.SimpleNamespace(name="south"))
     monkeypatch.setitem(sys.modules, "scaffpd.deploy.silo.silo", fake)
     with pytest.raises(InputError, match="'south', but FLARE knows this site as 'north'"):
-        client.open_silo("north", tmp_path / "silo.toml")
+        client.open_silo("north", tmp_path / "silo.toml", tmp_path / "startup")
 
 
 def test_a_refusal_tells_nothing_but_its_sentence(monkeypatch):

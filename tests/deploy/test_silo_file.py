@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scaffpd.deploy.silo.silo_file import OPEN, SiloFile
+from scaffpd.deploy.protocol.needs import LOOKING
+from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 
 FULL = """
@@ -69,7 +70,7 @@ def test_little_has_to_be_said(tmp_path):
     assert (limits.rarest, limits.rows) == (5, 20)
     assert limits.algorithms is not None
     assert {"ScaffPD", "SubspaceSaddle", "Fair", "FedAvg", "Scaffold", "DRFA"} <= set(limits.algorithms)
-    assert not set(OPEN) & set(limits.algorithms)
+    assert not set(LOOKING) & set(limits.algorithms)
 
 
 def test_the_path_may_be_relative(tmp_path, monkeypatch):

@@ -36,6 +36,14 @@ message_mb = 512                  # largest message taken
 rarest = 5                        # a category with fewer training rows is not named to others
 rows = 20                         # with fewer training rows the silo takes no part
 
+[secure]                          # sums of vectors without anybody's own: see "Secure sums" in the documentation
+required = false                  # true: take part with masked vectors only
+# identity = "identity.key"       # this silo's own key, made with its first use; `scaffpd silo key` shows its print
+# share = 0.9                     # the largest share of a sum that this silo's vector may have
+# quantum = 0.0                   # losses leave as multiples of this
+# [secure.pins]                   # others' keys, by the prints that their operators have told you
+# south = "64 digits"
+
 # [models]                        # networks that the coordinator may ask for by these names, from your own code
 # small = "networks:small"
 """
@@ -91,6 +99,21 @@ def check(
     data.check(settings.limits)
 
 
+def key(
+    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
+) -> None:
+    """Make this silo's key for secure sums, if it has none, and show the print by which others can pin it.
+
+    Examples:
+        scaffpd silo key silo.toml
+    """
+    from scaffpd.deploy.silo.silo_file import SiloFile
+    from scaffpd.masking import Identity
+
+    settings = SiloFile.read(file)
+    typer.echo(Identity.kept(settings.name, settings.secure.identity).card.fingerprint)
+
+
 def predict(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     model: Annotated[Path, typer.Argument(help="A run's model.safetensors.", show_default=False)],
@@ -120,5 +143,5 @@ def predict(
     typer.echo(f"{many(len(found.targets), 'row')} written to {out}.")
 
 
-for _command in (init, check, predict):
+for _command in (init, check, key, predict):
     add(silo, _command)

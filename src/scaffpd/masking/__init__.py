@@ -11,6 +11,13 @@ aggregator   what the server does
 Nothing here knows of models or networks: bytes and arrays go in, bytes and arrays come out.
 """
 
+from importlib.util import find_spec
+
+from scaffpd.errors import InputError
+
+if find_spec("cryptography") is None:
+    raise InputError("Secure sums need the package cryptography: pip install 'scaffpd[privacy]'.")
+
 from scaffpd.masking.aggregator import Aggregator, Incomplete
 from scaffpd.masking.fixed_point import FixedPoint
 from scaffpd.masking.identity import Card, Identity

@@ -64,7 +64,7 @@ class CohortReach:
         """Everybody opens an exchange."""
         return {name: self.parties[name].share(terms) for name in terms.names}
 
-    def mask(self, aggregator: Aggregator | None, wanted: Wanted) -> dict[str, Masked]:
+    def mask(self, aggregator: Aggregator | None, wanted: Wanted, length: int) -> dict[str, Masked]:
         """Everybody's masked vector, or its size."""
         chosen, vectors = wanted.held()
         names = [self.cohort.names[i] for i in chosen]

@@ -87,8 +87,23 @@ class Work(Protocol):
         """A handle of "d", or of the "snapshot"."""
 
 
-class Reach(Protocol):
+class Masking(Protocol):
     """Clients that mask what they send."""
+
+    def open(self, terms: Terms) -> dict[str, Opened]:
+        """Everybody opens an exchange."""
+
+    def mask(self, aggregator: Aggregator | None, wanted: Wanted, length: int) -> dict[str, Masked]:
+        """Everybody's masked vector, of those who answer; or its size, where no exchange is open."""
+
+    def reveal(
+        self, terms: Terms, survivors: Sequence[str], following: Terms
+    ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
+        """Shares that open a sum, and, with the same message, the opening of the exchange that follows."""
+
+
+class Reach(Masking, Protocol):
+    """Clients that answer the questions of the waist, and keep their vectors."""
 
     def gradients(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> Point:
         """Losses at x; every client keeps its c_i."""
@@ -105,16 +120,9 @@ class Reach(Protocol):
     def evaluate(self, x: Any, split: str) -> ClientScores:
         """Scores per client."""
 
-    def open(self, terms: Terms) -> dict[str, Opened]:
-        """Everybody opens an exchange."""
 
-    def mask(self, aggregator: Aggregator | None, wanted: Wanted) -> dict[str, Masked]:
-        """Everybody's masked vector, of those who answer; or its size, where no exchange is open."""
-
-    def reveal(
-        self, terms: Terms, survivors: Sequence[str], following: Terms
-    ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
-        """Shares that open a sum, and, with the same message, the opening of the exchange that follows."""
+class TooLarge(InputError):
+    """A sum would nearly be a client's own vector."""
 
 
 class Part(NamedTuple):
@@ -133,7 +141,7 @@ class Part(NamedTuple):
     def check(self, name: str) -> None:
         """Refuse a sum that would nearly be this client's own vector."""
         if abs(self.weight) > self.share * self.total:
-            raise InputError(
+            raise TooLarge(
                 f"Client {name!r} would make up {abs(self.weight) / self.total:.0%} of a sum, more than the "
                 f"{self.share:.0%} that it agrees to: the sum would show its vector. Use an objective that caps "
                 "weights (CVaR, or a cap), or allow a larger share."

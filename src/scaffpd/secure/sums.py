@@ -20,7 +20,7 @@ from scaffpd.errors import InputError
 from scaffpd.masking import Aggregator, FixedPoint, Incomplete, Opened, Terms
 from scaffpd.masking.fixed_point import LARGEST
 from scaffpd.masking.streams import nonce
-from scaffpd.secure.reach import Masked, Reach, Wanted
+from scaffpd.secure.reach import Masked, Masking, Wanted
 
 HEADROOM = 3
 ATTEMPTS = 4
@@ -41,7 +41,7 @@ class Sums:
 
     def __init__(
         self,
-        reach: Reach,
+        reach: Masking,
         colluding: int | None,
         leaving: int | None,
         count: Callable[[int, int, int], None],
@@ -59,7 +59,7 @@ class Sums:
             exponent = self._exponents.get(key)
             numbers = None if exponent is None else FixedPoint.finest(len(names), exponent)
             aggregator = None if numbers is None else self._opened(names, length)
-            replies = self.reach.mask(aggregator, Wanted(held, weights, numbers))
+            replies = self.reach.mask(aggregator, Wanted(held, weights, numbers), length)
             self._count(
                 1, length * 8 * (aggregator is not None) * len(replies) + SMALL * len(names), SMALL * len(names)
             )

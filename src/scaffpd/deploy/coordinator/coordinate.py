@@ -26,6 +26,7 @@ from scaffpd.deploy.coordinator.run_folder import RunFolder, Segment
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.transport import Transport
 from scaffpd.errors import InputError
+from scaffpd.federation import Federation
 from scaffpd.training import Moment, Result, Status, train
 
 PAUSED, FAILED = "paused", "failed"
@@ -150,7 +151,8 @@ class _Run:
         setup = self.folder.setup()
         if setup is None:
             name = type(self.file.algorithm).__name__
-            setup = negotiate(self.line, members, name, self.file.model, self.file.features, self.policy.timeout)
+            file, timeout = self.file, self.policy.timeout
+            setup = negotiate(self.line, members, name, file.model, file.features, timeout, file.secure)
             self.folder.write_setup(setup)
         return setup
 
@@ -210,18 +212,27 @@ class _Run:
 
     def _fit(self, segment: Segment, remote: Remote) -> Result:
         """The training loop on this segment, from its checkpoint if there is one."""
+        federation = self._federation(remote)
 
         def after(moment: Moment) -> None:
-            self._progress(segment, remote, moment)
+            self._progress(segment, remote, moment, federation.traffic.exchanges)
             remote.roster.finish_round(segment.before + moment.rounds)
 
         rounds = max(self.file.rounds - segment.before, 1)
         keeper = Checkpoint(self.folder.checkpoint(segment), every=1)
         algorithm, x0 = self._algorithm(len(segment.members)), self.folder.start(segment)
         return train(
-            algorithm, remote, rounds, self.file.tol, self.file.seed, x0,
+            algorithm, federation, rounds, self.file.tol, self.file.seed, x0,
             progress=False, checkpoint=keeper, callbacks=[after],
         )  # fmt: skip
+
+    def _federation(self, remote: Remote) -> Federation:
+        """The silos, with masked vectors where the federation has [secure]."""
+        if not self.file.secure:
+            return remote
+        from scaffpd.secure import SecureAggregation  # needs a package that plain sums do not
+
+        return SecureAggregation(remote, **self.file.secure)
 
     def _algorithm(self, members: int) -> Any:
         """The algorithm for so many silos: no more of them can be drawn."""
@@ -271,14 +282,14 @@ class _Run:
         members = segments[-1].members if segments else ()
         return Outcome(PAUSED, False, f"{sentence} The run waits after round {done}.", members, done)
 
-    def _progress(self, segment: Segment, remote: Remote, moment: Moment) -> None:
+    def _progress(self, segment: Segment, remote: Remote, moment: Moment, exchanges: int) -> None:
         state = moment.state
         gap = float(state.certificate)
         self.folder.progress({
             "round": segment.before + moment.rounds, "segment": segment.number, "members": list(segment.members),
             "certificate": gap if np.isfinite(gap) else None, "losses": [float(v) for v in state.losses],
             "weights": [float(v) for v in state.weights], "absent": sorted(remote.roster.absent),
-            "exchanges": remote.traffic.exchanges, "messages_up": self.line.wire.bytes_up,
+            "exchanges": exchanges, "messages_up": self.line.wire.bytes_up,
             "messages_down": self.line.wire.bytes_down, "seconds": round(time.monotonic() - self.started, 3),
         })  # fmt: skip
 

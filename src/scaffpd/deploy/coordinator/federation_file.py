@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from scaffpd.algorithms.base import LocalMethod
 from scaffpd.deploy.coordinator.roster import Policy
+from scaffpd.deploy.protocol.needs import KEEPING, LOOKING
 from scaffpd.deploy.protocol.setup import FORMATS, LINEAR, linear
 from scaffpd.errors import InputError, unknown
 from scaffpd.settings.objects import algorithm_of
 from scaffpd.settings.section import NAME, Section
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
-TABLES = ("model", "features", "algorithm", "objective", "training", "faults", "server")
+TABLES = ("model", "features", "algorithm", "objective", "training", "secure", "faults", "server")
+FEWEST = 3  # silos of a secure sum
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class FederationFile:
         tol: the certified gap to stop at.
         seed: of all randomness.
         policy: what happens when silos do not answer.
+        secure: how vectors are masked; empty where they are not.
         server: where silos reach it.
     """
 
@@ -64,6 +67,7 @@ class FederationFile:
     tol: float | None
     seed: int
     policy: Policy
+    secure: Mapping[str, Any] = field(default_factory=dict)
     server: Server = field(default_factory=Server)
 
     @classmethod
@@ -81,18 +85,20 @@ class FederationFile:
             kind = type(algorithm).__name__
             raise InputError(f"{kind} certifies nothing: leave training.tol out of {top.file.name!r}.")
         folder = top.file.parent / Path(top.text("folder", "run")).expanduser()
+        secure = _secure(top, len(silos), type(algorithm).__name__)
         return cls(
             top.file, top.text("name", "federation"), silos, folder, _model(top), _features(top), algorithm,
-            training.whole("rounds", 1000, 1), tol or None, training.whole("seed", 0), _policy(top, len(silos)),
-            _server(top),
+            training.whole("rounds", 1000, 1), tol or None, training.whole("seed", 0),
+            _policy(top, len(silos), bool(secure)), secure, _server(top),
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
         """What makes a run another run: everything but how long it goes and what it does about faults."""
-        return {
+        about: dict[str, Any] = {
             "algorithm or objective": repr(self.algorithm), "model": dict(self.model), "features": dict(self.features),
             "seed": self.seed, "list of silos": list(self.silos),
         }  # fmt: skip
+        return {**about, "way of masking": dict(self.secure)} if self.secure else about
 
 
 def _model(top: Section) -> dict[str, Any]:
@@ -117,9 +123,27 @@ def _features(top: Section) -> dict[str, Any]:
     return {"standardise": section.boolean("standardise", True), "numbers": numbers or ""}
 
 
-def _policy(top: Section, silos: int) -> Policy:
+def _secure(top: Section, silos: int, algorithm: str) -> dict[str, Any]:
+    """What [secure] has, complete; empty where there is no such table."""
+    if "secure" not in top:
+        return {}
+    section = top.section("secure", ("colluding", "leaving", "projections"))
+    if silos < FEWEST:
+        raise InputError(f"{top.file.name!r} has [secure], which needs at least {FEWEST} silos, and names {silos}.")
+    if algorithm in LOOKING or algorithm in KEEPING:
+        raise InputError(
+            f"{algorithm} looks at every silo's own vectors, or keeps them: take [secure] out of {top.file.name!r}, or "
+            "use another algorithm, such as ScaffPD."
+        )
+    numbers = {name: section.whole(name, None, 0) for name in ("colluding", "leaving") if name in section}
+    return {"colluding": None, "leaving": None, **numbers, "projections": section.boolean("projections", False)}
+
+
+def _policy(top: Section, silos: int, secure: bool) -> Policy:
     section = top.section("faults", [item.name for item in fields(Policy)])
     policy = Policy(**{"quorum": max(1, silos - 1), **section.values})
+    if secure and policy.quorum < FEWEST:
+        policy = replace(policy, quorum=FEWEST)
     if policy.quorum > silos:
         raise InputError(f"{top.file.name!r} has a quorum of {policy.quorum}, but only {silos} silos.")
     return policy

@@ -29,6 +29,7 @@ class Question:
         values: the same for everybody.
         vectors: by their role; sent to those who lack them.
         own: further vectors, of one silo each, sent in any case.
+        personal: values and arrays for one silo alone.
         arrays: matrices, sent in any case.
     """
 
@@ -37,6 +38,7 @@ class Question:
     vectors: Mapping[str, Tensor] = field(default_factory=dict)
     own: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
+    personal: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Array]]] = field(default_factory=dict)
 
 
 def answered(reply: Message | Failure) -> TypeGuard[Message]:
@@ -114,7 +116,7 @@ class Line:
         for name, question in questions.items():
             sent = self._parcel(name, question)
             key = (id(question), tuple(sent))
-            if question.own.get(name) or key not in done:
+            if question.own.get(name) or name in question.personal or key not in done:
                 done[key] = encode(self._message(name, question, sent, number))
             out[name] = done[key]
         self.wire.add(exchanges=1, down=sum(map(len, out.values())))
@@ -137,11 +139,12 @@ class Line:
 
     def _message(self, name: str, question: Question, sent: Mapping[str, Array], number: str) -> Message:
         roles = {**question.vectors, **question.own.get(name, {})}
-        values = {**question.values, "question": number}
+        more, arrays = question.personal.get(name, ({}, {}))
+        values = {**question.values, **more, "question": number}
         if roles or question.kind == "start":
             assert self.setup is not None
             values |= {"setup": self.setup.digest, "vectors": {role: self._name(v) for role, v in roles.items()}}
-        return Message(question.kind, values, {**sent, **question.arrays})
+        return Message(question.kind, values, {**sent, **question.arrays, **arrays})
 
     def _checked(self, name: str, reply: bytes | Failure, number: str, anyone: bool) -> Message | Failure:
         if isinstance(reply, Failure):

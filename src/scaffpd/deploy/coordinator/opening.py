@@ -23,6 +23,8 @@ from scaffpd.tabular.schema import PREPARED
 
 USELESS = "its answer to the agreement cannot be used."
 
+Asking = Callable[[Question], dict[str, Message]]
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -48,18 +50,28 @@ def negotiate(
     model: Mapping[str, Any],
     settings: Mapping[str, Any],
     timeout: float,
+    secure: Mapping[str, Any] | None = None,
 ) -> Setup:
-    """Agree on columns, categories, labels, means and deviations."""
-    ask = _asker(line, members, timeout)
+    """Agree on columns, categories, labels, means and deviations; sums over columns are masked where all sums are."""
+    ask, masked = _asker(line, members, timeout), dict(secure or {})
     described = {name: reply.values.get("description") for name, reply in ask(Question("describe")).items()}
     schema = agree(described, bool(settings.get("standardise", True)))
     if schema["task"] == PREPARED:
-        return Setup(algorithm, model, schema, np.zeros(0), np.zeros(0), "")
-    first = {name: reply.arrays for name, reply in ask(Question("totals", {"schema": schema})).items()}
-    mean = mean_of(first, schema)
-    second = ask(Question("totals", {"schema": schema}, arrays={"mean": mean}))
-    deviation = deviation_of({name: reply.arrays for name, reply in second.items()}, mean)
-    return Setup(algorithm, _completed(model, schema), schema, mean, deviation, str(settings.get("numbers", "")))
+        return Setup(algorithm, model, schema, np.zeros(0), np.zeros(0), "", masked)
+    totals = _totals(ask, members, masked)
+    mean = mean_of(totals(Question("totals", {"schema": schema})), schema)
+    deviation = deviation_of(totals(Question("totals", {"schema": schema}, arrays={"mean": mean})), mean)
+    numbers = str(settings.get("numbers", ""))
+    return Setup(algorithm, _completed(model, schema), schema, mean, deviation, numbers, masked)
+
+
+def _totals(ask: Asking, members: Sequence[str], secure: Mapping[str, Any]) -> Callable[[Question], Any]:
+    """Totals of every silo; or, where they are masked, of all of them together."""
+    if not secure:
+        return lambda question: {name: reply.arrays for name, reply in ask(question).items()}
+    from scaffpd.deploy.coordinator.secure_totals import secure_totals  # needs a package that plain sums do not
+
+    return secure_totals(ask, members, secure)
 
 
 def _completed(model: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +109,7 @@ def settle(line: Line, members: Sequence[str], setup: Setup, timeout: float) -> 
         all(read[name]["quadratic"] for name in members),
     )  # fmt: skip
     line.taken |= {name: read[name]["constants"] for name in members}
-    line.most = max(LEAST_ROOM, 3 * start.nbytes)
+    line.most = max(LEAST_ROOM, 3 * 8 * len(start))
     return Facts(known, start, columns[:, 3], np.array([read[name]["tested"] for name in members]))
 
 
@@ -116,7 +128,7 @@ def _facts(name: str, reply: Message) -> dict[str, Any]:
     return {**values, "constants": constants}
 
 
-def _asker(line: Line, members: Sequence[str], timeout: float) -> Callable[[Question], dict[str, Message]]:
+def _asker(line: Line, members: Sequence[str], timeout: float) -> Asking:
     """Questions that everybody has to answer: before training nothing can stand in for a silo."""
 
     def ask(question: Question) -> dict[str, Message]:

@@ -256,5 +256,11 @@ class Remote(Ledger):
         if lacking:
             raise Lost(lacking)
 
+    def reach(self, share: float, quantum: float) -> Any:
+        """The same silos with masked vectors; share and quantum are what each silo's own file says."""
+        from scaffpd.deploy.coordinator.secure_reach import SecureReach  # needs a package that plain sums do not
+
+        return SecureReach(self)
+
     def __repr__(self) -> str:
         return f"Remote federation of {len(self.names)} silos, {self.dimension} parameters"

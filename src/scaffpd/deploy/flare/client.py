@@ -39,7 +39,8 @@ class SiloClient:
             with self._lock:
                 if self._silo is None:
                     site = str(collab.site_name)
-                    self._silo = open_silo(site, silo_file(site_root(collab.workspace), site))
+                    root = site_root(collab.workspace)
+                    self._silo = open_silo(site, silo_file(root, site), root / "startup")
                 return self._silo.answer(question)
         except InputError as mistake:
             log.error("The silo does not answer: %s", mistake)
@@ -66,11 +67,14 @@ def silo_file(root: Path, site: str) -> Path:
     return file.resolve()
 
 
-def open_silo(site: str, file: Path) -> Answering:
-    """The silo of a file, unless it is meant for another site than the one that FLARE has let in."""
+def open_silo(site: str, file: Path, kit: Path) -> Answering:
+    """The silo of a file, unless it is meant for another site than the one that FLARE has let in.
+
+    To other silos it is known by the certificate of its startup kit.
+    """
     from scaffpd.deploy.silo.silo import Silo
 
-    silo: Silo = Silo.open(file)
+    silo: Silo = Silo.open(file, kit)
     if silo.name != site:
         raise InputError(
             f"{str(file)!r} is the silo {silo.name!r}, but FLARE knows this site as {site!r}: use its file."

@@ -10,6 +10,9 @@ from scaffpd.errors import unknown
 
 GRADIENTS, LOSSES, UPDATES = "gradients", "losses", "local_updates"
 PROXIMAL, CURVATURE, DIAGONAL, EVALUATE = "proximal_steps", "curvature", "diagonal", "evaluate"
+PROJECT = "project"  # ⟨c_i, v⟩: a scalar in place of a vector, for servers that do not see c_i
+CARD, MEET, OPEN, MASKED, REVEAL, SIZES = "card", "meet", "open", "masked", "reveal", "sizes"  # see `masks`
+SECRET = frozenset({CARD, MEET, OPEN, MASKED, REVEAL, SIZES})
 
 NEEDS: dict[str, frozenset[str]] = {
     "AFL": frozenset({GRADIENTS, LOSSES, UPDATES}),
@@ -30,6 +33,8 @@ NEEDS: dict[str, frozenset[str]] = {
     "Scaffold": frozenset({GRADIENTS, UPDATES}),
     "SubspaceSaddle": frozenset({GRADIENTS, PROXIMAL, CURVATURE, DIAGONAL}),
 }
+LOOKING = ("MinimaxGradient", "QuasiNewtonMinimax")  # the server looks at every silo's own vectors, not only at sums
+KEEPING = ("ProxSkip", "SampledSubspaceSaddle", "Scaffold")  # vectors are kept from round to round, by the server
 
 
 def needs(algorithm: str) -> frozenset[str]:

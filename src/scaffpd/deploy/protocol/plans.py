@@ -47,6 +47,13 @@ def read_batch(values: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
     return batch, tuple(key)
 
 
+def names_of(values: Any) -> list[str]:
+    """A list of names, checked."""
+    if not isinstance(values, list) or not all(isinstance(name, str) for name in values):
+        raise InputError("The question does not name what it is about.")
+    return values
+
+
 def number(values: Mapping[str, Any], name: str) -> float:
     """A finite number of a question."""
     value = values.get(name)

@@ -30,6 +30,7 @@ class Setup:
         mean: of every encoded column; empty where nothing is standardised.
         deviation: likewise.
         numbers: "float32" or "float64", for the model's numbers; empty leaves it to the model.
+        secure: how vectors are masked (see `masks`); empty where they are not.
     """
 
     algorithm: str
@@ -38,14 +39,16 @@ class Setup:
     mean: Vector = field(repr=False)
     deviation: Vector = field(repr=False)
     numbers: str = ""
+    secure: Mapping[str, Any] = field(default_factory=dict)
 
     def values(self) -> dict[str, Any]:
         """As JSON has it; floats come back exactly."""
-        return {
+        values = {
             "algorithm": self.algorithm, "model": dict(self.model), "schema": dict(self.schema),
             "mean": np.asarray(self.mean).tolist(), "deviation": np.asarray(self.deviation).tolist(),
             "numbers": self.numbers,
         }  # fmt: skip
+        return {**values, "secure": dict(self.secure)} if self.secure else values
 
     @cached_property
     def digest(self) -> str:
@@ -58,16 +61,16 @@ class Setup:
         try:
             algorithm, model, schema = values["algorithm"], values["model"], values["schema"]
             mean, deviation = (np.array(values[name], dtype=np.float64) for name in ("mean", "deviation"))
-            numbers = values["numbers"]
+            numbers, secure = values["numbers"], values.get("secure", {})
         except (KeyError, TypeError, ValueError):
             raise InputError("The coordinator's agreement is not complete.") from None
-        if not (isinstance(algorithm, str) and isinstance(model, dict) and isinstance(schema, dict)):
+        if not (isinstance(algorithm, str) and all(isinstance(part, dict) for part in (model, schema, secure))):
             raise InputError("The coordinator's agreement is not complete.")
         if mean.ndim != 1 or mean.shape != deviation.shape or not (np.isfinite(mean).all() and (deviation > 0).all()):
             raise InputError("The coordinator's means and deviations cannot be used.")
         if numbers not in ("", *FORMATS):
             raise unknown("number format", numbers, FORMATS)
-        return cls(algorithm, model, schema, mean, deviation, numbers)
+        return cls(algorithm, model, schema, mean, deviation, numbers, secure)
 
     @property
     def dtype(self) -> torch.dtype | None:

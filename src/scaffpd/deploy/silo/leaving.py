@@ -23,11 +23,12 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
     lines += [
         "Once: how curved the loss is, as three numbers: most, least, and at the steepest single row; and the loss at "
         "one arbitrary point, which tells whether the data are still the same when a run is resumed.",
-        "Per question: the loss (one number), and a gradient or a local update (each a vector of d numbers; d is "
-        f"{_d(data, width)}). They are over all {train} training rows or a random part of them, never fewer than "
-        f"{file.limits.rows} rows.",
+        f"Per question: the loss (one number{_rounded(file)}), and a gradient or a local update (each a vector of d "
+        f"numbers; d is {_d(data, width)}). They are over all {train} training rows or a random part of them, never "
+        f"fewer than {file.limits.rows} rows.",
         "For methods of second order: the diagonal of the Hessian (a vector of d numbers), and a few numbers on how "
         "the loss curves along directions that are asked for.",
+        *_masked(file),
         f"Loss and accuracy, each one number, on the training rows{held}.",
     ]
     allowed = "any algorithm of the package" if file.limits.algorithms is None else ", ".join(file.limits.algorithms)
@@ -37,6 +38,26 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
         "Sums and vectors are not anonymous: from enough of them one can work out how many rows have which label, and "
         "the fewer rows there are, the more about each.",
     ]
+
+
+def _masked(file: SiloFile) -> list[str]:
+    """What masks change about that."""
+    always = (
+        "Every vector leaves masked" if file.secure.required else "In a federation with [secure], vectors leave masked"
+    )
+    along = (
+        " and along directions that the coordinator chooses"
+        if file.secure.projections
+        else "; its gradient only as a length and along the way that x has gone"
+    )
+    return [
+        f"{always}: others see the sum over all silos, in which this one has a share of {file.secure.share:.0%} at "
+        f"most, and of this silo alone how large its vector is, as a power of two{along}."
+    ]
+
+
+def _rounded(file: SiloFile) -> str:
+    return f", a multiple of {file.secure.quantum:g} where vectors are masked" if file.secure.quantum > 0 else ""
 
 
 def _d(data: Dataset, width: int) -> str:

@@ -14,14 +14,15 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import scaffpd
 from scaffpd.cohort import Cohort
-from scaffpd.deploy.protocol.needs import needs
+from scaffpd.deploy.protocol.needs import PROJECT, SECRET, needs
 from scaffpd.deploy.protocol.setup import Setup, linear
 from scaffpd.deploy.protocol.vectors import Missing, Shelf
 from scaffpd.deploy.protocol.wire import Message, decode, digest, encode
@@ -32,9 +33,13 @@ from scaffpd.errors import InputError
 from scaffpd.settings import entry
 from scaffpd.tabular.schema import checked_schema, width
 
+if TYPE_CHECKING:
+    from scaffpd.deploy.silo.masking import Masking
+
 log = logging.getLogger("scaffpd.silo")
 MEGABYTE = 2**20
 CARRIED = 2  # vectors that another process of the silo is handed: x and c; it asks for what it lacks
+UNNAMED = ("V", "around", "mean")  # arrays of a question that are no vectors with a name
 ATTEMPTS = {"schema": 4, "mean": 4, "agreement": 1}
 
 
@@ -48,11 +53,16 @@ class Silo:
         self._work: Work | None = None
         self._shelf = Shelf()
         self._agreed: dict[str, list[str]] = {}
+        self._secret: Masking | None = None
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Silo:
-        """The silo that a silo.toml describes; its data is read with the first question about it."""
-        return cls(SiloFile.read(Path(path)))
+    def open(cls, path: str | os.PathLike[str], kit: Path | None = None) -> Silo:
+        """The silo that a silo.toml describes; its data is read with the first question about it.
+
+        With an engine's startup kit, other silos know it by the certificate in there.
+        """
+        file = SiloFile.read(Path(path))
+        return cls(file if kit is None else replace(file, secure=file.secure.known_by(kit)))
 
     @property
     def data(self) -> Dataset:
@@ -90,6 +100,12 @@ class Silo:
         return encode(Message(reply.kind, {**reply.values, "question": number, "silo": self.name}, reply.arrays))
 
     def _reply(self, asked: Message) -> Message:
+        """The answer, as far as it may leave: where vectors are masked, all of it goes through one gate."""
+        hides = self._masks or asked.kind in SECRET
+        reply = self._masking.answer(asked, self._computed) if hides else self._computed(asked)
+        return self._masking.released(asked.kind, reply) if self._masks else reply  # an agreement may be new
+
+    def _computed(self, asked: Message) -> Message:
         opening: dict[str, Callable[[Message], Message]] = {
             "hello": self._hello, "describe": self._describe, "totals": self._totals, "setup": self._agree,
             "start": self._start,
@@ -97,6 +113,19 @@ class Silo:
         if asked.kind in opening:
             return opening[asked.kind](asked)
         return self._train(asked)
+
+    @property
+    def _masks(self) -> bool:
+        """Whether vectors leave masked only: the silo's own file wants it, or the agreement does."""
+        return self.file.secure.required or (self._setup is not None and bool(self._setup.secure))
+
+    @property
+    def _masking(self) -> Masking:
+        if self._secret is None:
+            from scaffpd.deploy.silo.masking import Masking  # needs a package that plain sums do not
+
+            self._secret = self._own(Masking, self.name, self.file.secure)
+        return self._secret
 
     def _hello(self, asked: Message) -> Message:
         return Message("answer", {"version": scaffpd.__version__})
@@ -150,7 +179,7 @@ class Silo:
     def _train(self, asked: Message) -> Message:
         values = asked.values
         setup = self._check_setup(values.get("setup"))
-        if asked.kind not in needs(setup.algorithm):
+        if asked.kind not in needs(setup.algorithm) | ({PROJECT} if setup.secure else set()):
             raise InputError(f"{setup.algorithm} needs no question {asked.kind!r}: it is not answered.")
         self._check_steps(values)
         if values.get("split") == "test" and not self._tested:
@@ -160,7 +189,7 @@ class Silo:
         named = values.get("vectors", {})
         if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
             raise InputError("The question does not name its vectors.")
-        self._shelf.put({name: array for name, array in asked.arrays.items() if name != "V"})
+        self._shelf.put({name: array for name, array in asked.arrays.items() if name not in UNNAMED})
         work = self._the_work()
         found = self._shelf.find(named.values())
         vectors = {role: Named(name, work.vector(found[name])) for role, name in named.items()}
@@ -192,6 +221,10 @@ class Silo:
         needs(setup.algorithm)
         if limits.algorithms is not None and setup.algorithm not in limits.algorithms:
             raise InputError(f"This silo takes part in {', '.join(limits.algorithms)}, not in {setup.algorithm}.")
+        if self.file.secure.required and not setup.secure:
+            raise InputError("This silo sends vectors masked only, and the agreement has no secure sums.")
+        if setup.secure.get("projections") and not self.file.secure.projections:
+            raise InputError("This silo does not show its gradient along directions that the coordinator chooses.")
         self._agreed_to("agreement", setup.digest)
         if self._setup is None:
             self._setup, self._work = setup, None
@@ -227,6 +260,8 @@ class Silo:
         values: dict[str, Any] = {"agreed": self._agreed, "stamp": self._stamp()}
         if self._setup is not None:
             values["setup"] = self._setup.values()
+        if self._secret is not None:
+            values["party"] = self._secret.party.kept()
         return encode(Message("kept", values, self._shelf.last(CARRIED)))
 
     def _stamp(self) -> list[int]:
@@ -244,6 +279,8 @@ class Silo:
             agreed = message.values.get("agreed")
             if isinstance(agreed, dict):
                 self._agreed = {str(what): [str(name) for name in names] for what, names in agreed.items()}
+            if "party" in message.values:
+                self._masking.party.restore(message.values["party"])
             if "setup" in message.values and message.values.get("stamp") == self._stamp():
                 self._bind(Setup.of(message.values["setup"]))
                 self._shelf.put(message.arrays)

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scaffpd.deploy.protocol.needs import NEEDS
+from scaffpd.deploy.protocol.needs import LOOKING, NEEDS
+from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.errors import InputError, unknown
 from scaffpd.settings.section import NAME, Section
 from scaffpd.tabular.schema import TASKS
 
 ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 FORMATS = (".csv", ".parquet", ".npz")
-OPEN = ("MinimaxGradient", "QuasiNewtonMinimax")  # the server looks at every silo's own vectors, not only at sums
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class SiloFile:
         test: the share of rows held out, label by label.
         seed: chooses those rows.
         limits: what the silo agrees to.
+        secure: how its vectors are masked.
         models: entries "module:function" of networks, by the names under which a coordinator may ask for them.
     """
 
@@ -83,12 +85,13 @@ class SiloFile:
     test: float
     seed: int
     limits: Limits
+    secure: SecureRules
     models: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SiloFile:
         """Read and check a `silo.toml`; the data is not looked at."""
-        top = Section.read(Path(path).resolve(), ("name", "data", "split", "limits", "models"), FEDERATION)
+        top = Section.read(Path(path).resolve(), ("name", "data", "split", "limits", "secure", "models"), FEDERATION)
         name = top.text("name", needs="the silo's name in quotes")
         if not NAME.fullmatch(name):
             raise top.refusal("name", "up to 63 letters, digits, - and _ (the first a letter or digit)")
@@ -100,6 +103,7 @@ class SiloFile:
             split.number("test", 0.2, "a share from 0 to below 1", 0, 1),
             split.whole("seed", 0),
             _limits(top),
+            _secure(top),
             _models(top),
         )
 
@@ -146,6 +150,33 @@ def _models(top: Section) -> dict[str, str]:
     return dict(models.values)
 
 
+def _secure(top: Section) -> SecureRules:
+    known = ("required", "identity", "pins", "authority", "certificate", "certificate_key", "colluding", "share")
+    secure, home = top.section("secure", (*known, "quantum", "projections")), top.file.parent
+    named = {key: secure.maybe(key, "the name of a file") for key in ("authority", "certificate", "certificate_key")}
+    files = {key: None if name is None else home / Path(name).expanduser() for key, name in named.items()}
+    if (files["certificate"] is None) != (files["certificate_key"] is None):
+        raise InputError(f"{top.file.name!r} needs secure.certificate and secure.certificate_key, or neither.")
+    own = None
+    if files["certificate"] is not None and files["certificate_key"] is not None:
+        own = files["certificate"], files["certificate_key"]
+    pins = secure.section("pins", secure.values.get("pins", {}) or ())
+    for name in pins.values:
+        if not FINGERPRINT.fullmatch(pins.text(name)):
+            raise pins.refusal(name, "a fingerprint of 64 digits, as `scaffpd silo key` shows it at that silo,")
+    return SecureRules(
+        secure.boolean("required", False),
+        home / Path(secure.text("identity", "identity.key")).expanduser(),
+        {name: pins.text(name) for name in pins.values},
+        files["authority"],
+        own,
+        secure.whole("colluding", 1, 1),
+        secure.number("share", 0.9, "a share above 0, up to 1", 1e-6, 1 + 1e-12),
+        secure.number("quantum", 0.0, "a number >= 0", 0, float("inf")),
+        secure.boolean("projections", False),
+    )
+
+
 def _limits(top: Section) -> Limits:
     known = ("algorithms", "dimension", "local_steps", "message_mb", "rarest", "rows")
     limits = top.section("limits", known)
@@ -167,4 +198,4 @@ def _algorithms(limits: Section) -> tuple[str, ...] | None:
     for name in names or ():
         if name not in NEEDS:
             raise unknown(f"algorithm in {limits.file.name!r},", name, NEEDS)
-    return tuple(name for name in NEEDS if name not in OPEN) if names is None else names
+    return tuple(name for name in NEEDS if name not in LOOKING) if names is None else names

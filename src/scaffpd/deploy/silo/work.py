@@ -113,6 +113,11 @@ def diagonal(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Ma
     return _answer(diagonal=work.at(vectors["at"], values).diagonal(np.ones(1)))
 
 
+def project(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+    """⟨c_i, v⟩."""
+    return _answer(scalars=work.at(vectors["at"], values).project(vectors["direction"].value))
+
+
 def evaluate(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """A loss, an accuracy and a count."""
     scores = work.cohort.evaluate(vectors["x"].value, str(values.get("split", "train")))
@@ -121,7 +126,7 @@ def evaluate(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Ma
 
 HANDLERS: dict[str, Handler] = {
     needs.GRADIENTS: gradients, needs.LOSSES: losses, needs.UPDATES: local_updates, needs.PROXIMAL: proximal_steps,
-    needs.CURVATURE: curvature, needs.DIAGONAL: diagonal, needs.EVALUATE: evaluate,
+    needs.CURVATURE: curvature, needs.DIAGONAL: diagonal, needs.EVALUATE: evaluate, needs.PROJECT: project,
 }  # fmt: skip
 
 

@@ -1,0 +1,34 @@
+"""Sums over columns, masked: what silos have to add up before training is nobody's business either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scaffpd.deploy.coordinator.line import Question
+from scaffpd.deploy.coordinator.parties import SiloParties
+from scaffpd.deploy.protocol.wire import Array, Message
+from scaffpd.secure.sums import Sums
+from scaffpd.tabular.schema import width
+
+Totals = dict[str, Mapping[str, Array]]
+TOGETHER = "all silos"
+
+
+def secure_totals(
+    ask: Callable[[Question], dict[str, Message]], members: Sequence[str], secure: Mapping[str, Any]
+) -> Callable[[Question], Totals]:
+    """Puts a question for totals, and returns those of all silos together."""
+    parties = SiloParties(lambda question, names, check: ask(question))
+    parties.meet(members)
+    sums = Sums(parties, secure.get("colluding"), secure.get("leaving"), lambda exchanges, up, down: None)
+
+    def totals(question: Question) -> Totals:
+        what, columns = "squares" if "mean" in question.arrays else "sum", width(question.values["schema"])
+        about = Question("totals", {**question.values, "parts": ["n", what]}, arrays=question.arrays)
+        both = sums.sum(what, about, dict.fromkeys(members, 1.0), 2 * columns)
+        return {TOGETHER: {"n": np.rint(both[:columns]), what: both[columns:]}}
+
+    return totals

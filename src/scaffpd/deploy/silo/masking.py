@@ -1,0 +1,108 @@
+r"""A silo's part in secure sums: its keys, its rules, and the one gate through which its answers leave.
+
+While vectors are to be masked, an answer leaves only with the arrays that `RELEASED` lists for its question: a question
+that nobody has thought of is refused, not answered in the clear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from scaffpd.deploy.protocol import masks, needs
+from scaffpd.deploy.protocol.plans import names_of, number
+from scaffpd.deploy.protocol.wire import Array, Message
+from scaffpd.deploy.silo.secure_rules import SecureRules
+from scaffpd.errors import InputError
+from scaffpd.masking import Card, Identity, Party, Terms
+from scaffpd.masking.identity import Authority
+from scaffpd.secure.reach import Part, TooLarge, masked, quantised
+
+SCALARS = ("scalars",)
+RELEASED: dict[str, tuple[str, ...]] = {
+    "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), needs.CARD: (), needs.MEET: (),
+    needs.OPEN: ("shown", "sealed"), needs.MASKED: ("masked",), needs.REVEAL: ("shares", "shown", "sealed"),
+    needs.SIZES: SCALARS, needs.PROJECT: SCALARS, needs.GRADIENTS: SCALARS, needs.LOSSES: SCALARS,
+    needs.EVALUATE: SCALARS,
+}  # fmt: skip
+SLOPES = ("slopes", "scalars")
+LOSSES = (needs.GRADIENTS, needs.LOSSES, needs.EVALUATE)
+
+
+class Masking:
+    """One silo in secure sums."""
+
+    def __init__(self, name: str, rules: SecureRules) -> None:
+        self.rules = rules
+        signed = None if rules.certificate is None else tuple(path.read_bytes() for path in rules.certificate)
+        own = Identity.kept(name, rules.identity, signed)  # type: ignore[arg-type]
+        authority = None if rules.authority is None else Authority.read(rules.authority)
+        self.party = Party(own, rules.pins, authority, rules.colluding)
+
+    def answer(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
+        """The answer to any question; `compute` has those that are not about keys and masks."""
+        if asked.kind in (needs.MASKED, needs.SIZES):
+            return self._hidden(asked, compute)
+        return self._keys(asked.kind, asked.values) if asked.kind in needs.SECRET else compute(asked)
+
+    def _keys(self, kind: str, values: Mapping[str, Any]) -> Message:
+        name = self.party.name
+        if kind == needs.CARD:
+            return Message("answer", {"card": self.party.identity.card.values()})
+        if kind == needs.MEET:
+            cards = values.get("cards")
+            self.party.meet([Card.of(card) for card in (cards if isinstance(cards, list) else [])])
+            return Message("answer")
+        if kind == needs.OPEN:
+            terms = Terms.of(values.get("terms"))
+            return Message("answer", {}, masks.opened_arrays(self.party.share(terms), terms, name))
+        terms, following = Terms.of(values.get("terms")), Terms.of(values.get("following"))
+        shares = self.party.reveal(terms.exchange, names_of(values.get("survivors")))
+        opened = masks.opened_arrays(self.party.share(following), following, name)
+        return Message("answer", {}, masks.share_arrays(shares, terms, name) | opened)
+
+    def _hidden(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
+        """A vector that another question is about: masked, or no more than its length."""
+        about, parts = str(asked.values.get("about")), names_of(asked.values.get("parts"))
+        found = compute(Message(about, asked.values, asked.arrays)).arrays
+        if not parts or not set(parts) <= set(found):
+            raise InputError(f"There is nothing to be masked in the answer to {about!r}.")
+        vector = np.concatenate([np.asarray(found[part], dtype=np.float64).ravel() for part in parts])
+        if asked.kind == needs.SIZES:
+            return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
+        return self.masked(asked.values, asked.arrays, vector)
+
+    def masked(self, values: Mapping[str, Any], arrays: Mapping[str, Array], vector: Array) -> Message:
+        """The vector, masked, or its size."""
+        part = Part(number(values, "weight"), number(values, "total"), self.rules.share)
+        numbers = masks.format_of(values.get("numbers"))
+        exchange, around = "", {}
+        if numbers is not None:
+            terms = Terms.of(values.get("terms"))
+            exchange, around = terms.exchange, masks.around_of(arrays, terms, self.party.name)
+        try:
+            found = masked(self.party, part, around, exchange, numbers, vector)
+        except TooLarge as refusal:  # an answer: the run ends with it, rather than going on without this silo
+            return Message("answer", {"declined": str(refusal)})
+        sent = {} if found.vector is None else {"masked": found.vector.view(np.int64)}
+        return Message("answer", {"exponent": found.exponent}, sent)
+
+    def released(self, kind: str, message: Message) -> Message:
+        """What may leave of an answer: the arrays that belong to its question, with losses rounded."""
+        allowed = SLOPES if kind == needs.CURVATURE and self.rules.projections else RELEASED.get(kind)
+        if allowed is None:
+            raise InputError(f"This silo sends vectors masked only: the question {kind!r} is not answered.")
+        arrays = {name: array for name, array in message.arrays.items() if name in allowed}
+        if kind in LOSSES and self.rules.quantum > 0:
+            arrays["scalars"] = self._rounded(kind, arrays["scalars"])
+        return Message(message.kind, message.values, arrays)
+
+    def _rounded(self, kind: str, scalars: Array) -> Array:
+        """The loss as a multiple of the quantum; the bound on its rounding error allows for that."""
+        out = np.array(scalars)
+        out[0] = quantised(out[:1], self.rules.quantum)[0]
+        if kind == needs.GRADIENTS:
+            out[1] += self.rules.quantum / 2
+        return out
