@@ -42,7 +42,7 @@ required = false                  # true: take part with masked vectors only
 # share = 0.9                     # the largest share of a sum that this silo's vector may have
 # quantum = 0.0                   # losses leave as multiples of this
 # [secure.pins]                   # others' keys, by the prints that their operators have told you
-# south = "64 digits"
+# south = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 # [models]                        # networks that the coordinator may ask for by these names, from your own code
 # small = "networks:small"
