@@ -30,6 +30,7 @@ class Constants:
         steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter steps.
         samples: n_i, how many samples a client has.
         quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
+        noisy: whether clients clip their answers and add noise to them, for privacy.
     """
 
     smoothness: Vector
@@ -38,6 +39,7 @@ class Constants:
     steepest: Vector
     samples: NDArray[np.int64]
     quadratic: bool = False
+    noisy: bool = field(default=False, metadata={"transient": True})  # known before a run is resumed
 
     def expected_smoothness(self, batch_size: int | None) -> Vector:
         """L_i + (max_j L_ij − L_i)/b: how steep the mean of b random samples is (all samples: L_i itself)."""

@@ -46,7 +46,7 @@ class Cohort(Ledger):
 
     Args:
         clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs.
-        model: `Linear(...)` or `Module(...)`.
+        model: `Linear(...)` or `Module(...)`, or one of them `Private(...)`.
         names: the clients' names; by default their numbers ("client-0", …).
         device: where the data and x live, such as "cpu" or "cuda".
         dtype: float64 by default for linear models, the network's own for modules.
@@ -232,6 +232,16 @@ class Cohort(Ledger):
     def tested(self) -> bool:
         """Whether there are held-out rows."""
         return self._test is not None
+
+    @property
+    def account(self) -> Any:
+        """The books of what private clients have released; `None` where the model is not `Private`."""
+        return getattr(self._oracle, "account", None)
+
+    @property
+    def privacy(self) -> Any:
+        """What the clients' answers have cost so far, a `Spent`; `None` where the model is not `Private`."""
+        return None if self.account is None else self.account.spent()
 
     @property
     def doubles(self) -> bool:
