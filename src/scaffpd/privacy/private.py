@@ -85,7 +85,7 @@ class Private:
     @classmethod
     def solved(
         cls, model: Linear | Module, epsilon: float, algorithm: Any, rounds: int, samples: Sequence[int] | None = None,
-        delta: float = 1e-5, loss_share: float = 0.1, **rest: Any,
+        delta: float = 1e-5, loss_share: float = 0.3, **rest: Any,
     ) -> Private:  # fmt: skip
         """The same with the noise that makes `rounds` rounds of `algorithm` cost ε; more of them are refused.
 

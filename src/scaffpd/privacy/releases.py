@@ -90,6 +90,11 @@ def _dual(method: Any, rounds: int) -> Asked:
     return start + _steps(method, rounds) + _questions(0, rounds, method.batch_size)
 
 
+def _afl(method: Any, rounds: int) -> Asked:
+    known = method.dual_rate is None and method.batch_size is None  # the losses at x⁰, from the coupling there
+    return _dual(method, rounds) + Asked(losses=-1 if known else 0)
+
+
 def _scaffold(method: Any, rounds: int) -> Asked:
     return _steps(method, rounds) + (_points(rounds, method.batch_size) if method.option == "I" else Asked())
 
@@ -102,7 +107,7 @@ ASKED: dict[str, Callable[[Any, int], Asked]] = {
     "Scaffold": _scaffold,
     "QFFL": lambda method, rounds: _steps(method, rounds) + _questions(0, rounds, None),
     "DeltaFL": lambda method, rounds: _steps(method, rounds) + _questions(0, rounds, None),
-    "AFL": _dual,
+    "AFL": _afl,
     "DRFA": _dual,
     "GradientDescentAscent": lambda method, rounds: _points(rounds + 1),
     "Extragradient": lambda method, rounds: _points(2 * rounds + 1),
