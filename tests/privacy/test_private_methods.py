@@ -78,7 +78,33 @@ def test_the_account_never_counts_more_than_foreseen(method):
 
 
 def test_every_method_that_is_foreseen_is_tested():
-    assert {type(method).__name__ for method in METHODS} == set(ASKED)
+    assert {type(method).__name__ for method in METHODS} | {"Fair"} == set(ASKED)
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_fair_is_foreseen_as_the_method_that_it_takes(batch_size):
+    method, same = sp.fair(CHI, 3, batch_size), sp.ScaffPD(CHI, 3, batch_size)
+    assert asked(method, 5) == asked(same, 5)
+    runs = [
+        sp.train(one, sp.Cohort(clients(), sp.Private(linear(), noise=6.0, radius=2.0, secret=2)), 5, progress=False)
+        for one in (method, same)
+    ]
+    assert np.array_equal(runs[0].x, runs[1].x)
+    assert np.array_equal(runs[0].privacy.epsilon, runs[1].privacy.epsilon)
+
+
+@pytest.mark.parametrize("loss", ["squared", "softmax", "network"])
+def test_single_precision_is_as_private(loss):
+    model = network() if loss == "network" else linear(loss)
+    data = clients("softmax" if loss == "network" else loss)
+    made = sp.Private(model, noise=4.0, smoothness=2.0, secret=2)
+    results = [
+        sp.train(sp.ScaffPD(CHI, 2, steps=FIXED), sp.Cohort(data, made, dtype=dtype), 3, progress=False)
+        for dtype in (torch.float32, torch.float64)
+    ]
+    assert results[0].x.dtype == np.float32
+    assert np.array_equal(results[0].privacy.epsilon, results[1].privacy.epsilon)
+    assert np.isfinite(results[0].x).all()
 
 
 @pytest.mark.parametrize("method", [METHODS[0], METHODS[2], METHODS[6], METHODS[8], METHODS[11]], ids=named)

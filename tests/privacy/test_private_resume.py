@@ -14,6 +14,7 @@ METHODS = [
     sp.ScaffPD(CHI, local_steps=2, batch_size=4),
     sp.Scaffold(local_steps=2, batch_size=4, clients_per_round=2),
     sp.DRFA(CHI, local_steps=3),
+    sp.fair(CHI, local_steps=2),
 ]
 
 

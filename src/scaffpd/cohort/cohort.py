@@ -22,6 +22,9 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Vector
 from scaffpd.models.inputs import read_features, read_labels
 from scaffpd.models.oracle import Arrays, Displacements, Features, Oracle, same
+from scaffpd.privacy.account import Account
+from scaffpd.privacy.accountant import Spent
+from scaffpd.privacy.oracle import PrivateOracle
 
 SPLITS = ("train", "test")
 
@@ -234,12 +237,13 @@ class Cohort(Ledger):
         return self._test is not None
 
     @property
-    def account(self) -> Any:
+    def account(self) -> Account | None:
         """The books of what private clients have released; `None` where the model is not `Private`."""
-        return getattr(self._oracle, "account", None)
+        oracle = self._oracle
+        return oracle.account if isinstance(oracle, PrivateOracle) else None
 
     @property
-    def privacy(self) -> Any:
+    def privacy(self) -> Spent | None:
         """What the clients' answers have cost so far, a `Spent`; `None` where the model is not `Private`."""
         return None if self.account is None else self.account.spent()
 

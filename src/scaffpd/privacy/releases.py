@@ -74,7 +74,8 @@ def _points(n: int, batch_size: int | None = None) -> Asked:
 
 
 def _scaff_pd(method: Any, rounds: int) -> Asked:
-    points = _points(rounds + 1, None if method.exact else method.batch_size)
+    exact = getattr(method, "exact", True)  # as Fair has it, which takes Scaff-PD where there is noise
+    points = _points(rounds + 1, None if exact else method.batch_size)
     known = rounds if method.batch_size is None else 0  # the first local gradient is c_i
     return points + _questions(rounds * method.local_steps - known, 0, method.batch_size)
 
@@ -101,6 +102,7 @@ def _scaffold(method: Any, rounds: int) -> Asked:
 
 ASKED: dict[str, Callable[[Any, int], Asked]] = {
     "ScaffPD": _scaff_pd,
+    "Fair": _scaff_pd,
     "AcceleratedPrimalDual": lambda method, rounds: _points(rounds + 1),
     "FedAvg": _steps,
     "FedProx": _steps,
