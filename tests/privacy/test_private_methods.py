@@ -229,6 +229,19 @@ def test_held_out_rows_and_scores_are_the_experimenters():
     assert cohort.privacy.worst == 0
 
 
+def test_rows_of_a_table_are_as_private_as_arrays():
+    data = clients("squared")
+    table = sp.data.Table(np.concatenate([X for X, _ in data.values()]))
+    ends = np.cumsum([0, *(len(y) for _, y in data.values())])
+    rows = {name: (table.rows(np.arange(ends[i], ends[i + 1])), y) for i, (name, (_, y)) in enumerate(data.items())}
+    model = sp.Private(sp.Linear("squared", l2=0.02), noise=3.0, radius=2.0, secret=1)
+    answers = [
+        sp.Cohort(given, model, test=given).gradients(torch.ones(4, dtype=torch.float64)) for given in (data, rows)
+    ]
+    assert torch.equal(answers[0].each(), answers[1].each())
+    assert np.array_equal(answers[0].losses, answers[1].losses)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

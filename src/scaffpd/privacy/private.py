@@ -132,10 +132,10 @@ class Private:
     ) -> Oracle:
         """Bind to the clients' checked features and labels; held-out rows are the experimenter's and bound as ever."""
         bare = like.inner if isinstance(like, PrivateOracle) else like
-        arrays: Features = [np.asarray(x) for x in features]
-        inner = self.model.oracle(features if self._open else arrays, labels, names, device, dtype, bare)
         if self._open or like is not None:
-            return inner
+            return self.model.oracle(features, labels, names, device, dtype, bare)
+        arrays: Features = [np.asarray(x) for x in features]
+        inner = self.model.oracle(arrays, labels, names, device, dtype)
         account = Account(names, float(self.delta), self.budget)
         members = self._members(arrays, labels, names)
         clips, l2 = (float(self.clip), float(self.loss_clip)), float(self.model.l2)
