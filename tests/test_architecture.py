@@ -28,7 +28,7 @@ FLOORS = [
         "saddle",
         "tabular",
     },
-    {"subspace", "features"},
+    {"subspace", "features", "privacy"},
     {"algorithms", "cohort"},
     {"training", "settings", "secure"},
     {"comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},

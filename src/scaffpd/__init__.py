@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from scaffpd.objectives import Nash as Nash
     from scaffpd.objectives import QFair as QFair
     from scaffpd.objectives import Tilted as Tilted
+    from scaffpd.privacy import Private as Private
+    from scaffpd.privacy import Spent as Spent
     from scaffpd.secure import SecureAggregation as SecureAggregation
     from scaffpd.steps import Auto as Auto
     from scaffpd.steps import Fixed as Fixed
@@ -82,6 +84,7 @@ _HOME = {
     "scaffpd.objectives": (
         "Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted",
     ),
+    "scaffpd.privacy": ("Private", "Spent"),
     "scaffpd.secure": ("SecureAggregation",),
     "scaffpd.steps": ("Auto", "Fixed", "Theory"),
     "scaffpd.convexify": ("Convexified", "tct"),

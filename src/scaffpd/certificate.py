@@ -79,6 +79,8 @@ def certify(
 
 def no_certificate(exact: bool, constants: Constants, weights: Vector) -> str | None:
     """Why nothing can be proven, in a sentence; `None` where it can."""
+    if constants.noisy:
+        return "losses and gradients carry noise, for privacy."
     if not constants.convex:
         return "the losses are not known to be convex."
     if not exact:

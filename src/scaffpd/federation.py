@@ -30,7 +30,8 @@ class Constants:
         steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter steps.
         samples: n_i, how many samples a client has.
         quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
-        first_order: whether clients answer no questions about curvature: their vectors are masked, or noisy.
+        noisy: whether clients clip their answers and add noise to them, for privacy.
+        first_order: whether clients answer no questions about curvature, for their vectors are masked.
     """
 
     smoothness: Vector
@@ -39,7 +40,8 @@ class Constants:
     steepest: Vector
     samples: NDArray[np.int64]
     quadratic: bool = False
-    first_order: bool = False
+    noisy: bool = field(default=False, metadata={"transient": True})  # known before a run is resumed
+    first_order: bool = field(default=False, metadata={"transient": True})
 
     def expected_smoothness(self, batch_size: int | None) -> Vector:
         """L_i + (max_j L_ij − L_i)/b: how steep the mean of b random samples is (all samples: L_i itself)."""

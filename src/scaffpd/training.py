@@ -19,6 +19,7 @@ from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
 from scaffpd.history import History
 from scaffpd.models.threads import suited
+from scaffpd.privacy.accountant import Spent
 from scaffpd.progress import Progress
 
 PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
@@ -94,6 +95,8 @@ class Result:
         history: the table of all rounds.
         names: the clients.
         rounds: rounds made.
+        privacy: what the clients' answers have cost, all runs on the same federation together; `None` where they are
+            not `Private`.
     """
 
     x: NDArray[np.float64]
@@ -104,11 +107,13 @@ class Result:
     history: History = field(repr=False)
     names: tuple[str, ...]
     rounds: int
+    privacy: Spent | None = None
 
     def __str__(self) -> str:
         proof = f", certified gap {self.certificate:.2e}" if np.isfinite(self.certificate) else ""
+        spent = "" if self.privacy is None else f", {self.privacy}"
         rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
-        return f"{self.status} after {rounds}{proof}. {self.message}"
+        return f"{self.status} after {rounds}{proof}{spent}. {self.message}"
 
 
 def train(
@@ -159,6 +164,8 @@ class _Run:
         self.history = History(federation.names)
         self.clock, self.saved, self.rejected = time.perf_counter(), 0, 0
         self.state: Any = None
+        self.account = getattr(federation, "account", None)  # of private clients
+        self.released = 0
         self.done: tuple[Any, int, Traffic, int]
 
     def begin(self, x0: torch.Tensor | None, before: Any) -> None:
@@ -237,15 +244,17 @@ class _Run:
         }  # fmt: skip
 
     def _save(self) -> None:
-        if self.keeper is None or not self._finite() or self.state.rounds == self.saved:
+        released = 0 if self.account is None else self.account.total
+        if self.keeper is None or not self._finite() or (self.state.rounds, released) == (self.saved, self.released):
             return
         traffic = {f"traffic.{k}": np.asarray(v) for k, v in vars(self.federation.traffic).items()}
         seconds = {
             "seconds": np.asarray(time.perf_counter() - self.clock),
             "rejected": np.asarray(self.rejected),
         }
-        disk.write(self.keeper.path, disk.pack(self.state) | self.history.pack() | traffic | seconds, self._about())
-        self.saved = self.state.rounds
+        arrays = disk.pack(self.state) | self.history.pack() | traffic | seconds
+        disk.write(self.keeper.path, arrays if self.account is None else arrays | self.account.pack(), self._about())
+        self.saved, self.released = self.state.rounds, released
 
     def _resume(self) -> None:
         assert self.keeper is not None
@@ -256,6 +265,8 @@ class _Run:
                     f"The checkpoint {str(self.keeper.path)!r} is of another {name}; remove it, or use another file."
                 )
         try:
+            if self.account is not None:
+                self.account.merge(arrays)
             self.state = self.algorithm.resume(self.federation, disk.unpack(self.state, arrays))
             self.history = History.unpack(self.federation.names, arrays)
             kept = Traffic(**{k: int(arrays[f"traffic.{k}"]) for k in vars(Traffic())})
@@ -265,6 +276,7 @@ class _Run:
         self.federation.traffic.restore(kept)
         self.clock -= seconds
         self.saved = self.state.rounds
+        self.released = 0 if self.account is None else self.account.total
         self.rejected = rejected - (not self.state.accepted)  # `_complete` counts the last round again
 
     def result(self, status: Status) -> Result:
@@ -277,7 +289,8 @@ class _Run:
         x = state.x.detach().cpu().numpy()
         names = tuple(self.federation.names)
         weights, certificate = state.weights.copy(), float(state.certificate)
-        return Result(x, weights, certificate, status, message, self.history, names, state.rounds)
+        spent = None if self.account is None else self.account.spent()
+        return Result(x, weights, certificate, status, message, self.history, names, state.rounds, spent)
 
 
 def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, seed: Any, callbacks: Any) -> None:

@@ -67,6 +67,8 @@ class Fair:
 
     def explain(self, state: Any) -> str:
         """Which method it is, and why."""
+        if state.constants.noisy:
+            return "Solved by Scaff-PD: losses and gradients carry noise, for privacy."
         if not state.constants.convex:
             return "Solved by Scaff-PD: the losses are not known to be convex."
         if self.batch_size is not None:
@@ -76,7 +78,7 @@ class Fair:
         return "Solved by the subspace saddle method: the losses are convex and gradients are full."
 
     def _method(self, known: Constants) -> SubspaceSaddle | ScaffPD:
-        if self.batch_size is None and known.convex and not known.first_order:
+        if self.batch_size is None and known.convex and not (known.noisy or known.first_order):
             return SubspaceSaddle(self.objective)
         return ScaffPD(self.objective, local_steps=self.local_steps, batch_size=self.batch_size)
 

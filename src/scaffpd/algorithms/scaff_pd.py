@@ -132,7 +132,7 @@ class ScaffPD:
             self.objective,
             constants,
             self.local_steps,
-            self.batch_size is not None,
+            self.batch_size is not None or constants.noisy,
             self.exact,
             at.losses,
             at.norms,

@@ -22,6 +22,9 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Vector
 from scaffpd.models.inputs import read_features, read_labels
 from scaffpd.models.oracle import Arrays, Displacements, Features, Oracle, same
+from scaffpd.privacy.account import Account
+from scaffpd.privacy.accountant import Spent
+from scaffpd.privacy.oracle import PrivateOracle
 
 SPLITS = ("train", "test")
 
@@ -46,7 +49,7 @@ class Cohort(Ledger):
 
     Args:
         clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs.
-        model: `Linear(...)` or `Module(...)`.
+        model: `Linear(...)` or `Module(...)`, or one of them `Private(...)`.
         names: the clients' names; by default their numbers ("client-0", …).
         device: where the data and x live, such as "cpu" or "cuda".
         dtype: float64 by default for linear models, the network's own for modules.
@@ -232,6 +235,17 @@ class Cohort(Ledger):
     def tested(self) -> bool:
         """Whether there are held-out rows."""
         return self._test is not None
+
+    @property
+    def account(self) -> Account | None:
+        """The books of what private clients have released; `None` where the model is not `Private`."""
+        oracle = self._oracle
+        return oracle.account if isinstance(oracle, PrivateOracle) else None
+
+    @property
+    def privacy(self) -> Spent | None:
+        """What the clients' answers have cost so far, a `Spent`; `None` where the model is not `Private`."""
+        return None if self.account is None else self.account.spent()
 
     @property
     def doubles(self) -> bool:

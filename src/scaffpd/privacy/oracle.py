@@ -1,0 +1,197 @@
+r"""Clients whose every answer is clipped, noised and accounted for.
+
+    c_i = (1/m_i) (Σ_j ∇ℓ_j min(1, C/‖∇ℓ_j‖) + N(0, (zC)² I)) + l2 x
+    L_i = (1/m_i) (Σ_j clip(ℓ_j, 0, B) + N(0, (z_L B)²)) + (l2/2)‖x‖²
+
+and every local step takes a gradient that is made in the same way. With a batch size b < m_i the sums go over a Poisson
+sample of rate q_i = b/m_i and are divided by b; loss, gradient and every local step draw their own. The first mean of
+L_i is then brought back to [0, B], where it must lie. One question for a gradient is two releases (gradient and loss);
+J local steps are J more, or J − 1 where all records take part and the first gradient is the c_i that is known already.
+What is made of released vectors (sums, projections, norms, d_i) costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.errors import InputError
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.models.oracle import Oracle, Stack, same, shift
+from scaffpd.privacy.account import Account, Entry
+from scaffpd.privacy.accountant import Release
+from scaffpd.privacy.clipped import Sums
+from scaffpd.privacy.noise import Question, digest, drawn, normals
+from scaffpd.privacy.point import SECOND_ORDER, PrivatePoint
+
+NO_SMOOTHNESS = (
+    "The clients' smoothness is a fact about their data: give Private a public smoothness= (or radius= with Linear), "
+    "or the method a rate of its own."
+)
+
+
+class Member(NamedTuple):
+    """One client.
+
+    Attributes:
+        number: its place in the account.
+        key: K_i, of its noise.
+        samples: m_i.
+        noise: z_i of gradients.
+        loss_noise: z_i of losses.
+    """
+
+    number: int
+    key: bytes
+    samples: int
+    noise: float
+    loss_noise: float
+
+
+class PrivateOracle:
+    """N clients that answer with noise.
+
+    Args:
+        inner: the same clients without; the experimenter's view of them (`scores`) comes from there.
+        sums: their clipped sums.
+        clips: C and B.
+        l2: of the regulariser, which is public.
+        known: public constants; `None` where there are none.
+        members: the clients.
+        account: what they have released.
+    """
+
+    def __init__(
+        self, inner: Oracle, sums: Sums, clips: tuple[float, float], l2: float, known: Constants | None,
+        members: list[Member], account: Account,
+    ) -> None:  # fmt: skip
+        self.inner, self.sums, self.clips, self.l2 = inner, sums, clips, l2
+        self.known, self.members, self.account = known, members, account
+        self.dimension, self.most_rows = inner.dimension, inner.most_rows
+
+    def start(self) -> Tensor:
+        """x⁰ of the model, which depends on no record."""
+        return self.inner.start()
+
+    def contents(self) -> list[Tensor]:
+        """The data."""
+        return self.inner.contents()
+
+    def constants(self) -> Constants:
+        """Public numbers only."""
+        if self.known is None:
+            raise InputError(NO_SMOOTHNESS)
+        return self.known
+
+    def only(self, clients: list[int]) -> PrivateOracle:
+        """The same for some of the clients, on the same account."""
+        known = self.known
+        if known is not None:
+            known = replace(
+                known,
+                smoothness=known.smoothness[clients],
+                strong_convexity=known.strong_convexity[clients],
+                steepest=known.steepest[clients],
+                samples=known.samples[clients],
+            )
+        members = [self.members[i] for i in clients]
+        return PrivateOracle(
+            self.inner.only(clients), self.sums.only(clients), self.clips, self.l2, known, members, self.account
+        )
+
+    def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
+        """L_i: one release."""
+        questions = self._questions("loss", batch_size, key, x)
+        self.account.charge(self._entries(questions, batch_size, losses=True))
+        return self._released_losses(questions, x, batch_size)
+
+    def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> PrivatePoint:
+        """L_i and c_i: two releases."""
+        losses, gradients = (self._questions(kind, batch_size, key, x) for kind in ("loss", "gradient"))
+        costs = self._entries(losses, batch_size, losses=True) + self._entries(gradients, batch_size)
+        self.account.charge(costs)
+        values = self._released_losses(losses, x, batch_size)
+        return PrivatePoint(x, values, self._released(gradients, x, batch_size), batch_size is None)
+
+    def local_updates(
+        self, x: Tensor, at: PrivatePoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+    ) -> Stack:
+        """J local steps of every client: J releases, or J − 1 where the first gradient is known."""
+        each, rates = x.new_zeros(len(self.members), len(x)), self._rates(x, plan)
+        pull = each + shift(at, correction)
+        first = None
+        if isinstance(at, PrivatePoint) and at.whole and plan.batch_size is None and same(at.x, x):
+            first = at.gradients
+        about = (x, float(plan.prox), first is not None)
+        questions = self._questions("steps", plan.batch_size, plan.key, *about, own=torch.cat([pull, rates], 1))
+        steps = plan.steps - (first is not None)
+        self.account.charge(self._entries(questions, plan.batch_size, times=steps) if steps else [])
+        for _ in range(plan.steps):
+            g = self._released(questions, x - each, plan.batch_size) if first is None else first
+            each, first = each + rates * (g + pull - plan.prox * each), None
+        return Stack(each)
+
+    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> Stack:
+        """Not released."""
+        raise InputError(SECOND_ORDER)
+
+    def scores(self, x: Tensor) -> tuple[Vector, Vector]:
+        """f_i(x) and accuracy without noise: the experimenter's view, no part of what clients release."""
+        return self.inner.scores(x)
+
+    def _questions(
+        self, kind: str, batch_size: int | None, key: tuple[int, ...], *about: Any, own: Tensor | None = None
+    ) -> list[Question]:
+        """One for every client; without a batch size nothing is drawn by the key."""
+        named = None if batch_size is None else tuple(int(k) for k in key)
+        common = digest(kind, batch_size, named, *about)
+        contents = [common] * len(self.members) if own is None else [digest(common, row) for row in own]
+        return [Question(member.key, content) for member, content in zip(self.members, contents, strict=True)]
+
+    def _entries(
+        self, questions: list[Question], batch_size: int | None, losses: bool = False, times: int = 1
+    ) -> list[Entry]:
+        entries = []
+        for member, question, rate in zip(self.members, questions, self._shares(batch_size), strict=True):
+            release = Release(member.loss_noise if losses else member.noise, rate)
+            entries.append(Entry(member.number, question.mark, release, times))
+        return entries
+
+    def _shares(self, batch_size: int | None) -> list[float]:
+        """q_i."""
+        return [1.0 if batch_size is None else min(1.0, batch_size / member.samples) for member in self.members]
+
+    def _drawn(self, questions: list[Question], batch_size: int | None, like: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Which rows take part, and what their sums are divided by."""
+        shares, sizes = self._shares(batch_size), [member.samples for member in self.members]
+        whole = min(shares) == 1
+        rows = None if whole else torch.from_numpy(drawn(questions, sizes, shares)).to(like.device)
+        return rows, torch.tensor(shares).to(like) * torch.tensor(sizes).to(like)
+
+    def _released(self, questions: list[Question], at: Tensor, batch_size: int | None) -> Tensor:
+        """The gradients of all clients at x, or at every client's own u_i."""
+        rows, count = self._drawn(questions, batch_size, at)
+        noise = self._noise(questions, [m.noise for m in self.members], self.clips[0], self.dimension, at)
+        return (self.sums.gradients(at, rows) + noise) / count[:, None] + self.l2 * at
+
+    def _released_losses(self, questions: list[Question], x: Tensor, batch_size: int | None) -> Tensor:
+        rows, count = self._drawn(questions, batch_size, x)
+        noise = self._noise(questions, [m.loss_noise for m in self.members], self.clips[1], 1, x)[:, 0]
+        mean = (self.sums.losses(x, rows) + noise) / count
+        return mean.clamp(0, self.clips[1]) + self.l2 / 2 * (x @ x)
+
+    def _noise(self, questions: list[Question], z: list[float], clip: float, size: int, like: Tensor) -> Tensor:
+        scale = np.array([own * clip if own > 0 else 0.0 for own in z])
+        if not scale.any():
+            return like.new_zeros(len(z), size)
+        return torch.from_numpy(scale[:, None] * normals(questions, size)).to(like)
+
+    def _rates(self, x: Tensor, plan: LocalPlan) -> Tensor:
+        """η_i, (N, 1)."""
+        if plan.rate is not None:
+            return x.new_full((len(self.members), 1), plan.rate)
+        return torch.from_numpy(plan.scale / self.constants().expected_smoothness(plan.batch_size)).to(x)[:, None]

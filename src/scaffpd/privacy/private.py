@@ -1,0 +1,191 @@
+r"""`Private`: a model whose clients answer with differential privacy, as a user describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from scaffpd.errors import InputError, count, positive, real
+from scaffpd.federation import Constants
+from scaffpd.models import Linear, Module
+from scaffpd.models.glm import LinearOracle
+from scaffpd.models.losses import loss_named
+from scaffpd.models.module import ModuleOracle
+from scaffpd.models.oracle import Arrays, Features, Oracle
+from scaffpd.privacy.account import Account
+from scaffpd.privacy.accountant import solved
+from scaffpd.privacy.clipped import LinearSums, ModuleSums, Sums
+from scaffpd.privacy.inputs import Multiplier, check_delta, check_secret, multiplier, spread
+from scaffpd.privacy.noise import client_key, digest, secret_bytes
+from scaffpd.privacy.oracle import Member, PrivateOracle
+from scaffpd.privacy.releases import Asked, asked
+
+
+@dataclass(frozen=True)
+class Private:
+    r"""A model with differential privacy for every single record, whoever sees what the clients send.
+
+    Every client clips what a record contributes and adds Gaussian noise before anything leaves it:
+
+        c_i = (1/m_i) (Σ_j ∇ℓ_j min(1, C/‖∇ℓ_j‖) + N(0, (zC)² I)) + l2 x
+        L_i = (1/m_i) (Σ_j clip(ℓ_j, 0, B) + N(0, (z_L B)²)) + (l2/2)‖x‖²
+
+    and counts what it has released; `train` reports the sum as `Result.privacy`. Give it to a `Cohort` in the place of
+    the model. Without noise and without clips (`noise=0, clip=inf, loss_clip=inf`) it *is* the model, bit for bit.
+
+    Args:
+        model: `Linear(...)` or `Module(...)`.
+        noise: z, the noise of gradients over C; one number, or one for every client.
+        clip: C, the largest norm of a record's gradient.
+        loss_noise: z_L, the noise of losses over B; left out, z.
+        loss_clip: B, the largest loss of a record.
+        radius: R; rows of a `Linear` model, intercept included, that are longer are scaled to this length. Then
+            L_i = curvature·R² + l2 is public, and no gradient is longer than R ("logistic" loss) or √2 R ("softmax").
+        smoothness: a public L_i of all clients, where there is no radius. Data may not leave as a smoothness either.
+        secret: what noise is drawn from: at least 16 bytes that no other party knows, or a whole number for experiments
+            that can be repeated. Left out, it comes from the operating system, and a resumed run is not the same run.
+        delta: δ of the account.
+        budget: the largest ε that a client spends; it does not answer what would exceed it.
+    """
+
+    model: Linear | Module
+    noise: Multiplier = 1.0
+    clip: float = 1.0
+    loss_noise: Multiplier | None = None
+    loss_clip: float = 4.0
+    radius: float | None = None
+    smoothness: float | None = None
+    secret: bytes | int | None = field(default=None, repr=False, compare=False)
+    delta: float = 1e-5
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, Linear | Module):
+            raise InputError(f"Private needs a model such as Linear(...) or Module(...), got {self.model!r}.")
+        for name in ("clip", "loss_clip"):
+            if not real("Private", name, getattr(self, name)) > 0:
+                raise InputError(f"Private needs {name} > 0, got {getattr(self, name)!r}.")
+        if self.loss_noise is None:
+            object.__setattr__(self, "loss_noise", self.noise)
+        for name, most in (("noise", self.clip), ("loss_noise", self.loss_clip)):
+            object.__setattr__(self, name, multiplier(name, getattr(self, name), most))
+        for name in ("radius", "smoothness", "budget"):
+            if getattr(self, name) is not None:
+                positive("Private", name, getattr(self, name))
+        if self.radius is not None and not isinstance(self.model, Linear):
+            raise InputError("Private takes a radius with Linear models only: give smoothness= instead.")
+        check_delta(self.delta)
+        check_secret(self.secret)
+
+    @classmethod
+    def solved(
+        cls, model: Linear | Module, epsilon: float, algorithm: Any, rounds: int, samples: Sequence[int] | None = None,
+        delta: float = 1e-5, loss_share: float = 0.3, **rest: Any,
+    ) -> Private:  # fmt: skip
+        """The same with the noise that makes `rounds` rounds of `algorithm` cost ε; more of them are refused.
+
+        Args:
+            model: see above.
+            epsilon: ε that every client may spend.
+            algorithm: what will be trained with, such as `ScaffPD(...)`; local steps, batch size and the like count.
+            rounds: R, the most rounds.
+            samples: m_i of every client, in order; needed where the algorithm has a batch size.
+            delta: δ.
+            loss_share: the share of the budget that losses get where a method asks for them, by 1/z².
+            rest: clip, loss_clip, radius, smoothness and secret.
+        """
+        positive("Private.solved", "epsilon", epsilon)
+        check_delta(delta)
+        if not 0 < real("Private.solved", "loss_share", loss_share) < 1:
+            raise InputError(f"Private.solved needs loss_share between 0 and 1, got {loss_share!r}.")
+        for name in ("noise", "loss_noise", "budget"):
+            if name in rest:
+                raise InputError(f"Private.solved finds {name} by itself: leave it out.")
+        questions = asked(algorithm, count("Private.solved", "rounds", rounds))
+        sizes: list[int | None] = [None]
+        if questions.batch_size is not None:
+            if samples is None:
+                raise InputError("Private.solved needs samples=, the clients' numbers of records, for minibatches.")
+            sizes = [count("Private.solved", "samples", m) for m in samples]
+        ratio = _ratio(questions, float(loss_share))
+        found = tuple(_noise(questions, m, ratio, float(epsilon), float(delta)) for m in sizes)
+        noise: Multiplier = found if len(found) > 1 else found[0]
+        losses = tuple(ratio * z for z in found)
+        return cls(
+            model, noise=noise, loss_noise=losses if len(losses) > 1 else losses[0], delta=delta,
+            budget=float(epsilon), **rest,
+        )  # fmt: skip
+
+    def oracle(
+        self,
+        features: Features,
+        labels: Arrays,
+        names: list[str],
+        device: torch.device,
+        dtype: torch.dtype | None,
+        like: Oracle | None = None,
+    ) -> Oracle:
+        """Bind to the clients' checked features and labels; held-out rows are the experimenter's and bound as ever."""
+        bare = like.inner if isinstance(like, PrivateOracle) else like
+        if self._open or like is not None:
+            return self.model.oracle(features, labels, names, device, dtype, bare)
+        arrays: Features = [np.asarray(x) for x in features]
+        inner = self.model.oracle(arrays, labels, names, device, dtype)
+        account = Account(names, float(self.delta), self.budget)
+        members = self._members(arrays, labels, names)
+        clips, l2 = (float(self.clip), float(self.loss_clip)), float(self.model.l2)
+        return PrivateOracle(inner, self._sums(inner), clips, l2, self._public(members), members, account)
+
+    @property
+    def _open(self) -> bool:
+        """Whether nothing is clipped and nothing noised."""
+        free = self.clip == self.loss_clip == float("inf") and self.radius is None
+        return free and not np.any(np.asarray(self.noise)) and not np.any(np.asarray(self.loss_noise))
+
+    def _members(self, features: Features, labels: Arrays, names: list[str]) -> list[Member]:
+        n, secret = len(names), secret_bytes(self.secret)
+        z, z_L = (spread(name, getattr(self, name), n) for name in ("noise", "loss_noise"))
+        members = []
+        for i, (name, X, y) in enumerate(zip(names, features, labels, strict=True)):
+            key = client_key(secret, name, repr(self), _content(X), _content(y))
+            members.append(Member(i, key, len(X), z[i], z_L[i]))
+        return members
+
+    def _sums(self, inner: Oracle) -> Sums:
+        if isinstance(inner, LinearOracle):
+            return LinearSums.of(inner, float(self.clip), float(self.loss_clip), self.radius)
+        assert isinstance(inner, ModuleOracle)
+        return ModuleSums(inner, float(self.clip), float(self.loss_clip))
+
+    def _public(self, members: list[Member]) -> Constants | None:
+        """Constants that no record has a part in."""
+        linear = isinstance(self.model, Linear)
+        L = self.smoothness
+        if L is None and self.radius is not None:
+            L = loss_named(str(self.model.loss)).curvature * self.radius**2 + self.model.l2
+        if L is None:
+            return None
+        n = len(members)
+        mu, samples = np.full(n, float(self.model.l2) if linear else 0.0), np.array([m.samples for m in members])
+        return Constants(np.full(n, float(L)), mu, linear, np.full(n, float(L)), samples, noisy=True)
+
+
+def _content(array: Any) -> bytes:
+    values = np.ascontiguousarray(array)
+    return digest(str(values.dtype), values.shape, values.tobytes())
+
+
+def _ratio(questions: Asked, share: float) -> float:
+    """z_L/z for which losses take that share of Σ n/z²."""
+    losses, gradients = questions.losses + questions.sampled_losses, questions.gradients + questions.sampled_gradients
+    return float(np.sqrt(losses * (1 - share) / (share * gradients))) if losses and gradients else 1.0
+
+
+@lru_cache(maxsize=4096)
+def _noise(questions: Asked, samples: int | None, ratio: float, epsilon: float, delta: float) -> float:
+    return solved(lambda z: questions.releases(z, ratio * z, samples), epsilon, delta)
