@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
+from scaffpd import secret
 from scaffpd.errors import InputError
 
 
@@ -123,16 +123,7 @@ class Identity:
     @classmethod
     def kept(cls, name: str, path: Path, certificate: tuple[bytes, bytes] | None = None) -> Identity:
         """The key of a file that only its owner can read, made where there is none."""
-        if not path.exists():
-            raw = X25519PrivateKey.generate().private_bytes_raw()
-            place = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(place, "w", encoding="ascii") as file:
-                file.write(raw.hex() + "\n")
-        try:
-            key = X25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="ascii").strip()))
-        except (OSError, ValueError):
-            raise InputError(f"The identity in {str(path)!r} cannot be read.") from None
-        return cls(name, key, certificate)
+        return cls(name, X25519PrivateKey.from_private_bytes(secret.kept(path)), certificate)
 
     def agreed(self, other: Card) -> bytes:
         """The secret that only the two know."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Outcome:
         members: the silos that the result is about.
         rounds: rounds made.
         certificate: the proven gap; `None` where nothing is proven.
+        privacy: the largest ε of a silo, and δ; `None` where there is no noise.
     """
 
     status: str
@@ -52,6 +53,7 @@ class Outcome:
     members: tuple[str, ...] = ()
     rounds: int = 0
     certificate: float | None = None
+    privacy: Mapping[str, float] | None = None
 
     @classmethod
     def of(cls, folder: RunFolder) -> Outcome:
@@ -152,9 +154,17 @@ class _Run:
         if setup is None:
             name = type(self.file.algorithm).__name__
             file, timeout = self.file, self.policy.timeout
-            setup = negotiate(self.line, members, name, file.model, file.features, timeout, file.secure)
+            setup = negotiate(self.line, members, name, file.model, file.features, timeout, file.secure, self._noise())
             self.folder.write_setup(setup)
         return setup
+
+    def _noise(self) -> Callable[[int, int], Mapping[str, Any]] | None:
+        """Solves the noise of a private run for the fewest rows of a silo and the number of columns."""
+        if not self.file.privacy:
+            return None
+        from scaffpd.deploy.coordinator.noise import proposed  # needs packages that runs without noise do not
+
+        return lambda rows, columns: proposed(self.file, rows, columns)
 
     def _without(self, members: Sequence[str], trouble: Unanswered | Refusal) -> list[str]:
         """Leave out a silo that does not take the agreement; the first agreement has no exceptions."""
@@ -251,23 +261,47 @@ class _Run:
     def _finish(self, segment: Segment, setup: Setup, remote: Remote, result: Result) -> Outcome:
         """Write the result down."""
         remote.roster.ending = True
-        splits = ("train", "test") if remote.facts.tested.any() else ("train",)
-        tables = {split: remote.evaluate(result.x, split, complete=False) for split in splits}
-        rows = []
-        for i, name in enumerate(segment.members):
-            row: dict[str, Any] = {"silo": name, "weight": float(result.weights[i])}
-            for split, scores in tables.items():
-                row |= {f"{split} rows": int(scores.counts[i]), f"{split} loss": float(scores.loss[i])}
-                row |= {f"{split} accuracy": float(scores.accuracy[i])}
-            rows.append(row)
+        spent = self._spent(remote)
+        rows = self._rows(segment, remote, result, spent)
         self.folder.write_clients(rows)
         self.folder.write_rounds(self.file.silos)
         self.folder.write_model(result.x, setup)
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
         final = result.status is not Status.INTERRUPTED
         whole = replace(result, rounds=segment.before + result.rounds)
-        sentence = f"{whole}{self._missing(segment, remote)}"
-        return Outcome(str(result.status), final, sentence, segment.members, whole.rounds, proven)
+        words = _privately(spent) if self.file.privacy else ""
+        sentence = f"{whole}{words}{self._missing(segment, remote)}"
+        worst = max(spent.values(), key=lambda own: own["epsilon"], default=None)
+        privacy = None if worst is None else dict(worst)
+        return Outcome(str(result.status), final, sentence, segment.members, whole.rounds, proven, privacy)
+
+    def _spent(self, remote: Remote) -> dict[str, Mapping[str, float]]:
+        """(ε, δ) of every silo, where there is noise."""
+        if not self.file.privacy:
+            return {}
+        from scaffpd.deploy.coordinator.noise import told  # needs packages that runs without noise do not
+
+        return told(remote.roster, remote.names)
+
+    def _rows(
+        self, segment: Segment, remote: Remote, result: Result, spent: Mapping[str, Mapping[str, float]]
+    ) -> list[dict[str, Any]]:
+        """The table of silos: scores, or, where they are private, the last noisy loss and what that has cost."""
+        splits = ("train", "test") if remote.facts.tested.any() else ("train",)
+        asked = () if self.file.privacy else splits
+        tables = {split: remote.evaluate(result.x, split, complete=False) for split in asked}
+        rows = []
+        for i, name in enumerate(segment.members):
+            row: dict[str, Any] = {"silo": name, "weight": float(result.weights[i])}
+            for split, scores in tables.items():
+                row |= {f"{split} rows": int(scores.counts[i]), f"{split} loss": float(scores.loss[i])}
+                row |= {f"{split} accuracy": float(scores.accuracy[i])}
+            if self.file.privacy:
+                row |= {"train rows": int(remote.facts.constants.samples[i])}
+                row |= {"train loss": float(result.history[f"loss[{name}]"][-1])}
+                row |= {"epsilon": spent.get(name, {}).get("epsilon", "")}
+            rows.append(row)
+        return rows
 
     def _missing(self, segment: Segment, remote: Remote) -> str:
         """What the reader must know about silos that are not in the result, or not fully."""
@@ -296,3 +330,11 @@ class _Run:
     def _record(self, event: Event) -> None:
         self.folder.event(event)
         self.folder.progress({"event": asdict(event)})
+
+
+def _privately(spent: Mapping[str, Mapping[str, float]]) -> str:
+    """What the run has cost, in words."""
+    if not spent:
+        return " No silo said what this has cost."
+    worst = max(spent.values(), key=lambda own: own["epsilon"])
+    return f" Every record is protected with (ε, δ) = ({worst['epsilon']:.2f}, {worst['delta']:g}), as silos count it."

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from torch import Tensor
 
+from scaffpd.deploy.protocol.needs import SPENT
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.transport import Failure, Transport
 from scaffpd.deploy.protocol.vectors import Names, Shelf
@@ -141,7 +142,7 @@ class Line:
         roles = {**question.vectors, **question.own.get(name, {})}
         more, arrays = question.personal.get(name, ({}, {}))
         values = {**question.values, **more, "question": number}
-        if roles or question.kind == "start":
+        if roles or question.kind in ("start", SPENT):
             assert self.setup is not None
             values |= {"setup": self.setup.digest, "vectors": {role: self._name(v) for role, v in roles.items()}}
         return Message(question.kind, values, {**sent, **question.arrays, **arrays})

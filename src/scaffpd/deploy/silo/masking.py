@@ -25,7 +25,7 @@ RELEASED: dict[str, tuple[str, ...]] = {
     "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), needs.CARD: (), needs.MEET: (),
     needs.OPEN: ("shown", "sealed"), needs.MASKED: ("masked",), needs.REVEAL: ("shares", "shown", "sealed"),
     needs.SIZES: SCALARS, needs.PROJECT: SCALARS, needs.GRADIENTS: SCALARS, needs.LOSSES: SCALARS,
-    needs.EVALUATE: SCALARS,
+    needs.EVALUATE: SCALARS, needs.SPENT: (),
 }  # fmt: skip
 SLOPES = ("slopes", "scalars")
 LOSSES = (needs.GRADIENTS, needs.LOSSES, needs.EVALUATE)
