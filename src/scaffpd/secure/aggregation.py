@@ -92,6 +92,16 @@ class SecureAggregation(Ledger):
         """How many clients do not answer at present."""
         return int(getattr(self.inner, "absent", 0))
 
+    @property
+    def account(self) -> Any:
+        """The books of private clients; `None` where they are not private."""
+        return getattr(self.inner, "account", None)
+
+    @property
+    def privacy(self) -> Any:
+        """What private clients' answers have cost; `None` where they are not private."""
+        return getattr(self.inner, "privacy", None)
+
     def constants(self) -> Constants:
         """L_i, μ_i, max_j L_ij and n_i; and whether curvature may be asked for."""
         self.count(exchanges=1, up=4 * len(self.names))
