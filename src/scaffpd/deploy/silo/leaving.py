@@ -65,8 +65,8 @@ def _noisy(file: SiloFile) -> list[str]:
     most = "what the agreement says" if rules.epsilon is None else f"ε = {rules.epsilon:g}, all runs together"
     columns = "Sums over columns leave exactly." if rules.columns else "Sums over columns are refused."
     return [
-        f"Losses, gradients and local updates carry noise, and cost at most {most}; scores and the loss at an arbitrary "
-        f"point do not leave. {columns}"
+        f"Losses, gradients and local updates carry noise, and cost at most {most}; scores and the loss at an "
+        f"arbitrary point do not leave. {columns}"
     ]
 
 
