@@ -108,9 +108,8 @@ def alone(shape: Shape, new: Claim) -> str | None:
     size = float(np.linalg.norm(new.gradient - shape.l2 * new.x))
     most = (2 * max(shape.steepness - shape.l2, 0.0) * (max(rest, 0.0) + loose)) ** 0.5 + new.slack
     if size > most * (1 + 1e-6):
-        return (
-            f"its gradient has norm {size:.6g}, and a loss of {new.loss:.6g} allows {most:.6g} (size of the gradient)"
-        )
+        what = f"its gradient has norm {size:.6g}"
+        return f"{what}, and a loss of {new.loss:.6g} allows {most:.6g} (size of the gradient)"
     return None
 
 
@@ -133,13 +132,7 @@ def _between(shape: Shape, here: Claim, there: Claim) -> tuple[float, float, flo
     way, mu = here.x - there.x, shape.strong_convexity
     square, bend = float(way @ way), max(shape.steepness - mu, 1e-30)
     tangent = there.loss + float(there.gradient @ way)
-    error = (
-        here.loose
-        + there.loose
-        + there.slack * square**0.5
-        + _arithmetic(shape, there, square)
-        + DOUBLE * abs(here.loss)
-    )
+    error = here.loose + there.loose + there.slack * square**0.5 + _arithmetic(shape, there, square)
     if here.gradient is None:
         return tangent + mu / 2 * square, tangent + shape.steepness / 2 * square, error
     bent = here.gradient - there.gradient - mu * way
