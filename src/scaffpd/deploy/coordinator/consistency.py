@@ -158,11 +158,12 @@ class Consistency:
     Args:
         shape: what it has said about its loss.
         probe: the loss at an arbitrary point that it has told with that.
+        kept: how many answers of either sort, with a gradient and without, a new one is compared with.
     """
 
-    def __init__(self, shape: Shape, probe: Claim) -> None:
+    def __init__(self, shape: Shape, probe: Claim, kept: int = KEPT) -> None:
         self.shape, self._probe = shape, probe
-        self._points, self._values = deque[Claim](maxlen=KEPT), deque[Claim](maxlen=KEPT)
+        self._points, self._values = deque[Claim](maxlen=kept), deque[Claim](maxlen=kept)
 
     def trouble(self, new: Claim) -> str | None:
         """Why the answer contradicts itself or those before; `None`, and it is kept, where it does not."""

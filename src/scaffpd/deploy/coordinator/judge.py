@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.deploy.coordinator.consistency import Consistency, Shape
+from scaffpd.deploy.coordinator.consistency import KEPT, Consistency, Shape
 from scaffpd.deploy.coordinator.opening import Facts
 from scaffpd.deploy.coordinator.sizes import (
     absurd,
@@ -31,6 +31,7 @@ from scaffpd.federation import LocalPlan, ProximalPlan, Vector
 
 Got = Mapping[int, Mapping[str, Array]]
 Verdicts = dict[int, str]
+NUMBERS = 4e7  # of all answers that are kept, about; a few of every silo's always are
 STEADY = 1.0001  # times 1/L_i may local steps be, to be gradient steps that descend
 
 
@@ -74,7 +75,7 @@ class Judge:
         for i in self._convex(got, found):
             history, scalars = self.histories[i], got[i]["scalars"]
             told = float(scalars[1]), float(scalars[2])
-            new = history.shape.claim(point, losses[i], got[i]["c"].astype(np.float64), told)
+            new = history.shape.claim(point, losses[i], np.asarray(got[i]["c"], dtype=np.float64), told)
             if (why := history.trouble(new)) is not None:
                 found[i] = why
         return found
@@ -100,7 +101,7 @@ class Judge:
         eta = rates(self.known, plan)
         for i in self._convex(got, found):
             if eta[i] * self.known.smoothness[i] <= STEADY:
-                shape, d = self.histories[i].shape, got[i]["d"].astype(np.float64)
+                shape, d = self.histories[i].shape, np.asarray(got[i]["d"], dtype=np.float64)
                 error = self.histories[i].slack(_double(x))
                 if (why := wrong_update(shape, d, c, float(eta[i]), plan.steps, error)) is not None:
                     found[i] = why
@@ -110,7 +111,7 @@ class Judge:
         """d_i of a local model that was solved."""
         found, c, D = Verdicts(), _double(correction), _double(plan.metric)
         for i in self._convex(got, found) if batch_size is None else ():
-            shape, d = self.histories[i].shape, got[i]["d"].astype(np.float64)
+            shape, d = self.histories[i].shape, np.asarray(got[i]["d"], dtype=np.float64)
             error = self.histories[i].slack(_double(x))
             if (why := wrong_proximal(d, c, plan.pull, D, shape.l2 or 0.0, error)) is not None:
                 found[i] = why
@@ -122,9 +123,9 @@ class Judge:
         for i in self._convex(got, found) if batch_size is None else ():
             shape, parts = self.histories[i].shape, got[i]
             if V is None:
-                why = wrong_diagonal(shape, parts["diagonal"].astype(np.float64))
+                why = wrong_diagonal(shape, np.asarray(parts["diagonal"], dtype=np.float64))
             else:
-                why = wrong_curvature(shape, parts["curvature"], V.astype(np.float64))
+                why = wrong_curvature(shape, parts["curvature"], np.asarray(V, dtype=np.float64))
             if why is not None:
                 found[i] = why
         return found
@@ -155,10 +156,11 @@ def _histories(facts: Facts, setup: Setup | None) -> dict[int, Consistency]:
     known, d = facts.constants, len(facts.start)
     l2 = None if setup is None or setup.model.get("kind", "linear") != "linear" else float(linear(setup.model).l2)
     point = (np.random.default_rng(0).standard_normal(d) / np.sqrt(d)).astype(facts.start.dtype).astype(np.float64)
+    kept = int(np.clip(NUMBERS / (d * len(known.samples)), 2, KEPT))
     epsilon, out = float(np.finfo(facts.start.dtype).eps), {}
     for i, (L, mu) in enumerate(zip(known.smoothness, known.strong_convexity, strict=True)):
         shape = Shape(float(L), float(mu), int(known.samples[i]), d, epsilon, l2)
-        out[i] = Consistency(shape, shape.claim(point, float(facts.probes[i])))
+        out[i] = Consistency(shape, shape.claim(point, float(facts.probes[i])), kept)
     return out
 
 
