@@ -41,6 +41,7 @@ CASES = [
     *((name, *case, change) for name, case in ATTACKS.items() for change in ({}, SCAFF_PD)),
     *((name, *case, SCAFF_PD) for name, case in STEPS.items()),
     *((name, *case, {}) for name, case in SECOND_ORDER.items()),
+    ("bent down everywhere", "curvature", {"diagonal": array("diagonal", np.negative)}, {'"logistic"': '"squared"'}),
 ]
 
 

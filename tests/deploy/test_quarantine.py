@@ -145,6 +145,34 @@ def test_a_constant_offset_is_no_contradiction_and_a_cap_bounds_what_it_gains(tm
     assert objective.maximizer(told)[list(places).index("va")] == pytest.approx(share, abs=1e-9)
 
 
+def test_a_loss_that_is_said_not_to_be_convex_ends_the_certificate_in_a_sentence(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+
+    class Denying(Liar):
+        def answer(self, question):
+            told = decode(super().answer(question), 2**31)
+            values = {**told.values, "convex": False} if "convex" in told.values else told.values
+            return encode(Message(told.kind, values, told.arrays))
+
+    silos = opened(places)
+    silos["va"] = Denying(silos["va"])
+    outcome = coordinate(path, InProcess(silos))
+    assert outcome.status == "failed"
+    assert "not known to be convex" in outcome.sentence
+
+
+def test_a_cap_is_a_quorum(tmp_path):
+    """Weights of at most 0.3 take four silos: without one of them the run waits, and does not fail."""
+    path, places = federation(tmp_path / "a", replacing={"rho = 0.1\n": "rho = 0.1\ncap = 0.3\n"}, more=QUICK)
+    outcome, _ = attacked(path, places, gradients=array("c", np.negative, 2))
+    assert (outcome.status, outcome.final) == ("paused", False)
+    assert outcome.sentence.startswith("Fewer than 4 silos are there (cleveland, hungarian, switzerland; va is quar")
+    path, places = federation(tmp_path / "b", replacing={"rho = 0.1\n": "rho = 0.1\ncap = 0.2\n"}, more=QUICK)
+    outcome, liar = attacked(path, places)
+    assert (outcome.status, liar.heard) == ("failed", [])
+    assert outcome.sentence == "ChiSquare has cap=0.2, but 4 clients need at least 0.25 (1/4)."
+
+
 @pytest.mark.parametrize("text", ["outlier = 2", "outlier = -1.0", 'outlier = "much"', "outlier = inf"])
 def test_outlier_has_to_leave_room_for_honest_differences(tmp_path, text):
     path, _ = federation(tmp_path, more=QUICK + text + "\n")

@@ -29,6 +29,7 @@ from scaffpd.deploy.coordinator.run_folder import RunFolder, Segment
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.transport import Transport
 from scaffpd.errors import InputError
+from scaffpd.objectives import ChiSquare
 from scaffpd.training import Moment, Result, Status, train
 
 PAUSED, FAILED = "paused", "failed"
@@ -97,6 +98,15 @@ def finished(file: FederationFile, folder: RunFolder) -> Outcome | None:
     return None
 
 
+def _fewest(file: FederationFile) -> int:
+    """How many silos it takes to have all of the weight, where an objective caps that of each."""
+    objective, silos = getattr(file.algorithm, "objective", None), len(file.silos)
+    if not isinstance(objective, ChiSquare) or objective.cap is None:
+        return 1
+    objective.weights(silos)  # or a sentence that even all of them are too few
+    return min(silos, int(np.ceil(1 / objective.cap - 1e-9)))
+
+
 class _Run:
     """One coordinator at work."""
 
@@ -104,6 +114,7 @@ class _Run:
         self.file, self.folder, self.policy = file, folder, file.policy
         self.line = Line(transport)
         self.line.barred = folder.quarantined()
+        self.fewest = max(self.policy.quorum, _fewest(file))
         self.started = time.monotonic()
         self.absences: Counter[str] = Counter()
         self.strikes: Counter[str] = Counter()
@@ -136,9 +147,9 @@ class _Run:
         away = [name for name in self.file.silos if name not in members]
         if away and self.policy.missing == PAUSE:
             return f"Silo {away[0]!r} is {'quarantined' if away[0] in self.line.barred else 'not there'}."
-        if len(members) < self.policy.quorum:
+        if len(members) < self.fewest:
             barred = "".join(f"; {name} is quarantined" for name in self._in_order(self.line.barred))
-            return f"Fewer than {self.policy.quorum} silos are there ({', '.join(members) or 'nobody'}{barred})."
+            return f"Fewer than {self.fewest} silos are there ({', '.join(members) or 'nobody'}{barred})."
         return None
 
     def _barring(self, members: Sequence[str], found: Quarantined) -> list[str]:
