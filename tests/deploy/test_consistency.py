@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scaffpd as sp
+from scaffpd.deploy.coordinator.checks import troubles
 from scaffpd.deploy.coordinator.consistency import KEPT, LARGER, Consistency, Shape, together
 from scaffpd.deploy.coordinator.judge import Judge
 from scaffpd.deploy.coordinator.opening import Facts
 from scaffpd.deploy.coordinator.sizes import absurd
 from scaffpd.deploy.protocol.setup import Setup
+from scaffpd.deploy.protocol.wire import Message
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 
 LOSSES = ("squared", "logistic", "softmax")
@@ -217,3 +219,33 @@ def test_large_models_are_compared_with_fewer_answers():
     for d, kept in ((10, KEPT), (10**5, 2)):
         judge = Judge(Facts(known, np.zeros(d, dtype=np.float32), np.ones(200), samples), None, 1e4)
         assert judge.histories[0]._points.maxlen == kept
+
+
+@pytest.mark.parametrize("huge", [1e20, 1e60, 1e100])
+def test_any_number_that_can_be_compared_is(huge):
+    """With two silos there is no median; the other tests have to bear whatever `checks` lets through."""
+    random = np.random.default_rng(0)
+    linear, rows = sp.Linear("logistic", 0.1), random.standard_normal((2, 30, 4))
+    cohorts = [sp.Cohort({"a": (A, A[:, 0] > 0)}, linear) for A in rows]
+    judge, x = judge_of(cohorts), 0.1 * torch.ones(4, dtype=torch.float64)
+    honest = {i: told(cohort, x) for i, cohort in enumerate(cohorts)}
+    assert judge.gradients(x, None, honest) == {}
+    wrong, steep = huge * np.array([1.0, -1.0, 1.0, 1.0]), np.array([huge, 0.0, 0.0])
+    assert list(judge.gradients(x, None, {**honest, 0: {**honest[0], "c": wrong}})) == [0]
+    assert list(judge.gradients(x, None, {**honest, 0: {**honest[0], "scalars": steep}})) == [0]
+    assert list(judge.losses(x, None, {0: {"scalars": steep}})) == [0]
+    c, V = x + 1, torch.eye(4, dtype=torch.float64)
+    assert list(judge.updates(True, c, LocalPlan(5), x, {0: {"d": wrong}})) == [0]
+    assert list(judge.proximal(x, None, c, ProximalPlan(0.1, torch.ones_like(x)), {0: {"d": wrong}})) == [0]
+    for bent in (np.diag(wrong), np.diag(-wrong)):
+        assert list(judge.further(None, V.numpy(), {0: {"curvature": bent}})) == [0]
+    assert list(judge.further(None, None, {0: {"diagonal": wrong}})) == [0]
+
+
+def test_numbers_whose_squares_overflow_cannot_be_used():
+    like, shapes = torch.zeros(2, dtype=torch.float64), {"c": (2,), "scalars": (1,)}
+    fine = Message("answer", {}, {"c": np.array([1e99, -1e99]), "scalars": np.ones(1)})
+    for c, f in (([1e101, 0.0], 1.0), ([0.0, -1e300], 1.0), ([0.0, 0.0], 1e200), ([np.nan, 0.0], 1.0)):
+        wrong = Message("answer", {}, {"c": np.array(c), "scalars": np.array([f])})
+        assert list(troubles({"a": fine, "b": wrong}, shapes, like)) == ["b"]
+        assert troubles({"a": wrong, "b": wrong}, shapes, like) == {}  # everybody: the run diverges

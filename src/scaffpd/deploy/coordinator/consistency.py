@@ -39,6 +39,7 @@ class Claim(NamedTuple):
         gradient: ∇f(x), where it has told it.
         loose: how far off rounding may have put the loss.
         slack: and, in norm, the gradient.
+        size: ‖∇f(x)‖.
     """
 
     x: Vector
@@ -46,6 +47,7 @@ class Claim(NamedTuple):
     gradient: Vector | None
     loose: float
     slack: float
+    size: float
 
 
 @dataclass(frozen=True)
@@ -82,16 +84,17 @@ class Shape:
         f, size = max(loss, 0.0), float(np.linalg.norm(x))
         share = 4 * self.epsilon * (self.samples**0.5 + self.dimension**0.5)
         T = min(self.dimension, self.samples) * self.steepness
-        E = share * (T**0.5 * size + (4 * f + 2 * T * size**2 + 0.25) ** 0.5)
-        value = 2 * (2 * f) ** 0.5 * E + E**2 + share * f
+        E = share * (T**0.5 * size + (4 * f + 2 * T * size * size + 0.25) ** 0.5)
+        value = 2 * (2 * f) ** 0.5 * E + E * E + share * f
         return value, 2 * T**0.5 * E + 2 * share * (2 * f * T) ** 0.5 + share * self.steepness * size
 
     def claim(
         self, x: Vector, loss: float, gradient: Vector | None = None, told: tuple[float, float] = (np.inf, np.inf)
     ) -> Claim:
         """An answer, with the bounds on rounding that the silo has told, as far as those are credible."""
-        loose, slack = self.rounding(x, loss)
-        return Claim(x, loss, gradient, 2 * min(loose, max(told[0], 0.0)), 2 * min(slack, max(told[1], 0.0)))
+        most, size = self.rounding(x, loss), 0.0 if gradient is None else float(np.linalg.norm(gradient))
+        loose, slack = (2 * min(bound, max(said, 0.0)) for bound, said in zip(most, told, strict=True))
+        return Claim(x, loss, gradient, loose, slack, size)
 
 
 def alone(shape: Shape, new: Claim) -> str | None:
@@ -115,36 +118,39 @@ def alone(shape: Shape, new: Claim) -> str | None:
 
 def together(shape: Shape, one: Claim, two: Claim) -> str | None:
     """Why two answers cannot both be true; in both directions."""
-    for here, there in ((one, two), (two, one)):
+    way = one.x - two.x
+    square = float(way @ way)
+    slopes = [0.0 if claim.gradient is None else float(claim.gradient @ way) for claim in (one, two)]
+    bent, error = _bent(shape, one, two, slopes[0] - slopes[1], square)
+    for here, there, slope in ((one, two, slopes[1]), (two, one, -slopes[0])):
         if there.gradient is None:
             continue
-        low, high, error = _between(shape, here, there)
-        if here.loss < low - error:
-            return f"the loss {here.loss:.8g} is {low - here.loss:.2g} too small {_beside(there, error)}"
-        if here.loss > high + error:
-            return f"the loss {here.loss:.8g} is {here.loss - high:.2g} too large {_beside(there, error)}"
+        tangent = there.loss + slope
+        low, high = tangent + shape.strong_convexity / 2 * square + bent, np.inf
+        if here.gradient is None:
+            high = tangent + shape.steepness / 2 * square
+        off = error + one.loose + two.loose + there.slack * square**0.5 + _arithmetic(shape, there, square)
+        if here.loss < low - off:
+            return f"the loss {here.loss:.8g} is {low - here.loss:.2g} too small {_beside(there, off)}"
+        if here.loss > high + off:
+            return f"the loss {here.loss:.8g} is {here.loss - high:.2g} too large {_beside(there, off)}"
     return None
 
 
-def _between(shape: Shape, here: Claim, there: Claim) -> tuple[float, float, float]:
-    """The bounds that one answer with a gradient puts on another, and what rounding may add to them."""
-    assert there.gradient is not None
-    way, mu = here.x - there.x, shape.strong_convexity
-    square, bend = float(way @ way), max(shape.steepness - mu, 1e-30)
-    tangent = there.loss + float(there.gradient @ way)
-    error = here.loose + there.loose + there.slack * square**0.5 + _arithmetic(shape, there, square)
-    if here.gradient is None:
-        return tangent + mu / 2 * square, tangent + shape.steepness / 2 * square, error
-    bent = here.gradient - there.gradient - mu * way
-    more, slack = float(bent @ bent) / (2 * bend), here.slack + there.slack
-    error += (float(np.linalg.norm(bent)) + slack / 2) * slack / bend + 8 * DOUBLE * more
-    return tangent + mu / 2 * square + more, np.inf, error
+def _bent(shape: Shape, one: Claim, two: Claim, along: float, square: float) -> tuple[float, float]:
+    """‖g_i − g_j − μ(x_i − x_j)‖²/(2(L − μ)) and what rounding may add to it; nothing without both gradients."""
+    if one.gradient is None or two.gradient is None:
+        return 0.0, 0.0
+    apart, mu = one.gradient - two.gradient, shape.strong_convexity
+    terms = float(apart @ apart), 2 * mu * along, mu * mu * square
+    size, room = max(terms[0] - terms[1] + terms[2], 0.0), 2 * max(shape.steepness - mu, 1e-30)
+    slack, sums = one.slack + two.slack, 8 * DOUBLE * len(apart) ** 0.5 * (terms[0] + abs(terms[1]) + terms[2])
+    return size / room, ((2 * size**0.5 + slack) * slack + sums) / room
 
 
 def _arithmetic(shape: Shape, claim: Claim, square: float) -> float:
     """What the sums of the test itself may be off, for a way of that squared length."""
-    slope = 0.0 if claim.gradient is None else float(np.linalg.norm(claim.gradient))
-    terms = abs(claim.loss) + slope * square**0.5 + shape.steepness * square
+    terms = abs(claim.loss) + claim.size * square**0.5 + shape.steepness * square
     return float(16 * DOUBLE * len(claim.x) ** 0.5 * terms)
 
 
@@ -167,12 +173,11 @@ class Consistency:
 
     def trouble(self, new: Claim) -> str | None:
         """Why the answer contradicts itself or those before; `None`, and it is kept, where it does not."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            if (why := alone(self.shape, new)) is not None:
-                return why
-            found = (together(self.shape, new, old) for old in self._before())
-            if (why := next((why for why in found if why is not None), None)) is not None:
-                return why
+        if (why := alone(self.shape, new)) is not None:
+            return why
+        found = (together(self.shape, new, old) for old in self._before())
+        if (why := next((why for why in found if why is not None), None)) is not None:
+            return why
         (self._values if new.gradient is None else self._points).append(new)
         return None
 

@@ -31,7 +31,8 @@ from scaffpd.federation import LocalPlan, ProximalPlan, Vector
 
 Got = Mapping[int, Mapping[str, Array]]
 Verdicts = dict[int, str]
-NUMBERS = 4e7  # of all answers that are kept, about; a few of every silo's always are
+NUMBERS = 2e7  # of all answers that are kept, about; a few of every silo's always are
+quiet = np.errstate(over="ignore", invalid="ignore")  # what overflows is larger than any bound
 STEADY = 1.0001  # times 1/L_i may local steps be, to be gradient steps that descend
 
 
@@ -65,6 +66,7 @@ class Judge:
         self.usual = usual_gradients(facts.constants, facts.probes)
         self.histories = _histories(facts, setup) if facts.constants.convex else {}
 
+    @quiet
     def gradients(self, x: Tensor, batch_size: int | None, got: Got) -> Verdicts:
         """L_i and c_i."""
         losses = {i: float(parts["scalars"][0]) for i, parts in got.items()}
@@ -80,6 +82,7 @@ class Judge:
                 found[i] = why
         return found
 
+    @quiet
     def losses(self, x: Tensor, batch_size: int | None, got: Got) -> Verdicts:
         """L_i alone, as `losses` asks for it or `evaluate` on the training rows."""
         losses = {i: float(parts["scalars"][0]) for i, parts in got.items()}
@@ -89,6 +92,7 @@ class Judge:
                 found[i] = why
         return found
 
+    @quiet
     def updates(self, corrected: bool, correction: Tensor | None, plan: LocalPlan, x: Tensor, got: Got) -> Verdicts:
         """d_i; `corrected` says that steps started where c_i = ∇f_i(x) is known, over all samples."""
         c = None if correction is None else _double(correction)
@@ -107,6 +111,7 @@ class Judge:
                     found[i] = why
         return found
 
+    @quiet
     def proximal(self, x: Tensor, batch_size: int | None, correction: Tensor, plan: ProximalPlan, got: Got) -> Verdicts:
         """d_i of a local model that was solved."""
         found, c, D = Verdicts(), _double(correction), _double(plan.metric)
@@ -117,6 +122,7 @@ class Judge:
                 found[i] = why
         return found
 
+    @quiet
     def further(self, batch_size: int | None, V: Array | None, got: Got) -> Verdicts:
         """VᵀH_iV, or diag H_i where there is no V."""
         found = Verdicts()

@@ -71,7 +71,7 @@ def wrong_update(shape: Shape, d: Vector, c: Vector, rate: float, steps: int, er
     if size > most:
         return f"its update has norm {size:.6g}, and {steps} local steps reach {most:.6g} (length of the update)"
     along, off = float(c @ d), error * reach * (2 * length + error)
-    least = (shape.strong_convexity / 2 + 1 / (2 * reach)) * size**2 / LARGER**2 if reach > 0 else 0.0
+    least = (shape.strong_convexity / 2 + 1 / (2 * reach)) * size * size / LARGER**2 if reach > 0 else 0.0
     if along < least - off - (ROOM - 1) * least:
         return f"its update has ⟨c, d⟩ = {along:.6g}, and local steps give {least:.6g} (direction of the update)"
     return None
@@ -90,6 +90,8 @@ def wrong_proximal(d: Vector, c: Vector, pull: float, metric: Vector, l2: float,
 def wrong_curvature(shape: Shape, Q: NDArray[np.float64], V: NDArray[np.float64]) -> str | None:
     """Why Q cannot be VᵀHV for μI ⪯ H ⪯ LI."""
     gram = V.T @ V
+    if float(np.abs(Q).max()) > (most := 2 * shape.steepness * float(np.trace(gram))):
+        return f"its curvature has entries above {most:.6g}, which its L_i allows (curvature)"
     room = 64 * shape.epsilon * (shape.samples**0.5 + shape.dimension**0.5) * min(shape.dimension, shape.samples)
     room *= shape.steepness * float(np.trace(gram))
     half = (Q + Q.T) / 2
