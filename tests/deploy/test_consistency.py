@@ -249,3 +249,5 @@ def test_numbers_whose_squares_overflow_cannot_be_used():
         wrong = Message("answer", {}, {"c": np.array(c), "scalars": np.array([f])})
         assert list(troubles({"a": fine, "b": wrong}, shapes, like)) == ["b"]
         assert troubles({"a": wrong, "b": wrong}, shapes, like) == {}  # everybody: the run diverges
+    single = Message("answer", {}, {"c": np.array([3e38, 0.0], dtype=np.float32), "scalars": np.ones(1)})
+    assert troubles({"a": single}, shapes, like.float()) == {}

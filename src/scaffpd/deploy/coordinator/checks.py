@@ -1,4 +1,4 @@
-"""Whether answers can be used: the parts that were asked for, of the right shape and format, and finite when squared."""
+"""Whether answers can be used: the parts that were asked for, of the right shape and format, and finite if squared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from scaffpd.deploy.protocol.wire import Message
 
 Shapes = Mapping[str, tuple[int, ...]]
-HUGE = 1e100  # from here on products of two numbers overflow sooner or later, and nothing can be compared
+HUGE = np.float64(1e100)  # from here on products of two numbers overflow sooner or later, and nothing can be compared
 DOUBLE = ("scalars", "curvature", "slopes")
 SCALARS = "scalars"  # float64 whatever the model's numbers are; the first is a loss or a size, and finite
 
