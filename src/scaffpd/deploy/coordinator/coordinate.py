@@ -2,7 +2,8 @@ r"""`coordinate`: a whole run over any transport, from the first greeting to the
 
 A run is made of segments, each with the same members throughout; the training loop drives every segment as it drives a
 cohort, and writes its state after every round. A coordinator that was killed goes on with the segment's last round and
-gives the same numbers. When a silo is dropped or comes back, a new segment starts from the x that was reached.
+gives the same numbers. When a silo is dropped, quarantined or comes back, a new segment starts from the x that was
+reached, before any answer that was not believed.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from typing import Any
 import numpy as np
 
 from scaffpd.checkpoint import Checkpoint
+from scaffpd.deploy.coordinator.events import Event, Lost, Paused, Quarantined, Returned, accuse
 from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.coordinator.judge import absurd_facts
 from scaffpd.deploy.coordinator.line import Line, answered
 from scaffpd.deploy.coordinator.opening import Facts, Refusal, Unanswered, negotiate, settle
 from scaffpd.deploy.coordinator.remote import Remote
-from scaffpd.deploy.coordinator.roster import PAUSE, Event, Lost, Paused, Returned, Roster
+from scaffpd.deploy.coordinator.roster import PAUSE, Roster
 from scaffpd.deploy.coordinator.run_folder import RunFolder, Segment
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.transport import Transport
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
+from scaffpd.objectives import ChiSquare
 from scaffpd.training import Moment, Result, Status, train
 
 PAUSED, FAILED = "paused", "failed"
@@ -97,12 +101,23 @@ def finished(file: FederationFile, folder: RunFolder) -> Outcome | None:
     return None
 
 
+def _fewest(file: FederationFile) -> int:
+    """How many silos it takes to have all of the weight, where an objective caps that of each."""
+    objective, silos = getattr(file.algorithm, "objective", None), len(file.silos)
+    if not isinstance(objective, ChiSquare) or objective.cap is None:
+        return 1
+    objective.weights(silos)  # or a sentence that even all of them are too few
+    return min(silos, int(np.ceil(1 / objective.cap - 1e-9)))
+
+
 class _Run:
     """One coordinator at work."""
 
     def __init__(self, file: FederationFile, folder: RunFolder, transport: Transport) -> None:
         self.file, self.folder, self.policy = file, folder, file.policy
         self.line = Line(transport)
+        self.line.barred = folder.quarantined()
+        self.fewest = max(self.policy.quorum, _fewest(file))
         self.started = time.monotonic()
         self.absences: Counter[str] = Counter()
         self.strikes: Counter[str] = Counter()
@@ -116,8 +131,13 @@ class _Run:
             try:
                 setup = self._agreement(members)
                 facts = settle(self.line, members, setup, self.policy.timeout)
+                absurd = absurd_facts(facts, self.policy.outlier)
+                accuse({members[i]: why for i, why in absurd.items()}, self.folder.rounds(), self._record)
             except (Unanswered, Refusal) as trouble:
                 members = self._without(members, trouble)
+                continue
+            except Quarantined as found:
+                members = self._barring(members, found)
                 continue
             segment = self._segment(members)
             outcome = self._train(segment, setup, facts)
@@ -129,22 +149,29 @@ class _Run:
         """Why a run cannot start, or go on, with these silos."""
         away = [name for name in self.file.silos if name not in members]
         if away and self.policy.missing == PAUSE:
-            return f"Silo {away[0]!r} is not there."
-        if len(members) < self.policy.quorum:
-            return f"Fewer than {self.policy.quorum} silos are there ({', '.join(members) or 'nobody'})."
+            return f"Silo {away[0]!r} is {'quarantined' if away[0] in self.line.barred else 'not there'}."
+        if len(members) < self.fewest:
+            barred = "".join(f"; {name} is quarantined" for name in self._in_order(self.line.barred))
+            return f"Fewer than {self.fewest} silos are there ({', '.join(members) or 'nobody'}{barred})."
         return None
+
+    def _barring(self, members: Sequence[str], found: Quarantined) -> list[str]:
+        """Nothing more is asked of silos that have given themselves away; who is left."""
+        self.line.barred |= {*found.names}
+        return [name for name in members if name not in self.line.barred]
 
     def _gather(self) -> list[str]:
         """Wait until everybody is there, or for the time that the policy gives them."""
         deadline, here = time.monotonic() + self.policy.start_timeout, list[str]()
-        while len(here) < len(self.file.silos):
+        awaited = {*self.file.silos} - self.line.barred
+        while len(here) < len(awaited):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             for name, reply in self.line.greet(min(self.policy.timeout, max(left, 1.0)), here).items():
-                if answered(reply) and name in self.file.silos and name not in here:
+                if answered(reply) and name in awaited and name not in here:
                     here.append(name)
-            if len(here) < len(self.file.silos):
+            if len(here) < len(awaited):
                 time.sleep(min(BREATH, max(left, 0)))
         return self._in_order({*here})
 
@@ -195,7 +222,7 @@ class _Run:
 
     def _train(self, segment: Segment, setup: Setup, facts: Facts) -> Outcome | list[str]:
         """One segment: the run's outcome, or the members of the next segment."""
-        dropped = [name for name in self.file.silos if name not in segment.members]
+        dropped = [name for name in self.file.silos if name not in {*segment.members} | self.line.barred]
         roster = Roster(
             self.line, segment.members, self.policy, self._record, dropped, self.absences, self.strikes
         )  # fmt: skip
@@ -204,6 +231,9 @@ class _Run:
         while True:
             try:
                 result = self._fit(segment, remote)
+                return self._finish(segment, setup, remote, result)
+            except Quarantined as found:
+                return self._barring(segment.members, found)
             except Returned as returned:
                 return self._in_order({*segment.members, *returned.names})
             except (Lost, Paused) as reason:
@@ -214,8 +244,6 @@ class _Run:
                     return self._pause(str(reason))
                 if remote.stood_in or there != list(segment.members):
                     return there
-            else:
-                return self._finish(segment, setup, remote, result)
 
     def _in_order(self, names: set[str]) -> list[str]:
         return [name for name in self.file.silos if name in names]
@@ -305,8 +333,10 @@ class _Run:
 
     def _missing(self, segment: Segment, remote: Remote) -> str:
         """What the reader must know about silos that are not in the result, or not fully."""
-        gone = [name for name in self.file.silos if name not in segment.members]
-        words = f" It is about {', '.join(segment.members)}; {', '.join(gone)} had been dropped." if gone else ""
+        gone = {*self.file.silos} - {*segment.members}
+        sorts = ((gone - self.line.barred, "dropped"), (gone & self.line.barred, "quarantined"))
+        fates = [f"{', '.join(self._in_order(who))} had been {what}" for who, what in sorts if who]
+        words = f" It is about {', '.join(segment.members)}; {'; '.join(fates)}." if gone else ""
         stale = sorted(remote.roster.absent)
         return words + (f" {', '.join(stale)} did not answer at the end." if stale else "")
 

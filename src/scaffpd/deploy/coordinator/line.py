@@ -52,12 +52,14 @@ class Line:
 
     Attributes:
         wire: every byte of every message so far, evaluation and set-up included.
+        barred: silos that are not listened to any more.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.transport, self.wire = transport, Traffic()
         self.most = LEAST_ROOM  # bytes of a reply
         self.sites: dict[str, str] = {}
+        self.barred: set[str] = set()
         self.setup: Setup | None = None
         self.taken: dict[str, Array] = {}  # what every silo said about its losses when it took the agreement
         self._shelves: dict[str, Shelf] = {}
@@ -65,7 +67,7 @@ class Line:
 
     def greet(self, timeout: float, present: Sequence[str] = ()) -> Replies:
         """Ask every connected site that is none of `present` who it is, and remember who is where."""
-        taken = {self.sites[name] for name in present}
+        taken = {self.sites[name] for name in (*present, *self.barred) if name in self.sites}
         sites = {site: site for site in self.transport.sites() if site not in taken}
         found: Replies = {}
         for site, reply in self._ask(dict.fromkeys(sites, Question("hello")), sites, timeout, anyone=True).items():
@@ -74,7 +76,8 @@ class Line:
                 reply = self._identified(site, name, reply, {*found, *present})
             if isinstance(reply, Message):
                 self.sites[name] = site
-            found.setdefault(name, reply)
+            if name not in self.barred:
+                found.setdefault(name, reply)
         return found
 
     def _identified(self, site: str, name: str, reply: Message, taken: set[str]) -> Message | Failure:

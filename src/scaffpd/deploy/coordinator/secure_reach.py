@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.deploy.coordinator.checks import troubles
+from scaffpd.deploy.coordinator.events import Lost
 from scaffpd.deploy.coordinator.line import Question
 from scaffpd.deploy.coordinator.parties import Checks, SiloParties
-from scaffpd.deploy.coordinator.roster import Lost
 from scaffpd.deploy.protocol import needs
 from scaffpd.deploy.protocol.plans import batch_values, plan_values
 from scaffpd.deploy.protocol.wire import Array, Message
