@@ -94,7 +94,7 @@ class Remote(Ledger):
         chosen = self._chosen(clients)
         self.count(exchanges=alone, down=self._send(x, chosen), up=len(chosen))
         got = self._ask(needs.LOSSES, chosen, {"x": x}, batch_values(batch_size, key), shapes={"scalars": (1,)})
-        self._accuse(self.judge.losses(x, batch_size, got))
+        self.accuse(self.judge.losses(x, batch_size, got))
         out = np.full(len(self.names), np.nan)
         for i in chosen:
             if i in got:
@@ -119,7 +119,7 @@ class Remote(Ledger):
         self.count(exchanges=alone, down=self._send(x, chosen), up=(self.dimension + 3) * len(chosen))
         shapes = {"c": (self.dimension,), "scalars": (3,)}
         got = self._ask(needs.GRADIENTS, chosen, {"x": x}, batch_values(batch_size, key), shapes)
-        self._accuse(self.judge.gradients(x, batch_size, got))
+        self.accuse(self.judge.gradients(x, batch_size, got))
         self._last |= {i: (x, torch.from_numpy(parts["c"]), parts["scalars"]) for i, parts in got.items()}
         seen = [self._last[i][1:] if i in got else self._bound(i, x) for i in chosen]
         vectors, scalars = torch.stack([c for c, _ in seen]), np.stack([s for _, s in seen])
@@ -154,7 +154,7 @@ class Remote(Ledger):
         shapes = {"d": (self.dimension,)} | ({} if plan.snapshot is None else {"snapshot": (self.dimension,)})
         got = self._ask(needs.UPDATES, chosen, vectors, values, shapes, own=own)
         corrected = isinstance(at, RemoteGradients) and at.batch[0] is None and same(at.x, x)
-        self._accuse(self.judge.updates(corrected, correction, plan, x, got))
+        self.accuse(self.judge.updates(corrected, correction, plan, x, got))
         return self._updates(chosen, got, self._frozen(correction, plan), plan.snapshot)
 
     def _frozen(self, correction: Tensor | None, plan: LocalPlan) -> Callable[[int], Tensor] | None:
@@ -180,7 +180,7 @@ class Remote(Ledger):
         steepest = float(max(plan.steepest, L[chosen].max()))
         values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **batch_values(*at.batch)}
         got = self._ask(needs.PROXIMAL, chosen, vectors, values, {"d": (self.dimension,)})
-        self._accuse(self.judge.proximal(at.x, at.batch[0], correction, plan, got))
+        self.accuse(self.judge.proximal(at.x, at.batch[0], correction, plan, got))
         return self._updates(chosen, got, lambda i: correction / (L[i] + plan.pull * plan.metric), None)
 
     def _updates(
@@ -214,7 +214,7 @@ class Remote(Ledger):
         )
         self.count(exchanges=1, down=k * self.dimension * len(at.chosen), up=up * len(at.chosen))
         got = self._ask(kind, at.chosen, {"at": at.x, **vectors}, batch_values(*at.batch), shapes, arrays=arrays)
-        self._accuse(self.judge.further(at.batch[0], arrays.get("V"), got))
+        self.accuse(self.judge.further(at.batch[0], arrays.get("V"), got))
         return got
 
     def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train", complete: bool = True) -> ClientScores:
@@ -230,7 +230,7 @@ class Remote(Ledger):
             raise InputError("No silo has held rows out: there is nothing to test on.")
         got = self._ask(needs.EVALUATE, chosen, {"x": point}, {"split": split}, {"scalars": (3,)})
         if split == "train":
-            self._accuse(self.judge.losses(point, None, got))
+            self.accuse(self.judge.losses(point, None, got))
         self._scores |= {(i, split): parts["scalars"] for i, parts in got.items()}
         self.stood_in |= split == "train" and len(got) < len(chosen)
         self._need(i for i in chosen if complete and (i, split) not in self._scores)
@@ -256,7 +256,7 @@ class Remote(Ledger):
         replies = self.roster.ask(question, list(names), lambda answers: troubles(answers, shapes, self._like))
         return {names[name]: answer.arrays for name, answer in replies.items()}
 
-    def _accuse(self, verdicts: Verdicts) -> None:
+    def accuse(self, verdicts: Verdicts) -> None:
         """Answers that give a silo away are not used, nor is the silo any more."""
         accuse({self.names[i]: why for i, why in verdicts.items()}, self.roster.round, self.roster.record)
 

@@ -60,13 +60,19 @@ class SecureReach(SiloParties):
     def gradients(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> SiloPoint:
         """Losses at x; c_i stays there."""
         batch = batch_values(batch_size, key)
-        seen = self.scalars(Question(needs.GRADIENTS, batch, {"x": x}), clients, 3)
+        seen = self._judged(x, batch_size, self.scalars(Question(needs.GRADIENTS, batch, {"x": x}), clients, 3))
         return SiloPoint(self, x, batch, clients, seen)
 
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> Vector:
         """L_i."""
         question = Question(needs.LOSSES, batch_values(batch_size, key), {"x": x})
-        return self.scalars(question, clients)[:, 0]
+        return self._judged(x, batch_size, self.scalars(question, clients))[:, 0]
+
+    def _judged(self, x: Tensor, batch_size: int | None, seen: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Losses of an absurd size give a silo away here as well; the rest of an answer cannot be looked at."""
+        got = {i: {"scalars": row} for i, row in enumerate(seen) if not np.isnan(row[0])}
+        self.remote.accuse(self.remote.judge.losses(x, batch_size, got))
+        return seen
 
     def local_updates(
         self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan, clients: Clients
