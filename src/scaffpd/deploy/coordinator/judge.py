@@ -1,7 +1,8 @@
 """Which answers give a silo away: everything that is tested about their numbers, question by question.
 
 Tests of convexity (`consistency`, `sizes`) are for convex losses and answers over all samples, seen as they are: not
-masked, and without noise; that of an absurd size is for every answer. Numbers that are not finite are not judged here: `checks` is about those.
+masked, and without noise; that of an absurd size is for every answer. Numbers that are not finite are not judged here:
+`checks` is about those.
 """
 
 from __future__ import annotations
