@@ -1,4 +1,4 @@
-"""The questions that private clients answer and those they refuse, constants without data, and sentences for mistakes."""
+"""What private clients answer and what they refuse, constants without data, and sentences for mistakes."""
 
 from __future__ import annotations
 
