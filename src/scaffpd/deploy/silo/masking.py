@@ -29,6 +29,8 @@ RELEASED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 SLOPES = ("slopes", "scalars")
 LOSSES = (needs.GRADIENTS, needs.LOSSES, needs.EVALUATE)
+MEASURED = (["c"], ["d"])  # vectors whose length may be asked for; of anything shorter it would say too much
+PROBE = 3  # the place of a loss among the constants
 
 
 class Masking:
@@ -71,6 +73,8 @@ class Masking:
             raise InputError(f"There is nothing to be masked in the answer to {about!r}.")
         vector = np.concatenate([np.asarray(found[part], dtype=np.float64).ravel() for part in parts])
         if asked.kind == needs.SIZES:
+            if parts not in MEASURED:
+                raise InputError("This silo tells the length of its gradient and of its update, and of nothing else.")
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
         return self.masked(asked.values, asked.arrays, vector)
 
@@ -97,12 +101,14 @@ class Masking:
         arrays = {name: array for name, array in message.arrays.items() if name in allowed}
         if kind in LOSSES and self.rules.quantum > 0:
             arrays["scalars"] = self._rounded(kind, arrays["scalars"])
+        if kind == "setup" and self.rules.quantum > 0:
+            arrays["constants"] = self._rounded(kind, arrays["constants"], PROBE)
         return Message(message.kind, message.values, arrays)
 
-    def _rounded(self, kind: str, scalars: Array) -> Array:
+    def _rounded(self, kind: str, scalars: Array, place: int = 0) -> Array:
         """The loss as a multiple of the quantum; the bound on its rounding error allows for that."""
         out = np.array(scalars)
-        out[0] = quantised(out[:1], self.rules.quantum)[0]
+        out[place] = quantised(out[place : place + 1], self.rules.quantum)[0]
         if kind == needs.GRADIENTS:
             out[1] += self.rules.quantum / 2
         return out
