@@ -167,5 +167,10 @@ class SecureAggregation(Ledger):
         own = {names[i]: float(weights[i]) for i in asked.chosen}
         return torch.from_numpy(self._sums.sum(kind, held, own, length)).to(self._like)
 
+    @property
+    def error(self) -> float:
+        """The most that an entry of the last sum is off by its number format."""
+        return 0.0 if self._sums.last is None else self._sums.last.error
+
     def __repr__(self) -> str:
         return f"Secure sums over {self.inner!r}"

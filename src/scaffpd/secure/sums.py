@@ -51,6 +51,7 @@ class Sums:
         self._record = record or (lambda kind, name, array: None)
         self._exponents: dict[tuple[str, int], int] = {}
         self._pending: tuple[Terms, dict[str, Opened]] | None = None
+        self.last: FixedPoint | None = None  # the format of the last sum
 
     def sum(self, kind: str, held: Any, weights: dict[str, float], length: int) -> NDArray[np.float64]:
         """Σ w_i v_i over the clients that have a weight; `kind` names what is summed, for its number format."""
@@ -67,6 +68,7 @@ class Sums:
                 raise Incomplete(f"{len(names) - len(replies)} clients have left a secure sum: it stays closed.")
             self._exponents[key] = min(max(reply.exponent for reply in replies.values()) + HEADROOM, LARGEST)
             if numbers is not None and aggregator is not None and _all_there(replies):
+                self.last = numbers
                 return numbers.decode(self._closed(kind, aggregator, replies))
             self._pending = None
         raise InputError(f"The vectors of a secure sum grow from one question to the next: {kind!r} has no clip.")

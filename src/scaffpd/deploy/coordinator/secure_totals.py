@@ -1,8 +1,13 @@
-"""Sums over columns, masked: what silos have to add up before training is nobody's business either."""
+r"""Sums over columns, masked: what silos have to add up before training is nobody's business either.
+
+Columns may be of very different sizes, and a sum has one clip. So every sum is made twice: to a multiple of 2⁻ᶠ, and
+then what is left beyond that, with a clip that is as much smaller. Every column has its own digits then.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +30,16 @@ def secure_totals(
     parties.meet(members)
     sums = Sums(parties, secure.get("colluding"), secure.get("leaving"), lambda exchanges, up, down: None)
 
+    def added(kind: str, about: Question, length: int) -> Any:
+        return sums.sum(kind, about, dict.fromkeys(members, 1.0), length)
+
     def totals(question: Question) -> Totals:
         what, columns = "squares" if "mean" in question.arrays else "sum", width(question.values["schema"])
         about = Question("totals", {**question.values, "parts": ["n", what]}, arrays=question.arrays)
-        both = sums.sum(what, about, dict.fromkeys(members, 1.0), 2 * columns)
+        both = added(what, about, 2 * columns)
+        assert sums.last is not None
+        rest = replace(about, values={**about.values, "beyond": sums.last.bits})
+        both += added(f"rest of {what}", rest, 2 * columns)
         return {TOGETHER: {"n": np.rint(both[:columns]), what: both[columns:]}}
 
     return totals

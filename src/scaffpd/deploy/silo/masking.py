@@ -76,6 +76,9 @@ class Masking:
             if parts not in MEASURED:
                 raise InputError("This silo tells the length of its gradient and of its update, and of nothing else.")
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
+        if "beyond" in asked.values:  # the digits that a coarser sum has left
+            bits = int(number(asked.values, "beyond"))
+            vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
         return self.masked(asked.values, asked.arrays, vector)
 
     def masked(self, values: Mapping[str, Any], arrays: Mapping[str, Array], vector: Array) -> Message:
