@@ -7,6 +7,7 @@ that nobody has thought of is refused, not answered in the clear.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,8 @@ class Masking:
 
     def __init__(self, name: str, rules: SecureRules) -> None:
         self.rules = rules
-        signed = None if rules.certificate is None else tuple(path.read_bytes() for path in rules.certificate)
-        own = Identity.kept(name, rules.identity, signed)  # type: ignore[arg-type]
+        signed = None if rules.certificate is None else (_read(rules.certificate[0]), _read(rules.certificate[1]))
+        own = Identity.kept(name, rules.identity, signed)
         authority = None if rules.authority is None else Authority.read(rules.authority)
         self.party = Party(own, rules.pins, authority, rules.colluding)
 
@@ -115,3 +116,10 @@ class Masking:
         if kind == needs.GRADIENTS:
             out[1] += self.rules.quantum / 2
         return out
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        raise InputError(f"The certificate or its key in {str(path)!r} cannot be read.") from None
