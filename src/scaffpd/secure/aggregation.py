@@ -59,9 +59,9 @@ class SecureAggregation(Ledger):
             raise InputError(f"SecureAggregation needs 0 < share <= 1, got {share!r}.")
         if not 0 <= real("SecureAggregation", "quantum", quantum) < float("inf"):
             raise InputError(f"SecureAggregation needs quantum >= 0, got {quantum!r}.")
+        self._reach = self._reached(federation, float(share), float(quantum))
         super().__init__(federation.names, federation.start())
         self.inner, self.projections = federation, projections
-        self._reach = self._reached(federation, float(share), float(quantum))
         Terms.usual("", self.names, colluding, leaving)  # whether so many may collude or leave
         self._sums = Sums(self._reach, colluding, leaving, self._counted, record)
 
