@@ -25,7 +25,7 @@ from scaffpd.masking.fixed_point import FixedPoint, Ring
 from scaffpd.masking.identity import Authority, Card, Identity
 from scaffpd.masking.keys import as_bytes, mark, mask_seed, pair_seed, private_key, sign
 from scaffpd.masking.streams import add_stream, seed
-from scaffpd.masking.terms import Terms
+from scaffpd.masking.terms import Forgotten, Terms
 
 REMEMBERED = 4  # exchanges whose secrets are kept: this one's, the next one's, and those of a repeated question
 
@@ -151,7 +151,7 @@ class Party:
 
     def _secrets(self, exchange: str) -> _Secrets:
         if exchange not in self._open:
-            raise InputError("This client has not opened that exchange.")
+            raise Forgotten("This client has not opened that exchange.")
         return self._open[exchange]
 
     def _unsealed(self, terms: Terms, other: str, opened: Opened) -> tuple[int, int]:
@@ -170,7 +170,7 @@ class Party:
         """
         other = receiver if sender == self.name else sender
         if other not in self._cards:
-            raise InputError(f"This client has not met {other!r}.")
+            raise Forgotten(f"This client has not met {other!r}.")
         if other not in self._agreed:
             self._agreed[other] = self.identity.agreed(self._cards[other])
         salt = terms.digest + opened.key + opened.mark

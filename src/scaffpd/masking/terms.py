@@ -26,6 +26,10 @@ FEWEST = 3  # with two clients, each knows the other's vector from the sum
 MOST = 15  # of those who collude, or leave, unless more is asked for: 32 neighbours
 
 
+class Forgotten(InputError):
+    """A client has lost what it knew of an exchange, or of the others: it was started anew."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """One exchange.

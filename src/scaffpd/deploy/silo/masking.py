@@ -14,11 +14,13 @@ import numpy as np
 
 from scaffpd.deploy.protocol import masks, needs
 from scaffpd.deploy.protocol.plans import names_of, number
+from scaffpd.deploy.protocol.vectors import Missing
 from scaffpd.deploy.protocol.wire import Array, Message
 from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.errors import InputError
 from scaffpd.masking import Card, Identity, Party, Terms
 from scaffpd.masking.identity import Authority
+from scaffpd.masking.terms import Forgotten
 from scaffpd.secure.reach import Part, TooLarge, masked, quantised
 
 SCALARS = ("scalars",)
@@ -46,9 +48,12 @@ class Masking:
 
     def answer(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
         """The answer to any question; `compute` has those that are not about keys and masks."""
-        if asked.kind in (needs.MASKED, needs.SIZES):
-            return self._hidden(asked, compute)
-        return self._keys(asked.kind, asked.values) if asked.kind in needs.SECRET else compute(asked)
+        try:
+            if asked.kind in (needs.MASKED, needs.SIZES):
+                return self._hidden(asked, compute)
+            return self._keys(asked.kind, asked.values) if asked.kind in needs.SECRET else compute(asked)
+        except Forgotten:  # secrets do not outlive a process; the others go on, and this silo joins them later
+            raise Missing(["secrets"]) from None
 
     def _keys(self, kind: str, values: Mapping[str, Any]) -> Message:
         name = self.party.name
