@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -117,7 +117,7 @@ class Identity:
         card = Card(name, self._key.public_key().public_bytes_raw())
         if certificate is not None:
             shown, private = certificate
-            card = Card(name, card.key, shown, _sign(serialization.load_pem_private_key(private, None), card.signed))
+            card = Card(name, card.key, shown, _sign(_private(private), card.signed))
         self.card = card
 
     @classmethod
@@ -128,6 +128,13 @@ class Identity:
     def agreed(self, other: Card) -> bytes:
         """The secret that only the two know."""
         return self._key.exchange(X25519PublicKey.from_public_bytes(other.key))
+
+
+def _private(pem: bytes) -> Any:
+    try:
+        return serialization.load_pem_private_key(pem, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise InputError("The certificate's private key cannot be read: PEM without a password is needed.") from None
 
 
 def _sign(key: Any, message: bytes) -> bytes:

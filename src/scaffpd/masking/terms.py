@@ -26,6 +26,10 @@ FEWEST = 3  # with two clients, each knows the other's vector from the sum
 MOST = 15  # of those who collude, or leave, unless more is asked for: 32 neighbours
 
 
+class Forgotten(InputError):
+    """A client has lost what it knew of an exchange, or of the others: it was started anew."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """One exchange.
@@ -58,6 +62,9 @@ class Terms:
     def usual(cls, exchange: str, names: Sequence[str], colluding: int | None, leaving: int | None) -> Terms:
         """A third of the clients may collude, or leave (15 at most), where nothing else is said."""
         n = len(names)
+        for what, number in (("colluding", colluding), ("leaving", leaving)):
+            if number is not None and type(number) is not int:
+                raise InputError(f"Secure sums need a whole number {what}, got {number!r}.")
         t = min(max(1, n // 3), MOST) if colluding is None else colluding
         d = min(t, max(0, n - 2 - t), n // 3) if leaving is None else leaving
         return cls(exchange, tuple(names), t, d)

@@ -18,7 +18,7 @@ from scaffpd.settings.section import NAME, Section
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 TABLES = ("model", "features", "algorithm", "objective", "training", "secure", "privacy", "faults", "server")
-FEWEST = 3  # silos of a secure sum
+LIMITS = {"colluding": 1, "leaving": 0}  # the least of both in [secure]
 OPTIONAL = ("radius", "smoothness")
 PRIVACY_KEYS = ("epsilon", "delta", "clip", "loss_clip", "loss_share", *OPTIONAL)
 WITH_LOSSES = ("Fair", "ScaffPD", "AcceleratedPrimalDual", "GradientDescentAscent", "Extragradient")
@@ -96,7 +96,7 @@ class FederationFile:
         return cls(
             top.file, top.text("name", "federation"), silos, folder, _model(top), _features(top), algorithm,
             training.whole("rounds", PRIVATE_ROUNDS if privacy else 1000, 1), tol or None, training.whole("seed", 0),
-            _policy(top, len(silos), bool(secure)), secure, privacy, _server(top),
+            _policy(top, len(silos), _fewest(secure, len(silos))), secure, privacy, _server(top),
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
@@ -136,15 +136,16 @@ def _secure(top: Section, silos: int, algorithm: str) -> dict[str, Any]:
     if "secure" not in top:
         return {}
     section = top.section("secure", ("colluding", "leaving", "projections"))
-    if silos < FEWEST:
-        raise InputError(f"{top.file.name!r} has [secure], which needs at least {FEWEST} silos, and names {silos}.")
     if algorithm in LOOKING or algorithm in KEEPING:
         raise InputError(
             f"{algorithm} looks at every silo's own vectors, or keeps them: take [secure] out of {top.file.name!r}, or "
             "use another algorithm, such as ScaffPD."
         )
-    numbers = {name: section.whole(name, None, 0) for name in ("colluding", "leaving") if name in section}
-    return {"colluding": None, "leaving": None, **numbers, "projections": section.boolean("projections", False)}
+    numbers = {name: section.whole(name, None, least) for name, least in LIMITS.items() if name in section}
+    found = {"colluding": None, "leaving": None, **numbers, "projections": section.boolean("projections", False)}
+    if (why := _unbearable(found, silos)) is not None:
+        raise InputError(f"[secure] of {top.file.name!r}: {why}")
+    return found
 
 
 def _privacy(top: Section, algorithm: Any) -> dict[str, Any]:
@@ -166,11 +167,28 @@ def _privacy(top: Section, algorithm: Any) -> dict[str, Any]:
     return values | more
 
 
-def _policy(top: Section, silos: int, secure: bool) -> Policy:
+def _unbearable(secure: Mapping[str, Any], silos: int) -> str | None:
+    """Why so few silos cannot make secure sums, or `None`."""
+    from scaffpd.masking import Terms  # needs a package that plain sums do not
+
+    try:
+        Terms.usual("", [str(i) for i in range(silos)], secure["colluding"], secure["leaving"])
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _fewest(secure: Mapping[str, Any], silos: int) -> int:
+    """How many silos there have to be at any time."""
+    while secure and _unbearable(secure, silos - 1) is None:
+        silos -= 1
+    return silos if secure else 1
+
+
+def _policy(top: Section, silos: int, fewest: int) -> Policy:
     section = top.section("faults", [item.name for item in fields(Policy)])
     policy = Policy(**{"quorum": max(1, silos - 1), **section.values})
-    if secure and policy.quorum < FEWEST:
-        policy = replace(policy, quorum=FEWEST)
+    policy = replace(policy, quorum=max(policy.quorum, fewest))
     if policy.quorum > silos:
         raise InputError(f"{top.file.name!r} has a quorum of {policy.quorum}, but only {silos} silos.")
     return policy

@@ -148,6 +148,8 @@ def _asker(line: Line, members: Sequence[str], timeout: float) -> Asking:
         for name, reply in line.exchange(question, members, timeout).items():
             if isinstance(reply, Failure):
                 raise Unanswered(name, reply.reason)
+            if reply.kind == "missing":
+                raise Unanswered(name, "it was started anew")
             if not answered(reply):
                 raise Refusal(name, plain(reply.values.get("sentence")))
             answers[name] = reply

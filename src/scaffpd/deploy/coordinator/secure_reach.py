@@ -24,6 +24,7 @@ from scaffpd.deploy.protocol.plans import batch_values, plan_values
 from scaffpd.deploy.protocol.wire import Array, Message
 from scaffpd.errors import InputError
 from scaffpd.federation import Clients, ClientScores, LocalPlan, ProximalPlan, Vector
+from scaffpd.masking import Opened, Terms
 from scaffpd.secure.reach import Rounding
 
 if TYPE_CHECKING:
@@ -45,6 +46,16 @@ class SecureReach(SiloParties):
         if lacking and question.kind != needs.REVEAL:
             raise Lost(lacking)
         return replies
+
+    def reveal(
+        self, terms: Terms, survivors: Sequence[str], following: Terms
+    ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
+        """Shares that open a sum; where more silos have left than it bears, the round is begun anew without them."""
+        shares, opened = super().reveal(terms, survivors, following)
+        lacking = [name for name in survivors if name not in shares]
+        if len(lacking) > terms.leaving:
+            raise Lost(lacking)
+        return shares, opened
 
     def scalars(self, question: Question, clients: Clients, count: int = 1) -> NDArray[np.float64]:
         """A few numbers of every silo, (N, count); NaN for those that were not asked."""

@@ -22,7 +22,7 @@ import numpy as np
 
 import scaffpd
 from scaffpd.cohort import Cohort
-from scaffpd.deploy.protocol.needs import EVALUATE, PROJECT, SECRET, SPENT, needs
+from scaffpd.deploy.protocol.needs import EVALUATE, GRADIENTS, PROJECT, SECRET, SPENT, needs
 from scaffpd.deploy.protocol.setup import Setup, linear
 from scaffpd.deploy.protocol.vectors import Missing, Shelf
 from scaffpd.deploy.protocol.wire import Message, decode, digest, encode
@@ -198,7 +198,8 @@ class Silo:
             return Message("answer", spent(self._the_work().cohort))
         if self._private and asked.kind == EVALUATE:
             raise InputError("This silo is private: it releases no scores.")
-        if asked.kind not in needs(setup.algorithm) | ({PROJECT} if setup.secure else set()):
+        answered = needs(setup.algorithm)
+        if asked.kind not in answered | ({PROJECT} if setup.secure and GRADIENTS in answered else set()):
             raise InputError(f"{setup.algorithm} needs no question {asked.kind!r}: it is not answered.")
         self._check_steps(values)
         if values.get("split") == "test" and not self._tested:
