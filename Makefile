@@ -37,6 +37,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/average.py
 	$(BIN)/python benchmarks/path.py
+	$(BIN)/python benchmarks/privacy/secure_cost.py
 
 # the site, into site/: open site/index.html, or for the search as well: python3 -m http.server -d site
 docs: $(READY)

@@ -72,7 +72,9 @@ def leaks(log):
                 found.append(f"{asked} has {array.size} numbers {name!r}")
             if name == "masked":
                 masked.setdefault(site, []).append(array.tobytes())
-    found += [f"{site}'s masked vectors are not uniform" for site, data in masked.items() if uniform(b"".join(data)) < 1e-9]
+    found += [
+        f"{site}'s masked vectors are not uniform" for site, data in masked.items() if uniform(b"".join(data)) < 1e-9
+    ]
     if not masked:
         found.append("nothing was masked")
     return found

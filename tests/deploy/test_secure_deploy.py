@@ -1,4 +1,4 @@
-"""Secure sums across silos: the cohort's optimum, nothing but masks and scalars on the wire, and no wrong model ever."""
+"""Secure sums across silos: the optimum of a cohort, masks and scalars on the wire, and never a wrong model."""
 
 from __future__ import annotations
 
@@ -76,10 +76,11 @@ def test_columns_of_very_different_sizes_agree_as_plainly(tmp_path):
     np.testing.assert_allclose(found[0].deviation, found[1].deviation, rtol=1e-12)
 
 
-def lengths(tmp_path):
-    path, places = secured(tmp_path / "undisturbed")
-    _, transport = run(path, places)
-    return transport.count, kinds(transport)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run to which nothing happens: its files, its outcome and what was carried."""
+    path, places = secured(tmp_path_factory.mktemp("undisturbed"))
+    return path, *run(path, places)
 
 
 def survives(folder, moment, who="va"):
@@ -103,15 +104,14 @@ def test_a_silo_killed_at_some_exchange(tmp_path, moment):
 
 
 @pytest.mark.long
-def test_a_silo_killed_at_every_exchange(tmp_path):
-    last, _ = lengths(tmp_path)
-    for moment in range(1, last + 1):
+def test_a_silo_killed_at_every_exchange(tmp_path, undisturbed):
+    for moment in range(1, undisturbed[2].count + 1):
         for who in ("cleveland", "va"):
             survives(tmp_path / f"{moment}{who}", moment, who)
 
 
-def test_between_masked_vectors_and_shares_the_others_open_the_sum(tmp_path):
-    _, seen = lengths(tmp_path)
+def test_between_masked_vectors_and_shares_the_others_open_the_sum(tmp_path, undisturbed):
+    seen = kinds(undisturbed[2])
     reveals = [k + 1 for k, kind in enumerate(seen) if kind == "reveal"]
     masked = [k + 1 for k, kind in enumerate(seen) if kind == "masked"]
     moment = reveals[len(reveals) // 2]
@@ -156,16 +156,15 @@ def test_everybody_restarted_at_once(tmp_path, moment):
 
 
 @pytest.mark.long
-def test_silos_restarted_at_every_exchange(tmp_path):
-    last, _ = lengths(tmp_path)
-    for moment in range(1, last + 1):
+def test_silos_restarted_at_every_exchange(tmp_path, undisturbed):
+    for moment in range(1, undisturbed[2].count + 1):
         path, places = secured(tmp_path / str(moment))
         outcome, _ = run(path, places, {moment: [("restart", "va")], moment + 3: [("restart", "cleveland")]})
         if outcome.status != "paused":
             is_right(path, places, outcome)
 
 
-def test_a_process_for_every_question(tmp_path):
+def test_a_process_for_every_question(tmp_path, undisturbed):
     path, places = secured(tmp_path / "a")
     transport = EveryTime(places)
     outcome = coordinate(path, transport)
@@ -173,13 +172,11 @@ def test_a_process_for_every_question(tmp_path):
     assert set(outcome.members) == set(places)
     assert events(path) == []
     assert leaks(transport.log) == []
-    other, elsewhere = secured(tmp_path / "b")
-    run(other, elsewhere)
-    np.testing.assert_array_equal(model_of(path), model_of(other))
+    np.testing.assert_array_equal(model_of(path), model_of(undisturbed[0]))
 
 
-@pytest.mark.parametrize("moment", [1, 6, 12, 18, 24, 25, 27, 29, 31, 36, 40])
-def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, moment):
+@pytest.mark.parametrize("moment", [1, 8, 20, 31, 36, 40, 45])
+def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, undisturbed, moment):
     path, places = secured(tmp_path / "a")
     transport = Faulty(places, {moment: [("crash",)]})
     with pytest.raises(Killed):
@@ -187,10 +184,8 @@ def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, moment):
     outcome = coordinate(path, transport)  # silos live on, with what they remember
     is_right(path, places, outcome)
     assert leaks(transport.log) == []
-    other, elsewhere = secured(tmp_path / "b")
-    undisturbed, _ = run(other, elsewhere)
-    assert outcome.rounds == undisturbed.rounds
-    np.testing.assert_allclose(model_of(path), model_of(other), rtol=0, atol=1e-12)
+    assert outcome.rounds == undisturbed[1].rounds
+    np.testing.assert_allclose(model_of(path), model_of(undisturbed[0]), rtol=0, atol=1e-12)
 
 
 def test_nothing_else_leaves_and_the_detector_can_tell(tmp_path, monkeypatch):
@@ -254,7 +249,10 @@ def test_methods(tmp_path, name):
     kind, drawn = name.split(",")[0], "clients_per_round = 3\n" if "drawn" in name else ""
     change = uncertified(kind, drawn)
     if kind == "Extragradient":
-        change = {OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n\n{OBJECTIVE}', "rounds = 500\ntol = 1e-6": "rounds = 6\ntol = 0"}
+        change = {
+            OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n\n{OBJECTIVE}',
+            "rounds = 500\ntol = 1e-6": "rounds = 6\ntol = 0",
+        }
     path, places = secured(tmp_path, replacing=change)
     outcome, transport = run(path, places)
     assert (outcome.status, outcome.rounds) == ("round limit", 6), outcome
@@ -267,7 +265,9 @@ def test_methods(tmp_path, name):
 @pytest.mark.parametrize("kind", ["Scaffold", "ProxSkip", "MinimaxGradient", "QuasiNewtonMinimax"])
 def test_methods_that_look_at_single_silos_are_refused_by_the_file(tmp_path, kind):
     objective = f"\n{OBJECTIVE}" if "Minimax" in kind else ""
-    path, _ = secured(tmp_path, replacing={OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{objective}', "tol = 1e-6": "tol = 0"})
+    path, _ = secured(
+        tmp_path, replacing={OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{objective}', "tol = 1e-6": "tol = 0"}
+    )
     with pytest.raises(InputError, match=rf"{kind} looks at every silo's own vectors.*take \[secure\] out"):
         FederationFile.read(path)
 
@@ -313,7 +313,7 @@ def test_a_silo_that_requires_masks_answers_nothing_else(tmp_path, before):
     agreed = setup(path)
     plan = {"steps": 1, "rate": 0.1, "scale": 1.0, "batch_size": None, "key": [0], "prox": 0.0, "snapshot": None}
     values = {
-        "setup": agreed.digest, "vectors": {r: "v" for r in ("x", "at", "correction", "metric", "direction")},
+        "setup": agreed.digest, "vectors": dict.fromkeys(("x", "at", "correction", "metric", "direction"), "v"),
         "plan": plan, "pull": 1.0, "limit": 1, "steepest": 1.0, "schema": dict(agreed.schema), "batch_size": None,
         "key": [0],
     }  # fmt: skip

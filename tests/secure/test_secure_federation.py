@@ -86,7 +86,7 @@ def test_every_first_order_method_takes_the_same_steps(method):
 
 @pytest.mark.parametrize("kind", [sp.MinimaxGradient, sp.QuasiNewtonMinimax, sp.SubspaceSaddle])
 def test_methods_that_look_at_single_clients_are_refused(kind):
-    with pytest.raises(InputError, match="use a method that needs sums only|use ScaffPD"):
+    with pytest.raises(InputError, match=r"use a method that needs sums only|use ScaffPD"):
         sp.train(kind(CHI), secure(cohort()), rounds=5)
 
 

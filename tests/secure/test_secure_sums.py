@@ -1,4 +1,4 @@
-"""Every masked sum is the plain one; what it costs is what messages would carry; what cannot be is said in a sentence."""
+"""Every masked sum is the plain one, and costs what messages would carry; what cannot be is said in a sentence."""
 
 from __future__ import annotations
 
@@ -172,7 +172,9 @@ def test_traffic_is_what_messages_would_carry(method, clients_):
 
 def test_record_sees_every_masked_vector():
     seen = []
-    federation = secure(cohort(), record=lambda kind, client, array: seen.append((kind, client, array.dtype, len(array))))
+    federation = secure(
+        cohort(), record=lambda kind, client, array: seen.append((kind, client, array.dtype, len(array)))
+    )
     sp.train(sp.ScaffPD(sp.ChiSquare(0.05), local_steps=2), federation, rounds=4)
     assert {kind for kind, *_ in seen} == {"c", "d"}
     for kind, sums in (("c", 5), ("d", 4)):
@@ -254,7 +256,7 @@ def test_vectors_that_are_no_numbers(bad):
         federation.gradients(x).sum(np.full(N, 0.2))
     w = np.full(N, 0.2)
     w[2] = bad
-    with pytest.raises(InputError, match="NaN or infinite|share"):
+    with pytest.raises(InputError, match=r"NaN or infinite|share"):
         federation.gradients(POINT).sum(w)
 
 

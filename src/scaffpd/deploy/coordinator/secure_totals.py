@@ -28,6 +28,7 @@ def secure_totals(
     ask: Callable[[Question], dict[str, Message]], members: Sequence[str], secure: Mapping[str, Any]
 ) -> Callable[[Question], Totals]:
     """Puts a question for totals, and returns those of all silos together."""
+
     def checked(question: Question, names: Sequence[str], check: Checks) -> dict[str, Message]:
         replies = ask(question)
         for name, why in check(replies).items():
