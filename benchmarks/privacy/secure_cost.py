@@ -217,7 +217,7 @@ def report(rows: Sequence[Row], runs: Sequence[tuple[Any, ...]], command: str) -
         "",
         f"Written by `{command}` ({versions}, Python {sys.version.split()[0]}); the numbers are in `secure.csv` too.",
         "",
-        f"Bytes are of one client in one round of Scaff-PD (two sums), in real messages as they travel. Seconds are CPU "
+        f"Bytes are of one client in one round of Scaff-PD (two sums), in real messages. Seconds are CPU "
         f"time of one thread for one sum. Of N clients {TIMED} are timed, and their mean is shown. Limits t and D are "
         "the usual ones, a third of the clients and 15 at most; with 99 neighbours, t = D = 49, everybody shares masks "
         "with everybody.",
@@ -231,7 +231,8 @@ def report(rows: Sequence[Row], runs: Sequence[tuple[Any, ...]], command: str) -
         "## Whole trainings",
         "",
         "Scaff-PD, χ² with ρ = 0.1, 20 local steps, to a certified gap of 1e-6; all clients together, as `traffic` "
-        "counts. A secure sum is two exchanges, one for masked vectors and one for shares.",
+        "counts. A secure sum is two exchanges, one for masked vectors and one for shares; the first of its kind is "
+        "three, and so is one whose vectors have outgrown, or shrunk far below, the last one's number format.",
         "",
         "| problem | sums | rounds | exchanges | up, MB | down, MB | certified gap |",
         "|---|---|---:|---:|---:|---:|---:|",

@@ -16,32 +16,34 @@ BYTES_GOAL, SECONDS_GOAL, GOAL_LENGTH = 2.2, 1.0, 5e6
 
 
 def draw(rows: Sequence[Any], file: Path) -> None:
-    """Two panels, a line for every number of clients."""
+    """Three panels, a line for every number of clients."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11.0, 4.6), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        for (n, k), colour, style in lines(rows):
-            name = f"N = {n}, {k} neighbours"
-            here = [r for r in rows if (r.clients, r.neighbours) == (n, k) and r.numbers == "float64"]
-            d = [r.length for r in here]
-            left.loglog(d, [r.ratio for r in here], style, color=colour, marker="o", ms=4, label=name)
-            right.loglog(d, [r.client_seconds for r in here], style, color=colour, marker="o", ms=4, label=name)
-        left.axhline(BYTES_GOAL, color=QUIET, lw=0.8, ls=":")
-        left.annotate(f"goal: {BYTES_GOAL} times", (1, BYTES_GOAL), (-4, 4), xycoords=("axes fraction", "data"),
-                      textcoords="offset points", ha="right", fontsize=8.5, color=QUIET)  # fmt: skip
-        left.set_title("Bytes of a round over those of plain sums")
-        left.set_xlabel("length d of the vectors (float64)")
-        left.yaxis.set_major_formatter("{x:g}")
-        right.plot([GOAL_LENGTH], [SECONDS_GOAL], "x", color=QUIET)
-        right.annotate("goal", (GOAL_LENGTH, SECONDS_GOAL), (-8, -3), textcoords="offset points", ha="right",
-                       fontsize=8.5, color=QUIET)  # fmt: skip
-        right.set_title("CPU seconds of a client for one sum")
-        right.set_xlabel("length d of the vectors")
-        right.legend(frameon=False, fontsize=8.5)
+        figure = Figure(figsize=(13.0, 4.4), layout="constrained")
+        *bytes_, seconds = figure.subplots(1, 3)
+        for axes, numbers in zip(bytes_, ("float64", "float32"), strict=True):
+            curves(axes, [r for r in rows if r.numbers == numbers], "ratio")
+            axes.axhline(BYTES_GOAL, color=QUIET, lw=0.8, ls=":")
+            axes.annotate(f"goal: {BYTES_GOAL}", (1, BYTES_GOAL), (-4, 4), xycoords=("axes fraction", "data"),
+                          textcoords="offset points", ha="right", fontsize=8.5, color=QUIET)  # fmt: skip
+            axes.set_ylim(0, 1.05 * max(r.ratio for r in rows))
+            axes.set_title(f"Bytes over those of plain sums, {numbers}")
+        curves(seconds, [r for r in rows if r.numbers == "float64"], "client_seconds")
+        seconds.set_yscale("log")
+        seconds.plot([GOAL_LENGTH], [SECONDS_GOAL], "x", color=QUIET)
+        seconds.annotate("goal", (GOAL_LENGTH, SECONDS_GOAL), (-8, -3), textcoords="offset points", ha="right",
+                         fontsize=8.5, color=QUIET)  # fmt: skip
+        seconds.set_title("CPU seconds of a client for one sum")
+        seconds.legend(frameon=False, fontsize=8.5)
         figure.savefig(file, dpi=130, metadata={"Software": None})
 
 
-def lines(rows: Sequence[Any]) -> list[tuple[tuple[int, int], str, str]]:
-    """Which lines there are: dashed where everybody is everybody's neighbour though nobody has to be."""
-    seen = dict.fromkeys((r.clients, r.neighbours) for r in rows)
-    return [(key, RED if key[1] == 99 else COLOURS[key[0]], "--" if key[1] == 99 else "-") for key in seen]
+def curves(axes: Any, rows: Sequence[Any], column: str) -> None:
+    """A line for every N; dashed where everybody is everybody's neighbour though nobody has to be."""
+    for n, k in dict.fromkeys((r.clients, r.neighbours) for r in rows):
+        here, whole = [r for r in rows if (r.clients, r.neighbours) == (n, k)], k == 99
+        axes.plot(
+            [r.length for r in here], [getattr(r, column) for r in here], "--" if whole else "-", marker="o", ms=4,
+            color=RED if whole else COLOURS[n], label=f"N = {n}, {k} neighbours",
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xlabel("length d of the vectors")

@@ -95,7 +95,7 @@ def survives(folder, moment, who="va"):
     return outcome
 
 
-SAMPLE = (2, 4, 7, 9, 14, 20, 24, 26, 27, 28, 29, 30, 31, 32, 33)
+SAMPLE = (4, 7, 8, 18, 24, 25, 28, 30, 33)  # of the agreement and of the first rounds, masked vectors and shares
 
 
 @pytest.mark.parametrize("moment", SAMPLE)
@@ -136,7 +136,7 @@ def test_two_silos_killed_between_masked_vectors_and_shares(tmp_path):
     assert leaks(transport.log) == []
 
 
-@pytest.mark.parametrize("moment", [5, 11, 19, 25, 27, 28, 30, 35])
+@pytest.mark.parametrize("moment", [6, 10, 20, 27, 31])
 def test_restarted_silos(tmp_path, moment):
     """Their secrets of an exchange are gone with them: they are left out of the round, and may be back."""
     path, places = secured(tmp_path)
@@ -145,7 +145,7 @@ def test_restarted_silos(tmp_path, moment):
     assert leaks(transport.log) == []
 
 
-@pytest.mark.parametrize("moment", [30, 33])
+@pytest.mark.parametrize("moment", [27, 31])
 def test_everybody_restarted_at_once(tmp_path, moment):
     path, places = secured(tmp_path)
     outcome, transport = run(path, places, {moment: [("restart", name) for name in places]})
@@ -175,7 +175,7 @@ def test_a_process_for_every_question(tmp_path, undisturbed):
     np.testing.assert_array_equal(model_of(path), model_of(undisturbed[0]))
 
 
-@pytest.mark.parametrize("moment", [1, 8, 20, 31, 36, 40, 45])
+@pytest.mark.parametrize("moment", [6, 16, 25, 33])
 def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, undisturbed, moment):
     path, places = secured(tmp_path / "a")
     transport = Faulty(places, {moment: [("crash",)]})
@@ -231,8 +231,10 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("moment", [3, 27])
+EARLY = [(lie, 3) for lie in ("another shape", "wrong shares", "wrong seals")]
+
+
+@pytest.mark.parametrize(("lie", "moment"), [*((lie, 23) for lie in LIES), *EARLY])
 def test_garbage_never_gives_a_wrong_model(tmp_path, lie, moment):
     path, places = secured(tmp_path)
     outcome, transport = run(path, places, {moment: [("lie", "va", LIES[lie])]})

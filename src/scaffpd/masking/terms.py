@@ -8,7 +8,9 @@ neighbours (a Harary graph; all others where k ≥ N − 1). With t colluding cl
 are enough, whoever they are: such a graph stays connected when any t + D of its clients are taken out, so that the
 masks of the others hide everything but their sum; τ > t shares are more than the colluding have of any secret; and
 k − D neighbours are still there to give them. D ≤ t makes τ > k/2, so that no two halves of the neighbours can give
-away both secrets of a client, of which only one may be known.
+away both secrets of a client, of which only one may be known. That is against a server that names different survivors
+to different clients, or against t clients that show it what they hold; against both at once it would take
+k ≥ t + 2D + 1, so that 2τ > k + t.
 """
 
 from __future__ import annotations

@@ -73,7 +73,6 @@ class Sums:
             if numbers is not None and aggregator is not None and _fits(numbers, largest, replies):
                 self.last = numbers
                 return numbers.decode(self._closed(kind, aggregator, replies))
-            self._pending = None
         raise InputError(f"The vectors of a secure sum grow from one question to the next: {kind!r} has no clip.")
 
     def _opened(self, names: tuple[str, ...], length: int) -> Aggregator:
