@@ -138,7 +138,7 @@ class ScaffPD:
             at.norms,
         )
         state = ScaffPDState(
-            x=x, weights=weights, centre=weights, losses=at.losses, previous=at.losses, direction=at.sum(weights),
+            x=x, weights=weights, centre=weights, losses=at.losses, previous=at.losses, direction=torch.zeros_like(x),
             certificate=np.inf, floor=np.inf, accepted=True, rounds=0, seed=seed, answered=0,
             rule=self.steps.start(problem), constants=constants, at=at,
         )  # fmt: skip
@@ -161,6 +161,8 @@ class ScaffPD:
         )  # fmt: skip
         rule, accepted = self.steps.judge(state.rule, trial)
         state = replace(state, rule=rule, accepted=accepted, rounds=r)
+        if not accepted and state.constants.first_order:
+            return state  # another λ at the same x would be another sum of the same vectors, which masks do not hide
         if accepted:
             state = replace(
                 state, x=x, at=at, answered=r, centre=state.weights, previous=state.losses, losses=at.losses

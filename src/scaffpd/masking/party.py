@@ -27,6 +27,7 @@ from scaffpd.masking.keys import as_bytes, mark, mask_seed, pair_seed, private_k
 from scaffpd.masking.streams import add_stream, seed
 from scaffpd.masking.terms import Forgotten, Terms
 
+NAMES = 64  # of exchanges that are known again; secrets are new with every opening in any case
 REMEMBERED = 4  # exchanges whose secrets are kept: this one's, the next one's, and those of a repeated question
 
 
@@ -62,7 +63,7 @@ class Party:
 
     Args:
         identity: its long-term key.
-        pins: fingerprints of others' keys, by their names; a card that does not fit is refused.
+        pins: fingerprints of all others' keys, by their names; with any of them, every other card is refused.
         authority: checks the signatures on cards; `None` where cards are not signed.
         least: the smallest number of colluding clients that this client wants to be safe from.
     """
@@ -91,7 +92,7 @@ class Party:
             known = self._cards.get(card.name, card)
             if known.key != card.key:
                 raise InputError(f"{card.name!r} shows another key than before.")
-            if self._pins.get(card.name, card.fingerprint) != card.fingerprint:
+            if self._pins and self._pins.get(card.name) != card.fingerprint:
                 raise InputError(f"The key of {card.name!r} is not the one that is pinned here.")
             if self._authority is not None:
                 self._authority.check(card)
@@ -112,7 +113,7 @@ class Party:
         sealed = {}
         for other, a, b in zip(terms.neighbours(self.name), *parts, strict=True):
             sealed[other] = self._box(terms, self.name, other, opened).encrypt(bytes(12), as_bytes(a, b), None)
-        self._used.append(terms.exchange)
+        self._used = [*self._used[1 - NAMES :], terms.exchange]
         self._open[terms.exchange] = mine
         while len(self._open) > REMEMBERED:
             self._open.pop(next(iter(self._open)))

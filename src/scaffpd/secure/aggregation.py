@@ -35,7 +35,7 @@ class SecureAggregation(Ledger):
         federation: a `Cohort`, whose clients then have keys of their own, in this process; or a deployed federation,
             whose silos do the same where they are.
         colluding: t, how many clients may show the server all that they know without harm to the others; by default a
-            third of those who take part (15 at most).
+            third of those who take part (12 at most).
         leaving: D, how many may stop answering in the middle of a sum; by default as many as t, where N allows it.
         share: the largest share of a sum, as Σ|w_i| counts it, that a single client's vector may have; beyond it the
             client refuses, for the sum would nearly be its vector.
@@ -59,16 +59,16 @@ class SecureAggregation(Ledger):
             raise InputError(f"SecureAggregation needs 0 < share <= 1, got {share!r}.")
         if not 0 <= real("SecureAggregation", "quantum", quantum) < float("inf"):
             raise InputError(f"SecureAggregation needs quantum >= 0, got {quantum!r}.")
-        self._reach = self._reached(federation, float(share), float(quantum))
+        self._reach = self._reached(federation, float(share), float(quantum), projections)
         super().__init__(federation.names, federation.start())
         self.inner, self.projections = federation, projections
         Terms.usual("", self.names, colluding, leaving)  # whether so many may collude or leave
         self._sums = Sums(self._reach, colluding, leaving, self._counted, record)
 
     @staticmethod
-    def _reached(federation: Any, share: float, quantum: float) -> Reach:
+    def _reached(federation: Any, share: float, quantum: float, projections: bool) -> Reach:
         if isinstance(federation, Cohort):
-            return CohortReach(federation, share, quantum)
+            return CohortReach(federation, share, quantum, projections)
         if hasattr(federation, "reach"):
             reach: Reach = federation.reach(share, quantum)
             return reach

@@ -15,7 +15,8 @@ from scaffpd.cohort import Cohort
 from scaffpd.cohort.answers import CohortGradients, CohortUpdates
 from scaffpd.federation import Clients, ClientScores, LocalPlan, ProximalPlan, Vector
 from scaffpd.masking import Aggregator, Identity, Opened, Party, Terms
-from scaffpd.secure.reach import Masked, Part, Rounding, Wanted, masked, quantised
+from scaffpd.secure.company import Company
+from scaffpd.secure.reach import Masked, Member, Part, Rounding, Wanted, quantised
 
 Held = Callable[[], tuple[list[int], Tensor]]
 
@@ -27,14 +28,16 @@ class CohortReach:
         cohort: whose clients.
         share: the largest share of a sum that a client agrees to.
         quantum: losses are rounded to multiples of it before they leave; 0 leaves them as they are.
+        projections: whether clients show their gradients along directions anyway.
     """
 
-    def __init__(self, cohort: Cohort, share: float, quantum: float) -> None:
+    def __init__(self, cohort: Cohort, share: float, quantum: float, projections: bool = False) -> None:
         self.cohort, self.share, self.quantum = cohort, share, quantum
-        self.parties = {name: Party(Identity(name)) for name in cohort.names}
-        cards = [party.identity.card for party in self.parties.values()]
-        for party in self.parties.values():
-            party.meet(cards)
+        counted = not projections
+        self.members = {name: Member(Party(Identity(name)), Company(counted=counted)) for name in cohort.names}
+        cards = [member.party.identity.card for member in self.members.values()]
+        for member in self.members.values():
+            member.party.meet(cards)
 
     def gradients(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> CohortPoint:
         """Losses at x."""
@@ -62,25 +65,25 @@ class CohortReach:
 
     def open(self, terms: Terms) -> dict[str, Opened]:
         """Everybody opens an exchange."""
-        return {name: self.parties[name].share(terms) for name in terms.names}
+        return {name: self.members[name].party.share(terms) for name in terms.names}
 
     def mask(self, aggregator: Aggregator | None, wanted: Wanted, length: int) -> dict[str, Masked]:
         """Everybody's masked vector, or its size."""
         chosen, vectors = wanted.held()
         names = [self.cohort.names[i] for i in chosen]
-        exchange = "" if aggregator is None else aggregator.terms.exchange
+        terms = None if aggregator is None else aggregator.terms
         answers = {}
         for name, vector in zip(names, vectors, strict=True):
             around = {} if aggregator is None else aggregator.around(name)
             part, row = Part(wanted.weights[name], wanted.total, self.share), vector.detach().cpu().numpy()
-            answers[name] = masked(self.parties[name], part, around, exchange, wanted.numbers, row)
+            answers[name] = self.members[name].answer(part, terms, around, wanted.numbers, row)
         return answers
 
     def reveal(
         self, terms: Terms, survivors: Sequence[str], following: Terms
     ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
         """Shares, and the next exchange's opening."""
-        shares = {name: self.parties[name].reveal(terms.exchange, survivors) for name in survivors}
+        shares = {name: self.members[name].party.reveal(terms.exchange, survivors) for name in survivors}
         return shares, self.open(following)
 
 
@@ -98,8 +101,8 @@ class CohortPoint:
         return loss + self._reach.quantum / 2, gradient
 
     def project(self, direction: Tensor) -> Vector:
-        """⟨c_i, v⟩ per client."""
-        return self.inner.project(direction)
+        """⟨c_i, v⟩ per client, a change of the loss, and as coarse as losses are."""
+        return quantised(self.inner.project(direction), self._reach.quantum)
 
     def norms(self) -> Vector:
         """‖c_i‖² per client."""

@@ -18,6 +18,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Clients, ClientScores, LocalPlan, ProximalPlan, Vector
 from scaffpd.masking import Aggregator, FixedPoint, Opened, Party, Terms
 from scaffpd.masking.fixed_point import Ring, exponent_of
+from scaffpd.secure.company import Company
 
 Rounding = tuple[Vector, Vector]
 
@@ -148,16 +149,29 @@ class Part(NamedTuple):
             )
 
 
-def masked(
-    party: Party, part: Part, around: Mapping[str, Opened], exchange: str, numbers: FixedPoint | None, vector: Any
-) -> Masked:
-    """What a client answers; without a number format, or where the vector does not fit it, the vector's size alone."""
-    part.check(party.name)
-    scaled = part.weight * np.asarray(vector, dtype=np.float64).ravel()
-    exponent = exponent_of(scaled)
-    if numbers is None or exponent > numbers.exponent:
-        return Masked(exponent, None)
-    return Masked(exponent, party.mask(exchange, around, numbers, scaled))
+class Member(NamedTuple):
+    """A client in secure sums.
+
+    Attributes:
+        party: its keys and secrets.
+        company: the sums that its vectors have been in.
+    """
+
+    party: Party
+    company: Company
+
+    def answer(
+        self, part: Part, terms: Terms | None, around: Mapping[str, Opened], numbers: FixedPoint | None, vector: Any
+    ) -> Masked:
+        """Its masked vector; without a number format, or where the vector does not fit it, the vector's size alone."""
+        part.check(self.party.name)
+        own = np.asarray(vector, dtype=np.float64).ravel()
+        scaled = part.weight * own
+        exponent = exponent_of(scaled)
+        if numbers is None or terms is None or exponent > numbers.exponent:
+            return Masked(exponent, None)
+        self.company.check(own, part.weight, part.total, terms)
+        return Masked(exponent, self.party.mask(terms.exchange, around, numbers, scaled))
 
 
 def quantised(losses: Vector, quantum: float) -> Vector:

@@ -119,7 +119,9 @@ class Roster:
             if isinstance(reply, Failure):
                 self._leave(name, "garbage" if reply.garbage else "absent", reply.reason)
             elif name not in answers:
-                self._leave(name, "refused", plain(reply.values.get("sentence", "it lacks what it was just sent")))
+                lost = reply.kind == "missing"  # started anew, and without what cannot be sent again
+                words = "it lacks what it was just sent" if lost else plain(reply.values.get("sentence"))
+                self._leave(name, "absent" if lost else "refused", words)
             elif name in troubles:
                 self._leave(name, "garbage", troubles[name])
         self._check_quorum()

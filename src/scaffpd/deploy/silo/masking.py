@@ -21,7 +21,8 @@ from scaffpd.errors import InputError
 from scaffpd.masking import Card, Identity, Party, Terms
 from scaffpd.masking.identity import Authority
 from scaffpd.masking.terms import Forgotten
-from scaffpd.secure.reach import Part, TooLarge, masked, quantised
+from scaffpd.secure.company import Company
+from scaffpd.secure.reach import Member, Part, TooLarge, quantised
 
 SCALARS = ("scalars",)
 RELEASED: dict[str, tuple[str, ...]] = {
@@ -31,7 +32,7 @@ RELEASED: dict[str, tuple[str, ...]] = {
     needs.EVALUATE: SCALARS, needs.SPENT: (),
 }  # fmt: skip
 SLOPES = ("slopes", "scalars")
-LOSSES = (needs.GRADIENTS, needs.LOSSES, needs.EVALUATE)
+LOSSES = (needs.GRADIENTS, needs.LOSSES, needs.EVALUATE, needs.PROJECT)  # as coarse as losses are
 MEASURED = (["c"], ["d"])  # vectors whose length may be asked for; of anything shorter it would say too much
 PROBE = 3  # the place of a loss among the constants
 
@@ -45,6 +46,19 @@ class Masking:
         own = Identity.kept(name, rules.identity, signed)
         authority = None if rules.authority is None else Authority.read(rules.authority)
         self.party = Party(own, rules.pins, authority, rules.colluding)
+        self.company = Company(rules.changing, counted=not rules.projections)
+
+    def kept(self) -> dict[str, Any]:
+        """What another process of this silo needs to go on; it holds secrets."""
+        return {"party": self.party.kept(), "company": self.company.kept()}
+
+    def restore(self, kept: Any) -> None:
+        """Go on from what `kept` returned."""
+        try:
+            self.party.restore(kept["party"])
+            self.company.restore(kept["company"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError("the secrets of secure sums cannot be read") from None
 
     def answer(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
         """The answer to any question; `compute` has those that are not about keys and masks."""
@@ -91,12 +105,12 @@ class Masking:
         """The vector, masked, or its size."""
         part = Part(number(values, "weight"), number(values, "total"), self.rules.share)
         numbers = masks.format_of(values.get("numbers"))
-        exchange, around = "", {}
+        terms, around = None, {}
         if numbers is not None:
             terms = Terms.of(values.get("terms"))
-            exchange, around = terms.exchange, masks.around_of(arrays, terms, self.party.name)
+            around = masks.around_of(arrays, terms, self.party.name)
         try:
-            found = masked(self.party, part, around, exchange, numbers, vector)
+            found = Member(self.party, self.company).answer(part, terms, around, numbers, vector)
         except TooLarge as refusal:  # an answer: the run ends with it, rather than going on without this silo
             return Message("answer", {"declined": str(refusal)})
         sent = {} if found.vector is None else {"masked": found.vector.view(np.int64)}

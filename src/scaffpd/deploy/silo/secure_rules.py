@@ -20,6 +20,7 @@ class SecureRules:
         colluding: the fewest colluding silos that a sum has to bear.
         share: the largest share of a sum that its vector may have.
         quantum: its losses leave as multiples of this; 0 leaves them as they are.
+        changing: whether the same vector may be in sums of other silos; who leaves, or comes back, shows its own by it.
         projections: whether it shows its gradient along directions that the coordinator chooses.
     """
 
@@ -32,6 +33,7 @@ class SecureRules:
     share: float = 0.9
     quantum: float = 0.0
     projections: bool = False
+    changing: bool = False
 
     def known_by(self, kit: Path) -> SecureRules:
         """With the certificates of an engine's startup kit, unless the silo's file names its own."""

@@ -293,7 +293,7 @@ class Silo:
         if self._setup is not None:
             values["setup"] = self._setup.values()
         if self._secret is not None:
-            values["party"] = self._secret.party.kept()
+            values["secrets"] = self._secret.kept()
         return encode(Message("kept", values, self._shelf.last(CARRIED)))
 
     def _stamp(self) -> list[int]:
@@ -311,8 +311,8 @@ class Silo:
             agreed = message.values.get("agreed")
             if isinstance(agreed, dict):
                 self._agreed = {str(what): [str(name) for name in names] for what, names in agreed.items()}
-            if "party" in message.values:
-                self._masking.party.restore(message.values["party"])
+            if "secrets" in message.values:
+                self._masking.restore(message.values["secrets"])
             if "setup" in message.values and message.values.get("stamp") == self._stamp():
                 self._bind(Setup.of(message.values["setup"]))
                 self._shelf.put(message.arrays)

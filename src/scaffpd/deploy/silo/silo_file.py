@@ -158,7 +158,8 @@ def _models(top: Section) -> dict[str, str]:
 
 def _secure(top: Section) -> SecureRules:
     known = ("required", "identity", "pins", "authority", "certificate", "certificate_key", "colluding", "share")
-    secure, home = top.section("secure", (*known, "quantum", "projections")), top.file.parent
+    secure = top.section("secure", (*known, "quantum", "projections", "changing"))
+    home = top.file.parent
     named = {key: secure.maybe(key, "the name of a file") for key in ("authority", "certificate", "certificate_key")}
     files = {key: None if name is None else home / Path(name).expanduser() for key, name in named.items()}
     if (files["certificate"] is None) != (files["certificate_key"] is None):
@@ -180,6 +181,7 @@ def _secure(top: Section) -> SecureRules:
         secure.number("share", 0.9, "a share above 0, up to 1", 1e-6, 1 + 1e-12),
         secure.number("quantum", 0.0, "a number >= 0", 0, float("inf")),
         secure.boolean("projections", False),
+        secure.boolean("changing", False),
     )
 
 
@@ -194,7 +196,7 @@ def _privacy(top: Section) -> PrivacyRules:
     if epsilon is not None and delta is None:
         raise InputError(f"{top.file.name!r} needs privacy.delta with privacy.epsilon, such as 1e-5.")
     return PrivacyRules(
-        privacy.boolean("required", False),
+        privacy.boolean("required", epsilon is not None),  # a budget that plain answers would not count is none
         epsilon,
         delta,
         columns == "exact",

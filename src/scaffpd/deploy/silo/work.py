@@ -57,6 +57,11 @@ class Work:
             self._points[asked] = self.cohort.gradients(x.value, *asked[1:])
         return self._points[asked]
 
+    @property
+    def points(self) -> list[CohortGradients]:
+        """Where it was asked last."""
+        return list(self._points.values())
+
     def answer(self, kind: str, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
         """The answer to one question."""
         if kind not in HANDLERS:
@@ -114,8 +119,11 @@ def diagonal(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Ma
 
 
 def project(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
-    """⟨c_i, v⟩."""
-    return _answer(scalars=work.at(vectors["at"], values).project(vectors["direction"].value))
+    """⟨c_i, v⟩, for the way v between two points that were asked about, and no other direction."""
+    at, v = work.at(vectors["at"], values), vectors["direction"].value
+    if not any(torch.equal(v, other.x - at.x) or torch.equal(v, at.x - other.x) for other in work.points):
+        raise InputError("This silo shows its gradient along the way that x has gone, and nowhere else.")
+    return _answer(scalars=at.project(v))
 
 
 def evaluate(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
