@@ -13,11 +13,12 @@ from scaffpd.deploy.protocol.setup import FORMATS
 from scaffpd.errors import InputError, unknown
 from scaffpd.models.losses import LOSSES
 from scaffpd.objectives import Objective
+from scaffpd.runs.privacy import Privacy, settle
 from scaffpd.settings.objects import algorithm_of
 from scaffpd.settings.section import Section
 from scaffpd.tabular.schema import TASKS
 
-TABLES = ("data", "model", "objective", "algorithm", "training", "path")
+TABLES = ("data", "model", "objective", "algorithm", "training", "privacy", "path")
 DATA = (
     *("file", "client", "target", "columns", "categories", "task", "test", "seed", "standardise"),
     *("source", "clients", "alpha", "entry"),
@@ -33,12 +34,12 @@ class Training:
     """How long, how exactly and where.
 
     Attributes:
-        rounds: the most rounds.
+        rounds: the most rounds; 30 where they are left out with [privacy].
         tol: the certified gap to stop at; 0 to make all rounds; left out, 1e-6 where something can be certified.
         seed: of all randomness.
         device: such as "cpu" or "cuda".
         numbers: "float32" or "float64"; empty leaves it to the model.
-        baseline: whether the average model is trained as well, to compare with.
+        baseline: whether the average model is trained as well, to compare with; with [privacy] only where asked for.
     """
 
     rounds: int = 1000
@@ -63,6 +64,7 @@ class RunConfig:
         training: how long, how exactly and where.
         values: [objective] and [algorithm] as they were written.
         points: of a fairness path, between the average and the worst case.
+        privacy: what [privacy] has, checked; `None` where there is none.
     """
 
     place: Path
@@ -74,6 +76,7 @@ class RunConfig:
     training: Training
     values: Mapping[str, Any] = field(repr=False)
     points: int = POINTS
+    privacy: Privacy | None = None
 
     @classmethod
     def read(cls, path: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:
@@ -91,7 +94,8 @@ class RunConfig:
         for table, new in changes.items():
             old = top.section(table, top.values.get(table, {}) or ()).values
             top.values[table] = dict(new) if "kind" in new else {**old, **new}  # another kind has other arguments
-        data = _data(top)
+        data, privacy = _data(top), Privacy.read(top)
+        settle(top)
         kind = top.section("algorithm", top.values.get("algorithm", {}) or ()).values.get("kind", "Fair")
         if "objective" not in top and kind in WITH_OBJECTIVE:
             top.values["objective"] = dict(OBJECTIVE)
@@ -102,7 +106,7 @@ class RunConfig:
         return cls(
             place, top.text("name", _name(data, top)), None if folder is None else place / Path(folder).expanduser(),
             data, _model(top), algorithm, _training(top), values,
-            top.section("path", ("points",)).whole("points", POINTS, 1),
+            top.section("path", ("points",)).whole("points", POINTS, 1), privacy,
         )  # fmt: skip
 
     @property
@@ -127,7 +131,8 @@ class RunConfig:
             "name": self.name, "folder": ".", "data": data, "model": dict(self.model),
             "objective": dict(self.values.get("objective", {})) or None,
             "algorithm": {"kind": type(self.algorithm).__name__, **self.values.get("algorithm", {})},
-            "training": training, "path": {"points": self.points},
+            "training": training, "privacy": None if self.privacy is None else self.privacy.table(),
+            "path": {"points": self.points},
         }  # fmt: skip
 
 
