@@ -13,18 +13,13 @@ from scaffpd.deploy.protocol.setup import FORMATS
 from scaffpd.errors import InputError, unknown
 from scaffpd.models.losses import LOSSES
 from scaffpd.objectives import Objective
+from scaffpd.runs.data_table import read_data
 from scaffpd.runs.privacy import Privacy, settle
 from scaffpd.settings.objects import algorithm_of
 from scaffpd.settings.section import Section
-from scaffpd.tabular.schema import TASKS
 
 TABLES = ("data", "model", "objective", "algorithm", "training", "privacy", "path")
-DATA = (
-    *("file", "client", "target", "columns", "categories", "task", "test", "seed", "standardise"),
-    *("source", "clients", "alpha", "entry"),
-)
-BY_FILE = ("client", "target", "columns", "categories", "task", "standardise")
-HELD_OUT, POINTS = 0.2, 9
+POINTS = 9
 OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
 WITH_OBJECTIVE, OBJECTIVE = ("Fair", "ScaffPD", "SubspaceSaddle"), {"kind": "ChiSquare", "rho": 0.1}
 
@@ -94,7 +89,7 @@ class RunConfig:
         for table, new in changes.items():
             old = top.section(table, top.values.get(table, {}) or ()).values
             top.values[table] = dict(new) if "kind" in new else {**old, **new}  # another kind has other arguments
-        data, privacy = _data(top), Privacy.read(top)
+        data, privacy = read_data(top), Privacy.read(top)
         settle(top)
         kind = top.section("algorithm", top.values.get("algorithm", {}) or ()).values.get("kind", "Fair")
         if "objective" not in top and kind in WITH_OBJECTIVE:
@@ -134,46 +129,6 @@ class RunConfig:
             "training": training, "privacy": None if self.privacy is None else self.privacy.table(),
             "path": {"points": self.points},
         }  # fmt: skip
-
-
-def _data(top: Section) -> dict[str, Any]:
-    section = top.section("data", (*DATA, "beside"))
-    chosen = [key for key in ("file", "source", "entry") if key in section]
-    if len(chosen) != 1:
-        raise InputError(f"{top.file.name!r} needs exactly one of file, source and entry in [data].")
-    text = section.text(chosen[0])
-    found: dict[str, Any] = {chosen[0]: text}
-    for key in BY_FILE:
-        if key in section and chosen[0] != "file":
-            raise InputError(f"{top.file.name!r} has data.{key}, which goes with data.file, but not with {chosen[0]}.")
-    if chosen[0] == "file":
-        found |= _columns(section)
-    if chosen[0] != "source" and ("clients" in section or "alpha" in section):
-        raise InputError(f"{top.file.name!r} has data.clients or data.alpha, which go with data.source.")
-    if chosen[0] == "source":
-        found |= {"clients": section.whole("clients", None, 2)} if "clients" in section else {}
-        needs = "a number above 0"
-        found |= {"alpha": section.number("alpha", None, needs, 1e-9, float("inf"))} if "alpha" in section else {}
-    if chosen[0] == "entry" and ("test" in section or "seed" in section):
-        raise InputError(f"{top.file.name!r} has data.test or data.seed, but an entry returns held-out rows itself.")
-    if chosen[0] != "entry":
-        found["test"] = section.number("test", HELD_OUT, "a share from 0 to below 1", 0, 1)
-        found["seed"] = section.whole("seed", 0)
-    if "beside" in section:
-        found["beside"] = section.text("beside")
-    return found
-
-
-def _columns(section: Section) -> dict[str, Any]:
-    found: dict[str, Any] = {key: section.text(key, needs="the name of a column") for key in ("client", "target")}
-    for key in ("columns", "categories"):
-        given = section.texts(key)
-        found |= {key: list(given)} if given else {}
-    task = section.maybe("task")
-    if task is not None and task not in TASKS:
-        raise unknown(f"data.task in {section.file.name!r},", task, TASKS)
-    found |= {"task": task} if task else {}
-    return found | {"standardise": section.boolean("standardise", True)}
 
 
 def _model(top: Section) -> dict[str, Any]:

@@ -162,9 +162,8 @@ def _lasting(text: str) -> dict[str, Any] | None:
     except tomllib.TOMLDecodeError:
         return None
     kept = {key: value for key, value in values.items() if key not in ("name", "folder")}
-    training, passing = values.get("training", {}), PASSING
-    if "privacy" in values:
-        passing = ("tol",)  # noise is made for so many rounds and models
+    training = values.get("training", {})
+    passing = ("tol",) if "privacy" in values else PASSING  # noise is made for so many rounds and models
     return kept | {"training": {key: value for key, value in training.items() if key not in passing}}
 
 

@@ -8,10 +8,8 @@ from typing import Any
 
 from scaffpd.errors import InputError
 from scaffpd.privacy import Private
+from scaffpd.privacy.defaults import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.settings.section import Section
-
-ROUNDS, LOCAL_STEPS = 30, 1  # where they are left out: every round and every local step is a release
-RADIUS = 3.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Privacy:
         """The model with the noise that makes ε of these methods, so many rounds each."""
         if self.radius is None and self.smoothness is None:
             raise InputError(
-                "How smooth the losses of a network are is a fact about the data: give a public smoothness in [privacy]."
+                "How smooth the losses of a network are is a fact about the data: give [privacy] a public smoothness."
             )
         return Private.solved(
             bare, self.epsilon, list(methods), rounds, samples, self.delta, self.loss_share, clip=self.clip,

@@ -1,4 +1,4 @@
-"""What a private run draws its noise from: kept in its folder, so that it can go on, and readable by its owner alone."""
+"""What a private run draws its noise from: kept in its folder, so that it can go on, for its owner alone."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ OTHERS = 0o077  # permissions that nobody but the owner should have
 def noise_secret(folder: Path) -> bytes:
     """The run's secret; one from the operating system where the run is new."""
     file = folder / NAME
+    if file.exists():
+        return _read(file)
+    if any((folder / "checkpoint").glob("*.npz")):
+        raise InputError(
+            f"The run in {str(folder)!r} has lost {NAME}, without which it cannot go on: start anew with --fresh."
+        )
+    secret = os.urandom(SIZE)
     try:
         with open(file, "xb", opener=_closed_to_others) as new:
-            if any((folder / "checkpoint").glob("*.npz")):
-                file.unlink()
-                raise InputError(
-                    f"The run in {str(folder)!r} has lost {NAME}, without which it cannot go on: start anew with --fresh."
-                )
-            new.write(os.urandom(SIZE))
+            new.write(secret)
             os.fsync(new.fileno())
-    except FileExistsError:
-        pass
     except OSError as error:
         raise InputError(f"Cannot write {str(file)!r}: {error.strerror}.") from None
-    return _read(file)
+    return secret
 
 
 def _read(file: Path) -> bytes:

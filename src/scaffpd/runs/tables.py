@@ -43,7 +43,8 @@ def summary(
         "task": prepared.task, "measure": prepared.measure, "split": prepared.split,
         "labels": list(prepared.labels), "clients_word": prepared.word, "model": described(prepared.model),
         "data": prepared.about, "models": [about(one) for one in models],
-        "privacy": privacy(models), "remarks": [*prepared.remarks, *remarks], "verdict": None if verdict is None else list(verdict), "path": path,
+        "privacy": privacy(models), "remarks": [*prepared.remarks, *remarks],
+        "verdict": None if verdict is None else list(verdict), "path": path,
     }  # fmt: skip
     return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
