@@ -71,6 +71,12 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         self.client_scores_ = _explained(y, X @ self.coef_ + self.intercept_, group)
         return self._finish()
 
+    def __sklearn_tags__(self) -> Any:
+        """Noise may hide what there is to learn, most of all from few rows."""
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = self.epsilon is not None
+        return tags
+
     def predict(self, X: Any) -> Array:
         """The expected target of every row."""
         return self._linear(X)
