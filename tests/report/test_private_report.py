@@ -36,17 +36,18 @@ def changed(folder, into, **about):
 
 def test_the_page_has_the_promise_and_its_limits(private):
     page = write(private).read_text(encoding="utf-8")
-    assert "<dt>Differential privacy</dt><dd>(ε, δ) = (4.00, 1e-05)<small>for every record, all 2 models" in page
+    assert "<dt>Differential privacy</dt><dd>(ε, δ) = (4.00, 1e-05)<small>for every record, both models" in page
     assert NOT_COVERED in page
     assert "of gradients z = 6.50 to 7.25, of losses z_L = 11.00" in page
     assert "gradient C = 1, loss B = 4, length of a row R = 3" in page
     assert "Losses that clients have sent carry their noise." in page
+    assert "what was optimised" not in page  # nobody knows the losses without noise
     assert page.count('data-v="3.25"') == 1  # ε of va, in the table of clients
 
 
 def test_the_sentence_names_the_least_where_clients_differ(private, tmp_path):
     assert read(private).privacy.sentence == (
-        "(ε, δ) = (4.00, 1e-05) for every record, all 2 models together; the least of a client is 3.25."
+        "(ε, δ) = (4.00, 1e-05) for every record, both models together; the least of a client is 3.25."
     )
     same = changed(private, tmp_path / "same", epsilon=1.0, delta=1e-6, clients={"va": 1.0})
     assert read(same).privacy.sentence == "(ε, δ) = (1.00, 1e-06) for every record."

@@ -104,6 +104,16 @@ def test_a_baseline_shares_the_budget(tmp_path):
     assert not np.array_equal(alone[0].result.x, both[1].result.x)
 
 
+def test_the_average_beside_another_method_makes_one_local_step(tmp_path):
+    tables = {"algorithm": {"kind": "FedAvg", "local_rate": 0.1, "local_steps": 2}, "training": {"baseline": True}}
+    models, _ = run(config(tmp_path, **tables), tmp_path / "run")
+    found = summary(tmp_path / "run")["privacy"]
+    assert [m.name for m in models] == ["average", "FedAvg"]
+    releases = [(31 + 2 * 30, found["noise"]), (31, found["loss_noise"])]
+    assert delta_of(4, releases) == pytest.approx(1e-5, rel=1e-3)
+    assert found["epsilon"] <= 4
+
+
 def test_minibatches_are_accounted_for_client_by_client(tmp_path):
     tables = {"algorithm": {"batch_size": 10, "local_steps": 2}, "training": {"rounds": 3}}
     run(config(tmp_path, **tables), tmp_path / "run")

@@ -47,7 +47,8 @@ class Privacy:
     @property
     def whom(self) -> str:
         """What the numbers are about."""
-        return "for every record" + (f", all {self.models} models together" if self.models > 1 else "")
+        all_of_them = "" if self.models < 2 else "both" if self.models == 2 else f"all {self.models}"
+        return f"for every record, {all_of_them} models together" if all_of_them else "for every record"
 
     @property
     def sentence(self) -> str:

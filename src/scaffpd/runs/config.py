@@ -13,6 +13,7 @@ from scaffpd.deploy.protocol.setup import FORMATS
 from scaffpd.errors import InputError, unknown
 from scaffpd.models.losses import LOSSES
 from scaffpd.objectives import Objective
+from scaffpd.privacy.defaults import LOCAL_STEPS
 from scaffpd.runs.data_table import read_data
 from scaffpd.runs.privacy import Privacy, settle
 from scaffpd.settings.objects import algorithm_of
@@ -111,7 +112,9 @@ class RunConfig:
 
     def algorithm_for(self, objective: Objective) -> Any:
         """The same algorithm with another objective; the one of our choice where it is given none."""
-        return Fair(objective) if self.objective is None else replace(self.algorithm, objective=objective)
+        if self.objective is not None:
+            return replace(self.algorithm, objective=objective)
+        return Fair(objective) if self.privacy is None else Fair(objective, LOCAL_STEPS)
 
     def complete(self, folder: Path) -> dict[str, Any]:
         """All settings, for a `config.toml` in that folder: what was left out has its default."""
