@@ -38,7 +38,7 @@ def test_one_option_is_enough(here, capsys):
     assert "are exact and not covered" in " ".join(found.out.split())
     assert "Noise for ε = 4 in 30 rounds: z = " in found.err
     assert "round limit after 30 rounds" in found.out
-    page = (here / "runs" / "patients" / "report.html").read_text()
+    page = (here / "runs" / "patients" / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
     assert "Differential privacy</dt><dd>(ε, δ) = (4.00, 1e-05)" in page
     again = ran(f"{TABLE} --epsilon 4", capsys)
     assert "runs/patients\n" in again.out

@@ -35,7 +35,7 @@ Categories = Annotated[str | None, typer.Option(help="Columns of numbers that ar
 Task = Annotated[str | None, typer.Option(help="classification or regression.", show_default="goes by the target")]
 Test = Annotated[float | None, typer.Option(help="Share of rows held out at every client.", show_default="0.2")]
 L2 = Annotated[float | None, typer.Option("--l2", help="The regulariser.", show_default="0.001")]
-Rounds = Annotated[int | None, typer.Option(min=1, help="The most rounds.", show_default="1000; 30 with --epsilon")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="The most rounds.", show_default="1000")]
 Tol = Annotated[float | None, typer.Option(help="Certified gap to stop at.", show_default="1e-6, where one is proven")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Chooses held-out rows and all else.", show_default="0")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cpu")]
@@ -58,7 +58,9 @@ def train(
     task: Task = None,
     test: Test = None,
     l2: L2 = None,
-    rounds: Rounds = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="The most rounds.", show_default="1000; 30 with --epsilon")
+    ] = None,
     tol: Tol = None,
     seed: Seed = None,
     device: Device = None,
