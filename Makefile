@@ -38,6 +38,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/average.py
 	$(BIN)/python benchmarks/path.py
 	$(BIN)/python benchmarks/privacy/cost_of_privacy.py
+	$(BIN)/python benchmarks/privacy/secure_cost.py
 
 # the site, into site/: open site/index.html, or for the search as well: python3 -m http.server -d site
 docs: $(READY)

@@ -14,7 +14,7 @@ ROOT = Path(scaffpd.__file__).parent
 # From the ground up. A module may import from its own floor only within its own package.
 FLOORS = [
     {"errors", "cores"},
-    {"environment"},
+    {"environment", "secret"},
     {"federation", "objectives", "data", "checkpoint", "memory", "lock", "masking"},
     {
         "certificate",

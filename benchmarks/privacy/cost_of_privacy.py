@@ -33,9 +33,13 @@ HERE = Path(__file__).parent
 EPSILONS, DELTA = (1.0, 4.0, 8.0, np.inf), 1e-5
 SCAFF_PD, FED_AVG, MAJORITY = "Scaff-PD, χ²", "FedAvg", "the most frequent label"
 TUNING, REPORTED = (100, 101), range(8)
-LENGTHS = ((30, 1), (100, 1), (10, 4), (30, 4))  # rounds R, local steps J
+LENGTHS = ((10, 1), (30, 1), (100, 1), (10, 4), (30, 4))  # rounds R, local steps J
 CLIPS, RATES, RHOS = (0.3, 1.0), (1.0, 3.0), (0.1, 1.0)
 LOSS_SHARE = 0.3
+HEAD = (
+    *("data", "epsilon", "method", "seed", "mean", "worst_fifth", "loss", "cosine", "spent"),
+    *("rounds", "local_steps", "clip", "rate", "rho"),
+)
 
 
 @dataclass(frozen=True)
@@ -99,19 +103,35 @@ def algorithm(case: Case, setting: Setting, clients: int) -> Any:
     return sp.ScaffPD(sp.ChiSquare(rho=setting.rho), local_steps=setting.local_steps, steps=steps)
 
 
-def measure(case: Case, epsilon: float, setting: Setting, seed: int) -> tuple[float, float, float]:
-    """Mean and worst-fifth test accuracy of one run, and ε as accounted."""
+class Run(NamedTuple):
+    """What came of a run: test accuracy and loss, the model, and ε as accounted."""
+
+    mean: float
+    worst: float
+    loss: float
+    x: np.ndarray
+    spent: float
+
+
+def measure(case: Case, epsilon: float, setting: Setting, seed: int, other: int = 0) -> Run:
+    """One run; `other` noise is drawn where that is not zero."""
     silos = case.silos(seed)
     method, model = algorithm(case, setting, len(silos.names)), case.model
     if np.isfinite(epsilon):
         model = sp.Private.solved(
             case.model, epsilon, method, setting.rounds, delta=DELTA, loss_share=LOSS_SHARE, clip=setting.clip,
-            loss_clip=case.loss_clip, radius=case.radius, secret=seed,
+            loss_clip=case.loss_clip, radius=case.radius, secret=seed + 1000 * other,
         )  # fmt: skip
     cohort = sp.Cohort(silos.train, model, names=silos.names, test=silos.test)
     result = sp.train(method, cohort, rounds=setting.rounds, seed=seed, progress=False)
-    accuracy = Summary.of(cohort.evaluate(result.x, "test")).accuracy
-    return accuracy.mean, accuracy.worst_20, np.inf if result.privacy is None else result.privacy.worst
+    scores = Summary.of(cohort.evaluate(result.x, "test"))
+    spent = np.inf if result.privacy is None else result.privacy.worst
+    return Run(scores.accuracy.mean, scores.accuracy.worst_20, scores.loss.mean, result.x, spent)
+
+
+def cosine(x: np.ndarray, y: np.ndarray) -> float:
+    """Of the angle between two models: 1 where noise has no part in them."""
+    return float(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)))
 
 
 def chosen(case: Case, epsilon: float, method: str) -> Setting:
@@ -157,20 +177,22 @@ def picture(rows: Sequence[tuple[Any, ...]], path: Path) -> None:
         plt.close(figure)
 
 
-def table(rows: Sequence[tuple[Any, ...]], settings: dict[Any, Setting]) -> list[str]:
+def table(rows: Sequence[tuple[Any, ...]]) -> list[str]:
     """Means and standard deviations over splits."""
     lines = []
-    for (name, epsilon, method), s in settings.items():
-        both = np.array([r[4:6] for r in rows if r[:3] == (name, epsilon, method)])
-        means, spreads = 100 * both.mean(0), 100 * both.std(0, ddof=1)
-        cells = [f"{mean:.1f} ± {sd:.1f}" for mean, sd in zip(means, spreads, strict=True)]
+    for name, epsilon, method in dict.fromkeys(r[:3] for r in rows):
+        own = [r for r in rows if r[:3] == (name, epsilon, method)]
+        s, numbers = Setting(*own[0][9:]), np.array([r[4:8] for r in own])
+        means, spreads = 100 * numbers.mean(0), 100 * numbers.std(0, ddof=1)
+        cells = [f"{mean:.1f} ± {sd:.1f}" for mean, sd in zip(means[:2], spreads[:2], strict=True)]
+        cells += [f"{value:.2f}" for value in means[2:] / 100]
         clip, rho = (f"{s.clip:g}" if np.isfinite(s.clip) else "–"), ("–" if s.rho is None else f"{s.rho:g}")
         where = [str(s.rounds), str(s.local_steps), clip, f"{s.rate:g}", rho]
         lines.append([name, "∞" if np.isinf(epsilon) else f"{epsilon:g}", method, *cells, *where])
     for case in CASES:
         found = 100 * np.array([majority(case, seed) for seed in REPORTED]).mean(0)
-        lines.append([case.name, "0", MAJORITY, *(f"{value:.1f}" for value in found), *("–",) * 5])
-    head = ("data", "ε", "method", "mean accuracy, %", "worst fifth, %", "R", "J", "C", "η_ℓ L", "ρ")
+        lines.append([case.name, "0", MAJORITY, *(f"{value:.1f}" for value in found), *("–",) * 7])
+    head = ("data", "ε", "method", "mean accuracy, %", "worst fifth, %", "loss", "cosine", "R", "J", "C", "η_ℓ L", "ρ")
     return markdown_table(head, lines, words=3)
 
 
@@ -179,7 +201,24 @@ def shown(values: Sequence[Any]) -> str:
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
-def report(lines: list[str], command: str, seconds: float) -> str:
+def reading(rows: Sequence[tuple[Any, ...]]) -> list[str]:
+    """What the rows say, in words."""
+    said = []
+    for case, method in itertools.product(CASES, (SCAFF_PD, FED_AVG)):
+        means = {e: 100 * np.mean([r[4:6] for r in rows if r[:3] == (case.name, e, method)], axis=0) for e in EPSILONS}
+        alike = np.mean([r[7] for r in rows if r[:3] == (case.name, 1.0, method)])
+        lost = [
+            f"{mean:.1f} and {worst:.1f} points at ε = {e:g}"
+            for e, (mean, worst) in ((e, means[np.inf] - means[e]) for e in EPSILONS[:-1])
+        ]
+        said.append(
+            f"- {case.name}, {method}: privacy takes {', '.join(lost)} off the two accuracies (less than nothing is "
+            f"luck of the splits); at ε = 1 two models that differ in noise alone have a cosine of {alike:.2f}."
+        )
+    return said
+
+
+def report(rows: Sequence[tuple[Any, ...]], lines: list[str], command: str, seconds: float) -> str:
     """The Markdown file."""
     versions = f"scaffpd {sp.__version__}, torch {torch.__version__}, NumPy {np.__version__}"
     sizes = {case.name: [len(y) for _, y in case.silos(0).train] for case in CASES}
@@ -204,26 +243,34 @@ def report(lines: list[str], command: str, seconds: float) -> str:
         "",
         *lines,
         "",
+        "Loss: of test records, the mean over clients, regulariser included. Cosine: between two models that were "
+        "trained alike but for the noise; 1 without privacy. R rounds, J local steps, and so on: as chosen.",
+        "",
+        "## In words",
+        "",
+        *reading(rows),
+        "",
     ])  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
-    started, rows, settings = time.process_time(), [], {}
+    started, rows = time.process_time(), []
     for case, epsilon, method in itertools.product(CASES, EPSILONS, (SCAFF_PD, FED_AVG)):
-        setting = settings[case.name, epsilon, method] = chosen(case, epsilon, method)
+        setting = chosen(case, epsilon, method)
         for seed in REPORTED:
-            mean, worst, spent = measure(case, epsilon, setting, seed)
-            assert spent <= epsilon
-            rows.append((case.name, epsilon, method, seed, mean, worst, spent))
+            run, again = (measure(case, epsilon, setting, seed, other) for other in (0, 1))
+            assert run.spent <= epsilon
+            about = (case.name, epsilon, method, seed, run.mean, run.worst, run.loss, cosine(run.x, again.x), run.spent)
+            rows.append((*about, *setting))
         print(f"[{time.process_time() - started:4.0f} s] {case.name}, ε = {epsilon:g}, {method}: {setting}", flush=True)
-    csv_file(HERE / "differential.csv", ("data", "epsilon", "method", "seed", "mean", "worst_fifth", "spent"), rows)
+    csv_file(HERE / "differential.csv", HEAD, rows)
     picture(rows, HERE / "differential.png")
     command = shlex.join(["python", "benchmarks/privacy/cost_of_privacy.py", *sys.argv[1:]])
-    lines = table(rows, settings)
+    lines = table(rows)
     print("\n".join(lines))
-    text = report(lines, f"OMP_NUM_THREADS=1 {command}", time.process_time() - started)
+    text = report(rows, lines, f"OMP_NUM_THREADS=1 {command}", time.process_time() - started)
     (HERE / "DIFFERENTIAL.md").write_text(text, encoding="utf-8")
 
 

@@ -91,7 +91,7 @@ def grid(kind: str, average: Vector, points: int = 9, prior: Any = None) -> dict
     count("A fairness path", "points", points)
     made = {"ChiSquare": ChiSquare, "Tilted": Tilted, "ChiSquareBall": ChiSquareBall, "CVaR": CVaR, "QFair": QFair}
     values = _rounded(_strengths(kind, np.asarray(average), points))
-    inner: dict[str, Objective] = {f"{SYMBOLS[kind]} = {v:.15g}": made[kind](v, prior=prior) for v in values}  # type: ignore[abstract]
+    inner: dict[str, Objective] = {f"{SYMBOLS[kind]} = {v:.15g}": made[kind](v, prior=prior) for v in values}
     return {"average": Average(prior=prior), **inner, "worst case": Agnostic(prior=prior)}
 
 

@@ -123,6 +123,19 @@ def test_flowers_processes_give_the_cohorts_numbers(flower, name):
     conforms(flower, name)
 
 
+@pytest.mark.deploy
+def test_flares_processes_with_secure_sums_known_by_their_certificates(flare):
+    """Every silo takes cards that are signed by a startup kit only; the coordinator adds masked vectors."""
+    from scaffpd.deploy.silo.silo import Silo
+
+    folder = flare.write(more="\n[secure]\n")
+    outcome, _ = flare.supervise(folder)
+    is_right(flare.path, flare.places, outcome)
+    kit = flare.engine._kit("va") / "startup"
+    card = Silo.open(flare.places["va"], kit)._masking.party.identity.card
+    assert card.certificate == (kit / "client.crt").read_bytes()
+
+
 SLOWLY = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 2\n\n[objective]', "1e-6": "1e-9"}
 FAULTS = "\n[faults]\nquorum = 2\ntimeout = 8.0\nprobe = 4.0\nstart_timeout = 90.0\nmax_age = 2\n"
 

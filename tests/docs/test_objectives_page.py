@@ -223,3 +223,18 @@ def test_the_average_by_sizes_is_the_loss_of_the_pooled_rows(hospitals):
     apart = sp.train(sp.fair(sp.Average(prior=sizes)), hospitals, tol=1e-10)
     together = sp.train(sp.fair(sp.Average()), pooled, tol=1e-10)
     np.testing.assert_allclose(apart.x, together.x, atol=1e-4)
+
+
+def test_a_cap_bounds_a_client_and_the_guarantee_is_about_mixtures_below_it():
+    rho, cap = 0.1, 0.4
+    for losses in SEVERAL:
+        n = len(losses)
+        objective = sp.ChiSquare(rho, cap=cap)
+        value, p = objective.support(losses), np.full(n, 1 / n)
+        assert objective.maximizer(losses + 1e6 * (np.arange(n) == 0))[0] <= cap
+        for lam in np.random.default_rng(0).dirichlet(np.ones(n), 200):
+            if lam.max() <= cap:
+                assert lam @ losses <= value + rho / 2 * chi(lam, p) + 1e-12
+        np.testing.assert_allclose(sp.ChiSquare(rho, cap=1 / n).maximizer(losses), p)
+        tail = sp.CVaR(1 / (n * cap)).support(losses)
+        assert sp.ChiSquare(1e-9, cap=cap).support(losses) == pytest.approx(tail, abs=1e-7)

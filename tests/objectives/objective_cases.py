@@ -19,7 +19,7 @@ from scaffpd.objectives import (
     Tilted,
 )
 
-ON_SIMPLEX = ("Average", "Agnostic", "ChiSquare", "ChiSquareBall", "CVaR", "Tilted")
+ON_SIMPLEX = ("Average", "Agnostic", "ChiSquare", "ChiSquareCapped", "ChiSquareBall", "CVaR", "Tilted")
 ALL = (*ON_SIMPLEX, "QFair", "Nash")
 
 
@@ -32,6 +32,8 @@ def build(kind: str, parameter: float, losses: np.ndarray, prior: np.ndarray | N
             return Agnostic(prior)
         case "ChiSquare":
             return ChiSquare(parameter, prior)
+        case "ChiSquareCapped":  # some priors are above the cap, some below
+            return ChiSquare(parameter, prior, cap=0.3 + 0.7 / len(losses))
         case "ChiSquareBall":
             return ChiSquareBall(parameter, prior)
         case "CVaR":
@@ -110,6 +112,8 @@ def optimality_error(objective: Objective, s: np.ndarray, old: np.ndarray, sigma
     if isinstance(objective, Average):
         return float(np.max(np.abs(lam - p)))
     caps = objective.caps(len(lam)) if isinstance(objective, CVaR) else np.full(len(lam), np.inf)
+    if isinstance(objective, ChiSquare) and objective.cap is not None:
+        caps = np.full(len(lam), objective.cap)
     gives, takes = lam > 1e-14, lam < caps * (1.0 - 1e-12)
     # Losses are measured from the client at the margin, so that g keeps its digits where it matters.
     margin = s[np.argmax(np.where(gives, sigma * (slope - s) + lam - old, -np.inf))]

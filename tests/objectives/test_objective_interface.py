@@ -33,7 +33,7 @@ def test_psi_is_infinite_where_it_is_not_defined() -> None:
     assert Nash(2.0).value([1.0, -1.0]) == np.inf
 
 
-@pytest.mark.parametrize("kind", ["ChiSquare", "Tilted", "QFair", "Nash"])
+@pytest.mark.parametrize("kind", ["ChiSquare", "ChiSquareCapped", "Tilted", "QFair", "Nash"])
 @given(step=steps(exponent=1.0))
 @settings(deadline=None, max_examples=30, derandomize=True)
 def test_psi_lies_above_its_tangents(kind: str, step: Step) -> None:
@@ -119,7 +119,7 @@ def test_lists_and_integers_are_welcome(kind: str) -> None:
     objective = build(kind, 0.5, np.array([1.0, 2.0]), None)
     same = objective.prox(np.array([1.0, 2.0]), np.array([0.5, 0.5]), 1.0)
     np.testing.assert_array_equal(objective.prox([1, 2], [0.5, 0.5], 1), same)
-    assert kind in repr(objective)
+    assert repr(objective).startswith(type(objective).__name__)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,13 @@ def test_lists_and_integers_are_welcome(kind: str) -> None:
         (lambda: ChiSquare(float("nan")), "ChiSquare needs a number for rho, got NaN."),
         (lambda: ChiSquare("much"), "ChiSquare needs a number for rho, got 'much'."),
         (lambda: ChiSquare(None), "ChiSquare needs a number for rho, got None."),
+        (lambda: ChiSquare(0.1, cap=0.0), "ChiSquare needs cap > 0 and finite, got 0.0."),
+        (lambda: ChiSquare(0.1, cap=1.5), "ChiSquare needs 0 < cap <= 1, got 1.5."),
+        (lambda: ChiSquare(0.1, cap="half"), "ChiSquare needs a number for cap, got 'half'."),
+        (
+            lambda: ChiSquare(0.1, cap=0.2).maximizer(LOSSES),
+            "ChiSquare has cap=0.2, but 3 clients need at least 0.333333 (1/3).",
+        ),
         (lambda: Tilted(-1.0), "Tilted needs rho > 0 and finite, got -1.0."),
         (lambda: Tilted(float("inf")), "Tilted needs rho > 0 and finite, got inf."),
         (lambda: ChiSquareBall(0), "ChiSquareBall needs delta > 0 and finite, got 0."),
@@ -188,9 +195,10 @@ def test_bad_parameters_are_refused_in_one_sentence(make, sentence: str) -> None
     ],
 )
 def test_bad_arguments_are_refused_in_one_sentence(kind: str, call, sentence: str) -> None:
+    objective = build(kind, 0.5, LOSSES, np.ones(3))
     with pytest.raises(InputError) as refusal:
-        call(build(kind, 0.5, LOSSES, np.ones(3)))
-    assert str(refusal.value) == f"{kind} {sentence}"
+        call(objective)
+    assert str(refusal.value) == f"{type(objective).__name__} {sentence}"
 
 
 def test_nash_names_the_client_that_has_nothing_to_gain() -> None:

@@ -109,3 +109,31 @@ def test_a_short_step_stays(kind: str) -> None:
     objective = build(kind, 0.5, LOSSES, PRIOR)
     inside = objective.prox(LOSSES, OLD, 1.0) if kind != "Average" else PRIOR
     np.testing.assert_allclose(objective.prox(LOSSES, inside, 1e-12), inside, atol=1e-10)
+
+
+@pytest.mark.parametrize("sigma", [1e-2, 1.0, 1e3])
+def test_a_cap_runs_from_the_average_to_no_cap_at_all(sigma: float) -> None:
+    for prior in (None, PRIOR):
+        free, loose = ChiSquare(0.3, prior), ChiSquare(0.3, prior, cap=1.0)
+        np.testing.assert_allclose(
+            loose.prox(LOSSES, OLD, sigma), free.prox(LOSSES, OLD, sigma), rtol=1e-13, atol=1e-15
+        )
+        np.testing.assert_allclose(loose.maximizer(LOSSES), free.maximizer(LOSSES), rtol=1e-13, atol=1e-15)
+        tight = ChiSquare(0.3, prior, cap=0.25)
+        np.testing.assert_allclose(tight.prox(LOSSES, OLD, sigma), 0.25, rtol=1e-15)
+        assert tight.support(LOSSES) == pytest.approx(LOSSES.mean() - tight.value(np.full(4, 0.25)), rel=1e-14)
+
+
+def test_a_capped_chi_square_without_a_price_is_cvar() -> None:
+    """Caps κ are p_i/α with p_i = 1/N and α = 1/(Nκ)."""
+    for cap in (0.3, 0.4, 0.7):
+        capped, tail = ChiSquare(1e-10, cap=cap), CVaR(1 / (4 * cap))
+        np.testing.assert_allclose(capped.maximizer(LOSSES), tail.maximizer(LOSSES), atol=1e-9)
+        assert capped.support(LOSSES) == pytest.approx(tail.support(LOSSES), abs=1e-9)
+
+
+def test_a_prior_above_the_cap_starts_at_the_nearest_weights_below_it() -> None:
+    objective = ChiSquare(0.3, [0.7, 0.2, 0.1], cap=0.5)
+    start = objective.start([1.0, 2.0, 3.0])
+    assert objective.contains(start)
+    np.testing.assert_allclose(start, [0.5, 1 / 3, 1 / 6], rtol=1e-14)  # the others keep their proportions

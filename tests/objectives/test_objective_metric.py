@@ -127,4 +127,4 @@ def test_bad_steps_are_refused_in_one_sentence(kind: str, sigma, sentence: str) 
     for question in (objective.prox, objective.prox_step):
         with pytest.raises(InputError) as refusal:
             question(np.ones(3), np.full(3, 1 / 3), sigma)
-        assert str(refusal.value) == f"{kind} {sentence}"
+        assert str(refusal.value) == f"{type(objective).__name__} {sentence}"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from objective_cases import ALL, ON_SIMPLEX, Step, build, optimality_error, powers, steps, vectors
 
-from scaffpd.objectives import ChiSquareBall, CVaR, Nash
+from scaffpd.objectives import ChiSquare, ChiSquareBall, CVaR, Nash
 
 each = pytest.mark.parametrize("kind", ALL)
 quick = settings(deadline=None, max_examples=30, derandomize=True)
@@ -23,6 +23,8 @@ def assert_feasible(objective, lam: np.ndarray) -> None:
         assert abs(lam.sum() - 1.0) <= 1e-15
     if isinstance(objective, CVaR):
         assert np.all(lam <= objective.caps(len(lam)) * (1.0 + 1e-15))
+    if isinstance(objective, ChiSquare) and objective.cap is not None:
+        assert np.all(lam <= objective.cap * (1.0 + 1e-15))
     if isinstance(objective, ChiSquareBall):
         p = objective.weights(len(lam))
         root = np.sqrt(np.sum((lam - p) ** 2 / p))

@@ -17,7 +17,8 @@ def model(objective: Objective, n: int) -> tuple[cp.Variable, cp.Expression, lis
     simplex = [lam >= 0, cp.sum(lam) == 1]
     match objective:
         case ChiSquare():
-            return lam, 0.5 * objective.rho * cp.sum_squares((lam - p) / np.sqrt(p)), simplex
+            below = [] if objective.cap is None else [lam <= objective.cap]
+            return lam, 0.5 * objective.rho * cp.sum_squares((lam - p) / np.sqrt(p)), [*simplex, *below]
         case ChiSquareBall():
             ball = cp.sum_squares((lam - p) / np.sqrt(p)) <= objective.delta
             return lam, cp.Constant(0.0), [*simplex, ball]

@@ -70,6 +70,8 @@ def test_changes_take_the_place_of_what_the_file_says(tmp_path):
     assert repr(config.objective) == "CVaR(alpha=0.2)"
     other = RunConfig.read(written(tmp_path, FULL), {"objective": {"kind": "Agnostic"}})
     assert repr(other.objective) == "Agnostic()"
+    capped = RunConfig.read(written(tmp_path, FULL.replace('"CVaR"\nalpha = 0.4', '"ChiSquare"\nrho = 0.1\ncap = 0.5')))
+    assert repr(capped.objective) == "ChiSquare(rho=0.1, cap=0.5)"
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,12 @@ required = false                  # true: take part with masked vectors only
 # [secure.pins]                   # others' keys, by the prints that their operators have told you
 # south = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
+[privacy]                         # noise on all that rows have a part in: see "Differential privacy"
+required = false                  # true: take part with noise only
+# epsilon = 8                     # what these rows may ever cost, all runs together
+# delta = 1e-5
+# columns = "exact"               # sums over columns may leave without noise; "never" if left out
+
 # [models]                        # networks that the coordinator may ask for by these names, from your own code
 # small = "networks:small"
 """

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
+from scaffpd import secret
 from scaffpd.errors import InputError
 
 
@@ -117,26 +117,24 @@ class Identity:
         card = Card(name, self._key.public_key().public_bytes_raw())
         if certificate is not None:
             shown, private = certificate
-            card = Card(name, card.key, shown, _sign(serialization.load_pem_private_key(private, None), card.signed))
+            card = Card(name, card.key, shown, _sign(_private(private), card.signed))
         self.card = card
 
     @classmethod
     def kept(cls, name: str, path: Path, certificate: tuple[bytes, bytes] | None = None) -> Identity:
         """The key of a file that only its owner can read, made where there is none."""
-        if not path.exists():
-            raw = X25519PrivateKey.generate().private_bytes_raw()
-            place = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(place, "w", encoding="ascii") as file:
-                file.write(raw.hex() + "\n")
-        try:
-            key = X25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="ascii").strip()))
-        except (OSError, ValueError):
-            raise InputError(f"The identity in {str(path)!r} cannot be read.") from None
-        return cls(name, key, certificate)
+        return cls(name, X25519PrivateKey.from_private_bytes(secret.kept(path)), certificate)
 
     def agreed(self, other: Card) -> bytes:
         """The secret that only the two know."""
         return self._key.exchange(X25519PublicKey.from_public_bytes(other.key))
+
+
+def _private(pem: bytes) -> Any:
+    try:
+        return serialization.load_pem_private_key(pem, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise InputError("The certificate's private key cannot be read: PEM without a password is needed.") from None
 
 
 def _sign(key: Any, message: bytes) -> bytes:

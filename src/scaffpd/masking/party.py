@@ -25,7 +25,7 @@ from scaffpd.masking.fixed_point import FixedPoint, Ring
 from scaffpd.masking.identity import Authority, Card, Identity
 from scaffpd.masking.keys import as_bytes, mark, mask_seed, pair_seed, private_key, sign
 from scaffpd.masking.streams import add_stream, seed
-from scaffpd.masking.terms import Terms
+from scaffpd.masking.terms import Forgotten, Terms
 
 REMEMBERED = 4  # exchanges whose secrets are kept: this one's, the next one's, and those of a repeated question
 
@@ -111,9 +111,7 @@ class Party:
         parts = (shamir.split(secret, terms.threshold, places) for secret in (mine.key, mine.mask))
         sealed = {}
         for other, a, b in zip(terms.neighbours(self.name), *parts, strict=True):
-            sealed[other] = self._box(terms, self.name, other).encrypt(
-                bytes(12), as_bytes(a, b), opened.key + opened.mark
-            )
+            sealed[other] = self._box(terms, self.name, other, opened).encrypt(bytes(12), as_bytes(a, b), None)
         self._used.append(terms.exchange)
         self._open[terms.exchange] = mine
         while len(self._open) > REMEMBERED:
@@ -153,25 +151,30 @@ class Party:
 
     def _secrets(self, exchange: str) -> _Secrets:
         if exchange not in self._open:
-            raise InputError("This client has not opened that exchange.")
+            raise Forgotten("This client has not opened that exchange.")
         return self._open[exchange]
 
     def _unsealed(self, terms: Terms, other: str, opened: Opened) -> tuple[int, int]:
-        box = self._box(terms, other, self.name)
+        box = self._box(terms, other, self.name, opened)
         try:
-            both = box.decrypt(bytes(12), opened.sealed[self.name], opened.key + opened.mark)
+            both = box.decrypt(bytes(12), opened.sealed[self.name], None)
         except (InvalidTag, KeyError):
             raise InputError(f"The shares of {other!r} are not from {other!r}, or not for this exchange.") from None
         return int.from_bytes(both[: shamir.BYTES], "big"), int.from_bytes(both[shamir.BYTES :], "big")
 
-    def _box(self, terms: Terms, sender: str, receiver: str) -> ChaCha20Poly1305:
-        """A cipher for one message: its key is of this exchange, these two clients and this direction."""
+    def _box(self, terms: Terms, sender: str, receiver: str, opened: Opened) -> ChaCha20Poly1305:
+        """A cipher for one message: its key is of this exchange, these two clients, this direction, and this opening.
+
+        What the sender shows is new with every opening: also a client that was restarted, and has forgotten which
+        names of exchanges are used, never seals two messages with one key.
+        """
         other = receiver if sender == self.name else sender
         if other not in self._cards:
-            raise InputError(f"This client has not met {other!r}.")
+            raise Forgotten(f"This client has not met {other!r}.")
         if other not in self._agreed:
             self._agreed[other] = self.identity.agreed(self._cards[other])
-        return ChaCha20Poly1305(seed(self._agreed[other], terms.digest, f"shares {sender}\0{receiver}"))
+        salt = terms.digest + opened.key + opened.mark
+        return ChaCha20Poly1305(seed(self._agreed[other], salt, f"shares {sender}\0{receiver}"))
 
     def kept(self) -> dict[str, Any]:
         """What another process of this client needs to go on: it holds secrets, and must not leave the site."""

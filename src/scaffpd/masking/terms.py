@@ -8,7 +8,9 @@ neighbours (a Harary graph; all others where k ≥ N − 1). With t colluding cl
 are enough, whoever they are: such a graph stays connected when any t + D of its clients are taken out, so that the
 masks of the others hide everything but their sum; τ > t shares are more than the colluding have of any secret; and
 k − D neighbours are still there to give them. D ≤ t makes τ > k/2, so that no two halves of the neighbours can give
-away both secrets of a client, of which only one may be known.
+away both secrets of a client, of which only one may be known. That is against a server that names different survivors
+to different clients, or against t clients that show it what they hold; against both at once it would take
+k ≥ t + 2D + 1, so that 2τ > k + t.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ from scaffpd.errors import InputError
 
 FEWEST = 3  # with two clients, each knows the other's vector from the sum
 MOST = 15  # of those who collude, or leave, unless more is asked for: 32 neighbours
+
+
+class Forgotten(InputError):
+    """A client has lost what it knew of an exchange, or of the others: it was started anew."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,9 @@ class Terms:
     def usual(cls, exchange: str, names: Sequence[str], colluding: int | None, leaving: int | None) -> Terms:
         """A third of the clients may collude, or leave (15 at most), where nothing else is said."""
         n = len(names)
+        for what, number in (("colluding", colluding), ("leaving", leaving)):
+            if number is not None and type(number) is not int:
+                raise InputError(f"Secure sums need a whole number {what}, got {number!r}.")
         t = min(max(1, n // 3), MOST) if colluding is None else colluding
         d = min(t, max(0, n - 2 - t), n // 3) if leaving is None else leaving
         return cls(exchange, tuple(names), t, d)

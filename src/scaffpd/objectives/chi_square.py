@@ -1,4 +1,4 @@
-"""The χ² penalty: weights may leave the prior, at a quadratic price."""
+"""The χ² penalty: weights may leave the prior, at a quadratic price, and up to a cap."""
 
 from __future__ import annotations
 
@@ -7,29 +7,46 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scaffpd.errors import InputError
 from scaffpd.objectives.base import Objective, Vector
 from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
 from scaffpd.objectives.prox_step import ProxStep
-from scaffpd.objectives.simplex import in_simplex, inner, project_weighted, simplex_step
+from scaffpd.objectives.simplex import EPSILON, in_simplex, inner, project_capped, project_weighted, simplex_step
 
 
 class ChiSquare(Objective):
-    r"""Λ = the simplex, ψ(λ) = (ρ/2) Σ_i (λ_i − p_i)²/p_i.
+    r"""Λ = {λ in the simplex, λ_i ≤ κ}, ψ(λ) = (ρ/2) Σ_i (λ_i − p_i)²/p_i.
 
     The penalised χ² divergence of distributionally robust optimisation (Levy, Carmon, Duchi and Sidford
     2020, "Large-scale methods for distributionally robust optimization"; Duchi and Namkoong 2021,
     "Learning models with uniform performance via distributionally robust optimization"). Its optimum
     guarantees the best trade between mean and spread: while no weight reaches zero, x minimises exactly
-    Σ p_i f_i + Var_p(f)/(2ρ). ρ → ∞ is `Average` and ρ → 0 is `Agnostic`.
+    Σ p_i f_i + Var_p(f)/(2ρ). ρ → ∞ is `Average` and ρ → 0 is `Agnostic`; with a cap κ, ρ → 0 is the mean of
+    the 1/κ largest losses, and no client can move the model by more than its share κ of the gradient.
 
     Args:
         rho: the price ρ > 0 of leaving the prior, in units of the loss.
         prior: reference weights p, 1/N each if not given.
+        cap: κ, the largest weight of a client, between 1/N and 1; no cap if not given.
     """
 
-    def __init__(self, rho: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
+    def __init__(self, rho: float, prior: Sequence[float] | ArrayLike | None = None, cap: float | None = None) -> None:
         self.rho = read_scale("ChiSquare", "rho", rho)
+        self.cap = None if cap is None else read_scale("ChiSquare", "cap", cap)
+        if self.cap is not None and self.cap > 1.0:
+            raise InputError(f"ChiSquare needs 0 < cap <= 1, got {cap!r}.")
         super().__init__(prior)
+
+    def weights(self, n: int) -> Vector:
+        """The prior p for `n` clients; fewer than 1/κ cannot have the weight of all."""
+        if self.cap is not None and n * self.cap < 1.0 - 4.0 * EPSILON * n:
+            raise InputError(f"ChiSquare has cap={self.cap:g}, but {n} clients need at least {1 / n:g} (1/{n}).")
+        return super().weights(n)
+
+    def start(self, losses: ArrayLike) -> Vector:
+        """λ⁰: the prior, or what is nearest to it below the cap."""
+        prior = super().start(losses)
+        return prior if self.cap is None or prior.max() <= self.cap else self.maximizer(np.zeros(len(prior)))
 
     def value(self, weights: ArrayLike) -> float:
         """(ρ/2) Σ (λ_i − p_i)²/p_i."""
@@ -38,18 +55,19 @@ class ChiSquare(Objective):
         return float(0.5 * self.rho * np.sum((weights - p) ** 2 / p))
 
     def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Whether λ lies in the simplex."""
-        return in_simplex(read_weights(self, weights), tolerance)
+        """Whether λ lies in the simplex and below the cap."""
+        weights = read_weights(self, weights)
+        return in_simplex(weights, tolerance) and (self.cap is None or bool(weights.max() <= self.cap + tolerance))
 
     def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
-        """λ_i = d_i [s_i + l_i/σ_i − ν]₊ with d_i = 1/(ρ/p_i + 1/σ_i) and ν such that Σ λ_i = 1."""
+        """λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such that Σ λ_i = 1."""
         s, old, sigma = read_step(self, s, l, sigma)
-        return project_weighted(s - s.max() + old / sigma, self._rate(len(s), sigma))
+        return self._projected(s, old / sigma, self._rate(len(s), sigma))
 
     def maximizer(self, losses: ArrayLike) -> Vector:
-        """λ_i = p_i [(L_i − ν)/ρ]₊ with ν such that Σ λ_i = 1."""
+        """λ_i = min(p_i [(L_i − ν)/ρ]₊, κ) with ν such that Σ λ_i = 1."""
         losses = read_losses(self, losses)
-        return project_weighted(losses, self.weights(len(losses)) / self.rho)
+        return self._projected(losses, 0.0, self.weights(len(losses)) / self.rho)
 
     def support(self, losses: ArrayLike) -> float:
         """⟨L, λ⟩ − ψ(λ) at the maximizer."""
@@ -58,9 +76,10 @@ class ChiSquare(Objective):
         return float(worst + (inner(losses - worst, weights) - self.value(weights)))
 
     def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
-        """d_i on the clients with weight, zero elsewhere."""
+        """d_i on the clients strictly between zero and the cap, zero elsewhere."""
         weights = self.prox(s, l, sigma)
-        return simplex_step(weights, np.where(weights > 0.0, self._rate(len(weights), sigma), 0.0))
+        free = weights > 0.0 if self.cap is None else (weights > 0.0) & (weights < self.cap)
+        return simplex_step(weights, np.where(free, self._rate(len(weights), sigma), 0.0))
 
     def strong_convexity(self, n: int) -> float:
         """ρ / max_i p_i."""
@@ -70,3 +89,16 @@ class ChiSquare(Objective):
         """1 / (ρ/p_i + 1/σ_i)."""
         p, sigma = self.weights(n), np.asarray(sigma, dtype=np.float64)
         return sigma * (p / (p + sigma * self.rho))
+
+    def _projected(self, s: Vector, pull: Vector | float, w: Vector) -> Vector:
+        """λ_i = min(w_i [s_i + pull_i − ν]₊, κ) with Σ λ_i = 1.
+
+        With a cap ν may lie far below the largest s_i. So it is found twice, the second time measured from the s_i that
+        is nearest to it: then s_i − ν keeps its digits where λ_i is neither zero nor κ.
+        """
+        if self.cap is None:
+            return project_weighted(s - s.max() + pull, w)
+        caps, origin = np.full(len(s), self.cap), s.max()
+        _, level = project_capped(s - origin + pull, caps, w)
+        nearest = s[np.argmin(np.abs(s - origin - level))]
+        return project_capped(s - nearest + pull, caps, w)[0]

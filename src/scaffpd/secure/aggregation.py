@@ -59,9 +59,9 @@ class SecureAggregation(Ledger):
             raise InputError(f"SecureAggregation needs 0 < share <= 1, got {share!r}.")
         if not 0 <= real("SecureAggregation", "quantum", quantum) < float("inf"):
             raise InputError(f"SecureAggregation needs quantum >= 0, got {quantum!r}.")
+        self._reach = self._reached(federation, float(share), float(quantum))
         super().__init__(federation.names, federation.start())
         self.inner, self.projections = federation, projections
-        self._reach = self._reached(federation, float(share), float(quantum))
         Terms.usual("", self.names, colluding, leaving)  # whether so many may collude or leave
         self._sums = Sums(self._reach, colluding, leaving, self._counted, record)
 
@@ -91,6 +91,16 @@ class SecureAggregation(Ledger):
     def absent(self) -> int:
         """How many clients do not answer at present."""
         return int(getattr(self.inner, "absent", 0))
+
+    @property
+    def account(self) -> Any:
+        """The books of private clients; `None` where they are not private."""
+        return getattr(self.inner, "account", None)
+
+    @property
+    def privacy(self) -> Any:
+        """What private clients' answers have cost; `None` where they are not private."""
+        return getattr(self.inner, "privacy", None)
 
     def constants(self) -> Constants:
         """L_i, μ_i, max_j L_ij and n_i; and whether curvature may be asked for."""
@@ -166,6 +176,11 @@ class SecureAggregation(Ledger):
         names = self.names
         own = {names[i]: float(weights[i]) for i in asked.chosen}
         return torch.from_numpy(self._sums.sum(kind, held, own, length)).to(self._like)
+
+    @property
+    def error(self) -> float:
+        """The most that an entry of the last sum is off by its number format."""
+        return 0.0 if self._sums.last is None else self._sums.last.error
 
     def __repr__(self) -> str:
         return f"Secure sums over {self.inner!r}"

@@ -23,6 +23,10 @@ class Adding(Protocol):
 
     projections: bool
 
+    @property
+    def error(self) -> float:
+        """The most that an entry of the last sum is off by its number format."""
+
     def add(self, kind: str, held: Any, asked: Asked, weights: Vector, length: int) -> Tensor:
         """Σ w_i v_i."""
 
@@ -43,11 +47,13 @@ class SecureGradients(Answers):
         self._adding, self.point, self.x = adding, point, x
         self.losses: Vector = point.losses
         self._sums: dict[bytes, Tensor] = {}
+        self._error = 0.0
 
     @property
     def rounding(self) -> Rounding:
-        """Bounds on the errors of L_i and c_i."""
-        return self.point.rounding
+        """Bounds on the errors of L_i and c_i; what sums are off by their number format is everybody's part of it."""
+        loss, gradient = self.point.rounding
+        return loss, gradient + self._error
 
     def sum(self, weights: Vector) -> Tensor:
         """Σ_i w_i c_i, masked; the same sum is not asked for twice."""
@@ -56,6 +62,8 @@ class SecureGradients(Answers):
         if name not in self._sums:
             length = len(self.asked.like)
             self._sums[name] = self._adding.add("c", self.point.held("c"), self.asked, weights, length)
+            total = float(np.abs(weights).sum()) or 1.0
+            self._error = max(self._error, length**0.5 * self._adding.error / total)
         return self._sums[name]
 
     def project(self, direction: Tensor) -> Vector:

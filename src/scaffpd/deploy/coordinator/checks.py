@@ -1,4 +1,4 @@
-"""Whether answers can be used: the parts that were asked for, of the right shape and format, and finite."""
+"""Whether answers can be used: the parts that were asked for, of the right shape and format, and finite if squared."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from scaffpd.deploy.protocol.wire import Message
 
 Shapes = Mapping[str, tuple[int, ...]]
+HUGE = np.float64(1e100)  # from here on products of two numbers overflow sooner or later, and nothing can be compared
 DOUBLE = ("scalars", "curvature", "slopes")
 SCALARS = "scalars"  # float64 whatever the model's numbers are; the first is a loss or a size, and finite
 
@@ -41,6 +42,6 @@ def _malformed(answer: Message, shapes: Shapes, like: Tensor) -> str | None:
 def _infinite(answer: Message) -> str | None:
     """Bounds on rounding may be infinite and an accuracy unknown: only the first scalar has to be a number."""
     for name, array in answer.arrays.items():
-        if not np.all(np.isfinite(array[:1] if name == SCALARS else array)):
-            return f"its {name!r} has a NaN or infinite entry"
+        if not np.all(np.abs(array[:1] if name == SCALARS else array) <= HUGE):
+            return f"its {name!r} has an entry that is NaN, infinite or beyond {HUGE:g}"
     return None

@@ -2,14 +2,15 @@ r"""`coordinate`: a whole run over any transport, from the first greeting to the
 
 A run is made of segments, each with the same members throughout; the training loop drives every segment as it drives a
 cohort, and writes its state after every round. A coordinator that was killed goes on with the segment's last round and
-gives the same numbers. When a silo is dropped or comes back, a new segment starts from the x that was reached.
+gives the same numbers. When a silo is dropped, quarantined or comes back, a new segment starts from the x that was
+reached, before any answer that was not believed.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,19 @@ from typing import Any
 import numpy as np
 
 from scaffpd.checkpoint import Checkpoint
+from scaffpd.deploy.coordinator.events import Event, Lost, Paused, Quarantined, Returned, accuse
 from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.coordinator.judge import absurd_facts
 from scaffpd.deploy.coordinator.line import Line, answered
 from scaffpd.deploy.coordinator.opening import Facts, Refusal, Unanswered, negotiate, settle
 from scaffpd.deploy.coordinator.remote import Remote
-from scaffpd.deploy.coordinator.roster import PAUSE, Event, Lost, Paused, Returned, Roster
+from scaffpd.deploy.coordinator.roster import PAUSE, Roster
 from scaffpd.deploy.coordinator.run_folder import RunFolder, Segment
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.transport import Transport
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
+from scaffpd.objectives import ChiSquare
 from scaffpd.training import Moment, Result, Status, train
 
 PAUSED, FAILED = "paused", "failed"
@@ -44,6 +48,7 @@ class Outcome:
         members: the silos that the result is about.
         rounds: rounds made.
         certificate: the proven gap; `None` where nothing is proven.
+        privacy: the largest ε of a silo, and δ; `None` where there is no noise.
     """
 
     status: str
@@ -52,6 +57,7 @@ class Outcome:
     members: tuple[str, ...] = ()
     rounds: int = 0
     certificate: float | None = None
+    privacy: Mapping[str, float] | None = None
 
     @classmethod
     def of(cls, folder: RunFolder) -> Outcome:
@@ -95,12 +101,23 @@ def finished(file: FederationFile, folder: RunFolder) -> Outcome | None:
     return None
 
 
+def _fewest(file: FederationFile) -> int:
+    """How many silos it takes to have all of the weight, where an objective caps that of each."""
+    objective, silos = getattr(file.algorithm, "objective", None), len(file.silos)
+    if not isinstance(objective, ChiSquare) or objective.cap is None:
+        return 1
+    objective.weights(silos)  # or a sentence that even all of them are too few
+    return min(silos, int(np.ceil(1 / objective.cap - 1e-9)))
+
+
 class _Run:
     """One coordinator at work."""
 
     def __init__(self, file: FederationFile, folder: RunFolder, transport: Transport) -> None:
         self.file, self.folder, self.policy = file, folder, file.policy
         self.line = Line(transport)
+        self.line.barred = folder.quarantined()
+        self.fewest = max(self.policy.quorum, _fewest(file))
         self.started = time.monotonic()
         self.absences: Counter[str] = Counter()
         self.strikes: Counter[str] = Counter()
@@ -114,8 +131,13 @@ class _Run:
             try:
                 setup = self._agreement(members)
                 facts = settle(self.line, members, setup, self.policy.timeout)
+                absurd = absurd_facts(facts, self.policy.outlier)
+                accuse({members[i]: why for i, why in absurd.items()}, self.folder.rounds(), self._record)
             except (Unanswered, Refusal) as trouble:
                 members = self._without(members, trouble)
+                continue
+            except Quarantined as found:
+                members = self._barring(members, found)
                 continue
             segment = self._segment(members)
             outcome = self._train(segment, setup, facts)
@@ -127,22 +149,29 @@ class _Run:
         """Why a run cannot start, or go on, with these silos."""
         away = [name for name in self.file.silos if name not in members]
         if away and self.policy.missing == PAUSE:
-            return f"Silo {away[0]!r} is not there."
-        if len(members) < self.policy.quorum:
-            return f"Fewer than {self.policy.quorum} silos are there ({', '.join(members) or 'nobody'})."
+            return f"Silo {away[0]!r} is {'quarantined' if away[0] in self.line.barred else 'not there'}."
+        if len(members) < self.fewest:
+            barred = "".join(f"; {name} is quarantined" for name in self._in_order(self.line.barred))
+            return f"Fewer than {self.fewest} silos are there ({', '.join(members) or 'nobody'}{barred})."
         return None
+
+    def _barring(self, members: Sequence[str], found: Quarantined) -> list[str]:
+        """Nothing more is asked of silos that have given themselves away; who is left."""
+        self.line.barred |= {*found.names}
+        return [name for name in members if name not in self.line.barred]
 
     def _gather(self) -> list[str]:
         """Wait until everybody is there, or for the time that the policy gives them."""
         deadline, here = time.monotonic() + self.policy.start_timeout, list[str]()
-        while len(here) < len(self.file.silos):
+        awaited = {*self.file.silos} - self.line.barred
+        while len(here) < len(awaited):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             for name, reply in self.line.greet(min(self.policy.timeout, max(left, 1.0)), here).items():
-                if answered(reply) and name in self.file.silos and name not in here:
+                if answered(reply) and name in awaited and name not in here:
                     here.append(name)
-            if len(here) < len(self.file.silos):
+            if len(here) < len(awaited):
                 time.sleep(min(BREATH, max(left, 0)))
         return self._in_order({*here})
 
@@ -152,9 +181,17 @@ class _Run:
         if setup is None:
             name = type(self.file.algorithm).__name__
             file, timeout = self.file, self.policy.timeout
-            setup = negotiate(self.line, members, name, file.model, file.features, timeout, file.secure)
+            setup = negotiate(self.line, members, name, file.model, file.features, timeout, file.secure, self._noise())
             self.folder.write_setup(setup)
         return setup
+
+    def _noise(self) -> Callable[[int, int], Mapping[str, Any]] | None:
+        """Solves the noise of a private run for the fewest rows of a silo and the number of columns."""
+        if not self.file.privacy:
+            return None
+        from scaffpd.deploy.coordinator.noise import proposed  # needs packages that runs without noise do not
+
+        return lambda rows, columns: proposed(self.file, rows, columns)
 
     def _without(self, members: Sequence[str], trouble: Unanswered | Refusal) -> list[str]:
         """Leave out a silo that does not take the agreement; the first agreement has no exceptions."""
@@ -185,7 +222,7 @@ class _Run:
 
     def _train(self, segment: Segment, setup: Setup, facts: Facts) -> Outcome | list[str]:
         """One segment: the run's outcome, or the members of the next segment."""
-        dropped = [name for name in self.file.silos if name not in segment.members]
+        dropped = [name for name in self.file.silos if name not in {*segment.members} | self.line.barred]
         roster = Roster(
             self.line, segment.members, self.policy, self._record, dropped, self.absences, self.strikes
         )  # fmt: skip
@@ -194,6 +231,9 @@ class _Run:
         while True:
             try:
                 result = self._fit(segment, remote)
+                return self._finish(segment, setup, remote, result)
+            except Quarantined as found:
+                return self._barring(segment.members, found)
             except Returned as returned:
                 return self._in_order({*segment.members, *returned.names})
             except (Lost, Paused) as reason:
@@ -204,8 +244,6 @@ class _Run:
                     return self._pause(str(reason))
                 if remote.stood_in or there != list(segment.members):
                     return there
-            else:
-                return self._finish(segment, setup, remote, result)
 
     def _in_order(self, names: set[str]) -> list[str]:
         return [name for name in self.file.silos if name in names]
@@ -251,28 +289,54 @@ class _Run:
     def _finish(self, segment: Segment, setup: Setup, remote: Remote, result: Result) -> Outcome:
         """Write the result down."""
         remote.roster.ending = True
-        splits = ("train", "test") if remote.facts.tested.any() else ("train",)
-        tables = {split: remote.evaluate(result.x, split, complete=False) for split in splits}
-        rows = []
-        for i, name in enumerate(segment.members):
-            row: dict[str, Any] = {"silo": name, "weight": float(result.weights[i])}
-            for split, scores in tables.items():
-                row |= {f"{split} rows": int(scores.counts[i]), f"{split} loss": float(scores.loss[i])}
-                row |= {f"{split} accuracy": float(scores.accuracy[i])}
-            rows.append(row)
+        spent = self._spent(remote)
+        rows = self._rows(segment, remote, result, spent)
         self.folder.write_clients(rows)
         self.folder.write_rounds(self.file.silos)
         self.folder.write_model(result.x, setup)
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
         final = result.status is not Status.INTERRUPTED
         whole = replace(result, rounds=segment.before + result.rounds)
-        sentence = f"{whole}{self._missing(segment, remote)}"
-        return Outcome(str(result.status), final, sentence, segment.members, whole.rounds, proven)
+        words = _privately(spent) if self.file.privacy else ""
+        sentence = f"{whole}{words}{self._missing(segment, remote)}"
+        worst = max(spent.values(), key=lambda own: own["epsilon"], default=None)
+        privacy = None if worst is None else dict(worst)
+        return Outcome(str(result.status), final, sentence, segment.members, whole.rounds, proven, privacy)
+
+    def _spent(self, remote: Remote) -> dict[str, Mapping[str, float]]:
+        """(ε, δ) of every silo, where there is noise."""
+        if not self.file.privacy:
+            return {}
+        from scaffpd.deploy.coordinator.noise import told  # needs packages that runs without noise do not
+
+        return told(remote.roster, remote.names)
+
+    def _rows(
+        self, segment: Segment, remote: Remote, result: Result, spent: Mapping[str, Mapping[str, float]]
+    ) -> list[dict[str, Any]]:
+        """The table of silos: scores, or, where they are private, the last noisy loss and what that has cost."""
+        splits = ("train", "test") if remote.facts.tested.any() else ("train",)
+        asked = () if self.file.privacy else splits
+        tables = {split: remote.evaluate(result.x, split, complete=False) for split in asked}
+        rows = []
+        for i, name in enumerate(segment.members):
+            row: dict[str, Any] = {"silo": name, "weight": float(result.weights[i])}
+            for split, scores in tables.items():
+                row |= {f"{split} rows": int(scores.counts[i]), f"{split} loss": float(scores.loss[i])}
+                row |= {f"{split} accuracy": float(scores.accuracy[i])}
+            if self.file.privacy:
+                row |= {"train rows": int(remote.facts.constants.samples[i])}
+                row |= {"train loss": float(result.history[f"loss[{name}]"][-1])}
+                row |= {"epsilon": spent.get(name, {}).get("epsilon", "")}
+            rows.append(row)
+        return rows
 
     def _missing(self, segment: Segment, remote: Remote) -> str:
         """What the reader must know about silos that are not in the result, or not fully."""
-        gone = [name for name in self.file.silos if name not in segment.members]
-        words = f" It is about {', '.join(segment.members)}; {', '.join(gone)} had been dropped." if gone else ""
+        gone = {*self.file.silos} - {*segment.members}
+        sorts = ((gone - self.line.barred, "dropped"), (gone & self.line.barred, "quarantined"))
+        fates = [f"{', '.join(self._in_order(who))} had been {what}" for who, what in sorts if who]
+        words = f" It is about {', '.join(segment.members)}; {'; '.join(fates)}." if gone else ""
         stale = sorted(remote.roster.absent)
         return words + (f" {', '.join(stale)} did not answer at the end." if stale else "")
 
@@ -296,3 +360,11 @@ class _Run:
     def _record(self, event: Event) -> None:
         self.folder.event(event)
         self.folder.progress({"event": asdict(event)})
+
+
+def _privately(spent: Mapping[str, Mapping[str, float]]) -> str:
+    """What the run has cost, in words."""
+    if not spent:
+        return " No silo said what this has cost."
+    worst = max(spent.values(), key=lambda own: own["epsilon"])
+    return f" Every record is protected with (ε, δ) = ({worst['epsilon']:.2f}, {worst['delta']:g}), as silos count it."

@@ -17,8 +17,12 @@ from scaffpd.settings.objects import algorithm_of
 from scaffpd.settings.section import NAME, Section
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
-TABLES = ("model", "features", "algorithm", "objective", "training", "secure", "faults", "server")
-FEWEST = 3  # silos of a secure sum
+TABLES = ("model", "features", "algorithm", "objective", "training", "secure", "privacy", "faults", "server")
+LIMITS = {"colluding": 1, "leaving": 0}  # the least of both in [secure]
+OPTIONAL = ("radius", "smoothness")
+PRIVACY_KEYS = ("epsilon", "delta", "clip", "loss_clip", "loss_share", *OPTIONAL)
+WITH_LOSSES = ("Fair", "ScaffPD", "AcceleratedPrimalDual", "GradientDescentAscent", "Extragradient")
+PRIVATE_ROUNDS = 30  # every round costs
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class FederationFile:
         seed: of all randomness.
         policy: what happens when silos do not answer.
         secure: how vectors are masked; empty where they are not.
+        privacy: ε, δ and clips; empty where there is no noise.
         server: where silos reach it.
     """
 
@@ -68,6 +73,7 @@ class FederationFile:
     seed: int
     policy: Policy
     secure: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] = field(default_factory=dict)
     server: Server = field(default_factory=Server)
 
     @classmethod
@@ -79,17 +85,18 @@ class FederationFile:
             raise top.refusal("silos", 'the names of all silos (letters, digits, - and _), such as ["north", "south"],')
         training = top.section("training", ("rounds", "tol", "seed"))
         algorithm = algorithm_of(top)
-        certified = not isinstance(algorithm, LocalMethod)
+        privacy = _privacy(top, algorithm)
+        certified = not isinstance(algorithm, LocalMethod) and not privacy
         tol = training.number("tol", 1e-6 * certified, "a number >= 0 (0: make all rounds)", 0, float("inf"))
         if tol and not certified:
-            kind = type(algorithm).__name__
+            kind = "A run with noise" if privacy else type(algorithm).__name__
             raise InputError(f"{kind} certifies nothing: leave training.tol out of {top.file.name!r}.")
         folder = top.file.parent / Path(top.text("folder", "run")).expanduser()
         secure = _secure(top, len(silos), type(algorithm).__name__)
         return cls(
             top.file, top.text("name", "federation"), silos, folder, _model(top), _features(top), algorithm,
-            training.whole("rounds", 1000, 1), tol or None, training.whole("seed", 0),
-            _policy(top, len(silos), bool(secure)), secure, _server(top),
+            training.whole("rounds", PRIVATE_ROUNDS if privacy else 1000, 1), tol or None, training.whole("seed", 0),
+            _policy(top, len(silos), _fewest(secure, len(silos))), secure, privacy, _server(top),
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
@@ -98,7 +105,8 @@ class FederationFile:
             "algorithm or objective": repr(self.algorithm), "model": dict(self.model), "features": dict(self.features),
             "seed": self.seed, "list of silos": list(self.silos),
         }  # fmt: skip
-        return {**about, "way of masking": dict(self.secure)} if self.secure else about
+        more = {"way of masking": dict(self.secure), "budget of privacy": dict(self.privacy)}
+        return about | {name: part for name, part in more.items() if part}
 
 
 def _model(top: Section) -> dict[str, Any]:
@@ -128,22 +136,59 @@ def _secure(top: Section, silos: int, algorithm: str) -> dict[str, Any]:
     if "secure" not in top:
         return {}
     section = top.section("secure", ("colluding", "leaving", "projections"))
-    if silos < FEWEST:
-        raise InputError(f"{top.file.name!r} has [secure], which needs at least {FEWEST} silos, and names {silos}.")
     if algorithm in LOOKING or algorithm in KEEPING:
         raise InputError(
             f"{algorithm} looks at every silo's own vectors, or keeps them: take [secure] out of {top.file.name!r}, or "
             "use another algorithm, such as ScaffPD."
         )
-    numbers = {name: section.whole(name, None, 0) for name in ("colluding", "leaving") if name in section}
-    return {"colluding": None, "leaving": None, **numbers, "projections": section.boolean("projections", False)}
+    numbers = {name: section.whole(name, None, least) for name, least in LIMITS.items() if name in section}
+    found = {"colluding": None, "leaving": None, **numbers, "projections": section.boolean("projections", False)}
+    if (why := _unbearable(found, silos)) is not None:
+        raise InputError(f"[secure] of {top.file.name!r}: {why}")
+    return found
 
 
-def _policy(top: Section, silos: int, secure: bool) -> Policy:
+def _privacy(top: Section, algorithm: Any) -> dict[str, Any]:
+    """What [privacy] has, complete; empty where there is no such table."""
+    if "privacy" not in top:
+        return {}
+    section, most = top.section("privacy", PRIVACY_KEYS), float("inf")
+    kind = type(algorithm).__name__
+    if kind not in WITH_LOSSES:
+        raise InputError(
+            f"[privacy] of {top.file.name!r} needs a method that asks for losses itself, for nothing else may leave "
+            f"silos: {', '.join(WITH_LOSSES)}, not {kind}."
+        )
+    values = {"epsilon": section.number("epsilon", None, "the ε that a run may cost, a number > 0,", 1e-9, most)}
+    values["delta"] = section.number("delta", 1e-5, "a number between 0 and 1", 1e-300, 1)
+    for name, usual in (("clip", 1.0), ("loss_clip", 4.0), ("loss_share", 0.3)):
+        values[name] = section.number(name, usual, "a number > 0", 1e-12, most)
+    more = {name: section.number(name, None, "a number > 0", 1e-12, most) for name in OPTIONAL if name in section}
+    return values | more
+
+
+def _unbearable(secure: Mapping[str, Any], silos: int) -> str | None:
+    """Why so few silos cannot make secure sums, or `None`."""
+    from scaffpd.masking import Terms  # needs a package that plain sums do not
+
+    try:
+        Terms.usual("", [str(i) for i in range(silos)], secure["colluding"], secure["leaving"])
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _fewest(secure: Mapping[str, Any], silos: int) -> int:
+    """How many silos there have to be at any time."""
+    while secure and _unbearable(secure, silos - 1) is None:
+        silos -= 1
+    return silos if secure else 1
+
+
+def _policy(top: Section, silos: int, fewest: int) -> Policy:
     section = top.section("faults", [item.name for item in fields(Policy)])
     policy = Policy(**{"quorum": max(1, silos - 1), **section.values})
-    if secure and policy.quorum < FEWEST:
-        policy = replace(policy, quorum=FEWEST)
+    policy = replace(policy, quorum=max(policy.quorum, fewest))
     if policy.quorum > silos:
         raise InputError(f"{top.file.name!r} has a quorum of {policy.quorum}, but only {silos} silos.")
     return policy

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from torch import Tensor
 
+from scaffpd.deploy.protocol.needs import SPENT
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.transport import Failure, Transport
 from scaffpd.deploy.protocol.vectors import Names, Shelf
@@ -51,12 +52,14 @@ class Line:
 
     Attributes:
         wire: every byte of every message so far, evaluation and set-up included.
+        barred: silos that are not listened to any more.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.transport, self.wire = transport, Traffic()
         self.most = LEAST_ROOM  # bytes of a reply
         self.sites: dict[str, str] = {}
+        self.barred: set[str] = set()
         self.setup: Setup | None = None
         self.taken: dict[str, Array] = {}  # what every silo said about its losses when it took the agreement
         self._shelves: dict[str, Shelf] = {}
@@ -64,7 +67,7 @@ class Line:
 
     def greet(self, timeout: float, present: Sequence[str] = ()) -> Replies:
         """Ask every connected site that is none of `present` who it is, and remember who is where."""
-        taken = {self.sites[name] for name in present}
+        taken = {self.sites[name] for name in (*present, *self.barred) if name in self.sites}
         sites = {site: site for site in self.transport.sites() if site not in taken}
         found: Replies = {}
         for site, reply in self._ask(dict.fromkeys(sites, Question("hello")), sites, timeout, anyone=True).items():
@@ -73,7 +76,8 @@ class Line:
                 reply = self._identified(site, name, reply, {*found, *present})
             if isinstance(reply, Message):
                 self.sites[name] = site
-            found.setdefault(name, reply)
+            if name not in self.barred:
+                found.setdefault(name, reply)
         return found
 
     def _identified(self, site: str, name: str, reply: Message, taken: set[str]) -> Message | Failure:
@@ -141,7 +145,7 @@ class Line:
         roles = {**question.vectors, **question.own.get(name, {})}
         more, arrays = question.personal.get(name, ({}, {}))
         values = {**question.values, **more, "question": number}
-        if roles or question.kind == "start":
+        if roles or question.kind in ("start", SPENT):
             assert self.setup is not None
             values |= {"setup": self.setup.digest, "vectors": {role: self._name(v) for role, v in roles.items()}}
         return Message(question.kind, values, {**sent, **question.arrays, **arrays})

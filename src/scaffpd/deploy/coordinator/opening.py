@@ -19,7 +19,7 @@ from scaffpd.deploy.protocol.wire import Array, Message, digest, plain
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Vector
 from scaffpd.tabular.agree import agree, deviation_of, mean_of
-from scaffpd.tabular.schema import PREPARED
+from scaffpd.tabular.schema import PREPARED, width
 
 USELESS = "its answer to the agreement cannot be used."
 
@@ -51,18 +51,30 @@ def negotiate(
     settings: Mapping[str, Any],
     timeout: float,
     secure: Mapping[str, Any] | None = None,
+    privacy: Callable[[int, int], Mapping[str, Any]] | None = None,
 ) -> Setup:
-    """Agree on columns, categories, labels, means and deviations; sums over columns are masked where all sums are."""
+    """Agree on columns, categories, labels, means and deviations; sums over columns are masked where all sums are.
+
+    `privacy` finds the noise for the fewest rows of a silo and the number of encoded columns.
+    """
     ask, masked = _asker(line, members, timeout), dict(secure or {})
     described = {name: reply.values.get("description") for name, reply in ask(Question("describe")).items()}
     schema = agree(described, bool(settings.get("standardise", True)))
     if schema["task"] == PREPARED:
-        return Setup(algorithm, model, schema, np.zeros(0), np.zeros(0), "", masked)
+        return Setup(algorithm, model, schema, np.zeros(0), np.zeros(0), "", masked, _noise(privacy, described, 1))
     totals = _totals(ask, members, masked)
     mean = mean_of(totals(Question("totals", {"schema": schema})), schema)
     deviation = deviation_of(totals(Question("totals", {"schema": schema}, arrays={"mean": mean})), mean)
     numbers = str(settings.get("numbers", ""))
-    return Setup(algorithm, _completed(model, schema), schema, mean, deviation, numbers, masked)
+    noise = _noise(privacy, described, width(schema))
+    return Setup(algorithm, _completed(model, schema), schema, mean, deviation, numbers, masked, noise)
+
+
+def _noise(
+    privacy: Callable[[int, int], Mapping[str, Any]] | None, described: Mapping[str, Any], columns: int
+) -> Mapping[str, Any]:
+    """The agreement on privacy, for the silo with the fewest rows: its minibatches show the most of a row."""
+    return {} if privacy is None else privacy(min(int(silo["train"]) for silo in described.values()), columns)
 
 
 def _totals(ask: Asking, members: Sequence[str], secure: Mapping[str, Any]) -> Callable[[Question], Any]:
@@ -106,7 +118,7 @@ def settle(line: Line, members: Sequence[str], setup: Setup, timeout: float) -> 
     known = Constants(
         columns[:, 0], columns[:, 1], all(read[name]["convex"] for name in members), columns[:, 2],
         np.array([read[name]["samples"] for name in members], dtype=np.int64),
-        all(read[name]["quadratic"] for name in members),
+        all(read[name]["quadratic"] for name in members), any(read[name].get("noisy") is True for name in members),
     )  # fmt: skip
     line.taken |= {name: read[name]["constants"] for name in members}
     line.most = max(LEAST_ROOM, 3 * 8 * len(start))
@@ -136,6 +148,8 @@ def _asker(line: Line, members: Sequence[str], timeout: float) -> Asking:
         for name, reply in line.exchange(question, members, timeout).items():
             if isinstance(reply, Failure):
                 raise Unanswered(name, reply.reason)
+            if reply.kind == "missing":
+                raise Unanswered(name, "it was started anew")
             if not answered(reply):
                 raise Refusal(name, plain(reply.values.get("sentence")))
             answers[name] = reply

@@ -21,14 +21,17 @@ from scaffpd.cohort.cohort import SPLITS
 from scaffpd.cohort.ledger import Ledger
 from scaffpd.deploy.coordinator.answers import RemoteGradients, RemoteUpdates
 from scaffpd.deploy.coordinator.checks import Shapes, troubles
+from scaffpd.deploy.coordinator.events import Lost, accuse
+from scaffpd.deploy.coordinator.judge import Judge, Verdicts
 from scaffpd.deploy.coordinator.line import Question
 from scaffpd.deploy.coordinator.opening import Facts
-from scaffpd.deploy.coordinator.roster import Lost, Roster
+from scaffpd.deploy.coordinator.roster import Roster
 from scaffpd.deploy.protocol import needs
 from scaffpd.deploy.protocol.plans import batch_values, plan_values
 from scaffpd.deploy.protocol.wire import Array
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.models.oracle import same
 
 
 class Remote(Ledger):
@@ -45,6 +48,7 @@ class Remote(Ledger):
     def __init__(self, roster: Roster, facts: Facts) -> None:
         super().__init__(roster.members, torch.from_numpy(np.array(facts.start)))
         self.roster, self.facts = roster, facts
+        self.judge = Judge(facts, roster.line.setup, roster.policy.outlier)
         self._last: dict[int, tuple[Tensor, Tensor, NDArray[np.float64]]] = {}  # y_i, c_i and L_i of the last answer
         self.stood_in = False
         self._scores: dict[tuple[int, str], NDArray[np.float64]] = {}
@@ -90,6 +94,7 @@ class Remote(Ledger):
         chosen = self._chosen(clients)
         self.count(exchanges=alone, down=self._send(x, chosen), up=len(chosen))
         got = self._ask(needs.LOSSES, chosen, {"x": x}, batch_values(batch_size, key), shapes={"scalars": (1,)})
+        self.accuse(self.judge.losses(x, batch_size, got))
         out = np.full(len(self.names), np.nan)
         for i in chosen:
             if i in got:
@@ -114,6 +119,7 @@ class Remote(Ledger):
         self.count(exchanges=alone, down=self._send(x, chosen), up=(self.dimension + 3) * len(chosen))
         shapes = {"c": (self.dimension,), "scalars": (3,)}
         got = self._ask(needs.GRADIENTS, chosen, {"x": x}, batch_values(batch_size, key), shapes)
+        self.accuse(self.judge.gradients(x, batch_size, got))
         self._last |= {i: (x, torch.from_numpy(parts["c"]), parts["scalars"]) for i, parts in got.items()}
         seen = [self._last[i][1:] if i in got else self._bound(i, x) for i in chosen]
         vectors, scalars = torch.stack([c for c, _ in seen]), np.stack([s for _, s in seen])
@@ -147,6 +153,8 @@ class Remote(Ledger):
         self.count(exchanges=1, down=self._send(x, chosen) + corrections, up=again * len(chosen) * self.dimension)
         shapes = {"d": (self.dimension,)} | ({} if plan.snapshot is None else {"snapshot": (self.dimension,)})
         got = self._ask(needs.UPDATES, chosen, vectors, values, shapes, own=own)
+        corrected = isinstance(at, RemoteGradients) and at.batch[0] is None and same(at.x, x)
+        self.accuse(self.judge.updates(corrected, correction, plan, x, got))
         return self._updates(chosen, got, self._frozen(correction, plan), plan.snapshot)
 
     def _frozen(self, correction: Tensor | None, plan: LocalPlan) -> Callable[[int], Tensor] | None:
@@ -172,6 +180,7 @@ class Remote(Ledger):
         steepest = float(max(plan.steepest, L[chosen].max()))
         values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **batch_values(*at.batch)}
         got = self._ask(needs.PROXIMAL, chosen, vectors, values, {"d": (self.dimension,)})
+        self.accuse(self.judge.proximal(at.x, at.batch[0], correction, plan, got))
         return self._updates(chosen, got, lambda i: correction / (L[i] + plan.pull * plan.metric), None)
 
     def _updates(
@@ -204,7 +213,9 @@ class Remote(Ledger):
             {"curvature": (k, k), "slopes": (k,), "scalars": (1,)} if k else {"diagonal": (self.dimension,)}
         )
         self.count(exchanges=1, down=k * self.dimension * len(at.chosen), up=up * len(at.chosen))
-        return self._ask(kind, at.chosen, {"at": at.x, **vectors}, batch_values(*at.batch), shapes, arrays=arrays)
+        got = self._ask(kind, at.chosen, {"at": at.x, **vectors}, batch_values(*at.batch), shapes, arrays=arrays)
+        self.accuse(self.judge.further(at.batch[0], arrays.get("V"), got))
+        return got
 
     def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train", complete: bool = True) -> ClientScores:
         """Per-silo loss, accuracy and sample counts; the last known ones of a silo that does not answer.
@@ -218,6 +229,8 @@ class Remote(Ledger):
         if not chosen:
             raise InputError("No silo has held rows out: there is nothing to test on.")
         got = self._ask(needs.EVALUATE, chosen, {"x": point}, {"split": split}, {"scalars": (3,)})
+        if split == "train":
+            self.accuse(self.judge.losses(point, None, got))
         self._scores |= {(i, split): parts["scalars"] for i, parts in got.items()}
         self.stood_in |= split == "train" and len(got) < len(chosen)
         self._need(i for i in chosen if complete and (i, split) not in self._scores)
@@ -242,6 +255,10 @@ class Remote(Ledger):
         question = Question(kind, values, vectors, personal, arrays or {})
         replies = self.roster.ask(question, list(names), lambda answers: troubles(answers, shapes, self._like))
         return {names[name]: answer.arrays for name, answer in replies.items()}
+
+    def accuse(self, verdicts: Verdicts) -> None:
+        """Answers that give a silo away are not used, nor is the silo any more."""
+        accuse({self.names[i]: why for i, why in verdicts.items()}, self.roster.round, self.roster.record)
 
     def _known_loss(self, i: int, x: Tensor) -> float:
         """The lower bound of a silo's loss where there is one, or else the last loss that it gave."""

@@ -21,12 +21,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from scaffpd.deploy.coordinator.events import Event, Lost, Paused, Returned
 from scaffpd.deploy.coordinator.line import Line, Question, Replies, answered
 from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.deploy.protocol.wire import Message, plain
 from scaffpd.errors import InputError, count, positive, unknown
 
 DROP, PAUSE = "drop", "pause"
+LEAST_OUTLIER = 10.0
 STRIKES = 3  # answers that cannot be used, or refusals, after which a silo is not asked again
 
 
@@ -41,6 +43,7 @@ class Policy:
         missing: what comes after that, "drop" or "pause".
         start_timeout: seconds to wait for all silos before a run starts (or goes on) without some of them.
         probe: seconds that an absent silo has to say that it is back.
+        outlier: how many times larger than the median of the others' a gradient or an update may be.
     """
 
     quorum: int = 2
@@ -49,45 +52,18 @@ class Policy:
     missing: str = DROP
     start_timeout: float = 120.0
     probe: float = 10.0
+    outlier: float = 1e4
 
     def __post_init__(self) -> None:
         count("faults", "quorum", self.quorum)
-        for name in ("timeout", "start_timeout", "probe"):
+        for name in ("timeout", "start_timeout", "probe", "outlier"):
             positive("faults", name, getattr(self, name))
+        if self.outlier < LEAST_OUTLIER:
+            raise InputError(f"faults needs outlier >= {LEAST_OUTLIER:g}: honest silos differ; got {self.outlier!r}.")
         if isinstance(self.max_age, bool) or not isinstance(self.max_age, int) or self.max_age < 0:
             raise InputError(f"faults needs a whole number max_age >= 0, got {self.max_age!r}.")
         if self.missing not in (DROP, PAUSE):
             raise unknown("policy for missing silos", self.missing, (DROP, PAUSE))
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened to a silo."""
-
-    round: int
-    silo: str
-    what: str
-    sentence: str
-
-
-class Paused(Exception):
-    """Too few silos are there to go on; the last finished round is what counts."""
-
-
-class Lost(Exception):
-    """Silos are gone for which no earlier answer can stand in, or for longer than the policy allows."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(", ".join(names))
-        self.names = tuple(names)
-
-
-class Returned(Exception):
-    """Silos are back."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(", ".join(names))
-        self.names = tuple(names)
 
 
 class Roster:

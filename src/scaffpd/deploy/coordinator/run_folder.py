@@ -4,7 +4,7 @@ setup.json        the agreement: columns, categories, labels, means, deviations,
 segments.json     who took part in which part of the run
 segment-0.npz     that part's checkpoint, written after every round
 progress.jsonl    a line per round, for whoever watches
-events.csv        who went away, came back, was dropped
+events.csv        who went away, came back, was dropped or quarantined
 rounds.csv, clients.csv, model.safetensors, outcome.json    the result
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 from safetensors.numpy import save as save_tensors
 
 from scaffpd import checkpoint as disk
-from scaffpd.deploy.coordinator.roster import Event
+from scaffpd.deploy.coordinator.events import QUARANTINED, Event
 from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.protocol.wire import Array
 from scaffpd.errors import InputError
@@ -159,6 +159,14 @@ class RunFolder:
             if new:
                 writer.writerow(["round", "silo", "what", "sentence"])
             writer.writerow([event.round, event.silo, event.what, event.sentence])
+
+    def quarantined(self) -> set[str]:
+        """Who has given itself away in this run: for good, whoever coordinates it."""
+        path = self.path / "events.csv"
+        if not path.exists():
+            return set()
+        with path.open(newline="", encoding="utf-8") as file:
+            return {row["silo"] for row in csv.DictReader(file) if row.get("what") == QUARANTINED}
 
     def write_rounds(self, silos: Sequence[str]) -> None:
         """The table of all rounds of all parts; a silo that was no member has empty cells."""

@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.deploy.coordinator.checks import troubles
+from scaffpd.deploy.coordinator.events import Lost
 from scaffpd.deploy.coordinator.line import Question
 from scaffpd.deploy.coordinator.parties import Checks, SiloParties
-from scaffpd.deploy.coordinator.roster import Lost
 from scaffpd.deploy.protocol import needs
 from scaffpd.deploy.protocol.plans import batch_values, plan_values
 from scaffpd.deploy.protocol.wire import Array, Message
 from scaffpd.errors import InputError
 from scaffpd.federation import Clients, ClientScores, LocalPlan, ProximalPlan, Vector
+from scaffpd.masking import Opened, Terms
 from scaffpd.secure.reach import Rounding
 
 if TYPE_CHECKING:
@@ -46,6 +47,16 @@ class SecureReach(SiloParties):
             raise Lost(lacking)
         return replies
 
+    def reveal(
+        self, terms: Terms, survivors: Sequence[str], following: Terms
+    ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
+        """Shares that open a sum; where more silos have left than it bears, the round is begun anew without them."""
+        shares, opened = super().reveal(terms, survivors, following)
+        lacking = [name for name in survivors if name not in shares]
+        if len(lacking) > terms.leaving:
+            raise Lost(lacking)
+        return shares, opened
+
     def scalars(self, question: Question, clients: Clients, count: int = 1) -> NDArray[np.float64]:
         """A few numbers of every silo, (N, count); NaN for those that were not asked."""
         names = self.remote.names
@@ -60,13 +71,19 @@ class SecureReach(SiloParties):
     def gradients(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> SiloPoint:
         """Losses at x; c_i stays there."""
         batch = batch_values(batch_size, key)
-        seen = self.scalars(Question(needs.GRADIENTS, batch, {"x": x}), clients, 3)
+        seen = self._judged(x, batch_size, self.scalars(Question(needs.GRADIENTS, batch, {"x": x}), clients, 3))
         return SiloPoint(self, x, batch, clients, seen)
 
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> Vector:
         """L_i."""
         question = Question(needs.LOSSES, batch_values(batch_size, key), {"x": x})
-        return self.scalars(question, clients)[:, 0]
+        return self._judged(x, batch_size, self.scalars(question, clients))[:, 0]
+
+    def _judged(self, x: Tensor, batch_size: int | None, seen: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Losses of an absurd size give a silo away here as well; the rest of an answer cannot be looked at."""
+        got = {i: {"scalars": row} for i, row in enumerate(seen) if not np.isnan(row[0])}
+        self.remote.accuse(self.remote.judge.losses(x, batch_size, got))
+        return seen
 
     def local_updates(
         self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan, clients: Clients

@@ -10,6 +10,7 @@ from scaffpd.errors import unknown
 
 GRADIENTS, LOSSES, UPDATES = "gradients", "losses", "local_updates"
 PROXIMAL, CURVATURE, DIAGONAL, EVALUATE = "proximal_steps", "curvature", "diagonal", "evaluate"
+SPENT = "spent"  # (ε, δ) so far
 PROJECT = "project"  # ⟨c_i, v⟩: a scalar in place of a vector, for servers that do not see c_i
 CARD, MEET, OPEN, MASKED, REVEAL, SIZES = "card", "meet", "open", "masked", "reveal", "sizes"  # see `masks`
 SECRET = frozenset({CARD, MEET, OPEN, MASKED, REVEAL, SIZES})

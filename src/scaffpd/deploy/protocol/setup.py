@@ -31,6 +31,7 @@ class Setup:
         deviation: likewise.
         numbers: "float32" or "float64", for the model's numbers; empty leaves it to the model.
         secure: how vectors are masked (see `masks`); empty where they are not.
+        privacy: ε, δ, clips and noise (see `Private`); empty where there is none.
     """
 
     algorithm: str
@@ -40,6 +41,7 @@ class Setup:
     deviation: Vector = field(repr=False)
     numbers: str = ""
     secure: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] = field(default_factory=dict)
 
     def values(self) -> dict[str, Any]:
         """As JSON has it; floats come back exactly."""
@@ -48,7 +50,8 @@ class Setup:
             "mean": np.asarray(self.mean).tolist(), "deviation": np.asarray(self.deviation).tolist(),
             "numbers": self.numbers,
         }  # fmt: skip
-        return {**values, "secure": dict(self.secure)} if self.secure else values
+        more = {"secure": dict(self.secure), "privacy": dict(self.privacy)}
+        return values | {name: part for name, part in more.items() if part}
 
     @cached_property
     def digest(self) -> str:
@@ -61,16 +64,16 @@ class Setup:
         try:
             algorithm, model, schema = values["algorithm"], values["model"], values["schema"]
             mean, deviation = (np.array(values[name], dtype=np.float64) for name in ("mean", "deviation"))
-            numbers, secure = values["numbers"], values.get("secure", {})
+            numbers, *more = values["numbers"], values.get("secure", {}), values.get("privacy", {})
         except (KeyError, TypeError, ValueError):
             raise InputError("The coordinator's agreement is not complete.") from None
-        if not (isinstance(algorithm, str) and all(isinstance(part, dict) for part in (model, schema, secure))):
+        if not (isinstance(algorithm, str) and all(isinstance(part, dict) for part in (model, schema, *more))):
             raise InputError("The coordinator's agreement is not complete.")
         if mean.ndim != 1 or mean.shape != deviation.shape or not (np.isfinite(mean).all() and (deviation > 0).all()):
             raise InputError("The coordinator's means and deviations cannot be used.")
         if numbers not in ("", *FORMATS):
             raise unknown("number format", numbers, FORMATS)
-        return cls(algorithm, model, schema, mean, deviation, numbers, secure)
+        return cls(algorithm, model, schema, mean, deviation, numbers, *more)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -78,6 +81,7 @@ class Setup:
         return FORMATS.get(self.numbers)
 
 
+PRIVACY = ("epsilon", "delta", "noise", "loss_noise", "clip", "loss_clip", "radius", "smoothness")
 LINEAR = ("loss", "l2", "intercept", "classes")
 
 

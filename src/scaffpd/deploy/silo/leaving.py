@@ -29,6 +29,7 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
         "For methods of second order: the diagonal of the Hessian (a vector of d numbers), and a few numbers on how "
         "the loss curves along directions that are asked for.",
         *_masked(file),
+        *_noisy(file),
         f"Loss and accuracy, each one number, on the training rows{held}.",
     ]
     allowed = "any algorithm of the package" if file.limits.algorithms is None else ", ".join(file.limits.algorithms)
@@ -53,6 +54,19 @@ def _masked(file: SiloFile) -> list[str]:
     return [
         f"{always}: others see the sum over all silos, in which this one has a share of {file.secure.share:.0%} at "
         f"most, and of this silo alone how large its vector is, as a power of two{along}."
+    ]
+
+
+def _noisy(file: SiloFile) -> list[str]:
+    """What noise changes about that."""
+    rules = file.privacy
+    if not rules.required:
+        return []
+    most = "what the agreement says" if rules.epsilon is None else f"ε = {rules.epsilon:g}, all runs together"
+    columns = "Sums over columns leave exactly." if rules.columns else "Sums over columns are refused."
+    return [
+        f"Losses, gradients and local updates carry noise, and cost at most {most}; scores and the loss at an "
+        f"arbitrary point do not leave. {columns}"
     ]
 
 

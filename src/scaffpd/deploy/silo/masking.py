@@ -7,17 +7,20 @@ that nobody has thought of is refused, not answered in the clear.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scaffpd.deploy.protocol import masks, needs
 from scaffpd.deploy.protocol.plans import names_of, number
+from scaffpd.deploy.protocol.vectors import Missing
 from scaffpd.deploy.protocol.wire import Array, Message
 from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.errors import InputError
 from scaffpd.masking import Card, Identity, Party, Terms
 from scaffpd.masking.identity import Authority
+from scaffpd.masking.terms import Forgotten
 from scaffpd.secure.reach import Part, TooLarge, masked, quantised
 
 SCALARS = ("scalars",)
@@ -25,10 +28,12 @@ RELEASED: dict[str, tuple[str, ...]] = {
     "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), needs.CARD: (), needs.MEET: (),
     needs.OPEN: ("shown", "sealed"), needs.MASKED: ("masked",), needs.REVEAL: ("shares", "shown", "sealed"),
     needs.SIZES: SCALARS, needs.PROJECT: SCALARS, needs.GRADIENTS: SCALARS, needs.LOSSES: SCALARS,
-    needs.EVALUATE: SCALARS,
+    needs.EVALUATE: SCALARS, needs.SPENT: (),
 }  # fmt: skip
 SLOPES = ("slopes", "scalars")
 LOSSES = (needs.GRADIENTS, needs.LOSSES, needs.EVALUATE)
+MEASURED = (["c"], ["d"])  # vectors whose length may be asked for; of anything shorter it would say too much
+PROBE = 3  # the place of a loss among the constants
 
 
 class Masking:
@@ -36,16 +41,19 @@ class Masking:
 
     def __init__(self, name: str, rules: SecureRules) -> None:
         self.rules = rules
-        signed = None if rules.certificate is None else tuple(path.read_bytes() for path in rules.certificate)
-        own = Identity.kept(name, rules.identity, signed)  # type: ignore[arg-type]
+        signed = None if rules.certificate is None else (_read(rules.certificate[0]), _read(rules.certificate[1]))
+        own = Identity.kept(name, rules.identity, signed)
         authority = None if rules.authority is None else Authority.read(rules.authority)
         self.party = Party(own, rules.pins, authority, rules.colluding)
 
     def answer(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
         """The answer to any question; `compute` has those that are not about keys and masks."""
-        if asked.kind in (needs.MASKED, needs.SIZES):
-            return self._hidden(asked, compute)
-        return self._keys(asked.kind, asked.values) if asked.kind in needs.SECRET else compute(asked)
+        try:
+            if asked.kind in (needs.MASKED, needs.SIZES):
+                return self._hidden(asked, compute)
+            return self._keys(asked.kind, asked.values) if asked.kind in needs.SECRET else compute(asked)
+        except Forgotten:  # secrets do not outlive a process; the others go on, and this silo joins them later
+            raise Missing(["secrets"]) from None
 
     def _keys(self, kind: str, values: Mapping[str, Any]) -> Message:
         name = self.party.name
@@ -71,7 +79,12 @@ class Masking:
             raise InputError(f"There is nothing to be masked in the answer to {about!r}.")
         vector = np.concatenate([np.asarray(found[part], dtype=np.float64).ravel() for part in parts])
         if asked.kind == needs.SIZES:
+            if parts not in MEASURED:
+                raise InputError("This silo tells the length of its gradient and of its update, and of nothing else.")
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
+        if "beyond" in asked.values:  # the digits that a coarser sum has left
+            bits = int(number(asked.values, "beyond"))
+            vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
         return self.masked(asked.values, asked.arrays, vector)
 
     def masked(self, values: Mapping[str, Any], arrays: Mapping[str, Array], vector: Array) -> Message:
@@ -97,12 +110,21 @@ class Masking:
         arrays = {name: array for name, array in message.arrays.items() if name in allowed}
         if kind in LOSSES and self.rules.quantum > 0:
             arrays["scalars"] = self._rounded(kind, arrays["scalars"])
+        if kind == "setup" and self.rules.quantum > 0:
+            arrays["constants"] = self._rounded(kind, arrays["constants"], PROBE)
         return Message(message.kind, message.values, arrays)
 
-    def _rounded(self, kind: str, scalars: Array) -> Array:
+    def _rounded(self, kind: str, scalars: Array, place: int = 0) -> Array:
         """The loss as a multiple of the quantum; the bound on its rounding error allows for that."""
         out = np.array(scalars)
-        out[0] = quantised(out[:1], self.rules.quantum)[0]
+        out[place] = quantised(out[place : place + 1], self.rules.quantum)[0]
         if kind == needs.GRADIENTS:
             out[1] += self.rules.quantum / 2
         return out
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        raise InputError(f"The certificate or its key in {str(path)!r} cannot be read.") from None

@@ -22,10 +22,11 @@ import numpy as np
 
 import scaffpd
 from scaffpd.cohort import Cohort
-from scaffpd.deploy.protocol.needs import PROJECT, SECRET, needs
+from scaffpd.deploy.protocol.needs import EVALUATE, GRADIENTS, PROJECT, SECRET, SPENT, needs
 from scaffpd.deploy.protocol.setup import Setup, linear
 from scaffpd.deploy.protocol.vectors import Missing, Shelf
 from scaffpd.deploy.protocol.wire import Message, decode, digest, encode
+from scaffpd.deploy.silo.books import Books, spent
 from scaffpd.deploy.silo.reading import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.deploy.silo.work import Named, Work
@@ -54,6 +55,7 @@ class Silo:
         self._shelf = Shelf()
         self._agreed: dict[str, list[str]] = {}
         self._secret: Masking | None = None
+        self._books: Books | None = None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], kit: Path | None = None) -> Silo:
@@ -134,6 +136,8 @@ class Silo:
         return Message("answer", {"description": self.data.describe()})
 
     def _totals(self, asked: Message) -> Message:
+        if self._private and not self.file.privacy.columns:
+            raise InputError('This silo is private, and its sums over columns are not: see privacy.columns = "exact".')
         schema, mean = checked_schema(asked.values.get("schema")), asked.arrays.get("mean")
         self._check_dimension(width(schema))
         self._agreed_to("schema", json.dumps(schema, sort_keys=True))
@@ -160,17 +164,28 @@ class Silo:
         values = {
             "dimension": cohort.dimension, "dtype": str(start.dtype), "convex": known.convex,
             "quadratic": known.quadratic, "tested": self._tested, "start": digest(start) if start.any() else "",
-            "samples": int(known.samples[0]),
+            "samples": int(known.samples[0]), "noisy": known.noisy,
         }  # fmt: skip
-        probe = cohort.evaluate(np.random.default_rng(0).standard_normal(len(start)) / np.sqrt(len(start)))
-        scalars = np.array([known.smoothness[0], known.strong_convexity[0], known.steepest[0], probe.loss[0]])
+        scalars = np.array([known.smoothness[0], known.strong_convexity[0], known.steepest[0], self._probe(work)])
         return Message("answer", values, {"constants": scalars})
+
+    def _probe(self, work: Work) -> float:
+        """The loss at one arbitrary point, by which the data are known again; nothing where it would be a release."""
+        if self._private:
+            return 0.0
+        d = work.cohort.dimension
+        return float(work.cohort.evaluate(np.random.default_rng(0).standard_normal(d) / np.sqrt(d)).loss[0])
 
     @property
     def _tested(self) -> int:
         """How many held-out rows others may hear of: enough of them, or none."""
         rows = self.data.rows[1]
-        return rows if rows >= self.file.limits.rows else 0
+        return rows if rows >= self.file.limits.rows and not self._private else 0
+
+    @property
+    def _private(self) -> bool:
+        """Whether everything that rows have a part in carries noise."""
+        return self.file.privacy.required or (self._setup is not None and bool(self._setup.privacy))
 
     def _start(self, asked: Message) -> Message:
         self._check_setup(asked.values.get("setup"))
@@ -179,7 +194,12 @@ class Silo:
     def _train(self, asked: Message) -> Message:
         values = asked.values
         setup = self._check_setup(values.get("setup"))
-        if asked.kind not in needs(setup.algorithm) | ({PROJECT} if setup.secure else set()):
+        if asked.kind == SPENT and self._private:
+            return Message("answer", spent(self._the_work().cohort))
+        if self._private and asked.kind == EVALUATE:
+            raise InputError("This silo is private: it releases no scores.")
+        answered = needs(setup.algorithm)
+        if asked.kind not in answered | ({PROJECT} if setup.secure and GRADIENTS in answered else set()):
             raise InputError(f"{setup.algorithm} needs no question {asked.kind!r}: it is not answered.")
         self._check_steps(values)
         if values.get("split") == "test" and not self._tested:
@@ -193,7 +213,10 @@ class Silo:
         work = self._the_work()
         found = self._shelf.find(named.values())
         vectors = {role: Named(name, work.vector(found[name])) for role, name in named.items()}
-        return work.answer(asked.kind, values, vectors, asked.arrays)
+        reply = work.answer(asked.kind, values, vectors, asked.arrays)
+        if self._books is not None:
+            self._books.write(work.cohort)  # before anything leaves
+        return reply
 
     def _check_setup(self, name: Any) -> Setup:
         if self._setup is None or self._setup.digest != name:
@@ -223,6 +246,8 @@ class Silo:
             raise InputError(f"This silo takes part in {', '.join(limits.algorithms)}, not in {setup.algorithm}.")
         if self.file.secure.required and not setup.secure:
             raise InputError("This silo sends vectors masked only, and the agreement has no secure sums.")
+        if self.file.privacy.required and not setup.privacy:
+            raise InputError("This silo takes part with differential privacy only, and the agreement has none.")
         if setup.secure.get("projections") and not self.file.secure.projections:
             raise InputError("This silo does not show its gradient along directions that the coordinator chooses.")
         self._agreed_to("agreement", setup.digest)
@@ -233,7 +258,11 @@ class Silo:
     def _the_work(self) -> Work:
         assert self._setup is not None
         if self._work is None:
-            self._work = Work(self._cohort(self._setup))
+            cohort = self._cohort(self._setup)
+            if self._setup.privacy:
+                self._books = self._books or Books(self.file.privacy, self._setup.privacy, self._setup.digest)
+                self._own(self._books.open, cohort)
+            self._work = Work(cohort)
         return self._work
 
     def _cohort(self, setup: Setup) -> Cohort:
@@ -243,6 +272,9 @@ class Silo:
             self._check_dimension(width(schema) * max(1, getattr(model, "classes", None) or 1))
             ready = self.data.encoded(schema, setup.mean, setup.deviation)
             test = None if ready.test is None else {self.name: ready.test}
+            if setup.privacy:
+                self._books = Books(self.file.privacy, setup.privacy, setup.digest)
+                model = self._books.private(model)
             own = Cohort({self.name: ready.train}, model, dtype=setup.dtype, test=test)
         self._check_dimension(own.dimension)
         return own

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scaffpd.deploy.protocol.needs import LOOKING, NEEDS
+from scaffpd.deploy.silo.books import PrivacyRules
 from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.errors import InputError, unknown
 from scaffpd.settings.section import NAME, Section
@@ -76,6 +77,7 @@ class SiloFile:
         seed: chooses those rows.
         limits: what the silo agrees to.
         secure: how its vectors are masked.
+        privacy: how much its rows may cost.
         models: entries "module:function" of networks, by the names under which a coordinator may ask for them.
     """
 
@@ -86,12 +88,15 @@ class SiloFile:
     seed: int
     limits: Limits
     secure: SecureRules
+    privacy: PrivacyRules
     models: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SiloFile:
         """Read and check a `silo.toml`; the data is not looked at."""
-        top = Section.read(Path(path).resolve(), ("name", "data", "split", "limits", "secure", "models"), FEDERATION)
+        top = Section.read(
+            Path(path).resolve(), ("name", "data", "split", "limits", "secure", "privacy", "models"), FEDERATION
+        )
         name = top.text("name", needs="the silo's name in quotes")
         if not NAME.fullmatch(name):
             raise top.refusal("name", "up to 63 letters, digits, - and _ (the first a letter or digit)")
@@ -104,6 +109,7 @@ class SiloFile:
             split.whole("seed", 0),
             _limits(top),
             _secure(top),
+            _privacy(top),
             _models(top),
         )
 
@@ -174,6 +180,26 @@ def _secure(top: Section) -> SecureRules:
         secure.number("share", 0.9, "a share above 0, up to 1", 1e-6, 1 + 1e-12),
         secure.number("quantum", 0.0, "a number >= 0", 0, float("inf")),
         secure.boolean("projections", False),
+    )
+
+
+def _privacy(top: Section) -> PrivacyRules:
+    known = ("required", "epsilon", "delta", "columns", "secret", "spent")
+    privacy, home, most = top.section("privacy", known), top.file.parent, float("inf")
+    columns = privacy.maybe("columns", '"exact" or "never"') or "never"
+    if columns not in ("exact", "never"):
+        raise unknown(f"privacy.columns in {top.file.name!r},", columns, ("exact", "never"))
+    epsilon = privacy.number("epsilon", None, "a number > 0", 1e-9, most) if "epsilon" in privacy else None
+    delta = privacy.number("delta", None, "a number between 0 and 1", 1e-300, 1) if "delta" in privacy else None
+    if epsilon is not None and delta is None:
+        raise InputError(f"{top.file.name!r} needs privacy.delta with privacy.epsilon, such as 1e-5.")
+    return PrivacyRules(
+        privacy.boolean("required", False),
+        epsilon,
+        delta,
+        columns == "exact",
+        home / Path(privacy.text("secret", "privacy.key")).expanduser(),
+        home / Path(privacy.text("spent", "privacy-spent.npz")).expanduser(),
     )
 
 

@@ -1,0 +1,97 @@
+"""What the tests of deployed secure sums share."""
+
+from __future__ import annotations
+
+import numpy as np
+from deploy_cases import QUICK, Faulty, cohort, federation, model_of
+from scipy.stats import chi2
+
+import scaffpd as sp
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.protocol.wire import decode
+from scaffpd.deploy.silo.silo import Silo
+
+OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
+SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 5\n\n[objective]'}
+SECURE = QUICK + "\n[secure]\n"
+REQUIRED = "\n[secure]\nrequired = true\n"
+TOL = 1e-6
+
+
+def secured(folder, silos=4, more="", rules="", **how):
+    """A federation with [secure]; `rules` are added to every silo's own file."""
+    path, places = federation(folder, silos, replacing=how.pop("replacing", SCAFF_PD), more=SECURE + more, **how)
+    for place in places.values():
+        place.write_text(place.read_text() + rules)
+    return path, places
+
+
+def uncertified(kind, drawn="", rounds=6):
+    """Changes to federation.toml for a method without a certificate."""
+    return {OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{drawn}', "rounds = 500\ntol = 1e-6": f"rounds = {rounds}"}
+
+
+def is_right(path, places, outcome):
+    """The result is the optimum among its members, by a cohort's own means, and its certificate is true."""
+    assert outcome.final
+    assert outcome.status == "converged", outcome
+    objective, members = FederationFile.read(path).algorithm.objective, list(outcome.members)
+    whole = cohort(path, places, members)
+    best = sp.train(sp.SubspaceSaddle(objective), whole, rounds=200, tol=1e-12)
+    gap = objective.support(whole.evaluate(model_of(path)).loss) - objective.support(whole.evaluate(best.x).loss)
+    assert -1e-10 <= gap <= outcome.certificate + 1e-12 <= TOL + 1e-12
+
+
+ALLOWED = {
+    "hello": {}, "describe": {}, "card": {}, "meet": {}, "setup": {"constants"}, "start": {"x"},
+    "open": {"shown", "sealed"}, "masked": {"masked"}, "reveal": {"shares", "shown", "sealed"},
+    "sizes": {"scalars"}, "project": {"scalars"}, "gradients": {"scalars"}, "losses": {"scalars"},
+    "evaluate": {"scalars"},
+}  # fmt: skip
+
+
+def uniform(data):
+    """The p-value of Pearson's test that these bytes are uniform."""
+    counts = np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=256)
+    expected = len(data) / 256
+    return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), 255))
+
+
+def leaks(log):
+    """Everything in the answers of silos that secure sums do not let out, in words."""
+    found, masked = [], {}
+    for site, question, answer in log:
+        asked, told = decode(question, 2**31).kind, decode(answer, 2**31)
+        if told.kind != "answer":
+            found += [f"{asked} has arrays in a {told.kind}"] * bool(told.arrays)
+            continue
+        if not set(told.arrays) <= set(ALLOWED.get(asked, ())):
+            found.append(f"{asked} has {set(told.arrays)}")
+        for name, array in told.arrays.items():
+            if array.dtype.kind == "f" and array.size > 4 and (asked, name) != ("start", "x"):
+                found.append(f"{asked} has {array.size} numbers {name!r}")
+            if name == "masked":
+                masked.setdefault(site, []).append(array.tobytes())
+    found += [
+        f"{site}'s masked vectors are not uniform" for site, data in masked.items() if uniform(b"".join(data)) < 1e-9
+    ]
+    if not masked:
+        found.append("nothing was masked")
+    return found
+
+
+class EveryTime(Faulty):
+    """A new process of the silo for every question: it is handed what the last one kept, as Flower's engine does."""
+
+    def __init__(self, places, script=None):
+        super().__init__(places, script)
+        self.kept = {}
+
+    def ask(self, questions, timeout):
+        for site in questions:
+            self.silos[site] = Silo.open(self.places[site])
+            if site in self.kept:
+                self.silos[site].restore(self.kept[site])
+        replies = super().ask(questions, timeout)
+        self.kept |= {site: self.silos[site].kept() for site in questions}
+        return replies

@@ -1,0 +1,208 @@
+"""Silos with differential privacy: what leaves them, what they count, and what they do not answer."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+from deploy_cases import Faulty, cohort, federation, model_of, opened
+
+from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.in_process import InProcess
+from scaffpd.deploy.protocol.wire import Message, decode, encode
+from scaffpd.deploy.silo.silo import Silo
+from scaffpd.errors import InputError
+from scaffpd.privacy.accountant import Release, epsilon
+
+METHOD = {
+    "rounds = 500\ntol = 1e-6\n": "rounds = 6\n",
+    "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 3\n\n[objective]',
+}
+PRIVACY = "[privacy]\nepsilon = 8\n"
+WILLING = '\n[privacy]\nrequired = true\ncolumns = "exact"\n'
+
+
+def private(folder, more=PRIVACY, silo=WILLING, **rest):
+    path, places = federation(folder, more=more, replacing=METHOD, **rest)
+    for place in places.values():
+        place.write_text(place.read_text() + silo)
+    return path, places
+
+
+def clients(path):
+    with (FederationFile.read(path).folder / "clients.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_private_run_says_what_it_has_cost(tmp_path):
+    path, places = private(tmp_path)
+    outcome = coordinate(path, InProcess(opened(places)))
+    assert outcome.status == "round limit"
+    assert outcome.certificate is None
+    assert 0 < outcome.privacy["epsilon"] <= 8
+    assert outcome.privacy["delta"] == 1e-5
+    assert f"(ε, δ) = ({outcome.privacy['epsilon']:.2f}, 1e-05)" in outcome.sentence
+    for row in clients(path):
+        assert float(row["epsilon"]) == pytest.approx(outcome.privacy["epsilon"])
+        assert "train accuracy" not in row
+        assert "test rows" not in row
+    scores = cohort(path, places).evaluate(model_of(path), "test")
+    assert scores.accuracy.mean() > 0.6  # noise, and still a model
+
+
+def test_what_it_has_cost_is_the_composition_of_what_was_asked(tmp_path):
+    """R + 1 points, each a gradient and a loss, and R rounds of J − 1 new local gradients."""
+    path, places = private(tmp_path)
+    outcome = coordinate(path, InProcess(opened(places)))
+    agreed = decode_setup(path)
+    releases = {Release(agreed["noise"]): 7 + 6 * 2, Release(agreed["loss_noise"]): 7}
+    assert outcome.privacy["epsilon"] == pytest.approx(epsilon(releases, 1e-5), rel=1e-9)
+
+
+def decode_setup(path):
+    import json
+
+    return json.loads((FederationFile.read(path).folder / "setup.json").read_text())["privacy"]
+
+
+def test_nothing_that_rows_have_a_part_in_leaves_without_noise(tmp_path):
+    path, places = private(tmp_path)
+    transport = Faulty(places)
+    coordinate(path, transport)
+    seen = [(decode(question, 2**31), decode(answer, 2**31)) for _, question, answer in transport.log]
+    kinds = {question.kind for question, answer in seen if answer.kind == "answer"}
+    assert kinds == {"hello", "describe", "totals", "setup", "gradients", "local_updates", "spent"}
+    constants = np.stack([a.arrays["constants"] for q, a in seen if q.kind == "setup" and a.kind == "answer"])
+    assert np.all(constants == constants[0])  # the same for every silo: no fact about its rows
+    exact = {n: cohort(path, places, [n]) for n in places}
+    for (site, _, _), (question, answer) in zip(transport.log, seen, strict=True):
+        if question.kind == "gradients" and answer.kind == "answer":
+            x = next(iter(question.arrays.values()), None)
+            if x is not None and x.shape == answer.arrays["c"].shape:
+                import torch
+
+                true = exact[site].gradients(torch.from_numpy(x.copy()))
+                assert np.abs(true.each()[0].numpy() - answer.arrays["c"]).min() > 1e-12
+                assert abs(true.losses[0] - answer.arrays["scalars"][0]) > 1e-12
+
+
+def test_scores_and_sums_over_columns_are_refused(tmp_path):
+    path, places = private(tmp_path, silo="\n[privacy]\nrequired = true\n")
+    outcome = coordinate(path, InProcess(opened(places)))
+    assert outcome.status == "failed"
+    assert 'privacy.columns = "exact"' in outcome.sentence
+    for place in places.values():
+        place.write_text(place.read_text().replace("required = true", 'required = true\ncolumns = "exact"'))
+    transport = Faulty(places)
+    assert coordinate(path, transport).status == "round limit"
+    _, question, _ = next(entry for entry in transport.log if decode(entry[1], 2**31).kind == "gradients")
+    message = decode(question, 2**31)
+    evaluated = encode(Message("evaluate", {**message.values, "split": "train"}, message.arrays))
+    reply = decode(transport.silos["va"].answer(evaluated), 2**31)
+    assert reply.kind == "refused"
+    assert "releases no scores" in reply.values["sentence"]
+
+
+def test_a_silo_that_wants_noise_takes_no_agreement_without(tmp_path):
+    path, places = private(tmp_path, more="")
+    outcome = coordinate(path, InProcess(opened(places)))
+    assert outcome.status == "failed"
+    assert "differential privacy only" in outcome.sentence
+
+
+def test_restarts_neither_forget_nor_spend_again(tmp_path):
+    """The same model and the same ε, whether silos live through the run or are new for every question."""
+    path, places = private(tmp_path)
+    steady = coordinate(path, InProcess(opened(places)))
+    x = model_of(path)
+    again = path.with_name("again.toml")
+    again.write_text(path.read_text().replace('folder = "run"', 'folder = "again"'))
+
+    class Forgetful(InProcess):
+        """A process for every message, which is handed nothing but agreements and vectors."""
+
+        def ask(self, questions, timeout):
+            replies = super().ask(questions, timeout)
+            for name in questions:
+                kept = self.silos[name].kept()
+                self.silos[name] = Silo.open(places[name])
+                self.silos[name].restore(kept)
+            return replies
+
+    other = coordinate(again, Forgetful(opened(places)))
+    assert np.array_equal(model_of(again), x)
+    assert other.privacy == steady.privacy  # every question had been answered before, and costs nothing again
+
+
+def test_books_that_outlive_runs_stop_at_the_silo_s_own_budget(tmp_path):
+    own = WILLING + "epsilon = 9\ndelta = 1e-5\n"
+    path, places = private(tmp_path, silo=own)
+    first = coordinate(path, InProcess(opened(places)))
+    assert first.privacy["epsilon"] <= 8
+    path.write_text(path.read_text().replace('folder = "run"', 'folder = "next"').replace("rho = 0.1", "rho = 0.2"))
+    limit = round(1.1 * first.privacy["epsilon"], 2)
+    for place in places.values():
+        place.write_text(place.read_text().replace("epsilon = 9", f"epsilon = {limit}"))
+    second = coordinate(path, InProcess(opened(places)))
+    assert second.status == "failed"
+    assert f"privacy budget of ε = {limit:g}" in second.sentence
+    assert (places["va"].parent / "privacy-spent.npz").exists()
+
+
+def test_the_secret_is_its_owner_s(tmp_path):
+    path, places = private(tmp_path)
+    coordinate(path, InProcess(opened(places)))
+    secrets = {(place.parent / "privacy.key").read_text() for place in places.values()}
+    assert len(secrets) == 4
+    assert all((place.parent / "privacy.key").stat().st_mode & 0o777 == 0o600 for place in places.values())
+
+
+def test_with_masks_as_well(tmp_path):
+    path, places = private(tmp_path, more=PRIVACY + "\n[secure]\n", silo=WILLING + "\n[secure]\nrequired = true\n")
+    transport = Faulty(places)
+    outcome = coordinate(path, transport)
+    assert outcome.status == "round limit"
+    assert 0 < outcome.privacy["epsilon"] <= 8
+    arrays = [set(decode(answer, 2**31).arrays) for _, _, answer in transport.log]
+    assert not any({"c", "d", "sum", "squares"} & parts for parts in arrays)
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ("[privacy]\n", "the ε that a run may cost"),
+        ("[privacy]\nepsilon = 0\n", "the ε that a run may cost"),
+        ("[privacy]\nepsilon = 1\ndelta = 2\n", "between 0 and 1"),
+        ("[privacy]\nepsilon = 1\nclip = -1\n", "a number > 0"),
+        ("[privacy]\nepsilons = 1\n", "epsilon"),
+    ],
+)
+def test_settings_that_make_no_sense(tmp_path, more, match):
+    path, _ = federation(tmp_path, more=more, replacing=METHOD)
+    with pytest.raises(InputError, match=match):
+        FederationFile.read(path)
+
+
+def test_methods_and_tolerances_that_private_runs_do_not_have(tmp_path):
+    path, _ = federation(tmp_path / "a", more=PRIVACY, replacing={"tol = 1e-6": "tol = 1e-3"})
+    with pytest.raises(InputError, match="A run with noise certifies nothing"):
+        FederationFile.read(path)
+    change = {
+        "rounds = 500\ntol = 1e-6\n": "",
+        '[objective]\nkind = "ChiSquare"\nrho = 0.1\n': '[algorithm]\nkind = "FedAvg"\n',
+    }
+    path, _ = federation(tmp_path / "b", more=PRIVACY, replacing=change)
+    with pytest.raises(InputError, match="a method that asks for losses itself"):
+        FederationFile.read(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [("epsilon = 1", "needs privacy.delta"), ('columns = "all"', "exact"), ("epsilon = -1\ndelta = 0.1", "> 0")],
+)
+def test_a_silo_s_settings_that_make_no_sense(tmp_path, line, match):
+    _, places = private(tmp_path, silo=f"\n[privacy]\n{line}\n")
+    with pytest.raises(InputError, match=match):
+        Silo.open(places["va"])

@@ -1,0 +1,353 @@
+"""Secure sums across silos: the optimum of a cohort, masks and scalars on the wire, and never a wrong model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from deploy_cases import QUICK, Faulty, Killed, changed, cohort, events, federation, model_of, run
+from secure_silos import (
+    OBJECTIVE,
+    REQUIRED,
+    SCAFF_PD,
+    SECURE,
+    EveryTime,
+    is_right,
+    leaks,
+    secured,
+    uncertified,
+)
+
+import scaffpd as sp
+from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.coordinator.run_folder import RunFolder
+from scaffpd.deploy.protocol.wire import Message, decode, encode
+from scaffpd.deploy.silo.silo import Silo
+from scaffpd.errors import InputError
+
+
+def setup(path):
+    return RunFolder(FederationFile.read(path).folder).setup()
+
+
+def kinds(transport):
+    """What every exchange was about, in order; `log` has one entry for each silo."""
+    seen = {}
+    for _, question, _ in transport.log:
+        message = decode(question, 2**31)
+        seen.setdefault(message.values["question"], message.kind)
+    return list(seen.values())
+
+
+def test_the_certified_optimum_is_the_cohorts_and_the_agreement_the_plain_one(tmp_path):
+    path, places = secured(tmp_path / "a")
+    outcome, _ = run(path, places)
+    is_right(path, places, outcome)
+    assert set(outcome.members) == set(places)
+    other, elsewhere = federation(tmp_path / "b", replacing=SCAFF_PD, more=QUICK)
+    plain, _ = run(other, elsewhere)
+    assert outcome.rounds == plain.rounds
+    np.testing.assert_allclose(model_of(path), model_of(other), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(setup(path).mean, setup(other).mean, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(setup(path).deviation, setup(other).deviation, rtol=1e-12)
+    masked = sp.train(
+        FederationFile.read(path).algorithm, sp.SecureAggregation(cohort(path, places)), rounds=500, tol=1e-6
+    )
+    np.testing.assert_allclose(model_of(path), masked.x, rtol=0, atol=1e-9)
+
+
+def test_columns_of_very_different_sizes_agree_as_plainly(tmp_path):
+    """Cholesterol by the picogram, ages by the age: every column keeps its own digits."""
+    found = []
+    for name, more in (("a", SECURE), ("b", QUICK)):
+        path, places = federation(tmp_path / name, replacing={**SCAFF_PD, "rounds = 500": "rounds = 1"}, more=more)
+        for place in places.values():
+            file = place.parent / "patients.csv"
+            head, *rows = file.read_text().splitlines()
+            scaled = [row.split(",") for row in rows]
+            for row in scaled:
+                row[0] = f"{float(row[0]) * 1e-5:g}" if row[0] else ""
+                row[4] = f"{float(row[4]) * 1e9:g}" if row[4] else ""
+            file.write_text("\n".join([head, *(",".join(row) for row in scaled)]) + "\n")
+        run(path, places)
+        found.append(setup(path))
+    assert found[0].deviation.max() / found[0].deviation.min() > 1e13
+    np.testing.assert_allclose(found[0].mean, found[1].mean, rtol=1e-12, atol=1e-20)
+    np.testing.assert_allclose(found[0].deviation, found[1].deviation, rtol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run to which nothing happens: its files, its outcome and what was carried."""
+    path, places = secured(tmp_path_factory.mktemp("undisturbed"))
+    return path, *run(path, places)
+
+
+def survives(folder, moment, who="va"):
+    path, places = secured(folder)
+    outcome, transport = run(path, places, {moment: [("kill", who)]})
+    if outcome.status == "paused":
+        assert len([e for e in events(path) if e["what"] != "dropped"]) >= 1
+        assert "Fewer than 3" in outcome.sentence
+    else:
+        is_right(path, places, outcome)
+    assert leaks(transport.log) == []
+    return outcome
+
+
+SAMPLE = (4, 7, 8, 18, 24, 25, 28, 30, 33)  # of the agreement and of the first rounds, masked vectors and shares
+
+
+@pytest.mark.parametrize("moment", SAMPLE)
+def test_a_silo_killed_at_some_exchange(tmp_path, moment):
+    survives(tmp_path, moment)
+
+
+@pytest.mark.long
+def test_a_silo_killed_at_every_exchange(tmp_path, undisturbed):
+    for moment in range(1, undisturbed[2].count + 1):
+        for who in ("cleveland", "va"):
+            survives(tmp_path / f"{moment}{who}", moment, who)
+
+
+def test_between_masked_vectors_and_shares_the_others_open_the_sum(tmp_path, undisturbed):
+    seen = kinds(undisturbed[2])
+    reveals = [k + 1 for k, kind in enumerate(seen) if kind == "reveal"]
+    masked = [k + 1 for k, kind in enumerate(seen) if kind == "masked"]
+    moment = reveals[len(reveals) // 2]
+    assert moment - 1 in masked
+    path, places = secured(tmp_path / "a")
+    outcome, transport = run(path, places, {moment: [("kill", "va")]})
+    is_right(path, places, outcome)
+    assert "va" not in outcome.members
+    after = kinds(transport)[moment:]
+    assert after[0] != "masked"  # the sum was opened; nobody was asked for the vector again
+
+
+def test_two_silos_killed_between_masked_vectors_and_shares(tmp_path):
+    """More than the sum bears: it stays closed for good, and the round is made anew among those who are left."""
+    path, places = secured(tmp_path / "a", silos=6)
+    _, transport = run(path, places)
+    moment = [k + 1 for k, kind in enumerate(kinds(transport)) if kind == "reveal"][8]
+    other, elsewhere = secured(tmp_path / "b", silos=6, more="colluding = 1\nleaving = 1\n")
+    outcome, transport = run(other, elsewhere, {moment: [("kill", name) for name in list(elsewhere)[:2]]})
+    is_right(other, elsewhere, outcome)
+    assert len(outcome.members) == 4
+    assert leaks(transport.log) == []
+
+
+@pytest.mark.parametrize("moment", [6, 10, 20, 27, 31])
+def test_restarted_silos(tmp_path, moment):
+    """Their secrets of an exchange are gone with them: they are left out of the round, and may be back."""
+    path, places = secured(tmp_path)
+    outcome, transport = run(path, places, {moment: [("restart", "va")]})
+    is_right(path, places, outcome)
+    assert leaks(transport.log) == []
+
+
+@pytest.mark.parametrize("moment", [27, 31])
+def test_everybody_restarted_at_once(tmp_path, moment):
+    path, places = secured(tmp_path)
+    outcome, transport = run(path, places, {moment: [("restart", name) for name in places]})
+    if outcome.status == "paused":
+        outcome, transport = run(path, places)
+    is_right(path, places, outcome)
+    assert leaks(transport.log) == []
+
+
+@pytest.mark.long
+def test_silos_restarted_at_every_exchange(tmp_path, undisturbed):
+    for moment in range(1, undisturbed[2].count + 1):
+        path, places = secured(tmp_path / str(moment))
+        outcome, _ = run(path, places, {moment: [("restart", "va")], moment + 3: [("restart", "cleveland")]})
+        if outcome.status != "paused":
+            is_right(path, places, outcome)
+
+
+def test_a_process_for_every_question(tmp_path, undisturbed):
+    path, places = secured(tmp_path / "a")
+    transport = EveryTime(places)
+    outcome = coordinate(path, transport)
+    is_right(path, places, outcome)
+    assert set(outcome.members) == set(places)
+    assert events(path) == []
+    assert leaks(transport.log) == []
+    np.testing.assert_array_equal(model_of(path), model_of(undisturbed[0]))
+
+
+@pytest.mark.parametrize("moment", [6, 16, 25, 33])
+def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, undisturbed, moment):
+    path, places = secured(tmp_path / "a")
+    transport = Faulty(places, {moment: [("crash",)]})
+    with pytest.raises(Killed):
+        coordinate(path, transport)
+    outcome = coordinate(path, transport)  # silos live on, with what they remember
+    is_right(path, places, outcome)
+    assert leaks(transport.log) == []
+    assert outcome.rounds == undisturbed[1].rounds
+    np.testing.assert_allclose(model_of(path), model_of(undisturbed[0]), rtol=0, atol=1e-12)
+
+
+def test_nothing_else_leaves_and_the_detector_can_tell(tmp_path, monkeypatch):
+    path, places = secured(tmp_path / "a", rules=REQUIRED)
+    _, transport = run(path, places)
+    assert leaks(transport.log) == []
+    assert len(transport.log) > 100
+    plain, elsewhere = federation(tmp_path / "b", replacing=SCAFF_PD, more=QUICK)
+    _, open_ = run(plain, elsewhere)
+    assert any("'c'" in leak for leak in leaks(open_.log))
+    monkeypatch.setattr("scaffpd.masking.party.add_stream", lambda total, key, sign: None)
+    monkeypatch.setattr("scaffpd.masking.aggregator.add_stream", lambda total, key, sign: None)
+    bare, where = secured(tmp_path / "c")
+    _, unmasked = run(bare, where)
+    assert sum("not uniform" in leak for leak in leaks(unmasked.log)) == len(where)
+
+
+def test_losses_leave_as_multiples(tmp_path):
+    quantum = 0.01
+    path, places = secured(tmp_path, rules=f"\n[secure]\nquantum = {quantum}\n", replacing={**SCAFF_PD, "500": "12"})
+    outcome, transport = run(path, places)
+    assert outcome.status in ("precision", "round limit", "stalled")
+    assert outcome.certificate >= quantum
+    seen = 0
+    for _, question, answer in transport.log:
+        kind, arrays = decode(question, 2**31).kind, decode(answer, 2**31).arrays
+        loss = arrays["constants"][3] if kind == "setup" else arrays["scalars"][0] if "scalars" in arrays else 0.0
+        if kind in ("setup", "gradients", "evaluate"):
+            seen += 1
+            assert abs(loss / quantum - round(loss / quantum)) < 1e-9
+    assert seen > 20
+
+
+LIES = {
+    "another shape": changed(masked=lambda y: y[:-1], shares=lambda s: s[:-1], shown=lambda s: s[:, :-1]),
+    "another format": changed(masked=lambda y: y.astype(np.float64), shares=lambda s: s.astype(np.float64)),
+    "wrong shares": changed(shares=lambda s: s + 1),
+    "wrong seals": changed(sealed=lambda s: s + 1),
+    "wrong keys": changed(shown=lambda s: s + 1),
+    "a NaN loss": changed(scalars=lambda s: s * np.nan),
+    "no bytes": lambda answer: b"",
+    "a mad exponent": lambda answer: answer.replace(b'"exponent": ', b'"exponent": 77'),
+}
+
+
+EARLY = [(lie, 3) for lie in ("another shape", "wrong shares", "wrong seals")]
+
+
+@pytest.mark.parametrize(("lie", "moment"), [*((lie, 23) for lie in LIES), *EARLY])
+def test_garbage_never_gives_a_wrong_model(tmp_path, lie, moment):
+    path, places = secured(tmp_path)
+    outcome, transport = run(path, places, {moment: [("lie", "va", LIES[lie])]})
+    assert set(leaks(transport.log)) <= {"nothing was masked"}
+    if outcome.status in ("failed", "paused"):
+        assert outcome.sentence.endswith(".")
+        assert not (FederationFile.read(path).folder / "model.safetensors").exists()
+    else:
+        is_right(path, places, outcome)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedAvg, 3 drawn", "QFFL", "AFL", "DRFA", "FedProx", "Extragradient"])
+def test_methods(tmp_path, name):
+    kind, drawn = name.split(",")[0], "clients_per_round = 3\n" if "drawn" in name else ""
+    change = uncertified(kind, drawn)
+    if kind == "Extragradient":
+        change = {
+            OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n\n{OBJECTIVE}',
+            "rounds = 500\ntol = 1e-6": "rounds = 6\ntol = 0",
+        }
+    path, places = secured(tmp_path, replacing=change)
+    outcome, transport = run(path, places)
+    assert (outcome.status, outcome.rounds) == ("round limit", 6), outcome
+    assert leaks(transport.log) == []
+    file = FederationFile.read(path)
+    wanted = sp.train(file.algorithm, cohort(path, places), rounds=6, seed=file.seed)
+    np.testing.assert_allclose(model_of(path), wanted.x, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["Scaffold", "ProxSkip", "MinimaxGradient", "QuasiNewtonMinimax"])
+def test_methods_that_look_at_single_silos_are_refused_by_the_file(tmp_path, kind):
+    objective = f"\n{OBJECTIVE}" if "Minimax" in kind else ""
+    path, _ = secured(
+        tmp_path, replacing={OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{objective}', "tol = 1e-6": "tol = 0"}
+    )
+    with pytest.raises(InputError, match=rf"{kind} looks at every silo's own vectors.*take \[secure\] out"):
+        FederationFile.read(path)
+
+
+@pytest.mark.parametrize(
+    ("silos", "more", "sentence"),
+    [
+        (2, "", "at least 3 clients"),
+        (4, "colluding = 3\n", "do not bear 3"),
+        (4, "colluding = 1\nleaving = 2\n", "leaving <= colluding"),
+        (4, "colluding = 0\n", "colluding"),
+        (4, "leaving = -1\n", "leaving"),
+        (4, 'colluding = "one"\n', "colluding"),
+        (4, "share = 0.5\n", "share"),
+    ],
+)
+def test_what_the_file_cannot_say(tmp_path, silos, more, sentence):
+    path, _ = secured(tmp_path, silos, more)
+    with pytest.raises(InputError, match=sentence):
+        FederationFile.read(path)
+
+
+@pytest.mark.parametrize(("more", "quorum"), [("", 3), ("colluding = 2\n", 4), ("colluding = 1\nleaving = 1\n", 4)])
+def test_the_quorum_is_what_sums_bear(tmp_path, more, quorum):
+    path, places = secured(tmp_path, more=more)
+    assert FederationFile.read(path).policy.quorum == quorum
+    outcome, _ = run(path, places, {29: [("kill", "va")]})
+    if quorum == 3:
+        is_right(path, places, outcome)
+    else:
+        assert (outcome.status, outcome.final) == ("paused", False)
+        outcome, _ = run(path, places)
+        is_right(path, places, outcome)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_silo_that_requires_masks_answers_nothing_else(tmp_path, before):
+    path, places = secured(tmp_path, rules=REQUIRED)
+    _, transport = run(path, places)
+    name, place = next(iter(places.items()))
+    silo = Silo.open(place) if before else transport.silos[name]
+    x = np.zeros(len(model_of(path)))
+    agreed = setup(path)
+    plan = {"steps": 1, "rate": 0.1, "scale": 1.0, "batch_size": None, "key": [0], "prox": 0.0, "snapshot": None}
+    values = {
+        "setup": agreed.digest, "vectors": dict.fromkeys(("x", "at", "correction", "metric", "direction"), "v"),
+        "plan": plan, "pull": 1.0, "limit": 1, "steepest": 1.0, "schema": dict(agreed.schema), "batch_size": None,
+        "key": [0],
+    }  # fmt: skip
+    asked = ("gradients", "local_updates", "proximal_steps", "diagonal", "curvature", "totals", "memory", "each", "x")
+    for kind in asked:
+        answer = decode(silo.answer(encode(Message(kind, values, {"v": x, "V": np.eye(len(x), 1)}))), 2**31)
+        assert set(answer.arrays) <= {"scalars"}, kind
+        assert all(array.size <= 3 for array in answer.arrays.values())
+        if kind != "gradients":
+            assert answer.kind in ("refused", "missing"), kind
+        if kind not in ("gradients", "totals") and not before:
+            assert answer.kind == "refused"
+    for about, part in (("gradients", "scalars"), ("totals", "sum"), ("totals", "n"), ("evaluate", "scalars")):
+        question = Message("sizes", {**values, "about": about, "parts": [part]}, {"v": x})
+        assert decode(silo.answer(encode(question)), 2**31).kind in ("refused", "missing")
+
+
+def test_a_silo_that_requires_masks_takes_no_part_in_a_plain_federation(tmp_path):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
+    places["va"].write_text(places["va"].read_text() + REQUIRED)
+    outcome, transport = run(path, places)
+    assert outcome.status == "failed"
+    assert "masked only" in outcome.sentence
+    assert not (FederationFile.read(path).folder / "model.safetensors").exists()
+    assert not [kind for kind in kinds(transport) if kind in ("gradients", "local_updates")]
+
+
+def test_a_share_that_is_declined_ends_the_run_with_the_sentence(tmp_path):
+    path, places = secured(tmp_path)
+    places["va"].write_text(places["va"].read_text() + "\n[secure]\nshare = 0.2\n")
+    outcome, transport = run(path, places)
+    assert (outcome.status, outcome.final) == ("failed", True)
+    assert "'va' would make up" in outcome.sentence
+    assert "allow a larger share" in outcome.sentence
+    assert leaks(transport.log) in ([], ["nothing was masked"])

@@ -1,0 +1,177 @@
+"""Training with masked sums: the same optimum, certified; the same steps of every method; the same run twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from secure_cases import L2, clients, cohort, network, off, secure
+
+import scaffpd as sp
+from scaffpd.errors import InputError
+from scaffpd.masking import party
+from scaffpd.reference import reference_optimum
+
+CHI = sp.ChiSquare(rho=0.05)
+OBJECTIVES = {"ChiSquare": sp.ChiSquare(rho=0.1), "CVaR": sp.CVaR(alpha=0.5), "Agnostic": sp.Agnostic()}
+HARD = ("logistic",)  # with a dual solution in a corner Scaff-PD needs hundreds of rounds there
+
+
+@pytest.mark.parametrize("method", [sp.ScaffPD, sp.fair], ids=["ScaffPD", "fair"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_the_optimum_is_that_of_plain_sums_and_of_an_independent_solver(loss, name, method, dtype):
+    objective, single = OBJECTIVES[name], dtype is torch.float32
+    tol = 1e-3 if single else 1e-5 if loss in HARD else 1e-7
+    federation, plain = secure(cohort(loss, dtype)), cohort(loss, dtype)
+    optimum = reference_optimum(clients(loss), loss, L2, objective)
+
+    def never_below(moment):
+        excess = objective.support(plain.evaluate(moment.state.x).loss) - optimum.value
+        assert excess <= moment.state.certificate + 1e-12
+
+    result = sp.train(method(objective, local_steps=10), federation, rounds=400, tol=tol, callbacks=[never_below])
+    assert result.status == "converged"
+    assert result.certificate <= tol
+    gap = objective.support(plain.evaluate(result.x).loss) - optimum.value
+    assert -1e-6 * single - 1e-12 <= gap <= tol
+    other = sp.train(method(objective, local_steps=10), plain, rounds=400, tol=tol)
+    assert other.certificate <= tol
+    assert abs(objective.support(plain.evaluate(other.x).loss) - optimum.value - gap) <= tol
+
+
+def test_a_network_takes_the_same_way():
+    method = sp.ScaffPD(CHI, local_steps=4)
+    plain = sp.train(method, network(), rounds=15, seed=3)
+    masked = sp.train(method, secure(network()), rounds=15, seed=3)
+    assert np.isinf(masked.certificate)
+    assert off(plain.x, network().start().numpy()) > 1e-3
+    assert off(masked.x, plain.x) <= 1e-9
+
+
+FIRST_ORDER = {
+    "FedAvg": sp.FedAvg(local_steps=4),
+    "FedAvg, some clients, minibatches": sp.FedAvg(local_steps=4, clients_per_round=3, batch_size=5),
+    "FedProx": sp.FedProx(local_steps=4, mu=0.5, weights="uniform"),
+    "Scaffold II": sp.Scaffold(local_steps=4),
+    "Scaffold II, some clients": sp.Scaffold(local_steps=4, clients_per_round=3, batch_size=5),
+    "Scaffold I": sp.Scaffold(local_steps=4, option="I", clients_per_round=3, weights="samples"),
+    "ProxSkip": sp.ProxSkip(),
+    "ProxSkip, minibatches": sp.ProxSkip(local_steps=3, batch_size=5, weights="samples"),
+    "AFL": sp.AFL(),
+    "AFL, local steps, mean": sp.AFL(CHI, local_steps=4, batch_size=5, average=True),
+    "DRFA": sp.DRFA(CHI, local_steps=4),
+    "DRFA, minibatches": sp.DRFA(CHI, local_steps=4, batch_size=5),
+    "q-FedSGD": sp.QFFL(q=2.0, local_steps=1),
+    "q-FedAvg, some clients": sp.QFFL(q=0.5, local_steps=4, clients_per_round=3, batch_size=5),
+    "DeltaFL": sp.DeltaFL(tail=0.9, local_steps=4),
+    "GradientDescentAscent": sp.GradientDescentAscent(CHI),
+    "Extragradient": sp.Extragradient(sp.CVaR(alpha=0.5)),
+    "AcceleratedPrimalDual": sp.AcceleratedPrimalDual(CHI),
+    "ScaffPD": sp.ScaffPD(CHI, local_steps=4),
+    "ScaffPD, minibatches": sp.ScaffPD(CHI, local_steps=4, batch_size=5),
+    "fair, minibatches": sp.fair(CHI, local_steps=4, batch_size=5),
+}
+
+
+@pytest.mark.parametrize("method", FIRST_ORDER.values(), ids=FIRST_ORDER)
+def test_every_first_order_method_takes_the_same_steps(method):
+    plain = sp.train(method, cohort(), rounds=8, seed=3)
+    masked = sp.train(method, secure(cohort()), rounds=8, seed=3)
+    assert np.abs(plain.x).max() > 1e-2
+    assert off(masked.x, plain.x) <= 1e-12
+    assert off(masked.weights, plain.weights) <= 1e-11
+
+
+@pytest.mark.parametrize("kind", [sp.MinimaxGradient, sp.QuasiNewtonMinimax, sp.SubspaceSaddle])
+def test_methods_that_look_at_single_clients_are_refused(kind):
+    with pytest.raises(InputError, match=r"use a method that needs sums only|use ScaffPD"):
+        sp.train(kind(CHI), secure(cohort()), rounds=5)
+
+
+@pytest.mark.parametrize("kind", [sp.MinimaxGradient, sp.QuasiNewtonMinimax])
+def test_projections_do_not_let_them_in(kind):
+    with pytest.raises(InputError, match="hide every client's own vector"):
+        sp.train(kind(CHI), secure(cohort(), projections=True), rounds=5)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("method", [sp.SubspaceSaddle(CHI), sp.fair(CHI)], ids=["SubspaceSaddle", "fair"])
+def test_with_projections_the_subspace_method_is_the_plain_one(loss, method):
+    plain = sp.train(method, cohort(loss), rounds=50, tol=1e-9)
+    masked = sp.train(method, secure(cohort(loss), projections=True), rounds=50, tol=1e-9)
+    assert (masked.status, masked.rounds) == ("converged", plain.rounds)
+    assert off(masked.x, plain.x) <= 1e-9
+
+
+@pytest.mark.parametrize("quantum", [1e-3, 0.1])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_rounded_losses_leave_as_multiples_and_the_certificate_holds(name, quantum):
+    objective, plain = OBJECTIVES[name], cohort()
+    optimum = reference_optimum(clients(), "squared", L2, objective)
+    federation = secure(cohort(), quantum=quantum)
+
+    def honest(moment):
+        multiples = moment.state.losses / quantum
+        assert np.abs(multiples - np.rint(multiples)).max() <= 1e-9
+        excess = objective.support(plain.evaluate(moment.state.x).loss) - optimum.value
+        assert excess <= moment.state.certificate
+
+    result = sp.train(sp.fair(objective, local_steps=10), federation, rounds=60, tol=1e-8, callbacks=[honest])
+    assert result.status in ("precision", "stalled", "round limit")  # the floor is above tol
+    assert result.certificate >= quantum
+    start = objective.support(plain.evaluate(np.zeros(4)).loss) - optimum.value
+    assert objective.support(plain.evaluate(result.x).loss) - optimum.value <= max(5 * quantum, 0.05 * start)
+    scores = federation.evaluate(result.x).loss / quantum
+    assert np.abs(scores - np.rint(scores)).max() <= 1e-9
+    losses = federation.losses(torch.zeros(4, dtype=torch.float64)) / quantum
+    assert np.abs(losses - np.rint(losses)).max() <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["ScaffPD", "Scaffold I", "FedAvg, some clients, minibatches", "DRFA"])
+def test_a_resumed_run_is_the_same_run(tmp_path, name):
+    method, file = FIRST_ORDER[name], tmp_path / "state.npz"
+    whole = sp.train(method, secure(cohort()), rounds=9, seed=3)
+    sp.train(method, secure(cohort()), rounds=4, seed=3, checkpoint=file)
+    federation = secure(cohort())
+    resumed = sp.train(method, federation, rounds=9, seed=3, checkpoint=file)
+    assert resumed.rounds == whole.rounds
+    np.testing.assert_array_equal(resumed.x, whole.x)
+    np.testing.assert_array_equal(resumed.weights, whole.weights)
+
+
+def test_a_plain_run_may_go_on_with_masked_sums(tmp_path):
+    file, method = tmp_path / "state.npz", FIRST_ORDER["ScaffPD"]
+    sp.train(method, cohort(), rounds=4, seed=3, checkpoint=file)
+    resumed = sp.train(method, secure(cohort()), rounds=9, seed=3, checkpoint=file)
+    assert off(resumed.x, sp.train(method, cohort(), rounds=9, seed=3).x) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["ScaffPD", "ProxSkip", "q-FedAvg, some clients"])
+def test_new_keys_and_the_same_digits(name):
+    """Masks are new with every run, and cancel exactly."""
+    seen = []
+    runs = []
+    for _ in range(2):
+        masked = []
+        federation = secure(cohort(), record=lambda kind, client, array, masked=masked: masked.append(array.copy()))
+        runs.append(sp.train(FIRST_ORDER[name], federation, rounds=8, seed=3))
+        seen.append(masked)
+    np.testing.assert_array_equal(runs[0].x, runs[1].x)
+    assert len(seen[0]) == len(seen[1]) > 8
+    assert not any(np.any(a == b) for a, b in zip(*seen, strict=True))
+
+
+def test_without_masks_the_record_shows_the_vectors_themselves(monkeypatch):
+    """What `record` sees is what the server gets: a scaled vector, were it not masked."""
+    monkeypatch.setattr(party, "add_stream", lambda total, key, sign: None)
+    monkeypatch.setattr("scaffpd.masking.aggregator.add_stream", lambda total, key, sign: None)
+    plain, seen = cohort(), {}
+    federation = secure(cohort(), record=lambda kind, client, array: seen.setdefault((kind, client), array.copy()))
+    x, w = torch.ones(4, dtype=torch.float64), np.full(5, 0.2)
+    federation.gradients(x).sum(w)
+    own = plain.gradients(x).each().numpy()
+    for i, name in enumerate(plain.names):
+        ratio = seen["c", name].view(np.int64) / own[i]
+        np.testing.assert_allclose(ratio, ratio[0], rtol=1e-12)
