@@ -19,6 +19,7 @@ from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
 from scaffpd.history import History
 from scaffpd.models.threads import suited
+from scaffpd.privacy.account import Account
 from scaffpd.privacy.accountant import Spent
 from scaffpd.progress import Progress
 
@@ -77,6 +78,12 @@ class Moment:
     rounds: int
     state: Any
     history: History
+    account: Account | None = None
+
+    @property
+    def privacy(self) -> Spent | None:
+        """What the clients' answers have cost so far; `None` where they are not `Private`."""
+        return None if self.account is None else self.account.spent()
 
 
 Callback = Callable[[Moment], bool | None]
@@ -192,7 +199,7 @@ class _Run:
                 self.state = self.algorithm.round(self.federation, self.state)
                 self._record()
                 self._complete()
-                moment = Moment(self.state.rounds, self.state, self.history)
+                moment = Moment(self.state.rounds, self.state, self.history, self.account)
                 answers = [callback(moment) for callback in callbacks]
                 if any(answer is True for answer in answers):
                     status = Status.STOPPED

@@ -80,7 +80,9 @@ def test_every_method_that_is_foreseen_is_tested():
 
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_fair_is_foreseen_as_the_method_that_it_takes(batch_size):
-    method, same = sp.fair(CHI, 3, batch_size), sp.ScaffPD(CHI, 3, batch_size)
+    L = 0.25 * 2.0**2 + linear().l2  # public, of "logistic" on rows of the length 2
+    steps = sp.Fixed(tau=3 * (1 / L), sigma=1 / 3, theta=0.0, local_rate=1 / L)
+    method, same = sp.fair(CHI, 3, batch_size), sp.ScaffPD(CHI, 3, batch_size, steps)
     assert asked(method, 5) == asked(same, 5)
     runs = [
         sp.train(one, sp.Cohort(clients(), sp.Private(linear(), noise=6.0, radius=2.0, secret=2)), 5, progress=False)

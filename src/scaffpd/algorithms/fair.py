@@ -1,7 +1,10 @@
 r"""`fair`: the method for the problem at hand.
 
 Convex losses and full gradients go to the subspace saddle method, which needs the fewest rounds and no step size;
-minibatches and networks, for which it has no proof, and clients that hide their curvature, go to Scaff-PD.
+minibatches and networks, for which it has no proof, and clients that hide their curvature, go to Scaff-PD. Where
+answers carry noise, no step can be judged by them, and the rates are public numbers:
+
+    η_ℓ = 1/L,    τ = J η_ℓ,    σ = 1/N,    θ = 0.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
 from scaffpd.federation import Constants, Federation
 from scaffpd.objectives.base import Objective
+from scaffpd.steps import Auto, Fixed
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,13 @@ class Fair:
     def _method(self, known: Constants) -> SubspaceSaddle | ScaffPD:
         if self.batch_size is None and known.convex and not (known.noisy or known.first_order):
             return SubspaceSaddle(self.objective)
-        return ScaffPD(self.objective, local_steps=self.local_steps, batch_size=self.batch_size)
+        steps = self._steady(known) if known.noisy else Auto()
+        return ScaffPD(self.objective, local_steps=self.local_steps, batch_size=self.batch_size, steps=steps)
+
+    def _steady(self, known: Constants) -> Fixed:
+        """Rates that look at no answer."""
+        eta = 1 / float(known.expected_smoothness(self.batch_size).max())
+        return Fixed(tau=self.local_steps * eta, sigma=1 / len(known.smoothness), theta=0.0, local_rate=eta)
 
 
 def fair(objective: Objective, local_steps: int = 100, batch_size: int | None = None) -> Fair:

@@ -33,6 +33,7 @@ class Asked:
     strength: float | None = None
     needs_strength: bool = True
     path: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self, what: str) -> RunConfig:
         """The settings: what the file says, with the options in its place where they are given."""
@@ -40,7 +41,10 @@ class Asked:
         from scaffpd.tabular.clients import is_table
 
         self._check()
-        changes = {name: _given(getattr(self, name)) for name in ("data", "model", "training", "path")}
+        changes = {name: _given(getattr(self, name)) for name in ("data", "model", "training", "path", "privacy")}
+        if changes["privacy"] and "epsilon" not in changes["privacy"] and not what.lower().endswith(".toml"):
+            given = next(iter(changes["privacy"])).replace("_", "-")
+            raise InputError(f"--{given.replace('seed', 'noise-seed')} goes with --epsilon: how private is it to be?")
         plain = what.lower().replace("_", "-")
         what = NICKNAMES.get(plain, plain if plain in PROBLEMS else what)
         changes["objective"] = self._objective(file=what.lower().endswith(".toml"))
@@ -67,6 +71,11 @@ class Asked:
             if given is not None and not 0 <= given < below:
                 limits = "from 0 to below 1" if below == 1 else ">= 0 and finite"
                 raise InputError(f"--{name} needs a number {limits}, got {given:g}.")
+        for name in ("epsilon", "clip", "loss_clip", "radius", "delta"):
+            given, below = self.privacy.get(name), 1.0 if name == "delta" else float("inf")
+            if given is not None and not 0 < given < below:
+                limits = "between 0 and 1" if name == "delta" else "above 0"
+                raise InputError(f"--{name.replace('_', '-')} needs a number {limits}, got {given:g}.")
 
     def _objective(self, file: bool) -> dict[str, Any]:
         if self.objective is None and self.strength is None:

@@ -52,6 +52,8 @@ def show(folder: Path) -> None:
         moved = f"from {loss.before:.3f} to {loss.after:.3f}"
         _say(console, f"What was optimised, their loss on training rows, goes {moved}.")
     console.print()
+    if story.privacy is not None:
+        _say(console, story.privacy.sentence)
     if summary["path"]:
         console.print(_points(summary, rows(folder / "path.csv")))
         _say(console, f"Suggested: {summary['path']['why']}")

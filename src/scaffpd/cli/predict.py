@@ -27,6 +27,7 @@ def predict(
 
     from scaffpd.checkpoint import replacing
     from scaffpd.runs.predict import predict as answer
+    from scaffpd.runs.predict import promise
 
     if out.resolve() == table.resolve():
         raise InputError(f"{str(out)!r} is the table itself: choose another file with --out.")
@@ -41,3 +42,5 @@ def predict(
     except OSError as error:
         raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
     typer.echo(f"{len(found.predicted)} rows written to {out}.")
+    if (pair := promise(run)) is not None:
+        typer.echo(f"The model was trained with {pair} for every record.")

@@ -58,13 +58,30 @@ def train(
     task: Task = None,
     test: Test = None,
     l2: L2 = None,
-    rounds: Rounds = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="The most rounds.", show_default="1000; 30 with --epsilon")
+    ] = None,
     tol: Tol = None,
     seed: Seed = None,
     device: Device = None,
     baseline: Annotated[
         bool | None,
-        typer.Option("--baseline/--no-baseline", help="Train the average model too.", show_default="baseline"),
+        typer.Option(
+            "--baseline/--no-baseline",
+            help="Train the average model too.",
+            show_default="baseline; no-baseline with --epsilon",
+        ),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Differential privacy: ε of every row, over the whole run.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Its δ.", show_default="1e-5")] = None,
+    clip: Annotated[float | None, typer.Option(help="C, the longest gradient of a row.", show_default="1")] = None,
+    loss_clip: Annotated[float | None, typer.Option(help="B, the largest loss of a row.", show_default="4")] = None,
+    radius: Annotated[float | None, typer.Option(help="R, the longest row, once scaled.", show_default="3")] = None,
+    noise_seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Noise that can be repeated; protects nobody.", show_default="a secret"),
     ] = None,
     out: Out = None,
     fresh: Fresh = False,
@@ -76,10 +93,11 @@ def train(
 
     A table needs two options, --client and --target. Texts become categories, missing values are filled client by
     client, and columns are scaled by sums over clients. The folder has settings, tables, model and report; the same
-    command again goes on where it was interrupted.
+    command again goes on where it was interrupted. With --epsilon every client clips and adds noise before it answers.
 
     Examples:
         scaffpd train hospitals
+        scaffpd train hospitals --epsilon 4
         scaffpd train patients.csv --client hospital --target ill
     """
     asked = Asked(
@@ -91,6 +109,10 @@ def train(
         training={"rounds": rounds, "tol": tol, "seed": seed, "device": device, "baseline": baseline},
         objective=objective,
         strength=strength,
+        privacy={
+            "epsilon": epsilon, "delta": delta, "clip": clip, "loss_clip": loss_clip, "radius": radius,
+            "seed": noise_seed,
+        },
     )  # fmt: skip
     from scaffpd.runs.folder import RunFolder  # seconds, so not for --help
 
@@ -114,15 +136,19 @@ def place(config: RunConfig, out: Path | None, fresh: bool, kind: str = "train")
 def begin(config: RunConfig, screen: TrainingScreen) -> tuple[RunConfig, Prepared, Cohort]:
     """Read the data, say what was found, and settle what was left open."""
     from scaffpd.runs.prepare import prepare
-    from scaffpd.runs.train import settled
+    from scaffpd.runs.privacy import noise_of
+    from scaffpd.runs.train import private, settled
 
     screen.say(f"Reading {config.name}")
     prepared = prepare(config)
     cohort = prepared.cohort(config)
     config = settled(config, cohort)
+    noise = None if config.privacy is None else noise_of(private(config, prepared), config.training.rounds)
     screen.say(f"{prepared.about}; {len(prepared.names)} clients")
     for remark in prepared.remarks:
         screen.say(remark)
+    if noise is not None:
+        screen.say(noise)
     return config, prepared, cohort
 
 

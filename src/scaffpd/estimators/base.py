@@ -16,11 +16,14 @@ from scaffpd.algorithms import fair
 from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError, count, positive
 from scaffpd.estimators.grouping import Grouping
+from scaffpd.estimators.private import private
 from scaffpd.estimators.scaling import Array, Scale, in_units
 from scaffpd.metrics import a_fifth
 from scaffpd.models import Linear
 from scaffpd.objectives import ChiSquare
 from scaffpd.objectives.base import Objective
+from scaffpd.privacy import Spent
+from scaffpd.privacy.defaults import LOCAL_STEPS, ROUNDS
 from scaffpd.training import Result, Status, train
 
 
@@ -32,6 +35,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
 
     coef_: Array
     result_: Result
+    privacy_: Spent | None
 
     def __init__(
         self,
@@ -41,10 +45,14 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         fit_intercept: bool = True,
         standardise: bool = True,
         tol: float | None = 1e-6,
-        max_rounds: int = 1000,
+        max_rounds: int | None = None,
         algorithm: Any = None,
         random_state: Any = None,
         verbose: int = 0,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        clip: float = 1.0,
+        noise_seed: int | None = None,
     ) -> None:
         self.objective = objective
         self.l2 = l2
@@ -55,10 +63,15 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         self.algorithm = algorithm
         self.random_state = random_state
         self.verbose = verbose
+        self.epsilon = epsilon
+        self.delta = delta
+        self.clip = clip
+        self.noise_seed = noise_seed
 
     def _train(self, X: Array, y: NDArray[Any], group: Grouping, loss: str, classes: int | None) -> tuple[Array, Array]:
         """Split the rows among their clients, scale, train; weights (features × outputs) and intercepts."""
-        rounds = count(type(self).__name__, "max_rounds", self.max_rounds)
+        usual = 1000 if self.epsilon is None else ROUNDS
+        rounds = count(type(self).__name__, "max_rounds", usual if self.max_rounds is None else self.max_rounds)
         if self.tol is not None:
             positive(type(self).__name__, "tol", self.tol)
         algorithm, intercept = self._algorithm(), bool(self.fit_intercept)
@@ -71,19 +84,26 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
                 targets = [outputs(part) for part in targets]
         model = Linear(loss, self.l2, intercept, classes)
         pairs = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
-        cohort = Cohort(pairs, model, names=group.names)
-        result = train(algorithm, cohort, rounds, self.tol, _seed(self.random_state), progress=bool(self.verbose))
+        asked = model if self.epsilon is None else private(self, model, algorithm, rounds, [len(y) for y in targets])
+        cohort = Cohort(pairs, asked, names=group.names)
+        seed, tol = _seed(self.random_state), self._tol
+        result = train(algorithm, cohort, rounds, tol, seed, progress=bool(self.verbose))
         self._keep(result, group)
         self.client_losses_ = group.mapping(cohort.evaluate(result.x).loss)
         weights, offset = model.reshape(result.x, X.shape[1])
         return in_units(weights, np.zeros(weights.shape[1]) if offset is None else offset, inputs, outputs)
+
+    @property
+    def _tol(self) -> float | None:
+        """Where to stop; with noise nothing can be proven, and all rounds are made."""
+        return self.tol if self.epsilon is None else None
 
     def _algorithm(self) -> Any:
         objective = ChiSquare(rho=0.1) if self.objective is None else self.objective
         if not isinstance(objective, Objective):
             raise InputError(f"objective must be one such as ChiSquare(rho=0.1), got {objective!r}.")
         if self.algorithm is None:
-            return fair(objective)
+            return fair(objective) if self.epsilon is None else fair(objective, LOCAL_STEPS)
         if isinstance(self.algorithm, type) or not hasattr(self.algorithm, "round"):
             return self._made(objective)
         if self.objective is not None:
@@ -99,7 +119,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
 
     def _keep(self, result: Result, group: Grouping) -> None:
         self.result_, self.history_, self.status_ = result, result.history, str(result.status)
-        self.certificate_ = result.certificate
+        self.certificate_, self.privacy_ = result.certificate, result.privacy
         self.n_rounds_ = self.n_iter_ = result.rounds
         self.clients_, self.client_weights_ = group.clients, group.mapping(result.weights)
 
@@ -108,7 +128,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         result = self.result_
         if result.status is Status.INTERRUPTED:
             raise KeyboardInterrupt
-        missed = self.tol is not None and not result.certificate <= self.tol
+        missed = self._tol is not None and not result.certificate <= self._tol
         if missed or result.status in (Status.DIVERGED, Status.STALLED):
             text = f"{result} A larger max_rounds, tol or l2 helps where the gap is too large."
             warnings.warn(text, ConvergenceWarning, stacklevel=3)

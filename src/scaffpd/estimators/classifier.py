@@ -31,12 +31,20 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         fit_intercept: whether there is a constant term.
         standardise: scale every column to mean zero and deviation one, by sums over clients (without an intercept, to
             deviation one only).
-        tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds.
-        max_rounds: the most communication rounds.
+        tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds, and so does `epsilon`,
+            because with noise nothing can be proven.
+        max_rounds: the most communication rounds; `None` is 1000, and 30 with `epsilon`.
         algorithm: `None` is `fair(objective)`; else a function of the objective, such as `ScaffPD`, or a ready
             algorithm, which has its own objective.
         random_state: seeds algorithms that draw minibatches or clients.
         verbose: show a progress bar.
+        epsilon: differential privacy of every row: ε of all that the clients send in `fit`. Standardised rows longer
+            than 3 are shortened for it. Not covered: means and deviations of the columns, the labels there are,
+            `client_scores_`, `client_losses_`, and whoever chooses settings by scores on the same rows.
+        delta: its δ.
+        clip: C, the largest norm of a row's gradient.
+        noise_seed: of noise that can be repeated, for experiments; it protects nobody. `None` takes a secret of the
+            operating system, whatever `random_state` is.
 
     Attributes:
         classes_: the labels, of all clients together.
@@ -47,6 +55,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         client_losses_: client → f_i(x) on its training rows, regulariser included.
         client_scores_: client → accuracy on its training rows.
         certificate_: the optimality gap is proven to be at most this.
+        privacy_: what has been spent, a `Spent`; `None` without `epsilon`.
         n_rounds_: rounds made (`n_iter_` is the same).
         history_: the table of all rounds.
         status_: how the run ended.

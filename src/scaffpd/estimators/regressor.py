@@ -29,12 +29,20 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         standardise: scale every column and the target to mean zero and deviation one, by sums over clients (without an
             intercept, to deviation one only); losses, `tol` and the objective's parameters are then in units of the
             target's variance, else in its units squared.
-        tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds.
-        max_rounds: the most communication rounds.
+        tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds, and so does `epsilon`,
+            because with noise nothing can be proven.
+        max_rounds: the most communication rounds; `None` is 1000, and 30 with `epsilon`.
         algorithm: `None` is `fair(objective)`; else a function of the objective, such as `ScaffPD`, or a ready
             algorithm, which has its own objective.
         random_state: seeds algorithms that draw minibatches or clients.
         verbose: show a progress bar.
+        epsilon: differential privacy of every row: ε of all that the clients send in `fit`. Standardised rows longer
+            than 3 are shortened for it. Not covered: means and deviations of the columns, the labels there are,
+            `client_scores_`, `client_losses_`, and whoever chooses settings by scores on the same rows.
+        delta: its δ.
+        clip: C, the largest norm of a row's gradient.
+        noise_seed: of noise that can be repeated, for experiments; it protects nobody. `None` takes a secret of the
+            operating system, whatever `random_state` is.
 
     Attributes:
         coef_: (features,), in the units of X and y.
@@ -44,6 +52,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         client_losses_: client → f_i(x) on its training rows, regulariser included.
         client_scores_: client → share of the variance explained on its training rows; see `score_by_client`.
         certificate_: the optimality gap is proven to be at most this.
+        privacy_: what has been spent, a `Spent`; `None` without `epsilon`.
         n_rounds_: rounds made (`n_iter_` is the same).
         history_: the table of all rounds.
         status_: how the run ended.
@@ -61,6 +70,12 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         self.coef_, self.intercept_ = np.ascontiguousarray(weights[:, 0]), float(intercept[0])
         self.client_scores_ = _explained(y, X @ self.coef_ + self.intercept_, group)
         return self._finish()
+
+    def __sklearn_tags__(self) -> Any:
+        """Noise may hide what there is to learn, most of all from few rows."""
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = self.epsilon is not None
+        return tags
 
     def predict(self, X: Any) -> Array:
         """The expected target of every row."""

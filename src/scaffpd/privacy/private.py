@@ -92,7 +92,8 @@ class Private:
         Args:
             model: see above.
             epsilon: ε that every client may spend.
-            algorithm: what will be trained with, such as `ScaffPD(...)`; local steps, batch size and the like count.
+            algorithm: what will be trained with, such as `ScaffPD(...)`; local steps, batch size and the like count. A
+                list of them shares ε: each makes so many rounds, all on one `Cohort`.
             rounds: R, the most rounds.
             samples: m_i of every client, in order; needed where the algorithm has a batch size.
             delta: δ.
@@ -106,7 +107,9 @@ class Private:
         for name in ("noise", "loss_noise", "budget"):
             if name in rest:
                 raise InputError(f"Private.solved finds {name} by itself: leave it out.")
-        questions = asked(algorithm, count("Private.solved", "rounds", rounds))
+        methods = algorithm if isinstance(algorithm, list | tuple) else [algorithm]
+        count("Private.solved", "rounds", rounds)
+        questions = sum((asked(method, rounds) for method in methods), Asked())
         sizes: list[int | None] = [None]
         if questions.batch_size is not None:
             if samples is None:

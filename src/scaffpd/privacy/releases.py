@@ -34,6 +34,8 @@ class Asked:
 
     def __add__(self, other: Asked) -> Asked:
         """Both."""
+        if None not in (self.batch_size, other.batch_size) and self.batch_size != other.batch_size:
+            raise InputError(f"Batches of {self.batch_size} and of {other.batch_size} rows do not share one budget.")
         return Asked(
             self.gradients + other.gradients,
             self.losses + other.losses,

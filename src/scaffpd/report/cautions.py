@@ -18,8 +18,16 @@ def cautions(story: Story) -> tuple[str, ...]:
         *_noise(story),
         _chance(story),
         *(_proof(story, m) for m in _main(story)),
+        *_privacy(story),
     ]
     return tuple(sentence for sentence in found if sentence)
+
+
+def _privacy(story: Story) -> tuple[str, ...]:
+    if story.privacy is None:
+        return ()
+    rows = {s.client: s.train_rows for scores in story.scores.values() for s in scores}
+    return story.privacy.cautions(rows)
 
 
 def _main(story: Story) -> list[Model]:
@@ -120,6 +128,8 @@ def _proof(story: Story, model: Model) -> str:
         return "" if model.certificate is not None or not model.status else f"{name} has no certificate."
     if model.status in ("running", "paused", "failed"):
         return ""  # the run's own sentence is among the remarks
+    if story.privacy is not None and model.status == "round limit":
+        return f"How far {name[0].lower()}{name[1:]} is from the optimum is not known: noise hides it."
     if model.certificate is None:
         return f"{name} is not converged ({model.status}), and how far it is from the optimum is not known."
     return f"{name} is not converged ({model.status}), but proven within {small(model.certificate)} of the optimum."

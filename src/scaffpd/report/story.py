@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scaffpd.metrics import a_fifth
+from scaffpd.report.privacy import Privacy
 
 FEW = 30  # test rows: below, one row more or less moves an accuracy by more than three points
 
@@ -134,6 +135,7 @@ class Story:
         verdict: sentences that the folder brings itself.
         path: as in summary.json.
         notes: (figure, sentence) pairs that belong beneath a figure.
+        privacy: the promise of a private run.
     """
 
     kind: str
@@ -154,6 +156,7 @@ class Story:
     verdict: tuple[str, ...] = ()
     path: dict[str, Any] | None = None
     notes: tuple[tuple[str, str], ...] = ()
+    privacy: Privacy | None = None
 
     @property
     def upwards(self) -> bool:

@@ -42,6 +42,7 @@ def clients(story: Story) -> str:
     heads = [_head(story.word, "text"), _head("rows trained on"), _head("test rows")]
     heads += [_head(name, data=i, mark=marks[name]) for i, name in enumerate(story.names) if name in named]
     heads += ([_head("gain" if story.upwards else "change")] if before and after else []) + [_head("weight λ")]
+    heads += [_head("ε")] if story.privacy else []
     rows = []
     for client in story.clients:
         found = [named[n].get(client) for n in story.names if n in named]
@@ -56,6 +57,9 @@ def clients(story: Story) -> str:
         if before and after:
             cells.append(_gain(story, named[before.name].get(client), named[after.name].get(client)))
         cells.append(_cell(first.weight, plain(first.weight)))
+        if story.privacy:
+            spent = story.privacy.clients.get(client)
+            cells.append(_cell(spent, plain(spent)))
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return _sortable("client-table", f"All {plural(story.word)}", heads, rows)
 

@@ -43,6 +43,8 @@ def _tiles(story: Story) -> str:
         ]
     else:
         return ""
+    if story.privacy is not None:
+        tiles.append(_tile("Differential privacy", story.privacy.pair.replace(", ", ",\u00a0"), story.privacy.whom))
     if proof.certificate is not None:
         tiles.append(_tile("Proven gap to the optimum", small(proof.certificate), f"{proof.name}, {proof.status}"))
     return f'<dl class="tiles">{"".join(tiles)}</dl>'

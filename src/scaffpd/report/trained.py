@@ -7,6 +7,7 @@ from typing import Any
 
 from scaffpd.errors import InputError
 from scaffpd.report.files import Row, json_object, megabytes, number, table, text, whole
+from scaffpd.report.privacy import read_privacy
 from scaffpd.report.rounds import read_rounds
 from scaffpd.report.story import Event, Model, Score, Share, Story, overall
 
@@ -26,6 +27,7 @@ def read_trained(folder: Path) -> Story:
             raise InputError(f"{str(folder / MARK)!r} has no list of {name}; the run has to be made again.")
     if not isinstance(summary.get("path") or {}, dict):
         raise InputError(f"{str(folder / MARK)!r} has no table of its path; the run has to be made again.")
+    privacy = read_privacy(summary.get("privacy"))
     measure, split = str(summary.get("measure", "accuracy")), str(summary.get("split", "test"))
     models = tuple(_model(folder, entry) for entry in summary.get("models") or [])
     if not models:
@@ -46,11 +48,12 @@ def read_trained(folder: Path) -> Story:
         rounds=read_rounds(folder / "rounds.csv", measure),
         partition=read_partition(folder / "partition.csv"),
         events=read_events(folder / "events.csv"),
-        settings=_settings(summary),
+        settings=_settings(summary) + (() if privacy is None else privacy.settings),
         files=_files(folder),
         remarks=tuple(map(str, summary.get("remarks") or [])),
         verdict=tuple(map(str, summary.get("verdict") or [])),
         path=summary.get("path"),
+        privacy=privacy,
     )
 
 

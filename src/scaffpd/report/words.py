@@ -56,8 +56,8 @@ def bottom(story: Story) -> str:
 def optimised(story: Story) -> Change | None:
     """What training was about: the loss of the worst-served fifth on training rows; `None` where it is not known."""
     before, after = story.role("before"), story.role("after")
-    if not before or not after or story.kind not in ("train", "path"):
-        return None
+    if not before or not after or story.kind not in ("train", "path") or story.privacy is not None:
+        return None  # losses of private clients are known with noise alone
     worst = [_worst_loss(story, model.name) for model in (before, after)]
     return None if None in worst else Change(worst[0] - worst[1], worst[0], worst[1], False)  # type: ignore[operator,arg-type]
 

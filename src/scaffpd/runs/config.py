@@ -13,17 +13,14 @@ from scaffpd.deploy.protocol.setup import FORMATS
 from scaffpd.errors import InputError, unknown
 from scaffpd.models.losses import LOSSES
 from scaffpd.objectives import Objective
+from scaffpd.privacy.defaults import LOCAL_STEPS
+from scaffpd.runs.data_table import read_data
+from scaffpd.runs.privacy import Privacy, settle
 from scaffpd.settings.objects import algorithm_of
 from scaffpd.settings.section import Section
-from scaffpd.tabular.schema import TASKS
 
-TABLES = ("data", "model", "objective", "algorithm", "training", "path")
-DATA = (
-    *("file", "client", "target", "columns", "categories", "task", "test", "seed", "standardise"),
-    *("source", "clients", "alpha", "entry"),
-)
-BY_FILE = ("client", "target", "columns", "categories", "task", "standardise")
-HELD_OUT, POINTS = 0.2, 9
+TABLES = ("data", "model", "objective", "algorithm", "training", "privacy", "path")
+POINTS = 9
 OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
 WITH_OBJECTIVE, OBJECTIVE = ("Fair", "ScaffPD", "SubspaceSaddle"), {"kind": "ChiSquare", "rho": 0.1}
 
@@ -33,12 +30,12 @@ class Training:
     """How long, how exactly and where.
 
     Attributes:
-        rounds: the most rounds.
+        rounds: the most rounds; 30 where they are left out with [privacy].
         tol: the certified gap to stop at; 0 to make all rounds; left out, 1e-6 where something can be certified.
         seed: of all randomness.
         device: such as "cpu" or "cuda".
         numbers: "float32" or "float64"; empty leaves it to the model.
-        baseline: whether the average model is trained as well, to compare with.
+        baseline: whether the average model is trained as well, to compare with; with [privacy] only where asked for.
     """
 
     rounds: int = 1000
@@ -63,6 +60,7 @@ class RunConfig:
         training: how long, how exactly and where.
         values: [objective] and [algorithm] as they were written.
         points: of a fairness path, between the average and the worst case.
+        privacy: what [privacy] has, checked; `None` where there is none.
     """
 
     place: Path
@@ -74,6 +72,7 @@ class RunConfig:
     training: Training
     values: Mapping[str, Any] = field(repr=False)
     points: int = POINTS
+    privacy: Privacy | None = None
 
     @classmethod
     def read(cls, path: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:
@@ -91,7 +90,8 @@ class RunConfig:
         for table, new in changes.items():
             old = top.section(table, top.values.get(table, {}) or ()).values
             top.values[table] = dict(new) if "kind" in new else {**old, **new}  # another kind has other arguments
-        data = _data(top)
+        data, privacy = read_data(top), Privacy.read(top)
+        settle(top)
         kind = top.section("algorithm", top.values.get("algorithm", {}) or ()).values.get("kind", "Fair")
         if "objective" not in top and kind in WITH_OBJECTIVE:
             top.values["objective"] = dict(OBJECTIVE)
@@ -102,7 +102,7 @@ class RunConfig:
         return cls(
             place, top.text("name", _name(data, top)), None if folder is None else place / Path(folder).expanduser(),
             data, _model(top), algorithm, _training(top), values,
-            top.section("path", ("points",)).whole("points", POINTS, 1),
+            top.section("path", ("points",)).whole("points", POINTS, 1), privacy,
         )  # fmt: skip
 
     @property
@@ -112,7 +112,9 @@ class RunConfig:
 
     def algorithm_for(self, objective: Objective) -> Any:
         """The same algorithm with another objective; the one of our choice where it is given none."""
-        return Fair(objective) if self.objective is None else replace(self.algorithm, objective=objective)
+        if self.objective is not None:
+            return replace(self.algorithm, objective=objective)
+        return Fair(objective) if self.privacy is None else Fair(objective, LOCAL_STEPS)
 
     def complete(self, folder: Path) -> dict[str, Any]:
         """All settings, for a `config.toml` in that folder: what was left out has its default."""
@@ -127,48 +129,9 @@ class RunConfig:
             "name": self.name, "folder": ".", "data": data, "model": dict(self.model),
             "objective": dict(self.values.get("objective", {})) or None,
             "algorithm": {"kind": type(self.algorithm).__name__, **self.values.get("algorithm", {})},
-            "training": training, "path": {"points": self.points},
+            "training": training, "privacy": None if self.privacy is None else self.privacy.table(),
+            "path": {"points": self.points},
         }  # fmt: skip
-
-
-def _data(top: Section) -> dict[str, Any]:
-    section = top.section("data", (*DATA, "beside"))
-    chosen = [key for key in ("file", "source", "entry") if key in section]
-    if len(chosen) != 1:
-        raise InputError(f"{top.file.name!r} needs exactly one of file, source and entry in [data].")
-    text = section.text(chosen[0])
-    found: dict[str, Any] = {chosen[0]: text}
-    for key in BY_FILE:
-        if key in section and chosen[0] != "file":
-            raise InputError(f"{top.file.name!r} has data.{key}, which goes with data.file, but not with {chosen[0]}.")
-    if chosen[0] == "file":
-        found |= _columns(section)
-    if chosen[0] != "source" and ("clients" in section or "alpha" in section):
-        raise InputError(f"{top.file.name!r} has data.clients or data.alpha, which go with data.source.")
-    if chosen[0] == "source":
-        found |= {"clients": section.whole("clients", None, 2)} if "clients" in section else {}
-        needs = "a number above 0"
-        found |= {"alpha": section.number("alpha", None, needs, 1e-9, float("inf"))} if "alpha" in section else {}
-    if chosen[0] == "entry" and ("test" in section or "seed" in section):
-        raise InputError(f"{top.file.name!r} has data.test or data.seed, but an entry returns held-out rows itself.")
-    if chosen[0] != "entry":
-        found["test"] = section.number("test", HELD_OUT, "a share from 0 to below 1", 0, 1)
-        found["seed"] = section.whole("seed", 0)
-    if "beside" in section:
-        found["beside"] = section.text("beside")
-    return found
-
-
-def _columns(section: Section) -> dict[str, Any]:
-    found: dict[str, Any] = {key: section.text(key, needs="the name of a column") for key in ("client", "target")}
-    for key in ("columns", "categories"):
-        given = section.texts(key)
-        found |= {key: list(given)} if given else {}
-    task = section.maybe("task")
-    if task is not None and task not in TASKS:
-        raise unknown(f"data.task in {section.file.name!r},", task, TASKS)
-    found |= {"task": task} if task else {}
-    return found | {"standardise": section.boolean("standardise", True)}
 
 
 def _model(top: Section) -> dict[str, Any]:

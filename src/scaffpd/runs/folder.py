@@ -9,6 +9,7 @@ partition.csv       which client has how many rows of which label
 path.csv            a row for every point of a fairness path
 model.safetensors   the model that is kept
 fills.json          what stands in for missing values, client by client
+noise.secret        of a private run: what noise is drawn from, for its owner alone
 checkpoint/         one file for every model
 report.html         all of it to look at
 """
@@ -36,12 +37,13 @@ from scaffpd.lock import alone
 from scaffpd.runs import tables
 from scaffpd.runs.config import RunConfig
 from scaffpd.runs.prepared import Prepared
+from scaffpd.runs.secret import NAME as SECRET
 from scaffpd.runs.trained import SPREAD, Scored, Trained, kept
 from scaffpd.settings.writing import toml_text
 
 FILES = (
     *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "partition.csv", "path.csv"),
-    *("fills.json", "model.safetensors", "report.html"),
+    *("fills.json", "model.safetensors", "report.html", SECRET),
 )
 PASSING = ("rounds", "tol", "baseline")  # how long a run goes on does not make it another
 MARK = re.compile(r"# scaffpd (\w+) ")
@@ -161,7 +163,8 @@ def _lasting(text: str) -> dict[str, Any] | None:
         return None
     kept = {key: value for key, value in values.items() if key not in ("name", "folder")}
     training = values.get("training", {})
-    return kept | {"training": {key: value for key, value in training.items() if key not in PASSING}}
+    passing = ("tol",) if "privacy" in values else PASSING  # noise is made for so many rounds and models
+    return kept | {"training": {key: value for key, value in training.items() if key not in passing}}
 
 
 def title(config: RunConfig, prepared: Prepared) -> str:

@@ -34,6 +34,8 @@ def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher
 
 def walkable(config: RunConfig) -> None:
     """Refuse what no path goes along."""
+    if config.privacy is not None:
+        raise InputError("A fairness path trains many models, which would share one ε: train a single one privately.")
     kind = type(config.algorithm if config.objective is None else config.objective).__name__
     if kind not in SYMBOLS:
         raise InputError(f"A fairness path goes along {', '.join(SYMBOLS)}, not along {kind}.")

@@ -64,6 +64,16 @@ def predict(run: Path, file: Path) -> Answers:
     return Answers(names, *answers(X, x, setup))
 
 
+def promise(run: Path) -> str | None:
+    """What the model's training has promised every record, as its folder says; `None` where there is no such word."""
+    file = (run if run.is_dir() else run.parent) / "summary.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["privacy"]
+        return f"(ε, δ) = ({float(found['epsilon']):.2f}, {float(found['delta']):g})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _client_column(run: Path) -> str | None:
     """What the run's settings call the client; `None` where there are none."""
     file = run / "config.toml" if run.is_dir() else run.parent / "config.toml"

@@ -70,11 +70,12 @@ class Prepared:
         """The rows that clients are scored on."""
         return "test" if self.test else "train"
 
-    def cohort(self, config: RunConfig) -> Cohort:
-        """The clients in this process."""
+    def cohort(self, config: RunConfig, model: Any = None) -> Cohort:
+        """The clients in this process; `model` takes the place of the run's own, as a private one does."""
         numbers = FORMATS.get(config.training.numbers)
         device, test = config.training.device, self.test or None
-        return Cohort(self.train, self.model, self.names, device=device, dtype=numbers, test=test)
+        chosen = self.model if model is None else model
+        return Cohort(self.train, chosen, self.names, device=device, dtype=numbers, test=test)
 
     def scores(self, cohort: Cohort, x: Any, split: str) -> ClientScores:
         """Losses without the regulariser; for regression, the root of the mean squared error in the data's units."""

@@ -43,9 +43,24 @@ def summary(
         "task": prepared.task, "measure": prepared.measure, "split": prepared.split,
         "labels": list(prepared.labels), "clients_word": prepared.word, "model": described(prepared.model),
         "data": prepared.about, "models": [about(one) for one in models],
-        "remarks": [*prepared.remarks, *remarks], "verdict": None if verdict is None else list(verdict), "path": path,
+        "privacy": privacy(models), "remarks": [*prepared.remarks, *remarks],
+        "verdict": None if verdict is None else list(verdict), "path": path,
     }  # fmt: skip
     return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+
+
+def privacy(models: Sequence[Trained]) -> dict[str, Any] | None:
+    """What the run has cost its clients' records, all models together, and how; `None` where nothing was private."""
+    private, spent = models[-1].private, models[-1].result.privacy
+    if private is None or spent is None:
+        return None
+    return {
+        "epsilon": spent.worst, "delta": spent.delta, "budget": private.budget,
+        "clients": dict(zip(spent.names, spent.epsilon.tolist(), strict=True)),
+        "clip": private.clip, "loss_clip": private.loss_clip, "radius": private.radius,
+        "smoothness": private.smoothness, "noise": private.noise, "loss_noise": private.loss_noise,
+        "seeded": isinstance(private.secret, int), "models": [one.name for one in models],
+    }  # fmt: skip
 
 
 def rounds(models: Sequence[Trained], measure: str) -> list[dict[str, Any]]:
@@ -78,6 +93,7 @@ def clients(models: Sequence[Trained], measure: str) -> list[dict[str, Any]]:
                 f"train_{measure}": float(train.accuracy[i]),
                 f"test_{measure}": "" if test is None else float(test.accuracy[i]),
                 "change_clear": "" if one.clear is None else one.clear[i],
+                **({} if one.result.privacy is None else {"epsilon": float(one.result.privacy.epsilon[i])}),
             })  # fmt: skip
     return rows
 

@@ -10,9 +10,11 @@ from scaffpd.checkpoint import Checkpoint
 from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError
 from scaffpd.objectives import Average
+from scaffpd.privacy import Private
 from scaffpd.runs.config import RunConfig
 from scaffpd.runs.folder import RunFolder
 from scaffpd.runs.prepared import Prepared
+from scaffpd.runs.secret import noise_secret
 from scaffpd.runs.trained import Scorer, Trained, judged, trained
 from scaffpd.training import Moment, Status, train
 
@@ -35,6 +37,9 @@ def carry_out(
 ) -> list[Trained]:
     """Train what the settings ask for; a list of one or two models, the last of them perhaps interrupted."""
     models, tol = [], config.training.tol or None
+    if config.privacy is not None:
+        secret = None if config.privacy.seed is not None else noise_secret(folder.path)
+        cohort = prepared.cohort(config, private(config, prepared, secret))
     for name, role, algorithm in contestants(config):
         scorer = Scorer(prepared, cohort, folder.scores(name, prepared.measure))
         watcher.begin(name, cohort.names, config.training.rounds, tol)
@@ -61,11 +66,22 @@ def contestants(config: RunConfig) -> list[tuple[str, str, Any]]:
     return [(AVERAGE, "before", config.algorithm_for(Average(prior=prior))), chosen]
 
 
+def private(config: RunConfig, prepared: Prepared, secret: bytes | None = None) -> Private:
+    """The run's model with noise: ε is that of all models that will be trained, together."""
+    assert config.privacy is not None
+    methods, samples = [method for _, _, method in contestants(config)], [len(y) for _, y in prepared.train]
+    return config.privacy.model(prepared.model, methods, config.training.rounds, samples, secret)
+
+
 def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
     """The settings with a tol: the one asked for, 1e-6 where something can be proven, or 0 where nothing can."""
     tol = config.training.tol
     if tol == 0:
         return config
+    if config.privacy is not None:  # nobody is asked before the account is open
+        if tol is not None:
+            raise InputError("tol needs a certificate, and with noise there is none: leave it out.")
+        return replace(config, training=replace(config.training, tol=0.0))
     reason = config.algorithm.uncertified(config.algorithm.init(cohort, config.training.seed, None))
     if reason is not None and tol is not None:
         raise InputError(f"tol needs a certificate, and there is none: {reason} Leave it out.")

@@ -11,6 +11,7 @@ from scaffpd.cohort import Cohort
 from scaffpd.federation import ClientScores
 from scaffpd.metrics import Spread, spread
 from scaffpd.objectives import Objective
+from scaffpd.privacy import Private
 from scaffpd.runs.prepared import Prepared
 from scaffpd.runs.significance import clear
 from scaffpd.training import Moment, Result
@@ -35,6 +36,7 @@ class Trained:
         train: every client's scores on training rows.
         test: on held-out rows, where there are some.
         strength: of the objective, on a fairness path.
+        private: the model with its noise; `None` where there is none.
         clear: whether each client's change against the model before is more than chance; `None` where it is not known.
     """
 
@@ -47,6 +49,7 @@ class Trained:
     train: ClientScores = field(repr=False)
     test: ClientScores | None = field(repr=False)
     strength: float | None = None
+    private: Private | None = field(default=None, repr=False)
     clear: tuple[bool, ...] | None = None
 
     @property
@@ -89,8 +92,8 @@ def trained(
     train = prepared.scores(cohort, result.x, "train")
     test = prepared.scores(cohort, result.x, "test") if prepared.test else None
     objective = getattr(algorithm, "objective", None)
-    kind = type(algorithm).__name__
-    return Trained(name, role, kind, objective, result, dict(scorer.found), train, test, strength)
+    kind, guard = type(algorithm).__name__, cohort.model if isinstance(cohort.model, Private) else None
+    return Trained(name, role, kind, objective, result, dict(scorer.found), train, test, strength, guard)
 
 
 def judged(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:

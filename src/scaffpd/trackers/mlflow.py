@@ -27,7 +27,7 @@ class MLflow(Tracker):
         run_id: an earlier run to go on with, for runs that go on from a checkpoint; `tracker.run_id` says which it was.
         tracking_uri: where MLflow keeps its runs; by default where MLflow is set to.
         cohort: whose held-out rows are to be scored; without one, what the run knows anyway is all that is shown.
-        every: score them every so many rounds.
+        every: score them, and count what private clients have spent, every so many rounds.
     """
 
     def __init__(

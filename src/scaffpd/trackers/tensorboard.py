@@ -20,7 +20,7 @@ class TensorBoard(Tracker):
     Args:
         folder: where the event files go.
         cohort: whose held-out rows are to be scored; without one, what the run knows anyway is all that is shown.
-        every: score them every so many rounds.
+        every: score them, and count what private clients have spent, every so many rounds.
     """
 
     def __init__(self, folder: str | os.PathLike[str], cohort: Any = None, every: int = 1) -> None:

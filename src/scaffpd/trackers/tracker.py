@@ -16,6 +16,7 @@ from scaffpd.errors import InputError, count
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.history import History
 from scaffpd.metrics import a_fifth
+from scaffpd.privacy import Spent
 from scaffpd.trackers.labels import labels
 from scaffpd.training import Moment
 
@@ -47,8 +48,9 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         if moment.rounds == 1:
             self._try(0, self._row(history, 0, history.first_losses, history.weights[0]))
         values = self._row(history, -1, state.losses, state.weights)
-        if self.cohort is not None and moment.rounds % self.every == 0:
-            values |= self._held_out(self.cohort.evaluate(state.x, "test"))
+        if moment.rounds % self.every == 0:
+            values |= {} if moment.privacy is None else self._spent(moment.privacy)
+            values |= {} if self.cohort is None else self._held_out(self.cohort.evaluate(state.x, "test"))
         self._try(moment.rounds, values)
         self._rounds = moment.rounds
 
@@ -84,6 +86,10 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
                 "held-out accuracy/mean": float(upwards.mean()),
             } | self._by_client("held-out accuracy", scores.accuracy)
         return _finite(values)
+
+    def _spent(self, spent: Spent) -> dict[str, float]:
+        values = {"privacy/epsilon": spent.worst, "privacy/delta": spent.delta}
+        return _finite(values | self._by_client("epsilon", spent.epsilon))
 
     def _by_client(self, what: str, values: Vector) -> dict[str, float]:
         return {f"{what} by client/{label}": float(v) for label, v in zip(self._labels, values, strict=True)}

@@ -24,6 +24,8 @@ from scaffpd.report.figures.base import (
 )
 from scaffpd.report.story import Round, Story
 
+NOISY = " Losses that clients have sent carry their noise."
+
 
 def kept(story: Story) -> Iterator[Round]:
     """The rounds that are drawn: not more a model than a line can show."""
@@ -76,7 +78,7 @@ def losses(story: Story) -> Figure | None:
         name="losses",
         heading="Losses while training",
         caption=f"The {story.word} with the largest loss (solid) and the mean over all (dashed), on training rows, "
-        "regulariser included.",
+        f"regulariser included.{NOISY if story.privacy else ''}",
         alt="Mean and worst training loss of every model over rounds, on a logarithmic scale.",
         views={"": _spec(story, "losses", [line, _dots(story, y, tips)], [])},
         data={"losses": rows},

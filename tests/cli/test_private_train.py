@@ -1,0 +1,85 @@
+"""`scaffpd train --epsilon` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+
+from scaffpd import cli
+
+TABLE = "train patients.csv --client hospital --target ill"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    random, lines = np.random.default_rng(1), ["hospital,age,sex,ill"]
+    for k in range(300):
+        age, sex = random.normal(60, 10), random.choice(["f", "m"])
+        lines.append(f"{'NSW'[k % 3]},{age:.1f},{sex},{int(age + 12 * (sex == 'm') + random.normal(0, 9) > 66)}")
+    (tmp_path / "patients.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def ran(command, capsys, code=0):
+    assert cli.run(shlex.split(command)) == code
+    found = capsys.readouterr()
+    assert "Traceback" not in found.err
+    return found
+
+
+def test_one_option_is_enough(here, capsys):
+    found = ran(f"{TABLE} --epsilon 4", capsys)
+    assert "(ε, δ) = (4.00, 1e-05) for every record." in found.out
+    assert "are exact and not covered" in " ".join(found.out.split())
+    assert "Noise for ε = 4 in 30 rounds: z = " in found.err
+    assert "round limit after 30 rounds" in found.out
+    page = (here / "runs" / "patients" / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert "Differential privacy</dt><dd>(ε, δ) = (4.00, 1e-05)" in page
+    again = ran(f"{TABLE} --epsilon 4", capsys)
+    assert "runs/patients\n" in again.out
+    assert "(ε, δ) = (4.00, 1e-05)" in again.out
+    assert "runs/patients-2\n" in ran(f"{TABLE} --epsilon 4 --rounds 5", capsys).out  # its noise is another one's
+
+
+def test_every_option_ends_in_the_settings_and_the_numbers_in_json(here, capsys):
+    options = "--epsilon 2 --delta 1e-6 --clip 0.5 --loss-clip 2 --radius 2.5 --noise-seed 3 --baseline --rounds 6"
+    found = json.loads(ran(f"{TABLE} {options} --json", capsys).out)
+    privacy = found["privacy"]
+    assert privacy["epsilon"] <= 2 == privacy["budget"]
+    assert [privacy[key] for key in ("delta", "clip", "loss_clip", "radius", "seeded")] == [1e-6, 0.5, 2.0, 2.5, True]
+    assert [m["name"] for m in found["models"]] == privacy["models"] == ["average", "fair"]
+    assert all(row["epsilon"] <= privacy["epsilon"] for row in found["clients"])
+    assert any("from a seed" in sentence for sentence in found["cautions"])
+    same = json.loads(ran("train runs/patients/config.toml --json --out again", capsys).out)
+    assert [row["train_loss"] for row in same["clients"]] == [row["train_loss"] for row in found["clients"]]
+
+
+def test_predictions_say_how_private_the_model_is(here, capsys):
+    ran(f"{TABLE} --epsilon 3 --rounds 4 --no-report", capsys)
+    found = ran("predict runs/patients patients.csv", capsys)
+    assert found.out.splitlines() == [
+        "300 rows written to predictions.csv.",
+        "The model was trained with (ε, δ) = (3.00, 1e-05) for every record.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--epsilon 0", "--epsilon needs a number above 0, got 0."),
+        ("--epsilon 4 --delta 1", "--delta needs a number between 0 and 1, got 1."),
+        ("--epsilon 4 --loss-clip -1", "--loss-clip needs a number above 0, got -1."),
+        ("--delta 1e-6", "--delta goes with --epsilon: how private is it to be?"),
+        ("--noise-seed 1", "--noise-seed goes with --epsilon: how private is it to be?"),
+        ("--epsilon 4 --tol 1e-6", "tol needs a certificate, and with noise there is none: leave it out."),
+    ],
+)
+def test_mistakes_get_one_sentence(here, capsys, options, sentence):
+    found = ran(f"{TABLE} {options}", capsys, code=2)
+    assert sentence in found.err
+    assert not (here / "runs").exists()

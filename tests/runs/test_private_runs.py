@@ -1,0 +1,191 @@
+"""A private run as a folder: what it promises is what was spent, also after it was interrupted."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from test_runs import Nobody, asked, patients, rows, run
+
+import scaffpd as sp
+from scaffpd.errors import InputError
+from scaffpd.runs.config import RunConfig
+from scaffpd.runs.folder import RunFolder
+from scaffpd.runs.path import walkable
+from scaffpd.runs.prepare import prepare
+from scaffpd.runs.secret import NAME, noise_secret
+from scaffpd.runs.train import private
+
+SEEDED = {"epsilon": 4, "seed": 7}
+
+
+def config(folder, **tables):
+    return asked(patients(folder / "p.csv"), **{"privacy": {"epsilon": 4}, **tables})
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def delta_of(epsilon, releases):
+    """δ of Gaussian releases (how many, z), as Balle and Wang have it."""
+    sigma = sum(n / z**2 for n, z in releases) ** -0.5
+    a, b = 1 / (2 * sigma), epsilon * sigma
+    return norm.cdf(a - b) - np.exp(epsilon) * norm.cdf(-a - b)
+
+
+def test_the_folder_says_what_was_spent(tmp_path):
+    models, _ = run(config(tmp_path), tmp_path / "run")
+    found = summary(tmp_path / "run")["privacy"]
+    assert [m.name for m in models] == ["fair"]
+    assert 3.99 < found["epsilon"] <= 4 == found["budget"]
+    points = models[0].result.rounds + 1  # of losses and gradients; the one local gradient is known
+    assert points == 31
+    spent = delta_of(found["epsilon"], [(points, found["noise"]), (points, found["loss_noise"])])
+    assert spent == pytest.approx(1e-5, rel=1e-3)
+    assert found["loss_noise"] / found["noise"] == pytest.approx(np.sqrt(0.7 / 0.3))
+    assert (found["clip"], found["loss_clip"], found["radius"], found["seeded"]) == (1, 4, 3, False)
+    table = rows(tmp_path / "run" / "clients.csv")
+    assert {r["client"]: float(r["epsilon"]) for r in table} == found["clients"]
+    assert max(found["clients"].values()) == found["epsilon"]
+
+
+def test_the_secret_is_for_its_owner_and_nowhere_else(tmp_path):
+    run(config(tmp_path), tmp_path / "run")
+    secret = tmp_path / "run" / NAME
+    assert secret.stat().st_mode & 0o777 == 0o600
+    value = noise_secret(tmp_path / "run")
+    assert len(value) == 32
+    for file in (tmp_path / "run").rglob("*"):
+        if file.is_file() and file != secret:
+            assert value not in file.read_bytes()
+            assert value.hex() not in file.read_text(errors="ignore")
+
+
+def test_the_numbers_are_those_of_the_library(tmp_path):
+    models, prepared = run(config(tmp_path, privacy=SEEDED), tmp_path / "run")
+    method = sp.fair(sp.ChiSquare(0.1), local_steps=1)
+    private = sp.Private.solved(sp.Linear("logistic", 1e-3, intercept=True), 4, method, rounds=30, radius=3.0, secret=7)
+    by_hand = sp.train(method, sp.Cohort(prepared.train, private, prepared.names), rounds=30, progress=False)
+    assert np.array_equal(by_hand.x, models[0].result.x)
+    assert not (tmp_path / "run" / NAME).exists()
+    assert summary(tmp_path / "run")["privacy"]["seeded"]
+
+
+def test_an_interrupted_run_goes_on_with_the_same_noise_and_the_same_account(tmp_path):
+    settings = config(tmp_path)
+    run(settings, tmp_path / "a")
+    parts, _ = run(settings, tmp_path / "b", Nobody(after=9))
+    early = summary(tmp_path / "b")["privacy"]["epsilon"]
+    again, _ = run(RunConfig.read(tmp_path / "b" / "config.toml"), tmp_path / "b")
+    assert parts[0].result.rounds == 9
+    assert again[0].result.rounds == 30
+    late = summary(tmp_path / "b")["privacy"]["epsilon"]
+    assert early < late <= 4
+    assert late == summary(tmp_path / "a")["privacy"]["epsilon"]
+    prepared = prepare(settings)
+    model = private(settings, prepared, noise_secret(tmp_path / "b"))
+    straight = sp.train(settings.algorithm, prepared.cohort(settings, model), rounds=30, progress=False)
+    assert np.array_equal(straight.x, again[0].result.x)
+    run(settings, tmp_path / "b")  # a finished one once more: nothing is asked that was not asked before
+    assert summary(tmp_path / "b")["privacy"]["epsilon"] == late
+
+
+def test_a_baseline_shares_the_budget(tmp_path):
+    alone, _ = run(config(tmp_path, privacy=SEEDED), tmp_path / "one")
+    both, _ = run(config(tmp_path, privacy=SEEDED, training={"baseline": True}), tmp_path / "two")
+    assert [m.name for m in both] == ["average", "fair"]
+    one, two = (summary(tmp_path / name)["privacy"] for name in ("one", "two"))
+    assert two["epsilon"] <= 4
+    assert two["noise"] / one["noise"] == pytest.approx(np.sqrt(2))
+    assert two["models"] == ["average", "fair"]
+    assert both[0].result.privacy.worst < both[1].result.privacy.worst == two["epsilon"]
+    assert not np.array_equal(alone[0].result.x, both[1].result.x)
+
+
+def test_the_average_beside_another_method_makes_one_local_step(tmp_path):
+    tables = {"algorithm": {"kind": "FedAvg", "local_rate": 0.1, "local_steps": 2}, "training": {"baseline": True}}
+    models, _ = run(config(tmp_path, **tables), tmp_path / "run")
+    found = summary(tmp_path / "run")["privacy"]
+    assert [m.name for m in models] == ["average", "FedAvg"]
+    releases = [(31 + 2 * 30, found["noise"]), (31, found["loss_noise"])]
+    assert delta_of(4, releases) == pytest.approx(1e-5, rel=1e-3)
+    assert found["epsilon"] <= 4
+
+
+def test_minibatches_are_accounted_for_client_by_client(tmp_path):
+    tables = {"algorithm": {"batch_size": 10, "local_steps": 2}, "training": {"rounds": 3}}
+    run(config(tmp_path, **tables), tmp_path / "run")
+    found = summary(tmp_path / "run")["privacy"]
+    assert len(set(found["noise"])) == len(found["noise"]) == 3
+    assert all(3 < epsilon <= 4 for epsilon in found["clients"].values())
+
+
+def test_more_rounds_are_another_run_and_fresh_noise_another_model(tmp_path):
+    settings, folder = config(tmp_path), RunFolder(tmp_path / "run")
+    first, _ = run(settings, folder.path)
+    assert folder.fits("train", settings)
+    assert not folder.fits("train", config(tmp_path, training={"rounds": 31}))
+    assert not folder.fits("train", config(tmp_path, privacy={"epsilon": 5}))
+    before = (folder.path / NAME).read_bytes()
+    second, _ = run(settings, folder.path, fresh=True)
+    assert (folder.path / NAME).read_bytes() != before
+    assert not np.array_equal(first[0].result.x, second[0].result.x)
+
+
+def test_a_secret_that_is_lost_or_open_stops_the_run(tmp_path):
+    settings = config(tmp_path)
+    run(settings, tmp_path / "run")
+    (tmp_path / "run" / NAME).chmod(0o644)
+    with pytest.raises(InputError, match="Others than its owner can read"):
+        run(settings, tmp_path / "run")
+    (tmp_path / "run" / NAME).unlink()
+    with pytest.raises(InputError, match=r"has lost noise\.secret"):
+        run(settings, tmp_path / "run")
+    (tmp_path / "short").mkdir()
+    (tmp_path / "short" / NAME).write_bytes(b"few")
+    (tmp_path / "short" / NAME).chmod(0o600)
+    with pytest.raises(InputError, match="cannot be read or written"):
+        noise_secret(tmp_path / "short")
+
+
+def test_the_model_is_of_use(tmp_path):
+    """Far better than one label for everybody, on data that is easy to learn from."""
+    random = np.random.default_rng(0)
+    lines = ["hospital,a,b,outcome"]
+    for k in range(900):
+        a, b = random.normal(size=2)
+        lines.append(f"h{k % 3},{a:.3f},{b:.3f},{int(a + b + 0.3 * random.normal() > 0)}")
+    (tmp_path / "p.csv").write_text("\n".join(lines) + "\n")
+    models, _ = run(asked(tmp_path / "p.csv", privacy=SEEDED), tmp_path / "run")
+    assert models[0].test.accuracy.min() > 0.85
+
+
+@pytest.mark.parametrize(
+    ("tables", "sentence"),
+    [
+        ({"privacy": {}}, "needs a number above 0 for privacy.epsilon, but it is missing"),
+        ({"privacy": {"epsilon": 0}}, "needs a number above 0 for privacy.epsilon"),
+        ({"privacy": {"epsilon": 1, "delta": 1}}, "needs a number between 0 and 1 for privacy.delta"),
+        ({"privacy": {"epsilon": 1, "clipp": 1}}, "did you mean 'clip'"),
+        ({"privacy": {"epsilon": 1, "seed": -1}}, "privacy.seed"),
+        ({"training": {"tol": 1e-6}}, "with noise there is none"),
+        ({"algorithm": {"kind": "SubspaceSaddle"}}, "How often SubspaceSaddle asks a client is not known"),
+    ],
+)
+def test_what_cannot_be_private_is_refused(tmp_path, tables, sentence):
+    with pytest.raises(InputError) as caught:
+        run(config(tmp_path, **tables), tmp_path / "run")
+    assert sentence in str(caught.value)
+
+
+def test_no_path_and_no_network_without_a_word_on_smoothness(tmp_path):
+    settings = config(tmp_path)
+    with pytest.raises(InputError, match="would share one ε"):
+        walkable(settings)
+    network = config(tmp_path, model={"network": "networks:small"})
+    assert network.privacy.radius is None
+    with pytest.raises(InputError, match="public smoothness"):
+        network.privacy.model(sp.Linear("logistic"), [network.algorithm], 3, [9])
