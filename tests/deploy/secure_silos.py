@@ -18,9 +18,14 @@ REQUIRED = "\n[secure]\nrequired = true\n"
 TOL = 1e-6
 
 
-def secured(folder, silos=4, more="", rules="", **how):
-    """A federation with [secure]; `rules` are added to every silo's own file."""
-    path, places = federation(folder, silos, replacing=how.pop("replacing", SCAFF_PD), more=SECURE + more, **how)
+def secured(folder, silos=4, more="", rules="", drop=False, **how):
+    """A federation with [secure]; `rules` are added to every silo's own file.
+
+    With `drop` it goes on without silos that leave, and every silo agrees to that.
+    """
+    secure = SECURE.replace("[faults]", '[faults]\nmissing = "drop"') if drop else SECURE
+    rules += "\n[secure]\nchanging = true\n" if drop else ""
+    path, places = federation(folder, silos, replacing=how.pop("replacing", SCAFF_PD), more=secure + more, **how)
     for place in places.values():
         place.write_text(place.read_text() + rules)
     return path, places

@@ -84,7 +84,7 @@ def undisturbed(tmp_path_factory):
 
 
 def survives(folder, moment, who="va"):
-    path, places = secured(folder)
+    path, places = secured(folder, drop=True)
     outcome, transport = run(path, places, {moment: [("kill", who)]})
     if outcome.status == "paused":
         assert len([e for e in events(path) if e["what"] != "dropped"]) >= 1
@@ -116,7 +116,7 @@ def test_between_masked_vectors_and_shares_the_others_open_the_sum(tmp_path, und
     masked = [k + 1 for k, kind in enumerate(seen) if kind == "masked"]
     moment = reveals[len(reveals) // 2]
     assert moment - 1 in masked
-    path, places = secured(tmp_path / "a")
+    path, places = secured(tmp_path / "a", drop=True)
     outcome, transport = run(path, places, {moment: [("kill", "va")]})
     is_right(path, places, outcome)
     assert "va" not in outcome.members
@@ -129,7 +129,7 @@ def test_two_silos_killed_between_masked_vectors_and_shares(tmp_path):
     path, places = secured(tmp_path / "a", silos=6)
     _, transport = run(path, places)
     moment = [k + 1 for k, kind in enumerate(kinds(transport)) if kind == "reveal"][8]
-    other, elsewhere = secured(tmp_path / "b", silos=6, more="colluding = 1\nleaving = 1\n")
+    other, elsewhere = secured(tmp_path / "b", silos=6, more="colluding = 1\nleaving = 1\n", drop=True)
     outcome, transport = run(other, elsewhere, {moment: [("kill", name) for name in list(elsewhere)[:2]]})
     is_right(other, elsewhere, outcome)
     assert len(outcome.members) == 4
@@ -139,10 +139,41 @@ def test_two_silos_killed_between_masked_vectors_and_shares(tmp_path):
 @pytest.mark.parametrize("moment", [6, 10, 20, 27, 31])
 def test_restarted_silos(tmp_path, moment):
     """Their secrets of an exchange are gone with them: they are left out of the round, and may be back."""
-    path, places = secured(tmp_path)
+    path, places = secured(tmp_path, drop=True)
     outcome, transport = run(path, places, {moment: [("restart", "va")]})
     is_right(path, places, outcome)
     assert leaks(transport.log) == []
+
+
+@pytest.mark.parametrize("moment", [20, 24, 28, 31])
+def test_without_leave_to_go_on_a_run_waits_and_nobody_is_shown(tmp_path, moment):
+    """Who leaves is waited for: no vector is ever summed in two companies, which would show the one that has left."""
+    path, places = secured(tmp_path)
+    transport = Faulty(places, {moment: [("kill", "va")]})
+    outcome = coordinate(path, transport)
+    assert outcome.status == "paused"
+    transport.dead.clear()
+    outcome = coordinate(path, transport)
+    is_right(path, places, outcome)
+    assert set(outcome.members) == set(places)
+    companies = {}
+    for site, question, answer in transport.log:
+        asked = decode(question, 2**31)
+        if asked.kind == "masked" and "masked" in decode(answer, 2**31).arrays:
+            about = (site, asked.values["about"], str(asked.values.get("vectors")))
+            companies.setdefault(about, set()).add(tuple(asked.values["terms"]["names"]))
+    assert companies
+    assert all(len(names) == 1 for names in companies.values())
+
+
+def test_a_coordinator_that_goes_on_regardless_is_refused(tmp_path):
+    path, places = secured(tmp_path)
+    path.write_text(path.read_text().replace("[faults]", '[faults]\nmissing = "drop"'))
+    outcome, _ = run(path, places, {28: [("kill", "va")]})
+    assert outcome.status in ("failed", "paused")
+    assert (
+        any("another company" in event["sentence"] for event in events(path)) or "another company" in outcome.sentence
+    )
 
 
 @pytest.mark.parametrize("moment", [27, 31])
@@ -294,7 +325,7 @@ def test_what_the_file_cannot_say(tmp_path, silos, more, sentence):
 
 @pytest.mark.parametrize(("more", "quorum"), [("", 3), ("colluding = 2\n", 4), ("colluding = 1\nleaving = 1\n", 4)])
 def test_the_quorum_is_what_sums_bear(tmp_path, more, quorum):
-    path, places = secured(tmp_path, more=more)
+    path, places = secured(tmp_path, more=more, drop=True)
     assert FederationFile.read(path).policy.quorum == quorum
     outcome, _ = run(path, places, {29: [("kill", "va")]})
     if quorum == 3:

@@ -91,9 +91,9 @@ def test_silo_key_shows_the_print_of_a_key_that_stays(tmp_path):
     file.write_text("no key\n")
     done = CliRunner().invoke(app, ["silo", "key", str(place)])
     assert done.exit_code != 0
-    with pytest.raises(InputError, match="cannot be read or made"):
+    with pytest.raises(InputError, match="cannot be read or written"):
         Identity.kept("va", file)
-    with pytest.raises(InputError, match="cannot be read or made"):
+    with pytest.raises(InputError, match="cannot be read or written"):
         Identity.kept("va", tmp_path / "nowhere" / "identity.key")
 
 

@@ -42,12 +42,35 @@ def test_the_optimum_is_that_of_plain_sums_and_of_an_independent_solver(loss, na
 
 
 def test_a_network_takes_the_same_way():
-    method = sp.ScaffPD(CHI, local_steps=4)
+    method = sp.ScaffPD(CHI, local_steps=4, steps=sp.Fixed(tau=0.2, sigma=0.1, theta=0.0, local_rate=0.05))
     plain = sp.train(method, network(), rounds=15, seed=3)
     masked = sp.train(method, secure(network()), rounds=15, seed=3)
     assert np.isinf(masked.certificate)
     assert off(plain.x, network().start().numpy()) > 1e-3
     assert off(masked.x, plain.x) <= 1e-9
+
+
+def test_vectors_that_are_kept_are_not_summed_in_another_company():
+    """Scaffold (option I) adds up kept variates over whoever is drawn: differences of such sums show single ones."""
+    method = sp.Scaffold(local_steps=4, option="I", clients_per_round=3, weights="samples")
+    with pytest.raises(InputError, match="in another company it would show somebody's own"):
+        sp.train(method, secure(cohort()), rounds=8)
+
+
+def test_one_sum_of_gradients_at_every_point():
+    """Also after rejected steps, at which plain Scaff-PD would change λ and ask again."""
+    rng, seen = np.random.default_rng(2), []
+    rows = [rng.standard_normal((80, 12)) * (1 + 2 * i) for i in range(6)]
+    clients = [(A, (A @ rng.standard_normal(12) + rng.standard_normal(80) > 0).astype(int)) for A in rows]
+    federation = sp.SecureAggregation(
+        sp.Cohort(clients, sp.Linear("logistic", l2=0.01)),
+        share=1,
+        record=lambda kind, *who: seen.append((kind, who[0])),
+    )
+    result = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=20), federation, rounds=300)
+    accepted = int(result.history["accepted"].sum())
+    assert accepted < len(result.history)  # some were rejected
+    assert seen.count(("c", federation.names[0])) == accepted
 
 
 FIRST_ORDER = {
@@ -56,7 +79,7 @@ FIRST_ORDER = {
     "FedProx": sp.FedProx(local_steps=4, mu=0.5, weights="uniform"),
     "Scaffold II": sp.Scaffold(local_steps=4),
     "Scaffold II, some clients": sp.Scaffold(local_steps=4, clients_per_round=3, batch_size=5),
-    "Scaffold I": sp.Scaffold(local_steps=4, option="I", clients_per_round=3, weights="samples"),
+    "Scaffold I": sp.Scaffold(local_steps=4, option="I", weights="samples"),
     "ProxSkip": sp.ProxSkip(),
     "ProxSkip, minibatches": sp.ProxSkip(local_steps=3, batch_size=5, weights="samples"),
     "AFL": sp.AFL(),

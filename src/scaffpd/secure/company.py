@@ -42,6 +42,7 @@ class Company:
             raise InputError(
                 "This client's vector has been in a sum with others: in another company it would show somebody's own."
             )
+        sums = sums if company == names else []
         if [weight, total] not in sums:
             sums = [*sums, [weight, total]]
         if self.counted and len(sums) >= max(2, len(terms.names) - terms.colluding):

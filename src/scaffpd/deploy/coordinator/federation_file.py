@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scaffpd.algorithms.base import LocalMethod
-from scaffpd.deploy.coordinator.roster import Policy
+from scaffpd.deploy.coordinator.roster import DROP, PAUSE, Policy
 from scaffpd.deploy.protocol.needs import KEEPING, LOOKING
 from scaffpd.deploy.protocol.setup import FORMATS, LINEAR, linear
 from scaffpd.errors import InputError, unknown
@@ -187,7 +187,8 @@ def _fewest(secure: Mapping[str, Any], silos: int) -> int:
 
 def _policy(top: Section, silos: int, fewest: int) -> Policy:
     section = top.section("faults", [item.name for item in fields(Policy)])
-    policy = Policy(**{"quorum": max(1, silos - 1), **section.values})
+    usual = {"quorum": max(1, silos - 1), "missing": PAUSE if fewest > 1 else DROP}  # a silo that leaves masked sums
+    policy = Policy(**{**usual, **section.values})  # shows its vector by the sums without it: they wait for it
     policy = replace(policy, quorum=max(policy.quorum, fewest))
     if policy.quorum > silos:
         raise InputError(f"{top.file.name!r} has a quorum of {policy.quorum}, but only {silos} silos.")
