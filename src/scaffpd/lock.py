@@ -31,3 +31,20 @@ def alone(folder: Path | None, busy: str) -> Iterator[None]:
         except OSError:
             raise InputError(busy) from None
         yield
+
+
+@contextmanager
+def waiting(path: Path) -> Iterator[None]:
+    """Hold a lock file, and wait for whoever has it; systems without file locks go without."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise InputError(f"Cannot write {str(path)!r}: {error.strerror}.") from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from deploy_cases import Faulty, cohort, federation, model_of, opened
 
+from scaffpd import Cohort, Linear, Private
 from scaffpd.deploy.coordinator.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.in_process import InProcess
 from scaffpd.deploy.protocol.wire import Message, decode, encode
+from scaffpd.deploy.silo.books import Books
 from scaffpd.deploy.silo.silo import Silo
+from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 from scaffpd.privacy.accountant import Release, epsilon
 
@@ -53,12 +56,18 @@ def test_a_private_run_says_what_it_has_cost(tmp_path):
 
 
 def test_what_it_has_cost_is_the_composition_of_what_was_asked(tmp_path):
-    """R + 1 points, each a gradient and a loss, and R rounds of J − 1 new local gradients."""
+    """At most R + 1 points, each a gradient and a loss, and R rounds of J − 1 new local gradients."""
     path, places = private(tmp_path)
     outcome = coordinate(path, InProcess(opened(places)))
-    agreed = decode_setup(path)
-    releases = {Release(agreed["noise"]): 7 + 6 * 2, Release(agreed["loss_noise"]): 7}
+    agreed, releases = decode_setup(path), {}
+    (books,) = places["cleveland"].parent.glob("privacy-spent-*.npz")
+    with np.load(books) as kept:
+        for (noise, rate), times in zip(kept["privacy.releases"], kept["privacy.times"], strict=True):
+            releases[Release(noise, rate)] = releases.get(Release(noise, rate), 0) + int(times)
     assert outcome.privacy["epsilon"] == pytest.approx(epsilon(releases, 1e-5), rel=1e-9)
+    most = {Release(agreed["noise"]): 7 + 6 * 2, Release(agreed["loss_noise"]): 7}
+    assert set(releases) == set(most)
+    assert all(releases[kind] <= most[kind] for kind in most)
 
 
 def decode_setup(path):
@@ -206,3 +215,49 @@ def test_a_silo_s_settings_that_make_no_sense(tmp_path, line, match):
     _, places = private(tmp_path, silo=f"\n[privacy]\n{line}\n")
     with pytest.raises(InputError, match=match):
         Silo.open(places["va"])
+
+
+def test_a_budget_is_for_every_cohort_and_is_never_ignored(tmp_path):
+    """An entry's own private Cohort is held to the silo's ε; and a budget means that plain runs are refused."""
+    path, places = private(tmp_path, silo='\n[privacy]\nepsilon = 9\ndelta = 1e-5\ncolumns = "exact"\n', more="")
+    outcome = coordinate(path, InProcess(opened(places)))
+    assert outcome.status == "failed"
+    assert "differential privacy only" in outcome.sentence
+    rules = SiloFile.read(places["va"]).privacy
+    own = Private(Linear("logistic", l2=0.1), noise=5.0, radius=2.0, secret=1)
+    rows = np.random.default_rng(0).normal(size=(50, 3)), np.arange(50) % 2
+    prepared = Cohort({"va": rows}, own)
+    Books(rules, {"epsilon": 1.0, "delta": 1e-6}, "x").open(prepared)
+    assert (prepared.account.budget, prepared.account.delta) == (9.0, 1e-5)
+    with pytest.raises(InputError, match="is not private"):
+        Books(rules, {"epsilon": 1.0, "delta": 1e-6}, "x").open(Cohort({"va": rows}, Linear("logistic", l2=0.1)))
+
+
+def test_processes_share_one_set_of_books(tmp_path):
+    """Two processes of a silo, answering different questions in turn: neither overwrites what the other has spent."""
+    path, places = private(tmp_path)
+    transport = InProcess(opened(places))
+    coordinate(path, transport)
+    (books,) = places["va"].parent.glob("privacy-spent-*.npz")
+    work, keeper = transport.silos["va"]._the_work(), transport.silos["va"]._books
+    other = Books(keeper.rules, keeper.agreed, "0" * 32)
+    other.file = books
+    twin = Cohort({"va": (np.ones((30, work.cohort.dimension - 1)), np.arange(30) % 2)}, work.cohort.model)
+    other.open(twin)
+    with other.while_answering(twin):
+        twin.gradients(twin.start() + 1)
+    with keeper.while_answering(work.cohort):
+        work.cohort.gradients(work.cohort.start() + 2)
+    with np.load(books) as kept:
+        total = int(kept["privacy.times"].sum())
+    assert total == work.cohort.account.total
+    assert total >= twin.account.total + 2
+
+
+def test_a_run_whose_budget_is_spent_keeps_its_last_model(tmp_path):
+    path, places = private(tmp_path, silo=WILLING + "epsilon = 4\ndelta = 1e-5\n")
+    outcome = coordinate(path, InProcess(opened(places)))
+    assert outcome.status == "failed"
+    assert "privacy budget of ε = 4" in outcome.sentence
+    assert outcome.rounds >= 1
+    assert np.isfinite(model_of(path)).all()

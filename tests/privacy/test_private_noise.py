@@ -182,3 +182,22 @@ def test_marks_and_keys_need_the_secret():
     questions = [Question(key, digest("loss")) for key in keys]
     assert questions[0].mark != questions[1].mark
     assert questions[0].noise.uniform(1) != questions[0].rows.uniform(1)
+
+
+def test_networks_that_differ_in_what_is_frozen_do_not_share_noise():
+    """Else the difference of two answers would be exact, and the second would not be counted."""
+    rows = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 2
+    answers = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        frozen = torch.nn.Linear(4, 6).requires_grad_(False)
+        head = torch.nn.Linear(6, 2)
+        with torch.no_grad():
+            for p in head.parameters():
+                p.fill_(0.1)
+        model = sp.Private(sp.Module(torch.nn.Sequential(frozen, head)), noise=1.0, smoothness=10.0, secret=7)
+        cohort = sp.Cohort({"a": rows}, model)
+        noisy = cohort.gradients(cohort.start()).each()[0]
+        bare = sp.Cohort({"a": rows}, sp.Private(model.model, noise=0.0, smoothness=10.0, secret=7))
+        answers.append((noisy - bare.gradients(bare.start()).each()[0]).numpy())
+    assert np.abs(answers[0] - answers[1]).max() > 1e-3  # the noise itself

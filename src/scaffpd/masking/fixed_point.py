@@ -43,7 +43,7 @@ class FixedPoint:
     bits: int
 
     def __post_init__(self) -> None:
-        if self.clients < 1 or not SMALLEST <= self.exponent <= LARGEST:
+        if self.clients < 1 or not SMALLEST <= self.exponent <= LARGEST or not -LARGEST <= self.bits <= 2 * LARGEST:
             raise InputError(f"Numbers up to 2^{self.exponent} of {self.clients} clients cannot be added securely.")
         if self.bits + self.exponent > self.room(self.clients):
             raise InputError(

@@ -2,6 +2,7 @@ r"""`Private`: a model whose clients answer with differential privacy, as a user
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -151,13 +152,25 @@ class Private:
         return free and not np.any(np.asarray(self.noise)) and not np.any(np.asarray(self.loss_noise))
 
     def _members(self, features: Features, labels: Arrays, names: list[str]) -> list[Member]:
-        n, secret = len(names), secret_bytes(self.secret)
+        n, secret, network = len(names), secret_bytes(self.secret), self._network()
         z, z_L = (spread(name, getattr(self, name), n) for name in ("noise", "loss_noise"))
         members = []
         for i, (name, X, y) in enumerate(zip(names, features, labels, strict=True)):
-            key = client_key(secret, name, repr(self), _content(X), _content(y))
+            key = client_key(secret, name, repr(self), network, _content(X), _content(y))
             members.append(Member(i, key, len(X), z[i], z_L[i]))
         return members
+
+    def _network(self) -> bytes:
+        """What a network's loss depends on besides x, so that two networks never share noise.
+
+        Frozen parameters and buffers are part of it. A loss that is a function cannot be told from another one: its
+        noise is new with every binding.
+        """
+        if isinstance(self.model, Linear):
+            return b""
+        parts = {name: _content(tensor.detach().cpu()) for name, tensor in self.model.module.state_dict().items()}
+        named = isinstance(self.model.loss, str)
+        return digest(*parts, *parts.values(), b"" if named else os.urandom(16))
 
     def _sums(self, inner: Oracle) -> Sums:
         if isinstance(inner, LinearOracle):

@@ -78,7 +78,7 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
                 return done
             outcome = _Run(file, folder, transport).go()
         except InputError as error:
-            outcome = Outcome(FAILED, True, str(error))
+            outcome = Outcome(FAILED, True, str(error), rounds=_rescued(folder))
         folder.write_outcome(asdict(outcome))
     return outcome
 
@@ -99,6 +99,16 @@ def finished(file: FederationFile, folder: RunFolder) -> Outcome | None:
         return outcome
     folder.forget_outcome()
     return None
+
+
+def _rescued(folder: RunFolder) -> int:
+    """After a failure: the model of the last finished round is kept, for a budget may be spent on it; which round."""
+    setup, segments = folder.setup(), folder.segments()
+    x = None if not segments else folder.reached(segments[-1])[0]
+    if setup is None or x is None:
+        return 0
+    folder.write_model(x, setup)
+    return folder.rounds()
 
 
 def _fewest(file: FederationFile) -> int:

@@ -19,13 +19,15 @@ from scaffpd.deploy.coordinator.checks import troubles
 from scaffpd.deploy.coordinator.events import Lost
 from scaffpd.deploy.coordinator.line import Question
 from scaffpd.deploy.coordinator.parties import Checks, SiloParties
+from scaffpd.deploy.coordinator.sizes import absurd
 from scaffpd.deploy.protocol import needs
 from scaffpd.deploy.protocol.plans import batch_values, plan_values
 from scaffpd.deploy.protocol.wire import Array, Message
 from scaffpd.errors import InputError
 from scaffpd.federation import Clients, ClientScores, LocalPlan, ProximalPlan, Vector
-from scaffpd.masking import Opened, Terms
-from scaffpd.secure.reach import Rounding
+from scaffpd.masking import Aggregator, Opened, Terms
+from scaffpd.masking.fixed_point import SMALLEST
+from scaffpd.secure.reach import Masked, Rounding, Wanted
 
 if TYPE_CHECKING:
     from scaffpd.deploy.coordinator.remote import Remote
@@ -45,6 +47,22 @@ class SecureReach(SiloParties):
         lacking = [name for name in names if name not in replies]
         if lacking and question.kind != needs.REVEAL:
             raise Lost(lacking)
+        return replies
+
+    def mask(self, aggregator: Aggregator | None, wanted: Wanted, length: int) -> dict[str, Masked]:
+        """Everybody's masked vector; whose size is absurd beside the others' would leave their sum no digits."""
+        replies = super().mask(aggregator, wanted, length)
+        names, weights = self.remote.names, wanted.weights
+        sizes = {
+            names.index(name): float(np.ldexp(1.0, reply.exponent)) / abs(weights[name])
+            for name, reply in replies.items()
+            if weights[name] and reply.exponent > SMALLEST
+        }
+        found = absurd(sizes, sizes, self.remote.roster.policy.outlier**2)
+        self.remote.accuse({
+            i: f"its masked vector has size {sizes[i]:.3g}, and the median of the others' {median:.3g} (absurd size)"
+            for i, median in found.items()
+        })  # fmt: skip
         return replies
 
     def reveal(

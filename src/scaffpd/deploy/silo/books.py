@@ -9,7 +9,9 @@ privacy-spent.npz  every release so far; with an agreement's own name in it wher
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from scaffpd.checkpoint import replacing
 from scaffpd.cohort import Cohort
 from scaffpd.deploy.protocol.setup import PRIVACY
 from scaffpd.errors import InputError, unknown
+from scaffpd.lock import waiting
 from scaffpd.privacy import Private
 from scaffpd.secret import kept
 
@@ -61,40 +64,53 @@ class Books:
         self.rules, self.agreed = rules, dict(agreed)
         alone = rules.epsilon is not None
         self.file = rules.spent if alone else rules.spent.with_stem(f"{rules.spent.stem}-{digest[:12]}")
-        self._written = 0
 
     def private(self, model: Any) -> Private:
-        """The model with the agreement's noise, this silo's secret and the smaller budget of the two."""
-        about = dict(self.agreed)
-        epsilon, delta = about.pop("epsilon", None), about.pop("delta", None)
-        budget = epsilon if self.rules.epsilon is None else self.rules.epsilon
-        if epsilon is None or delta is None or (self.rules.delta is not None and delta > self.rules.delta):
-            raise InputError(
-                f"This silo needs an agreement on ε, and on δ of {self.rules.delta or 'any size'} at most."
-            )
-        about |= {"secret": kept(self.rules.secret), "budget": budget, "delta": self.rules.delta or delta}
-        return Private(model, **about)
+        """The model with the agreement's noise and this silo's secret; its budget is the silo's own, if it has one."""
+        about = {name: value for name, value in self.agreed.items() if name not in ("epsilon", "delta")}
+        budget, delta = self._limits()
+        return Private(model, **about, secret=kept(self.rules.secret), budget=budget, delta=delta)
+
+    def _limits(self) -> tuple[float, float]:
+        """ε and δ: of all runs together where the silo's file has them, else of this agreement."""
+        epsilon, delta, own = self.agreed.get("epsilon"), self.agreed.get("delta"), self.rules
+        if epsilon is None or delta is None or (own.delta is not None and delta > own.delta):
+            raise InputError(f"This silo needs an agreement on ε, and on δ of {own.delta or 'any size'} at most.")
+        return float(epsilon if own.epsilon is None else own.epsilon), float(own.delta or delta)
 
     def open(self, cohort: Cohort) -> None:
-        """Begin with what was released before."""
+        """Hold the cohort to the budget, also one that the silo's own code has made."""
         if cohort.account is None:
             raise InputError("The silo's own Cohort is not private: make it of a Private model.")
-        if self.file.exists():
-            try:
-                with np.load(self.file, allow_pickle=False) as before:
-                    cohort.account.merge(dict(before))
-            except (OSError, ValueError, KeyError):
-                raise InputError(f"The books {str(self.file)!r} cannot be read.") from None
-        self._written = cohort.account.total
+        budget, delta = self._limits()
+        own = cohort.account.budget
+        cohort.account.budget = budget if own is None else min(own, budget)
+        cohort.account.delta = min(cohort.account.delta, delta)
 
-    def write(self, cohort: Cohort) -> None:
-        """Keep what is new."""
+    @contextmanager
+    def while_answering(self, cohort: Cohort) -> Iterator[None]:
+        """Begin with what was released before, and write down what is new before it leaves; one process at a time."""
+        with waiting(self.file.with_suffix(".lock")):
+            self._read(cohort)
+            before = 0 if cohort.account is None else cohort.account.total
+            try:
+                yield
+            finally:
+                self._write(cohort, before)
+
+    def _read(self, cohort: Cohort) -> None:
+        if self.file.exists() and cohort.account is not None:
+            try:
+                with np.load(self.file, allow_pickle=False) as earlier:
+                    cohort.account.merge(dict(earlier))
+            except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+                raise InputError(f"The books {str(self.file)!r} cannot be read.") from None
+
+    def _write(self, cohort: Cohort, before: int) -> None:
         account = cohort.account
-        if account is None or account.total == self._written:
-            return
-        with replacing(self.file) as file:
-            np.savez(file, **account.pack())  # type: ignore[arg-type]
-        self._written = account.total
+        if account is not None and account.total > before:
+            with replacing(self.file) as file:
+                np.savez(file, **account.pack())  # type: ignore[arg-type]
 
 
 def spent(cohort: Cohort) -> dict[str, float]:

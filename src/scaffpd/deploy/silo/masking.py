@@ -19,6 +19,7 @@ from scaffpd.deploy.protocol.wire import Array, Message
 from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.errors import InputError
 from scaffpd.masking import Card, Identity, Party, Terms
+from scaffpd.masking.fixed_point import LARGEST
 from scaffpd.masking.identity import Authority
 from scaffpd.masking.terms import Forgotten
 from scaffpd.secure.company import Company
@@ -97,7 +98,7 @@ class Masking:
                 raise InputError("This silo tells the length of its gradient and of its update, and of nothing else.")
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
         if "beyond" in asked.values:  # the digits that a coarser sum has left
-            bits = int(number(asked.values, "beyond"))
+            bits = int(np.clip(number(asked.values, "beyond"), -LARGEST, LARGEST))
             vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
         return self.masked(asked.values, asked.arrays, vector)
 

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,7 +196,9 @@ class Silo:
         values = asked.values
         setup = self._check_setup(values.get("setup"))
         if asked.kind == SPENT and self._private:
-            return Message("answer", spent(self._the_work().cohort))
+            cohort = self._the_work().cohort
+            with nullcontext() if self._books is None else self._books.while_answering(cohort):
+                return Message("answer", spent(cohort))
         if self._private and asked.kind == EVALUATE:
             raise InputError("This silo is private: it releases no scores.")
         answered = needs(setup.algorithm)
@@ -213,10 +216,8 @@ class Silo:
         work = self._the_work()
         found = self._shelf.find(named.values())
         vectors = {role: Named(name, work.vector(found[name])) for role, name in named.items()}
-        reply = work.answer(asked.kind, values, vectors, asked.arrays)
-        if self._books is not None:
-            self._books.write(work.cohort)  # before anything leaves
-        return reply
+        with nullcontext() if self._books is None else self._books.while_answering(work.cohort):
+            return work.answer(asked.kind, values, vectors, asked.arrays)
 
     def _check_setup(self, name: Any) -> Setup:
         if self._setup is None or self._setup.digest != name:
