@@ -382,3 +382,63 @@ def test_a_share_that_is_declined_ends_the_run_with_the_sentence(tmp_path):
     assert "'va' would make up" in outcome.sentence
     assert "allow a larger share" in outcome.sentence
     assert leaks(transport.log) in ([], ["nothing was masked"])
+
+
+def changing(what, change):
+    """A lie: one array of an answer changed wherever there is one."""
+
+    def lie(answer):
+        message = decode(answer, 2**31)
+        if message.kind != "answer" or what not in message.arrays:
+            return answer
+        return encode(Message(message.kind, message.values, {**message.arrays, what: change(message.arrays[what])}))
+
+    return lie
+
+
+def no_key(shown):
+    shown = np.array(shown)
+    shown[0, :4] = 0
+    return shown
+
+
+def mad(answer):
+    message = decode(answer, 2**31)
+    if "exponent" not in message.values:
+        return answer
+    return encode(Message(message.kind, {**message.values, "exponent": 900}, message.arrays))
+
+
+@pytest.mark.parametrize(
+    "lie", [changing("sealed", lambda a: a + 1), changing("shown", no_key), mad], ids=["seals", "key", "size"]
+)
+def test_who_spoils_sums_is_quarantined_and_not_those_who_say_so(tmp_path, lie):
+    path, places = secured(tmp_path, silos=5, more="colluding = 1\nleaving = 1\n", drop=True)
+    outcome, transport = run(path, places, {30: [("lie", "va", lie)]})
+    first = events(path)[0]
+    assert (first["silo"], first["what"]) == ("va", "quarantined")
+    assert {e["silo"] for e in events(path)} == {"va"}
+    assert "va" not in outcome.members
+    is_right(path, places, outcome)
+    assert leaks(transport.log) == []
+
+
+def test_a_false_share_is_seen_and_others_take_its_place(tmp_path):
+    path, places = secured(tmp_path, silos=5, more="colluding = 1\nleaving = 1\n")
+    outcome, _ = run(path, places, {30: [("lie", "va", changing("shares", lambda a: a ^ 1))]})
+    is_right(path, places, outcome)
+    assert set(outcome.members) == set(places)
+
+
+def test_directions_of_the_coordinators_own_are_refused(tmp_path):
+    """A silo shows its gradient along the way that x has gone; d other directions would be all of it."""
+    path, places = secured(tmp_path, rules=REQUIRED)
+    _, transport = run(path, places)
+    asked = next(decode(q, 2**31) for _, q, a in transport.log if decode(q, 2**31).kind == "gradients")
+    x = next(iter(asked.arrays))
+    names = {"at": x, "direction": "mine"}
+    arrays = {x: asked.arrays[x], "mine": np.eye(len(asked.arrays[x]))[0]}
+    question = encode(Message("project", {**asked.values, "vectors": names}, arrays))
+    reply = decode(transport.silos["va"].answer(question), 2**31)
+    assert reply.kind == "refused"
+    assert "along the way that x has gone" in reply.values["sentence"]

@@ -8,7 +8,8 @@ mark that its owner has shown: a sum is right, or there is none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import combinations, islice
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from scaffpd.masking.keys import mark, mask_seed, pair_seed, private_key, sign
 from scaffpd.masking.party import Opened
 from scaffpd.masking.streams import add_stream
 from scaffpd.masking.terms import Terms
+
+TRIED = 500  # choices of neighbours
 
 
 class Incomplete(InputError):
@@ -62,30 +65,35 @@ class Aggregator:
         """Σ_{i∈U} q_i, from the shares of those who gave them."""
         total, U = self._total.copy(), self.survivors
         for name in U:
-            b = self._secret(name, revealed)
-            if mark(b) != self._opened[name].mark:
-                raise Incomplete(f"The shares of {name!r} do not fit together: the sum stays closed.")
+            b = self._secret(name, revealed, self._marked)
             add_stream(total, mask_seed(b, self.terms), -1)
         for name in self.terms.names:
             if name not in self._came:
-                self._without(name, self._secret(name, revealed), total)
+                self._without(name, self._secret(name, revealed, self._keyed), total)
         return total
 
     def _without(self, name: str, secret: int, total: Ring) -> None:
         """Take away the streams that neighbours have in common with somebody who has left."""
         key = private_key(secret, self.terms)
-        if key.public_key().public_bytes_raw() != self._opened[name].key:
-            raise Incomplete(f"The shares of {name!r} do not fit together: the sum stays closed.")
         for other in self.terms.neighbours(name):
             if other in self._came:
                 add_stream(total, pair_seed(key, self._opened[other].key, self.terms, name, other), -sign(other, name))
 
-    def _secret(self, name: str, revealed: Mapping[str, Mapping[str, int]]) -> int:
-        """What τ neighbours have said, put together."""
+    def _marked(self, name: str, secret: int) -> bool:
+        return mark(secret) == self._opened[name].mark
+
+    def _keyed(self, name: str, secret: int) -> bool:
+        return private_key(secret, self.terms).public_key().public_bytes_raw() == self._opened[name].key
+
+    def _secret(self, name: str, revealed: Mapping[str, Mapping[str, int]], right: Callable[[str, int], bool]) -> int:
+        """What τ neighbours have said, put together; other neighbours' shares where somebody's do not fit."""
         names, terms = self.terms.names, self.terms
         said = {names.index(o) + 1: revealed[o][name] for o in terms.neighbours(name) if name in revealed.get(o, {})}
         if len(said) < terms.threshold:
             raise Incomplete(
                 f"Only {len(said)} neighbours of {name!r} are left, {terms.threshold} are needed: the sum stays closed."
             )
-        return shamir.join(dict(list(said.items())[: terms.threshold]))
+        for chosen in islice(combinations(said.items(), terms.threshold), TRIED):
+            if right(name, secret := shamir.join(dict(chosen))):
+                return secret
+        raise Incomplete(f"The shares of {name!r} do not fit together: the sum stays closed.")

@@ -25,7 +25,7 @@ from scaffpd.masking.fixed_point import FixedPoint, Ring
 from scaffpd.masking.identity import Authority, Card, Identity
 from scaffpd.masking.keys import as_bytes, mark, mask_seed, pair_seed, private_key, sign
 from scaffpd.masking.streams import add_stream, seed
-from scaffpd.masking.terms import Forgotten, Terms
+from scaffpd.masking.terms import Accused, Forgotten, Terms
 
 NAMES = 64  # of exchanges that are known again; secrets are new with every opening in any case
 REMEMBERED = 4  # exchanges whose secrets are kept: this one's, the next one's, and those of a repeated question
@@ -91,11 +91,14 @@ class Party:
                 continue
             known = self._cards.get(card.name, card)
             if known.key != card.key:
-                raise InputError(f"{card.name!r} shows another key than before.")
+                raise Accused(card.name, f"{card.name!r} shows another key than before.")
             if self._pins and self._pins.get(card.name) != card.fingerprint:
-                raise InputError(f"The key of {card.name!r} is not the one that is pinned here.")
+                raise Accused(card.name, f"The key of {card.name!r} is not the one that is pinned here.")
             if self._authority is not None:
-                self._authority.check(card)
+                try:
+                    self._authority.check(card)
+                except InputError as why:
+                    raise Accused(card.name, str(why)) from None
             self._cards[card.name] = card
 
     def share(self, terms: Terms) -> Opened:
@@ -133,7 +136,11 @@ class Party:
         add_stream(total, mask_seed(mine.mask, terms), +1)
         own = private_key(mine.key, terms)
         for other in neighbours:
-            add_stream(total, pair_seed(own, others[other].key, terms, self.name, other), sign(self.name, other))
+            try:
+                shared = pair_seed(own, others[other].key, terms, self.name, other)
+            except ValueError:  # of small order: everybody would know the secret
+                raise Accused(other, f"The key of {other!r} cannot be used.") from None
+            add_stream(total, shared, sign(self.name, other))
         mine.held, mine.sent = held, True
         return total
 
@@ -160,7 +167,8 @@ class Party:
         try:
             both = box.decrypt(bytes(12), opened.sealed[self.name], None)
         except (InvalidTag, KeyError):
-            raise InputError(f"The shares of {other!r} are not from {other!r}, or not for this exchange.") from None
+            sentence = f"The shares of {other!r} are not from {other!r}, or not for this exchange."
+            raise Accused(other, sentence) from None
         return int.from_bytes(both[: shamir.BYTES], "big"), int.from_bytes(both[shamir.BYTES :], "big")
 
     def _box(self, terms: Terms, sender: str, receiver: str, opened: Opened) -> ChaCha20Poly1305:
@@ -173,7 +181,10 @@ class Party:
         if other not in self._cards:
             raise Forgotten(f"This client has not met {other!r}.")
         if other not in self._agreed:
-            self._agreed[other] = self.identity.agreed(self._cards[other])
+            try:
+                self._agreed[other] = self.identity.agreed(self._cards[other])
+            except ValueError:
+                raise Accused(other, f"The key of {other!r} cannot be used.") from None
         salt = terms.digest + opened.key + opened.mark
         return ChaCha20Poly1305(seed(self._agreed[other], salt, f"shares {sender}\0{receiver}"))
 

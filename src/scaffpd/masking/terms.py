@@ -28,6 +28,14 @@ FEWEST = 3  # with two clients, each knows the other's vector from the sum
 MOST = 12  # of those who collude, or leave, unless more is asked for: 26 neighbours
 
 
+class Accused(InputError):
+    """What another client has shown is not its own, or cannot be used; `name` is whose it is."""
+
+    def __init__(self, name: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.name = name
+
+
 class Forgotten(InputError):
     """A client has lost what it knew of an exchange, or of the others: it was started anew."""
 

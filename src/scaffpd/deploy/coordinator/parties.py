@@ -2,6 +2,7 @@ r"""Silos in a secure sum, as the coordinator reaches them: cards, openings, mas
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from scaffpd.secure.reach import Masked, Wanted
 
 Checks = Callable[[Mapping[str, Message]], Mapping[str, str]]
 Ask = Callable[[Question, Sequence[str], Checks], dict[str, Message]]
+WITNESSES = 2
 USELESS = "its part of a secure sum cannot be used"
 
 
@@ -36,12 +38,29 @@ class SiloParties:
         for name, card in cards.items():
             if not isinstance(card, dict) or card.get("name") != name:
                 raise InputError(f"Silo {name!r} shows no card of its own.")
-        self._ask(Question(needs.MEET, {"cards": list(cards.values())}), names, _no)
+        self._heard(self._ask(Question(needs.MEET, {"cards": list(cards.values())}), names, _no))
+
+    def _heard(self, replies: Mapping[str, Message]) -> None:
+        """What silos say about each other: believed where two say it, and the end of the sum in any case."""
+        claims = {name: plain(reply.values["accused"]) for name, reply in replies.items() if "accused" in reply.values}
+        why = {claims[name]: plain(replies[name].values.get("why")) for name in claims}
+        sure = {accused: why[accused] for accused, n in Counter(claims.values()).items() if n >= WITNESSES}
+        if sure:
+            self.accused(sure)
+        for name, accused in claims.items():
+            raise InputError(f"Silo {name!r} does not add up with {accused!r}: {why[accused]}")
+
+    def accused(self, claims: Mapping[str, str]) -> None:
+        """Several silos say so: whose cards or shares are not right."""
+        name, sentence = next(iter(claims.items()))
+        raise InputError(f"Silo {name!r} cannot be added up with: {sentence}")
 
     def open(self, terms: Terms) -> dict[str, Opened]:
         """Everybody opens an exchange."""
         question = Question(needs.OPEN, {"terms": terms.values()})
-        replies = self._ask(question, terms.names, _readable(lambda n, m: masks.opened_of(m.arrays, terms, n)))
+        read = _readable(lambda n, m: None if "accused" in m.values else masks.opened_of(m.arrays, terms, n))
+        replies = self._ask(question, terms.names, read)
+        self._heard(replies)
         return {name: masks.opened_of(reply.arrays, terms, name) for name, reply in replies.items()}
 
     def mask(self, aggregator: Aggregator | None, wanted: Wanted, length: int) -> dict[str, Masked]:
@@ -60,9 +79,10 @@ class SiloParties:
             values["terms"] = aggregator.terms.values()
         question = Question(needs.MASKED, values, about.vectors, {}, about.arrays, personal)
         replies = self._ask(question, list(wanted.weights), _readable(lambda _, m: _masked(m, length)))
-        for reply in replies.values():
+        self._heard(replies)
+        for name, reply in replies.items():
             if "declined" in reply.values:
-                raise InputError(plain(reply.values["declined"]))
+                raise InputError(f"Silo {name!r} declines: {plain(reply.values['declined'])}")
         return {name: _masked(reply, length) for name, reply in replies.items()}
 
     def reveal(
@@ -81,7 +101,7 @@ class SiloParties:
 
 def _masked(reply: Message, length: int) -> Masked:
     """A silo's answer, checked."""
-    if "declined" in reply.values:
+    if {"declined", "accused"} & set(reply.values):
         return Masked(SMALLEST, None)
     exponent, vector = reply.values.get("exponent"), reply.arrays.get("masked")
     if type(exponent) is not int or not SMALLEST <= exponent <= LARGEST:

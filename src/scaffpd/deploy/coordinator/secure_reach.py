@@ -49,6 +49,14 @@ class SecureReach(SiloParties):
             raise Lost(lacking)
         return replies
 
+    def accused(self, claims: Mapping[str, str]) -> None:
+        """Whose shares, or keys, several others cannot use is quarantined."""
+        names = self.remote.names
+        self.remote.accuse(
+            {names.index(name): f"{why.rstrip('.')} (masks)" for name, why in claims.items() if name in names}
+        )
+        super().accused(claims)
+
     def mask(self, aggregator: Aggregator | None, wanted: Wanted, length: int) -> dict[str, Masked]:
         """Everybody's masked vector; whose size is absurd beside the others' would leave their sum no digits."""
         replies = super().mask(aggregator, wanted, length)

@@ -21,7 +21,7 @@ from scaffpd.errors import InputError
 from scaffpd.masking import Card, Identity, Party, Terms
 from scaffpd.masking.fixed_point import LARGEST
 from scaffpd.masking.identity import Authority
-from scaffpd.masking.terms import Forgotten
+from scaffpd.masking.terms import Accused, Forgotten
 from scaffpd.secure.company import Company
 from scaffpd.secure.reach import Member, Part, TooLarge, quantised
 
@@ -67,6 +67,8 @@ class Masking:
             if asked.kind in (needs.MASKED, needs.SIZES):
                 return self._hidden(asked, compute)
             return self._keys(asked.kind, asked.values) if asked.kind in needs.SECRET else compute(asked)
+        except Accused as claim:  # an answer: who is meant, and not who says so, has to answer for it
+            return Message("answer", {"accused": claim.name, "why": str(claim)})
         except Forgotten:  # secrets do not outlive a process; the others go on, and this silo joins them later
             raise Missing(["secrets"]) from None
 
