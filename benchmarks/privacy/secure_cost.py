@@ -33,7 +33,8 @@ from scaffpd.deploy.protocol.plans import batch_values
 from scaffpd.deploy.protocol.wire import Message, encode
 from scaffpd.masking import Aggregator, FixedPoint, Identity, Party, Terms
 from scaffpd.masking.streams import nonce
-from scaffpd.secure.reach import Masked, Part, Wanted, masked
+from scaffpd.secure.company import Company
+from scaffpd.secure.reach import Masked, Member, Part, Wanted
 
 CLIENTS, LENGTHS = (4, 10, 32, 100), (10**3, 10**5, 10**6, 5 * 10**6)
 TIMED = 2  # clients whose masks are timed
@@ -105,7 +106,7 @@ def secure_sum(n: int, length: int, limits: tuple[int | None, int | None]) -> di
     for name in first:
         start = time.process_time()
         around = masks.around_of(question.personal[name][1], terms, name)
-        found = masked(everyone[name], Part(weight, 1.0, 0.9), around, terms.exchange, numbers, vector)
+        found = Member(everyone[name], Company()).answer(Part(weight, 1.0, 0.9), terms, around, numbers, vector)
         shares = everyone[name].reveal(terms.exchange, terms.names)
         shown = masks.opened_arrays(everyone[name].share(following), following, name)
         seconds += (time.process_time() - start) / TIMED
