@@ -220,7 +220,7 @@ def report(rows: Sequence[Row], runs: Sequence[tuple[Any, ...]], command: str) -
         "",
         f"Bytes are of one client in one round of Scaff-PD (two sums), in real messages. Seconds are CPU "
         f"time of one thread for one sum. Of N clients {TIMED} are timed, and their mean is shown. Limits t and D are "
-        "the usual ones, a third of the clients and 12 at most; with 99 neighbours, t = D = 49, everybody shares masks "
+        "the usual ones, a third of the clients and 10 at most; with 99 neighbours, t = D = 49, everybody shares masks "
         "with everybody.",
         "",
         *verdicts(rows),

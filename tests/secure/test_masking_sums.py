@@ -159,7 +159,7 @@ def test_masks_stay_connected_whoever_colludes_or_leaves(n, t, d):
 def test_usual_terms_hold_for_every_number_of_clients(n):
     terms = Terms.usual("e", [f"n{i}" for i in range(n)], None, None)
     assert 1 <= terms.colluding <= max(1, n // 3)
-    assert terms.degree <= 26
+    assert terms.degree <= 22
     assert Terms.of(terms.values()) == terms
 
 

@@ -71,7 +71,8 @@ class FixedPoint:
         v: NDArray[np.float64] = np.asarray(vector, dtype=np.float64)
         if (needed := exponent_of(v)) > self.exponent:
             raise OutOfRange(needed)
-        return np.rint(np.ldexp(v, self.bits)).astype(np.int64).view(np.uint64)
+        scaled = np.ldexp(v, self.bits)
+        return np.rint(scaled, out=scaled).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Ring) -> NDArray[np.float64]:
         """Σ v_i from Σ q_i modulo 2⁶⁴."""

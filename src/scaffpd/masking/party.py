@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -131,7 +132,7 @@ class Party:
         terms, neighbours = mine.terms, mine.terms.neighbours(self.name)
         if mine.sent or set(others) != set(neighbours) or numbers.clients < len(terms.names):
             raise InputError("This exchange is over, or not complete, or its numbers are for fewer clients.")
-        total = numbers.encode(vector).ravel().copy()
+        total = numbers.encode(np.ravel(vector))
         held = {other: self._unsealed(terms, other, others[other]) for other in neighbours}
         add_stream(total, mask_seed(mine.mask, terms), +1)
         own = private_key(mine.key, terms)

@@ -25,7 +25,7 @@ from typing import Any
 from scaffpd.errors import InputError
 
 FEWEST = 3  # with two clients, each knows the other's vector from the sum
-MOST = 12  # of those who collude, or leave, unless more is asked for: 26 neighbours
+MOST = 10  # of those who collude, or leave, unless more is asked for: 22 neighbours
 
 
 class Accused(InputError):
@@ -70,7 +70,7 @@ class Terms:
 
     @classmethod
     def usual(cls, exchange: str, names: Sequence[str], colluding: int | None, leaving: int | None) -> Terms:
-        """A third of the clients may collude, or leave (12 at most), where nothing else is said."""
+        """A third of the clients may collude, or leave (10 at most), where nothing else is said."""
         n = len(names)
         for what, number in (("colluding", colluding), ("leaving", leaving)):
             if number is not None and type(number) is not int:

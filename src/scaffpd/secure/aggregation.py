@@ -35,7 +35,7 @@ class SecureAggregation(Ledger):
         federation: a `Cohort`, whose clients then have keys of their own, in this process; or a deployed federation,
             whose silos do the same where they are.
         colluding: t, how many clients may show the server all that they know without harm to the others; by default a
-            third of those who take part (12 at most).
+            third of those who take part (10 at most).
         leaving: D, how many may stop answering in the middle of a sum; by default as many as t, where N allows it.
         share: the largest share of a sum, as Σ|w_i| counts it, that a single client's vector may have; beyond it the
             client refuses, for the sum would nearly be its vector.

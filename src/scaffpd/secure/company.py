@@ -36,7 +36,7 @@ class Company:
         """Let the vector into a sum, or refuse; a vector that adds nothing is in no sum."""
         if weight == 0 or not np.any(vector):
             return
-        name, names = hashlib.sha256(np.ascontiguousarray(vector).data).hexdigest(), "\0".join(sorted(terms.names))
+        name, names = hashlib.blake2b(np.ascontiguousarray(vector).data).hexdigest(), "\0".join(sorted(terms.names))
         company, sums = self._known.pop(name, (names, []))
         if company != names and not self.changing:
             raise InputError(

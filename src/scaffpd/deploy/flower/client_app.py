@@ -1,8 +1,8 @@
 """What runs at a site: a Flower `ClientApp` that hands every question to the site's `Silo`.
 
-Flower starts a process for every message. What the silo wants to remember (agreements, vectors, secrets of open sums, no
-rows) is kept in Flower's `Context.state`, which lives in the memory of the SuperNode: gone after a restart of it, which
-does no harm.
+Flower starts a process for every message. What the silo wants to remember (agreements, vectors, secrets of open sums;
+no rows) is kept in Flower's `Context.state`, which lives in the memory of the SuperNode: gone after a restart of it,
+which does no harm.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Answering(Protocol):
         """The reply to a question; a refusal is a reply as well, nothing is ever raised."""
 
     def kept(self) -> bytes:
-        """What another process of this site has to be handed to go on: agreements, vectors, secrets of open sums, no rows."""
+        """What another process of this site needs to go on: agreements, vectors, secrets of open sums; no rows."""
 
     def restore(self, kept: bytes) -> None:
         """Go on from what `kept` returned in an earlier process."""

@@ -289,7 +289,7 @@ class Silo:
         return self._own(entry.load, self.file.path.parent, self.file.models[kind])
 
     def kept(self) -> bytes:
-        """What another process of this site has to be handed to go on: agreements, vectors, secrets of open sums, no rows."""
+        """What another process of this site needs to go on: agreements, vectors, secrets of open sums; no rows."""
         values: dict[str, Any] = {"agreed": self._agreed, "stamp": self._stamp()}
         if self._setup is not None:
             values["setup"] = self._setup.values()
