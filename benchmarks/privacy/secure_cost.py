@@ -219,7 +219,8 @@ def report(rows: Sequence[Row], runs: Sequence[tuple[Any, ...]], command: str) -
         f"Written by `{command}` ({versions}, Python {sys.version.split()[0]}); the numbers are in `secure.csv` too.",
         "",
         f"Bytes are of one client in one round of Scaff-PD (two sums), in real messages. Seconds are CPU "
-        f"time of one thread for one sum. Of N clients {TIMED} are timed, and the fastest is shown: other work on the machine only adds. Limits t and D are "
+        f"time of one thread for one sum. Of N clients {TIMED} are timed, and the fastest is shown: other work on the "
+        "machine only adds. Limits t and D are "
         "the usual ones, a third of the clients and 10 at most; with 99 neighbours, t = D = 49, everybody shares masks "
         "with everybody.",
         "",
