@@ -261,3 +261,15 @@ def test_a_run_whose_budget_is_spent_keeps_its_last_model(tmp_path):
     assert "privacy budget of ε = 4" in outcome.sentence
     assert outcome.rounds >= 1
     assert np.isfinite(model_of(path)).all()
+
+
+def test_the_report_has_what_silos_have_said(tmp_path):
+    from scaffpd.report.deployed import read_deployed
+
+    path, places = private(tmp_path, more=PRIVACY + "\n[secure]\n")
+    outcome = coordinate(path, InProcess(opened(places)))
+    story = read_deployed(FederationFile.read(path).folder)
+    assert story.privacy.epsilon == outcome.privacy["epsilon"]
+    assert set(story.privacy.clients) == set(places)
+    assert "carry noise" in story.privacy.cautions({})[-1]
+    assert ("Vectors", "masked: the coordinator saw sums over silos") in story.settings

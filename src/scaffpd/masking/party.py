@@ -28,6 +28,7 @@ from scaffpd.masking.keys import as_bytes, mark, mask_seed, pair_seed, private_k
 from scaffpd.masking.streams import add_stream, seed
 from scaffpd.masking.terms import Accused, Forgotten, Terms
 
+KEY, SHOWN, SEALED = 32, 64, 80  # bytes: a key or a mark, both, two shares with their tag
 NAMES = 64  # of exchanges that are known again; secrets are new with every opening in any case
 REMEMBERED = 4  # exchanges whose secrets are kept: this one's, the next one's, and those of a repeated question
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scaffpd.report.files import Row, json_object, number, table, text, whole
+from scaffpd.report.privacy import Privacy
 from scaffpd.report.rounds import read_rounds
 from scaffpd.report.story import Model, Round, Score, Story, overall
 from scaffpd.report.trained import read_events
@@ -42,8 +43,19 @@ def read_deployed(folder: Path) -> Story:
         events=read_events(folder / "events.csv"),
         settings=_settings(settings, about),
         files=tuple((name, written) for name in (MARK,) if (written := _pretty(text(folder / name)))),
+        privacy=_privacy(outcome, rows),
         remarks=(sentence[:1].upper() + sentence[1:],),
     )
+
+
+def _privacy(outcome: dict[str, Any], rows: list[Row]) -> Privacy | None:
+    """What silos have said that the run has cost."""
+    told = outcome.get("privacy")
+    epsilon, delta = (number(told, name) if isinstance(told, dict) else None for name in ("epsilon", "delta"))
+    if epsilon is None or delta is None:
+        return None
+    clients = {row["silo"]: spent for row in rows if (spent := number(row, "epsilon")) is not None}
+    return Privacy(epsilon, delta, clients, scored=False)
 
 
 def _name(folder: Path) -> str:
@@ -84,6 +96,7 @@ def _settings(settings: dict[str, Any], about: dict[str, Any]) -> tuple[tuple[st
     pairs: list[tuple[str, Any]] = [("Silos", ", ".join(about.get("list of silos") or [])), ("Model", model)]
     pairs += [("Method", about.get("algorithm or objective")), ("Rounds at most", settings.get("rounds"))]
     pairs += [("Tolerance", settings.get("tol")), ("Seed", about.get("seed"))]
+    pairs += [("Vectors", "masked: the coordinator saw sums over silos" if about.get("way of masking") else None)]
     return tuple((name, str(value)) for name, value in pairs if value not in (None, ""))
 
 

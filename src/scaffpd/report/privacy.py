@@ -18,6 +18,11 @@ NOT_COVERED = (
     "categories and fills of columns are exact and not covered."
 )
 
+SENT = (
+    "The losses here are those that silos have sent, and carry noise. Names and numbers of rows, labels, columns and "
+    "categories, and sums over columns, are exact and not covered by ε."
+)
+
 
 @dataclass(frozen=True)
 class Privacy:
@@ -30,6 +35,7 @@ class Privacy:
         models: how many models share it.
         seeded: whether noise can be repeated.
         settings: (what, how) pairs.
+        scored: whether scores were made besides; else they are losses that clients have sent, noise and all.
     """
 
     epsilon: float
@@ -38,6 +44,7 @@ class Privacy:
     models: int = 1
     seeded: bool = False
     settings: tuple[tuple[str, str], ...] = ()
+    scored: bool = True
 
     @property
     def pair(self) -> str:
@@ -64,7 +71,7 @@ class Privacy:
             f"δ = {self.delta:g} is no less than one over the {n} rows of {name}: one of them may be given away."
             for name, n in many[:1]
         ]
-        return (*([SEEDED] if self.seeded else []), *doubt, NOT_COVERED)
+        return (*([SEEDED] if self.seeded else []), *doubt, NOT_COVERED if self.scored else SENT)
 
 
 def read_privacy(found: Any) -> Privacy | None:

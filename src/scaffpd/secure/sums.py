@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from scaffpd.errors import InputError
 from scaffpd.masking import Aggregator, FixedPoint, Incomplete, Opened, Terms
 from scaffpd.masking.fixed_point import LARGEST, SMALLEST
+from scaffpd.masking.party import SEALED, SHOWN
+from scaffpd.masking.shamir import BYTES
 from scaffpd.masking.streams import nonce
 from scaffpd.secure.reach import Masked, Masking, Wanted
 
 HEADROOM, WASTE = 3, 10
 ATTEMPTS = 4
-SEALED, SHOWN, SHARE = 80, 64, 32  # bytes: two shares with their tag; a key and a mark; a share
 SMALL = 16  # bytes: a weight, a size
 
 
@@ -96,7 +97,7 @@ class Sums:
         shares, opened = self.reach.reveal(terms, aggregator.survivors, following)
         if set(opened) == set(following.names):
             self._pending = following, opened
-        self._count(1, sum(map(len, shares.values())) * SHARE + self._opening(following), SMALL * len(terms.names))
+        self._count(1, sum(map(len, shares.values())) * BYTES + self._opening(following), SMALL * len(terms.names))
         return aggregator.open(shares)
 
     def _terms(self, names: Sequence[str]) -> Terms:

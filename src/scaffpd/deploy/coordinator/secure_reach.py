@@ -37,11 +37,11 @@ class SecureReach(SiloParties):
     """The silos of a `Remote`, which mask what they send."""
 
     def __init__(self, remote: Remote) -> None:
-        super().__init__(self._put)
+        super().__init__(self.put)
         self.remote, self._like = remote, remote.start()
         self.meet(remote.names)
 
-    def _put(self, question: Question, names: Sequence[str], check: Checks) -> dict[str, Message]:
+    def put(self, question: Question, names: Sequence[str], check: Checks) -> dict[str, Message]:
         """A question that everybody has to answer; only shares may come from fewer."""
         replies = self.remote.roster.ask(question, list(names), check)
         lacking = [name for name in names if name not in replies]
@@ -88,7 +88,7 @@ class SecureReach(SiloParties):
         names = self.remote.names
         chosen = [names[i] for i in (range(len(names)) if clients is None else clients)]
         shapes = {"scalars": (count,)}
-        replies = self._put(question, chosen, lambda answers: troubles(answers, shapes, self._like))
+        replies = self.put(question, chosen, lambda answers: troubles(answers, shapes, self._like))
         out = np.full((len(names), count), np.nan)
         for name, reply in replies.items():
             out[names.index(name)] = reply.arrays["scalars"]
@@ -169,7 +169,7 @@ class SiloPoint:
         question = replace(self._question(needs.CURVATURE, metric=metric), arrays={"V": V.numpy()})
         shapes = {"slopes": (k,), "scalars": (1,)}
         names = [remote.names[i] for i in (range(len(remote.names)) if self.clients is None else self.clients)]
-        replies = self._reach._put(question, names, lambda answers: troubles(answers, shapes, remote.start()))
+        replies = self._reach.put(question, names, lambda answers: troubles(answers, shapes, remote.start()))
         slopes, sizes = np.full((len(remote.names), k), np.nan), np.full(len(remote.names), np.nan)
         for name, reply in replies.items():
             i = remote.names.index(name)

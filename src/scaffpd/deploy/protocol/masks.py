@@ -20,9 +20,8 @@ import numpy as np
 from scaffpd.deploy.protocol.wire import Array
 from scaffpd.errors import InputError
 from scaffpd.masking import FixedPoint, Opened, Terms
+from scaffpd.masking.party import KEY, SEALED, SHOWN
 from scaffpd.masking.shamir import BYTES
-
-KEY, SHOWN, SEALED = 32, 64, 80  # bytes: a key or a mark, both, two shares with their tag
 
 
 def numbers_of(data: bytes, rows: int) -> Array:
