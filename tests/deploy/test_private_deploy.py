@@ -114,6 +114,19 @@ def test_scores_and_sums_over_columns_are_refused(tmp_path):
     assert "releases no scores" in reply.values["sentence"]
 
 
+def test_silos_whose_files_are_silent_keep_their_column_sums_from_private_federations(tmp_path):
+    path, places = private(tmp_path, silo="")
+    outcome = coordinate(path, InProcess(opened(places)))
+    assert outcome.status == "failed"
+    assert 'privacy.columns = "exact"' in outcome.sentence
+
+
+def test_private_runs_make_one_local_step_unless_told(tmp_path):
+    path, _ = federation(tmp_path, more=PRIVACY, replacing={"rounds = 500\ntol = 1e-6\n": ""})
+    file = FederationFile.read(path)
+    assert (file.algorithm.local_steps, file.rounds) == (1, 30)
+
+
 def test_a_silo_that_wants_noise_takes_no_agreement_without(tmp_path):
     path, places = private(tmp_path, more="")
     outcome = coordinate(path, InProcess(opened(places)))
@@ -151,13 +164,21 @@ def test_books_that_outlive_runs_stop_at_the_silo_s_own_budget(tmp_path):
     first = coordinate(path, InProcess(opened(places)))
     assert first.privacy["epsilon"] <= 8
     path.write_text(path.read_text().replace('folder = "run"', 'folder = "next"').replace("rho = 0.1", "rho = 0.2"))
-    limit = round(1.1 * first.privacy["epsilon"], 2)
+    limit = round(1.05 * max(first.privacy["epsilon"], 8), 2)
     for place in places.values():
         place.write_text(place.read_text().replace("epsilon = 9", f"epsilon = {limit}"))
     second = coordinate(path, InProcess(opened(places)))
     assert second.status == "failed"
     assert f"privacy budget of ε = {limit:g}" in second.sentence
     assert (places["va"].parent / "privacy-spent.npz").exists()
+    assert second.rounds >= 1
+    assert f"The model of round {second.rounds} is kept" in second.sentence
+    assert np.isfinite(model_of(path)).all()
+    path.write_text(
+        path.read_text().replace('folder = "next"', 'folder = "third"').replace("epsilon = 8", "epsilon = 50")
+    )
+    third = coordinate(path, InProcess(opened(places)))
+    assert f"more than the {limit:g} of this silo's file" in third.sentence
 
 
 def test_the_secret_is_its_owner_s(tmp_path):
@@ -222,7 +243,7 @@ def test_a_budget_is_for_every_cohort_and_is_never_ignored(tmp_path):
     path, places = private(tmp_path, silo='\n[privacy]\nepsilon = 9\ndelta = 1e-5\ncolumns = "exact"\n', more="")
     outcome = coordinate(path, InProcess(opened(places)))
     assert outcome.status == "failed"
-    assert "differential privacy only" in outcome.sentence
+    assert "the federation has no [privacy]" in outcome.sentence
     rules = SiloFile.read(places["va"]).privacy
     own = Private(Linear("logistic", l2=0.1), noise=5.0, radius=2.0, secret=1)
     rows = np.random.default_rng(0).normal(size=(50, 3)), np.arange(50) % 2
@@ -252,15 +273,6 @@ def test_processes_share_one_set_of_books(tmp_path):
         total = int(kept["privacy.times"].sum())
     assert total == work.cohort.account.total
     assert total >= twin.account.total + 2
-
-
-def test_a_run_whose_budget_is_spent_keeps_its_last_model(tmp_path):
-    path, places = private(tmp_path, silo=WILLING + "epsilon = 4\ndelta = 1e-5\n")
-    outcome = coordinate(path, InProcess(opened(places)))
-    assert outcome.status == "failed"
-    assert "privacy budget of ε = 4" in outcome.sentence
-    assert outcome.rounds >= 1
-    assert np.isfinite(model_of(path)).all()
 
 
 def test_the_report_has_what_silos_have_said(tmp_path):

@@ -31,7 +31,7 @@ LEAVES = {
 WORDS = {  # what an answer says besides, for every kind
     "hello": {"version"},
     "describe": {"description"},
-    "setup": {"dimension", "dtype", "convex", "quadratic", "tested", "start", "samples"},
+    "setup": {"dimension", "dtype", "convex", "quadratic", "noisy", "tested", "start", "samples"},
 }
 
 

@@ -94,7 +94,9 @@ class Party:
             known = self._cards.get(card.name, card)
             if known.key != card.key:
                 raise Accused(card.name, f"{card.name!r} shows another key than before.")
-            if self._pins and self._pins.get(card.name) != card.fingerprint:
+            if self._pins and card.name not in self._pins:
+                raise Accused(card.name, f"{self.name!r} has pins, and none for {card.name!r}: pin every other key.")
+            if self._pins.get(card.name, card.fingerprint) != card.fingerprint:
                 raise Accused(card.name, f"The key of {card.name!r} is not the one that is pinned here.")
             if self._authority is not None:
                 try:

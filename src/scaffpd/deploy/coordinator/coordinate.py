@@ -78,7 +78,9 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
                 return done
             outcome = _Run(file, folder, transport).go()
         except InputError as error:
-            outcome = Outcome(FAILED, True, str(error), rounds=_rescued(folder))
+            rounds = _rescued(folder)
+            words = f" The model of round {rounds} is kept." if rounds else ""
+            outcome = Outcome(FAILED, True, f"{error}{words}", rounds=rounds)
         folder.write_outcome(asdict(outcome))
     return outcome
 
@@ -377,4 +379,5 @@ def _privately(spent: Mapping[str, Mapping[str, float]]) -> str:
     if not spent:
         return " No silo said what this has cost."
     worst = max(spent.values(), key=lambda own: own["epsilon"])
-    return f" Every record is protected with (ε, δ) = ({worst['epsilon']:.2f}, {worst['delta']:g}), as silos count it."
+    pair = f"(ε, δ) = ({worst['epsilon']:.2f}, {worst['delta']:g})"
+    return f" Every record is protected with {pair}, as silos count it; the agreement on columns is not covered."

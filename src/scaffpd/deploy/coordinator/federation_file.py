@@ -22,7 +22,7 @@ LIMITS = {"colluding": 1, "leaving": 0}  # the least of both in [secure]
 OPTIONAL = ("radius", "smoothness")
 PRIVACY_KEYS = ("epsilon", "delta", "clip", "loss_clip", "loss_share", *OPTIONAL)
 WITH_LOSSES = ("Fair", "ScaffPD", "AcceleratedPrimalDual", "GradientDescentAscent", "Extragradient")
-PRIVATE_ROUNDS = 30  # every round costs
+PRIVATE_ROUNDS, PRIVATE_STEPS = 30, 1  # each of them costs
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,8 @@ class FederationFile:
         training = top.section("training", ("rounds", "tol", "seed"))
         algorithm = algorithm_of(top)
         privacy = _privacy(top, algorithm)
+        if privacy and hasattr(algorithm, "local_steps") and "local_steps" not in top.values.get("algorithm", {}):
+            algorithm = replace(algorithm, local_steps=PRIVATE_STEPS)
         certified = not isinstance(algorithm, LocalMethod) and not privacy
         tol = training.number("tol", 1e-6 * certified, "a number >= 0 (0: make all rounds)", 0, float("inf"))
         if tol and not certified:

@@ -63,8 +63,9 @@ def negotiate(
     if schema["task"] == PREPARED:
         return Setup(algorithm, model, schema, np.zeros(0), np.zeros(0), "", masked, _noise(privacy, described, 1))
     totals = _totals(ask, members, masked)
-    mean = mean_of(totals(Question("totals", {"schema": schema})), schema)
-    deviation = deviation_of(totals(Question("totals", {"schema": schema}, arrays={"mean": mean})), mean)
+    about = {"schema": schema, "private": privacy is not None}
+    mean = mean_of(totals(Question("totals", about)), schema)
+    deviation = deviation_of(totals(Question("totals", about, arrays={"mean": mean})), mean)
     numbers = str(settings.get("numbers", ""))
     noise = _noise(privacy, described, width(schema))
     return Setup(algorithm, _completed(model, schema), schema, mean, deviation, numbers, masked, noise)

@@ -76,6 +76,10 @@ class Books:
         epsilon, delta, own = self.agreed.get("epsilon"), self.agreed.get("delta"), self.rules
         if epsilon is None or delta is None or (own.delta is not None and delta > own.delta):
             raise InputError(f"This silo needs an agreement on ε, and on δ of {own.delta or 'any size'} at most.")
+        if own.epsilon is not None and epsilon > own.epsilon:
+            raise InputError(
+                f"The agreement may cost ε = {epsilon:g}, more than the {own.epsilon:g} of this silo's file."
+            )
         return float(epsilon if own.epsilon is None else own.epsilon), float(own.delta or delta)
 
     def open(self, cohort: Cohort) -> None:

@@ -20,18 +20,21 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
         lines.append(f"The number of parameters of the model, {width}.")
     else:
         lines += _agreement(file, data, width)
-    lines += [
+    once, second, scores = (
         "Once: how curved the loss is, as three numbers: most, least, and at the steepest single row; and the loss at "
         "one arbitrary point, which tells whether the data are still the same when a run is resumed.",
-        f"Per question: the loss (one number{_rounded(file)}), and a gradient or a local update (each a vector of d "
-        f"numbers; d is {_d(data, width)}). They are over all {train} training rows or a random part of them, never "
-        f"fewer than {file.limits.rows} rows.",
         "For methods of second order: the diagonal of the Hessian (a vector of d numbers), and a few numbers on how "
         "the loss curves along directions that are asked for.",
-        *_masked(file),
-        *_noisy(file),
         f"Loss and accuracy, each one number, on the training rows{held}.",
-    ]
+    )
+    per_question = (
+        f"Per question: the loss (one number{_rounded(file)}), and a gradient or a local update (each a vector of d "
+        f"numbers; d is {_d(data, width)}). They are over all {train} training rows or a random part of them, never "
+        f"fewer than {file.limits.rows} rows."
+    )
+    private = file.privacy.required
+    lines += [per_question] if private else [once, per_question, second]
+    lines += [*_masked(file), *_noisy(file)] if private else [*_masked(file), scores]
     allowed = "any algorithm of the package" if file.limits.algorithms is None else ", ".join(file.limits.algorithms)
     return [
         *lines,
@@ -65,8 +68,8 @@ def _noisy(file: SiloFile) -> list[str]:
     most = "what the agreement says" if rules.epsilon is None else f"ε = {rules.epsilon:g}, all runs together"
     columns = "Sums over columns leave exactly." if rules.columns else "Sums over columns are refused."
     return [
-        f"Losses, gradients and local updates carry noise, and cost at most {most}; scores and the loss at an "
-        f"arbitrary point do not leave. {columns}"
+        f"Losses, gradients and local updates carry noise, and cost at most {most}. Curvatures, scores and the loss at "
+        f"an arbitrary point do not leave. {columns}"
     ]
 
 
@@ -97,6 +100,8 @@ def _agreement(file: SiloFile, data: Dataset, width: int) -> list[str]:
             lines.append(f"Categories of {column.name!r}: {_cut(named)}.")
     if data.target.task == CLASSIFICATION:
         lines.append(f"Labels: {_cut([str(label) for label in data.target.labels])}.")
+    if file.privacy.required and not file.privacy.columns:
+        return lines
     lines.append(
         f"For each of about {width} encoded columns: the number of training rows, their sum, and the sum of their "
         "squared distances from the mean over all silos. The sum of a category (or of all that are not named) is how "

@@ -123,7 +123,10 @@ class Masking:
         """What may leave of an answer: the arrays that belong to its question, with losses rounded."""
         allowed = SLOPES if kind == needs.CURVATURE and self.rules.projections else RELEASED.get(kind)
         if allowed is None:
-            raise InputError(f"This silo sends vectors masked only: the question {kind!r} is not answered.")
+            raise InputError(
+                f"This silo sends vectors masked only: the question {kind!r} is not answered. Does the federation lack "
+                "[secure]?"
+            )
         arrays = {name: array for name, array in message.arrays.items() if name in allowed}
         if kind in LOSSES and self.rules.quantum > 0:
             arrays["scalars"] = self._rounded(kind, arrays["scalars"])

@@ -137,8 +137,16 @@ class Silo:
         return Message("answer", {"description": self.data.describe()})
 
     def _totals(self, asked: Message) -> Message:
-        if self._private and not self.file.privacy.columns:
-            raise InputError('This silo is private, and its sums over columns are not: see privacy.columns = "exact".')
+        private, rules = asked.values.get("private") is True, self.file.privacy
+        if rules.required and not private:
+            raise InputError(
+                "This silo takes part with differential privacy only, and the federation has no [privacy]."
+            )
+        if private and not rules.columns:
+            raise InputError(
+                "Noise does not cover sums over columns: they leave this silo only where its file says so, with "
+                'privacy.columns = "exact".'
+            )
         schema, mean = checked_schema(asked.values.get("schema")), asked.arrays.get("mean")
         self._check_dimension(width(schema))
         self._agreed_to("schema", json.dumps(schema, sort_keys=True))
