@@ -16,6 +16,7 @@ EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell th
     "parquet": ("tables in Parquet files", ("pandas", "pyarrow")),
     "flare": ("training across organisations on NVIDIA FLARE", ("nvflare",)),
     "flower": ("training across organisations on Flower", ("flwr", "psutil")),
+    "privacy": ("secure sums and differential privacy", ("cryptography", "dp-accounting")),
     "tensorboard": ("curves in TensorBoard", ("tensorboard",)),
     "mlflow": ("runs in MLflow", (("mlflow-skinny", "mlflow"),)),
 }
