@@ -454,7 +454,7 @@ def by_search(m: SubspaceModel, damping: float | None) -> float:
         return -height(m, alpha, weights(t), damping or 0.0)
 
     ends = []
-    inside = float(m.objective.weights(len(m.losses))[0])
+    inside = float(m.objective.start(m.losses)[0])
     for outside in (-1e-9, 1 + 1e-9) if m.objective.simplex else (0.0, 1e3):
         near, far = inside, outside
         for _ in range(60):

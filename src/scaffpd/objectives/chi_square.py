@@ -13,6 +13,8 @@ from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_w
 from scaffpd.objectives.prox_step import ProxStep
 from scaffpd.objectives.simplex import EPSILON, in_simplex, inner, project_capped, project_weighted, simplex_step
 
+TRIED, ROUNDING = 16, 1e-9
+
 
 class ChiSquare(Objective):
     r"""Λ = {λ in the simplex, λ_i ≤ κ}, ψ(λ) = (ρ/2) Σ_i (λ_i − p_i)²/p_i.
@@ -94,11 +96,30 @@ class ChiSquare(Objective):
         """λ_i = min(w_i [s_i + pull_i − ν]₊, κ) with Σ λ_i = 1.
 
         With a cap ν may lie far below the largest s_i. So it is found twice, the second time measured from the s_i that
-        is nearest to it: then s_i − ν keeps its digits where λ_i is neither zero nor κ.
+        is nearest to it: then s_i − ν keeps its digits where λ_i is neither zero nor κ. Where that was not the right
+        one, the next nearest are tried.
         """
         if self.cap is None:
             return project_weighted(s - s.max() + pull, w)
-        caps, origin = np.full(len(s), self.cap), s.max()
-        _, level = project_capped(s - origin + pull, caps, w)
-        nearest = s[np.argmin(np.abs(s - origin - level))]
-        return project_capped(s - nearest + pull, caps, w)[0]
+        top = s.max()
+        _, level = project_capped(s - top + pull, np.full(len(s), self.cap), w)
+        near = np.unique(s)
+        near = near[np.argsort(np.abs(near - top - level))]
+        best, wrong = self._measured(s, pull, w, near[0])
+        for origin in near[1:TRIED]:
+            if wrong <= ROUNDING:
+                break
+            best, wrong = min((best, wrong), self._measured(s, pull, w, origin), key=lambda found: found[1])
+        return best
+
+    def _measured(self, s: Vector, pull: Vector | float, w: Vector, origin: float) -> tuple[Vector, float]:
+        """The same with s measured from one of them, and how far the weights at that ν are from summing to one.
+
+        What is far from the origin is at zero, or at κ, whatever ν is there.
+        """
+        caps = np.full(len(s), self.cap)
+        far = 8.0 * (float(np.max(caps / w)) + float(np.max(np.abs(pull))))
+        u = np.clip(s - origin + pull, -far, far)
+        weights, level = project_capped(u, caps, w)
+        wrong = abs(float(np.clip(w * (u - level), 0.0, caps).sum()) - 1.0)
+        return weights, wrong if abs(level) <= far / 4 else wrong + 1.0  # a ν out there belongs to another origin
