@@ -20,6 +20,11 @@ def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
     return InputError(f"Unknown {what} {given!r}: {hint}")
 
 
+def not_installed(package: str, extra: str) -> InputError:
+    """An `InputError` for a package of one of our extras."""
+    return InputError(f"{package} is not installed: pip install 'scaffpd[{extra}]'.")
+
+
 def positive(owner: str, name: str, value: Any) -> float:
     """Return `value` as a float, or refuse it unless it is a finite number above zero."""
     number = real(owner, name, value)

@@ -14,28 +14,22 @@ NAME = "lock"
 @contextmanager
 def alone(folder: Path | None, busy: str) -> Iterator[None]:
     """Hold the folder's lock, or refuse with the sentence `busy`; systems without file locks go without."""
-    try:
-        import fcntl
-    except ImportError:
-        fcntl = None  # type: ignore[assignment]
-    if folder is None or fcntl is None:
+    if folder is None:
         yield
         return
-    try:
-        file = (folder / NAME).open("w")
-    except OSError as error:
-        raise InputError(f"Cannot write to the folder {str(folder)!r}: {error.strerror}.") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(busy) from None
+    with _held(folder / NAME, f"Cannot write to the folder {str(folder)!r}", busy):
         yield
 
 
 @contextmanager
 def waiting(path: Path) -> Iterator[None]:
     """Hold a lock file, and wait for whoever has it; systems without file locks go without."""
+    with _held(path, f"Cannot write {str(path)!r}"):
+        yield
+
+
+@contextmanager
+def _held(path: Path, refused: str, busy: str | None = None) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:
@@ -44,7 +38,10 @@ def waiting(path: Path) -> Iterator[None]:
     try:
         file = path.open("w")
     except OSError as error:
-        raise InputError(f"Cannot write {str(path)!r}: {error.strerror}.") from None
+        raise InputError(f"{refused}: {error.strerror}.") from None
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
+        except OSError:
+            raise InputError(busy or refused) from None
         yield

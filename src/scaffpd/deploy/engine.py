@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import not_installed, unknown
 
 ENGINES = {"flare": "FlareEngine", "flower": "FlowerEngine"}
 
@@ -77,6 +77,4 @@ def engine_module(kind: str, name: str) -> Any:
     try:
         return import_module(f"scaffpd.deploy.{kind}.{name}")
     except ModuleNotFoundError as error:
-        raise InputError(
-            f"{str(error.name).partition('.')[0]} is not installed: pip install 'scaffpd[{kind}]'."
-        ) from None
+        raise not_installed(str(error.name).partition(".")[0], kind) from None

@@ -13,10 +13,10 @@ Nothing here knows of models or networks: bytes and arrays go in, bytes and arra
 
 from importlib.util import find_spec
 
-from scaffpd.errors import InputError
+from scaffpd.errors import not_installed
 
 if find_spec("cryptography") is None:
-    raise InputError("Secure sums need the package cryptography: pip install 'scaffpd[privacy]'.")
+    raise not_installed("cryptography", "privacy")
 
 from scaffpd.masking.aggregator import Aggregator, Incomplete
 from scaffpd.masking.fixed_point import FixedPoint

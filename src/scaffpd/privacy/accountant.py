@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, not_installed
 from scaffpd.federation import Vector
-from scaffpd.privacy.noise import MISSING
 
 SAFE = 1 + 1e-9  # rounding in the closed form of the noise
 GRID, FINEST, COARSEST = 0.03, 1e-4, 1e-3  # of privacy losses
@@ -142,7 +141,7 @@ def accounting() -> Any:
     try:
         import dp_accounting
     except ModuleNotFoundError as error:
-        raise InputError(MISSING.format("dp-accounting" if error.name == "dp_accounting" else error.name)) from None
+        raise not_installed("dp-accounting" if error.name == "dp_accounting" else str(error.name), "privacy") from None
     return dp_accounting
 
 

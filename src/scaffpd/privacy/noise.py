@@ -27,9 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import InputError
+from scaffpd.errors import not_installed
 
-MISSING = "{} is not installed: pip install 'scaffpd[privacy]'."
 KEY, MARK = 32, 16  # bytes of a key, and of what tells questions apart
 
 
@@ -46,7 +45,7 @@ def client_key(secret: bytes, *about: str | bytes) -> bytes:
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     except ModuleNotFoundError:
-        raise InputError(MISSING.format("cryptography")) from None
+        raise not_installed("cryptography", "privacy") from None
     return HKDF(SHA256(), KEY, salt=None, info=digest(*about)).derive(secret)
 
 

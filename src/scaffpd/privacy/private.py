@@ -21,6 +21,7 @@ from scaffpd.models.oracle import Arrays, Features, Oracle
 from scaffpd.privacy.account import Account
 from scaffpd.privacy.accountant import solved
 from scaffpd.privacy.clipped import LinearSums, ModuleSums, Sums
+from scaffpd.privacy.defaults import LOSS_SHARE
 from scaffpd.privacy.inputs import Multiplier, check_delta, check_secret, multiplier, spread
 from scaffpd.privacy.noise import client_key, digest, secret_bytes
 from scaffpd.privacy.oracle import Member, PrivateOracle
@@ -86,7 +87,7 @@ class Private:
     @classmethod
     def solved(
         cls, model: Linear | Module, epsilon: float, algorithm: Any, rounds: int, samples: Sequence[int] | None = None,
-        delta: float = 1e-5, loss_share: float = 0.3, **rest: Any,
+        delta: float = 1e-5, loss_share: float = LOSS_SHARE, **rest: Any,
     ) -> Private:  # fmt: skip
         """The same with the noise that makes `rounds` rounds of `algorithm` cost ε; more of them are refused.
 

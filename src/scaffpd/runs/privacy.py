@@ -8,7 +8,7 @@ from typing import Any
 
 from scaffpd.errors import InputError
 from scaffpd.privacy import Private
-from scaffpd.privacy.defaults import LOCAL_STEPS, RADIUS, ROUNDS
+from scaffpd.privacy.defaults import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS
 from scaffpd.settings.section import Section
 
 
@@ -28,12 +28,12 @@ class Privacy:
     """
 
     epsilon: float
-    delta: float = 1e-5
-    clip: float = 1.0
-    loss_clip: float = 4.0
+    delta: float = Private.delta
+    clip: float = Private.clip
+    loss_clip: float = Private.loss_clip
     radius: float | None = RADIUS
     smoothness: float | None = None
-    loss_share: float = 0.3
+    loss_share: float = LOSS_SHARE
     seed: int | None = None
 
     @classmethod

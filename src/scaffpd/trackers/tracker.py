@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from scaffpd.errors import InputError, count
+from scaffpd.errors import InputError, count, not_installed
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.history import History
 from scaffpd.metrics import a_fifth
@@ -120,7 +120,7 @@ def needed(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise InputError(f"{extra} is not installed: pip install 'scaffpd[{extra}]'.") from None
+        raise not_installed(extra, extra) from None
 
 
 def _finite(values: dict[str, float]) -> dict[str, float]:

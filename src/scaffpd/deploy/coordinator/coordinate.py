@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from scaffpd.deploy.coordinator.events import Event, Lost, Paused, Quarantined, 
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.judge import absurd_facts
 from scaffpd.deploy.coordinator.line import Line, answered
+from scaffpd.deploy.coordinator.noise import proposed, told
 from scaffpd.deploy.coordinator.opening import Facts, Refusal, Unanswered, negotiate, settle
 from scaffpd.deploy.coordinator.remote import Remote
 from scaffpd.deploy.coordinator.roster import PAUSE, Roster
@@ -193,17 +195,10 @@ class _Run:
         if setup is None:
             name = type(self.file.algorithm).__name__
             file, timeout = self.file, self.policy.timeout
-            setup = negotiate(self.line, members, name, file.model, file.features, timeout, file.secure, self._noise())
+            noise = partial(proposed, file) if file.privacy else None
+            setup = negotiate(self.line, members, name, file.model, file.features, timeout, file.secure, noise)
             self.folder.write_setup(setup)
         return setup
-
-    def _noise(self) -> Callable[[int, int], Mapping[str, Any]] | None:
-        """Solves the noise of a private run for the fewest rows of a silo and the number of columns."""
-        if not self.file.privacy:
-            return None
-        from scaffpd.deploy.coordinator.noise import proposed  # needs packages that runs without noise do not
-
-        return lambda rows, columns: proposed(self.file, rows, columns)
 
     def _without(self, members: Sequence[str], trouble: Unanswered | Refusal) -> list[str]:
         """Leave out a silo that does not take the agreement; the first agreement has no exceptions."""
@@ -301,7 +296,7 @@ class _Run:
     def _finish(self, segment: Segment, setup: Setup, remote: Remote, result: Result) -> Outcome:
         """Write the result down."""
         remote.roster.ending = True
-        spent = self._spent(remote)
+        spent = told(remote.roster, remote.names) if self.file.privacy else {}
         rows = self._rows(segment, remote, result, spent)
         self.folder.write_clients(rows)
         self.folder.write_rounds(self.file.silos)
@@ -309,19 +304,10 @@ class _Run:
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
         final = result.status is not Status.INTERRUPTED
         whole = replace(result, rounds=segment.before + result.rounds)
-        words = _privately(spent) if self.file.privacy else ""
-        sentence = f"{whole}{words}{self._missing(segment, remote)}"
         worst = max(spent.values(), key=lambda own: own["epsilon"], default=None)
-        privacy = None if worst is None else dict(worst)
-        return Outcome(str(result.status), final, sentence, segment.members, whole.rounds, proven, privacy)
-
-    def _spent(self, remote: Remote) -> dict[str, Mapping[str, float]]:
-        """(ε, δ) of every silo, where there is noise."""
-        if not self.file.privacy:
-            return {}
-        from scaffpd.deploy.coordinator.noise import told  # needs packages that runs without noise do not
-
-        return told(remote.roster, remote.names)
+        words = _privately(worst) if self.file.privacy else ""
+        sentence = f"{whole}{words}{self._missing(segment, remote)}"
+        return Outcome(str(result.status), final, sentence, segment.members, whole.rounds, proven, worst)
 
     def _rows(
         self, segment: Segment, remote: Remote, result: Result, spent: Mapping[str, Mapping[str, float]]
@@ -374,10 +360,9 @@ class _Run:
         self.folder.progress({"event": asdict(event)})
 
 
-def _privately(spent: Mapping[str, Mapping[str, float]]) -> str:
+def _privately(worst: Mapping[str, float] | None) -> str:
     """What the run has cost, in words."""
-    if not spent:
+    if worst is None:
         return " No silo said what this has cost."
-    worst = max(spent.values(), key=lambda own: own["epsilon"])
     pair = f"(ε, δ) = ({worst['epsilon']:.2f}, {worst['delta']:g})"
     return f" Every record is protected with {pair}, as silos count it; the agreement on columns is not covered."

@@ -13,6 +13,8 @@ from scaffpd.deploy.coordinator.roster import DROP, PAUSE, Policy
 from scaffpd.deploy.protocol.needs import KEEPING, LOOKING
 from scaffpd.deploy.protocol.setup import FORMATS, LINEAR, linear
 from scaffpd.errors import InputError, unknown
+from scaffpd.privacy import Private
+from scaffpd.privacy.defaults import LOCAL_STEPS, LOSS_SHARE, ROUNDS
 from scaffpd.settings.objects import algorithm_of
 from scaffpd.settings.section import NAME, Section
 
@@ -22,7 +24,6 @@ LIMITS = {"colluding": 1, "leaving": 0}  # the least of both in [secure]
 OPTIONAL = ("radius", "smoothness")
 PRIVACY_KEYS = ("epsilon", "delta", "clip", "loss_clip", "loss_share", *OPTIONAL)
 WITH_LOSSES = ("Fair", "ScaffPD", "AcceleratedPrimalDual", "GradientDescentAscent", "Extragradient")
-PRIVATE_ROUNDS, PRIVATE_STEPS = 30, 1  # each of them costs
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class FederationFile:
         algorithm = algorithm_of(top)
         privacy = _privacy(top, algorithm)
         if privacy and hasattr(algorithm, "local_steps") and "local_steps" not in top.values.get("algorithm", {}):
-            algorithm = replace(algorithm, local_steps=PRIVATE_STEPS)
+            algorithm = replace(algorithm, local_steps=LOCAL_STEPS)
         certified = not isinstance(algorithm, LocalMethod) and not privacy
         tol = training.number("tol", 1e-6 * certified, "a number >= 0 (0: make all rounds)", 0, float("inf"))
         if tol and not certified:
@@ -97,7 +98,7 @@ class FederationFile:
         secure = _secure(top, len(silos), type(algorithm).__name__)
         return cls(
             top.file, top.text("name", "federation"), silos, folder, _model(top), _features(top), algorithm,
-            training.whole("rounds", PRIVATE_ROUNDS if privacy else 1000, 1), tol or None, training.whole("seed", 0),
+            training.whole("rounds", ROUNDS if privacy else 1000, 1), tol or None, training.whole("seed", 0),
             _policy(top, len(silos), _fewest(secure, len(silos))), secure, privacy, _server(top),
         )  # fmt: skip
 
@@ -162,8 +163,8 @@ def _privacy(top: Section, algorithm: Any) -> dict[str, Any]:
             f"silos: {', '.join(WITH_LOSSES)}, not {kind}."
         )
     values = {"epsilon": section.number("epsilon", None, "the ε that a run may cost, a number > 0,", 1e-9, most)}
-    values["delta"] = section.number("delta", 1e-5, "a number between 0 and 1", 1e-300, 1)
-    for name, usual in (("clip", 1.0), ("loss_clip", 4.0), ("loss_share", 0.3)):
+    values["delta"] = section.number("delta", Private.delta, "a number between 0 and 1", 1e-300, 1)
+    for name, usual in (("clip", Private.clip), ("loss_clip", Private.loss_clip), ("loss_share", LOSS_SHARE)):
         values[name] = section.number(name, usual, "a number > 0", 1e-12, most)
     more = {name: section.number(name, None, "a number > 0", 1e-12, most) for name in OPTIONAL if name in section}
     return values | more

@@ -1,8 +1,8 @@
 r"""Silos behind a transport whose vectors are masked: the reach of `SecureAggregation` for a `Remote`.
 
 c_i and d_i stay at their silos: the coordinator has no earlier answer that could stand in for somebody who is away. A
-silo that does not answer is lost to the run at once, and the round is begun anew among those who are left: an exchange
-that somebody has left before its masked vector came is never opened.
+silo that does not answer is lost at once: the run waits for it, or, where all agree to that, begins the round anew
+among those who are left. An exchange that somebody has left before its masked vector came is never opened.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.deploy.coordinator.checks import troubles
+from scaffpd.deploy.coordinator.checks import Shapes, troubles
 from scaffpd.deploy.coordinator.events import Lost
 from scaffpd.deploy.coordinator.line import Question
 from scaffpd.deploy.coordinator.parties import Checks, SiloParties
@@ -83,16 +83,20 @@ class SecureReach(SiloParties):
             raise Lost(lacking)
         return shares, opened
 
-    def scalars(self, question: Question, clients: Clients, count: int = 1) -> NDArray[np.float64]:
-        """A few numbers of every silo, (N, count); NaN for those that were not asked."""
+    def parts(self, question: Question, clients: Clients, shapes: Shapes) -> dict[str, NDArray[np.float64]]:
+        """Numbers of every silo, by their names (N, …); NaN for those that were not asked."""
         names = self.remote.names
         chosen = [names[i] for i in (range(len(names)) if clients is None else clients)]
-        shapes = {"scalars": (count,)}
         replies = self.put(question, chosen, lambda answers: troubles(answers, shapes, self._like))
-        out = np.full((len(names), count), np.nan)
+        out = {part: np.full((len(names), *shape), np.nan) for part, shape in shapes.items()}
         for name, reply in replies.items():
-            out[names.index(name)] = reply.arrays["scalars"]
+            for part, table in out.items():
+                table[names.index(name)] = reply.arrays[part]
         return out
+
+    def scalars(self, question: Question, clients: Clients, count: int = 1) -> NDArray[np.float64]:
+        """A few numbers of every silo, (N, count)."""
+        return self.parts(question, clients, {"scalars": (count,)})["scalars"]
 
     def gradients(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> SiloPoint:
         """Losses at x; c_i stays there."""
@@ -165,16 +169,9 @@ class SiloPoint:
 
     def slopes(self, V: Tensor, metric: Tensor) -> tuple[NDArray[np.float64], Vector]:
         """Vᵀc_i and ‖c_i‖² in the metric D⁻¹."""
-        remote, k = self._reach.remote, V.shape[1]
         question = replace(self._question(needs.CURVATURE, metric=metric), arrays={"V": V.numpy()})
-        shapes = {"slopes": (k,), "scalars": (1,)}
-        names = [remote.names[i] for i in (range(len(remote.names)) if self.clients is None else self.clients)]
-        replies = self._reach.put(question, names, lambda answers: troubles(answers, shapes, remote.start()))
-        slopes, sizes = np.full((len(remote.names), k), np.nan), np.full(len(remote.names), np.nan)
-        for name, reply in replies.items():
-            i = remote.names.index(name)
-            slopes[i], sizes[i] = reply.arrays["slopes"], reply.arrays["scalars"][0]
-        return slopes, sizes
+        seen = self._reach.parts(question, self.clients, {"slopes": (V.shape[1],), "scalars": (1,)})
+        return seen["slopes"], seen["scalars"][:, 0]
 
     def held(self, what: str, V: Tensor | None = None, metric: Tensor | None = None) -> Question:
         """The question that the vector would answer."""

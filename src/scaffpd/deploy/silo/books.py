@@ -64,6 +64,7 @@ class Books:
         self.rules, self.agreed = rules, dict(agreed)
         alone = rules.epsilon is not None
         self.file = rules.spent if alone else rules.spent.with_stem(f"{rules.spent.stem}-{digest[:12]}")
+        self._known: tuple[int, ...] = ()  # the file as it was read or written last
 
     def private(self, model: Any) -> Private:
         """The model with the agreement's noise and this silo's secret; its budget is the silo's own, if it has one."""
@@ -102,19 +103,26 @@ class Books:
             finally:
                 self._write(cohort, before)
 
+    def _state(self) -> tuple[int, ...]:
+        """Tells whether somebody else has written: a file that is replaced is another one."""
+        about = self.file.stat()
+        return about.st_ino, about.st_mtime_ns, about.st_size
+
     def _read(self, cohort: Cohort) -> None:
-        if self.file.exists() and cohort.account is not None:
+        if self.file.exists() and cohort.account is not None and self._state() != self._known:
             try:
                 with np.load(self.file, allow_pickle=False) as earlier:
                     cohort.account.merge(dict(earlier))
             except (OSError, ValueError, KeyError, zipfile.BadZipFile):
                 raise InputError(f"The books {str(self.file)!r} cannot be read.") from None
+            self._known = self._state()
 
     def _write(self, cohort: Cohort, before: int) -> None:
         account = cohort.account
         if account is not None and account.total > before:
             with replacing(self.file) as file:
                 np.savez(file, **account.pack())  # type: ignore[arg-type]
+            self._known = self._state()
 
 
 def spent(cohort: Cohort) -> dict[str, float]:

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,9 +204,8 @@ class Silo:
         values = asked.values
         setup = self._check_setup(values.get("setup"))
         if asked.kind == SPENT and self._private:
-            cohort = self._the_work().cohort
-            with nullcontext() if self._books is None else self._books.while_answering(cohort):
-                return Message("answer", spent(cohort))
+            with self._booked(work := self._the_work()):
+                return Message("answer", spent(work.cohort))
         if self._private and asked.kind == EVALUATE:
             raise InputError("This silo is private: it releases no scores.")
         answered = needs(setup.algorithm)
@@ -224,8 +223,12 @@ class Silo:
         work = self._the_work()
         found = self._shelf.find(named.values())
         vectors = {role: Named(name, work.vector(found[name])) for role, name in named.items()}
-        with nullcontext() if self._books is None else self._books.while_answering(work.cohort):
+        with self._booked(work):
             return work.answer(asked.kind, values, vectors, asked.arrays)
+
+    def _booked(self, work: Work) -> AbstractContextManager[None]:
+        """While something is answered that has to be written down."""
+        return nullcontext() if self._books is None else self._books.while_answering(work.cohort)
 
     def _check_setup(self, name: Any) -> Setup:
         if self._setup is None or self._setup.digest != name:
@@ -267,9 +270,10 @@ class Silo:
     def _the_work(self) -> Work:
         assert self._setup is not None
         if self._work is None:
-            cohort = self._cohort(self._setup)
             if self._setup.privacy:
-                self._books = self._books or Books(self.file.privacy, self._setup.privacy, self._setup.digest)
+                self._books = Books(self.file.privacy, self._setup.privacy, self._setup.digest)
+            cohort = self._cohort(self._setup)
+            if self._books is not None:
                 self._own(self._books.open, cohort)
             self._work = Work(cohort)
         return self._work
@@ -281,9 +285,7 @@ class Silo:
             self._check_dimension(width(schema) * max(1, getattr(model, "classes", None) or 1))
             ready = self.data.encoded(schema, setup.mean, setup.deviation)
             test = None if ready.test is None else {self.name: ready.test}
-            if setup.privacy:
-                self._books = Books(self.file.privacy, setup.privacy, setup.digest)
-                model = self._books.private(model)
+            model = model if self._books is None else self._books.private(model)
             own = Cohort({self.name: ready.train}, model, dtype=setup.dtype, test=test)
         self._check_dimension(own.dimension)
         return own
