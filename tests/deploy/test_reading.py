@@ -13,7 +13,7 @@ import pytest
 from scaffpd.deploy.silo.reading import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
-from scaffpd.tabular.columns import spelt
+from scaffpd.tabular.read import spelt
 
 
 def silo(folder: Path, data: str, rest: str = "", name: str = "a") -> Dataset:

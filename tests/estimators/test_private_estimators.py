@@ -7,7 +7,7 @@ import pytest
 from sklearn.base import clone
 
 import scaffpd as sp
-from scaffpd.estimators.scaling import Scale
+from scaffpd.estimators.base import Scale
 
 
 def table(n=600):

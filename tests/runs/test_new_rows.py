@@ -9,7 +9,7 @@ from test_runs import asked, patients, run
 from scaffpd import cli
 from scaffpd.errors import InputError
 from scaffpd.runs.predict import predict
-from scaffpd.tabular.clients import Source, read_clients
+from scaffpd.tabular.clients import TableFile, read_clients
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_held_out_rows_get_what_the_run_has_scored(tmp_path):
     found = predict(tmp_path / "run", tmp_path / "p.csv")
     truth = np.array([int(line.split(",")[-1]) for line in lines[1:]])
     right, owner = np.array(found.predicted) == truth, np.array(found.clients)
-    rows = read_clients(Source(tmp_path / "p.csv", "hospital", "outcome")).rows
+    rows = read_clients(TableFile(tmp_path / "p.csv", "hospital", "outcome")).rows
     for own, accuracy in zip(rows, models[1].test.accuracy, strict=True):
         assert right[owner == own.name][own.held].mean() == pytest.approx(accuracy)
     assert models[1].test.accuracy.mean() > 0.95

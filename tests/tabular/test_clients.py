@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scaffpd.errors import InputError
-from scaffpd.tabular.clients import Source, read_clients
+from scaffpd.tabular.clients import TableFile, read_clients
 
 
 def table(path, rows, columns=("site", "age", "smoker", "ill")):
@@ -30,7 +30,7 @@ def rows():
 
 
 def read(path, **more):
-    return read_clients(Source(path, "site", "ill", **more))
+    return read_clients(TableFile(path, "site", "ill", **more))
 
 
 def test_missing_values_come_from_the_client_s_own_training_rows(tmp_path, rows):
@@ -157,7 +157,7 @@ def test_what_cannot_be_cut_is_refused_in_one_sentence(tmp_path, text, more, sen
 
 def test_client_and_target_differ(tmp_path, rows):
     with pytest.raises(InputError, match="cannot be both the client and the target"):
-        read_clients(Source(table(tmp_path / "a.csv", rows), "ill", "ill"))
+        read_clients(TableFile(table(tmp_path / "a.csv", rows), "ill", "ill"))
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

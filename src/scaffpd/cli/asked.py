@@ -110,7 +110,7 @@ def _columns(file: Path, given: dict[str, Any]) -> dict[str, Any]:
 
 def _known(file: Path) -> str:
     from scaffpd.tabular.clients import CSV
-    from scaffpd.tabular.csv_file import column_names
+    from scaffpd.tabular.read import column_names
 
     if not file.name.lower().endswith(CSV):
         return ""

@@ -1,11 +1,11 @@
 """Datasets whose rows live with clients, and ways to cut one dataset into clients."""
 
 from scaffpd.data.adult import adult
-from scaffpd.data.diabetes import diabetes
+from scaffpd.data.bundled import breast_cancer, diabetes, digits
 from scaffpd.data.heart_disease import heart_disease
-from scaffpd.data.images import Images, Pictures, cifar10, cifar100, tiny_imagenet
+from scaffpd.data.image_loaders import cifar10, cifar100, tiny_imagenet
+from scaffpd.data.images import Images, Pictures
 from scaffpd.data.partition import dirichlet, like_training, natural, quantity_skew, shards, thinned
-from scaffpd.data.partitioned import breast_cancer, digits
 from scaffpd.data.silos import Silos
 from scaffpd.data.synthetic import badly_scaled, rank_deficient, synthetic
 from scaffpd.data.table import Selection, Table

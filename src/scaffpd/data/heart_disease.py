@@ -21,8 +21,7 @@ from importlib import resources
 
 import numpy as np
 
-from scaffpd.data.seeds import generator
-from scaffpd.data.silos import Client, Labels, Matrix, Silos, checked_fraction, held_out, standardiser
+from scaffpd.data.silos import Client, Labels, Matrix, Silos, checked_fraction, generator, held_out, standardiser
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 COLUMNS = (

@@ -1,4 +1,4 @@
-r"""What every dataset loader returns, and the two things they share: splitting rows and scaling columns.
+"""What every data set of rows returns, and what they share: seeds, splitting rows and scaling columns.
 
 Columns are scaled as a federation could scale them: each client gives its n, Σ x and Σ (x − mean)² per
 column, the sums are added, and nobody sees anybody else's rows.
@@ -8,11 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, real
+
+
+def checked_seed(owner: str, seed: Any) -> int:
+    """`seed` as an int, or refuse it unless it is a whole number of at least zero."""
+    if isinstance(seed, (bool, np.bool_)) or not hasattr(seed, "__index__") or np.ndim(seed) or int(seed) < 0:
+        raise InputError(f"{owner} needs a whole number seed >= 0, got {seed!r}.")
+    return int(seed)
+
+
+def generator(owner: str, seed: Any) -> np.random.Generator:
+    """Random numbers that the seed fixes."""
+    return np.random.default_rng(checked_seed(owner, seed))
+
 
 Matrix = NDArray[np.float64]
 Labels = NDArray[np.int64]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.seeds import generator
+from scaffpd.data.silos import generator
 from scaffpd.errors import InputError, count, real
 
 Regression = tuple[NDArray[np.float64], NDArray[np.float64]]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from scaffpd.data.checksums import checksums
+from scaffpd.data.folder import checksums
 from scaffpd.errors import InputError, positive
 
 FORMATS = (np.float16, np.float32, np.float64)

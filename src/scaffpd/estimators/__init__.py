@@ -1,6 +1,5 @@
 """scikit-learn estimators: `fit(X, y, clients=...)`, and everything else as scikit-learn has it."""
 
-from scaffpd.estimators.classifier import FairFederatedClassifier
-from scaffpd.estimators.regressor import FairFederatedRegressor
+from scaffpd.estimators.linear import FairFederatedClassifier, FairFederatedRegressor
 
 __all__ = ["FairFederatedClassifier", "FairFederatedRegressor"]

@@ -1,8 +1,10 @@
-r"""What both estimators share: their parameters, the one call of `train`, and scores client by client."""
+"""What both estimators share: their parameters, the one call of `train`, and scores client by client."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,17 +16,61 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scaffpd.algorithms import fair
 from scaffpd.cohort import Cohort
+from scaffpd.data.silos import standardiser
 from scaffpd.errors import InputError, count, positive
 from scaffpd.estimators.grouping import Grouping
-from scaffpd.estimators.private import private
-from scaffpd.estimators.scaling import Array, Scale, in_units
 from scaffpd.metrics import a_fifth
 from scaffpd.models import Linear
 from scaffpd.objectives import ChiSquare
 from scaffpd.objectives.base import Objective
-from scaffpd.privacy import Spent
-from scaffpd.privacy.defaults import LOCAL_STEPS, ROUNDS
+from scaffpd.privacy import Private, Spent
+from scaffpd.privacy.defaults import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.training import Result, Status, train
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values become (values − mean)/deviation, column by column."""
+
+    mean: Array
+    deviation: Array
+
+    @classmethod
+    def of(cls, parts: Sequence[Array], centred: bool, what: str) -> Scale:
+        """Mean and deviation over all clients; a model without an intercept leaves the mean where it is."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, deviation = standardiser(parts)
+        wrong = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(deviation)))
+        if wrong.size:
+            raise InputError(f"{what} {wrong[0]} has values too large to be standardised: scale them first.")
+        return cls(mean if centred else np.zeros_like(mean), deviation)
+
+    @classmethod
+    def none(cls, columns: int) -> Scale:
+        """Everything as it is."""
+        return cls(np.zeros(columns), np.ones(columns))
+
+    def __call__(self, values: Array) -> Array:
+        """Values in units of their deviation."""
+        scaled: Array = (values - self.mean) / self.deviation
+        return scaled
+
+
+def in_units(weights: Array, intercept: Array, inputs: Scale, outputs: Scale) -> tuple[Array, Array]:
+    """Weights (features × outputs) and intercepts of a model of scaled values, for values as they were."""
+    W = weights / inputs.deviation[:, None] * outputs.deviation
+    return W, intercept * outputs.deviation + outputs.mean - inputs.mean @ W
+
+
+def private(asked: Any, model: Linear, algorithm: Any, rounds: int, samples: Sequence[int]) -> Private:
+    """The model of an estimator with these parameters; rows longer than R, once scaled, are shortened."""
+    epsilon = positive(type(asked).__name__, "epsilon", asked.epsilon)
+    return Private.solved(
+        model, epsilon, algorithm, rounds, samples, asked.delta, clip=asked.clip, radius=RADIUS,
+        secret=asked.noise_seed,
+    )  # fmt: skip
 
 
 class FairFederated(BaseEstimator):  # type: ignore[misc]

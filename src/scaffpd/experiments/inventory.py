@@ -13,8 +13,8 @@ import numpy as np
 from scaffpd.data.adult import CATEGORIES, NUMBERS, clients
 from scaffpd.data.adult import read as read_adult
 from scaffpd.data.folder import data_folder, data_root, reading
-from scaffpd.data.images import glance
-from scaffpd.data.images.loaders import CIFAR10, CIFAR100, TINY, Published
+from scaffpd.data.image_loaders import CIFAR10, CIFAR100, TINY, Published
+from scaffpd.data.image_loaders import inspect as inspect_images
 from scaffpd.errors import InputError
 
 WEIGHTS = {  # file in weights/, and what it is
@@ -125,7 +125,7 @@ def _adult(root: Path, blank: Entry) -> Entry:
 
 def _images(which: Published) -> Callable[[Path, Entry], Entry]:
     def look(root: Path, blank: Entry) -> Entry:
-        found = glance.glance(which, root)
+        found = inspect_images(which, root)
         share = "" if found.train == which.train * which.classes else "a subset"
         return Entry(
             blank.name, "found", blank.about, blank.licence, found.train, found.test,

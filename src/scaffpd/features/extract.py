@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from scaffpd.data.seeds import checked_seed
+from scaffpd.data.silos import checked_seed
 from scaffpd.data.table import Table
 from scaffpd.errors import InputError, count
 from scaffpd.features import inputs, room

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import scaffpd
-from scaffpd.data.checksums import checksum
+from scaffpd.data.folder import checksum
 from scaffpd.errors import InputError
 from scaffpd.features import inputs, room
 from scaffpd.features.backbones import Backbone

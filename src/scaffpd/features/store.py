@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.checksums import checksum, checksums
+from scaffpd.data.folder import checksum, checksums
 from scaffpd.errors import InputError
 from scaffpd.features.room import check_table
 
@@ -180,7 +180,7 @@ class Store:
         """Compare every piece with its checksum; with `again` False only if values.npy changed since it was last done.
 
         Changes are seen by size and time of change of values.npy, which `verified.json` has; a disk that loses bits by
-        itself changes neither. All values are read, on all cores (see `scaffpd.data.checksums`).
+        itself changes neither. All values are read, on all cores (see `scaffpd.data.folder`).
         """
         assert self.folder is not None
         stamp = self._stamp()

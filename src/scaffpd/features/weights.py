@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scaffpd.data.folder import data_root, reading
-from scaffpd.data.images.files import Files
+from scaffpd.data.folder import Files, data_root, reading
 from scaffpd.errors import InputError
 
 

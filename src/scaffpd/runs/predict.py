@@ -16,12 +16,19 @@ from scaffpd.deploy.protocol.setup import Setup
 from scaffpd.deploy.silo.predict import answers, read_model
 from scaffpd.errors import InputError
 from scaffpd.tabular.clients import CSV, PARQUET
-from scaffpd.tabular.columns import CATEGORY, NUMBER, Column, Mask, Matrix, Table
-from scaffpd.tabular.csv_file import column_names, read_columns
-from scaffpd.tabular.encoding import filled, scaled
-from scaffpd.tabular.frames import read_parquet, table
-from scaffpd.tabular.rows import Rows
-from scaffpd.tabular.target import Target
+from scaffpd.tabular.encode import ClientRows, Target, filled, scaled
+from scaffpd.tabular.read import (
+    CATEGORY,
+    NUMBER,
+    DataColumn,
+    FeatureTable,
+    Mask,
+    Matrix,
+    column_names,
+    read_columns,
+    read_parquet,
+    table,
+)
 
 NOBODY = ""  # rows without a client belong together
 
@@ -59,7 +66,7 @@ def predict(run: Path, file: Path) -> Answers:
     X: Matrix = np.empty((rows, len(setup.mean)))
     for code in np.unique(codes):
         mine = codes == code
-        X[mine] = _encoded(file, Table(rows, tuple(columns)).take(mine), setup)
+        X[mine] = _encoded(file, FeatureTable(rows, tuple(columns)).take(mine), setup)
     names = [NOBODY] * rows if owner is None else [NOBODY if k < 0 else owner.categories[k] for k in codes]
     return Answers(names, *answers(X, x, setup))
 
@@ -94,7 +101,7 @@ def _fills(run: Path) -> dict[str, dict[str, float | str]]:
     return found if isinstance(found, dict) else {}
 
 
-def _filled(columns: list[Column], owner: Column, known: dict[str, dict[str, float | str]]) -> list[Column]:
+def _filled(columns: list[DataColumn], owner: DataColumn, known: dict[str, dict[str, float | str]]) -> list[DataColumn]:
     """Gaps of clients that were trained on, filled as they were then."""
     made = []
     for one in columns:
@@ -108,11 +115,11 @@ def _filled(columns: list[Column], owner: Column, known: dict[str, dict[str, flo
                 names += [] if fill in names else [fill]
             values[mine] = names.index(fill) if isinstance(fill, str) else fill
         kind = CATEGORY if names else NUMBER if not np.isnan(values).all() else one.kind
-        made.append(Column(one.name, kind, values, tuple(names), one.note))
+        made.append(DataColumn(one.name, kind, values, tuple(names), one.note))
     return made
 
 
-def _columns(file: Path, setup: Setup, client: str | None) -> tuple[list[Column], Column | None]:
+def _columns(file: Path, setup: Setup, client: str | None) -> tuple[list[DataColumn], DataColumn | None]:
     names = [column["name"] for column in setup.schema["columns"]]
     categories = [column["name"] for column in setup.schema["columns"] if column["kind"] == CATEGORY]
     if file.name.lower().endswith(CSV):
@@ -147,8 +154,8 @@ def _complete(file: Path, needed: list[str], there: list[str]) -> None:
             raise InputError(f"{file.name!r} has no column {name!r}, which the model needs{hint}")
 
 
-def _encoded(file: Path, own: Table, setup: Setup) -> Matrix:
+def _encoded(file: Path, own: FeatureTable, setup: Setup) -> Matrix:
     nobody: Mask = np.zeros(own.rows, dtype=bool)
-    rows = Rows(file.name, own, Target("regression", np.zeros(own.rows)), nobody)
+    rows = ClientRows(file.name, own, Target("regression", np.zeros(own.rows)), nobody)
     raw = filled(rows, dict(setup.schema), ~nobody)
     return scaled(raw, setup.mean, setup.deviation if setup.schema["standardise"] else None)

@@ -15,9 +15,9 @@ from scaffpd.models import Linear, Module
 from scaffpd.runs.config import RunConfig
 from scaffpd.runs.prepared import Pair, Prepared
 from scaffpd.settings.entry import load
-from scaffpd.tabular.clients import Clients, Source, read_clients
-from scaffpd.tabular.columns import CATEGORY, NUMBER
-from scaffpd.tabular.encoding import fills
+from scaffpd.tabular.clients import Clients, TableFile, read_clients
+from scaffpd.tabular.encode import fills
+from scaffpd.tabular.read import CATEGORY, NUMBER
 from scaffpd.tabular.schema import CLASSIFICATION, REGRESSION
 
 SHOWN = 20  # names of columns in a sentence
@@ -37,7 +37,7 @@ def _from_file(config: RunConfig) -> Prepared:
     known = {key: config.data[key] for key in ("client", "target", "test", "seed", "standardise")}
     chosen = config.data.get("columns")
     file = config.place / Path(config.data["file"]).expanduser()
-    source = Source(
+    source = TableFile(
         file, columns=tuple(chosen) if chosen else None, categories=tuple(config.data.get("categories", ())),
         task=config.data.get("task"), **known,
     )  # fmt: skip

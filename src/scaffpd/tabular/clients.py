@@ -16,13 +16,9 @@ import torch
 from scaffpd.errors import InputError, unknown
 from scaffpd.memory import free, words
 from scaffpd.tabular.agree import agree, deviation_of, mean_of
-from scaffpd.tabular.columns import CATEGORY, Column, Mask, Matrix, Table
-from scaffpd.tabular.csv_file import read_csv
-from scaffpd.tabular.encoding import Encoded
-from scaffpd.tabular.frames import column, read_parquet, table
-from scaffpd.tabular.rows import Rows, held_rows
+from scaffpd.tabular.encode import ClientRows, Encoded, Target, held_rows, target
+from scaffpd.tabular.read import CATEGORY, DataColumn, FeatureTable, Mask, Matrix, column, read_csv, read_parquet, table
 from scaffpd.tabular.schema import Json, width
-from scaffpd.tabular.target import Target, target
 
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet", ".pq")
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
@@ -30,7 +26,7 @@ MANY = 50  # a column of texts with more different ones than this, and than half
 
 
 @dataclass(frozen=True)
-class Source:
+class TableFile:
     """A file and what its columns are.
 
     Attributes:
@@ -69,7 +65,7 @@ class Clients:
         remarks: what was left out, and why.
     """
 
-    rows: tuple[Rows, ...] = field(repr=False)
+    rows: tuple[ClientRows, ...] = field(repr=False)
     encoded: tuple[Encoded, ...] = field(repr=False)
     schema: Json = field(repr=False)
     mean: Matrix = field(repr=False)
@@ -77,7 +73,7 @@ class Clients:
     remarks: tuple[str, ...]
 
 
-def read_clients(source: Source) -> Clients:
+def read_clients(source: TableFile) -> Clients:
     """Read a file, cut it into clients, and let them agree."""
     features, goal, remarks = _features(source)
     owner = features[source.client]
@@ -85,7 +81,7 @@ def read_clients(source: Source) -> Clients:
     if not others:
         raise InputError(f"{source.file.name!r} has no columns besides {source.client!r} and {source.target!r}.")
     wanted = target(repr(source.file.name), goal, source.task)
-    rows = _cut(source, owner, Table(len(owner.values), tuple(others)), wanted, remarks)
+    rows = _cut(source, owner, FeatureTable(len(owner.values), tuple(others)), wanted, remarks)
     schema = agree({own.name: own.describe() for own in rows}, source.standardise)
     _check_room(source, rows, schema)
     mean = mean_of({own.name: own.totals(schema) for own in rows}, schema)
@@ -94,7 +90,7 @@ def read_clients(source: Source) -> Clients:
     return Clients(tuple(rows), encoded, schema, mean, deviation, tuple(remarks))
 
 
-def _check_room(source: Source, rows: list[Rows], schema: Json) -> None:
+def _check_room(source: TableFile, rows: list[ClientRows], schema: Json) -> None:
     """Refuse what cannot be held: the encoded rows, and once more while they are made."""
     cells = width(schema) * sum(sum(own.rows) for own in rows)
     if 16 * cells > free(torch.device("cpu")):
@@ -104,7 +100,7 @@ def _check_room(source: Source, rows: list[Rows], schema: Json) -> None:
         )
 
 
-def _features(source: Source) -> tuple[dict[str, Column], Column, list[str]]:
+def _features(source: TableFile) -> tuple[dict[str, DataColumn], DataColumn, list[str]]:
     """All columns by name and the target, of rows that have both a client and a target."""
     if source.client == source.target:
         raise InputError(f"Column {source.client!r} cannot be both the client and the target.")
@@ -126,20 +122,22 @@ def _features(source: Source) -> tuple[dict[str, Column], Column, list[str]]:
         raise InputError(f"{source.file.name!r} has no row with a value in its client column {source.client!r}.")
     if not there.all():
         remarks.append(f"{_rows(int((~there).sum()))} without {source.client!r} left out.")
-        found, goal = found.take(there), _present(Column(goal.name, goal.kind, goal.values[there], goal.categories))
+        found, goal = found.take(there), _present(DataColumn(goal.name, goal.kind, goal.values[there], goal.categories))
     remarks += [f"Column {c.name!r} {c.note}." for c in found.columns if c.note]
     return {c.name: c for c in found.columns}, goal, remarks
 
 
-def _present(column: Column) -> Column:
+def _present(column: DataColumn) -> DataColumn:
     """The column with the categories that its rows have, and no others."""
     if column.kind != CATEGORY:
         return column
     used, codes = np.unique(column.values, return_inverse=True)
-    return Column(column.name, CATEGORY, codes.astype(np.int32), tuple(column.categories[k] for k in used))
+    return DataColumn(column.name, CATEGORY, codes.astype(np.int32), tuple(column.categories[k] for k in used))
 
 
-def _from_parquet(source: Source, wanted: list[str] | None, categories: list[str]) -> tuple[Table, Column, int]:
+def _from_parquet(
+    source: TableFile, wanted: list[str] | None, categories: list[str]
+) -> tuple[FeatureTable, DataColumn, int]:
     frame = read_parquet(source.file)
     names = [str(name) for name in frame.columns]
     for name in (source.target, source.client):
@@ -152,11 +150,11 @@ def _from_parquet(source: Source, wanted: list[str] | None, categories: list[str
         raise InputError(f"{owner} has no row with a value in its target column {source.target!r}.")
     rest = frame.iloc[:, [k for k in range(len(names)) if k != at]]
     found = table(owner, [rest], wanted, categories)
-    goal = Column(goal.name, goal.kind, goal.values[there], goal.categories)
+    goal = DataColumn(goal.name, goal.kind, goal.values[there], goal.categories)
     return found if there.all() else found.take(there), goal, int((~there).sum())
 
 
-def _usable(features: dict[str, Column], source: Source, remarks: list[str]) -> list[Column]:
+def _usable(features: dict[str, DataColumn], source: TableFile, remarks: list[str]) -> list[DataColumn]:
     """The columns to learn from; dates, names of rows and columns without a difference are none, unless asked for."""
     used = []
     for name, one in features.items():
@@ -170,7 +168,7 @@ def _usable(features: dict[str, Column], source: Source, remarks: list[str]) -> 
     return used
 
 
-def _useless(column: Column) -> str | None:
+def _useless(column: DataColumn) -> str | None:
     """Why a column is nothing to learn from, if so."""
     there = column.values[~column.missing]
     different = len(np.unique(there))
@@ -189,7 +187,9 @@ def _useless(column: Column) -> str | None:
     return None
 
 
-def _cut(source: Source, owner: Column, features: Table, goal: Target, remarks: list[str]) -> list[Rows]:
+def _cut(
+    source: TableFile, owner: DataColumn, features: FeatureTable, goal: Target, remarks: list[str]
+) -> list[ClientRows]:
     counts = owner.counts(np.ones(len(owner.values), dtype=bool))
     least = 2 if source.test > 0 else 1
     small = [name for name, n in zip(owner.categories, counts, strict=True) if 0 < n < least]
@@ -204,9 +204,9 @@ def _cut(source: Source, owner: Column, features: Table, goal: Target, remarks: 
     return [_client(source, owner.categories[k], owner.values == k, features, goal) for k in large]
 
 
-def _client(source: Source, name: str, own: Mask, features: Table, goal: Target) -> Rows:
+def _client(source: TableFile, name: str, own: Mask, features: FeatureTable, goal: Target) -> ClientRows:
     wanted = Target(goal.task, goal.values[own], goal.labels)
-    return Rows(name, features.take(own), wanted, held_rows(name, wanted, source.test, source.seed))
+    return ClientRows(name, features.take(own), wanted, held_rows(name, wanted, source.test, source.seed))
 
 
 def _rows(n: int) -> str:

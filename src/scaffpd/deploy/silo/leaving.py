@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from scaffpd.deploy.silo.reading import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
-from scaffpd.tabular.columns import CATEGORY
-from scaffpd.tabular.encoding import named_categories
+from scaffpd.tabular.encode import named_categories
+from scaffpd.tabular.read import CATEGORY
 from scaffpd.tabular.schema import CLASSIFICATION, PREPARED
 
 SHOWN = 30  # names in a list before it is cut off

@@ -10,8 +10,8 @@ import numpy as np
 from scaffpd.deploy.silo.leaving import leaves, stays
 from scaffpd.deploy.silo.reading import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
-from scaffpd.tabular.columns import CATEGORY, Column
-from scaffpd.tabular.encoding import named_categories
+from scaffpd.tabular.encode import named_categories
+from scaffpd.tabular.read import CATEGORY, DataColumn
 from scaffpd.tabular.schema import CLASSIFICATION, PREPARED, REGRESSION
 
 NAMED = 5  # so many columns are named in a warning, and then counted
@@ -47,14 +47,14 @@ def encoded_width(file: SiloFile, data: Dataset) -> int:
     return sum(len(c["categories"]) + c["other"] if c["kind"] == CATEGORY else 1 for c in described)
 
 
-def withheld(file: SiloFile, data: Dataset, column: Column) -> int:
+def withheld(file: SiloFile, data: Dataset, column: DataColumn) -> int:
     """How many categories of a column are not named to others."""
     if column.kind != CATEGORY:
         return 0
     return len(column.categories) - len(named_categories(column, ~data.held, file.limits.rarest))
 
 
-def _column(file: SiloFile, data: Dataset, column: Column) -> dict[str, Any]:
+def _column(file: SiloFile, data: Dataset, column: DataColumn) -> dict[str, Any]:
     return {
         "name": column.name,
         "kind": column.kind,

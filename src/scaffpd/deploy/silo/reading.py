@@ -11,18 +11,15 @@ from scaffpd.cohort import Cohort
 from scaffpd.deploy.silo.silo_file import Limits, SiloFile
 from scaffpd.errors import InputError
 from scaffpd.settings.entry import load
-from scaffpd.tabular.columns import Column, Mask, Matrix, Table
-from scaffpd.tabular.csv_file import read_csv
-from scaffpd.tabular.frames import column, read_npz, read_parquet, table
-from scaffpd.tabular.rows import Rows, held_rows
+from scaffpd.tabular.encode import ClientRows, Target, held_rows, target
+from scaffpd.tabular.read import DataColumn, FeatureTable, Mask, Matrix, column, read_csv, read_npz, read_parquet, table
 from scaffpd.tabular.schema import PREPARED, VERSION
-from scaffpd.tabular.target import Target, target
 
 WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
 
 
 @dataclass(frozen=True)
-class Dataset(Rows):
+class Dataset(ClientRows):
     """All rows of a silo that have a target.
 
     Attributes:
@@ -100,13 +97,13 @@ def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
     there = ~goal.missing
     if not there.any():
         raise InputError(f"{owner} has no row with a target.")
-    goal = Column(goal.name, goal.kind, goal.values[there], goal.categories)
+    goal = DataColumn(goal.name, goal.kind, goal.values[there], goal.categories)
     features = features if there.all() else features.take(there)
     held = None if len(y) == 1 else (np.arange(len(there)) >= sizes[0])[there]
     return _split(file, features, target(owner, goal, source.task), int((~there).sum()), held)
 
 
-def _split(file: SiloFile, features: Table, goal: Target, dropped: int, held: Mask | None = None) -> Dataset:
+def _split(file: SiloFile, features: FeatureTable, goal: Target, dropped: int, held: Mask | None = None) -> Dataset:
     if features.width == 0:
         raise InputError(f"Silo {file.name!r} has no columns besides its target.")
     if held is None:
@@ -123,7 +120,7 @@ def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:
             f"{', '.join(map(repr, cohort.names))}."
         )
     nothing: Matrix = np.empty(0)
-    return Dataset(file.name, Table(0), Target(PREPARED, nothing), np.zeros(0, dtype=bool), cohort=cohort)
+    return Dataset(file.name, FeatureTable(0), Target(PREPARED, nothing), np.zeros(0, dtype=bool), cohort=cohort)
 
 
 def _rows_of(cohort: Cohort) -> tuple[int, int]:

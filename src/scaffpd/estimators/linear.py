@@ -1,4 +1,4 @@
-"""`FairFederatedClassifier`: logistic or softmax regression that serves every client."""
+"""`FairFederatedClassifier` and `FairFederatedRegressor`: linear models that serve every client."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, softmax
-from sklearn.base import ClassifierMixin
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from scaffpd.errors import InputError
-from scaffpd.estimators.base import FairFederated, only_clients, worst_fifth
-from scaffpd.estimators.grouping import grouping
-from scaffpd.estimators.scaling import Array
+from scaffpd.estimators.base import Array, FairFederated, only_clients, worst_fifth
+from scaffpd.estimators.grouping import Grouping, grouping
 
 
 class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[misc]
@@ -118,3 +117,88 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         chosen = (z[:, 0] > 0).astype(np.intp) if z.shape[1] == 1 else z.argmax(axis=1)
         labels: NDArray[Any] = self.classes_[chosen]
         return labels
+
+
+class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[misc]
+    """Ridge regression whose optimum is fair to the clients that own the rows.
+
+    It solves min_x max_λ Σ λ_i f_i(x) − ψ(λ) with f_i the mean squared error of client i plus (l2/2)‖x‖², and proves
+    how far from the optimum it is. With one client it is scikit-learn's `Ridge` with alpha = l2 · rows / 2.
+    `sample_weight` is not supported in `fit`: clients are weighed.
+
+    Args:
+        objective: (Λ, ψ), such as `Agnostic()`; `None` is `ChiSquare(rho=0.1)`. Its `prior` is in the order of
+            `clients_`, which are sorted.
+        l2: the regulariser, for columns as they are trained on; `tol` needs l2 > 0.
+        fit_intercept: whether there is a constant term.
+        standardise: scale every column and the target to mean zero and deviation one, by sums over clients (without an
+            intercept, to deviation one only); losses, `tol` and the objective's parameters are then in units of the
+            target's variance, else in its units squared.
+        tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds, and so does `epsilon`,
+            because with noise nothing can be proven.
+        max_rounds: the most communication rounds; `None` is 1000, and 30 with `epsilon`.
+        algorithm: `None` is `fair(objective)`; else a function of the objective, such as `ScaffPD`, or a ready
+            algorithm, which has its own objective.
+        random_state: seeds algorithms that draw minibatches or clients.
+        verbose: show a progress bar.
+        epsilon: differential privacy of every row: ε of all that the clients send in `fit`. Standardised rows longer
+            than 3 are shortened for it. Not covered: means and deviations of the columns, the labels there are,
+            `client_scores_`, `client_losses_`, and whoever chooses settings by scores on the same rows.
+        delta: its δ.
+        clip: C, the largest norm of a row's gradient.
+        noise_seed: of noise that can be repeated, for experiments; it protects nobody. `None` takes a secret of the
+            operating system, whatever `random_state` is.
+
+    Attributes:
+        coef_: (features,), in the units of X and y.
+        intercept_: a number.
+        clients_: the clients, sorted.
+        client_weights_: client → λ, its weight in the worst mixture.
+        client_losses_: client → f_i(x) on its training rows, regulariser included.
+        client_scores_: client → share of the variance explained on its training rows; see `score_by_client`.
+        certificate_: the optimality gap is proven to be at most this.
+        privacy_: what has been spent, a `Spent`; `None` without `epsilon`.
+        n_rounds_: rounds made (`n_iter_` is the same).
+        history_: the table of all rounds.
+        status_: how the run ended.
+        result_: the `Result` of `train`; its x is in standardised units.
+        n_features_in_: the number of columns.
+        feature_names_in_: their names, where X had any.
+    """
+
+    def fit(self, X: Any, y: Any, clients: Any = None) -> Self:
+        """Train on rows X with targets y; `clients` says who owns each row (`None`: all are one client's)."""
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        y = np.asarray(y, dtype=np.float64)
+        group = grouping(clients, len(X))
+        weights, intercept = self._train(X, y, group, "squared", None)
+        self.coef_, self.intercept_ = np.ascontiguousarray(weights[:, 0]), float(intercept[0])
+        self.client_scores_ = _explained(y, X @ self.coef_ + self.intercept_, group)
+        return self._finish()
+
+    def __sklearn_tags__(self) -> Any:
+        """Noise may hide what there is to learn, most of all from few rows."""
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = self.epsilon is not None
+        return tags
+
+    def predict(self, X: Any) -> Array:
+        """The expected target of every row."""
+        return self._linear(X)
+
+    def score_by_client(self, X: Any, y: ArrayLike, clients: Any = None) -> dict[Any, float]:
+        """Client → 1 − (its mean squared error)/(variance of all y); weighed by rows, their mean is R² of all."""
+        z = self.predict(X)
+        return _explained(np.asarray(y, dtype=np.float64), z, grouping(clients, len(z)))
+
+    def score(self, X: Any, y: ArrayLike, sample_weight: Any = None, clients: Any = None) -> float:
+        """R² over all rows; given `clients`, the mean over the fifth of them that is served worst."""
+        if clients is None:
+            return float(super().score(X, y, sample_weight))
+        only_clients(sample_weight)
+        return worst_fifth(self.score_by_client(X, y, clients))
+
+
+def _explained(y: Array, z: Array, group: Grouping) -> dict[Any, float]:
+    variance = y.var() or 1.0  # as for a constant column
+    return group.mapping(1 - group.means((z - y) ** 2) / variance)

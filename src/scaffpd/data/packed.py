@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.images.files import Files
-from scaffpd.data.images.names import short
-from scaffpd.data.images.pictures import Pictures, Pixels
-from scaffpd.data.images.raw import Raw, decoded, sized, whole_labels
+from scaffpd.data.folder import Files
+from scaffpd.data.images import Pictures, Pixels, Raw, decoded, short, sized, whole_labels
 from scaffpd.errors import InputError
 
 ENTRIES = ("data", "offsets", "labels", "header", "header_offsets", "header_id")

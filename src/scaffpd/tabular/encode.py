@@ -1,21 +1,25 @@
-"""The silo's part of the agreement: what it says of its columns, its sums, and its rows encoded as agreed."""
+"""The rows of one client: describe their columns, sum them, and encode them as agreed."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.data.silos import held_out
 from scaffpd.errors import InputError
-from scaffpd.tabular.columns import CATEGORY, NUMBER, Column, Mask, Matrix
+from scaffpd.tabular.read import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.schema import (
     CLASSIFICATION,
     LONGEST,
     MOST_CATEGORIES,
+    MOST_LABELS,
     PREPARED,
+    REGRESSION,
     VERSION,
     Json,
     checked_schema,
@@ -23,8 +27,57 @@ from scaffpd.tabular.schema import (
     width,
 )
 
-if TYPE_CHECKING:
-    from scaffpd.tabular.rows import Rows
+GUESSED = 50  # whole numbers with more different values than this are taken for amounts, not for labels
+LARGEST_LABEL = 2**53
+
+Label = int | str
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be predicted.
+
+    Attributes:
+        task: "classification" or "regression".
+        values: the place of each row's label in `labels`; for regression the numbers.
+        labels: the labels, sorted: whole numbers or texts.
+    """
+
+    task: str
+    values: NDArray[Any] = field(repr=False)
+    labels: tuple[Label, ...] = ()
+
+
+def target(owner: str, column: DataColumn, task: str | None) -> Target:
+    """Read a column without missing values as a target; without a task, texts and few whole numbers are labels."""
+    if column.kind == CATEGORY:
+        if task == REGRESSION:
+            raise InputError(
+                f"{owner} has texts such as {column.categories[0]!r} in its target {column.name!r}; regression needs "
+                "numbers."
+            )
+        return _labelled(owner, column, np.asarray(column.values), column.categories)
+    numbers = np.asarray(column.values, dtype=np.float64)
+    distinct, places = np.unique(numbers, return_inverse=True)
+    whole = bool(np.all(distinct == np.round(distinct)) and np.all(np.abs(distinct) <= LARGEST_LABEL))
+    if task is None:
+        task = CLASSIFICATION if whole and len(distinct) <= GUESSED else REGRESSION
+    if task == REGRESSION:
+        return Target(REGRESSION, numbers)
+    if not whole:
+        odd = float(distinct[distinct != np.round(distinct)][0]) if np.any(distinct != np.round(distinct)) else 2.0**53
+        raise InputError(
+            f"{owner} has {odd:g} in its target {column.name!r}; labels are whole numbers or texts, regression takes "
+            'any number (data.task = "regression").'
+        )
+    return _labelled(owner, column, places, tuple(int(value) for value in distinct))
+
+
+def _labelled(owner: str, column: DataColumn, places: NDArray[Any], labels: tuple[Label, ...]) -> Target:
+    if len(labels) > MOST_LABELS:
+        raise InputError(f"{owner} has {len(labels)} different labels in {column.name!r}; is it the right column?")
+    return Target(CLASSIFICATION, places.astype(np.int64), labels)
+
 
 Pair = tuple[Matrix, NDArray[Any]]
 
@@ -44,7 +97,7 @@ class Encoded:
     features: tuple[str, ...] = field(repr=False)
 
 
-def describe(data: Rows) -> Json:
+def describe(data: ClientRows) -> Json:
     """Names and kinds of columns, categories with at least `rarest` training rows, labels, and numbers of rows."""
     train, test = data.rows
     about: Json = {"version": VERSION, "task": data.target.task, "train": train, "test": test}
@@ -55,7 +108,7 @@ def describe(data: Rows) -> Json:
     return about | {"columns": [_described(column, ~data.held, data.rarest) for column in data.table.columns]}
 
 
-def _described(column: Column, train: Mask, rarest: int) -> Json:
+def _described(column: DataColumn, train: Mask, rarest: int) -> Json:
     about: Json = {"name": column.name, "kind": column.kind, "any": bool((~column.missing[train]).any())}
     if column.kind == CATEGORY:
         named = named_categories(column, train, rarest)
@@ -66,7 +119,7 @@ def _described(column: Column, train: Mask, rarest: int) -> Json:
     return about
 
 
-def named_categories(column: Column, train: Mask, rarest: int) -> list[str]:
+def named_categories(column: DataColumn, train: Mask, rarest: int) -> list[str]:
     """The categories that others may hear of."""
     counts = column.counts(train)
     frequent = [
@@ -77,7 +130,7 @@ def named_categories(column: Column, train: Mask, rarest: int) -> list[str]:
     return frequent if len(frequent) <= MOST_CATEGORIES else []
 
 
-def totals(data: Rows, schema: Mapping[str, Any], mean: Any = None) -> dict[str, NDArray[Any]]:
+def totals(data: ClientRows, schema: Mapping[str, Any], mean: Any = None) -> dict[str, NDArray[Any]]:
     """Per encoded column n and Σx over training rows, or n and Σ(x − mean)² where the mean is given."""
     agreed = _own_schema(data, schema)
     X = filled(data, agreed, ~data.held)
@@ -95,7 +148,7 @@ def totals(data: Rows, schema: Mapping[str, Any], mean: Any = None) -> dict[str,
     return {"n": n, name: values}
 
 
-def encoded(data: Rows, schema: Mapping[str, Any], mean: Any, deviation: Any) -> Encoded:
+def encoded(data: ClientRows, schema: Mapping[str, Any], mean: Any, deviation: Any) -> Encoded:
     """Training and held-out rows, filled, encoded and standardised."""
     agreed = _own_schema(data, schema)
     centre = _vector(mean, "mean", width(agreed))
@@ -117,7 +170,7 @@ def scaled(X: Matrix, centre: Matrix, scale: Matrix | None) -> Matrix:
     return X if scale is None else (X - centre) / scale
 
 
-def filled(data: Rows, schema: Json, rows: Mask) -> Matrix:
+def filled(data: ClientRows, schema: Json, rows: Mask) -> Matrix:
     """Encoded rows, not yet scaled; NaN is left only in columns of which this silo has no training value."""
     if schema["shape"] is not None:
         if data.table.block is None or list(data.table.shape) != schema["shape"]:
@@ -127,7 +180,7 @@ def filled(data: Rows, schema: Json, rows: Mask) -> Matrix:
     return np.concatenate(list(_blocks(data, own, schema, rows)), axis=1)
 
 
-def _blocks(data: Rows, own: dict[str, Column], schema: Json, rows: Mask) -> Iterator[Matrix]:
+def _blocks(data: ClientRows, own: dict[str, DataColumn], schema: Json, rows: Mask) -> Iterator[Matrix]:
     train = ~data.held
     for agreed in schema["columns"]:
         column = own.get(agreed["name"])
@@ -160,12 +213,12 @@ def _median(values: NDArray[Any]) -> float | None:
     return float(np.median(there)) if len(there) else None
 
 
-def _commonest(column: Column, train: Mask) -> int | None:
+def _commonest(column: DataColumn, train: Mask) -> int | None:
     counts = column.counts(train)
     return int(counts.argmax()) if counts.any() else None
 
 
-def fills(data: Rows) -> dict[str, float | str]:
+def fills(data: ClientRows) -> dict[str, float | str]:
     """By column, what stands in for missing values here: of training rows the median, or the most frequent category."""
     found: dict[str, float | str | None] = {}
     for column in data.table.columns:
@@ -177,7 +230,7 @@ def fills(data: Rows) -> dict[str, float | str]:
     return {name: fill for name, fill in found.items() if fill is not None}
 
 
-def _one_hot(column: Column, agreed: Json, known: set[str], train: Mask, rows: Mask) -> Matrix:
+def _one_hot(column: DataColumn, agreed: Json, known: set[str], train: Mask, rows: Mask) -> Matrix:
     """A column of zeros and ones per agreed category; the most frequent one where it is missing.
 
     What is not `known` is "other", and none of the categories where the agreement has no "other". In training rows that
@@ -193,7 +246,7 @@ def _one_hot(column: Column, agreed: Json, known: set[str], train: Mask, rows: M
     return block
 
 
-def _targets(data: Rows, schema: Json) -> NDArray[Any]:
+def _targets(data: ClientRows, schema: Json) -> NDArray[Any]:
     if data.target.task != CLASSIFICATION:
         return data.target.values
     place = {label: k for k, label in enumerate(schema["labels"])}
@@ -203,7 +256,7 @@ def _targets(data: Rows, schema: Json) -> NDArray[Any]:
     return np.take(codes, data.target.values)
 
 
-def _own_schema(data: Rows, schema: Mapping[str, Any]) -> Json:
+def _own_schema(data: ClientRows, schema: Mapping[str, Any]) -> Json:
     agreed = checked_schema(schema)
     if agreed["task"] != data.target.task or agreed["task"] == PREPARED:
         raise InputError(f"Silo {data.name!r} has data for {data.target.task}, the agreement is on {agreed['task']}.")
@@ -215,3 +268,50 @@ def _vector(given: Any, name: str, length: int) -> Matrix:
     if values.dtype.kind not in "fiu" or values.shape != (length,) or not np.isfinite(values).all():
         raise InputError(f"The coordinator sent a {name} that is no list of {length} finite numbers.")
     return values.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """All rows of a client that have a target.
+
+    Attributes:
+        name: the client.
+        table: the features.
+        target: what is to be predicted.
+        held: which rows are held out.
+        dropped: how many rows had no target.
+        rarest: categories with fewer training rows than this are "other".
+    """
+
+    name: str
+    table: FeatureTable
+    target: Target
+    held: Mask = field(repr=False)
+    dropped: int = 0
+    rarest: int = 1
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """How many training rows and held-out rows there are."""
+        return int((~self.held).sum()), int(self.held.sum())
+
+    def describe(self) -> dict[str, Any]:
+        """What the others have to know of this client's columns and labels, and nothing else."""
+        return describe(self)
+
+    def totals(self, schema: Mapping[str, Any], mean: Any = None) -> dict[str, Any]:
+        """Per encoded column n and Σx of the training rows, or n and Σ(x − mean)² once the mean is known."""
+        return totals(self, schema, mean)
+
+    def encoded(self, schema: Mapping[str, Any], mean: Any, deviation: Any) -> Encoded:
+        """Rows as the agreement has them: filled, encoded and, if agreed, standardised."""
+        return encoded(self, schema, mean, deviation)
+
+
+def held_rows(name: str, target: Target, fraction: float, seed: int) -> Mask:
+    """The rows to hold out that seed and name choose, label by label."""
+    if fraction > 0 and len(target.values) < 2:
+        raise InputError(f"{name!r} has a single row, which cannot be split; use test = 0.")
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    labels = target.values if target.task == CLASSIFICATION else np.zeros(len(target.values), dtype=np.int64)
+    return held_out(labels, fraction, np.random.default_rng(int.from_bytes(digest[:16])))

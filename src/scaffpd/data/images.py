@@ -1,0 +1,369 @@
+"""Images with labels, and the layouts of files in which people keep them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaffpd.data.folder import Files
+from scaffpd.data.silos import generator
+from scaffpd.errors import InputError, count
+
+Pixels = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pictures:
+    """Images of one size and their labels.
+
+    Attributes:
+        x: (n, height, width, 3) in uint8, red, green and blue from 0 to 255.
+        y: n labels, counted from zero.
+    """
+
+    x: Pixels
+    y: Labels
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 4 or self.x.shape[-1] != 3 or self.x.dtype != np.uint8:
+            raise InputError(f"Pictures need x as uint8 of shape (n, h, w, 3), got {self.x.dtype} of {self.x.shape}.")
+        if self.y.shape != self.x.shape[:1] or self.y.dtype != np.int64:
+            raise InputError(
+                f"Pictures need an int64 label per image, got {self.y.dtype} of shape {self.y.shape} for {len(self.x)}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __repr__(self) -> str:
+        return f"Pictures({len(self):,} of {self.x.shape[2]}×{self.x.shape[1]} pixels)"
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A classification problem whose samples are images.
+
+    Attributes:
+        name: of the dataset, such as "CIFAR-10".
+        train: the images to train on.
+        test: those held out by the dataset's authors.
+        classes: what the labels 0, 1, … mean.
+        source: one sentence on the files that were read.
+    """
+
+    name: str
+    train: Pictures
+    test: Pictures
+    classes: tuple[str, ...] = field(repr=False)
+    source: str
+
+    def __post_init__(self) -> None:
+        for part, pictures in (("training", self.train), ("test", self.test)):
+            if not len(pictures):
+                raise InputError(f"{self.name} needs at least one {part} image, got none.")
+            low, high = int(pictures.y.min()), int(pictures.y.max())
+            if low < 0 or high >= len(self.classes):
+                raise InputError(
+                    f"{self.name} has {len(self.classes)} classes, so labels go from 0 to {len(self.classes) - 1}, "
+                    f"but those of its {part} images go from {low} to {high}."
+                )
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hexadecimal) over shapes, pixels, labels and the number of classes: other content, other digest."""
+        running = hashlib.sha256(f"{len(self.classes)} classes".encode())
+        for pictures in (self.train, self.test):
+            running.update(f"; {pictures.x.shape}".encode())
+            running.update(np.ascontiguousarray(pictures.x).data)
+            running.update(pictures.y.astype("<i8").tobytes())
+        return running.hexdigest()
+
+    def subset(self, train_per_class: int, test_per_class: int, seed: int = 0) -> Images:
+        """As many random images of every class as asked for, in their old order.
+
+        Args:
+            train_per_class: number of training images of each class.
+            test_per_class: the same for test images.
+            seed: the same seed, the same images.
+        """
+        count("subset", "train_per_class", train_per_class)
+        count("subset", "test_per_class", test_per_class)
+        random = generator("subset", seed)
+        train = _some(self, self.train, train_per_class, "training", random)
+        test = _some(self, self.test, test_per_class, "test", random)
+        words = f"{train_per_class} training and {test_per_class} test images a class, drawn with seed {seed}"
+        return replace(self, train=train, test=test, source=f"{self.source.removesuffix('.')}; of these {words}.")
+
+
+def _some(images: Images, pictures: Pictures, number: int, part: str, random: np.random.Generator) -> Pictures:
+    """`number` pictures of every class, drawn without replacement."""
+    chosen: list[Any] = []
+    for label, name in enumerate(images.classes):
+        rows = np.flatnonzero(pictures.y == label)
+        if len(rows) < number:
+            raise InputError(f"subset cannot take {number} {part} images of class {name!r}: there are {len(rows)}.")
+        chosen.append(random.choice(rows, size=number, replace=False))
+    rows = np.sort(np.concatenate(chosen))
+    return Pictures(pictures.x[rows], pictures.y[rows])
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Both parts, the names of the classes and words on the layout."""
+
+    train: Pictures
+    test: Pictures
+    classes: tuple[str, ...]
+    words: str
+
+
+def decoded(content: bytes, what: str) -> Pixels:
+    """The pixels (h, w, 3) of an image file of any format that Pillow reads; `what` names it in a sentence."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            return np.asarray(image.convert("RGB"))
+    except Exception:  # Pillow's plugins raise nearly everything for damaged files
+        raise InputError(
+            f"{what} is no readable image: it is damaged, or of a format that Pillow does not know."
+        ) from None
+
+
+def sized(pixels: Pixels, side: int, what: str) -> Pixels:
+    """`pixels`, or a sentence where they are not side × side."""
+    if pixels.shape[:2] != (side, side):
+        raise InputError(f"{what} has {pixels.shape[1]}×{pixels.shape[0]} pixels, expected {side}×{side}.")
+    return pixels
+
+
+def whole_labels(values: object, number: int, what: str) -> Labels:
+    """Labels as int64, or a sentence unless there are `number` whole ones."""
+    labels: NDArray[np.generic] = np.asarray(values)
+    if labels.shape != (number,) or (number and labels.dtype.kind not in "iu"):
+        raise InputError(
+            f"{what} needs one whole label for each of its {number} images, got {labels.dtype} of shape {labels.shape}."
+        )
+    return labels.astype(np.int64)
+
+
+def short(wnids: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:
+    """The first of a class's words; with its WordNet number where two classes share it.
+
+    "goldfish, Carassius auratus" is goldfish; a class without words goes by its number.
+    """
+    first = [text.split(",")[0].strip() or wnid for wnid, text in zip(wnids, words, strict=True)]
+    often = Counter(first)
+    return tuple(name if often[name] == 1 else f"{name} ({wnid})" for wnid, name in zip(wnids, first, strict=True))
+
+
+SIDE = 32
+
+
+def is_cifar10(place: Path) -> bool:
+    """Whether this looks like `cifar-10-batches-py`."""
+    return any((place / name).is_file() for name in ("data_batch_1", "test_batch", "batches.meta"))
+
+
+def cifar10_batches(place: Path, files: Files) -> Raw:
+    """data_batch_1 … data_batch_5, test_batch and batches.meta."""
+    train = [place / f"data_batch_{k}" for k in range(1, 6)]
+    return _raw(files, train, place / "test_batch", place / "batches.meta", "labels", "label_names")
+
+
+def is_cifar100(place: Path) -> bool:
+    """Whether this looks like `cifar-100-python`."""
+    return (place / "meta").is_file() or all((place / name).is_file() for name in ("train", "test"))
+
+
+def cifar100_batches(place: Path, files: Files) -> Raw:
+    """The files train, test and meta; the hundred fine labels."""
+    return _raw(files, [place / "train"], place / "test", place / "meta", "fine_labels", "fine_label_names")
+
+
+def _raw(files: Files, train: Sequence[Path], test: Path, meta: Path, labels: str, names: str) -> Raw:
+    classes = _entry(_unpickled(files, meta), names, meta)
+    if not isinstance(classes, list):
+        raise InputError(f"{str(meta)!r} needs a list of class names under {names!r}.")
+    words = tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in classes)
+    parts = [_batch(files, file, labels) for file in train]
+    joined = Pictures(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+    return Raw(joined, _batch(files, test, labels), words, f"The python batches in {meta.parent.name!r}")
+
+
+def _batch(files: Files, file: Path, key: str) -> Pictures:
+    """A batch stores each image as a row: 1,024 red values, 1,024 green ones, 1,024 blue ones."""
+    batch = _unpickled(files, file)
+    data = _entry(batch, "data", file)
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * SIDE * SIDE,):
+        got = f"{data.dtype} of shape {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise InputError(f"{str(file)!r} needs its images as uint8 of shape (n, {3 * SIDE * SIDE}), got {got}.")
+    labels = whole_labels(_entry(batch, key, file), len(data), repr(str(file)))
+    return Pictures(np.ascontiguousarray(data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)), labels)
+
+
+def _entry(batch: dict[str, Any], key: str, file: Path) -> Any:
+    if key not in batch:
+        raise InputError(f"{str(file)!r} has no {key!r}: it is not the file that CIFAR's authors publish.")
+    return batch[key]
+
+
+def _unpickled(files: Files, file: Path) -> dict[str, Any]:
+    content = files.read(file)
+    try:
+        batch = _Arrays(io.BytesIO(content), encoding="latin1").load()
+    except InputError as refusal:
+        raise InputError(f"{str(file)!r} {refusal}") from None
+    except Exception:  # a damaged pickle can raise nearly everything
+        raise InputError(f"{str(file)!r} is truncated or damaged: it cannot be unpickled.") from None
+    if not isinstance(batch, dict):
+        raise InputError(f"{str(file)!r} holds a {type(batch).__name__}, expected CIFAR's dictionary.")
+    return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in batch.items()}
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes for older readers."""
+    if encoding not in ("latin1", "latin-1"):
+        raise InputError(f"encodes text as {encoding!r}, which no CIFAR file does; download it again.")
+    return text.encode("latin1")
+
+
+def _dtype(name: str, align: object = False, copy: object = True) -> np.dtype[Any]:
+    """A dtype by name; the published files say 0 and 1 where NumPy now wants False and True."""
+    return np.dtype(name)
+
+
+def _allowed() -> dict[tuple[str, str], Callable[..., Any]]:
+    """All that a pickled array needs, whichever NumPy wrote it."""
+    array = np.zeros(1)
+    reconstruct: Any
+    from_buffer: Any
+    reconstruct, from_buffer = array.__reduce__()[0], array.__reduce_ex__(5)[0]
+    table: dict[tuple[str, str], Callable[..., Any]] = {
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): _dtype,
+        ("_codecs", "encode"): _latin1,
+    }
+    for core in ("numpy.core", "numpy._core"):
+        table[f"{core}.multiarray", "_reconstruct"] = reconstruct
+        table[f"{core}.numeric", "_frombuffer"] = from_buffer
+    return table
+
+
+class _Arrays(pickle.Unpickler):
+    """An unpickler of arrays, lists, dictionaries, text and numbers."""
+
+    allowed = _allowed()
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What the pickle asks for by name, or a refusal: anything else could run code."""
+        if (module, name) not in self.allowed:
+            raise InputError(f"asks for {module}.{name}, which no CIFAR file needs; download it again.")
+        return self.allowed[module, name]
+
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+Labelled = list[tuple[Path, int]]
+
+
+def is_class_folders(place: Path) -> bool:
+    """Whether there is a folder `train` with folders in it."""
+    return bool(_folders(place / "train"))
+
+
+def class_folders(place: Path, files: Files, side: int) -> Raw:
+    """train/<class>/* and test/<class>/*; labels count the sorted names of the classes."""
+    classes = _folders(place / "train")
+    train, test = (_by_class(place / part, classes) for part in ("train", "test"))
+    return Raw(
+        train=_pictures(files, train, side),
+        test=_pictures(files, test, side),
+        classes=tuple(classes),
+        words=f"Class folders of image files in {place.name!r}",
+    )
+
+
+def tiny_published(place: Path, files: Files, side: int) -> Raw:
+    """train/<wnid>/images/*, and val/ with annotations or sorted into folders; labels count the sorted WordNet numbers.
+
+    The test images are published without labels, so the validation images serve as test images.
+    """
+    listed = place / "wnids.txt"
+    wnids = sorted(line.strip() for line in files.lines(listed)) if listed.is_file() else _folders(place / "train")
+    notes = place / "val" / "val_annotations.txt"
+    folders = set(_folders(place / "val")) - {"images"}
+    if not notes.is_file() and not folders:
+        raise InputError(f"{str(notes)!r} is missing, and {str(place / 'val')!r} is not sorted into class folders.")
+    val = _by_class(place / "val", wnids) if folders else _annotated(files, notes, wnids)
+    return Raw(
+        train=_pictures(files, _by_class(place / "train", wnids), side),
+        test=_pictures(files, val, side),
+        classes=_words(files, place / "words.txt", wnids),
+        words=f"The published layout in {place.name!r}, validation images as test images",
+    )
+
+
+def _words(files: Files, file: Path, wnids: Sequence[str]) -> tuple[str, ...]:
+    """Names by words.txt (number, tab, words), or the numbers where there is no such file."""
+    lines = files.lines(file) if file.is_file() else []
+    words = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    return short(wnids, [words.get(wnid, wnid) for wnid in wnids])
+
+
+def _annotated(files: Files, notes: Path, wnids: Sequence[str]) -> Labelled:
+    """(file, label) of each line `name<tab>wnid<tab>…`."""
+    number = {wnid: label for label, wnid in enumerate(wnids)}
+    found = []
+    for line in files.lines(notes):
+        name, wnid = (*line.split("\t"), "")[:2]
+        if wnid not in number:
+            raise InputError(
+                f"{str(notes)!r} gives {name!r} the label {wnid!r}, which is no class of the training images."
+            )
+        found.append((notes.parent / "images" / name, number[wnid]))
+    return found
+
+
+def _by_class(part: Path, classes: Sequence[str]) -> Labelled:
+    """(file, label) of the images of each class's folder, or of a folder `images` in it."""
+    if not part.is_dir():
+        raise InputError(f"There is no folder {str(part)!r}: expected one with a folder of images per class.")
+    found = {*_folders(part)} - {"images"}
+    for name in sorted(found ^ {*classes}):
+        wrong = f"a folder {name!r} that is no class" if name in found else f"no folder for the class {name!r}"
+        raise InputError(f"{str(part)!r} has {wrong}: training and test images need the same {len(classes)} classes.")
+    return [(file, label) for label, name in enumerate(classes) for file in _images(part / name)]
+
+
+def _images(folder: Path) -> Iterable[Path]:
+    inner = folder / "images"
+    entries = sorted((inner if inner.is_dir() else folder).iterdir())
+    files = [file for file in entries if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")]
+    if not files:
+        raise InputError(f"{str(folder)!r} has no images: expected files that end in {', '.join(SUFFIXES)}.")
+    return files
+
+
+def _folders(place: Path) -> list[str]:
+    if not place.is_dir():
+        return []
+    return sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _pictures(files: Files, labelled: Labelled, side: int) -> Pictures:
+    x = np.empty((len(labelled), side, side, 3), dtype=np.uint8)
+    for i, (file, _) in enumerate(labelled):
+        what = repr(str(file))
+        x[i] = sized(decoded(files.read(file), what), side, what)
+    return Pictures(x, np.array([label for _, label in labelled], dtype=np.int64))
