@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from scaffpd import checkpoint as disk
+from scaffpd.algorithms.base import Algorithm as Algorithm
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
@@ -53,22 +54,6 @@ SENTENCES = {
     Status.INTERRUPTED: "The run was interrupted (Ctrl-C); the last finished round is returned.",
     Status.STOPPED: "A callback asked to stop.",
 }
-
-
-class Algorithm(Protocol):
-    """An algorithm: a state in, a state out."""
-
-    def init(self, federation: Federation, seed: int, x0: torch.Tensor | None) -> Any:
-        """The state before the first round."""
-
-    def resume(self, federation: Federation, state: Any) -> Any:
-        """A state read from a checkpoint, ready for `round`."""
-
-    def round(self, federation: Federation, state: Any) -> Any:
-        """One communication round."""
-
-    def uncertified(self, state: Any) -> str | None:
-        """Why there is no certificate, or `None` where there is one."""
 
 
 @dataclass(frozen=True)

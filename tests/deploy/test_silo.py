@@ -8,10 +8,10 @@ from deploy_cases import QUICK, Faulty, federation, opened, run
 from test_conformance import EVERYTHING, settings
 
 import scaffpd as sp
+from scaffpd.algorithms import ALGORITHMS
 from scaffpd.deploy.coordinator.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.run_folder import RunFolder
-from scaffpd.deploy.protocol.needs import NEEDS, needs
 from scaffpd.deploy.protocol.wire import Message, decode, digest, encode
 from scaffpd.deploy.silo.silo import Silo
 
@@ -56,14 +56,15 @@ def test_nothing_leaves_but_what_the_algorithm_needs(tmp_path, name):
             assert array.size == sizes.get(allowed[part], allowed[part]), (question.kind, part)
         if question.kind in LEAVES and question.kind not in ("totals", "setup", "start"):
             asked.add(question.kind)
-    assert asked <= needs(algorithm)
+    assert asked <= ALGORITHMS[algorithm].questions | {"evaluate"}
 
 
-def test_the_table_of_needs_is_exact(tmp_path):
-    """Every algorithm of the package has an entry, and every question in it is asked by some run."""
+def test_algorithms_ask_what_they_say_they_ask(tmp_path):
+    """Every algorithm of the package is listed, and every question that it declares is asked by some run."""
     classes = {name for name in sp.algorithms.__all__ if isinstance(getattr(sp.algorithms, name), type)}
-    assert set(NEEDS) == classes
-    asked = {name: set() for name in NEEDS}
+    assert set(ALGORITHMS) == classes - {"Algorithm"}
+    declared = {name: set(kind.questions) for name, kind in ALGORITHMS.items()}
+    asked = {name: set() for name in ALGORITHMS}
     for i, name in enumerate(EVERYTHING):
         for loss in ("logistic", "squared"):
             path, places = settings(tmp_path / f"{i}{loss}", name, rounds=3)
@@ -71,9 +72,9 @@ def test_the_table_of_needs_is_exact(tmp_path):
             transport = Faulty(places)
             coordinate(path, transport)
             kinds = {decode(question, 2**31).kind for _, question, _ in transport.log}
-            asked[type(FederationFile.read(path).algorithm).__name__] |= kinds & set().union(*NEEDS.values())
+            asked[type(FederationFile.read(path).algorithm).__name__] |= kinds & set().union(*declared.values())
     asked["Fair"] |= {"local_updates"}  # where it chooses Scaff-PD
-    assert {name: set(kinds) for name, kinds in NEEDS.items()} == asked
+    assert declared == asked
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scaffpd.deploy.protocol.needs import LOOKING
+from scaffpd.algorithms import ALGORITHMS
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 
@@ -70,7 +70,7 @@ def test_little_has_to_be_said(tmp_path):
     assert (limits.rarest, limits.rows) == (5, 20)
     assert limits.algorithms is not None
     assert {"ScaffPD", "SubspaceSaddle", "Fair", "FedAvg", "Scaffold", "DRFA"} <= set(limits.algorithms)
-    assert not set(LOOKING) & set(limits.algorithms)
+    assert not any(ALGORITHMS[name].sees_vectors for name in limits.algorithms)
 
 
 def test_the_path_may_be_relative(tmp_path, monkeypatch):

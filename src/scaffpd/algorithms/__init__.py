@@ -1,7 +1,8 @@
-"""Algorithms: one paper, one file; `base` and `central` hold what several share."""
+"""Algorithms: one paper, one file; `base` holds what they share and what each of them says about itself."""
 
 from scaffpd.algorithms.accelerated_primal_dual import AcceleratedPrimalDual
 from scaffpd.algorithms.afl import AFL
+from scaffpd.algorithms.base import Algorithm
 from scaffpd.algorithms.delta_fl import DeltaFL
 from scaffpd.algorithms.drfa import DRFA
 from scaffpd.algorithms.extragradient import Extragradient
@@ -18,11 +19,22 @@ from scaffpd.algorithms.scaffold import Scaffold
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
 from scaffpd.algorithms.subspace_sampled import SampledSubspaceSaddle
 
+ALGORITHMS: dict[str, type[Algorithm]] = {  # by the names of their classes, in the order of tables
+    kind.__name__: kind
+    for kind in (
+        *(FedAvg, FedProx, Scaffold, ProxSkip, AFL, DRFA, QFFL, DeltaFL, GradientDescentAscent, Extragradient),
+        *(AcceleratedPrimalDual, MinimaxGradient, QuasiNewtonMinimax, ScaffPD, SubspaceSaddle, SampledSubspaceSaddle),
+        Fair,
+    )
+}
+
 __all__ = [
     "AFL",
+    "ALGORITHMS",
     "DRFA",
     "QFFL",
     "AcceleratedPrimalDual",
+    "Algorithm",
     "DeltaFL",
     "Extragradient",
     "Fair",

@@ -14,10 +14,12 @@ Scaff-PD with J = 1, for one exchange a round instead of two.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from scaffpd.algorithms.base import GRADIENTS
 from scaffpd.algorithms.scaff_pd import ScaffPD, ScaffPDState
 from scaffpd.federation import Federation
 from scaffpd.steps.base import Rates
@@ -31,6 +33,9 @@ class AcceleratedPrimalDual(ScaffPD):
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
         steps: `Auto()`, `Fixed(...)` or `Theory(...)`.
     """
+
+    published: ClassVar[str] = "APD"
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS})
 
     local_steps: int = field(default=1, init=False, repr=False)
     batch_size: None = field(default=None, init=False, repr=False)

@@ -15,15 +15,19 @@ prove their rate for the mean of the iterates (`average=True`); the last iterate
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import Tensor
 
 from scaffpd.algorithms.base import (
+    GRADIENTS,
+    LOSSES,
     STEPS,
+    UPDATES,
     LocalMethod,
     ServerState,
     begin,
+    dual_releases,
     dual_step,
     moved,
     safe_dual_rate,
@@ -31,6 +35,7 @@ from scaffpd.algorithms.base import (
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import Agnostic
 from scaffpd.objectives.base import Objective
+from scaffpd.privacy.releases import Asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,8 @@ class AFL(LocalMethod):
         average: whether the result is the mean of all iterates.
     """
 
+    published: ClassVar[str] = "AFL"
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, LOSSES, UPDATES})
     knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")
 
     objective: Objective = field(default_factory=Agnostic)
@@ -75,6 +82,16 @@ class AFL(LocalMethod):
         rate = self._rate(federation)
         return {"local_rate": rate, "dual_rate": self._dual_rate(federation, federation.start(), rate)}
 
+    def releases(self, rounds: int) -> Asked:
+        """A loss and J local steps a round; those at x⁰ are known from the coupling there."""
+        return dual_releases(self, rounds) + Asked(losses=-int(self.dual_rate is None and self.batch_size is None))
+
+    @classmethod
+    def usual(cls, objective: Objective, local_steps: int, batch_size: int | None) -> dict[str, Self]:
+        """As published, with one local step, and with as many as the others (the Scaff-PD paper's choice)."""
+        several = cls(local_steps=local_steps, batch_size=batch_size)
+        return {"AFL": cls(batch_size=batch_size), "AFL + local steps": several}
+
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> AFLState:
         """λ⁰ is the objective's prior."""
         self.objective.weights(len(federation.names))
@@ -83,7 +100,7 @@ class AFL(LocalMethod):
         weights, rate = self.objective.start(losses), self._rate(federation)
         dual_rate = self._dual_rate(federation, x, rate) if self.dual_rate is None else self.dual_rate
         return AFLState(
-            x=x, weights=weights, losses=losses, rounds=0, seed=seed, local_rate=rate,
+            x=x, weights=weights, losses=losses, seed=seed, local_rate=rate,
             iterate=x, multipliers=weights, dual_rate=dual_rate,
         )  # fmt: skip
 

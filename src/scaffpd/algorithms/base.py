@@ -1,62 +1,210 @@
-r"""What the methods of the zoo share: one name for one thing, the clients of a round, and states that a run is made of.
+r"""What an algorithm says about itself, and what algorithms share: how a run begins, its certificate, local steps.
 
-A method asks only for what its paper sends. The losses in a run's history are looked up with `evaluate`, which is not
-counted as traffic; a method that needs them pays for them.
+An algorithm asks only for what its paper sends. The losses in a run's history are looked up with `evaluate`, which is
+not counted as traffic; an algorithm that needs them pays for them.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.certificate import certify, no_certificate
 from scaffpd.errors import InputError, count, positive, unknown
-from scaffpd.federation import Federation, Gradients, LocalPlan, Vector
+from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vector
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.inputs import LARGEST
+from scaffpd.privacy.releases import Asked
 
 STEPS, CLIENTS = 1, 2  # what a round's random numbers are for: rows of minibatches, and who takes part
 WEIGHTS = ("samples", "uniform")
 POSITIVE = ("local_rate", "server_rate", "dual_rate")
 COUNTS = ("local_steps", "batch_size", "clients_per_round")
+GRADIENTS, LOSSES, UPDATES = "gradients", "losses", "local_updates"  # what clients can be asked: see `Federation`
+PROXIMAL, CURVATURE, DIAGONAL = "proximal_steps", "curvature", "diagonal"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerState:
-    """What every method has between two rounds.
+class RunState:
+    """What every algorithm has between two rounds; a checkpoint holds the state and nothing else.
 
     Attributes:
         x: the model.
-        weights: the weight of every client in the last step.
-        losses: f_i(x), for the history.
-        rounds: rounds made.
+        weights: the weight of every client, λ or that of the last step.
+        losses: f_i(x).
+        rounds: rounds made; one whose step was rejected counts.
         seed: seeds all randomness of the run.
-        local_rate: η_ℓ, given or automatic.
-        certificate: +∞: nothing is proven.
-        floor: +∞ as well.
-        accepted: every step is taken.
+        certificate: the proven gap of (x, weights); +∞ where nothing is proven.
+        floor: the part of it that is rounding.
+        accepted: whether the round's step was taken.
     """
 
     x: Tensor
     weights: Vector
     losses: Vector
-    rounds: int
+    rounds: int = 0
     seed: int
-    local_rate: float
     certificate: float = np.inf
     floor: float = np.inf
     accepted: bool = True
 
 
-State = TypeVar("State", bound=ServerState)
+@dataclass(frozen=True, kw_only=True)
+class ServerState(RunState):
+    """Adds the rate of local steps.
+
+    Attributes:
+        local_rate: η_ℓ, given or automatic.
+    """
+
+    local_rate: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalMethod:
+class MinimaxState(RunState):
+    """Adds what a certificate is computed from.
+
+    Attributes:
+        constants: L_i and μ_i.
+    """
+
+    constants: Constants
+
+
+State = TypeVar("State", bound=RunState)
+Proven = TypeVar("Proven", bound=MinimaxState)
+
+
+class Algorithm:
+    """A frozen dataclass of settings with `init` and `round`: a state in, a state out.
+
+    What the rest of the package has to know about an algorithm are class attributes; `train` needs none of them.
+
+    Attributes:
+        published: its name in tables and for `compare`; empty for one that `compare` leaves out unless it is asked for.
+        questions: what it asks of clients, such as `{GRADIENTS, UPDATES}`; silos answer nothing else.
+        sees_vectors: whether the server looks at vectors of single clients, and not only at sums of them.
+        keeps_vectors: whether the server keeps vectors of single clients from round to round.
+        asks_losses: whether it asks for all the losses that it needs, so that it runs where clients release no scores.
+        proves: whether it can certify its result.
+        knobs: rates that `compare` may tune; `automatic` has those that are left out.
+        strengths: settings that say how fair the result is, which `compare` may tune as well.
+    """
+
+    published: ClassVar[str] = ""
+    questions: ClassVar[frozenset[str]] = frozenset()
+    sees_vectors: ClassVar[bool] = False
+    keeps_vectors: ClassVar[bool] = False
+    asks_losses: ClassVar[bool] = False
+    proves: ClassVar[bool] = False
+    knobs: ClassVar[tuple[str, ...]] = ()
+    strengths: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> Any:
+        """Return the state before the first round."""
+        raise NotImplementedError
+
+    def round(self, federation: Federation, state: Any) -> Any:
+        """Make one communication round."""
+        raise NotImplementedError
+
+    def resume(self, federation: Federation, state: Any) -> Any:
+        """Make a state that was read from disk ready for `round`; most are complete as they are."""
+        return state
+
+    def uncertified(self, state: Any) -> str | None:
+        """Say why there is no certificate, or return `None` where there is one."""
+        return f"{type(self).__name__} does not measure how far from the optimum it is."
+
+    def automatic(self, federation: Federation) -> dict[str, float]:
+        """Return the rates that are used where none are given."""
+        return {}
+
+    def releases(self, rounds: int) -> Asked:
+        """Return the most that a client releases in so many rounds, which the noise of private runs is solved from."""
+        raise InputError(
+            f"How often {type(self).__name__} asks a client is not known beforehand: give Private noise= and budget= "
+            "instead, or take another method, such as ScaffPD."
+        )
+
+    @classmethod
+    def needs_objective(cls) -> bool:
+        """Whether it has to be given an objective; others have one of their own."""
+        objective = inspect.signature(cls).parameters.get("objective")
+        return objective is not None and objective.default is inspect.Parameter.empty
+
+    @classmethod
+    def usual(cls, objective: Objective, local_steps: int, batch_size: int | None) -> dict[str, Self]:
+        """Return what `compare` runs, by label: the algorithm with those of the settings that it takes.
+
+        One that minimises an objective of its own keeps it, as published.
+        """
+        takes: dict[str, Any] = {"local_steps": local_steps, "batch_size": batch_size}
+        known = {name: value for name, value in takes.items() if name in inspect.signature(cls).parameters}
+        own = {"objective": objective} if cls.needs_objective() else {}
+        return {cls.published or cls.__name__: cls(**own, **known)}
+
+
+@dataclass(frozen=True)
+class MinimaxMethod(Algorithm):
+    """An algorithm that asks all clients for their gradients at one point, which proves how good that point is.
+
+    Args:
+        objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
+    """
+
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS})
+    proves: ClassVar[bool] = True
+
+    objective: Objective
+
+    @property
+    def exact(self) -> bool:
+        """Whether losses and gradients are over all samples, as a certificate needs."""
+        return True
+
+    def uncertified(self, state: Any) -> str | None:
+        """Say why nothing is proven about the result, or return `None`."""
+        return no_certificate(self.exact, state.constants, state.weights)
+
+    def resume(self, federation: Federation, state: Any) -> Any:
+        """Ask the clients for their answers at x again, which are not on disk."""
+        return replace(state, at=federation.gradients(state.x))
+
+    def _ask(self, federation: Federation, x: Tensor, seed: int, r: int) -> Gradients:
+        """The clients' answers at x, for round r."""
+        return federation.gradients(x)
+
+    def _open(self, federation: Federation, x0: Tensor | None, seed: int = 0) -> tuple[Tensor, Constants, Gradients]:
+        """x⁰, what is known of the clients, and their answers there; refuse a start from which nothing can come."""
+        x = federation.start() if x0 is None else x0
+        self.objective.weights(len(federation.names))
+        constants, at = federation.constants(), self._ask(federation, x, seed, 0)
+        check_finite(at.losses, federation.names)
+        self.objective.check(at.losses, federation.names)
+        return x, constants, at
+
+    def _certified(self, state: Proven, at: Any, c: Tensor | None = None) -> Proven:
+        """The state with the proven gap of its (x, λ); clients answered `at` there, and c is Σ λ_i c_i, if known."""
+        if self.uncertified(state):
+            return replace(state, certificate=np.inf, floor=np.inf)
+        size = float((at.sum(state.weights) if c is None else c).norm())
+        mu = state.constants.strong_convexity
+        proof = certify(self.objective, state.losses, state.weights, size, mu, at.rounding)
+        return replace(state, certificate=proof.gap, floor=proof.floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalMethod(Algorithm):
     """A method whose clients make local steps with one common rate.
 
     Args:
@@ -65,26 +213,20 @@ class LocalMethod:
         local_rate: η_ℓ; left out, it is 1/max_i L_i, with the expected smoothness of minibatches in place of L_i.
     """
 
+    questions: ClassVar[frozenset[str]] = frozenset({UPDATES})
     knobs: ClassVar[tuple[str, ...]] = ("local_rate",)
 
     local_steps: int = 10
     batch_size: int | None = None
     local_rate: float | None = None
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def automatic(self, federation: Federation) -> dict[str, float]:
         """The rate that is used where none is given."""
         return {"local_rate": safe_rate(federation, self.batch_size)}
 
-    def resume(self, federation: Federation, state: State) -> State:
-        """A state read from disk is complete."""
-        return state
-
-    def uncertified(self, state: ServerState) -> str | None:
-        """The clients' gradients at the model that is returned are not asked for."""
-        return f"{type(self).__name__} does not measure how far from the optimum it is."
+    def releases(self, rounds: int) -> Asked:
+        """J local steps in every round."""
+        return Asked.over(self.batch_size, gradients=rounds * self.local_steps)
 
     def _plan(self, state: ServerState, **more: Any) -> LocalPlan:
         key = (state.seed, state.rounds + 1, STEPS)
@@ -174,6 +316,18 @@ def dual_step(objective: Objective, s: Vector, weights: Vector, rate: float) -> 
     """prox_σ(s, λ); λ itself where the losses are about to end the run."""
     sane = bool(np.all(np.abs(s) < LARGEST / 4))
     return objective.prox(s, weights, rate) if sane else weights
+
+
+def dual_releases(method: Any, rounds: int) -> Asked:
+    """Local steps and a loss in every round; the coupling at x⁰ where the dual rate is left out."""
+    if not method.objective.simplex:
+        raise InputError(
+            f"{type(method).__name__} starts from exact losses where weights are not on the simplex: "
+            f"{method.objective!r} cannot be private with it; use ScaffPD."
+        )
+    start = Asked.points(1) if method.dual_rate is None else Asked()
+    steps = rounds * method.local_steps
+    return start + Asked.over(method.batch_size, gradients=steps, losses=rounds)
 
 
 def check_objective(method: Any, objective: Any) -> None:

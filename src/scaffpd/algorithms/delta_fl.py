@@ -19,9 +19,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from scaffpd.algorithms.base import LOSSES, UPDATES
 from scaffpd.algorithms.fed_avg import FedAvg, FedAvgState
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Federation, Vector
+from scaffpd.privacy.releases import Asked
 
 TIE = 1e-6
 
@@ -35,6 +37,8 @@ class DeltaFL(FedAvg):
             share θ of them.
     """
 
+    published: ClassVar[str] = "Δ-FL"
+    questions: ClassVar[frozenset[str]] = frozenset({LOSSES, UPDATES})
     strengths: ClassVar[tuple[str, ...]] = ("tail",)
 
     tail: float = 0.5
@@ -43,6 +47,10 @@ class DeltaFL(FedAvg):
         super().__post_init__()
         if not 0 < real("DeltaFL", "tail", self.tail) <= 1:
             raise InputError(f"DeltaFL needs 0 < tail <= 1, got {self.tail!r}.")
+
+    def releases(self, rounds: int) -> Asked:
+        """A loss in every round besides."""
+        return super().releases(rounds) + Asked(losses=rounds)
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """The losses of some clients; FedAvg's step among those that are served worst."""

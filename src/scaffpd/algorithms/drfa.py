@@ -25,10 +25,14 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import (
     CLIENTS,
+    GRADIENTS,
+    LOSSES,
+    UPDATES,
     LocalMethod,
     ServerState,
     begin,
     check_participation,
+    dual_releases,
     dual_step,
     moved,
     safe_dual_rate,
@@ -36,8 +40,9 @@ from scaffpd.algorithms.base import (
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import Agnostic
 from scaffpd.objectives.base import Objective
+from scaffpd.privacy.releases import Asked
 
-LOSSES = 0  # what a round's minibatches of losses are for
+PLACE = 0  # what a round's minibatches of losses are for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,8 @@ class DRFA(LocalMethod):
         dual_rate: γ; left out, 0.45/(K² η_ℓ η_g τ²) with K the coupling of x and λ at x⁰.
     """
 
+    published: ClassVar[str] = "DRFA"
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, LOSSES, UPDATES})
     knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")
 
     objective: Objective = field(default_factory=Agnostic)
@@ -77,6 +84,10 @@ class DRFA(LocalMethod):
         rate = self._rate(federation)
         return {"local_rate": rate, "dual_rate": self._dual_rate(federation, federation.start(), rate)}
 
+    def releases(self, rounds: int) -> Asked:
+        """A loss and J local steps a round."""
+        return dual_releases(self, rounds)
+
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DRFAState:
         """λ⁰ is the objective's prior."""
         check_participation(self, self.clients_per_round, federation)
@@ -85,7 +96,7 @@ class DRFA(LocalMethod):
         self.objective.check(losses, federation.names)
         weights, rate = self.objective.start(losses), self._rate(federation)
         dual_rate = self._dual_rate(federation, x, rate) if self.dual_rate is None else self.dual_rate
-        return DRFAState(x=x, weights=weights, losses=losses, rounds=0, seed=seed, local_rate=rate, dual_rate=dual_rate)
+        return DRFAState(x=x, weights=weights, losses=losses, seed=seed, local_rate=rate, dual_rate=dual_rate)
 
     def round(self, federation: Federation, state: DRFAState) -> DRFAState:
         """Local steps of clients drawn by λ; losses of clients drawn uniformly; the dual step."""
@@ -109,7 +120,7 @@ class DRFA(LocalMethod):
 
     def _losses(self, federation: Federation, state: DRFAState, x: Tensor, random: np.random.Generator) -> Vector:
         """v: unbiased for L(x')."""
-        n, key = len(state.weights), (state.seed, state.rounds + 1, LOSSES)
+        n, key = len(state.weights), (state.seed, state.rounds + 1, PLACE)
         m = n if self.clients_per_round is None else self.clients_per_round
         uniform = np.arange(n) if m == n else np.sort(random.choice(n, m, replace=False))
         return n / m * np.nan_to_num(federation.losses(x, self.batch_size, key, uniform), nan=0.0)

@@ -11,15 +11,23 @@ It converges where descent-ascent circles, for two exchanges a round.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from scaffpd.algorithms.base import dual_step
 from scaffpd.algorithms.central import CentralMethod, CentralState, descent
 from scaffpd.federation import Federation
+from scaffpd.privacy.releases import Asked
 
 
 @dataclass(frozen=True)
 class Extragradient(CentralMethod):
     """The extragradient method; see `CentralMethod` for the arguments."""
+
+    published: ClassVar[str] = "Extragradient"
+
+    def releases(self, rounds: int) -> Asked:
+        """Two points a round."""
+        return Asked.points(2 * rounds + 1)
 
     def round(self, federation: Federation, state: CentralState) -> CentralState:
         """A trial step, and the step."""

@@ -10,20 +10,21 @@ answers carry noise, no step can be judged by them, and the rates are public num
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from scaffpd.algorithms.base import check_settings
+from scaffpd.algorithms.base import MinimaxMethod
 from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
 from scaffpd.federation import Constants, Federation
 from scaffpd.objectives.base import Objective
+from scaffpd.privacy.releases import Asked
 from scaffpd.steps import Auto, Fixed
 
 
 @dataclass(frozen=True)
-class Fair:
+class Fair(MinimaxMethod):
     """The best method that this package has for a problem, chosen when it is seen.
 
     Args:
@@ -32,12 +33,11 @@ class Fair:
         batch_size: samples per local gradient; `None` uses all of them.
     """
 
-    objective: Objective
+    questions: ClassVar[frozenset[str]] = SubspaceSaddle.questions | ScaffPD.questions
+    asks_losses: ClassVar[bool] = True
+
     local_steps: int = 100
     batch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def choice(self, federation: Federation) -> SubspaceSaddle | ScaffPD:
         """The method for this federation."""
@@ -68,6 +68,10 @@ class Fair:
     def uncertified(self, state: Any) -> str | None:
         """As the chosen method does."""
         return self._method(state.constants).uncertified(state)
+
+    def releases(self, rounds: int) -> Asked:
+        """As Scaff-PD does, which is the choice where there is noise."""
+        return ScaffPD(self.objective, self.local_steps, self.batch_size).releases(rounds)
 
     def explain(self, state: Any) -> str:
         """Which method it is, and why."""

@@ -13,7 +13,7 @@ Clients that differ pull in different directions, so that with J > 1 the fixed p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -36,13 +36,13 @@ class FedAvgState(ServerState):
 class FedAvg(AveragingMethod):
     """FedAvg; see `AveragingMethod` for the arguments."""
 
+    published: ClassVar[str] = "FedAvg"
+
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedAvgState:
         """Nothing but the rate and the weights is needed."""
         x, losses, samples = begin(federation, x0)
         prior = self._prior(federation, samples)
-        return FedAvgState(
-            x=x, weights=prior, losses=losses, rounds=0, seed=seed, local_rate=self._rate(federation), prior=prior
-        )
+        return FedAvgState(x=x, weights=prior, losses=losses, seed=seed, local_rate=self._rate(federation), prior=prior)
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """Local steps of some clients, and their average."""

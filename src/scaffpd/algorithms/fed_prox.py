@@ -29,6 +29,7 @@ class FedProx(FedAvg):
         mu: μ >= 0, the pull back to the round's start.
     """
 
+    published: ClassVar[str] = "FedProx"
     strengths: ClassVar[tuple[str, ...]] = ("mu",)
 
     mu: float = 0.1

@@ -12,6 +12,7 @@ Both players move at once; without strong concavity the last iterate may circle.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from scaffpd.algorithms.base import dual_step
 from scaffpd.algorithms.central import CentralMethod, CentralState, descent
@@ -21,6 +22,8 @@ from scaffpd.federation import Federation
 @dataclass(frozen=True)
 class GradientDescentAscent(CentralMethod):
     """Simultaneous gradient descent-ascent; see `CentralMethod` for the arguments."""
+
+    published: ClassVar[str] = "GDA"
 
     def round(self, federation: Federation, state: CentralState) -> CentralState:
         """One step of both players."""

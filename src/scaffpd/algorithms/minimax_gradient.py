@@ -21,12 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import check_settings, steepest
-from scaffpd.algorithms.central import certified, open_run
-from scaffpd.certificate import no_certificate
-from scaffpd.federation import Constants, Federation, Gradients, Vector
-from scaffpd.objectives.base import Objective
+from scaffpd.algorithms.base import MinimaxMethod, MinimaxState, steepest
+from scaffpd.federation import Federation, Gradients, Vector
 from scaffpd.objectives.inputs import LARGEST
+from scaffpd.privacy.releases import Asked
 from scaffpd.saddle import solve_saddle
 
 GROW, SHRINK = 1.6, 0.97  # of L̂ after a rejected and an accepted step
@@ -35,80 +33,53 @@ ROUNDING = 1e-15  # eigenvalues, as a share of the largest
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinimaxGradientState:
-    """Everything between two rounds.
+class MinimaxGradientState(MinimaxState):
+    """`weights` are those of the last model.
 
     Attributes:
-        x: x^r.
         y: where the next model is built.
-        weights: λ of the last model.
-        losses: L(x^r).
         momentum: t of Nesterov's sequence.
         smoothness: L̂.
         total: S.
-        rounds: rounds made.
-        seed: of the run; nothing here is random.
-        constants: L_i and μ_i.
-        certificate: the proven gap of (x, weights).
-        floor: the part of it that is rounding.
-        accepted: whether the round's step was taken.
         at: the clients' answers at y; asked for anew when a run is resumed.
     """
 
-    x: Tensor
     y: Tensor
-    weights: Vector
-    losses: Vector
     momentum: float
     smoothness: float
     total: float
-    rounds: int
-    seed: int
-    constants: Constants
-    certificate: float = np.inf
-    floor: float = np.inf
-    accepted: bool = True
     at: Gradients = field(repr=False, metadata={"transient": True})
 
 
 @dataclass(frozen=True)
-class MinimaxGradient:
+class MinimaxGradient(MinimaxMethod):
     """The minimax gradient method, without anything to tune.
 
     Args:
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
     """
 
-    knobs: ClassVar[tuple[str, ...]] = ()
+    sees_vectors: ClassVar[bool] = True
 
-    objective: Objective
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-    def automatic(self, federation: Federation) -> dict[str, float]:
-        """There is nothing to tune."""
-        return {}
-
-    def uncertified(self, state: MinimaxGradientState) -> str | None:
-        """Why nothing is proven about the result, or `None`."""
-        return no_certificate(True, state.constants, state.weights)
+    def releases(self, rounds: int) -> Asked:
+        """At most two points a round."""
+        return Asked.points(2 * rounds + 1)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> MinimaxGradientState:
         """The clients' answers at x⁰ = y."""
-        x, constants, at = open_run(self.objective, federation, x0)
+        x, constants, at = self._open(federation, x0)
         weights = self.objective.start(at.losses)
         total = float(weights.sum())
         steepest(constants.smoothness)
         smoothness = 0.5 * float(weights @ constants.smoothness) / total
         state = MinimaxGradientState(
             x=x, y=x, weights=weights, losses=at.losses, momentum=1.0, smoothness=smoothness, total=total,
-            rounds=0, seed=seed, constants=constants, at=at,
+            seed=seed, constants=constants, at=at,
         )  # fmt: skip
         return self._certified(state, at)
 
     def resume(self, federation: Federation, state: MinimaxGradientState) -> MinimaxGradientState:
-        """A state read from disk, with the clients' answers at y asked for again."""
+        """Ask the clients for their answers at y again."""
         return replace(state, at=federation.gradients(state.y))
 
     def round(self, federation: Federation, state: MinimaxGradientState) -> MinimaxGradientState:
@@ -144,9 +115,6 @@ class MinimaxGradient:
         following = (1 + np.sqrt(1 + 4 * t * t)) / 2
         q = np.sqrt(min(1.0, float(state.constants.strong_convexity.min()) / state.smoothness))
         return float(min((t - 1) / following, (1 - q) / (1 + q))), float(following)
-
-    def _certified(self, state: MinimaxGradientState, here: Gradients) -> MinimaxGradientState:
-        return certified(self, state, here)
 
 
 def factor(gram: NDArray[np.float64]) -> NDArray[np.float64]:

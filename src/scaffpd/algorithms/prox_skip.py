@@ -15,12 +15,14 @@ A round here is everything up to and including a communication: a Geometric(p) n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from scaffpd.algorithms.base import LocalMethod, ServerState, begin, client_weights, moved
+from scaffpd.algorithms.base import Algorithm, LocalMethod, ServerState, begin, client_weights, moved
 from scaffpd.federation import Federation, Memory
+from scaffpd.privacy.releases import Asked
 
 COIN = 2  # what a round's random numbers are for
 UNKNOWN_CONDITION = 10  # local steps where κ is not known: no strong convexity
@@ -50,15 +52,22 @@ class ProxSkip(LocalMethod):
         weights: "uniform" counts clients alike, as published; "samples" by their n_i.
     """
 
+    published: ClassVar[str] = "ProxSkip"
+    keeps_vectors: ClassVar[bool] = True
+
     local_steps: int | None = None  # type: ignore[assignment]
     weights: str = "uniform"
+
+    def releases(self, rounds: int) -> Asked:
+        """The number of local steps is drawn: nothing is known beforehand."""
+        return Algorithm.releases(self, rounds)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ProxSkipState:
         """All shifts are zero."""
         x, losses, samples = begin(federation, x0)
         steps = self._balanced(federation) if self.local_steps is None else self.local_steps
         return ProxSkipState(
-            x=x, weights=client_weights(self.weights, samples), losses=losses, rounds=0, seed=seed,
+            x=x, weights=client_weights(self.weights, samples), losses=losses, seed=seed,
             local_rate=self._rate(federation), expected_steps=steps, shifts=federation.memory(),
         )  # fmt: skip
 

@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import AveragingMethod, begin, moved
+from scaffpd.algorithms.base import LOSSES, UPDATES, AveragingMethod, begin, moved
 from scaffpd.algorithms.fed_avg import FedAvgState
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Federation, Vector
+from scaffpd.privacy.releases import Asked
 
 TINY = 1e-300  # a loss of zero has no q−1 st power
 
@@ -38,6 +39,8 @@ class QFFL(AveragingMethod):
         q: q >= 0; 0 is the average loss, ∞ the worst.
     """
 
+    published: ClassVar[str] = "q-FFL"
+    questions: ClassVar[frozenset[str]] = frozenset({LOSSES, UPDATES})
     strengths: ClassVar[tuple[str, ...]] = ("q",)
 
     q: float = 1.0
@@ -55,9 +58,11 @@ class QFFL(AveragingMethod):
                 f"QFFL needs losses >= 0; that of client {federation.names[int(losses.argmin())]!r} is not."
             )
         prior = self._prior(federation, samples)
-        return FedAvgState(
-            x=x, weights=prior, losses=losses, rounds=0, seed=seed, local_rate=self._rate(federation), prior=prior
-        )
+        return FedAvgState(x=x, weights=prior, losses=losses, seed=seed, local_rate=self._rate(federation), prior=prior)
+
+    def releases(self, rounds: int) -> Asked:
+        """A loss in every round besides."""
+        return super().releases(rounds) + Asked(losses=rounds)
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """Local steps of some clients, weighted by F^q, with the step length that q asks for."""

@@ -28,13 +28,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import check_settings
-from scaffpd.algorithms.central import certified, open_run
-from scaffpd.certificate import EPSILON, no_certificate
+from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, MinimaxMethod, MinimaxState
+from scaffpd.certificate import EPSILON
 from scaffpd.errors import count
-from scaffpd.federation import Constants, Federation, Gradients, Vector
-from scaffpd.objectives.base import Objective
+from scaffpd.federation import Federation, Gradients, Vector
 from scaffpd.objectives.inputs import LARGEST
+from scaffpd.privacy.releases import Asked
 from scaffpd.quasi_newton import InverseHessian, Pairs, compact, conjugated
 from scaffpd.saddle import solve_saddle
 
@@ -45,46 +44,28 @@ SLACK = 64  # rounding in the acceptance test, in units of the number format
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuasiNewtonMinimaxState:
-    """Everything between two rounds.
+class QuasiNewtonMinimaxState(MinimaxState):
+    """`weights` are those of the certificate.
 
     Attributes:
-        x: x^r.
-        weights: the λ of the certificate.
         model_weights: the λ of the last model.
-        losses: L(x^r).
         gradients: C at x^r, (N, d).
         points: the last points asked about, accepted or not, oldest first, (≤ K + 1, d).
         answers: the clients' gradients there, (≤ K + 1, N, d).
         diagonals: diag ∇²f_i where that is constant, (N, d); else no rows.
         damping: κ.
-        rounds: points asked about; a rejected one counts.
-        seed: of the run; nothing here is random.
-        constants: L_i and μ_i.
-        certificate: the proven gap of (x, weights).
-        floor: the part of it that is rounding.
-        accepted: whether the round's step was taken.
     """
 
-    x: Tensor
-    weights: Vector
     model_weights: Vector
-    losses: Vector
     gradients: Tensor
     points: Tensor
     answers: Tensor
     diagonals: Tensor
     damping: float
-    rounds: int
-    seed: int
-    constants: Constants
-    certificate: float = np.inf
-    floor: float = np.inf
-    accepted: bool = True
 
 
 @dataclass(frozen=True)
-class QuasiNewtonMinimax:
+class QuasiNewtonMinimax(MinimaxMethod):
     """The quasi-Newton minimax method, without anything to tune; the server sees every client's gradient.
 
     Args:
@@ -92,36 +73,33 @@ class QuasiNewtonMinimax:
         pairs: K, how many steps the model of the Hessian is made of; more than d bring nothing.
     """
 
-    knobs: ClassVar[tuple[str, ...]] = ()
+    published: ClassVar[str] = "Quasi-Newton minimax"
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, DIAGONAL})
+    sees_vectors: ClassVar[bool] = True
 
-    objective: Objective
     pairs: int = 60
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         count("QuasiNewtonMinimax", "pairs", self.pairs)
 
-    def automatic(self, federation: Federation) -> dict[str, float]:
-        """There is nothing to tune."""
-        return {}
-
-    def uncertified(self, state: QuasiNewtonMinimaxState) -> str | None:
-        """Why nothing is proven about the result, or `None`."""
-        return no_certificate(True, state.constants, state.weights)
+    def releases(self, rounds: int) -> Asked:
+        """Losses and gradients at every point."""
+        return Asked.points(rounds + 1)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> QuasiNewtonMinimaxState:
         """The clients' answers at x⁰."""
-        x, constants, at = open_run(self.objective, federation, x0)
+        x, constants, at = self._open(federation, x0)
         first = self.objective.maximizer if self.objective.simplex else self.objective.start
         weights, C = first(at.losses), at.each().double()
         return self._proven(QuasiNewtonMinimaxState(
             x=x, weights=weights, model_weights=weights, losses=at.losses, gradients=C, points=x.double()[None],
             answers=C[None], diagonals=at.diagonals().double() if constants.quadratic else C[:0], damping=1.0,
-            rounds=0, seed=seed, constants=constants,
+            seed=seed, constants=constants,
         ), at)  # fmt: skip
 
     def resume(self, federation: Federation, state: QuasiNewtonMinimaxState) -> QuasiNewtonMinimaxState:
-        """A state read from disk is complete."""
+        """Return the state, which is complete."""
         return state
 
     def round(self, federation: Federation, state: QuasiNewtonMinimaxState) -> QuasiNewtonMinimaxState:
@@ -171,16 +149,16 @@ class QuasiNewtonMinimax:
 
     def _proven(self, state: QuasiNewtonMinimaxState, at: Gradients) -> QuasiNewtonMinimaxState:
         """The better certificate of the two λ."""
-        own = self._certified(state, state.model_weights, at)
+        own = self._certified_for(state.model_weights, state, at)
         if not np.isfinite(own.certificate):
             return own
         modulus = float(own.weights @ state.constants.strong_convexity)
         E = compact(state.gradients.mT / modulus**0.5).cpu().numpy()
         other = solve_saddle(self.objective, state.losses, E, own.weights, CERTIFIED * own.certificate).weights
-        return min(own, self._certified(state, other, at), key=lambda proven: proven.certificate)
+        return min(own, self._certified_for(other, state, at), key=lambda proven: proven.certificate)
 
-    def _certified(self, state: QuasiNewtonMinimaxState, weights: Vector, at: Gradients) -> QuasiNewtonMinimaxState:
-        return certified(self, replace(state, weights=weights), at, combined(weights, state.gradients))
+    def _certified_for(self, weights: Vector, state: QuasiNewtonMinimaxState, at: Gradients) -> QuasiNewtonMinimaxState:
+        return self._certified(replace(state, weights=weights), at, combined(weights, state.gradients))
 
 
 def inverse_hessian(state: QuasiNewtonMinimaxState, weights: Vector) -> InverseHessian:

@@ -25,57 +25,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import check_finite, check_objective
-from scaffpd.certificate import certify, no_certificate
-from scaffpd.errors import InputError, count
-from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vector
-from scaffpd.objectives.base import Objective
+from scaffpd.algorithms.base import GRADIENTS, UPDATES, MinimaxMethod, MinimaxState
+from scaffpd.errors import InputError
+from scaffpd.federation import Federation, Gradients, LocalPlan, Vector
 from scaffpd.objectives.inputs import LARGEST
+from scaffpd.privacy.releases import Asked
 from scaffpd.steps import Auto, StepRule
 from scaffpd.steps.base import Problem, Rates, Trial
 
 
-@dataclass(frozen=True)
-class ScaffPDState:
-    """Everything between two rounds; a checkpoint is this and nothing else.
+@dataclass(frozen=True, kw_only=True)
+class ScaffPDState(MinimaxState):
+    """`weights` are λ^{r+1}, the answer of the dual step at x = x^r.
 
     Attributes:
-        x: x^r.
-        weights: λ^{r+1}, the answer of the dual step at x^r.
         centre: λ^r, from which that step was taken.
-        losses: L(x^r).
         previous: L(x^{r−1}).
         direction: c = Σ λ_i^{r+1} c_i at x^r.
-        certificate: the proven gap of (x, weights); +∞ where nothing is proven.
-        floor: the part of it that is rounding.
-        accepted: whether the round's step was taken (a rejected one cost its exchanges all the same).
-        rounds: rounds made.
         answered: the round whose answers `at` holds (it seeds their minibatches).
-        seed: seeds the minibatches of every round.
         rule: the step rule's own state.
-        constants: L_i and μ_i.
         at: the clients' answers at x^r; asked for anew when a run is resumed.
     """
 
-    x: Tensor
-    weights: Vector
     centre: Vector
-    losses: Vector
     previous: Vector
     direction: Tensor
-    certificate: float
-    floor: float
-    accepted: bool
-    rounds: int
-    seed: int
     answered: int
     rule: Any
-    constants: Constants
     at: Gradients = field(repr=False, metadata={"transient": True})
 
 
 @dataclass(frozen=True)
-class ScaffPD:
+class ScaffPD(MinimaxMethod):
     """Scaff-PD for any objective.
 
     Args:
@@ -87,60 +68,42 @@ class ScaffPD:
             floor is lower and the certificate stays valid. `False` is the paper's fully stochastic setting.
     """
 
-    knobs: ClassVar[tuple[str, ...]] = ()
+    published: ClassVar[str] = "Scaff-PD"
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, UPDATES})
+    asks_losses: ClassVar[bool] = True
 
-    objective: Objective
     local_steps: int = 100
     batch_size: int | None = None
     steps: StepRule = field(default_factory=Auto)
     full_gradients: bool = True
 
     def __post_init__(self) -> None:
-        check_objective(self, self.objective)
+        super().__post_init__()
         rule = not isinstance(self.steps, type) and all(hasattr(self.steps, k) for k in ("start", "rates", "judge"))
         if not rule:
             raise InputError(
                 f"{type(self).__name__} needs steps such as Auto(), Fixed(...) or Theory(...), got {self.steps!r}."
             )
-        count(type(self).__name__, "local_steps", self.local_steps)
-        if self.batch_size is not None:
-            count(type(self).__name__, "batch_size", self.batch_size)
 
     @property
     def exact(self) -> bool:
         """Whether losses and gradients are over all samples, as a certificate needs."""
         return self.batch_size is None or self.full_gradients
 
-    def automatic(self, federation: Federation) -> dict[str, float]:
-        """There is nothing to tune: steps are the rule's matter."""
-        return {}
-
-    def uncertified(self, state: ScaffPDState) -> str | None:
-        """Why nothing is proven about the result, or `None`."""
-        return no_certificate(self.exact, state.constants, state.weights)
+    def releases(self, rounds: int) -> Asked:
+        """A point a round, and J local steps, the first of which is c_i where it is over all samples."""
+        points = Asked.points(rounds + 1, None if self.exact else self.batch_size)
+        known = rounds if self.batch_size is None else 0
+        return points + Asked.over(self.batch_size, gradients=rounds * self.local_steps - known)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffPDState:
         """Steps (1) and (2) at x⁰."""
-        x = federation.start() if x0 is None else x0
-        self.objective.weights(len(federation.names))
-        constants = federation.constants()
-        at = self._ask(federation, x, seed, 0)
-        check_finite(at.losses, federation.names)
-        self.objective.check(at.losses, federation.names)
-        weights = self.objective.start(at.losses)
-        problem = Problem(
-            self.objective,
-            constants,
-            self.local_steps,
-            self.batch_size is not None or constants.noisy,
-            self.exact,
-            at.losses,
-            at.norms,
-        )
+        x, constants, at = self._open(federation, x0, seed)
+        weights, stochastic = self.objective.start(at.losses), self.batch_size is not None or constants.noisy
+        problem = Problem(self.objective, constants, self.local_steps, stochastic, self.exact, at.losses, at.norms)
         state = ScaffPDState(
             x=x, weights=weights, centre=weights, losses=at.losses, previous=at.losses, direction=torch.zeros_like(x),
-            certificate=np.inf, floor=np.inf, accepted=True, rounds=0, seed=seed, answered=0,
-            rule=self.steps.start(problem), constants=constants, at=at,
+            seed=seed, answered=0, rule=self.steps.start(problem), constants=constants, at=at,
         )  # fmt: skip
         return self._dual_step(state, self.steps.rates(state.rule))
 
@@ -184,13 +147,8 @@ class ScaffPD:
         if rates.sigma > 0 and np.all(np.abs(state.losses) < LARGEST / 4):  # beyond, the run is about to be ended
             s = state.losses + rates.theta * (state.losses - state.previous)
             weights = self.objective.prox(s, state.centre, rates.sigma)
-        direction = state.at.sum(weights)
-        state = replace(state, weights=weights, direction=direction)
-        if self.uncertified(state):
-            return replace(state, certificate=np.inf, floor=np.inf)
-        size, mu = float(direction.norm()), state.constants.strong_convexity
-        proof = certify(self.objective, state.losses, weights, size, mu, state.at.rounding)
-        return replace(state, certificate=proof.gap, floor=proof.floor)
+        state = replace(state, weights=weights, direction=state.at.sum(weights))
+        return self._certified(state, state.at, state.direction)
 
 
 def _precision(x: Tensor) -> float:

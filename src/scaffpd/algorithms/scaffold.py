@@ -17,13 +17,15 @@ whatever their size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import AveragingMethod, ServerState, begin, moved
+from scaffpd.algorithms.base import GRADIENTS, UPDATES, AveragingMethod, ServerState, begin, moved
 from scaffpd.errors import unknown
 from scaffpd.federation import Federation, Memory, Vector
+from scaffpd.privacy.releases import Asked
 
 OPTIONS = ("I", "II")
 VARIATES = 0  # what a round's minibatches of option I are for
@@ -52,6 +54,10 @@ class Scaffold(AveragingMethod):
         option: how clients renew c_i: "I" by another gradient at x, "II" from their local steps.
     """
 
+    published: ClassVar[str] = "SCAFFOLD"
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, UPDATES})
+    keeps_vectors: ClassVar[bool] = True
+
     option: str = "II"
     weights: str = "uniform"
 
@@ -60,12 +66,17 @@ class Scaffold(AveragingMethod):
         if self.option not in OPTIONS:
             raise unknown("option", self.option, OPTIONS)
 
+    def releases(self, rounds: int) -> Asked:
+        """With option I another gradient, which comes with its loss."""
+        more = Asked.points(rounds, self.batch_size) if self.option == "I" else Asked()
+        return super().releases(rounds) + more
+
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffoldState:
         """All control variates are zero."""
         x, losses, samples = begin(federation, x0)
         prior, rate = self._prior(federation, samples), self._rate(federation)
         return ScaffoldState(
-            x=x, weights=prior, losses=losses, rounds=0, seed=seed, local_rate=rate,
+            x=x, weights=prior, losses=losses, seed=seed, local_rate=rate,
             prior=prior, variate=torch.zeros_like(x), variates=federation.memory(),
         )  # fmt: skip
 

@@ -26,12 +26,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import check_settings, steepest
-from scaffpd.algorithms.central import certified, open_run
-from scaffpd.certificate import no_certificate
+from scaffpd.algorithms.base import (
+    CURVATURE,
+    DIAGONAL,
+    GRADIENTS,
+    PROXIMAL,
+    MinimaxMethod,
+    MinimaxState,
+    steepest,
+)
 from scaffpd.errors import InputError, count
-from scaffpd.federation import Constants, Federation, Gradients, ProximalPlan, Vector
-from scaffpd.objectives.base import Objective
+from scaffpd.federation import Federation, Gradients, ProximalPlan, Vector
 from scaffpd.objectives.inputs import LARGEST
 from scaffpd.subspace import SubspaceModel, orthonormal
 
@@ -71,13 +76,10 @@ class Sight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubspaceSaddleState:
-    """Everything between two rounds.
+class SubspaceSaddleState(MinimaxState):
+    """`rounds` counts trial points; `accepted` says whether the last one was taken.
 
     Attributes:
-        x: x^r.
-        weights: λ^r.
-        losses: L(x^r).
         direction: c.
         columns: vectors that everybody knows, the last step first, (n, d).
         diagonal: Σ p_i diag ∇²f_i for squared losses, or I.
@@ -91,19 +93,10 @@ class SubspaceSaddleState:
         moving: the most clients whose weights one step has moved.
         careful: whether w is used in any case, because a trial without it was rejected.
         promise: the decrease that the last model promised: how far there may still be to go.
-        rounds: trial points asked about; a rejected one counts.
-        seed: of the run; nothing here is random.
-        constants: L_i and μ_i.
-        certificate: the proven gap of (x, weights).
-        floor: the part of it that is rounding.
-        accepted: whether the last trial point was taken.
         at: the clients' answers at x; asked for anew when a run is resumed.
         sight: what they have told about its neighbourhood, where a trial point there was rejected.
     """
 
-    x: Tensor
-    weights: Vector
-    losses: Vector
     direction: Tensor
     columns: Tensor
     diagonal: Tensor
@@ -117,21 +110,15 @@ class SubspaceSaddleState:
     moving: int = 0
     careful: bool = False
     promise: float = np.inf
-    rounds: int = 0
-    seed: int
-    constants: Constants
-    certificate: float = np.inf
-    floor: float = np.inf
-    accepted: bool = True
     at: Gradients = field(repr=False, metadata={"transient": True})
     sight: Sight | None = field(default=None, repr=False, metadata={"transient": True})
 
 
-State = TypeVar("State", bound=SubspaceSaddleState)
+Proven = TypeVar("Proven", bound=SubspaceSaddleState)
 
 
 @dataclass(frozen=True)
-class SubspaceSaddle:
+class SubspaceSaddle(MinimaxMethod):
     """The subspace saddle method: the fewest rounds, no step size.
 
     Args:
@@ -140,31 +127,27 @@ class SubspaceSaddle:
             and the server keeps k vectors. Left out, 20, and one more for each client whose weight moves, up to 60.
     """
 
-    knobs: ClassVar[tuple[str, ...]] = ()
+    published: ClassVar[str] = "Subspace saddle"
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, PROXIMAL, CURVATURE, DIAGONAL})
 
-    objective: Objective
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         if self.memory is not None and count(type(self).__name__, "memory", self.memory) < LEAST:
             name = type(self).__name__
             raise InputError(f"{name} needs memory >= {LEAST}: the last step, d and c; got {self.memory}.")
 
-    def automatic(self, federation: Federation) -> dict[str, float]:
-        """There is nothing to tune."""
-        return {}
-
     def uncertified(self, state: SubspaceSaddleState) -> str | None:
         """Why nothing is proven about the result, or `None`; then the model's promise has to do."""
-        reason = no_certificate(True, state.constants, state.weights)
+        reason = super().uncertified(state)
         if reason is None or not np.isfinite(state.promise):
             return reason
         return f"{reason} The last round's model promised a decrease of {state.promise:.1e}."
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SubspaceSaddleState:
         """The clients' answers at x⁰, and D."""
-        x, constants, at = open_run(self.objective, federation, x0)
+        x, constants, at = self._open(federation, x0)
         weights, prior = self.objective.start(at.losses), self.objective.weights(len(at.losses))
         steepest(constants.smoothness)
         metric, size = torch.ones_like(x), float(constants.smoothness.mean())
@@ -172,7 +155,7 @@ class SubspaceSaddle:
         diagonal = torch.where(diagonal > 0, diagonal, 1)
         if uneven := badly_scaled(diagonal):
             metric, size = diagonal, OWN
-        return self._certified(SubspaceSaddleState(
+        return self._proven_at(SubspaceSaddleState(
             x=x, weights=weights, losses=at.losses, direction=at.sum(weights), columns=x.new_empty(0, len(x)),
             diagonal=diagonal, metric=metric, uneven=uneven, size=size, pull=0.01 * size, seed=seed,
             constants=constants, at=at,
@@ -190,14 +173,14 @@ class SubspaceSaddle:
             weights = self.objective.start(state.losses)
         else:
             weights = self.objective.prox(np.zeros_like(weights), weights, NEAR)
-        return self._certified(replace(
+        return self._proven_at(replace(
             state, weights=weights, direction=state.at.sum(weights), columns=before.columns, pull=before.pull,
             scale=before.scale, moving=before.moving,
         ))  # fmt: skip
 
     def resume(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
-        """A state read from disk, with the clients' answers at x asked for again."""
-        state = replace(state, at=federation.gradients(state.x))
+        """Ask the clients again for what is not on disk: their answers at x, and around it after a rejected step."""
+        state = super().resume(federation, state)
         return state if state.accepted else replace(state, sight=self._look(federation, state))
 
     def round(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
@@ -214,7 +197,7 @@ class SubspaceSaddle:
             return self._rejected(state, sight, tol)
         moves = np.abs(step.weights - state.weights)
         away, moving = sight.model.w * moves, int(np.count_nonzero(moves > MOVES * step.weights.max()))
-        return self._certified(replace(
+        return self._proven_at(replace(
             state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), at=at, sight=None,
             columns=self._kept(state, x - state.x, sight.fresh), pull=sight.pull, scale=sight.scale,
             damping=damped(state.damping, gained, promised), energy=float(away @ away) / sight.scale,
@@ -272,8 +255,8 @@ class SubspaceSaddle:
         left, size = min(state.certificate, state.promise), 1 + float(np.abs(state.losses).max())
         return max(INEXACT * left, ROUNDING * size) if np.isfinite(left) else FIRST * size
 
-    def _certified(self, state: State) -> State:
-        return certified(self, state, state.at, state.direction)
+    def _proven_at(self, state: Proven) -> Proven:
+        return self._certified(state, state.at, state.direction)
 
 
 def badly_scaled(diagonal: Tensor) -> bool:

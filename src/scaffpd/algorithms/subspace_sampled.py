@@ -28,7 +28,7 @@ by as much, and x and λ are averages of the rounds since, later ones counting m
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -153,6 +153,9 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         batch_size: samples per client and round; `None` for all of them. With minibatches nothing is certified.
     """
 
+    published: ClassVar[str] = ""
+    keeps_vectors: ClassVar[bool] = True
+
     clients_per_round: int | None = None
     batch_size: int | None = None
 
@@ -181,7 +184,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
             )
 
     def resume(self, federation: Federation, state: SampledState) -> SampledState:  # type: ignore[override]
-        """A state read from disk is complete: every round asks anew."""
+        """Return the state, which is complete: every round asks anew."""
         return state
 
     def round(self, federation: Federation, state: SampledState) -> SampledState:  # type: ignore[override]
@@ -290,5 +293,5 @@ class SampledSubspaceSaddle(SubspaceSaddle):
     def _proven(self, state: SampledState, at: Present) -> SampledState:
         """With a certificate where everyone has answered at x; one that was given for the same x still holds."""
         if at.mask.all():
-            return self._certified(state)
+            return self._proven_at(state)
         return replace(state, certificate=np.inf, floor=np.inf) if state.accepted else state

@@ -4,25 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scaffpd.algorithms import (
-    AFL,
-    DRFA,
-    QFFL,
-    AcceleratedPrimalDual,
-    DeltaFL,
-    Extragradient,
-    FedAvg,
-    FedProx,
-    GradientDescentAscent,
-    ProxSkip,
-    QuasiNewtonMinimax,
-    Scaffold,
-    ScaffPD,
-    SubspaceSaddle,
-)
+from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.errors import unknown
 from scaffpd.objectives.base import Objective
-from scaffpd.training import Algorithm
 
 
 def zoo(objective: Objective, local_steps: int = 10, batch_size: int | None = None) -> dict[str, Algorithm]:
@@ -38,24 +22,10 @@ def zoo(objective: Objective, local_steps: int = 10, batch_size: int | None = No
         local_steps: local steps per round of those that have them (of ProxSkip, the expected number).
         batch_size: samples per local gradient; `None` is all.
     """
-    steps, batch = local_steps, batch_size
-    return {
-        "FedAvg": FedAvg(local_steps=steps, batch_size=batch),
-        "FedProx": FedProx(local_steps=steps, batch_size=batch),
-        "SCAFFOLD": Scaffold(local_steps=steps, batch_size=batch),
-        "ProxSkip": ProxSkip(local_steps=steps, batch_size=batch),
-        "AFL": AFL(batch_size=batch),
-        "AFL + local steps": AFL(local_steps=steps, batch_size=batch),
-        "DRFA": DRFA(local_steps=steps, batch_size=batch),
-        "q-FFL": QFFL(local_steps=steps, batch_size=batch),
-        "Δ-FL": DeltaFL(local_steps=steps, batch_size=batch),
-        "GDA": GradientDescentAscent(objective),
-        "Extragradient": Extragradient(objective),
-        "APD": AcceleratedPrimalDual(objective),
-        "Quasi-Newton minimax": QuasiNewtonMinimax(objective),
-        "Scaff-PD": ScaffPD(objective, local_steps=steps, batch_size=batch),
-        "Subspace saddle": SubspaceSaddle(objective),
-    }
+    listed: dict[str, Algorithm] = {}
+    for kind in ALGORITHMS.values():
+        listed |= kind.usual(objective, local_steps, batch_size) if kind.published else {}
+    return listed
 
 
 def chosen(methods: dict[str, Algorithm], names: Iterable[str]) -> dict[str, Algorithm]:

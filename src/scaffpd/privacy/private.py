@@ -25,7 +25,7 @@ from scaffpd.privacy.defaults import LOSS_SHARE
 from scaffpd.privacy.inputs import Multiplier, check_delta, check_secret, multiplier, spread
 from scaffpd.privacy.noise import client_key, digest, secret_bytes
 from scaffpd.privacy.oracle import Member, PrivateOracle
-from scaffpd.privacy.releases import Asked, asked
+from scaffpd.privacy.releases import Asked
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Private:
                 raise InputError(f"Private.solved finds {name} by itself: leave it out.")
         methods = algorithm if isinstance(algorithm, list | tuple) else [algorithm]
         count("Private.solved", "rounds", rounds)
-        questions = sum((asked(method, rounds) for method in methods), Asked())
+        questions = sum((method.releases(rounds) for method in methods), Asked())
         sizes: list[int | None] = [None]
         if questions.batch_size is not None:
             if samples is None:

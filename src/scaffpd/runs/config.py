@@ -16,13 +16,13 @@ from scaffpd.objectives import Objective
 from scaffpd.privacy.defaults import LOCAL_STEPS
 from scaffpd.runs.data_table import read_data
 from scaffpd.runs.privacy import Privacy, settle
-from scaffpd.settings.objects import algorithm_of
+from scaffpd.settings.objects import algorithm_kind, algorithm_of, kind_of
 from scaffpd.settings.section import Section
 
 TABLES = ("data", "model", "objective", "algorithm", "training", "privacy", "path")
 POINTS = 9
 OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
-WITH_OBJECTIVE, OBJECTIVE = ("Fair", "ScaffPD", "SubspaceSaddle"), {"kind": "ChiSquare", "rho": 0.1}
+OBJECTIVE = {"kind": "ChiSquare", "rho": 0.1}
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,9 @@ class RunConfig:
             top.values[table] = dict(new) if "kind" in new else {**old, **new}  # another kind has other arguments
         data, privacy = read_data(top), Privacy.read(top)
         settle(top)
-        kind = top.section("algorithm", top.values.get("algorithm", {}) or ()).values.get("kind", "Fair")
-        if "objective" not in top and kind in WITH_OBJECTIVE:
+        chosen = top.section("algorithm", top.values.get("algorithm", {}) or ()).values.get("kind", "Fair")
+        kind = algorithm_kind(chosen, top.file.parent, f"algorithm.kind in {top.file.name!r},")
+        if "objective" not in top and isinstance(kind, type) and kind.needs_objective():
             top.values["objective"] = dict(OBJECTIVE)
         algorithm = algorithm_of(top)
         values = {name: top.values[name] for name in ("objective", "algorithm") if name in top}
@@ -128,7 +129,7 @@ class RunConfig:
         return {
             "name": self.name, "folder": ".", "data": data, "model": dict(self.model),
             "objective": dict(self.values.get("objective", {})) or None,
-            "algorithm": {"kind": type(self.algorithm).__name__, **self.values.get("algorithm", {})},
+            "algorithm": {"kind": kind_of(self.algorithm), **self.values.get("algorithm", {})},
             "training": training, "privacy": None if self.privacy is None else self.privacy.table(),
             "path": {"points": self.points},
         }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,23 @@ from typing import Any
 from scaffpd.errors import InputError
 
 
+def find(folder: Path, entry: str) -> Any:
+    """A class or object of the user's, `module:name`, from this folder, the working directory or what is installed.
+
+    The module stays importable, so that other processes can be sent what it makes.
+    """
+    for place in (str(folder), str(Path.cwd())):
+        if place not in sys.path:
+            sys.path.append(place)
+    return _named(folder, entry)
+
+
 def load(folder: Path, entry: str) -> Any:
     """What the function returns; whatever goes wrong in it is said in one sentence with its line."""
     with _looking_in(folder, entry.partition(":")[0]):
-        function = _function(folder, entry)
+        function = _named(folder, entry)
+        if not callable(function):
+            raise _lacking("function", entry)
         try:
             return function()
         except InputError:
@@ -25,7 +38,18 @@ def load(folder: Path, entry: str) -> Any:
             raise InputError(f"The entry {entry!r} failed with {_words(error)}.") from error
 
 
-def _function(folder: Path, entry: str) -> Callable[[], Any]:
+def glimpse(folder: Path, entry: str) -> Any:
+    """The same as `find`, without a trace: for processes in which several folders have modules of one name."""
+    with _looking_in(folder, entry.partition(":")[0]):
+        return _named(folder, entry)
+
+
+def _lacking(what: str, entry: str) -> InputError:
+    module, _, name = entry.partition(":")
+    return InputError(f"The module {module!r} has no {what} {name!r}, which the entry {entry!r} names.")
+
+
+def _named(folder: Path, entry: str) -> Any:
     module_name, _, name = entry.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -37,10 +61,7 @@ def _function(folder: Path, entry: str) -> Callable[[], Any]:
         raise InputError(f"The entry {entry!r} needs the module {error.name!r}, which is not installed.") from error
     except Exception as error:
         raise InputError(f"The module of the entry {entry!r} failed with {_words(error)}.") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise InputError(f"The module {module_name!r} has no function {name!r}, which the entry {entry!r} names.")
-    return function  # type: ignore[no-any-return]
+    return getattr(module, name, None)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from scaffpd.deploy.protocol.transport import Transport
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
 from scaffpd.objectives import ChiSquare
+from scaffpd.settings.objects import kind_of
 from scaffpd.training import Moment, Result, Status, train
 
 PAUSED, FAILED = "paused", "failed"
@@ -193,7 +194,7 @@ class _Run:
         """The run's one agreement: made by those who were there first, kept for good."""
         setup = self.folder.setup()
         if setup is None:
-            name = type(self.file.algorithm).__name__
+            name = kind_of(self.file.algorithm)
             file, timeout = self.file, self.policy.timeout
             noise = partial(proposed, file) if file.privacy else None
             setup = negotiate(self.line, members, name, file.model, file.features, timeout, file.secure, noise)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from scaffpd.algorithms.base import LocalMethod
+from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.deploy.coordinator.roster import DROP, PAUSE, Policy
-from scaffpd.deploy.protocol.needs import KEEPING, LOOKING
 from scaffpd.deploy.protocol.setup import FORMATS, LINEAR, linear
 from scaffpd.errors import InputError, unknown
 from scaffpd.privacy import Private
@@ -23,7 +22,6 @@ TABLES = ("model", "features", "algorithm", "objective", "training", "secure", "
 LIMITS = {"colluding": 1, "leaving": 0}  # the least of both in [secure]
 OPTIONAL = ("radius", "smoothness")
 PRIVACY_KEYS = ("epsilon", "delta", "clip", "loss_clip", "loss_share", *OPTIONAL)
-WITH_LOSSES = ("Fair", "ScaffPD", "AcceleratedPrimalDual", "GradientDescentAscent", "Extragradient")
 
 
 @dataclass(frozen=True)
@@ -89,13 +87,13 @@ class FederationFile:
         privacy = _privacy(top, algorithm)
         if privacy and hasattr(algorithm, "local_steps") and "local_steps" not in top.values.get("algorithm", {}):
             algorithm = replace(algorithm, local_steps=LOCAL_STEPS)
-        certified = not isinstance(algorithm, LocalMethod) and not privacy
+        certified = algorithm.proves and not privacy
         tol = training.number("tol", 1e-6 * certified, "a number >= 0 (0: make all rounds)", 0, float("inf"))
         if tol and not certified:
             kind = "A run with noise" if privacy else type(algorithm).__name__
             raise InputError(f"{kind} certifies nothing: leave training.tol out of {top.file.name!r}.")
         folder = top.file.parent / Path(top.text("folder", "run")).expanduser()
-        secure = _secure(top, len(silos), type(algorithm).__name__)
+        secure = _secure(top, len(silos), algorithm)
         return cls(
             top.file, top.text("name", "federation"), silos, folder, _model(top), _features(top), algorithm,
             training.whole("rounds", ROUNDS if privacy else 1000, 1), tol or None, training.whole("seed", 0),
@@ -134,15 +132,15 @@ def _features(top: Section) -> dict[str, Any]:
     return {"standardise": section.boolean("standardise", True), "numbers": numbers or ""}
 
 
-def _secure(top: Section, silos: int, algorithm: str) -> dict[str, Any]:
+def _secure(top: Section, silos: int, algorithm: Algorithm) -> dict[str, Any]:
     """What [secure] has, complete; empty where there is no such table."""
     if "secure" not in top:
         return {}
     section = top.section("secure", ("colluding", "leaving", "projections"))
-    if algorithm in LOOKING or algorithm in KEEPING:
+    if algorithm.sees_vectors or algorithm.keeps_vectors:
         raise InputError(
-            f"{algorithm} looks at every silo's own vectors, or keeps them: take [secure] out of {top.file.name!r}, or "
-            "use another algorithm, such as ScaffPD."
+            f"{type(algorithm).__name__} looks at every silo's own vectors, or keeps them: take [secure] out of "
+            f"{top.file.name!r}, or use another algorithm, such as ScaffPD."
         )
     numbers = {name: section.whole(name, None, least) for name, least in LIMITS.items() if name in section}
     found = {"colluding": None, "leaving": None, **numbers, "projections": section.boolean("projections", False)}
@@ -156,11 +154,11 @@ def _privacy(top: Section, algorithm: Any) -> dict[str, Any]:
     if "privacy" not in top:
         return {}
     section, most = top.section("privacy", PRIVACY_KEYS), float("inf")
-    kind = type(algorithm).__name__
-    if kind not in WITH_LOSSES:
+    if not algorithm.asks_losses:
+        able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
         raise InputError(
             f"[privacy] of {top.file.name!r} needs a method that asks for losses itself, for nothing else may leave "
-            f"silos: {', '.join(WITH_LOSSES)}, not {kind}."
+            f"silos: {able}, not {type(algorithm).__name__}."
         )
     values = {"epsilon": section.number("epsilon", None, "the ε that a run may cost, a number > 0,", 1e-9, most)}
     values["delta"] = section.number("delta", Private.delta, "a number between 0 and 1", 1e-300, 1)

@@ -23,7 +23,7 @@ import numpy as np
 
 import scaffpd
 from scaffpd.cohort import Cohort
-from scaffpd.deploy.protocol.needs import EVALUATE, GRADIENTS, PROJECT, SECRET, SPENT, needs
+from scaffpd.deploy.protocol.needs import EVALUATE, GRADIENTS, PROJECT, SECRET, SPENT
 from scaffpd.deploy.protocol.setup import Setup, linear
 from scaffpd.deploy.protocol.vectors import Missing, Shelf
 from scaffpd.deploy.protocol.wire import Message, decode, digest, encode
@@ -33,6 +33,7 @@ from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.deploy.silo.work import Named, Work
 from scaffpd.errors import InputError
 from scaffpd.settings import entry
+from scaffpd.settings.objects import algorithm_kind
 from scaffpd.tabular.schema import checked_schema, width
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Silo:
         self._setup: Setup | None = None
         self._work: Work | None = None
         self._shelf = Shelf()
+        self._known: dict[str, frozenset[str]] = {}
         self._agreed: dict[str, list[str]] = {}
         self._secret: Masking | None = None
         self._books: Books | None = None
@@ -208,7 +210,7 @@ class Silo:
                 return Message("answer", spent(work.cohort))
         if self._private and asked.kind == EVALUATE:
             raise InputError("This silo is private: it releases no scores.")
-        answered = needs(setup.algorithm)
+        answered = self._questions(setup.algorithm)
         if asked.kind not in answered | ({PROJECT} if setup.secure and GRADIENTS in answered else set()):
             raise InputError(f"{setup.algorithm} needs no question {asked.kind!r}: it is not answered.")
         self._check_steps(values)
@@ -253,9 +255,9 @@ class Silo:
     def _bind(self, setup: Setup) -> None:
         """Take an agreement, if this silo's file allows it."""
         limits = self.file.limits
-        needs(setup.algorithm)
         if limits.algorithms is not None and setup.algorithm not in limits.algorithms:
             raise InputError(f"This silo takes part in {', '.join(limits.algorithms)}, not in {setup.algorithm}.")
+        self._questions(setup.algorithm)
         if self.file.secure.required and not setup.secure:
             raise InputError("This silo sends vectors masked only, and the agreement has no secure sums.")
         if self.file.privacy.required and not setup.privacy:
@@ -266,6 +268,15 @@ class Silo:
         if self._setup is None:
             self._setup, self._work = setup, None
             self._shelf.clear()
+
+    def _questions(self, algorithm: str) -> frozenset[str]:
+        """What an algorithm asks; code that is not ours is looked at only where this silo's own file names it."""
+        if algorithm not in self._known:
+            if ":" in algorithm and algorithm not in (self.file.limits.algorithms or ()):
+                raise InputError(f"This silo does not know {algorithm}: limits.algorithms has to name it.")
+            kind = algorithm_kind(algorithm, self.file.path.parent, look=entry.glimpse)
+            self._known[algorithm] = kind.questions | {EVALUATE}
+        return self._known[algorithm]
 
     def _the_work(self) -> Work:
         assert self._setup is not None

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scaffpd.deploy.protocol.needs import LOOKING, NEEDS
+from scaffpd.algorithms import ALGORITHMS
 from scaffpd.deploy.silo.books import PrivacyRules
 from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.errors import InputError, unknown
+from scaffpd.settings.entry import glimpse
+from scaffpd.settings.objects import algorithm_kind
 from scaffpd.settings.section import NAME, Section
 from scaffpd.tabular.schema import TASKS
 
@@ -224,6 +226,5 @@ def _algorithms(limits: Section) -> tuple[str, ...] | None:
         return None
     names = limits.texts("algorithms")
     for name in names or ():
-        if name not in NEEDS:
-            raise unknown(f"algorithm in {limits.file.name!r},", name, NEEDS)
-    return tuple(name for name in NEEDS if name not in LOOKING) if names is None else names
+        algorithm_kind(name, limits.file.parent, f"algorithm in {limits.file.name!r},", glimpse)
+    return tuple(name for name, kind in ALGORITHMS.items() if not kind.sees_vectors) if names is None else names
