@@ -34,6 +34,7 @@ FLOORS = [
     {"comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},
     {"runs", "report"},
     {"experiments"},
+    {"demo"},
     {"cli"},
 ]
 FORBIDDEN = {

@@ -14,12 +14,12 @@ from sklearn.metrics import accuracy_score, log_loss
 
 import scaffpd
 from scaffpd import cli
+from scaffpd import demo as hospitals
 from scaffpd.algorithms import Fair, ScaffPD
 from scaffpd.cli.compare import OURS
 from scaffpd.comparison import problems
 from scaffpd.data import heart_disease
 from scaffpd.errors import InputError
-from scaffpd.experiments import hospitals
 from test_hospitals import fitted_by_sklearn, with_ones
 
 SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]

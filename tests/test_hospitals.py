@@ -16,10 +16,11 @@ from sklearn.metrics import accuracy_score, log_loss
 from sklearn.model_selection import StratifiedKFold
 
 import scaffpd as sp
+from scaffpd import demo
 from scaffpd.data import heart_disease
+from scaffpd.demo import findings
+from scaffpd.demo.picture import draw
 from scaffpd.errors import InputError
-from scaffpd.experiments import hospitals, hospitals_words
-from scaffpd.experiments.hospitals_figure import draw
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.reference import reference_optimum
 from scaffpd.training import Status
@@ -27,7 +28,7 @@ from scaffpd.training import Status
 
 @pytest.fixture(scope="module")
 def study():
-    return hospitals.study(splits=3)
+    return demo.study(splits=3)
 
 
 def with_ones(X):
@@ -66,7 +67,7 @@ def test_every_run_is_certified(study):
 def test_the_method_is_chosen_and_says_why(study):
     assert study.method == "Solved by the subspace saddle method: the losses are convex and gradients are full."
     silos = heart_disease(0.3, seed=study.seeds[0])
-    cohort = sp.Cohort(silos.train, sp.Linear("logistic", hospitals.L2, intercept=True))
+    cohort = sp.Cohort(silos.train, sp.Linear("logistic", demo.L2, intercept=True))
     for objective, run in ((Average(), study.average[0]), (ChiSquare(study.rho), study.fair[0])):
         same = sp.train(sp.fair(objective), cohort, tol=study.tol)
         np.testing.assert_allclose(run.result.x, same.x, rtol=1e-9)
@@ -76,7 +77,7 @@ def test_the_average_model_is_scikit_learns(study):
     """To the certificate's ‖x − x*‖ ≤ √(2·tol/l2), which is below 1e-3."""
     for k, run in zip(study.seeds, study.average, strict=True):
         silos = heart_disease(0.3, seed=k)
-        model = fitted_by_sklearn(silos.train, hospitals.L2)
+        model = fitted_by_sklearn(silos.train, demo.L2)
         np.testing.assert_allclose(run.result.x, model.coef_[0], atol=1e-3)
         for i, (X, y) in enumerate(silos.test):
             assert run.test.accuracy[i] == pytest.approx(accuracy_score(y, model.predict(with_ones(X))), abs=1e-12)
@@ -86,11 +87,11 @@ def test_the_average_model_is_scikit_learns(study):
 def test_the_fair_model_is_the_reference_solution(study):
     silos = heart_disease(0.3, seed=study.seeds[0])
     objective = ChiSquare(study.rho)
-    optimum = reference_optimum(silos.train, "logistic", hospitals.L2, objective, intercept=True)
+    optimum = reference_optimum(silos.train, "logistic", demo.L2, objective, intercept=True)
     result = study.fair[0].result
     np.testing.assert_allclose(result.x, optimum.x, atol=1e-3)
     np.testing.assert_allclose(result.weights, optimum.weights, atol=1e-3)
-    penalty = hospitals.L2 / 2 * result.x @ result.x
+    penalty = demo.L2 / 2 * result.x @ result.x
     value = objective.support(study.fair[0].train.loss + penalty)
     assert value == pytest.approx(optimum.value, abs=2 * study.tol)
 
@@ -130,7 +131,7 @@ def test_l2_is_what_cross_validation_within_the_training_patients_picks():
             for c, l2 in enumerate(candidates):
                 x = reference_optimum(kept, "logistic", l2, Average(), intercept=True).x
                 losses[c] += np.mean([np.logaddexp(0, (1 - 2 * y) * (with_ones(X) @ x)).mean() for X, y in out])
-    assert candidates[losses.argmin()] == hospitals.L2
+    assert candidates[losses.argmin()] == demo.L2
 
 
 # ------------------------------------------------------------------ noise
@@ -142,7 +143,7 @@ def test_the_t_test_is_corrected_for_shared_patients():
     pattern = np.resize([1.0, -1.0], J)[:, None] / np.sqrt(J / (J - 1))
     limit = 1 / (student.ppf(0.975, J - 1) * np.sqrt(1 / J + overlap))
     deviations = limit * np.array([0.99, 1.01])
-    comparison = hospitals.Comparison(np.zeros((J, 2)), 1 + pattern * deviations, overlap)
+    comparison = demo.PairedChange(np.zeros((J, 2)), 1 + pattern * deviations, overlap)
     np.testing.assert_allclose(comparison.mean_change, 1)
     np.testing.assert_allclose(comparison.deviation, deviations)
     assert comparison.clear.tolist() == [True, False]
@@ -150,14 +151,14 @@ def test_the_t_test_is_corrected_for_shared_patients():
 
 def test_no_change_and_an_invisible_change_are_not_clear():
     zeros = np.zeros((5, 2))
-    assert not hospitals.Comparison(zeros, zeros + np.array([0.0, 1e-5]), 0.4).clear.any()
+    assert not demo.PairedChange(zeros, zeros + np.array([0.0, 1e-5]), 0.4).clear.any()
 
 
 # ------------------------------------------------------------------ behaviour
 
 
 def test_a_seed_determines_everything_and_another_changes_the_splits():
-    first, again, other = (hospitals.study(splits=2, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (demo.study(splits=2, seed=seed) for seed in (3, 3, 4))
     assert first.seeds == (6, 7)
     assert other.seeds == (8, 9)
     for a, b in zip(first.fair + first.average, again.fair + again.average, strict=True):
@@ -170,7 +171,7 @@ def test_progress_and_threads(monkeypatch):
     seen, threads = [], torch.get_num_threads()
     monkeypatch.setattr(torch, "set_num_threads", lambda n, real=torch.set_num_threads: (seen.append(n), real(n)))
     done = []
-    hospitals.study(splits=2, tol=1e-2, progress=done.append)
+    demo.study(splits=2, tol=1e-2, progress=done.append)
     assert done == [1, 2]
     assert seen == [1, threads]
     assert torch.get_num_threads() == threads
@@ -181,23 +182,23 @@ def test_progress_and_threads(monkeypatch):
 )
 def test_bad_arguments_are_refused(arguments, word):
     with pytest.raises(InputError, match=word):
-        hospitals.study(**arguments)
+        demo.study(**arguments)
 
 
 def test_an_interrupted_run_interrupts_the_study(monkeypatch):
-    real = hospitals.train
+    real = demo.train
     monkeypatch.setattr(
-        hospitals, "train", lambda *a, **k: replace(real(*a, **k | {"rounds": 1}), status=Status.INTERRUPTED)
+        demo, "train", lambda *a, **k: replace(real(*a, **k | {"rounds": 1}), status=Status.INTERRUPTED)
     )
     with pytest.raises(KeyboardInterrupt):
-        hospitals.study(splits=2)
+        demo.study(splits=2)
 
 
 def test_a_study_that_is_not_certified_says_so(monkeypatch):
-    monkeypatch.setattr(hospitals, "MOST_ROUNDS", 3)
-    study = hospitals.study(splits=2)
+    monkeypatch.setattr(demo, "MOST_ROUNDS", 3)
+    study = demo.study(splits=2)
     assert not study.certified
-    assert all("NOT the 1e-08 asked for" in line for line in hospitals_words.certificates(study)[:2])
+    assert all("NOT the 1e-08 asked for" in line for line in findings.certificates(study)[:2])
 
 
 # ------------------------------------------------------------------ files
@@ -209,7 +210,7 @@ def read(path):
 
 
 def test_the_tables_read_back(study, tmp_path):
-    written = hospitals.save(study, tmp_path)
+    written = demo.save(study, tmp_path)
     assert [p.relative_to(tmp_path).as_posix() for p in written] == [
         *("average/rounds.csv", "average/clients.csv", "fair/rounds.csv", "fair/clients.csv"),
     ]
@@ -241,7 +242,7 @@ def test_the_picture_is_a_picture(study, tmp_path):
 
 @pytest.mark.parametrize("rho", [1e-4, 1e3])
 def test_the_picture_stands_extremes(rho, tmp_path):
-    draw(hospitals.study(rho, splits=2), tmp_path / "demo.png")
+    draw(demo.study(rho, splits=2), tmp_path / "demo.png")
     ink = (matplotlib.image.imread(tmp_path / "demo.png")[:, :, :3] < 0.9).any(-1)
     assert not np.concatenate([ink[:, :10].ravel(), ink[:, -10:].ravel()]).any()
 
@@ -260,10 +261,10 @@ def altered(study, accuracy, log_loss=(0, 0, 0, 0), deviation=1e-3):
 
 def test_a_clear_gain_is_called_clear(study):
     words = altered(study, accuracy=(0, 0, -0.02, 0.05), log_loss=(0, 0, 0.1, -0.2))
-    assert hospitals_words.headline(words) == (
+    assert findings.headline(words) == (
         "Long Beach, served worst, gains 5.0 points; Switzerland loses 2.0 points: both clear of noise"
     )
-    first, second = hospitals_words.verdict(words)
+    first, second = findings.findings(words)
     assert "+5.0 ± 0.1 points, clear of noise" in first
     for claim in ("Switzerland's accuracy (2.0 points worse)", "Long Beach's log-loss (0.200 better)"):
         assert claim in second
@@ -271,29 +272,29 @@ def test_a_clear_gain_is_called_clear(study):
 
 def test_noise_is_called_noise(study):
     words = altered(study, accuracy=(0, 0, -0.02, 0.05), deviation=0.2)
-    assert hospitals_words.headline(words).endswith("both within noise")
+    assert findings.headline(words).endswith("both within noise")
     mixed = altered(study, accuracy=(0, 0, -0.001, 0.05), deviation=2e-3)
-    assert hospitals_words.headline(mixed) == (
+    assert findings.headline(mixed) == (
         "Long Beach, served worst, gains 5.0 points (clear of noise); Switzerland loses 0.1 points (within noise)"
     )
 
 
 def test_nothing_gained_is_not_dressed_up(study):
-    assert hospitals_words.headline(altered(study, (0, 0, 0, 0))) == "Long Beach, served worst, is served as before"
-    assert hospitals_words.headline(altered(study, (0, 0, 0, -0.05))) == (
+    assert findings.headline(altered(study, (0, 0, 0, 0))) == "Long Beach, served worst, is served as before"
+    assert findings.headline(altered(study, (0, 0, 0, -0.05))) == (
         "Long Beach, served worst, loses 5.0 points: clear of noise"
     )
 
 
 def test_signs():
-    assert [hospitals_words.signed(v, 1) for v in (1.25, -3.21, 0.04, -0.04)] == ["+1.3", "−3.2", "0.0", "0.0"]
+    assert [findings.signed(v, 1) for v in (1.25, -3.21, 0.04, -0.04)] == ["+1.3", "−3.2", "0.0", "0.0"]
 
 
 def test_where_one_answer_does_as_well_that_is_said(study):
-    text = hospitals_words.baseline(study)
+    text = findings.baseline(study)
     assert text is not None
     assert "93.5 % in Switzerland" in text
     assert "Cleveland" not in text
     other = copy.copy(study)
     vars(other)["accuracy"] = replace(study.accuracy, average=np.ones((3, 4)))
-    assert hospitals_words.baseline(other) is None
+    assert findings.baseline(other) is None

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scaffpd import cli
+from scaffpd import cli, demo
 from scaffpd.cli import ending, mistakes
-from scaffpd.experiments import hospitals
 
 SCRIPT = [sys.executable, "-m", "scaffpd"]
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
@@ -82,7 +81,7 @@ def test_a_full_disk_is_no_bug_and_not_your_mistake(tmp_path, monkeypatch, capsy
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere.csv")
 
-    monkeypatch.setattr(hospitals, "study", full)
+    monkeypatch.setattr(demo, "study", full)
     assert cli.run(["demo", "--quiet", "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "Cannot write 'somewhere.csv': No space left on device.\n"
 
@@ -99,7 +98,7 @@ def test_a_bug_is_shown_whole_and_says_where_to_take_it(tmp_path, monkeypatch, c
     def bug(*_, **__):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(hospitals, "study", bug)
+    monkeypatch.setattr(demo, "study", bug)
     monkeypatch.setattr(sys, "argv", ["scaffpd", "demo", "--quiet", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
         cli.main()

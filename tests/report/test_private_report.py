@@ -9,9 +9,9 @@ import run_folders
 
 from scaffpd.errors import InputError
 from scaffpd.report import write
-from scaffpd.report.cautions import cautions
-from scaffpd.report.privacy import NOT_COVERED, SEEDED
+from scaffpd.report.data import NOT_COVERED, SEEDED
 from scaffpd.report.reading import read
+from scaffpd.report.verdict import cautions
 
 PRIVACY = {
     "epsilon": 3.9996, "delta": 1e-5, "budget": 4, "clip": 1.0, "loss_clip": 4.0, "radius": 3.0, "smoothness": None,

@@ -6,18 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from scaffpd.report.cautions import cautions
+from scaffpd.report.data import ModelSummary, Overall, ReportData, Score, overall
 from scaffpd.report.formats import brief, change, count, measured, plain, plural, small
-from scaffpd.report.story import Model, Overall, Score, Story, overall
-from scaffpd.report.words import verdict
+from scaffpd.report.verdict import cautions, verdict
 
 
 def story(before, after, rows=500, measure="accuracy", names=None, **about):
     """Two models with these values at every client."""
     names = names or [f"site {i}" for i in range(len(before))]
     models = (
-        Model("average", "before", status="converged", certificate=1e-7),
-        Model("fair", "after", status="converged", certificate=1e-7),
+        ModelSummary("average", "before", status="converged", certificate=1e-7),
+        ModelSummary("fair", "after", status="converged", certificate=1e-7),
     )
     scores = {
         model.name: tuple(Score(c, v, train_rows=rows, test_rows=rows) for c, v in zip(names, values, strict=True))
@@ -25,7 +24,7 @@ def story(before, after, rows=500, measure="accuracy", names=None, **about):
     }
     totals = {name: overall(found, measure == "accuracy") for name, found in scores.items()}
     parts = {"kind": "train", "title": "t", "command": "", "split": "test", "word": "client"}
-    return Story(**{**parts, "measure": measure, "models": models, "scores": scores, "overall": totals, **about})
+    return ReportData(**{**parts, "measure": measure, "models": models, "scores": scores, "overall": totals, **about})
 
 
 FIFTH = "the worst-served fifth of clients"

@@ -15,8 +15,7 @@ from scaffpd.runs.config import RunConfig
 from scaffpd.runs.folder import RunFolder
 from scaffpd.runs.path import walkable
 from scaffpd.runs.prepare import prepare
-from scaffpd.runs.secret import NAME, noise_secret
-from scaffpd.runs.train import private
+from scaffpd.runs.train import SECRET, noise_secret, private
 
 SEEDED = {"epsilon": 4, "seed": 7}
 
@@ -54,7 +53,7 @@ def test_the_folder_says_what_was_spent(tmp_path):
 
 def test_the_secret_is_for_its_owner_and_nowhere_else(tmp_path):
     run(config(tmp_path), tmp_path / "run")
-    secret = tmp_path / "run" / NAME
+    secret = tmp_path / "run" / SECRET
     assert secret.stat().st_mode & 0o777 == 0o600
     value = noise_secret(tmp_path / "run")
     assert len(value) == 32
@@ -70,7 +69,7 @@ def test_the_numbers_are_those_of_the_library(tmp_path):
     private = sp.Private.solved(sp.Linear("logistic", 1e-3, intercept=True), 4, method, rounds=30, radius=3.0, secret=7)
     by_hand = sp.train(method, sp.Cohort(prepared.train, private, prepared.names), rounds=30, progress=False)
     assert np.array_equal(by_hand.x, models[0].result.x)
-    assert not (tmp_path / "run" / NAME).exists()
+    assert not (tmp_path / "run" / SECRET).exists()
     assert summary(tmp_path / "run")["privacy"]["seeded"]
 
 
@@ -129,24 +128,24 @@ def test_more_rounds_are_another_run_and_fresh_noise_another_model(tmp_path):
     assert folder.fits("train", settings)
     assert not folder.fits("train", config(tmp_path, training={"rounds": 31}))
     assert not folder.fits("train", config(tmp_path, privacy={"epsilon": 5}))
-    before = (folder.path / NAME).read_bytes()
+    before = (folder.path / SECRET).read_bytes()
     second, _ = run(settings, folder.path, fresh=True)
-    assert (folder.path / NAME).read_bytes() != before
+    assert (folder.path / SECRET).read_bytes() != before
     assert not np.array_equal(first[0].result.x, second[0].result.x)
 
 
 def test_a_secret_that_is_lost_or_open_stops_the_run(tmp_path):
     settings = config(tmp_path)
     run(settings, tmp_path / "run")
-    (tmp_path / "run" / NAME).chmod(0o644)
+    (tmp_path / "run" / SECRET).chmod(0o644)
     with pytest.raises(InputError, match="Others than its owner can read"):
         run(settings, tmp_path / "run")
-    (tmp_path / "run" / NAME).unlink()
+    (tmp_path / "run" / SECRET).unlink()
     with pytest.raises(InputError, match=r"has lost noise\.secret"):
         run(settings, tmp_path / "run")
     (tmp_path / "short").mkdir()
-    (tmp_path / "short" / NAME).write_bytes(b"few")
-    (tmp_path / "short" / NAME).chmod(0o600)
+    (tmp_path / "short" / SECRET).write_bytes(b"few")
+    (tmp_path / "short" / SECRET).chmod(0o600)
     with pytest.raises(InputError, match="cannot be read or written"):
         noise_secret(tmp_path / "short")
 

@@ -20,11 +20,9 @@ from scaffpd.metrics import Spread
 from scaffpd.runs import path as walking
 from scaffpd.runs.config import RunConfig
 from scaffpd.runs.folder import RunFolder
-from scaffpd.runs.knee import knee
-from scaffpd.runs.prepare import prepare
-from scaffpd.runs.prepared import Prepared
-from scaffpd.runs.significance import clear
-from scaffpd.runs.train import carry_out, settled
+from scaffpd.runs.path import knee
+from scaffpd.runs.prepare import Prepared, prepare
+from scaffpd.runs.train import carry_out, clear, settled
 
 
 class Nobody:
@@ -64,7 +62,7 @@ def run(config, place, watcher=None, fresh=False):
     cohort = prepared.cohort(config)
     config, folder = settled(config, cohort), RunFolder(place)
     with folder.opened("train", config, fresh):
-        models = carry_out(config, prepared, cohort, folder, watcher or Nobody())
+        models = carry_out(config, prepared, cohort, folder.path, watcher or Nobody())
         folder.write("train", config, prepared, models)
     return models, prepared
 

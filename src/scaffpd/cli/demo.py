@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from scaffpd.experiments.hospitals import Comparison, Study
+    from scaffpd.demo import HospitalStudy, PairedChange
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
 INTRODUCTION = (
@@ -50,7 +50,9 @@ def demo(
     prepare(out)
     console = _console(quiet)
     _section(console, "Four hospitals, one model", INTRODUCTION.format(splits=splits, rho=rho))
-    from scaffpd.experiments import hospitals, hospitals_figure, hospitals_folder  # seconds, so not before words
+    from scaffpd import demo as hospitals
+    from scaffpd.demo import findings  # seconds, so not before words
+    from scaffpd.demo import picture as hospitals_figure
     from scaffpd.report import available, write
 
     with _progress(quiet) as progress:
@@ -59,7 +61,7 @@ def demo(
     picture = out / "demo.png"
     hospitals_figure.draw(study, picture)
     command = f"scaffpd demo --rho {rho:g} --seed {seed} --splits {splits} --out {shlex.quote(out.as_posix())}"
-    written = [picture, *hospitals_folder.write(study, out, command)]
+    written = [picture, *findings.write(study, out, command)]
     sorry = available()
     _show(console, study, [write(out), *written] if sorry is None else written)
 
@@ -83,13 +85,13 @@ def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, width=min(console.width, WIDEST))
 
 
-def _show(console: Console, study: Study, written: list[Path]) -> None:
-    from scaffpd.experiments import hospitals_words as words
+def _show(console: Console, study: HospitalStudy, written: list[Path]) -> None:
+    from scaffpd.demo import findings as words
 
     console.print()
     console.print(_table(study, gap=0 if console.width < WIDEST else 2))
     _section(console, None, LEGEND.format(splits=len(study.seeds)), words.baseline(study) or "")
-    _section(console, "Verdict", *words.verdict(study))
+    _section(console, "Verdict", *words.findings(study))
     _section(console, "Proven", study.method, *words.certificates(study))
     _section(console, "Written", *map(str, written[:2]), f"and {len(written) - 2} tables in {written[0].parent}")
 
@@ -102,7 +104,7 @@ def _section(console: Console, title: str | None, *lines: str) -> None:
         _say(console, line)
 
 
-def _table(study: Study, gap: int) -> Table:
+def _table(study: HospitalStudy, gap: int) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -122,9 +124,9 @@ def _table(study: Study, gap: int) -> Table:
     return table
 
 
-def _cells(of: Comparison, i: int, points: bool) -> tuple[str, str, str]:
+def _cells(of: PairedChange, i: int, points: bool) -> tuple[str, str, str]:
     """Average, fair, and the change: green or red where it is clear of noise."""
-    from scaffpd.experiments import hospitals_words as words
+    from scaffpd.demo import findings as words
 
     average, fair = (100 * m[:, i].mean() if points else m[:, i].mean() for m in (of.average, of.fair))
     better = (of.mean_change[i] > 0) == points

@@ -38,9 +38,8 @@ def show(folder: Path) -> None:
     """Who is served how, the verdict, and what is proven."""
     from rich.console import Console
 
-    from scaffpd.report.cautions import cautions
     from scaffpd.report.reading import read
-    from scaffpd.report.words import optimised, verdict
+    from scaffpd.report.verdict import cautions, optimised, verdict
 
     console, summary, story = Console(highlight=False), values(folder), read(folder)
     console.print()
@@ -73,9 +72,8 @@ def values(folder: Path) -> dict[str, Any]:
 
 def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
     """The summary, the clients and the folder, for `--json`."""
-    from scaffpd.report.cautions import cautions
     from scaffpd.report.reading import read
-    from scaffpd.report.words import verdict
+    from scaffpd.report.verdict import cautions, verdict
 
     story = read(folder)
     return values(folder) | {
@@ -103,8 +101,8 @@ def _clients(summary: dict[str, Any], clients: list[dict[str, Any]]) -> Table:
     """A row per client, the one that gains most first."""
     from rich.text import Text
 
+    from scaffpd.report.data import FEW
     from scaffpd.report.formats import change, measured
-    from scaffpd.report.story import FEW
 
     measure, held = summary["measure"], summary["split"] == "test"
     score, sign = f"{summary['split']}_{measure}", 1 if measure == "accuracy" else -1

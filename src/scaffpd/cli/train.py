@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from scaffpd.cohort import Cohort
     from scaffpd.runs.config import RunConfig
     from scaffpd.runs.folder import RunFolder
-    from scaffpd.runs.prepared import Prepared
+    from scaffpd.runs.prepare import Prepared
 
 What = Annotated[
     str, typer.Argument(help="CONFIG.toml, a table (.csv, .csv.gz, .parquet), or hospitals, digits, breast-cancer.")
@@ -161,7 +161,7 @@ def _carry_out(config: RunConfig, folder: RunFolder, fresh: bool, report: bool, 
     with TrainingScreen(quiet or as_json) as screen:
         config, prepared, cohort = begin(config, screen)
         with folder.opened("train", config, fresh):
-            models = carry_out(config, prepared, cohort, folder, screen)
+            models = carry_out(config, prepared, cohort, folder.path, screen)
             folder.write("train", config, prepared, models)
     interrupted = models[-1].result.status is Status.INTERRUPTED
     end(folder.path, report and not interrupted, quiet, as_json)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from scaffpd.errors import InputError
+from scaffpd.report.data import ModelSummary, Overall, ReportData, Score, overall
 from scaffpd.report.files import Row, json_object, megabytes, number, table, text, whole
-from scaffpd.report.story import Model, Overall, Score, Story, overall
 
 MARK = "table.csv"
 PLAIN = ("FedAvg", "SCAFFOLD", "FedProx")  # what a fair method is held against: the first that took part
@@ -21,7 +21,7 @@ OTHER_ROWS = (
 )
 
 
-def read_compared(folder: Path) -> Story:
+def read_compared(folder: Path) -> ReportData:
     """The story of a comparison."""
     lines = table(folder / MARK, "method", "seeds", "failures")
     if not lines:
@@ -35,7 +35,7 @@ def read_compared(folder: Path) -> Story:
     about = json_object(folder / "about.json")
     setting: dict[str, Any] = about.get("setting") or {}
     title = str(setting.get("problem") or folder.resolve().name)
-    return Story(
+    return ReportData(
         kind="compare",
         title=title if len(models) == 1 else f"{title}: {len(models)} methods",
         command=text(folder / "command.txt").strip(),
@@ -71,8 +71,8 @@ def _named(one: Overall, scores: Sequence[Score], measure: str) -> Overall:
     return replace(one, worst_client=found.worst_client) if found is not None and steady else one
 
 
-def _model(line: Row) -> Model:
-    return Model(
+def _model(line: Row) -> ModelSummary:
+    return ModelSummary(
         name=line["method"],
         rounds=number(line, "rounds_mean"),
         exchanges=number(line, "exchanges_mean"),
@@ -83,7 +83,7 @@ def _model(line: Row) -> Model:
     )
 
 
-def _roles(models: list[Model], totals: dict[str, Overall], upwards: bool) -> tuple[Model, ...]:
+def _roles(models: list[ModelSummary], totals: dict[str, Overall], upwards: bool) -> tuple[ModelSummary, ...]:
     """A plain method is "before"; the one that serves the worst-served best is "after"."""
     sign = 1 if upwards else -1
     ranked = sorted(
@@ -138,7 +138,7 @@ def _score(client: str, rows: list[Row], measure: str) -> Score:
     )  # fmt: skip
 
 
-def _described(models: Sequence[Model], setting: dict[str, Any]) -> tuple[Model, ...]:
+def _described(models: Sequence[ModelSummary], setting: dict[str, Any]) -> tuple[ModelSummary, ...]:
     methods = setting.get("methods") or {}
     return tuple(replace(model, algorithm=str(methods.get(model.name, ""))) for model in models)
 

@@ -7,17 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+from scaffpd.report.data import ModelSummary, PrivacyStatement, ReportData, Round, Score, overall
 from scaffpd.report.files import Row, json_object, number, table, text, whole
-from scaffpd.report.privacy import Privacy
 from scaffpd.report.rounds import read_rounds
-from scaffpd.report.story import Model, Round, Score, Story, overall
 from scaffpd.report.trained import read_events
 
 MARK = "settings.json"
 NAME = "deployed"
 
 
-def read_deployed(folder: Path) -> Story:
+def read_deployed(folder: Path) -> ReportData:
     """The story of a run across organisations, finished or not."""
     settings = json_object(folder / MARK)
     about: dict[str, Any] = settings.get("about") or {}
@@ -29,7 +28,7 @@ def read_deployed(folder: Path) -> Story:
     total = overall(scores, measure == "accuracy")
     rounds = read_rounds(folder / "rounds.csv", measure, NAME)
     sentence = str(outcome.get("sentence") or "The run has no outcome yet.")
-    return Story(
+    return ReportData(
         kind="deploy",
         title=f"{_name(folder)}: {len(about.get('list of silos') or rows)} silos",
         command="scaffpd deploy resume federation.toml" if not outcome.get("final") else "",
@@ -48,14 +47,14 @@ def read_deployed(folder: Path) -> Story:
     )
 
 
-def _privacy(outcome: dict[str, Any], rows: list[Row]) -> Privacy | None:
+def _privacy(outcome: dict[str, Any], rows: list[Row]) -> PrivacyStatement | None:
     """What silos have said that the run has cost."""
     told = outcome.get("privacy")
     epsilon, delta = (number(told, name) if isinstance(told, dict) else None for name in ("epsilon", "delta"))
     if epsilon is None or delta is None:
         return None
     clients = {row["silo"]: spent for row in rows if (spent := number(row, "epsilon")) is not None}
-    return Privacy(epsilon, delta, clients, scored=False)
+    return PrivacyStatement(epsilon, delta, clients, scored=False)
 
 
 def _name(folder: Path) -> str:
@@ -74,11 +73,11 @@ def _score(row: Row, measure: str, split: str) -> Score:
     )
 
 
-def _model(about: dict[str, Any], outcome: dict[str, Any], rounds: tuple[Round, ...], sentence: str) -> Model:
+def _model(about: dict[str, Any], outcome: dict[str, Any], rounds: tuple[Round, ...], sentence: str) -> ModelSummary:
     algorithm = str(about.get("algorithm or objective", ""))
     objective = re.search(r"objective=(\w+\([^()]*\))", algorithm)
     last = rounds[-1] if rounds else None
-    return Model(
+    return ModelSummary(
         name=NAME,
         objective=objective.group(1) if objective else "",
         algorithm=algorithm,

@@ -11,10 +11,10 @@ from importlib.resources import files
 from typing import Any
 
 from scaffpd.report import tables
+from scaffpd.report.data import ReportData
 from scaffpd.report.figures import Figure, figures
 from scaffpd.report.figures.base import MARGIN, PAPER
 from scaffpd.report.formats import plural
-from scaffpd.report.story import Story
 from scaffpd.report.theme import THEMES, config, css, places
 from scaffpd.report.top import chips, top
 
@@ -28,7 +28,7 @@ FOOTER = (
 )
 
 
-def page(story: Story, library: str) -> str:
+def page(story: ReportData, library: str) -> str:
     """The page's text; `library` is the JavaScript that draws."""
     drawn = figures(story)
     parts = {
@@ -71,7 +71,7 @@ def _packaged(name: str) -> str:
     return files("scaffpd.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _data(story: Story, drawn: tuple[Figure, ...]) -> dict[str, Any]:
+def _data(story: ReportData, drawn: tuple[Figure, ...]) -> dict[str, Any]:
     found = places([model.role for model in story.models])
     return {
         "models": list(story.names),
@@ -118,7 +118,7 @@ def _controls(figure: Figure) -> str:
     return f'<div class="views" role="group" aria-label="Cost">{buttons}</div>'
 
 
-def _tables(story: Story) -> str:
+def _tables(story: ReportData) -> str:
     parts = [
         ("clients", f"Every {story.word}", tables.clients(story)),
         ("events", "What happened to silos", tables.events(story)),
@@ -131,7 +131,7 @@ def _tables(story: Story) -> str:
     )
 
 
-def _made(story: Story) -> str:
+def _made(story: ReportData) -> str:
     words = "".join(f"<p>{escape(remark)}</p>" for remark in story.remarks)
     if story.command:
         words += (

@@ -1,4 +1,4 @@
-"""Any folder of results as a `Story`, or one sentence on why it is none."""
+"""Any folder of results as a `ReportData`, or one sentence on why it is none."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 from scaffpd.errors import InputError
 from scaffpd.report import compared, deployed, trained
-from scaffpd.report.story import Story
+from scaffpd.report.data import ReportData
 
 
-def read(folder: Path) -> Story:
+def read(folder: Path) -> ReportData:
     """The story of a folder that `train`, `path`, `demo`, `compare` or `deploy` wrote."""
     if not folder.exists():
         raise InputError(f"There is no folder {str(folder)!r}.")

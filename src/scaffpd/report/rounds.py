@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from scaffpd.report.data import Round
 from scaffpd.report.files import Row, megabytes, number, table, whole
-from scaffpd.report.story import Round
 
 
 def read_rounds(path: Path, measure: str, model: str | None = None) -> tuple[Round, ...]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from scaffpd.report.data import ReportData
 from scaffpd.report.engine import engine
 from scaffpd.report.figures import Figure, figures
 from scaffpd.report.figures.base import WIDTH, settled
-from scaffpd.report.story import Story
 from scaffpd.report.theme import LIGHT, config, places
 
 FORMATS = ("png", "svg")
 SCALE = 2  # pixels a point
 
 
-def pictures(story: Story, form: str) -> dict[str, bytes]:
+def pictures(story: ReportData, form: str) -> dict[str, bytes]:
     """Every figure by its file's name."""
     found: dict[str, bytes] = {}
     look = {**config(LIGHT, places([m.role for m in story.models])), "background": "#ffffff"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from html import escape
 
-from scaffpd.report.cautions import uncertain
+from scaffpd.report.data import ModelSummary, ReportData, Score
 from scaffpd.report.formats import NOTHING, change, count, measured, plain, plural, small
-from scaffpd.report.story import Model, Score, Story
 from scaffpd.report.theme import look, places
+from scaffpd.report.verdict import uncertain
 
 FILTER_FROM = 12  # clients: a shorter table needs no filter
 PATHS = {
@@ -25,13 +25,13 @@ def swatch(place: int) -> str:
     return f'<svg class="swatch" viewBox="0 0 14 14" aria-hidden="true">{path}</svg>'
 
 
-def swatches(story: Story) -> dict[str, str]:
+def swatches(story: ReportData) -> dict[str, str]:
     """Every model's."""
     found = places([model.role for model in story.models])
     return {model.name: swatch(place) for model, place in zip(story.models, found, strict=True)}
 
 
-def clients(story: Story) -> str:
+def clients(story: ReportData) -> str:
     """One row per client: its rows, every model's value, the gain and the weight."""
     if not story.scores:
         return ""
@@ -76,7 +76,7 @@ def _cell(value: float | None, shown: str, extra: str = "") -> str:
     return f'<td data-v="{"" if value is None else value!r}"{extra}>{shown}</td>'
 
 
-def _value(story: Story, score: Score | None, model: int) -> str:
+def _value(story: ReportData, score: Score | None, model: int) -> str:
     value = score.value if score else None
     shown = measured(value, story.measure)
     if score and score.deviation is not None:
@@ -85,7 +85,7 @@ def _value(story: Story, score: Score | None, model: int) -> str:
     return _cell(value, shown, f' data-model="{model}"')
 
 
-def _gain(story: Story, old: Score | None, new: Score | None) -> str:
+def _gain(story: ReportData, old: Score | None, new: Score | None) -> str:
     if old is None or new is None or old.value is None or new.value is None:
         return _cell(None, NOTHING)
     moved = new.value - old.value
@@ -109,10 +109,10 @@ def _sortable(name: str, label: str, heads: list[str], rows: list[str]) -> str:
     )
 
 
-def runs(story: Story) -> str:
+def runs(story: ReportData) -> str:
     """How every run ended, and what it cost."""
     marks = swatches(story)
-    columns: dict[str, Callable[[Model], str]] = {
+    columns: dict[str, Callable[[ModelSummary], str]] = {
         "status": lambda m: escape(m.status), "proven gap": lambda m: small(m.certificate),
         "rounds": lambda m: count(m.rounds), "exchanges": lambda m: count(m.exchanges),
         "MB": lambda m: plain(m.megabytes), "seconds": lambda m: plain(m.seconds),
@@ -138,19 +138,19 @@ def runs(story: Story) -> str:
     )
 
 
-def _how(model: Model, shared: str) -> str:
+def _how(model: ModelSummary, shared: str) -> str:
     objective = "" if model.objective in model.algorithm else model.objective
     how = ", ".join(filter(None, (objective, model.algorithm)))
     words = model.failure or ("" if shared else model.message)
     return "".join(f"<small>{escape(line)}</small>" for line in (how, words) if line)
 
 
-def _total(story: Story, model: Model, which: str) -> str:
+def _total(story: ReportData, model: ModelSummary, which: str) -> str:
     one = story.overall.get(model.name)
     return NOTHING if one is None else measured(getattr(one, which), story.measure)
 
 
-def events(story: Story) -> str:
+def events(story: ReportData) -> str:
     """What happened to silos."""
     if not story.events:
         return ""

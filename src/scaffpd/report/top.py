@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from html import escape
 
-from scaffpd.report.cautions import cautions
+from scaffpd.report.data import ReportData
 from scaffpd.report.formats import change, measured, small
-from scaffpd.report.story import Story
 from scaffpd.report.tables import swatches
-from scaffpd.report.words import bottom, optimised, verdict
+from scaffpd.report.verdict import bottom, cautions, optimised, verdict
 
 
-def top(story: Story) -> dict[str, str]:
+def top(story: ReportData) -> dict[str, str]:
     """The parts of the template."""
     first, *rest = verdict(story)
     whole = escape(first).replace("worst-served", '<span class="nb">worst-served</span>')
@@ -24,7 +23,7 @@ def top(story: Story) -> dict[str, str]:
     }
 
 
-def _tiles(story: Story) -> str:
+def _tiles(story: ReportData) -> str:
     before, after = story.role("before"), story.role("after")
     if before and after:
         old, new = story.overall[before.name], story.overall[after.name]
@@ -50,7 +49,7 @@ def _tiles(story: Story) -> str:
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
 
-def _trained(story: Story) -> list[str]:
+def _trained(story: ReportData) -> list[str]:
     found = optimised(story)
     if found is None:
         return []
@@ -60,7 +59,7 @@ def _trained(story: Story) -> list[str]:
     return [f"<div><dt>Loss</dt><dd>{value}</dd></div>"]
 
 
-def _moved(story: Story, name: str, old: float, new: float, models: str) -> str:
+def _moved(story: ReportData, name: str, old: float, new: float, models: str) -> str:
     gain = (new - old) * (1 if story.upwards else -1)
     written = change(new - old, story.measure) + (" points" if story.upwards else "")
     kind = "" if not written.startswith(("+", "−")) else "gain" if gain > 0 else "loss"
@@ -75,7 +74,7 @@ def _tile(name: str, value: str, more: str) -> str:
     return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
 
 
-def chips(story: Story) -> str:
+def chips(story: ReportData) -> str:
     """A switch for every model; nothing where there is one."""
     if len(story.models) < 2:
         return ""

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from scaffpd.errors import InputError
+from scaffpd.report.data import Event, ModelSummary, ReportData, Score, Share, overall, read_privacy
 from scaffpd.report.files import Row, json_object, megabytes, number, table, text, whole
-from scaffpd.report.privacy import read_privacy
 from scaffpd.report.rounds import read_rounds
-from scaffpd.report.story import Event, Model, Score, Share, Story, overall
 
 FORMAT = 1
 MARK = "summary.json"
 
 
-def read_trained(folder: Path) -> Story:
+def read_trained(folder: Path) -> ReportData:
     """The story of a run that was made here."""
     summary = json_object(folder / MARK)
     if summary.get("format") != FORMAT:
@@ -35,7 +34,7 @@ def read_trained(folder: Path) -> Story:
     scores = _scores(folder / "clients.csv", measure, split, [m.name for m in models])
     upwards = measure == "accuracy"
     totals = {name: found for name, rows in scores.items() if (found := overall(rows, upwards)) is not None}
-    return Story(
+    return ReportData(
         kind=str(summary.get("kind", "train")),
         title=str(summary.get("title") or folder.resolve().name),
         command=str(summary.get("command", "")),
@@ -57,11 +56,11 @@ def read_trained(folder: Path) -> Story:
     )
 
 
-def _model(folder: Path, entry: Any) -> Model:
+def _model(folder: Path, entry: Any) -> ModelSummary:
     if not isinstance(entry, dict) or "name" not in entry:
         raise InputError(f"A model in {str(folder / MARK)!r} has no name.")
     words = {key: str(entry.get(key) or "") for key in ("role", "objective", "algorithm", "status", "message")}
-    return Model(
+    return ModelSummary(
         name=str(entry["name"]),
         certificate=number(entry, "certificate"),
         rounds=number(entry, "rounds"),

@@ -16,7 +16,6 @@ report.html         all of it to look at
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
@@ -36,9 +35,9 @@ from scaffpd.errors import InputError
 from scaffpd.lock import alone
 from scaffpd.runs import tables
 from scaffpd.runs.config import RunConfig
-from scaffpd.runs.prepared import Prepared
-from scaffpd.runs.secret import NAME as SECRET
-from scaffpd.runs.trained import SPREAD, Scored, Trained, kept
+from scaffpd.runs.prepare import Prepared
+from scaffpd.runs.train import SECRET as SECRET
+from scaffpd.runs.train import Trained, main_model
 from scaffpd.settings.writing import toml_text
 
 FILES = (
@@ -106,22 +105,6 @@ class RunFolder:
         text = self._text()
         return not text or (self.kind() == kind and _lasting(text) == _lasting(self._settings(kind, config)))
 
-    def scores(self, model: str, measure: str) -> dict[int, Scored]:
-        """What an earlier part of the run has scored, by round."""
-        found: dict[int, Scored] = {}
-        try:
-            with (self.path / "rounds.csv").open(newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    if row["model"] == model and row[f"mean_{measure}"]:
-                        found[int(row["round"])] = {name: float(row[f"{name}_{measure}"]) for name in SPREAD}
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-        return found
-
-    def checkpoint(self, model: str) -> Path:
-        """The file of a model's state."""
-        return self.path / "checkpoint" / f"{''.join(c if c.isalnum() else '-' for c in model)}.npz"
-
     def _settings(self, kind: str, config: RunConfig) -> str:
         return toml_text(config.complete(self.path), self._command(kind))
 
@@ -140,7 +123,7 @@ class RunFolder:
         self._write("partition.csv", tables.csv_text(tables.partition(prepared)))
         if path is not None:
             self._write("path.csv", tables.csv_text(tables.points(models, prepared)))
-        self._write_model(prepared, kept(models))
+        self._write_model(prepared, main_model(models))
 
     def _write_model(self, prepared: Prepared, one: Trained) -> None:
         x = np.ascontiguousarray(prepared.in_units(one.result.x))
@@ -161,10 +144,10 @@ def _lasting(text: str) -> dict[str, Any] | None:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return None
-    kept = {key: value for key, value in values.items() if key not in ("name", "folder")}
+    main_model = {key: value for key, value in values.items() if key not in ("name", "folder")}
     training = values.get("training", {})
     passing = ("tol",) if "privacy" in values else PASSING  # noise is made for so many rounds and models
-    return kept | {"training": {key: value for key, value in training.items() if key not in passing}}
+    return main_model | {"training": {key: value for key, value in training.items() if key not in passing}}
 
 
 def title(config: RunConfig, prepared: Prepared) -> str:

@@ -6,17 +6,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
+
 from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import PARAMETERS, SYMBOLS, along, grid
-from scaffpd.metrics import spread
+from scaffpd.metrics import Spread, spread
 from scaffpd.objectives import Average, Objective
 from scaffpd.runs.config import RunConfig
-from scaffpd.runs.knee import knee
-from scaffpd.runs.prepared import Prepared
-from scaffpd.runs.train import AVERAGE, Watcher
-from scaffpd.runs.trained import Scorer, Trained, judged, kept, trained
+from scaffpd.runs.prepare import Prepared
+from scaffpd.runs.train import AVERAGE, Scorer, Trained, Watcher, judged, main_model, trained
 from scaffpd.training import Callback, Result, Status, train
+
+LEAST = 0.002  # of a share (0.2 points of accuracy) or of an error: less is no reason to leave the average
+
+
+def knee(points: Sequence[Spread], upwards: bool) -> int:
+    """The point with the largest gain − cost, the first one being the average model; 0 where that is hardly anything.
+
+    Gain is that of the worst 20 %, cost that of the mean, both against the first point: a point of the worst-served
+    fifth counts as much as a point of the mean. A mean that rises is no cost, and no reason either.
+    """
+    sign = 1.0 if upwards else -1.0
+    mean, worst = (sign * np.array([getattr(p, name) for p in points]) for name in ("mean", "worst_20"))
+    score = worst - worst[0] - np.maximum(mean[0] - mean, 0.0)
+    least = LEAST * (1.0 if upwards else abs(float(worst[0])))
+    return 0 if score.max() <= least else int(np.flatnonzero(score >= score.max() - 1e-12)[0])
 
 
 def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher) -> list[Trained]:
@@ -89,7 +104,7 @@ def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
 
 def reason(models: Sequence[Trained], prepared: Prepared) -> str:
     """What the suggested point brings, and what it costs."""
-    chosen, rows = kept(models), "held-out" if prepared.test else "training"
+    chosen, rows = main_model(models), "held-out" if prepared.test else "training"
     if chosen is models[0]:
         return "On training rows no point serves the worst-served fifth better by more than the mean loses by it."
     before, after = (one.spread(prepared) for one in (models[0], chosen))
@@ -119,6 +134,6 @@ def about(config: RunConfig, prepared: Prepared, models: Sequence[Trained], alon
     kind = type(config.objective).__name__
     return {
         "parameter": PARAMETERS[kind], "symbol": SYMBOLS[kind], "objective": kind, "average": AVERAGE,
-        "knee": kept(models).name, "why": reason(models, prepared),
+        "knee": main_model(models).name, "why": reason(models, prepared),
         "rounds_warm": sum(one.result.rounds for one in models), "rounds_cold": alone,
     }  # fmt: skip

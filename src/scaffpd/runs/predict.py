@@ -34,7 +34,7 @@ NOBODY = ""  # rows without a client belong together
 
 
 @dataclass(frozen=True)
-class Answers:
+class Predictions:
     """One for every row of the file, in its order.
 
     Attributes:
@@ -48,7 +48,7 @@ class Answers:
     probability: NDArray[np.float64]
 
 
-def predict(run: Path, file: Path) -> Answers:
+def predict(run: Path, file: Path) -> Predictions:
     """Apply the model of a run's folder to a table."""
     file_of = run / "model.safetensors" if run.is_dir() else run
     if _client_column(run) is None and (file_of.parent / "config.toml").exists():
@@ -68,7 +68,7 @@ def predict(run: Path, file: Path) -> Answers:
         mine = codes == code
         X[mine] = _encoded(file, FeatureTable(rows, tuple(columns)).take(mine), setup)
     names = [NOBODY] * rows if owner is None else [NOBODY if k < 0 else owner.categories[k] for k in codes]
-    return Answers(names, *answers(X, x, setup))
+    return Predictions(names, *answers(X, x, setup))
 
 
 def promise(run: Path) -> str | None:

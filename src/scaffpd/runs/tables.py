@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import scaffpd
-from scaffpd.runs.prepared import Prepared, described
-from scaffpd.runs.trained import SPREAD, Trained
+from scaffpd.runs.prepare import Prepared, described
+from scaffpd.runs.train import SPREAD, Trained
 from scaffpd.tabular.schema import CLASSIFICATION
 
 FORMAT = 1

@@ -1,22 +1,166 @@
-"""One run: the average model to compare with, and the model that was asked for."""
+"""Train the average model to compare with and the model that was asked for, and score both."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import csv
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest
 
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError
-from scaffpd.objectives import Average
+from scaffpd.federation import ClientScores
+from scaffpd.metrics import Spread, spread
+from scaffpd.models import Linear
+from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
 from scaffpd.runs.config import RunConfig
-from scaffpd.runs.folder import RunFolder
-from scaffpd.runs.prepared import Prepared
-from scaffpd.runs.secret import noise_secret
-from scaffpd.runs.trained import Scorer, Trained, judged, trained
-from scaffpd.training import Moment, Status, train
+from scaffpd.runs.prepare import Prepared
+from scaffpd.secret import kept
+from scaffpd.tabular.schema import CLASSIFICATION
+from scaffpd.training import Moment, Result, Status, train
+
+SECRET = "noise.secret"
+OTHERS = 0o077  # permissions that nobody but the owner should have
+
+
+def noise_secret(folder: Path) -> bytes:
+    """The run's secret; one from the operating system where the run is new."""
+    file = folder / SECRET
+    if not file.exists() and any((folder / "checkpoint").glob("*.npz")):
+        raise InputError(
+            f"The run in {str(folder)!r} has lost {SECRET}, without which it cannot go on: start anew with --fresh."
+        )
+    if file.exists() and os.name == "posix" and file.stat().st_mode & OTHERS:
+        raise InputError(f"Others than its owner can read {str(file)!r}: chmod 600, or start anew with --fresh.")
+    return kept(file)
+
+
+CONFIDENCE = 0.95
+
+
+def clear(prepared: Prepared, before: NDArray[Any], after: NDArray[Any]) -> tuple[bool, ...] | None:
+    """Client by client, each for itself; `None` where there are no labels, no held-out rows or no linear model."""
+    model = prepared.model
+    if prepared.task != CLASSIFICATION or not prepared.test or not isinstance(model, Linear):
+        return None
+    return tuple(_differs(_right(model, before, *pair), _right(model, after, *pair)) for pair in prepared.test)
+
+
+def _right(model: Linear, x: NDArray[Any], X: Any, y: Any) -> NDArray[np.bool_]:
+    """Which rows the model x gets right."""
+    z = model.outputs(x, np.asarray(X, dtype=np.float64))
+    found: NDArray[np.bool_] = (z[:, 0] > 0 if model.loss == "logistic" else z.argmax(1)) == np.asarray(y)
+    return found
+
+
+def _differs(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> bool:
+    gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
+    return gained + lost > 0 and bool(binomtest(gained, gained + lost).pvalue < 1 - CONFIDENCE)
+
+
+SPREAD = ("mean", "worst_20", "worst")
+Scored = dict[str, float]  # what SPREAD names, after a round
+ALL = 50  # rounds that are all scored; later ones ever more rarely
+PACE = 1.05
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One model.
+
+    Attributes:
+        name: such as "average" or "fair".
+        role: "before", "after" or nothing, for whoever compares.
+        algorithm: its name.
+        objective: what was minimised; `None` where the algorithm has one of its own.
+        result: of the run.
+        scores: by round, of the rounds that were scored.
+        train: every client's scores on training rows.
+        test: on held-out rows, where there are some.
+        strength: of the objective, on a fairness path.
+        private: the model with its noise; `None` where there is none.
+        clear: whether each client's change against the model before is more than chance; `None` where it is not known.
+    """
+
+    name: str
+    role: str
+    algorithm: str
+    objective: Objective | None
+    result: Result = field(repr=False)
+    scores: dict[int, Scored] = field(repr=False)
+    train: ClientScores = field(repr=False)
+    test: ClientScores | None = field(repr=False)
+    strength: float | None = None
+    private: Private | None = field(default=None, repr=False)
+    clear: tuple[bool, ...] | None = None
+
+    @property
+    def shown(self) -> ClientScores:
+        """On held-out rows, or on training rows where nothing is held out."""
+        return self.train if self.test is None else self.test
+
+    def spread(self, prepared: Prepared) -> Spread:
+        """The clients' scores in a few numbers."""
+        return spread(self.shown, self.shown.accuracy, upwards=prepared.measure == "accuracy")
+
+
+class Scorer:
+    """A callback that scores the model after rounds: all of the first, then ever fewer; `known` are scored already."""
+
+    def __init__(self, prepared: Prepared, cohort: Cohort, known: Mapping[int, Scored] | None = None) -> None:
+        self.prepared, self.cohort = prepared, cohort
+        self.found = dict(known or {})
+        self.next = 0
+
+    def __call__(self, moment: Moment) -> None:
+        """Look at the round, if it is its turn."""
+        if moment.rounds >= self.next:
+            self.score(moment.rounds, moment.state.x)
+            self.next = moment.rounds + 1 if moment.rounds < ALL else math.ceil(moment.rounds * PACE)
+
+    def score(self, rounds: int, x: Any) -> None:
+        """Score x as the model after so many rounds."""
+        scores = self.prepared.scores(self.cohort, x, self.prepared.split)
+        found = spread(scores, scores.accuracy, upwards=self.prepared.measure == "accuracy")
+        self.found[rounds] = {name: getattr(found, name) for name in SPREAD}
+
+
+def trained(
+    name: str, role: str, algorithm: Any, result: Result, prepared: Prepared, cohort: Cohort, scorer: Scorer,
+    strength: float | None = None,
+) -> Trained:  # fmt: skip
+    """Put together what a run has found."""
+    scorer.score(result.rounds, result.x)
+    train = prepared.scores(cohort, result.x, "train")
+    test = prepared.scores(cohort, result.x, "test") if prepared.test else None
+    objective = getattr(algorithm, "objective", None)
+    kind, guard = type(algorithm).__name__, cohort.model if isinstance(cohort.model, Private) else None
+    return Trained(name, role, kind, objective, result, dict(scorer.found), train, test, strength, guard)
+
+
+def judged(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
+    """The same, the model after with a word on which of its changes are more than chance."""
+    before = next((one for one in models if one.role == "before"), None)
+    if before is None:
+        return list(models)
+    first = before.result.x
+    return [replace(m, clear=clear(prepared, first, m.result.x)) if m.role == "after" else m for m in models]
+
+
+def main_model(models: Sequence[Trained]) -> Trained:
+    """The model that a run is about: the one after; where there is none, the one before, or the only one."""
+    by_role = {one.role: one for one in models}
+    return by_role.get("after") or by_role.get("before") or models[-1]
+
 
 AVERAGE, FAIR = "average", "fair"
 TOL = 1e-6
@@ -32,25 +176,41 @@ class Watcher(Protocol):
         """A round of it is done."""
 
 
-def carry_out(
-    config: RunConfig, prepared: Prepared, cohort: Cohort, folder: RunFolder, watcher: Watcher
-) -> list[Trained]:
+def carry_out(config: RunConfig, prepared: Prepared, cohort: Cohort, folder: Path, watcher: Watcher) -> list[Trained]:
     """Train what the settings ask for; a list of one or two models, the last of them perhaps interrupted."""
     models, tol = [], config.training.tol or None
     if config.privacy is not None:
-        secret = None if config.privacy.seed is not None else noise_secret(folder.path)
+        secret = None if config.privacy.seed is not None else noise_secret(folder)
         cohort = prepared.cohort(config, private(config, prepared, secret))
     for name, role, algorithm in contestants(config):
-        scorer = Scorer(prepared, cohort, folder.scores(name, prepared.measure))
+        scorer = Scorer(prepared, cohort, earlier_scores(folder, name, prepared.measure))
         watcher.begin(name, cohort.names, config.training.rounds, tol)
         result = train(
             algorithm, cohort, config.training.rounds, tol, config.training.seed, progress=False,
-            checkpoint=Checkpoint(folder.checkpoint(name)), callbacks=[scorer, watcher.show],
+            checkpoint=Checkpoint(checkpoint_file(folder, name)), callbacks=[scorer, watcher.show],
         )  # fmt: skip
         models.append(trained(name, role, algorithm, result, prepared, cohort, scorer))
         if result.status is Status.INTERRUPTED:
             break
     return judged(models, prepared)
+
+
+def earlier_scores(folder: Path, model: str, measure: str) -> dict[int, Scored]:
+    """Read the scores of an earlier part of the run, by round."""
+    found: dict[int, Scored] = {}
+    try:
+        with (folder / "rounds.csv").open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if row["model"] == model and row[f"mean_{measure}"]:
+                    found[int(row["round"])] = {name: float(row[f"{name}_{measure}"]) for name in SPREAD}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found
+
+
+def checkpoint_file(folder: Path, model: str) -> Path:
+    """Where a model's state is saved."""
+    return folder / "checkpoint" / f"{''.join(c if c.isalnum() else '-' for c in model)}.npz"
 
 
 def contestants(config: RunConfig) -> list[tuple[str, str, Any]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scaffpd.report.data import ReportData
 from scaffpd.report.figures import absent, clients, communication, partition, progress, tradeoff, weights
 from scaffpd.report.figures.base import Figure
-from scaffpd.report.story import Story
 
 MAKERS = (
     clients.clients, tradeoff.tradeoff, weights.weights, progress.certificate, progress.losses,
@@ -14,7 +14,7 @@ MAKERS = (
 )  # fmt: skip
 
 
-def figures(story: Story) -> tuple[Figure, ...]:
+def figures(story: ReportData) -> tuple[Figure, ...]:
     """All figures that a folder has the numbers for."""
     found = [figure for maker in MAKERS if (figure := maker(story)) is not None]
     narrow = [i for i, figure in enumerate(found) if not figure.wide]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from scaffpd.report.data import ReportData
 from scaffpd.report.figures.base import Figure, across, quantity, specification, tip
 from scaffpd.report.figures.progress import kept
 from scaffpd.report.formats import plural
-from scaffpd.report.story import Story
 
 
-def absent(story: Story) -> Figure | None:
+def absent(story: ReportData) -> Figure | None:
     """How many silos stood in with earlier answers, round by round; nothing where all were there."""
     if not any(r.absent for r in story.rounds):
         return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaffpd.report.story import Story
+from scaffpd.report.data import ReportData
 from scaffpd.report.theme import look, places
 
 Spec = dict[str, Any]
@@ -47,7 +47,7 @@ class Figure:
     wide: bool = False
 
 
-def specification(story: Story, **parts: Any) -> Spec:
+def specification(story: ReportData, **parts: Any) -> Spec:
     """A specification with the signal that says which models are on."""
     params = [{"name": "shown", "value": list(story.shown)}, *parts.pop("params", [])]
     return {
@@ -56,7 +56,7 @@ def specification(story: Story, **parts: Any) -> Spec:
     }  # fmt: skip
 
 
-def colour(story: Story) -> Spec:
+def colour(story: ReportData) -> Spec:
     """The model's colour; the legend names those that are on."""
     legend = {"values": {"expr": "shown"}, "title": None, "columns": columns(story.names), "symbolStrokeWidth": 0}
     return {
@@ -81,12 +81,12 @@ def settled(spec: Any, width: int) -> Any:
     return [settled(part, width) for part in spec] if isinstance(spec, list) else spec
 
 
-def shape(story: Story) -> Spec:
+def shape(story: ReportData) -> Spec:
     """The model's shape."""
     return {**colour(story), "field": "model"}
 
 
-def dashes(story: Story) -> list[Spec]:
+def dashes(story: ReportData) -> list[Spec]:
     """The model's dash: not by a scale, for the legend of shapes would draw dashes around them."""
     found = [look(place)[2] for place in places([m.role for m in story.models])]
     return [{"name": "order", "value": list(story.names)}, {"name": "dashes", "value": found}]
@@ -130,19 +130,19 @@ def named(clients: Sequence[str], **axis: Any) -> Spec:
     }
 
 
-def value_axis(story: Story) -> str:
+def value_axis(story: ReportData) -> str:
     """The measure and the rows it is about."""
     rows = "test rows" if story.split == "test" else "rows trained on"
     name = {"accuracy": "accuracy", "rmse": "error (RMSE)", "loss": "loss"}[story.measure]
     return f"{name} on {rows}{', %' if story.upwards else ''}"
 
 
-def value_format(story: Story) -> str:
+def value_format(story: ReportData) -> str:
     """How d3 writes a value."""
     return ".1f" if story.upwards else ",.4~r"
 
 
-def scaled(story: Story, value: float | None) -> float | None:
+def scaled(story: ReportData, value: float | None) -> float | None:
     """Percent for accuracies."""
     return None if value is None else short(100 * value if story.upwards else value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scaffpd.report.cautions import uncertain
+from scaffpd.report.data import FEW, ReportData
 from scaffpd.report.figures.base import (
     MANY,
     ON,
@@ -21,13 +21,13 @@ from scaffpd.report.figures.base import (
 )
 from scaffpd.report.figures.gains import curves
 from scaffpd.report.formats import change, plural
-from scaffpd.report.story import FEW, Story
+from scaffpd.report.verdict import uncertain
 
 STEP = 24
 DAGGER = "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value"
 
 
-def clients(story: Story) -> Figure | None:
+def clients(story: ReportData) -> Figure | None:
     """The figure that makes the point: dots and lines while names fit, curves of gains beyond."""
     if not story.scores:
         return None
@@ -36,7 +36,7 @@ def clients(story: Story) -> Figure | None:
     return _dots(story)
 
 
-def values(story: Story) -> dict[str, dict[str, float]]:
+def values(story: ReportData) -> dict[str, dict[str, float]]:
     """Per model and client, as on screen."""
     return {
         name: {s.client: v for s in scores if (v := scaled(story, s.value)) is not None}
@@ -44,7 +44,7 @@ def values(story: Story) -> dict[str, dict[str, float]]:
     }
 
 
-def order(story: Story) -> list[str]:
+def order(story: ReportData) -> list[str]:
     """The clients, the largest gain first; by their value where nothing is to be compared."""
     found, sign = values(story), 1 if story.upwards else -1
     before, after = story.role("before"), story.role("after")
@@ -55,7 +55,7 @@ def order(story: Story) -> list[str]:
     return sorted(story.clients, key=lambda c: sign * only.get(c, 0.0))
 
 
-def _dots(story: Story) -> Figure:
+def _dots(story: ReportData) -> Figure:
     names, points, pairs = order(story), _points(story), _pairs(story)
     few = sorted({str(row["client"]) for row in points if row["few"]})
     y, x = named(names, labelExpr=DAGGER), across("value", value_axis(story), {"zero": False}, grid=True)
@@ -76,7 +76,7 @@ def _dots(story: Story) -> Figure:
     )
 
 
-def _points(story: Story) -> Rows:
+def _points(story: ReportData) -> Rows:
     found = values(story)
     return [
         {
@@ -90,13 +90,13 @@ def _points(story: Story) -> Rows:
     ]  # fmt: skip
 
 
-def _behind(story: Story) -> list[str]:
+def _behind(story: ReportData) -> list[str]:
     """The models as they are drawn: before and after on top."""
     main = [model.name for role in ("before", "after") if (model := story.role(role)) is not None]
     return [*(name for name in story.scores if name not in main), *main]
 
 
-def _pairs(story: Story) -> Rows:
+def _pairs(story: ReportData) -> Rows:
     before, after, found = story.role("before"), story.role("after"), values(story)
     if not before or not after:
         return []
@@ -129,7 +129,7 @@ def _lines(y: Spec, x: Spec) -> list[Spec]:
     return layers
 
 
-def _marks(story: Story, y: Spec, x: Spec) -> Spec:
+def _marks(story: ReportData, y: Spec, x: Spec) -> Spec:
     tips = [
         tip("client", story.word), tip("model", "model"), tip("value", value_axis(story), value_format(story)),
         tip("train_rows", "rows trained on", ",d"), tip("test_rows", "test rows", ",d"), tip("weight", "weight λ"),
@@ -144,7 +144,7 @@ def _marks(story: Story, y: Spec, x: Spec) -> Spec:
     }  # fmt: skip
 
 
-def _caption(story: Story, paired: bool, few: bool) -> str:
+def _caption(story: ReportData, paired: bool, few: bool) -> str:
     words = f"Each row is one {story.word}; further {'right' if story.upwards else 'left'} is better."
     if paired:
         words += " Sorted by gain: the line runs from before to after, and is dashed where it is a loss."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scaffpd.report.data import ReportData
 from scaffpd.report.figures.base import (
     ON,
     Figure,
@@ -20,13 +21,12 @@ from scaffpd.report.figures.base import (
     which,
 )
 from scaffpd.report.figures.progress import kept
-from scaffpd.report.story import Story
 
 COSTS = {"MB": ("megabytes", "megabytes sent, up and down, all clients"), "rounds": ("round", "rounds"),
          "exchanges": ("exchanges", "exchanges")}  # fmt: skip
 
 
-def communication(story: Story) -> Figure | None:
+def communication(story: ReportData) -> Figure | None:
     """Curves where rounds were measured, else one point a model."""
     rows = _curves(story) or _ends(story)
     curves = (
@@ -54,7 +54,7 @@ def communication(story: Story) -> Figure | None:
     )
 
 
-def _curves(story: Story) -> Rows:
+def _curves(story: ReportData) -> Rows:
     return [
         {"model": r.model, "round": r.number, "megabytes": short(r.megabytes), "exchanges": r.exchanges,
          "which": name, "value": scaled(story, value)}
@@ -64,7 +64,7 @@ def _curves(story: Story) -> Rows:
     ]  # fmt: skip
 
 
-def _ends(story: Story) -> Rows:
+def _ends(story: ReportData) -> Rows:
     return [
         {"model": m.name, "round": m.rounds, "megabytes": short(m.megabytes), "exchanges": m.exchanges,
          "which": "worst 20 %", "value": scaled(story, story.overall[m.name].worst_20)}
@@ -73,7 +73,7 @@ def _ends(story: Story) -> Rows:
     ]  # fmt: skip
 
 
-def _spec(story: Story, field: str, title: str, curves: bool) -> Spec:
+def _spec(story: ReportData, field: str, title: str, curves: bool) -> Spec:
     x = across(field, title, {"zero": curves, "padding": 0 if curves else 20}, format=",.3~r")
     y = quantity("value", value_axis(story), {"zero": False})
     tips = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scaffpd.report.data import ReportData
 from scaffpd.report.figures.base import (
     ON,
     Figure,
@@ -16,10 +17,9 @@ from scaffpd.report.figures.base import (
     value_format,
 )
 from scaffpd.report.formats import brief, plural
-from scaffpd.report.story import Story
 
 
-def curves(story: Story) -> Figure:
+def curves(story: ReportData) -> Figure:
     """A dot for every client, the largest gain first."""
     before = story.role("before")
     assert before is not None
@@ -53,7 +53,7 @@ def curves(story: Story) -> Figure:
     )
 
 
-def _ranked(story: Story, before: str, name: str) -> Rows:
+def _ranked(story: ReportData, before: str, name: str) -> Rows:
     old, new = ({s.client: scaled(story, s.value) for s in story.scores[which]} for which in (before, name))
     sign = 1 if story.upwards else -1
     pairs = [(c, a, b) for c in story.clients if (a := old.get(c)) is not None and (b := new.get(c)) is not None]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from scaffpd.report.data import ReportData
 from scaffpd.report.figures.base import HEIGHT, MANY, Figure, Rows, Spec, named, quantity, specification, tip
 from scaffpd.report.formats import plural
-from scaffpd.report.story import Story
 
 MOST_CELLS = 20_000
 STEP = 24
 
 
-def partition(story: Story) -> Figure | None:
+def partition(story: ReportData) -> Figure | None:
     """Bubbles for a few clients, a heat map for many, bars without labels."""
     if not story.partition:
         return None
@@ -26,7 +26,7 @@ def _figure(caption: str, alt: str, spec: Spec, rows: Rows, heavy: bool = False,
     return Figure("partition", "Who has what", caption, alt, {"": spec}, {"partition": rows}, heavy=heavy, wide=wide)
 
 
-def _rows(story: Story, clients: list[str]) -> Rows:
+def _rows(story: ReportData, clients: list[str]) -> Rows:
     total: dict[str, int] = dict.fromkeys(clients, 0)
     for share in story.partition:
         total[share.client] += share.train_rows + share.test_rows
@@ -41,14 +41,14 @@ def _rows(story: Story, clients: list[str]) -> Rows:
     ]  # fmt: skip
 
 
-def _tips(story: Story) -> list[Spec]:
+def _tips(story: ReportData) -> list[Spec]:
     return [
         tip("client", story.word), tip("label", "label"), tip("train", "rows trained on", ",d"),
         tip("test", "test rows", ",d"), tip("share", f"of the {story.word}'s rows", ".0%"),
     ]  # fmt: skip
 
 
-def _bubbles(story: Story, clients: list[str], labels: list[str]) -> Figure:
+def _bubbles(story: ReportData, clients: list[str], labels: list[str]) -> Figure:
     axis = {"labelAngle": 0, "labelOverlap": True, "labelLimit": 90}
     x = {**_label(labels), "axis": axis, "scale": {"padding": 0.5, "domain": labels}}
     legend = {"title": "rows", "tickCount": 3, "symbolType": "circle"}
@@ -70,12 +70,12 @@ def _label(labels: list[str]) -> Spec:
     return {"field": "label", "type": "nominal", "sort": None, "scale": {"domain": labels}, "title": "label"}
 
 
-def _rank(story: Story) -> Spec:
+def _rank(story: ReportData) -> Spec:
     title, axis = f"{plural(story.word)}, the largest first", {"labels": False, "grid": False}
     return {"field": "rank", "type": "ordinal", "title": title, "axis": axis, "scale": {"paddingInner": 0}}
 
 
-def _heat(story: Story, clients: list[str], labels: list[str]) -> Figure:
+def _heat(story: ReportData, clients: list[str], labels: list[str]) -> Figure:
     y = {**_label(labels), "axis": {"labelOverlap": True}}
     legend = {"title": f"share of the {story.word}'s rows", "format": ".0%"}
     tone: Spec = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 1]}, "legend": legend}
@@ -91,7 +91,7 @@ def _heat(story: Story, clients: list[str], labels: list[str]) -> Figure:
     )  # fmt: skip
 
 
-def _bars(story: Story, clients: list[str]) -> Figure:
+def _bars(story: ReportData, clients: list[str]) -> Figure:
     totals: dict[str, list[int]] = {client: [0, 0] for client in clients}
     for share in story.partition:
         totals[share.client][0] += share.train_rows

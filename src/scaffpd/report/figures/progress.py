@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from scaffpd.report.data import ReportData, Round
 from scaffpd.report.figures.base import (
     DASH,
     ON,
@@ -22,12 +23,11 @@ from scaffpd.report.figures.base import (
     tip,
     which,
 )
-from scaffpd.report.story import Round, Story
 
 NOISY = " Losses that clients have sent carry their noise."
 
 
-def kept(story: Story) -> Iterator[Round]:
+def kept(story: ReportData) -> Iterator[Round]:
     """The rounds that are drawn: not more a model than a line can show."""
     for name in story.names:
         mine = [r for r in story.rounds if r.model == name]
@@ -35,7 +35,7 @@ def kept(story: Story) -> Iterator[Round]:
         yield from (r for r in mine if r.number in numbers)
 
 
-def certificate(story: Story) -> Figure | None:
+def certificate(story: ReportData) -> Figure | None:
     """The proven gap, where there is one."""
     rows: Rows = [
         {"model": r.model, "round": r.number, "certificate": short(r.certificate) if (r.certificate or 0) > 0 else None}
@@ -61,7 +61,7 @@ def certificate(story: Story) -> Figure | None:
     )
 
 
-def losses(story: Story) -> Figure | None:
+def losses(story: ReportData) -> Figure | None:
     """Mean and worst training loss."""
     rows = [row for r in kept(story) if r.losses for row in _two(r)]
     if not rows:
@@ -102,14 +102,14 @@ def _two(r: Round) -> Rows:
     ]
 
 
-def _ends(story: Story, y: Spec) -> Spec:
+def _ends(story: ReportData, y: Spec) -> Spec:
     return {"x": across("round", "round", tickMinStep=1), "y": y, "color": colour(story)}
 
 
-def _dots(story: Story, y: Spec, tips: list[Spec]) -> Spec:
+def _dots(story: ReportData, y: Spec, tips: list[Spec]) -> Spec:
     mark = {"type": "point", "filled": True, "size": 26}
     return {"mark": mark, "encoding": {**_ends(story, y), "shape": shape(story), "tooltip": tips}}
 
 
-def _spec(story: Story, data: str, layers: list[Spec], params: list[Spec]) -> Spec:
+def _spec(story: ReportData, data: str, layers: list[Spec], params: list[Spec]) -> Spec:
     return specification(story, data={"name": data}, params=params, transform=[{"filter": ON}], layer=layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scaffpd.report.data import ReportData
 from scaffpd.report.figures.base import (
     ON,
     Figure,
@@ -17,10 +18,9 @@ from scaffpd.report.figures.base import (
     value_format,
 )
 from scaffpd.report.formats import count
-from scaffpd.report.story import Story
 
 
-def tradeoff(story: Story) -> Figure | None:
+def tradeoff(story: ReportData) -> Figure | None:
     """One point a model; a path is a line, its knee has a ring."""
     if len(story.overall) < 2:
         return None
@@ -41,7 +41,7 @@ def tradeoff(story: Story) -> Figure | None:
     )
 
 
-def _rows(story: Story) -> Rows:
+def _rows(story: ReportData) -> Rows:
     knee = (story.path or {}).get("knee")
     main = [m.name for role in ("before", "after") if (m := story.role(role)) is not None]
     low = min(main, key=lambda name: story.overall[name].worst_20, default="")
@@ -57,7 +57,7 @@ def _rows(story: Story) -> Rows:
     ]  # fmt: skip
 
 
-def _domains(story: Story, rows: Rows) -> tuple[list[float], list[float]]:
+def _domains(story: ReportData, rows: Rows) -> tuple[list[float], list[float]]:
     """Two axes of the same length in points, so that a gain on one looks as large as a loss on the other."""
     ends = [(min(row[name] for row in rows), max(row[name] for row in rows)) for name in ("mean", "worst_20")]
     least = 1.0 if story.upwards else 0.01 * max(abs(high) for _, high in ends)
@@ -77,7 +77,7 @@ def _line(x: Spec, y: Spec) -> list[Spec]:
     ]
 
 
-def _points(story: Story, x: Spec, y: Spec) -> Spec:
+def _points(story: ReportData, x: Spec, y: Spec) -> Spec:
     form = value_format(story)
     tips = [
         tip("model", "model"), tip("mean", "mean", form), tip("worst_20", "worst 20 %", form),
@@ -105,7 +105,7 @@ def _labels(x: Spec, y: Spec) -> list[Spec]:
     ]  # fmt: skip
 
 
-def _path_words(story: Story) -> str:
+def _path_words(story: ReportData) -> str:
     if not story.path:
         return ""
     words = f" {story.path['why']}" if story.path.get("why") else ""

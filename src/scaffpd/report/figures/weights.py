@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scaffpd.report.data import ReportData, Round
 from scaffpd.report.figures.base import (
     MANY,
     Figure,
@@ -18,13 +19,12 @@ from scaffpd.report.figures.base import (
     tip,
 )
 from scaffpd.report.formats import plural
-from scaffpd.report.story import Round, Story
 from scaffpd.report.theme import DASHES, LIGHT
 
 TOP = 12
 
 
-def weights(story: Story) -> Figure | None:
+def weights(story: ReportData) -> Figure | None:
     """Lines of those who count most, all others dim."""
     rounds = [r for r in story.rounds if r.weights]
     names = tuple(name for name in story.names if sum(r.model == name for r in rounds) > 1)
@@ -74,7 +74,7 @@ def _others(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
     return rows
 
 
-def _spec(story: Story, focus: str, top: Sequence[str]) -> Spec:
+def _spec(story: ReportData, focus: str, top: Sequence[str]) -> Spec:
     x, y = across("round", "round", tickMinStep=1), quantity("weight", "weight λ")
     tips = [tip("client", story.word), tip("round", "round", "d"), tip("weight", "weight λ", ".4f")]
     legend = {"title": None, "symbolType": "stroke", "columns": columns(top)}
@@ -102,7 +102,7 @@ def _spec(story: Story, focus: str, top: Sequence[str]) -> Spec:
     return specification(story, params=[{"name": "focus", "value": focus}], layer=layers)
 
 
-def _rest(story: Story, x: Spec, y: Spec, tips: list[Spec], others: int) -> list[Spec]:
+def _rest(story: ReportData, x: Spec, y: Spec, tips: list[Spec], others: int) -> list[Spec]:
     """Dim lines while they can be told apart, a band beyond."""
     start: Spec = {"data": {"name": "others"}}
     if others <= 0:
@@ -115,7 +115,7 @@ def _rest(story: Story, x: Spec, y: Spec, tips: list[Spec], others: int) -> list
     return [{**start, "mark": {"type": "area", "style": "rest"}, "encoding": ends}]
 
 
-def _caption(story: Story, others: int) -> str:
+def _caption(story: ReportData, others: int) -> str:
     words = (
         f"λ is the weight of each {story.word} in the mixture that the model is trained against; the dotted line is "
         f"1/{len(story.clients)}, all alike."

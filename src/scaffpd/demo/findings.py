@@ -1,10 +1,22 @@
-"""The study of the four hospitals in sentences, made from its numbers; what is within noise is called so."""
+"""The demo's findings in sentences, and as the folder of a run."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from scaffpd.experiments.hospitals import NEGLIGIBLE, Comparison, Study
+import numpy as np
+
+from scaffpd.checkpoint import replacing
+from scaffpd.data import heart_disease
+from scaffpd.demo import NEGLIGIBLE, TEST_FRACTION, HospitalStudy, PairedChange, prepared, save
+from scaffpd.environment import environment
+from scaffpd.federation import ClientScores
+from scaffpd.runs import tables
+from scaffpd.runs.train import Trained
 
 
 def percent(share: float) -> str:
@@ -18,13 +30,13 @@ def signed(value: float, digits: int) -> str:
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
-def change(of: Comparison, column: int, points: bool) -> str:
+def change(of: PairedChange, column: int, points: bool) -> str:
     """A mean change and its standard deviation over splits, such as +1.7 ± 3.0."""
     scale, digits = (100, 1) if points else (1, 3)
     return f"{signed(scale * of.mean_change[column], digits)} ± {scale * of.deviation[column]:.{digits}f}"
 
 
-def verdict(study: Study) -> tuple[str, str]:
+def findings(study: HospitalStudy) -> tuple[str, str]:
     """What came of it for the hospital that is served worst, and for all of them."""
     worst = int(study.order[0])
     right, loss = study.accuracy, study.log_loss
@@ -40,7 +52,7 @@ def verdict(study: Study) -> tuple[str, str]:
     return first, second
 
 
-def headline(study: Study) -> str:
+def headline(study: HospitalStudy) -> str:
     """The finding in one line: the hospital served worst, the one that pays most, and how sure that is."""
     right, worst = study.accuracy, int(study.order[0])
     payer = int(right.mean_change.argmin())
@@ -56,12 +68,12 @@ def headline(study: Study) -> str:
     return "; ".join(f"{text} ({_noise(right, i)})" for i, text in hospitals.items())
 
 
-def caveat(study: Study) -> str:
+def caveat(study: HospitalStudy) -> str:
     """Everything else that was measured, in one line."""
     return f"One model for four hospitals, average against fair. On held-out patients {_clear_changes(study)}."
 
 
-def baseline(study: Study) -> str | None:
+def baseline(study: HospitalStudy) -> str | None:
     """Where the average model is about as often right as the same answer for every patient."""
     right = study.accuracy.average
     little = right.mean(0) - study.majority < right.std(0, ddof=1)
@@ -71,7 +83,7 @@ def baseline(study: Study) -> str | None:
     return f"The same answer for every patient is right for {_list(places)}: accuracy alone says little there."
 
 
-def certificates(study: Study) -> list[str]:
+def certificates(study: HospitalStudy) -> list[str]:
     """What is proven of each model, in how many rounds, and what of it can be seen."""
     lines = []
     for model, runs in study.models.items():
@@ -86,7 +98,7 @@ def certificates(study: Study) -> list[str]:
     return lines
 
 
-def _from_to(of: Comparison, column: int, write: Callable[[float], str]) -> str:
+def _from_to(of: PairedChange, column: int, write: Callable[[float], str]) -> str:
     return f"from {write(of.average[:, column].mean())} to {write(of.fair[:, column].mean())}"
 
 
@@ -94,20 +106,20 @@ def _loss(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _visible(of: Comparison, column: int) -> bool:
+def _visible(of: PairedChange, column: int) -> bool:
     return bool(abs(of.mean_change[column]) >= NEGLIGIBLE)
 
 
-def _moved(of: Comparison, column: int) -> str:
+def _moved(of: PairedChange, column: int) -> str:
     points = 100 * of.mean_change[column]
     return f"{'gains' if points > 0 else 'loses'} {signed(abs(points), 1).lstrip('+')} points"
 
 
-def _noise(of: Comparison, column: int) -> str:
+def _noise(of: PairedChange, column: int) -> str:
     return "clear of noise" if of.clear[column] else "within noise"
 
 
-def _clear_changes(study: Study) -> str:
+def _clear_changes(study: HospitalStudy) -> str:
     owners, mean = tuple(f"{name}'s" for name in study.names), ("the mean",)
     clear = [
         *_clear(study.accuracy, owners, "accuracy"),
@@ -121,7 +133,7 @@ def _clear_changes(study: Study) -> str:
     return f"the only {'change' if one else 'changes'} clear of noise {'is' if one else 'are'} {_list(clear)}"
 
 
-def _clear(of: Comparison, owners: tuple[str, ...], measure: str) -> list[str]:
+def _clear(of: PairedChange, owners: tuple[str, ...], measure: str) -> list[str]:
     found = []
     for i, owner in enumerate(owners):
         size, higher = abs(of.mean_change[i]), of.mean_change[i] > 0
@@ -134,3 +146,64 @@ def _clear(of: Comparison, owners: tuple[str, ...], measure: str) -> list[str]:
 
 def _list(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+MEASURE = "accuracy"
+
+
+def write(study: HospitalStudy, folder: Path, command: str) -> list[Path]:
+    """Write what the report is made from, and the tables of every split."""
+    problem = prepared(heart_disease(TEST_FRACTION, seed=study.seeds[0]))
+    models = [_mean(runs) for runs in study.models.values()]
+    verdict = (f"{headline(study)}.", caveat(study))
+    about = ("demo", "Four hospitals, one model", command, problem, models)
+    files = {
+        "summary.json": tables.summary(*about, verdict=verdict, remarks=_remarks(study)),
+        "environment.json": json.dumps(environment(), indent=1) + "\n",
+        "rounds.csv": tables.csv_text(tables.rounds(models, MEASURE)),
+        "clients.csv": tables.csv_text(_clients(study, models)),
+        "partition.csv": tables.csv_text(tables.partition(problem)),
+    }
+    for name, text in files.items():
+        with replacing(folder / name) as file:
+            file.write(text.encode())
+    return [*(folder / name for name in files), *save(study, folder)]
+
+
+def _mean(runs: tuple[Trained, ...]) -> Trained:
+    """The run on the first split, with scores and weights that are means over all splits."""
+    weights = np.mean([run.result.weights for run in runs], axis=0)
+    train, test = _mean_scores([run.train for run in runs]), _mean_scores([run.shown for run in runs])
+    return replace(runs[0], result=replace(runs[0].result, weights=weights), train=train, test=test)
+
+
+def _mean_scores(scores: list[ClientScores]) -> ClientScores:
+    loss, accuracy = (np.mean([getattr(one, name) for one in scores], axis=0) for name in ("loss", "accuracy"))
+    return replace(scores[0], loss=loss, accuracy=accuracy)
+
+
+def _clients(study: HospitalStudy, models: list[Trained]) -> list[dict[str, Any]]:
+    rows = tables.clients(models, MEASURE)
+    deviation = {
+        one.name: np.std([run.shown.accuracy for run in runs], axis=0, ddof=1)
+        for one, runs in zip(models, study.models.values(), strict=True)
+    }
+    place = {name: i for i, name in enumerate(study.names)}
+    return [
+        row
+        | {
+            f"test_{MEASURE}_sd": float(deviation[row["model"]][place[row["client"]]]),
+            "change_clear": bool(study.accuracy.clear[place[row["client"]]]),
+        }
+        for row in rows
+    ]
+
+
+def _remarks(study: HospitalStudy) -> list[str]:
+    splits = len(study.seeds)
+    return [
+        f"Every score is a mean over {splits} random splits into patients to train on and patients held out; the "
+        "curves over rounds are those of the first split.",
+        *filter(None, [baseline(study)]),
+        *certificates(study)[-1:],
+    ]

@@ -1,4 +1,4 @@
-"""The study of the four hospitals as one picture: who gains and who pays, what is proven, who counts."""
+"""The demo as one picture."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.experiments.hospitals import Comparison, Study
-from scaffpd.experiments.hospitals_words import caveat, change, headline
+from scaffpd.demo import HospitalStudy, PairedChange
+from scaffpd.demo.findings import caveat, change, headline
 from scaffpd.experiments.style import BLUE, GREEN, INK, ORANGE, PINK, QUIET, RED, STYLE
 from scaffpd.federation import Vector
 
@@ -20,7 +20,7 @@ DASHES = {"color": INK, "lw": 1, "ls": (0, (2, 2)), "zorder": 0}
 SMALL = 8.5
 
 
-def draw(study: Study, path: Path) -> None:
+def draw(study: HospitalStudy, path: Path) -> None:
     """Write the picture as a PNG file."""
     import matplotlib
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
@@ -36,7 +36,7 @@ def draw(study: Study, path: Path) -> None:
         figure.savefig(path, dpi=150)
 
 
-def _accuracies(axes: Any, study: Study) -> None:
+def _accuracies(axes: Any, study: HospitalStudy) -> None:
     """Paired dots with standard deviations, the hospital served worst on top, and the changes as numbers."""
     models = ((study.accuracy.average, "average", AVERAGE, -0.13), (study.accuracy.fair, "fair", FAIR, 0.13))
     for table, name, colour, shift in models:
@@ -59,7 +59,7 @@ def _accuracies(axes: Any, study: Study) -> None:
     axes.set_title("Right diagnoses of held-out patients")
 
 
-def _same_answer(axes: Any, study: Study) -> None:
+def _same_answer(axes: Any, study: HospitalStudy) -> None:
     """Where the same answer for every patient would be; left out where that is off the scale."""
     for row, i in enumerate(study.order):
         axes.plot([100 * study.majority[i]] * 2, [row - 0.3, row + 0.3], scalex=False, **DASHES)
@@ -69,7 +69,7 @@ def _same_answer(axes: Any, study: Study) -> None:
         axes.text(100 * study.majority[first], -0.34, text, fontsize=SMALL, ha="center", va="bottom")
 
 
-def _changes(axes: Any, study: Study, of: Comparison, x: float, heading: str, points: bool) -> None:
+def _changes(axes: Any, study: HospitalStudy, of: PairedChange, x: float, heading: str, points: bool) -> None:
     """A column of numbers to the right of the dots; those clear of noise are bold."""
     place = {"transform": axes.get_yaxis_transform(), "ha": "right"}
     axes.text(x, -0.34, heading, fontsize=SMALL, color=QUIET, va="bottom", **place)
@@ -78,7 +78,7 @@ def _changes(axes: Any, study: Study, of: Comparison, x: float, heading: str, po
         axes.text(x, row, change(of, i, points), va="center", **look, **place)
 
 
-def _certificates(axes: Any, study: Study) -> None:
+def _certificates(axes: Any, study: HospitalStudy) -> None:
     """The proven gap of both models on the first split; falling curves leave the top right to their names."""
     runs = (("average", study.average[0].result, AVERAGE), ("fair", study.fair[0].result, FAIR))
     for row, (name, result, colour) in enumerate(runs):
@@ -94,7 +94,7 @@ def _certificates(axes: Any, study: Study) -> None:
     _rounds(axes)
 
 
-def _weights(axes: Any, study: Study) -> None:
+def _weights(axes: Any, study: HospitalStudy) -> None:
     """λ of the fair model on the first split."""
     history = study.fair[0].result.history
     rounds, weights = history["round"], history.weights

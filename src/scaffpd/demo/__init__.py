@@ -42,8 +42,8 @@ from scaffpd.federation import Vector
 from scaffpd.metrics import Spread, Summary
 from scaffpd.models import Linear
 from scaffpd.objectives import Average, ChiSquare, Objective
-from scaffpd.runs.prepared import Prepared
-from scaffpd.runs.trained import Scorer, Trained, trained
+from scaffpd.runs.prepare import Prepared
+from scaffpd.runs.train import Scorer, Trained, trained
 from scaffpd.training import Status, train
 
 Table = NDArray[np.float64]
@@ -56,7 +56,7 @@ NEGLIGIBLE = 5e-4  # a twentieth of a percentage point: zero in every table
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedChange:
     """One measure of both models, (splits × columns), and what became of it from one to the other.
 
     Attributes:
@@ -97,7 +97,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Study:
+class HospitalStudy:
     """Both models on all splits.
 
     Attributes:
@@ -126,27 +126,27 @@ class Study:
         return {"average": self.average, "fair": self.fair}
 
     @cached_property
-    def accuracy(self) -> Comparison:
+    def accuracy(self) -> PairedChange:
         """Share of right diagnoses of held-out patients, per hospital."""
         return self._compare(lambda run: run.shown.accuracy)
 
     @cached_property
-    def log_loss(self) -> Comparison:
+    def log_loss(self) -> PairedChange:
         """Log-loss on held-out patients, per hospital."""
         return self._compare(lambda run: run.shown.loss)
 
     @cached_property
-    def overall_accuracy(self) -> Comparison:
+    def overall_accuracy(self) -> PairedChange:
         """Of the held-out accuracies of each split: their mean over hospitals, and the worst."""
         return self._compare(lambda run: _overall(Summary.of(run.shown).accuracy))
 
     @cached_property
-    def overall_log_loss(self) -> Comparison:
+    def overall_log_loss(self) -> PairedChange:
         """Of the held-out log-losses of each split: their mean over hospitals, and the worst."""
         return self._compare(lambda run: _overall(Summary.of(run.shown).loss))
 
     @cached_property
-    def training_log_loss(self) -> Comparison:
+    def training_log_loss(self) -> PairedChange:
         """Of the log-losses on the patients trained on: their mean over hospitals, and the worst."""
         return self._compare(lambda run: _overall(Summary.of(run.train).loss))
 
@@ -171,10 +171,10 @@ class Study:
         result = self.fair[0].result
         return result.message.removeprefix(result.status.sentence).strip()
 
-    def _compare(self, measure: Callable[[Trained], Vector]) -> Comparison:
+    def _compare(self, measure: Callable[[Trained], Vector]) -> PairedChange:
         average, fair = (np.array([measure(run) for run in runs]) for runs in (self.average, self.fair))
         first = self.average[0]
-        return Comparison(average, fair, overlap=float(first.shown.counts.sum() / first.train.counts.sum()))
+        return PairedChange(average, fair, overlap=float(first.shown.counts.sum() / first.train.counts.sum()))
 
 
 def _overall(spread: Spread | None) -> Vector:
@@ -188,7 +188,7 @@ def study(
     splits: int = SPLITS,
     tol: float = TOL,
     progress: Callable[[int], None] | None = None,
-) -> Study:
+) -> HospitalStudy:
     """Train the average and the fair model on every split.
 
     Args:
@@ -209,7 +209,7 @@ def study(
             if progress is not None:
                 progress(len(runs))
     average, fairly = zip(*runs, strict=True)
-    return Study(NAMES, *_population(silos), fair.rho, tol, seeds, average, fairly)
+    return HospitalStudy(NAMES, *_population(silos), fair.rho, tol, seeds, average, fairly)
 
 
 def prepared(silos: Silos) -> Prepared:
@@ -242,7 +242,7 @@ def _seeds(seed: int, splits: int) -> tuple[int, ...]:
     return tuple(range(seed * splits, (seed + 1) * splits))
 
 
-def save(study: Study, folder: Path) -> list[Path]:
+def save(study: HospitalStudy, folder: Path) -> list[Path]:
     """Write, for both models, `rounds.csv` (the first split) and `clients.csv` (every split and hospital)."""
     written = []
     for model, runs in study.models.items():
@@ -260,7 +260,7 @@ COLUMNS = (
 )
 
 
-def _write_clients(path: Path, study: Study, runs: tuple[Trained, ...]) -> None:
+def _write_clients(path: Path, study: HospitalStudy, runs: tuple[Trained, ...]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
