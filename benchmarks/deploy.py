@@ -27,8 +27,8 @@ import psutil
 
 import scaffpd as sp
 from scaffpd.deploy.coordinator.coordinate import coordinate
-from scaffpd.deploy.engine import engine_named
 from scaffpd.deploy.in_process import InProcess
+from scaffpd.deploy.local import engine_named
 from scaffpd.deploy.processes import MARK
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.deploy.supervise import wait_for

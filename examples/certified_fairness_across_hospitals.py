@@ -20,8 +20,8 @@ import numpy as np
 
 from scaffpd.cli import run as scaffpd
 from scaffpd.deploy.coordinator.coordinate import coordinate
-from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.deploy.in_process import InProcess
+from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.deploy.silo.silo import Silo
 

@@ -13,7 +13,7 @@ from scaffpd import algorithms, data, objectives
 from scaffpd.cli import choices
 from scaffpd.comparison import problems
 from scaffpd.comparison.zoo import chosen, zoo
-from scaffpd.deploy import engine
+from scaffpd.deploy import local
 from scaffpd.features import backbones, inputs, precision
 
 SCRIPT = [sys.executable, "-m", "scaffpd"]
@@ -96,7 +96,7 @@ def test_the_names_are_those_of_their_homes():
     assert set(choices.OBJECTIVES) == {
         name for name in objectives.__all__ if isinstance(getattr(objectives, name), type) and name != "Objective"
     }
-    assert tuple(engine.ENGINES) == choices.ENGINES
+    assert tuple(local.ENGINES) == choices.ENGINES
     assert all(callable(getattr(data, loader)) for loader in choices.IMAGES.values())
     assert choices.BACKBONES == backbones.BACKBONES
     assert choices.KINDS == inputs.KINDS

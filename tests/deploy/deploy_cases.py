@@ -12,8 +12,8 @@ import scaffpd as sp
 from scaffpd.deploy.coordinator.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.run_folder import RunFolder
-from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.deploy.in_process import InProcess
+from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.protocol.setup import linear
 from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.deploy.protocol.wire import Message, decode, encode

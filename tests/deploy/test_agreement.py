@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaffpd.deploy.silo.reading import Dataset
+from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 from scaffpd.tabular.agree import agree, deviation_of, mean_of

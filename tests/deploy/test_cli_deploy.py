@@ -12,7 +12,7 @@ from deploy_cases import federation, progress, run
 from scaffpd.cli import run as cli
 from scaffpd.cli.deployment_screen import Screen
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.hospitals import write_hospitals
+from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 

@@ -17,10 +17,9 @@ import scaffpd as sp
 from scaffpd.deploy.coordinator.coordinate import Outcome, coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.run_folder import RunFolder
-from scaffpd.deploy.engine import engine_named
 from scaffpd.deploy.in_process import InProcess
-from scaffpd.deploy.local import LocalDeployment
-from scaffpd.deploy.supervise import Limits, Supervisor, wait_for
+from scaffpd.deploy.local import LocalDeployment, engine_named
+from scaffpd.deploy.supervise import RetryPolicy, Supervisor, wait_for
 
 NAMES = ("ScaffPD", "Scaffold", "FedAvg", "DRFA")
 
@@ -74,7 +73,9 @@ class Deployed:
     def supervise(self, folder, look=lambda: None, seconds=400):
         quorum = FederationFile.read(self.path).policy.quorum
         said = []
-        Supervisor(self.engine, folder, Limits(quorum, waiting=90, seconds=seconds, settle=5), said.append, look).run()
+        Supervisor(
+            self.engine, folder, RetryPolicy(quorum, waiting=90, seconds=seconds, settle=5), said.append, look
+        ).run()
         if self.engine.running():
             self.engine.abort()
         wait_for(lambda: not self.engine.running(), 60)

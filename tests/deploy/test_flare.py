@@ -20,10 +20,10 @@ from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.fuel.utils import fobs
 
 from scaffpd.deploy import supervise
-from scaffpd.deploy.flare import client, job, rules, server
+from scaffpd.deploy.flare import client, provision, server
+from scaffpd.deploy.flare.admin import AdminSession
 from scaffpd.deploy.flare.local import FlareEngine, free_ports
-from scaffpd.deploy.flare.project import Project, write_project
-from scaffpd.deploy.flare.session import Admin
+from scaffpd.deploy.flare.provision import FlareProject, write_project
 from scaffpd.deploy.processes import Processes
 from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.errors import InputError
@@ -177,18 +177,18 @@ def test_the_federation_file_is_named_by_the_job_the_environment_or_the_folder(t
 
 
 def test_the_job_carries_no_code(tmp_path):
-    folder = job.write_job("hospitals", tmp_path, quorum=3)
+    folder = provision.write_job("hospitals", tmp_path, quorum=3)
     assert {file.suffix for file in folder.rglob("*") if file.is_file()} == {".json"}
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["min_clients"] == 3
-    for part, allowed in (("server", job.SERVER_CLASSES), ("client", job.SITE_CLASSES)):
+    for part, allowed in (("server", provision.SERVER_CLASSES), ("client", provision.SITE_CLASSES)):
         config = (folder / "app" / "config" / f"config_fed_{part}.json").read_text()
         assert paths(json.loads(config)) == set(allowed)
         assert "silo.toml" not in config
 
 
 def test_the_jobs_path_of_the_federation_survives_flare(tmp_path):
-    folder = job.write_job("hospitals", tmp_path, federation="/somewhere/federation.toml")
+    folder = provision.write_job("hospitals", tmp_path, federation="/somewhere/federation.toml")
     assert "/somewhere/federation.toml" in (folder / "app" / "config" / "config_fed_server.json").read_text()
 
 
@@ -199,7 +199,7 @@ def paths(node):
 
 
 def test_a_project_names_server_silos_and_coordinator(tmp_path):
-    written = write_project(Project("hospitals", ("north", "south"), "fl.example.org", quorum=2), tmp_path)
+    written = write_project(FlareProject("hospitals", ("north", "south"), "fl.example.org", quorum=2), tmp_path)
     document = yaml.safe_load(written.project.read_text())
     kinds = {person["name"]: person["type"] for person in document["participants"]}
     assert kinds == {
@@ -227,7 +227,7 @@ def test_a_project_names_server_silos_and_coordinator(tmp_path):
 )
 def test_names_that_flare_cannot_use_are_refused(change, words):
     with pytest.raises(InputError, match=words):
-        Project(**({"name": "f", "silos": ("a",), "host": "localhost"} | change))
+        FlareProject(**({"name": "f", "silos": ("a",), "host": "localhost"} | change))
 
 
 def test_a_site_allows_two_classes_no_code_and_no_log_streaming(tmp_path):
@@ -235,10 +235,10 @@ def test_a_site_allows_two_classes_no_code_and_no_log_streaming(tmp_path):
     default = {"client": {}, "components": [{"id": "site_log_streamer"}, {"id": "resource_manager"}]}
     (local / "resources.json.default").write_text(json.dumps(default))
     (local / "log_config.json.default").write_text(json.dumps({"loggers": {"root": {"handlers": ["x"]}}}))
-    builder = rules.SiteRules()
+    builder = provision.SiteRules()
     builder._write(local, builder._site)
     resources = json.loads((local / "resources.json").read_text())
-    assert resources["class_allow_list"] == list(job.SITE_CLASSES)
+    assert resources["class_allow_list"] == list(provision.SITE_CLASSES)
     assert resources["allow_log_streaming"] is False
     assert [part["id"] for part in resources["components"]] == ["resource_manager"]
     rights = json.loads((local / "authorization.json").read_text())["permissions"]
@@ -265,7 +265,7 @@ def test_ports_are_free_and_different():
 
 def test_a_folder_without_a_kit_is_no_administrator(tmp_path):
     with pytest.raises(InputError, match="startup kit"):
-        Admin(tmp_path, tmp_path / "log")
+        AdminSession(tmp_path, tmp_path / "log")
 
 
 def test_processes_are_found_by_their_mark_and_all_of_them_killed(tmp_path):
@@ -343,7 +343,9 @@ class Scripted:
 
 def supervised(scripted, **limits):
     said = []
-    settings = supervise.Limits(every=0.001) if not limits else supervise.Limits(**({"every": 0.001} | limits))
+    settings = (
+        supervise.RetryPolicy(every=0.001) if not limits else supervise.RetryPolicy(**({"every": 0.001} | limits))
+    )
     folder = types.SimpleNamespace(final=lambda: scripted.final, seen=lambda: scripted.rounds)
     run = supervise.Supervisor(scripted, folder, settings, said.append)
     run.run()

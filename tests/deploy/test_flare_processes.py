@@ -17,7 +17,7 @@ pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd
 
 from scaffpd.deploy.flare.local import FlareEngine
 from scaffpd.deploy.flare.simulate import simulate
-from scaffpd.deploy.supervise import Limits, Supervisor
+from scaffpd.deploy.supervise import RetryPolicy, Supervisor
 
 pytestmark = pytest.mark.deploy
 
@@ -113,7 +113,7 @@ def test_every_fault_is_survived_and_nothing_is_left_behind(tmp_path):
     federation = Federation(tmp_path, 100_000, {"north": "north", "south": "south", "east": "west"}, pause=0.2)
     engine = FlareEngine(federation.file, federation.silos, tmp_path / "work")
     said = []
-    limits = Limits(quorum=2, settle=5.0, waiting=60.0)
+    limits = RetryPolicy(quorum=2, settle=5.0, waiting=60.0)
     folder = types.SimpleNamespace(final=federation.final, seen=lambda: len(federation.rounds()))
     supervisor = Supervisor(engine, folder, limits, said.append)
     try:

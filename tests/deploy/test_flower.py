@@ -18,10 +18,9 @@ pytest.importorskip("flwr", reason="needs scaffpd[flower]")
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from scaffpd.deploy.flower import client_app, payload, server_app
-from scaffpd.deploy.flower.certificates import write_certificates, write_node_key
-from scaffpd.deploy.flower.project import write_app
-from scaffpd.deploy.flower.server_app import GridTransport
+from scaffpd.deploy.flower import apps
+from scaffpd.deploy.flower.apps import GridTransport
+from scaffpd.deploy.flower.project import write_app, write_certificates, write_node_key
 from scaffpd.deploy.flower.simulate import InProcessGrid, simulate
 from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.errors import InputError
@@ -51,7 +50,7 @@ def silos(tmp_path):
 
 @pytest.fixture
 def grid(silos, monkeypatch):
-    monkeypatch.setattr(client_app, "open_silo", flower_stand_in.Silo.open)
+    monkeypatch.setattr(apps, "open_silo", flower_stand_in.Silo.open)
     return InProcessGrid(silos)
 
 
@@ -67,11 +66,11 @@ def heads(replies):
 class TestPayload:
     @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 50_000])
     def test_comes_back_as_it_went(self, data):
-        assert payload.unpack(payload.pack(data)) == data
+        assert apps.unpack(apps.pack(data)) == data
 
     def test_something_else_is_refused(self):
         with pytest.raises(ValueError, match="one array of bytes"):
-            payload.unpack(RecordDict())
+            apps.unpack(RecordDict())
 
 
 class TestTransport:
@@ -192,21 +191,21 @@ class Broken(Slow):
 class TestApps:
     def test_the_silo_is_the_sites_own_setting(self, monkeypatch):
         context = Context(1, 2, {"silo": "/there/silo.toml"}, RecordDict(), {"silo": "/evil.toml"})
-        assert client_app.silo_file(context) == Path("/there/silo.toml")
+        assert apps.silo_file(context) == Path("/there/silo.toml")
         bare = Context(1, 2, {}, RecordDict(), {"silo": "/evil.toml"})
         monkeypatch.delenv("SCAFFPD_SILO", raising=False)
         with pytest.raises(InputError, match="--node-config"):
-            client_app.silo_file(bare)
+            apps.silo_file(bare)
         monkeypatch.setenv("SCAFFPD_SILO", "/here/silo.toml")
-        assert client_app.silo_file(bare) == Path("/here/silo.toml")
+        assert apps.silo_file(bare) == Path("/here/silo.toml")
 
     def test_the_run_config_names_the_federation(self):
-        assert server_app.federation_file({"federation": "/a/federation.toml"}) == Path("/a/federation.toml")
+        assert apps.federation_file({"federation": "/a/federation.toml"}) == Path("/a/federation.toml")
         with pytest.raises(InputError, match="flwr run -c"):
-            server_app.federation_file({"federation": ""})
+            apps.federation_file({"federation": ""})
 
     def test_a_whole_run(self, silos, tmp_path, monkeypatch):
-        monkeypatch.setattr(client_app, "open_silo", flower_stand_in.Silo.open)
+        monkeypatch.setattr(apps, "open_silo", flower_stand_in.Silo.open)
         monkeypatch.setattr(sys, "meta_path", [flower_stand_in.Finder(), *sys.meta_path])
         for name in flower_stand_in.Finder.NAMES:
             monkeypatch.delitem(sys.modules, name, raising=False)
@@ -219,7 +218,7 @@ class TestApps:
         assert [[reply["count"] for reply in step["replies"]] for step in seen] == [[1, 1, 1], [2, 2, 2]]
 
     def test_the_client_is_light(self):
-        code = "import sys, scaffpd.deploy.flower.client_app; print(*{'torch', 'sklearn', 'scipy'} & set(sys.modules))"
+        code = "import sys, scaffpd.deploy.flower.apps; print(*{'torch', 'sklearn', 'scipy'} & set(sys.modules))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == ""
 

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs scaffpd[flower]")
 
-from scaffpd.deploy.flower.certificates import write_node_key
 from scaffpd.deploy.flower.local import FlowerEngine
+from scaffpd.deploy.flower.project import write_node_key
 from scaffpd.errors import InputError
 
 pytestmark = pytest.mark.deploy

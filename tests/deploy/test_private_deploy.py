@@ -13,7 +13,7 @@ from scaffpd.deploy.coordinator.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.in_process import InProcess
 from scaffpd.deploy.protocol.wire import Message, decode, encode
-from scaffpd.deploy.silo.books import Books
+from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
@@ -248,10 +248,12 @@ def test_a_budget_is_for_every_cohort_and_is_never_ignored(tmp_path):
     own = Private(Linear("logistic", l2=0.1), noise=5.0, radius=2.0, secret=1)
     rows = np.random.default_rng(0).normal(size=(50, 3)), np.arange(50) % 2
     prepared = Cohort({"va": rows}, own)
-    Books(rules, {"epsilon": 1.0, "delta": 1e-6}, "x").open(prepared)
+    PrivacyLedger(rules, {"epsilon": 1.0, "delta": 1e-6}, "x").open(prepared)
     assert (prepared.account.budget, prepared.account.delta) == (9.0, 1e-5)
     with pytest.raises(InputError, match="is not private"):
-        Books(rules, {"epsilon": 1.0, "delta": 1e-6}, "x").open(Cohort({"va": rows}, Linear("logistic", l2=0.1)))
+        PrivacyLedger(rules, {"epsilon": 1.0, "delta": 1e-6}, "x").open(
+            Cohort({"va": rows}, Linear("logistic", l2=0.1))
+        )
 
 
 def test_processes_share_one_set_of_books(tmp_path):
@@ -261,7 +263,7 @@ def test_processes_share_one_set_of_books(tmp_path):
     coordinate(path, transport)
     (books,) = places["va"].parent.glob("privacy-spent-*.npz")
     work, keeper = transport.silos["va"]._the_work(), transport.silos["va"]._books
-    other = Books(keeper.rules, keeper.agreed, "0" * 32)
+    other = PrivacyLedger(keeper.rules, keeper.agreed, "0" * 32)
     other.file = books
     twin = Cohort({"va": (np.ones((30, work.cohort.dimension - 1)), np.arange(30) % 2)}, work.cohort.model)
     other.open(twin)

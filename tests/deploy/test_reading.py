@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scaffpd.deploy.silo.reading import Dataset
+from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 from scaffpd.tabular.read import spelt
@@ -117,7 +117,7 @@ def test_csv_needs_no_pandas(tmp_path):
     from_csv(tmp_path, "x,y\n1,0\n2,1\n")
     code = (
         "import sys\nfor name in ('pandas', 'pyarrow', 'rich', 'typer'): sys.modules[name] = None\n"
-        "from scaffpd.deploy.silo.reading import Dataset\nfrom scaffpd.deploy.silo.silo_file import SiloFile\n"
+        "from scaffpd.deploy.silo.dataset import Dataset\nfrom scaffpd.deploy.silo.silo_file import SiloFile\n"
         f"print(Dataset.read(SiloFile.read({str(tmp_path / 'silo.toml')!r})).rows)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

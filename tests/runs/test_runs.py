@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 from sklearn.linear_model import Ridge
 
 import scaffpd as sp
-from scaffpd.deploy.silo.predict import read_model
+from scaffpd.deploy.silo.dataset import read_model
 from scaffpd.errors import InputError
 from scaffpd.metrics import Spread
 from scaffpd.runs import path as walking

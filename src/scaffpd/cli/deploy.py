@@ -59,8 +59,7 @@ def local(
     if plaintext and engine != "flower":
         raise InputError("--plaintext is for Flower only: FLARE always uses TLS.")
     _positive(seconds)
-    from scaffpd.deploy.engine import engine_module
-    from scaffpd.deploy.local import LocalDeployment
+    from scaffpd.deploy.local import LocalDeployment, engine_module
 
     engine_module(engine, "local")  # before anything is written
     if federation is None:
@@ -103,12 +102,12 @@ def flare(federation: FederationFileArgument, out: Out = Path("flare")) -> None:
         scaffpd deploy flare federation.toml --out flare
     """
     from scaffpd.deploy.coordinator.federation_file import FederationFile
-    from scaffpd.deploy.engine import engine_module
+    from scaffpd.deploy.local import engine_module
 
-    project = engine_module("flare", "project")
+    project = engine_module("flare", "provision")
     file = FederationFile.read(federation)
     server = _server(file, out)
-    described = project.Project(
+    described = project.FlareProject(
         file.name, list(file.silos), server.host, server.port, server.admin_port, file.policy.quorum
     )
     written = project.write_project(described, out, file.path)
@@ -125,7 +124,7 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
         scaffpd deploy flower federation.toml --out flower
     """
     from scaffpd.deploy.coordinator.federation_file import FederationFile
-    from scaffpd.deploy.engine import engine_module
+    from scaffpd.deploy.local import engine_module
 
     project = engine_module("flower", "project")
     file = FederationFile.read(federation)
@@ -196,10 +195,9 @@ def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bo
     from scaffpd.cli.deployment_screen import Screen
     from scaffpd.deploy.coordinator.federation_file import FederationFile
     from scaffpd.deploy.coordinator.run_folder import RunFolder
-    from scaffpd.deploy.engine import engine_module
-    from scaffpd.deploy.local import Follower
+    from scaffpd.deploy.local import Follower, engine_module
 
-    production = engine_module("flare", "production")
+    production = engine_module("flare", "admin")
     file = FederationFile.read(federation)
     with Screen(file.silos, file.tol, quiet) as screen:
         follow = Follower(RunFolder(file.folder).path / "progress.jsonl", screen.watch)

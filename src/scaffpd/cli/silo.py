@@ -91,13 +91,13 @@ def check(
         scaffpd silo check silo.toml
         scaffpd silo check silo.toml --json
     """
-    from scaffpd.deploy.silo.overview import report
-    from scaffpd.deploy.silo.reading import Dataset
+    from scaffpd.deploy.silo.dataset import Dataset
+    from scaffpd.deploy.silo.disclosure import site_overview
     from scaffpd.deploy.silo.silo_file import SiloFile
 
     settings = SiloFile.read(file)
     data = Dataset.read(settings)
-    found = report(settings, data)
+    found = site_overview(settings, data)
     if as_json:
         print_json(found)
     else:
@@ -132,8 +132,8 @@ def predict(
     """
     import csv
 
-    from scaffpd.deploy.silo import predict as own
-    from scaffpd.deploy.silo.reading import Dataset
+    from scaffpd.deploy.silo import dataset as own
+    from scaffpd.deploy.silo.dataset import Dataset
     from scaffpd.deploy.silo.silo_file import SiloFile
 
     x, setup = own.read_model(model)

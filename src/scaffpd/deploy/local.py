@@ -1,4 +1,4 @@
-"""A federation of real processes on this machine: brought up, watched, taken down, nothing left but its results.
+"""Deploy a federation as real processes on this machine: bring them up, watch them, and leave nothing but results.
 
 federation.toml, NAME/silo.toml, NAME/patients.csv    what was deployed (the hospitals, where nothing else is given)
 deployment.json                                       how, so that it can be resumed
@@ -8,21 +8,169 @@ engine/                                               what the engine writes; re
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+
+from scaffpd.data.heart_disease import COLUMNS, HOSPITALS, read
+from scaffpd.data.silos import Client
 from scaffpd.deploy.coordinator.coordinate import FAILED, Outcome, finished
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.run_folder import RunFolder
-from scaffpd.deploy.engine import engine_named
-from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.deploy.silo.silo_file import SiloFile
-from scaffpd.deploy.supervise import Limits, Supervisor
-from scaffpd.errors import InputError
+from scaffpd.deploy.supervise import RetryPolicy, Supervisor
+from scaffpd.errors import InputError, not_installed, unknown
+
+ENGINES = {"flare": "FlareEngine", "flower": "FlowerEngine"}
+
+
+class Engine(Protocol):
+    """A server, and a process (tree) for every silo."""
+
+    def start(self) -> None:
+        """Everything up and connected."""
+
+    def submit(self) -> None:
+        """Start the federation's job, or start it again."""
+
+    def running(self) -> bool:
+        """Whether the job that was submitted last is still going."""
+
+    def abort(self) -> None:
+        """End the job, leave the processes up."""
+
+    def connected(self) -> set[str]:
+        """The silos that the server sees now."""
+
+    def outside(self) -> set[str]:
+        """Those of them that have no part in the running job, and can get one only by starting it again."""
+
+    def kill_silo(self, name: str) -> None:
+        """SIGKILL all of a silo."""
+
+    def kill_job(self, name: str) -> None:
+        """SIGKILL the process in which a silo answers, not the silo itself."""
+
+    def kill_server(self) -> None:
+        """SIGKILL all of the server."""
+
+    def start_silo(self, name: str) -> None:
+        """Bring a silo back, as who it was."""
+
+    def start_server(self) -> None:
+        """Bring the server back."""
+
+    def pause_silo(self, name: str) -> None:
+        """SIGSTOP: it hangs."""
+
+    def wake_silo(self, name: str) -> None:
+        """SIGCONT."""
+
+    def logs(self) -> dict[str, Path]:
+        """Every process's log."""
+
+    def pids(self) -> set[int]:
+        """Everything alive that belongs to the engine."""
+
+    def stop(self) -> None:
+        """Everything down, whatever state it is in."""
+
+
+def engine_named(kind: str, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> Engine:
+    """An engine by its name, or a sentence where it is not installed."""
+    if kind not in ENGINES:
+        raise unknown("engine", kind, ENGINES)
+    made: Engine = getattr(engine_module(kind, "local"), ENGINES[kind])(federation, silos, work, tls)
+    return made
+
+
+def engine_module(kind: str, name: str) -> Any:
+    """A module of an engine, or a sentence where the engine is not installed."""
+    try:
+        return import_module(f"scaffpd.deploy.{kind}.{name}")
+    except ModuleNotFoundError as error:
+        raise not_installed(str(error.name).partition(".")[0], kind) from None
+
+
+HOSPITAL_SILO = """\
+name = "{name}"
+
+[data]
+file = "patients.csv"
+target = "disease"
+categories = ["cp", "restecg", "slope", "thal"]
+
+[split]
+test = 0.3
+"""
+HOSPITALS_FEDERATION = """\
+name = "hospitals"
+silos = [{silos}]
+folder = "run"
+
+[model]
+loss = "logistic"
+l2 = 0.03
+intercept = true
+
+[objective]
+kind = "ChiSquare"
+rho = 0.1
+
+[training]
+rounds = 500
+tol = 1e-6
+"""
+LEAST = 40  # patients of a silo
+
+
+def write_hospitals(folder: Path, silos: int = 4) -> tuple[Path, dict[str, Path]]:
+    """Write a federation.toml and the silos' folders; where they are.
+
+    More than four silos are parts of hospitals: wards, say.
+    """
+    places = {}
+    for name, (raw, labels) in _wards(silos).items():
+        home = folder / name
+        home.mkdir(parents=True)
+        with (home / "patients.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow([*COLUMNS, "disease"])
+            for row, label in zip(raw.tolist(), labels.tolist(), strict=True):
+                writer.writerow([*("" if value != value else f"{value:g}" for value in row), label])
+        (home / "silo.toml").write_text(HOSPITAL_SILO.format(name=name), encoding="utf-8")
+        places[name] = home / "silo.toml"
+    path = folder / "federation.toml"
+    path.write_text(HOSPITALS_FEDERATION.format(silos=", ".join(f'"{name}"' for name in places)), encoding="utf-8")
+    return path, places
+
+
+def _wards(silos: int) -> dict[str, Client]:
+    """Whole hospitals, or nearly equal parts of them."""
+    hospitals = {name: read(name) for name in HOSPITALS}
+    most = sum(len(labels) // LEAST for _, labels in hospitals.values())
+    if not 2 <= silos <= most:
+        raise InputError(f"There are patients for 2 to {most} silos, not for {silos}.")
+    if silos <= len(hospitals):
+        return dict(list(hospitals.items())[:silos])
+    parts = dict.fromkeys(hospitals, 1)
+    while sum(parts.values()) < silos:
+        fullest = max(parts, key=lambda name: len(hospitals[name][1]) / parts[name])
+        parts[fullest] += 1
+    wards = {}
+    for name, (raw, labels) in hospitals.items():
+        order = np.random.default_rng(0).permutation(len(labels))
+        for k, rows in enumerate(np.array_split(order, parts[name])):
+            wards[name if parts[name] == 1 else f"{name}-{k + 1}"] = raw[rows], labels[rows]
+    return wards
+
 
 NOTE, WORK = "deployment.json", "engine"
 Watch = Callable[[Mapping[str, Any]], None]
@@ -113,7 +261,7 @@ class LocalDeployment:
             say(f"{self.engine}: starting the server and {len(self.silos)} silos.")
             engine.start()
             say("All silos are connected; the run starts.")
-            limits = Limits(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
+            limits = RetryPolicy(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
             Supervisor(engine, folder, limits, say, follow).run()
             follow()
             well = Outcome.of(folder).status != FAILED

@@ -1,17 +1,20 @@
-"""Processes that belong to an engine, and to which part of it: found by a mark in their environment.
+"""Start the processes of an engine, find them by a mark in their environment, and end them.
 
 Engines start processes that start others, in sessions of their own, and a child that has lost its parent is nobody's
-child. The mark stays.
+child. The mark stays. Run as a script, this module is the watchdog of one process: it ends with the process that
+started it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -40,7 +43,7 @@ class Processes:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "scaffpd.deploy.child", str(os.getpid()), *command],
+                [sys.executable, "-u", "-m", "scaffpd.deploy.processes", str(os.getpid()), *command],
                 cwd=folder or log.parent, env={**environment, **self.environment(part)},
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -110,3 +113,19 @@ def free_ports(count: int) -> list[int]:
     finally:
         for held in sockets:
             held.close()
+
+
+def watch(parent: int) -> None:
+    """End this process and its group once it has another parent."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    owner, sys.argv = int(sys.argv[1]), sys.argv[2:]
+    threading.Thread(target=watch, args=(owner,), daemon=True, name="watch parent").start()
+    if Path(sys.argv[0]).is_file():
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -11,7 +11,7 @@ from scaffpd.deploy.coordinator.run_folder import RunFolder
 from scaffpd.errors import InputError
 
 
-class Job(Protocol):
+class SupervisedJob(Protocol):
     """What is supervised: an engine on this machine, or a deployment in production."""
 
     def submit(self) -> None:
@@ -31,7 +31,7 @@ class Job(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RetryPolicy:
     """How long to keep trying.
 
     Attributes:
@@ -64,15 +64,15 @@ class Supervisor:
 
     def __init__(
         self,
-        job: Job,
+        job: SupervisedJob,
         folder: RunFolder,
-        limits: Limits | None = None,
+        limits: RetryPolicy | None = None,
         say: Callable[[str], object] = lambda sentence: None,
         look: Callable[[], object] = lambda: None,
     ) -> None:
         self.job, self.say, self.look = job, say, look
         self.final, self.rounds = folder.final, folder.seen
-        self.limits = limits or Limits()
+        self.limits = limits or RetryPolicy()
         self._fruitless, self._seen = 0, -1
         self._submitted, self._ending = -float("inf"), False
         self._outside: dict[str, int] = {}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.deploy.protocol.setup import Setup
-from scaffpd.deploy.silo.predict import answers, read_model
+from scaffpd.deploy.silo.dataset import predict_encoded, read_model
 from scaffpd.errors import InputError
 from scaffpd.tabular.clients import CSV, PARQUET
 from scaffpd.tabular.encode import ClientRows, Target, filled, scaled
@@ -68,7 +68,7 @@ def predict(run: Path, file: Path) -> Predictions:
         mine = codes == code
         X[mine] = _encoded(file, FeatureTable(rows, tuple(columns)).take(mine), setup)
     names = [NOBODY] * rows if owner is None else [NOBODY if k < 0 else owner.categories[k] for k in codes]
-    return Predictions(names, *answers(X, x, setup))
+    return Predictions(names, *predict_encoded(X, x, setup))
 
 
 def promise(run: Path) -> str | None:

@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scaffpd.deploy.flare import client, server
-from scaffpd.deploy.flare.deployment import Deployment
-from scaffpd.deploy.flare.project import Project, write_project
-from scaffpd.deploy.flare.session import Admin
+from scaffpd.deploy.flare.admin import AdminSession, FlareJob
+from scaffpd.deploy.flare.provision import FlareProject, write_project
 from scaffpd.deploy.processes import Processes, free_ports
 from scaffpd.errors import InputError
 
@@ -57,8 +56,8 @@ class FlareEngine:
         self.silos = {name: file.resolve() for name, file in silos.items()}
         self.quorum = quorum
         self._processes = Processes()
-        self._deployment: Deployment | None = None
-        self._project = Project(NAME, sorted(silos), HOST, 8002, 8003)
+        self._deployment: FlareJob | None = None
+        self._project = FlareProject(NAME, sorted(silos), HOST, 8002, 8003)
         self._job = self.work / "job" / NAME
 
     @property
@@ -74,7 +73,7 @@ class FlareEngine:
         store = self.work / "store"
         rules: dict[str, float | str] = {"dead_after": DEAD_AFTER, "schedule_every": 0.5, "patience": 3.0}
         rules["store"] = str(store)
-        self._project = Project(NAME, sorted(self.silos), HOST, port, admin_port, self.quorum, rules=rules)
+        self._project = FlareProject(NAME, sorted(self.silos), HOST, port, admin_port, self.quorum, rules=rules)
         self.work.mkdir(parents=True, exist_ok=True)
         for old in (self.work / "kits", self.work / "job", store):  # of an earlier start, with other ports
             shutil.rmtree(old, ignore_errors=True)
@@ -124,8 +123,8 @@ class FlareEngine:
         kit = self._kit(HOST)
         self._start(SERVER, "server.server_train", kit, "fed_server.json", TOGETHER, {server.VARIABLE: self.federation})
         if self._deployment is None:
-            admin = Admin(self._kit(self._project.admin), self.logs()[ADMIN], self._processes.environment(ADMIN))
-            self._deployment = Deployment(admin, self._job)
+            admin = AdminSession(self._kit(self._project.admin), self.logs()[ADMIN], self._processes.environment(ADMIN))
+            self._deployment = FlareJob(admin, self._job)
         self._deployment.current = None  # a server that was killed has lost its job
 
     def start_silo(self, name: str) -> None:
@@ -191,7 +190,7 @@ class FlareEngine:
         if self.running():
             self._deployed().abort()
 
-    def _deployed(self) -> Deployment:
+    def _deployed(self) -> FlareJob:
         if self._deployment is None:
             raise InputError("The engine has not been started: call start() first.")
         return self._deployment

@@ -54,7 +54,7 @@ def main(work: Path, names: list[str]) -> None:
     """What the simulator's own process does."""
     from nvflare.recipe import SimEnv
 
-    from scaffpd.deploy.flare.job import recipe
+    from scaffpd.deploy.flare.provision import recipe
 
     place = SimEnv(clients=names, num_threads=len(names), workspace_root=str(work / "simulator"))
     recipe(NAME, len(names)).execute(place)

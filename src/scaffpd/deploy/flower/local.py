@@ -1,4 +1,4 @@
-r"""Flower on one machine: a SuperLink and one SuperNode per silo as real processes, with TLS and node keys.
+"""Flower on one machine: a SuperLink and one SuperNode per silo as real processes, with TLS and node keys.
 
 What happens on Flower 1.41.0 (measured here, four silos):
 
@@ -23,20 +23,202 @@ What happens on Flower 1.41.0 (measured here, four silos):
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import re
+import secrets
 import signal
+import sys
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import httpx
 import psutil
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import Status
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.supercore.constant import NodeStatus
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from scaffpd.deploy.flower.control import Control
-from scaffpd.deploy.flower.layout import SERVER, Layout, part_of
-from scaffpd.deploy.flower.server_app import FEDERATION
-from scaffpd.deploy.processes import Processes
+import scaffpd
+from scaffpd.deploy.flower.apps import FEDERATION, SETTING
+from scaffpd.deploy.flower.project import write_certificates, write_files, write_node_key, write_private
+from scaffpd.deploy.processes import Processes, free_ports
 from scaffpd.errors import InputError
+
+SERVER = "server"
+_SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+_SILO_SETTINGS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds until a ClientApp is started
+
+
+class Layout:
+    """Files, ports and commands; a part is the server or a silo, with a folder of its own and Flower's home in it."""
+
+    def __init__(self, work: Path, silos: Iterable[str], tls: bool, warm: bool) -> None:
+        self.work, self._tls, self._warm = work, tls, warm
+        self.app, self.keys = work / "app", work / "keys"
+        self.authority = self.keys / "ca.pem" if tls else None
+        self.parts = [part_of(silo) for silo in silos]
+        self.ports = dict(zip((SERVER, *self.parts), free_ports(1 + len(self.parts)), strict=True))
+        self.address = f"127.0.0.1:{self.ports[SERVER]}"
+
+    def write(self, federation: Path) -> None:
+        """The app, certificates, and a key pair and a secret for every silo."""
+        write_files(self.app, federation)
+        self.keys.mkdir(parents=True, exist_ok=True)
+        if self._tls:
+            write_certificates(self.keys)
+        for part in self.parts:
+            write_node_key(self.keys, part)
+            write_private(self.keys / f"{part}.secret", secrets.token_bytes(32))
+
+    def log(self, part: str) -> Path:
+        """Where a part's output goes."""
+        return self.work / part / "log.txt"
+
+    def environment(self, part: str) -> dict[str, str]:
+        """Ours, with Flower's home inside the part's folder and our programs and modules first."""
+        programs = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        modules = [str(Path(scaffpd.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        own = {
+            "FLWR_HOME": str(self.work / part / "flwr"),
+            "PATH": os.pathsep.join(filter(None, programs)),
+            "PYTHONPATH": os.pathsep.join(filter(None, modules)),
+        }
+        return {**os.environ, **_SETTINGS, **({} if part == SERVER else _SILO_SETTINGS), **own}
+
+    def superlink(self) -> list[str]:
+        """The SuperLink, with a database, so that it knows its nodes again after a restart."""
+        command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.ports[SERVER])]
+        command += ["--database", str(self.work / "superlink.db"), "--disable-runtime-dependency-installation"]
+        if not self._tls:
+            return [*command, "--insecure"]
+        files = {"--ssl-ca-certfile": "ca.pem", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
+        options = [word for option, file in files.items() for word in (option, str(self.keys / file))]
+        return [*command, "--enable-supernode-auth", *options]
+
+    def supernode(self, part: str, silo: Path) -> list[str]:
+        """A silo's SuperNode."""
+        command = [_program("flower-supernode"), "--superlink", self.address, "--host", "127.0.0.1"]
+        command += ["--port", str(self.ports[part]), "--node-config", f'{SETTING}="{silo}"']
+        if self.authority:
+            command += ["--root-certificates", str(self.authority)]
+            command += ["--auth-supernode-private-key", str(self.keys / f"{part}.key")]
+        else:
+            command += ["--insecure"]
+        return [*command, "--isolation", "process", *self._secret(part)] if self._warm else command
+
+    def executor(self, part: str, parent: int) -> list[str]:
+        """The warm SuperExec of a silo."""
+        command = ["scaffpd.deploy.flower.fork_executor", "--insecure", "--parent-pid", str(parent)]
+        return [*command, "--runtime-api-address", f"127.0.0.1:{self.ports[part]}", *self._secret(part)]
+
+    def _secret(self, part: str) -> list[str]:
+        return ["--superexec-auth-secret-file", str(self.keys / f"{part}.secret")]
+
+
+def part_of(silo: str) -> str:
+    """A silo's name as a part."""
+    return f"silo-{silo}"
+
+
+def _program(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+class Control:
+    """A SuperLink's control API; `authority` is the CA's certificate, None for plaintext."""
+
+    def __init__(self, address: str, authority: Path | None) -> None:
+        self._address = address
+        self._authority = authority
+
+    def ready(self) -> bool:
+        """Whether the SuperLink answers."""
+        try:
+            self.online()
+        except httpx.TransportError:
+            return False
+        return True
+
+    def online(self) -> set[int]:
+        """The nodes that the SuperLink has heard from of late."""
+        with self._client() as client:
+            found = client.ListNodes(ListNodesRequest())
+        return {node.node_id for node in found.nodes_info if node.status == NodeStatus.ONLINE}
+
+    def register(self, name: str, public_key: Path) -> int:
+        """Admit the site that holds the private key; its node id."""
+        key = load_ssh_public_key(public_key.read_bytes())
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        with self._client() as client:
+            request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
+            return int(client.RegisterNode(request).node_id)
+
+    def release(self, node: int, private_key: Path) -> None:
+        """Say, as the site that holds the key, that its node has ended, so that it may be started again at once.
+
+        A SuperNode says so itself unless it was killed; then the SuperLink holds it for online for up to a minute and
+        refuses another one with the same key, which ends with exit code 305.
+        """
+        key = load_ssh_private_key(private_key.read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+        signature = NodeAuthHttpInterceptor(key, key.public_key())
+        with FleetHttpClient.from_server_address(
+            self._address, self._authority is None, self._certificate(), interceptors=[version, signature]
+        ) as client:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+
+    def start(self, app: Path, config: dict[str, str]) -> int:
+        """Submit an app; the run's id."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # flwr 1.41 uses a name that pathspec 1 has deprecated
+            content = build_fab_from_disk(app)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config)))
+        with self._client() as client:
+            return int(client.StartRun(request).run_id)
+
+    def stop(self, run: int) -> None:
+        """End a run."""
+        with self._client() as client:
+            client.StopRun(StopRunRequest(run_id=run))
+
+    def finished(self, run: int) -> bool:
+        """Whether a run has ended, one way or another."""
+        with self._client() as client:
+            runs = client.ListRuns(ListRunsRequest(run_id=run)).run_dict
+        return run not in runs or runs[run].status.status == Status.FINISHED
+
+    def _client(self) -> ControlHttpClient:
+        return ControlHttpClient.from_server_address(
+            server_address=self._address,
+            insecure=self._authority is None,
+            root_certificates=self._certificate(),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    def _certificate(self) -> bytes | None:
+        return self._authority.read_bytes() if self._authority else None
+
 
 _PATIENCE = 120.0
 _NEXT = 10.0
@@ -51,7 +233,7 @@ class FlowerEngine:
         silos: name of a silo -> its silo.toml.
         work: an empty folder for everything that the engine writes.
         tls: certificates and authenticated nodes; plaintext without.
-        warm: ClientApps are forks of a process that has loaded torch already (`scaffpd.deploy.flower.warm`); without,
+        warm: ClientApps are forks of a process that has loaded torch already (`fork_executor`); without,
             Flower's own SuperExec starts a new Python for every message.
     """
 
@@ -196,8 +378,8 @@ class FlowerEngine:
             with contextlib.suppress(psutil.Error):
                 words = " ".join(process.cmdline())
                 parent = process.parent()
-                fork = parent is not None and "deploy.flower.warm" in " ".join(parent.cmdline())
-                if "flwr-clientapp" in words or ("deploy.flower.warm" in words and fork):
+                fork = parent is not None and "deploy.flower.fork_executor" in " ".join(parent.cmdline())
+                if "flwr-clientapp" in words or ("deploy.flower.fork_executor" in words and fork):
                     jobs.append(process)
         return jobs
 

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from scaffpd.deploy.flower import client_app, server_app
+from scaffpd.deploy.flower import apps
 
 if TYPE_CHECKING:
     from scaffpd.deploy.coordinator.coordinate import Outcome
@@ -40,7 +40,7 @@ class InProcessGrid(Grid):
         self.nodes = {name: _FIRST + place for place, name in enumerate(silos)}
         self.away: set[str] = set()
         self._contexts = {
-            node: Context(_RUN, node, {client_app.SETTING: str(Path(silos[name]).resolve())}, RecordDict(), {})
+            node: Context(_RUN, node, {apps.SETTING: str(Path(silos[name]).resolve())}, RecordDict(), {})
             for name, node in self.nodes.items()
         }
         self._waiting: dict[str, Message] = {}
@@ -97,7 +97,7 @@ class InProcessGrid(Grid):
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, "away"), reply_to=message)
         context = self._contexts[node]
         try:
-            reply = client_app.app(message, context)
+            reply = apps.client_app(message, context)
         except Exception as error:
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), reply_to=message)
         stored = context_to_proto(context).SerializeToString()
@@ -109,7 +109,5 @@ class InProcessGrid(Grid):
 
 def simulate(federation: Path, silos: Mapping[str, Path]) -> Outcome:
     """Run a federation in this process; the run folder is what `coordinate` writes."""
-    context = Context(
-        _RUN, SUPERLINK_NODE_ID, {}, RecordDict(), {server_app.FEDERATION: str(Path(federation).resolve())}
-    )
-    return server_app.run(InProcessGrid(silos), context)
+    context = Context(_RUN, SUPERLINK_NODE_ID, {}, RecordDict(), {apps.FEDERATION: str(Path(federation).resolve())})
+    return apps.run(InProcessGrid(silos), context)

@@ -38,7 +38,7 @@ MEASURED = (["c"], ["d"])  # vectors whose length may be asked for; of anything 
 PROBE = 3  # the place of a loss among the constants
 
 
-class Masking:
+class SiloMasking:
     """One silo in secure sums."""
 
     def __init__(self, name: str, rules: SecureRules) -> None:

@@ -27,17 +27,17 @@ from scaffpd.deploy.protocol.needs import EVALUATE, GRADIENTS, PROJECT, SECRET, 
 from scaffpd.deploy.protocol.setup import Setup, linear
 from scaffpd.deploy.protocol.vectors import Missing, Shelf
 from scaffpd.deploy.protocol.wire import Message, decode, digest, encode
-from scaffpd.deploy.silo.books import Books, spent
-from scaffpd.deploy.silo.reading import Dataset
+from scaffpd.deploy.silo.dataset import Dataset
+from scaffpd.deploy.silo.handlers import NamedVector, SiloCohort
+from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger, spent
 from scaffpd.deploy.silo.silo_file import SiloFile
-from scaffpd.deploy.silo.work import Named, Work
 from scaffpd.errors import InputError
 from scaffpd.settings import entry
 from scaffpd.settings.objects import algorithm_kind
 from scaffpd.tabular.schema import checked_schema, width
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.silo.masking import Masking
+    from scaffpd.deploy.silo.masking import SiloMasking
 
 log = logging.getLogger("scaffpd.silo")
 MEGABYTE = 2**20
@@ -53,12 +53,12 @@ class Silo:
         self.file, self.name = file, file.name
         self._data: Dataset | None = None
         self._setup: Setup | None = None
-        self._work: Work | None = None
+        self._work: SiloCohort | None = None
         self._shelf = Shelf()
         self._known: dict[str, frozenset[str]] = {}
         self._agreed: dict[str, list[str]] = {}
-        self._secret: Masking | None = None
-        self._books: Books | None = None
+        self._secret: SiloMasking | None = None
+        self._books: PrivacyLedger | None = None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], kit: Path | None = None) -> Silo:
@@ -125,11 +125,11 @@ class Silo:
         return self.file.secure.required or (self._setup is not None and bool(self._setup.secure))
 
     @property
-    def _masking(self) -> Masking:
+    def _masking(self) -> SiloMasking:
         if self._secret is None:
-            from scaffpd.deploy.silo.masking import Masking  # needs a package that plain sums do not
+            from scaffpd.deploy.silo.masking import SiloMasking  # needs a package that plain sums do not
 
-            self._secret = self._own(Masking, self.name, self.file.secure)
+            self._secret = self._own(SiloMasking, self.name, self.file.secure)
         return self._secret
 
     def _hello(self, asked: Message) -> Message:
@@ -180,7 +180,7 @@ class Silo:
         scalars = np.array([known.smoothness[0], known.strong_convexity[0], known.steepest[0], self._probe(work)])
         return Message("answer", values, {"constants": scalars})
 
-    def _probe(self, work: Work) -> float:
+    def _probe(self, work: SiloCohort) -> float:
         """The loss at one arbitrary point, by which the data are known again; nothing where it would be a release."""
         if self._private:
             return 0.0
@@ -224,11 +224,11 @@ class Silo:
         self._shelf.put({name: array for name, array in asked.arrays.items() if name not in UNNAMED})
         work = self._the_work()
         found = self._shelf.find(named.values())
-        vectors = {role: Named(name, work.vector(found[name])) for role, name in named.items()}
+        vectors = {role: NamedVector(name, work.vector(found[name])) for role, name in named.items()}
         with self._booked(work):
             return work.answer(asked.kind, values, vectors, asked.arrays)
 
-    def _booked(self, work: Work) -> AbstractContextManager[None]:
+    def _booked(self, work: SiloCohort) -> AbstractContextManager[None]:
         """While something is answered that has to be written down."""
         return nullcontext() if self._books is None else self._books.while_answering(work.cohort)
 
@@ -278,15 +278,15 @@ class Silo:
             self._known[algorithm] = kind.questions | {EVALUATE}
         return self._known[algorithm]
 
-    def _the_work(self) -> Work:
+    def _the_work(self) -> SiloCohort:
         assert self._setup is not None
         if self._work is None:
             if self._setup.privacy:
-                self._books = Books(self.file.privacy, self._setup.privacy, self._setup.digest)
+                self._books = PrivacyLedger(self.file.privacy, self._setup.privacy, self._setup.digest)
             cohort = self._cohort(self._setup)
             if self._books is not None:
                 self._own(self._books.open, cohort)
-            self._work = Work(cohort)
+            self._work = SiloCohort(cohort)
         return self._work
 
     def _cohort(self, setup: Setup) -> Cohort:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scaffpd.algorithms import ALGORITHMS
-from scaffpd.deploy.silo.books import PrivacyRules
+from scaffpd.deploy.silo.privacy_ledger import PrivacyRules
 from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.errors import InputError, unknown
 from scaffpd.settings.entry import glimpse

@@ -1,6 +1,6 @@
-"""What a silo computes: every question of the waist, answered by a cohort of one.
+"""Answer the questions of the waist with a cohort of one.
 
-An answer holds exactly the arrays that are named here, and nothing else leaves (a test looks at every message).
+An answer holds the arrays that are named here and nothing else (a test looks at every message).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from scaffpd.federation import ProximalPlan
 from scaffpd.models.threads import suited
 
 
-class Named(NamedTuple):
+class NamedVector(NamedTuple):
     """A vector, and the name that the coordinator has given it."""
 
     name: str
     value: Tensor
 
 
-Vectors = Mapping[str, Named]
-Handler = Callable[["Work", Mapping[str, Any], Vectors, Mapping[str, Array]], Message]
+Vectors = Mapping[str, NamedVector]
+Handler = Callable[["SiloCohort", Mapping[str, Any], Vectors, Mapping[str, Array]], Message]
 DIRECTIONS = 256  # most columns of V: with d of them the whole Hessian would leave
 POINTS = 2  # how many points' answers are kept: this round's and, where a step is rejected, the last one's
 
 
-class Work:
+class SiloCohort:
     """A cohort of one that remembers its last answers, so that local steps need not compute c_i again."""
 
     def __init__(self, cohort: Cohort) -> None:
@@ -48,7 +48,7 @@ class Work:
             raise InputError(f"A vector of shape {array.shape} came for a model of {self.like.numel()} parameters.")
         return torch.from_numpy(array).to(self.like)
 
-    def at(self, x: Named, values: Mapping[str, Any]) -> CohortGradients:
+    def at(self, x: NamedVector, values: Mapping[str, Any]) -> CohortGradients:
         """Losses and gradients at x, computed once."""
         asked = (x.name, *read_batch(values))
         if asked not in self._points:
@@ -70,19 +70,21 @@ class Work:
             return HANDLERS[kind](self, values, vectors, arrays)
 
 
-def gradients(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+def gradients(work: SiloCohort, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """L_i, c_i and the bounds on their rounding errors."""
     at = work.at(vectors["x"], values)
     loss, gradient = at.rounding
     return _answer(c=at.each()[0], scalars=np.array([at.losses[0], loss[0], gradient[0]]))
 
 
-def losses(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+def losses(work: SiloCohort, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """L_i."""
     return _answer(scalars=work.cohort.losses(vectors["x"].value, *read_batch(values)))
 
 
-def local_updates(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+def local_updates(
+    work: SiloCohort, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]
+) -> Message:
     """d_i = x − u_{i,J}, and the snapshot's where one is asked for."""
     plan, at = local_plan(values.get("plan")), None
     if "at" in vectors:
@@ -95,7 +97,9 @@ def local_updates(work: Work, values: Mapping[str, Any], vectors: Vectors, array
     return _answer(d=updates.sum(one), **more)
 
 
-def proximal_steps(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+def proximal_steps(
+    work: SiloCohort, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]
+) -> Message:
     """d_i, the solution of the local model."""
     limit, steepest = int(number(values, "limit")), number(values, "steepest")
     plan = ProximalPlan(number(values, "pull"), vectors["metric"].value, limit, steepest)
@@ -103,7 +107,7 @@ def proximal_steps(work: Work, values: Mapping[str, Any], vectors: Vectors, arra
     return _answer(d=work.cohort.proximal_steps(at, vectors["correction"].value, plan).sum(np.ones(1)))
 
 
-def curvature(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+def curvature(work: SiloCohort, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """VᵀH_iV, Vᵀc_i and ‖c_i‖² in the metric D⁻¹."""
     V = arrays.get("V")
     if V is None or V.ndim != 2 or V.shape[0] != work.like.numel() or not 1 <= V.shape[1] <= DIRECTIONS:
@@ -113,12 +117,12 @@ def curvature(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: M
     return _answer(curvature=seen.curvature, slopes=seen.slopes[0], scalars=seen.sizes)
 
 
-def diagonal(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+def diagonal(work: SiloCohort, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """Diag ∇²f_i."""
     return _answer(diagonal=work.at(vectors["at"], values).diagonal(np.ones(1)))
 
 
-def project(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+def project(work: SiloCohort, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """⟨c_i, v⟩, for the way v between two points that were asked about, and no other direction."""
     at, v = work.at(vectors["at"], values), vectors["direction"].value
     if not any(torch.equal(v, other.x - at.x) or torch.equal(v, at.x - other.x) for other in work.points):
@@ -126,7 +130,7 @@ def project(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Map
     return _answer(scalars=at.project(v))
 
 
-def evaluate(work: Work, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
+def evaluate(work: SiloCohort, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """A loss, an accuracy and a count."""
     scores = work.cohort.evaluate(vectors["x"].value, str(values.get("split", "train")))
     return _answer(scalars=np.array([scores.loss[0], scores.accuracy[0], float(scores.counts[0])]))

@@ -1,29 +1,124 @@
-"""What runs at the coordinator: a Flower `ServerApp` with a `Transport` over Flower's `Grid`."""
+"""What Flower runs: a `ClientApp` at every site, a `ServerApp` at the coordinator, and bytes in Flower's records.
+
+Flower starts a process for every message. What a silo has to remember (agreements, vectors, secrets of open sums; no
+rows) is kept in Flower's `Context.state`, which lives in the memory of the SuperNode: a restart loses it, which does no
+harm.
+
+Flower moves every record of a message as an object of its own, with a call for each at every hop. So a small payload is
+one `ConfigRecord`: three objects a message. A large one is the buffer of an `Array`, which Flower cuts into pieces of
+5 MB: there is no limit on its size, and equal pieces for several sites (a broadcast x) go to the SuperLink once.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from scaffpd.deploy.flower.client_app import QUESTION
-from scaffpd.deploy.flower.payload import pack, unpack
 from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.deploy.coordinator.coordinate import Outcome
+    from scaffpd.deploy.protocol.transport import Answering
+
+
+_RECORD = "scaffpd"
+_KEY = "bytes"
+_KIND = "scaffpd.bytes"
+_SMALL = 2**20
+
+
+def pack(data: bytes) -> RecordDict:
+    """`data` as the content of a message."""
+    content = RecordDict()
+    put(content, _RECORD, data)
+    return content
+
+
+def unpack(content: RecordDict) -> bytes:
+    """What `pack` packed; a `ValueError` for anything else."""
+    data = get(content, _RECORD)
+    if data is None:
+        raise ValueError("the message does not hold one array of bytes")
+    return data
+
+
+def put(records: RecordDict, name: str, data: bytes) -> None:
+    """Keep `data` under a name, in place of what was there."""
+    if len(data) <= _SMALL:
+        records[name] = ConfigRecord({_KEY: data})
+    else:
+        records[name] = ArrayRecord({_KEY: Array("uint8", (len(data),), _KIND, data)})
+
+
+def get(records: RecordDict, name: str) -> bytes | None:
+    """What is kept under a name, or None if there is nothing of our kind."""
+    record = records.get(name)
+    if not isinstance(record, (ArrayRecord, ConfigRecord)) or list(record) != [_KEY]:
+        return None
+    value = record[_KEY]
+    if isinstance(value, Array):
+        return bytes(value.data) if value.stype == _KIND and value.shape == (len(value.data),) else None
+    return value if isinstance(value, bytes) else None
+
+
+QUESTION = "query.scaffpd"
+SETTING = "silo"
+VARIABLE = "SCAFFPD_SILO"
+_KEPT = "scaffpd.kept"
+
+log = logging.getLogger("scaffpd.silo")
+client_app = ClientApp()
+
+
+def silo_file(context: Context) -> Path:
+    """Where this site's silo.toml is: the SuperNode's own `--node-config` or environment, never the coordinator."""
+    path = context.node_config.get(SETTING) or os.environ.get(VARIABLE)
+    if not path:
+        raise InputError(
+            f"This SuperNode does not know its silo: start it with --node-config '{SETTING}=\"/path/to/silo.toml\"' "
+            f"or set {VARIABLE}."
+        )
+    return Path(str(path))
+
+
+def open_silo(path: Path) -> Answering:
+    """The silo that answers; imported here so that everything else of this module stays light."""
+    from scaffpd.deploy.silo.silo import Silo
+
+    return Silo.open(path)
+
+
+@client_app.query("scaffpd")
+def reply(message: Message, context: Context) -> Message:
+    """Answer one question; what goes wrong is said in the site's log, for Flower would send it to the coordinator."""
+    try:
+        silo = open_silo(silo_file(context))
+        before = get(context.state, _KEPT)
+        if before is not None:
+            silo.restore(before)
+        answer = silo.answer(unpack(message.content))
+        put(context.state, _KEPT, silo.kept())
+    except Exception:
+        log.exception("the silo cannot answer")
+        raise InputError("This site's silo cannot answer; its log says why.") from None
+    return Message(pack(answer), reply_to=message)
+
 
 FEDERATION = "federation"
 _POLL = 0.3  # seconds; a look costs the SuperLink some 15 ms of a core
 _SKEW = 60.0  # seconds that a site's clock may be ahead: it computes from the question's age until when it may reply
 _GONE = {5: "the SuperLink has had no heartbeat from the site"}  # flwr's ErrorCode.NODE_UNAVAILABLE
 
-app = ServerApp()
+server_app = ServerApp()
 
 
 class GridTransport:
@@ -113,7 +208,7 @@ def run(grid: Grid, context: Context) -> Outcome:
     return coordinate(federation_file(context.run_config), GridTransport(grid))
 
 
-@app.main()
+@server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """What Flower calls."""
     run(grid, context)

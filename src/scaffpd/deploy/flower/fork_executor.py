@@ -97,14 +97,14 @@ def _be_client_app(spec: ExecutionSpec) -> None:
 
 def _load() -> None:
     """Import what a ClientApp needs; what is not there is missed when a message comes."""
-    for name in ("torch", "scaffpd.deploy.flower.client_app", "scaffpd.deploy.silo.silo"):
+    for name in ("torch", "scaffpd.deploy.flower.apps", "scaffpd.deploy.silo.silo"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve one SuperNode until it ends."""
-    parser = argparse.ArgumentParser(prog="python -m scaffpd.deploy.flower.warm", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scaffpd.deploy.flower.fork_executor", description=__doc__)
     parser.add_argument("--runtime-api-address", required=True, help="the SuperNode's --host and --port")
     parser.add_argument(
         "--insecure", action="store_true", help="the SuperNode's runtime API has no TLS (loopback only)"

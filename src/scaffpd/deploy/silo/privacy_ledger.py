@@ -48,7 +48,7 @@ class PrivacyRules:
     spent: Path
 
 
-class Books:
+class PrivacyLedger:
     """The privacy of one silo under one agreement.
 
     Args:

@@ -1,0 +1,233 @@
+"""Write what a deployment on FLARE consists of: the job, the rules of every site, the project file and the commands.
+
+The job names installed classes and carries neither code nor data. FLARE's own provisioner makes certificates and
+startup kits; nothing here touches a key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from nvflare.collab import CollabRecipe
+from nvflare.lighter.spec import Builder
+
+from scaffpd.deploy.flare.client import SiloClient
+from scaffpd.deploy.flare.server import Coordinator
+from scaffpd.errors import InputError
+
+SERVER_CLASSES = ("scaffpd.deploy.flare.server.Coordinator", "nvflare.collab.runtime.controller.CollabController")
+SITE_CLASSES = ("scaffpd.deploy.flare.client.SiloClient", "nvflare.collab.runtime.executor.CollabExecutor")
+
+
+def recipe(name: str, quorum: int = 1, federation: str = "") -> CollabRecipe:
+    """FLARE's recipe for the federation.
+
+    Args:
+        name: of the job.
+        quorum: with fewer sites than this FLARE does not start the job.
+        federation: path of federation.toml for the server, if it is not where the server expects it.
+    """
+    built = CollabRecipe(job_name=name, server=Coordinator(federation), client=SiloClient(), min_clients=quorum)
+    built.add_server_config({"server": {"task_request_interval": 0.5}})
+    built.add_client_config({"task_check_interval": 0.5, "get_task_timeout": 10.0})
+    return built
+
+
+def write_job(name: str, folder: Path, quorum: int = 1, federation: str = "") -> Path:
+    """Write the job under `folder`; the job's own folder.
+
+    FLARE would send along the source of our classes. It is taken out again: then the job needs no right to bring its
+    own code, and every site decides by its list of allowed classes.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        recipe(name, quorum, federation).export(str(folder))
+    job = (folder / name).resolve()
+    for code in job.glob("*/custom"):
+        shutil.rmtree(code)
+    return job
+
+
+EVERYDAY = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
+# What a site or the server grants to the roles of FLARE's users: no code from outside, no shell commands.
+RIGHTS = {
+    "format_version": "1.0",
+    "permissions": {
+        "project_admin": dict.fromkeys(EVERYDAY, "any") | {"shell_commands": "none", "byoc": "none"},
+        "org_admin": {"view": "any", "operate": "o:site", "manage_job": "o:submitter"},
+        "lead": {"submit_job": "any", "manage_job": "n:submitter", "view": "any"},
+        "member": {"view": "any"},
+    },
+}
+
+
+class SiteRules(Builder):  # type: ignore[misc]
+    """Name it in project.yml after FLARE's own StaticFileBuilder.
+
+    Args:
+        dead_after: seconds without a heartbeat after which the server takes a site for dead.
+        schedule_every: least seconds between two attempts to start a job.
+        patience: seconds that a site waits for the server's reply to a heartbeat.
+        store: absolute path of a folder on the server for submitted jobs; FLARE's own choice if empty.
+    """
+
+    def __init__(
+        self, dead_after: float = 60.0, schedule_every: float = 1.0, store: str = "", patience: float = 10.0
+    ) -> None:
+        self.patience = patience
+        self.store = store
+        self.dead_after = dead_after
+        self.schedule_every = schedule_every
+
+    def build(self, project: Any, ctx: Any) -> None:
+        """Write `local/resources.json` and `local/authorization.json` for the server and every site."""
+        server = project.get_server()
+        self._write(Path(ctx.get_local_dir(server)), self._server)
+        for site in project.get_clients():
+            self._write(Path(ctx.get_local_dir(site)), self._site)
+
+    def _write(self, local: Path, change: Any) -> None:
+        resources = json.loads((local / "resources.json.default").read_text())
+        change(resources)
+        (local / "resources.json").write_text(json.dumps(resources, indent=2))
+        (local / "authorization.json").write_text(json.dumps(RIGHTS, indent=2))
+        log = json.loads((local / "log_config.json.default").read_text())
+        log["loggers"]["root"]["handlers"] = ["logFileHandler"]
+        (local / "log_config.json").write_text(json.dumps(log, indent=2))
+
+    def _server(self, resources: dict[str, Any]) -> None:
+        resources["class_allow_list"] = list(SERVER_CLASSES)
+        resources["servers"][0] |= {"heart_beat_timeout": self.dead_after, "check_engine_frequency": 0.5}
+        parts = {part["id"]: part for part in resources["components"]}
+        if self.store:
+            resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = f"{self.store}/snapshots"
+            parts["job_manager"]["args"]["uri_root"] = f"{self.store}/jobs"
+        parts["job_scheduler"]["args"] |= {
+            "max_jobs": 1,
+            "max_schedule_count": 1000,
+            "min_schedule_interval": self.schedule_every,
+            "max_schedule_interval": 10 * self.schedule_every,
+        }
+        resources["components"] = [part for name, part in parts.items() if name != "log_receiver"]
+
+    def _site(self, resources: dict[str, Any]) -> None:
+        resources["class_allow_list"] = list(SITE_CLASSES)
+        resources["allow_log_streaming"] = False
+        # A heartbeat that a dead server never answers holds up the next one, and with it the way back.
+        resources["client"] |= {"maint_msg_timeout": self.patience}
+        resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
+
+
+SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+
+
+@dataclass(frozen=True)
+class FlareProject:
+    """A federation as FLARE's provisioner has to know it.
+
+    Args:
+        name: of the federation; also of the job.
+        silos: the sites' names, the same as in their silo files.
+        host: the server's name on the network, as the sites see it.
+        port: where the sites reach the server.
+        admin_port: where administrators reach it.
+        quorum: the job does not start with fewer sites.
+        admin: the administrator who submits the job.
+        rules: settings of `rules.SiteRules`.
+    """
+
+    name: str
+    silos: Sequence[str]
+    host: str
+    port: int = 8002
+    admin_port: int = 8003
+    quorum: int = 1
+    admin: str = "coordinator@scaffpd.org"
+    rules: dict[str, float | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (self.name, *self.silos):
+            if not SITE.fullmatch(name):
+                raise InputError(f"FLARE cannot use the name {name!r}: use letters, digits, '-' and '_'.")
+        if not HOST.fullmatch(self.host):
+            raise InputError(f"FLARE cannot use the server name {self.host!r}: give one such as fl.example.org.")
+        if not self.silos or len(set(self.silos)) < len(self.silos):
+            raise InputError("A FLARE project needs at least one silo, each with a name of its own.")
+        if {self.host, "server"} & set(self.silos):
+            raise InputError("A silo on FLARE must not be called like the server: rename it.")
+
+    def document(self) -> dict[str, Any]:
+        """The content of FLARE's project.yml."""
+        impl = "nvflare.lighter.impl"
+        layout = {"config_folder": "config", "scheme": "grpc"}
+        server = {"type": "server", "fed_learn_port": self.port, "admin_port": self.admin_port}
+        people = [{"name": self.host, "org": "scaffpd"} | server]
+        people += [{"name": silo, "org": "scaffpd", "type": "client"} for silo in self.silos]
+        people += [{"name": self.admin, "org": "scaffpd", "type": "admin", "role": "project_admin"}]
+        return {
+            "api_version": 3,
+            "name": self.name,
+            "description": f"scaffpd federation {self.name}",
+            "participants": people,
+            "builders": [
+                {"path": f"{impl}.workspace.WorkspaceBuilder"},
+                {"path": f"{impl}.static_file.StaticFileBuilder", "args": layout},
+                {"path": "scaffpd.deploy.flare.provision.SiteRules", "args": dict(self.rules)},
+                {"path": f"{impl}.cert.CertBuilder"},
+                {"path": f"{impl}.signature.SignatureBuilder"},
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class FlareFiles:
+    """What `write_project` left behind.
+
+    Attributes:
+        project: FLARE's project.yml.
+        job: the job's folder.
+        coordinator: the commands for the coordinator, in order; lines with '#' explain.
+        silo: the commands for every silo's operator, with NAME for the silo's name.
+    """
+
+    project: Path
+    job: Path
+    coordinator: tuple[str, ...]
+    silo: tuple[str, ...]
+
+
+def write_project(project: FlareProject, out: Path, federation: Path | None = None) -> FlareFiles:
+    """Write project.yml and the job into `out`; the commands name the federation's file."""
+    settings = federation or Path("federation.toml")
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "project.yml"
+    file.write_text(yaml.safe_dump(project.document(), sort_keys=False), encoding="utf-8")
+    job = write_job(project.name, out / "job", project.quorum)
+    kits = f"kits/{project.name}/prod_00"
+    coordinator = (
+        "pip install 'scaffpd[flare]'   # also on the server",
+        f"cd {out}",
+        "nvflare provision -p project.yml -w kits   # certificates and startup kits, made by FLARE",
+        f"# Send every silo its folder {kits}/NAME over a channel that you trust: it holds a private key.",
+        f"cp {settings} {kits}/{project.host}/local/federation.toml   # on the server",
+        f"{kits}/{project.host}/startup/start.sh   # on the server {project.host}",
+        f"# to stop it: touch {kits}/{project.host}/shutdown.fl",
+        f"scaffpd deploy resume {kits}/{project.host}/local/federation.toml --kit {kits}/{project.admin} --job {job}",
+    )
+    silo = (
+        "pip install 'scaffpd[flare]'",
+        "scaffpd silo check silo.toml",
+        "cp silo.toml NAME/local/silo.toml   # or: export SCAFFPD_SILO=/path/to/silo.toml",
+        "NAME/startup/start.sh",
+        "touch NAME/shutdown.fl   # to stop",
+    )
+    return FlareFiles(file, job, coordinator, silo)
