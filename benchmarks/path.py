@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from scaffpd.comparison.problems import problem
+from scaffpd.comparison.problem import problem
 from scaffpd.fairness_path import SYMBOLS, grid
 
 TOL, POINTS = 1e-6, 9

@@ -18,6 +18,7 @@ FLOORS = [
     {"federation", "objectives", "data", "checkpoint", "memory", "lock", "masking"},
     {
         "certificate",
+        "figures",
         "history",
         "metrics",
         "models",

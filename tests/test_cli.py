@@ -17,7 +17,7 @@ from scaffpd import cli
 from scaffpd import demo as hospitals
 from scaffpd.algorithms import Fair, ScaffPD
 from scaffpd.cli.compare import OURS
-from scaffpd.comparison import problems
+from scaffpd.comparison import problem
 from scaffpd.data import heart_disease
 from scaffpd.errors import InputError
 from test_hospitals import fitted_by_sklearn, with_ones
@@ -301,9 +301,9 @@ def test_help_of_compare_names_every_option(capsys):
     out = capsys.readouterr().out
     options = ("methods", "rounds", "local-steps", "batch-size", "seeds", "tune", "rho", "clients", "alpha", "out")
     assert all(f"--{option}" in out for option in (*options, "processes", "quiet"))
-    assert all(name in out for name in problems.NAMES)
+    assert all(name in out for name in problem.NAMES)
     flat = " ".join(out.replace("│", " ").split())
-    for ours, other in zip(problems.PARTITIONS["digits"], problems.PARTITIONS["breast-cancer"], strict=True):
+    for ours, other in zip(problem.PARTITIONS["digits"], problem.PARTITIONS["breast-cancer"], strict=True):
         assert f"[default: ({ours}; {other} for breast-cancer)]" in flat
 
 

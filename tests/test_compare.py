@@ -24,14 +24,14 @@ from rich.console import Console
 import comparison_cases as cases
 import scaffpd as sp
 from comparison_cases import METHODS, PROBLEM, toy
-from scaffpd.comparison import compete, pool
-from scaffpd.comparison.grid import configured, grid, neighbours
-from scaffpd.comparison.journal import Journal
+from scaffpd.comparison import compete
+from scaffpd.comparison import runs as pool
+from scaffpd.comparison.compete import Journal
 from scaffpd.comparison.problem import Problem, carve
-from scaffpd.comparison.problems import problem as known_problem
-from scaffpd.comparison.rows import MEASURES
-from scaffpd.comparison.runs import Bench, Job, Run
-from scaffpd.comparison.setting import labelled, make_setting
+from scaffpd.comparison.problem import problem as known_problem
+from scaffpd.comparison.runs import Run, RunKey, Runner
+from scaffpd.comparison.setting import configured, grid, labelled, make_setting, neighbours
+from scaffpd.comparison.tables import MEASURES
 from scaffpd.comparison.zoo import chosen, zoo
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
@@ -74,7 +74,7 @@ def test_two_processes_give_the_same_numbers(comparison, folder, tmp_path):
 
 @pytest.mark.parametrize("after", [1, 7, 15])
 def test_what_was_interrupted_goes_on_with_the_same_numbers(comparison, tmp_path, monkeypatch, after):
-    done, real = [], Bench.carry_out
+    done, real = [], Runner.carry_out
 
     def interrupted(self, job):
         if len(done) == after:
@@ -82,12 +82,12 @@ def test_what_was_interrupted_goes_on_with_the_same_numbers(comparison, tmp_path
         done.append(job)
         return real(self, job)
 
-    monkeypatch.setattr(Bench, "carry_out", interrupted)
+    monkeypatch.setattr(Runner, "carry_out", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sp.compare(METHODS, PROBLEM, **SETTING, out=tmp_path, processes=1)
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == after
     again = []
-    monkeypatch.setattr(Bench, "carry_out", lambda self, job: again.append(job) or real(self, job))
+    monkeypatch.setattr(Runner, "carry_out", lambda self, job: again.append(job) or real(self, job))
     resumed = sp.compare(METHODS, PROBLEM, **SETTING, out=tmp_path, processes=1)
     assert numbers(resumed) == numbers(comparison)
     assert not set(again) & set(done)
@@ -95,7 +95,7 @@ def test_what_was_interrupted_goes_on_with_the_same_numbers(comparison, tmp_path
 
 
 def test_a_call_that_is_done_runs_nothing(comparison, folder, monkeypatch):
-    monkeypatch.setattr(Bench, "carry_out", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr(Runner, "carry_out", lambda *_: pytest.fail("ran again"))
     assert numbers(sp.compare(METHODS, PROBLEM, **SETTING, out=folder, processes=1)) == numbers(comparison)
 
 
@@ -166,8 +166,8 @@ def test_the_budget_is_kept(comparison):
     jobs = [run.job for run in comparison.runs]
     assert len(jobs) == len(set(jobs)) == 2 * (3 + 3 + 0) + 2 * 3
     for seed in (0, 1):
-        assert sum(j == Job("FedAvg", seed, "tune", j.point) for j in jobs) == 3
-        assert sum(j == Job("DRFA", seed, "tune", j.point) for j in jobs) == 3
+        assert sum(j == RunKey("FedAvg", seed, "tune", j.point) for j in jobs) == 3
+        assert sum(j == RunKey("DRFA", seed, "tune", j.point) for j in jobs) == 3
         assert not any(j.method == "Scaff-PD" and j.phase == "tune" for j in jobs)
         assert sum(j.seed == seed and j.phase == "final" for j in jobs) == 3
     assert {run.rounds for run in comparison.runs} == {5}
@@ -232,7 +232,7 @@ def scored(point, accuracy, loss):
     """A tuning run with made-up validation scores of five clients (a fifth is one client)."""
     names = tuple("abcde")
     scores = ClientScores(names, np.array(loss, dtype=float), np.array(accuracy, dtype=float), np.full(5, 10))
-    return Run(Job("FedAvg", 0, "tune", point), {}, {}, "round limit", "", scores={"validation": scores})
+    return Run(RunKey("FedAvg", 0, "tune", point), {}, {}, "round limit", "", scores={"validation": scores})
 
 
 def test_selection_follows_the_measure_then_the_mean_then_the_loss():
@@ -257,7 +257,7 @@ def test_ties_go_to_the_first_configuration():
     journal = Journal(None, {})
     for point in range(3):
         journal.add(scored(point, [0.5] * 5 if point == 0 else [0.7] * 5, [1] * 5))
-    assert compete._final(setting, journal, "FedAvg", 0) == Job("FedAvg", 0, "final", 1)
+    assert compete._final(setting, journal, "FedAvg", 0) == RunKey("FedAvg", 0, "final", 1)
 
 
 def test_validation_rows_differ_between_seeds():
@@ -310,7 +310,7 @@ def test_who_cannot_work_is_skipped_with_the_reason():
     assert result.line("hopeless").failures == "It diverged with each of its 3 configurations."
     status = {run.job.method: run.status for run in result.finals}
     assert status == {"theory": "refused", "hopeless": "skipped", "fine": "round limit"}
-    tuning = [run.status for run in result.runs if run.job == Job("hopeless", 0, "tune", run.job.point)]
+    tuning = [run.status for run in result.runs if run.job == RunKey("hopeless", 0, "tune", run.job.point)]
     assert tuning == ["diverged"] * 3
     assert "theory is not ranked: Theory needs weights on the simplex" in str(result)
     assert result.verdict("hopeless") == "hopeless is not ranked: It diverged with each of its 3 configurations."
@@ -352,7 +352,7 @@ def test_bugs_in_other_processes_are_not_hidden():
     try:
         ours, theirs = multiprocessing.Pipe()
         for name in ("fine", "broken"):
-            ours.send(Job(name, 0, "final", 0))
+            ours.send(RunKey(name, 0, "final", 0))
         ours.send("no job at all")
         pool._serve(theirs, pickle.dumps(setting))
         assert pool._answer(ours, EOFError()) == pool.READY

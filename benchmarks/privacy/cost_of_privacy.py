@@ -25,8 +25,8 @@ import torch
 
 import scaffpd as sp
 from scaffpd.data.silos import Silos
-from scaffpd.experiments.style import BLUE, ORANGE, QUIET, STYLE
 from scaffpd.experiments.writing import csv_file, markdown_table
+from scaffpd.figures import BLUE, ORANGE, QUIET, STYLE
 from scaffpd.metrics import Summary, a_fifth
 
 HERE = Path(__file__).parent

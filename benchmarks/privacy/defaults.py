@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from scaffpd.comparison.problems import problem
+from scaffpd.comparison.problem import problem
 from scaffpd.experiments.writing import markdown_table
 from scaffpd.metrics import a_fifth
 from scaffpd.privacy.defaults import LOCAL_STEPS, RADIUS, ROUNDS

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from scaffpd.experiments.style import BLUE, GREEN, ORANGE, PINK, QUIET, RED, STYLE
+from scaffpd.figures import BLUE, GREEN, ORANGE, PINK, QUIET, RED, STYLE
 
 COLOURS = {4: BLUE, 10: GREEN, 32: ORANGE, 100: PINK}
 BYTES_GOAL, SECONDS_GOAL, GOAL_LENGTH = 2.2, 1.0, 5e6

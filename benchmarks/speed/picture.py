@@ -9,7 +9,7 @@ import matplotlib as mpl
 from harness import Row, shown
 from matplotlib.figure import Figure
 
-from scaffpd.experiments.style import BLUE, GREEN, ORANGE, PINK, QUIET, RULE, STYLE
+from scaffpd.figures import BLUE, GREEN, ORANGE, PINK, QUIET, RULE, STYLE
 
 LOSSES = {"squared": BLUE, "logistic": ORANGE, "softmax": GREEN}
 

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from scaffpd.errors import InputError as InputError
     from scaffpd.estimators import FairFederatedClassifier as FairFederatedClassifier
     from scaffpd.estimators import FairFederatedRegressor as FairFederatedRegressor
-    from scaffpd.experiments.partition_picture import partition_picture as partition_picture
     from scaffpd.fairness_path import path as path
     from scaffpd.federation import Federation as Federation
+    from scaffpd.figures import partition_picture as partition_picture
     from scaffpd.history import History as History
     from scaffpd.models import Linear as Linear
     from scaffpd.models import Module as Module
@@ -76,7 +76,7 @@ _HOME = {
     "scaffpd.comparison": ("Comparison", "Problem", "compare"),
     "scaffpd.errors": ("InputError",),
     "scaffpd.estimators": ("FairFederatedClassifier", "FairFederatedRegressor"),
-    "scaffpd.experiments.partition_picture": ("partition_picture",),
+    "scaffpd.figures": ("partition_picture",),
     "scaffpd.fairness_path": ("path",),
     "scaffpd.federation": ("Federation",),
     "scaffpd.history": ("History",),

@@ -11,7 +11,7 @@ import pytest
 
 from scaffpd import algorithms, data, objectives
 from scaffpd.cli import choices
-from scaffpd.comparison import problems
+from scaffpd.comparison import problem
 from scaffpd.comparison.zoo import chosen, zoo
 from scaffpd.deploy import local
 from scaffpd.features import backbones, inputs, precision
@@ -92,7 +92,7 @@ def test_nothing_heavy_is_loaded():
 
 
 def test_the_names_are_those_of_their_homes():
-    assert choices.PROBLEMS == problems.NAMES
+    assert choices.PROBLEMS == problem.NAMES
     assert set(choices.OBJECTIVES) == {
         name for name in objectives.__all__ if isinstance(getattr(objectives, name), type) and name != "Objective"
     }

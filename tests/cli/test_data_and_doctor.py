@@ -12,9 +12,9 @@ import pytest
 
 import scaffpd as sp
 from scaffpd import cli
+from scaffpd.cli import inventory, self_check
 from scaffpd.cli.doctor import EXTRAS
 from scaffpd.data.adult import CATEGORIES, NUMBERS
-from scaffpd.experiments import inventory, self_check
 
 NAMES = ["adult", "cifar10", "cifar100", "tiny_imagenet"]
 

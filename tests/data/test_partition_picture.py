@@ -7,7 +7,7 @@ import pytest
 
 import scaffpd as sp
 from scaffpd.errors import InputError
-from scaffpd.experiments.partition_picture import partition_picture
+from scaffpd.figures import partition_picture
 
 
 def texts(axes):

@@ -10,7 +10,7 @@ import pytest
 from image_study_cases import EACH, OPTIONS, contents, light, reproduce, rows, sentence, size_of_png
 
 from scaffpd import cli
-from scaffpd.comparison import pool
+from scaffpd.comparison import runs as pool
 from scaffpd.experiments.images import causes, curves
 from scaffpd.experiments.images.paper import NUMBERS
 from scaffpd.experiments.images.settings import METHODS, RHOS

@@ -15,7 +15,7 @@ from image_study_cases import pictures, size_of_png
 import scaffpd as sp
 from scaffpd import data
 from scaffpd.comparison import compare, compete
-from scaffpd.comparison.tables import Line
+from scaffpd.comparison.tables import MethodSummary
 from scaffpd.data import Table
 from scaffpd.errors import InputError
 from scaffpd.experiments.images import causes, curves, figures, files, regulariser, settings, study, tables
@@ -166,7 +166,7 @@ def test_numbers_of_the_paper():
 
 def line(method, average, worst, deviation=0.01, failures=""):
     means = {} if failures else {tables.AVERAGE: average, tables.WORST: worst, tables.BEST: 0.9}
-    return Line(method, 0 if failures else 2, failures, 5, None, means, dict.fromkeys(means, deviation))
+    return MethodSummary(method, 0 if failures else 2, failures, 5, None, means, dict.fromkeys(means, deviation))
 
 
 def made_up_run(entry, seed, gap):

@@ -69,7 +69,7 @@ def compare(
     if alpha is not None:
         positive("compare", "--alpha", alpha)
     from scaffpd.comparison import compare as compete  # seconds, so not for --help
-    from scaffpd.comparison.problems import problem as known
+    from scaffpd.comparison.problem import problem as known
 
     chosen, contestants = known(problem, clients, alpha), _methods(methods, rho, local_steps, batch_size)
     try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from scaffpd.experiments.inventory import Entry
+    from scaffpd.cli.inventory import DatasetEntry
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
 UNNAMED = "No data folder is named: give one by --data FOLDER or by the environment variable SCAFFPD_DATA."
@@ -36,7 +36,7 @@ def data(
         scaffpd data
         scaffpd data --data . --json
     """
-    from scaffpd.experiments.inventory import embedded, provided
+    from scaffpd.cli.inventory import embedded, provided
 
     within, outside = embedded(), provided(folder)
     if as_json:
@@ -46,7 +46,7 @@ def data(
     _show(within, outside, folder or os.environ.get("SCAFFPD_DATA") or None)
 
 
-def _show(within: Sequence[Entry], outside: Sequence[Entry], root: object) -> None:
+def _show(within: Sequence[DatasetEntry], outside: Sequence[DatasetEntry], root: object) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -69,7 +69,7 @@ def _show(within: Sequence[Entry], outside: Sequence[Entry], root: object) -> No
         console.print(f"\n{UNNAMED}", markup=False, width=width)
 
 
-def _table(entries: Sequence[Entry]) -> Table:
+def _table(entries: Sequence[DatasetEntry]) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -88,7 +88,7 @@ def _number(value: int | str | None) -> str:
     return f"{value:,}" if isinstance(value, int) else value or ""
 
 
-def _bullets(entries: Sequence[Entry]) -> Table:
+def _bullets(entries: Sequence[DatasetEntry]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -98,7 +98,7 @@ def _bullets(entries: Sequence[Entry]) -> Table:
     return grid
 
 
-def _words(entry: Entry) -> str:
+def _words(entry: DatasetEntry) -> str:
     if entry.state == "broken":
         return entry.note
     if entry.state in ("embedded", "found"):

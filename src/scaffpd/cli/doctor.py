@@ -66,7 +66,7 @@ def findings() -> dict[str, Any]:
 
 def _self_check() -> dict[str, str]:
     try:
-        from scaffpd.experiments.self_check import self_check
+        from scaffpd.cli.self_check import self_check
 
         return self_check()
     except Exception as error:  # NumPy, PyTorch or one of ours cannot even be loaded

@@ -1,24 +1,107 @@
-"""`compare`: tune every method within the same budget, train each anew with what was chosen, and score on test rows."""
+"""`compare`: tune every method within the same budget, train each with what was chosen, and score it on test rows.
+
+The folder of a comparison:
+
+about.json    the setting, the grid of every method, versions
+runs.jsonl    one line per run, flushed to disk when it is done; the same call again continues after the last of them
+runs.csv, clients.csv, table.csv    written when all is done
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-from scaffpd.comparison.grid import neighbours
-from scaffpd.comparison.journal import Journal
-from scaffpd.comparison.pool import Pool
+import scaffpd
 from scaffpd.comparison.problem import Problem, fingerprint
-from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Job, Run
-from scaffpd.comparison.setting import Setting, make_setting
-from scaffpd.comparison.tables import Comparison
+from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, RunKey
+from scaffpd.comparison.setting import Setting, make_setting, neighbours
+from scaffpd.comparison.tables import Comparison, write
 from scaffpd.cores import cores
-from scaffpd.errors import count
+from scaffpd.errors import InputError, count
 from scaffpd.progress import Tally
 from scaffpd.training import Algorithm
+
+ABOUT, LOG = "about.json", "runs.jsonl"
+TABLES = ("runs.csv", "clients.csv", "table.csv")
+
+
+class Journal:
+    """Runs on disk; without a folder, runs in memory only."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None, about: dict[str, Any]) -> None:
+        self.runs: dict[RunKey, Run] = {}
+        self.folder = None if folder is None else Path(folder)
+        if self.folder is not None:
+            self._open(self.folder, about)
+
+    def _open(self, folder: Path, about: dict[str, Any]) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / ABOUT).exists():
+                _compare(folder, about)
+                self._read(folder / LOG)
+            else:
+                _check_empty(folder)
+                note = {"setting": about, "versions": _versions()}
+                write(folder / ABOUT, json.dumps(note, indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            why = "it is a file" if folder.is_file() else error.strerror
+            raise InputError(f"Cannot write to the folder {str(folder)!r}: {why}.") from None
+
+    def _read(self, log: Path) -> None:
+        """All whole lines; the beginning of a line whose writing was interrupted is cut off."""
+        text = log.read_bytes() if log.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]
+        try:
+            runs = [Run.from_json(line) for line in whole.decode().splitlines()]
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{str(log)!r} is not a readable record of runs; remove it to start anew.") from None
+        if len(whole) < len(text):
+            os.truncate(log, len(whole))
+        self.runs = {run.job: run for run in runs}
+
+    def add(self, run: Run) -> None:
+        """Keep a run, on disk before anything else happens."""
+        self.runs[run.job] = run
+        if self.folder is not None:
+            with (self.folder / LOG).open("a", encoding="utf-8") as file:
+                file.write(run.to_json() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def _compare(folder: Path, about: dict[str, Any]) -> None:
+    try:
+        there = json.loads((folder / ABOUT).read_text(encoding="utf-8"))["setting"]
+        other = [name for name in about if there.get(name) != json.loads(json.dumps(about[name]))]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{str(folder / ABOUT)!r} is not of a comparison; use another folder.") from None
+    if other:
+        raise InputError(
+            f"The folder {str(folder)!r} has a comparison with other {' and '.join(other)}; use another folder."
+        )
+
+
+def _check_empty(folder: Path) -> None:
+    for name in (LOG, *TABLES):
+        if (folder / name).exists():
+            raise InputError(f"The folder {str(folder)!r} has a {name} of something else; use another folder.")
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "scaffpd": scaffpd.__version__, "python": platform.python_version(), "torch": torch.__version__,
+        "numpy": np.__version__,
+    }  # fmt: skip
 
 
 def compare(
@@ -48,7 +131,7 @@ def compare(
         problem: data and model.
         seeds: for each, a partition (where the data is a function), a training seed and a choice of rates.
         rounds: communication rounds of every run.
-        tune: configurations that every method may try (see `scaffpd.comparison.grid`); 1 takes the automatic rates.
+        tune: configurations that every method may try (see `scaffpd.comparison.setting`); 1 takes the automatic rates.
         out: a folder for the results. The same call again goes on where it stopped.
         processes: how many runs at a time; by default one per core, and one on a GPU. The numbers are the same.
         progress: show a progress bar; by default where standard error is a terminal.
@@ -78,7 +161,7 @@ def compare(
         for run in (item for item in finals if isinstance(item, Run)):
             journal.runs[run.job] = run
             tally.advance(run.job.method)
-        _work(pool, [item for item in finals if isinstance(item, Job)], journal, tally)
+        _work(pool, [item for item in finals if isinstance(item, RunKey)], journal, tally)
     order = [*tuning, *(item.job if isinstance(item, Run) else item for item in finals)]
     comparison = Comparison(setting, tuple(journal.runs[job] for job in order))
     if journal.folder is not None:
@@ -110,17 +193,17 @@ def _labels(setting: Setting) -> list[tuple[int, str]]:
     return [(seed, label) for seed in setting.seeds for label in setting.methods]
 
 
-def _tuning(setting: Setting) -> list[Job]:
+def _tuning(setting: Setting) -> list[RunKey]:
     """All runs that choose rates; a method with a single configuration needs none."""
     return [
-        Job(label, seed, TUNE, point)
+        RunKey(label, seed, TUNE, point)
         for seed, label in _labels(setting)
         if seed in setting.choosers and len(setting.grid(label)) > 1
         for point in range(len(setting.grid(label)))
     ]
 
 
-def _work(pool: Pool, jobs: Sequence[Job], journal: Journal, tally: Tally) -> None:
+def _work(pool: Pool, jobs: Sequence[RunKey], journal: Journal, tally: Tally) -> None:
     missing = [job for job in jobs if job not in journal.runs]
     tally.advance("resuming" if len(missing) < len(jobs) else "starting", len(jobs) - len(missing))
     for run in pool.work(missing):
@@ -136,7 +219,7 @@ def _tried(setting: Setting, journal: Journal, label: str, seed: int) -> dict[in
     """The tuning runs of one method that a seed's choice is made from, by configuration."""
     table: dict[int, list[Run]] = {}
     for point in range(len(setting.lattice[label])):
-        jobs = [Job(label, s, TUNE, point) for s in _choosers(setting, seed)]
+        jobs = [RunKey(label, s, TUNE, point) for s in _choosers(setting, seed)]
         if all(job in journal.runs for job in jobs):
             table[point] = [journal.runs[job] for job in jobs]
     return table
@@ -148,9 +231,9 @@ def _best(table: dict[int, list[Run]], select: str) -> int | None:
     return max(merits, key=lambda point: (merits[point], -point)) if merits else None
 
 
-def _further(setting: Setting, journal: Journal, done: Sequence[Job]) -> list[Job]:
+def _further(setting: Setting, journal: Journal, done: Sequence[RunKey]) -> list[RunKey]:
     """What climbing tries next: the untried neighbours of every method's best, within its second budget."""
-    jobs: list[Job] = []
+    jobs: list[RunKey] = []
     if not setting.climb:
         return jobs
     for label in dict.fromkeys(job.method for job in done):
@@ -159,21 +242,21 @@ def _further(setting: Setting, journal: Journal, done: Sequence[Job]) -> list[Jo
             best, left = _best(table, setting.select), 2 * setting.tune - len(table)
             if best is not None:
                 near = [point for point in neighbours(setting.lattice[label], best) if point not in table]
-                jobs += [Job(label, s, TUNE, point) for point in near[:left] for s in _choosers(setting, seed)]
+                jobs += [RunKey(label, s, TUNE, point) for point in near[:left] for s in _choosers(setting, seed)]
     return jobs
 
 
-def _final(setting: Setting, journal: Journal, label: str, seed: int) -> Job | Run:
+def _final(setting: Setting, journal: Journal, label: str, seed: int) -> RunKey | Run:
     """The final run with the best configuration; where none survived, why there is none."""
     if len(setting.grid(label)) == 1:
-        return Job(label, seed, FINAL, 0)
+        return RunKey(label, seed, FINAL, 0)
     table = _tried(setting, journal, label, seed)
     best = _best(table, setting.select)
     if best is not None:
-        return Job(label, seed, FINAL, best)
+        return RunKey(label, seed, FINAL, best)
     refusals = [run.message for runs in table.values() for run in runs if run.status == REFUSED]
     reason = refusals[0] if refusals else f"It diverged with each of its {len(table)} configurations."
-    return Run(Job(label, seed, FINAL, 0), {}, {}, SKIPPED, reason)
+    return Run(RunKey(label, seed, FINAL, 0), {}, {}, SKIPPED, reason)
 
 
 def _merit(runs: Sequence[Run], select: str) -> tuple[float, ...] | None:

@@ -1,10 +1,20 @@
-"""One run of a comparison: a method with given rates on the rows of one seed, and what came of it."""
+"""One run of a comparison, in this process or in a worker that is started afresh and has one thread."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from multiprocessing import connection, get_context
+from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +22,7 @@ import torch
 
 from scaffpd.certificate import certify
 from scaffpd.cohort import Cohort
-from scaffpd.comparison.grid import Factors, configured
-from scaffpd.comparison.setting import Setting
+from scaffpd.comparison.setting import Factors, Setting, configured
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Traffic
 from scaffpd.metrics import MEGABYTE, Spread, Summary
@@ -27,7 +36,7 @@ REFUSED, SKIPPED = "refused", "skipped"
 FAILED = (REFUSED, SKIPPED, str(Status.DIVERGED))
 
 
-class Job(NamedTuple):
+class RunKey(NamedTuple):
     """Which run: a method's label, a seed, "tune" or "final", and the number of the configuration in the grid."""
 
     method: str
@@ -57,7 +66,7 @@ class Run:
         scores: per client, by split: "train" and "validation" of a tuning run, "train" and "test" of a final one.
     """
 
-    job: Job
+    job: RunKey
     factors: Factors
     rates: dict[str, float]
     status: str
@@ -102,14 +111,14 @@ class Run:
             split: ClientScores(tuple(s["names"]), *(np.array(s[name]) for name in NUMBERS))
             for split, s in table["scores"].items()
         }
-        return cls(**{**table, "job": Job(*table["job"]), "scores": scores})
+        return cls(**{**table, "job": RunKey(*table["job"]), "scores": scores})
 
 
 def _of(spread: Spread, measure: str) -> float:
     return float(getattr(spread, measure))
 
 
-class Bench:
+class Runner:
     """A setting ready to run: cohorts are bound to their rows once, and one at a time where memory is a device's."""
 
     def __init__(self, setting: Setting) -> None:
@@ -126,7 +135,7 @@ class Bench:
             self.kept[seed, phase] = problem.cohort(seed) if phase == FINAL else problem.rehearsal(seed, fraction)
         return self.kept[seed, phase]
 
-    def carry_out(self, job: Job) -> Run:
+    def carry_out(self, job: RunKey) -> Run:
         """Train and score; what a method refuses to do is an outcome as well."""
         factors = self.setting.lattice[job.method][job.point]
         try:
@@ -138,7 +147,7 @@ class Bench:
             reason = f"It raised {type(error).__name__}: {error} (seed {job.seed}, configuration {job.point})."
             return Run(job, factors, {}, REFUSED, reason)
 
-    def _train(self, job: Job, factors: Factors) -> Run:
+    def _train(self, job: RunKey, factors: Factors) -> Run:
         cohort = self.cohort(job.seed, job.phase)
         cohort.traffic.restore(Traffic())
         method, rates = configured(self.setting.methods[job.method], factors, cohort)
@@ -171,3 +180,147 @@ def proven(method: Any, cohort: Cohort, result: Result) -> float:
     at = exact.gradients(torch.from_numpy(result.x).to(exact.start()))
     mu, size = cohort.constants().strong_convexity, float(at.sum(result.weights).norm())
     return certify(method.objective, at.losses, result.weights, size, mu, at.rounding).gap
+
+
+READY = "ready"
+NO_START = (
+    "A worker process could not start: in a script that defines what it compares, keep what it does under "
+    '`if __name__ == "__main__":`, or use processes=1.'
+)
+KILLED = "A worker process was killed, perhaps for want of memory; with `out`, the same call goes on where it stopped."
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Matrices as small as these gain nothing from threads, and on a busy machine lose their time waiting."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Pool:
+    """Workers for one setting; a single process needs none."""
+
+    def __init__(self, setting: Setting, processes: int) -> None:
+        self.processes = processes
+        self.payload = _packed(setting) if processes > 1 else b""
+        self.bench = Runner(setting)
+        self.workers: dict[Connection, Any] = {}
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe, worker in self.workers.items():
+            worker.terminate()
+            worker.join()
+            pipe.close()
+
+    def work(self, jobs: Sequence[RunKey]) -> Iterator[Run]:
+        """The runs of these jobs, in whatever order they are done."""
+        if min(self.processes, len(jobs)) <= 1:
+            for job in jobs:
+                with one_thread():
+                    run = self.bench.carry_out(job)
+                yield run
+            return
+        self._hire(min(self.processes, len(jobs)))
+        waiting, running = list(reversed(jobs)), dict.fromkeys(self.workers, False)
+        for pipe in self.workers:
+            running[pipe] = _hand(pipe, waiting)
+        while any(running.values()):
+            for pipe in [p for p in connection.wait([p for p in running if running[p]]) if isinstance(p, Connection)]:
+                run = _answer(pipe, RuntimeError(KILLED))
+                running[pipe] = _hand(pipe, waiting)
+                yield run
+
+    def _hire(self, wanted: int) -> None:
+        """Start processes until there are `wanted`, all at once, and wait until each has said that it is ready."""
+        context, fresh = get_context("spawn"), []
+        for _ in range(wanted - len(self.workers)):
+            ours, theirs = context.Pipe()
+            worker = context.Process(target=_serve, args=(theirs, self.payload), daemon=True)
+            with _deaf(), nullcontext() if b"__main__" in self.payload else _hidden_main():
+                worker.start()
+            theirs.close()
+            self.workers[ours] = worker
+            fresh.append(ours)
+        for pipe in fresh:
+            _answer(pipe, InputError(NO_START))
+
+
+class _Failure:
+    """An exception of a worker, as text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _answer(pipe: Connection, otherwise: Exception) -> Any:
+    """What a worker says; where it has gone without a word, `otherwise` is raised."""
+    try:
+        answer = pipe.recv()
+    except (EOFError, ConnectionError):
+        raise otherwise from None
+    if isinstance(answer, _Failure):
+        raise RuntimeError(f"A run failed in another process:\n{answer.text}")
+    return answer
+
+
+def _hand(pipe: Connection, waiting: list[RunKey]) -> bool:
+    if waiting:
+        pipe.send(waiting.pop())
+        return True
+    return False
+
+
+def _serve(pipe: Connection, payload: bytes) -> None:
+    """The life of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    try:
+        bench = Runner(pickle.loads(payload))
+        pipe.send(READY)
+        while True:
+            pipe.send(bench.carry_out(pipe.recv()))
+    except (EOFError, ConnectionError):  # nobody is there any more
+        return
+    except Exception:
+        pipe.send(_Failure(traceback.format_exc()))
+
+
+def _packed(setting: Setting) -> bytes:
+    try:
+        return pickle.dumps(setting)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"The problem {setting.problem.name!r} or a method cannot be sent to other processes ({error}): "
+            "use functions at the top level of a module, or processes=1."
+        ) from None
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that start meanwhile never hear Ctrl-C, which reaches everybody; it is the parent that sees to it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler if handler is None else handler)
+
+
+@contextmanager
+def _hidden_main() -> Iterator[None]:
+    """A spawned process runs the caller's script again unless it cannot see it; nothing here needs what is in there."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,30 +1,289 @@
-"""`Comparison`: all runs, one line per method over all seeds, and a sentence on how a method did."""
+"""`Comparison`: all runs, one row per method over all seeds, as CSV files, on the screen and in sentences."""
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import shutil
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scaffpd.comparison import screen, words
-from scaffpd.comparison.journal import write
-from scaffpd.comparison.rows import CLIENT_COLUMNS, COSTS, MEASURES, Row, client_rows, csv_text, run_row
 from scaffpd.comparison.runs import FINAL, Run
 from scaffpd.comparison.setting import Setting
 from scaffpd.errors import InputError, unknown
+from scaffpd.metrics import Spread, Summary, a_fifth
 from scaffpd.training import Status
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
 
 
+SPLITS = ("train", "validation", "test")
+MEASURES = tuple(f.name for f in fields(Spread))
+COSTS = ("rounds", "exchanges", "megabytes_up", "megabytes_down", "seconds")
+WORK = ("local_steps", "batch_size")
+CLIENT_COLUMNS = (
+    *("method", "seed", "client", "weight", "train_samples", "train_loss", "train_accuracy"),
+    *("test_samples", "test_loss", "test_accuracy"),
+)
+Row = dict[str, Any]
+
+
+def run_row(setting: Setting, run: Run) -> Row:
+    """One row of `runs.csv`: which run, its rates, how it ended, what it cost, and every measure on every split."""
+    method = setting.methods[run.job.method]
+    names = list(dict.fromkeys(name for label in setting.methods for name in setting.grid(label)[0]))
+    row: Row = dict(run.job._asdict()) | {f"factor_{name}": run.factors.get(name) for name in names}
+    row |= {name: run.rates.get(name) for name in names}
+    row |= {name: getattr(method, name, None) for name in WORK}
+    row |= {name: getattr(run, name) for name in ("status", "message", *COSTS, "certificate")}
+    for split in SPLITS:
+        summary = Summary.of(run.scores[split]) if split in run.scores else None
+        for kind in ("loss", "accuracy"):
+            spread = getattr(summary, kind, None)
+            row |= {f"{split}_{kind}_{name}": getattr(spread, name, None) for name in MEASURES}
+    return row
+
+
+def client_rows(run: Run) -> list[Row]:
+    """The rows of `clients.csv` of one final run."""
+    rows = []
+    for i, client in enumerate(run.scores["train"].names):
+        row: Row = {"method": run.job.method, "seed": run.job.seed, "client": client, "weight": run.weights[i]}
+        for split in ("train", "test"):
+            scores = run.scores[split]
+            row[f"{split}_samples"] = int(scores.counts[i])
+            row[f"{split}_loss"] = float(scores.loss[i])
+            row[f"{split}_accuracy"] = float(scores.accuracy[i])
+        rows.append(row)
+    return rows
+
+
+def csv_text(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """Floats are written so that they read back exactly; what there is not, or is not a number, is an empty cell."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(columns)
+    writer.writerows([_cell(row[name]) for name in columns] for row in rows)
+    return buffer.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
+
+
+def rank_sentence(comparison: Comparison, line: MethodSummary) -> str:
+    """Whether a method's worst 20 % is the best, or within one standard deviation of the best."""
+    what = f"worst-20 % test {'accuracy' if comparison.classification else 'loss'}"
+    ranked = [other for other in comparison.table if not other.failures]
+    if line.failures:
+        return f"{line.method} is not ranked: {line.failures}"
+    own, best, name = _value(comparison, line), ranked[0], comparison.criterion
+    if len(ranked) == 1:
+        return f"{line.method} is the only method that is ranked, with a {what} of {own}."
+    if line.mean[name] == best.mean[name]:
+        other = ranked[1] if line is best else best
+        return f"{line.method} has the best {what}: {own}, with {other.method} at {_value(comparison, other)}."
+    gap, deviation = abs(best.mean[name] - line.mean[name]), best.deviation[name]
+    opening = f"{line.method}'s {what} of {own} is"
+    closing = f"the best, {best.method} ({_value(comparison, best)})"
+    if math.isnan(deviation):
+        size = f"{100 * gap:.1f} points below" if comparison.classification else f"{gap:{digits(gap)}} above"
+        return f"{opening} {size} {closing}; a single seed has no standard deviation to judge that by."
+    distance = "within one standard deviation of" if gap <= deviation else "more than one standard deviation from"
+    return f"{opening} {distance} {closing}."
+
+
+def caption(comparison: Comparison, headings: Collection[str]) -> list[str]:
+    """What the numbers in columns with these headings are, and who has none."""
+    setting, N, seeds = comparison.setting, comparison.clients, len(comparison.setting.seeds)
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"seed {setting.seeds[0]}"
+    tuned = "rates and strengths (ρ, q, θ, μ)" if setting.strengths else "rates"
+    most = 2 * setting.tune if setting.climb else setting.tune
+    chosen = f"{tuned} chosen among at most {most} on validation rows"
+    if setting.choosing is not None:
+        chosen += f" of {'the first seed' if len(setting.choosers) == 1 else f'{len(setting.choosers)} seeds'}"
+    rates = chosen if setting.tune > 1 else "automatic rates"
+    ends = "worst and best" if "best 20 %" in headings else "worst"
+    spreads = " and ".join(name for name in ("sd", "Gini") if name in headings)
+    sentences = [
+        f"On test rows, {over}, after {setting.rounds} rounds; {rates}.",
+        f"{ends.capitalize()} 20 %: mean over the {a_fifth(N)} of {N} clients that fare {ends}"
+        + (f"; {spreads}: over all clients." if spreads else "."),
+        "J: local steps a round (–: not a setting), on so many samples each; exchanges and MB (up and down, all "
+        "clients): of the whole run.",
+    ]
+    failed = [f"{line.method} is not ranked: {line.failures}" for line in comparison.table if line.failures]
+    return [" ".join(sentences), *failed] if N else failed
+
+
+def _value(comparison: Comparison, line: MethodSummary) -> str:
+    name = comparison.criterion
+    words = with_deviation(line.mean[name], line.deviation[name], comparison.classification)
+    return f"{words} %" if comparison.classification else words
+
+
+def with_deviation(mean: float, deviation: float, percent: bool) -> str:
+    """Mean ± deviation, with as many digits, or the mean alone where there is no deviation."""
+    form, factor = (".1f", 100) if percent else (digits(mean), 1)
+    first = f"{factor * mean:{form}}"
+    return first if math.isnan(deviation) else f"{first} ± {factor * deviation:{form}}"
+
+
+def digits(value: float) -> str:
+    """Three digits behind the point, or powers of ten where they would say nothing."""
+    return ".3f" if value == 0 or 1e-2 <= abs(value) < 1e3 else ".1e"
+
+
+GAP = 2
+LABEL = 30  # a longer one may be broken into lines
+
+
 @dataclass(frozen=True)
-class Line:
+class TableColumn:
+    """One column.
+
+    Attributes:
+        heading: two lines.
+        cell: the text of a method.
+        value: the number behind it, for the best to be bold; `None` where there is no best.
+        sign: 1 where larger is better, −1 where smaller is.
+        keep: columns with the smallest are left out first where the screen is narrow.
+    """
+
+    heading: tuple[str, str]
+    cell: Callable[[MethodSummary], str]
+    value: Callable[[MethodSummary], float] | None
+    sign: int
+    keep: int
+
+
+def columns(comparison: Comparison) -> list[TableColumn]:
+    """All columns, in the order in which they are shown."""
+    main = "accuracy" if comparison.classification else "loss"
+    chosen = [TableColumn(("", "method"), lambda line: line.method, None, 0, 99)]
+    chosen += [
+        _measure(main, ("accuracy %" if main == "accuracy" else main, "worst 20 %"), "worst_20", 98),
+        _measure(main, ("", "mean"), "mean", 97),
+        _measure(main, ("", "best 20 %"), "best_20", 90),
+        _measure(main, ("", "sd"), "deviation", 60),
+        _measure(main, ("", "Gini"), "gini", 30),
+    ]
+    if comparison.classification:
+        chosen += [
+            _measure("loss", ("loss", "worst 20 %"), "worst_20", 50),
+            _measure("loss", ("", "mean"), "mean", 40),
+        ]
+    return [
+        *chosen,
+        TableColumn(("", "J"), lambda line: _or(line.local_steps, "–"), None, 0, 95),
+        TableColumn(("", "batch"), lambda line: _or(line.batch_size, "all"), None, 0, 94),
+        _cost(("ex-", "changes"), lambda line: line.mean["exchanges"], 93),
+        _cost(("", "MB"), lambda line: line.mean["megabytes_up"] + line.mean["megabytes_down"], 92, digits=2),
+        _cost(("", "seconds"), lambda line: line.mean["seconds"], 20, digits=1),
+    ]
+
+
+def _measure(kind: str, heading: tuple[str, str], measure: str, keep: int) -> TableColumn:
+    name = f"test_{kind}_{measure}"
+    percent = kind == "accuracy" and measure != "gini"
+    larger = kind == "accuracy" and measure not in ("gini", "deviation")
+    return TableColumn(
+        heading,
+        lambda line: with_deviation(line.mean[name], line.deviation[name], percent),
+        lambda line: line.mean[name],
+        1 if larger else -1,
+        keep,
+    )
+
+
+def _cost(heading: tuple[str, str], value: Callable[[MethodSummary], float], keep: int, digits: int = 0) -> TableColumn:
+    def cell(line: MethodSummary) -> str:
+        number = value(line)
+        if digits and 0 < number < 10**-digits / 2:
+            return f"{number:.0e}"
+        return f"{number:.{digits if number < 10 else min(digits, 1)}f}"
+
+    return TableColumn(heading, cell, value, -1, keep)
+
+
+def fitting(comparison: Comparison, width: int) -> tuple[list[TableColumn], list[MethodSummary]]:
+    """The columns that fit, and the lines that are ranked."""
+    lines = [line for line in comparison.table if not line.failures]
+    chosen = columns(comparison)
+    while len(chosen) > 3 and _total(chosen, lines) > width:
+        chosen.remove(min(chosen, key=lambda column: column.keep))
+    return chosen, lines
+
+
+def _total(chosen: list[TableColumn], lines: list[MethodSummary]) -> int:
+    widths = [_width(column, lines) for column in chosen]
+    return min(widths[0], LABEL) + sum(width + GAP for width in widths[1:])
+
+
+def _width(column: TableColumn, lines: list[MethodSummary]) -> int:
+    return max(len(text) for text in (*column.heading, *(column.cell(line) for line in lines)))
+
+
+def best_text(column: TableColumn, lines: list[MethodSummary]) -> str | None:
+    """The text of the best cell: whatever looks the same is as good."""
+    if column.value is None or not lines:
+        return None
+    value = column.value
+    return column.cell(max(lines, key=lambda line: column.sign * value(line)))
+
+
+def rich_table(comparison: Comparison, width: int) -> Iterator[Any]:
+    """A Rich table and its caption."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    chosen, lines = fitting(comparison, width)
+    padding = (0, GAP - 1, 0, 0)  # the box adds a blank between columns
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
+    for i, column in enumerate(chosen):
+        table.add_column("\n".join(column.heading), justify="right" if i else "left", no_wrap=i > 0)
+    best = [best_text(column, lines) for column in chosen]
+    for line in lines:
+        cells = [(column.cell(line), text) for column, text in zip(chosen, best, strict=True)]
+        table.add_row(*(Text(cell, style="bold" if cell == text else "") for cell, text in cells))
+    if lines:
+        yield table
+        yield ""
+    yield from (Text(sentence) for sentence in caption(comparison, {c.heading[1] for c in chosen}))
+
+
+def plain_table(comparison: Comparison) -> str:
+    """The same in plain characters, as wide as the terminal (or 100 columns)."""
+    screen = shutil.get_terminal_size((100, 24)).columns
+    chosen, lines = fitting(comparison, screen)
+    widths = [_width(column, lines) for column in chosen]
+
+    def row(cells: list[str]) -> str:
+        padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        return (" " * GAP).join(padded).rstrip()
+
+    table = [row([column.heading[i] for column in chosen]) for i in (0, 1)]
+    table += [row([column.cell(line) for column in chosen]) for line in lines]
+    below = [textwrap.fill(sentence, screen) for sentence in caption(comparison, {c.heading[1] for c in chosen})]
+    return "\n".join([*table, "", *below] if lines else below)
+
+
+def _or(value: Any, default: str) -> str:
+    return default if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class MethodSummary:
     """One method over all seeds.
 
     Attributes:
@@ -74,12 +333,12 @@ class Comparison:
         return tuple(row for run in self.finals if run.scores for row in client_rows(run))
 
     @cached_property
-    def table(self) -> tuple[Line, ...]:
+    def table(self) -> tuple[MethodSummary, ...]:
         """One line per method: first those that are ranked, by the worst 20 % on test rows, then those that failed."""
         lines = [self._line(label) for label in self.setting.methods]
         return tuple(sorted(lines, key=lambda line: (line.failures != "", *self._rank(line))))
 
-    def line(self, label: str) -> Line:
+    def line(self, label: str) -> MethodSummary:
         """The line of one method."""
         for line in self.table:
             if line.method == label:
@@ -88,7 +347,7 @@ class Comparison:
 
     def verdict(self, label: str) -> str:
         """One sentence: whether a method's worst 20 % is the best, or within one standard deviation of the best."""
-        return words.verdict(self, self.line(label))
+        return rank_sentence(self, self.line(label))
 
     @cached_property
     def classification(self) -> bool:
@@ -112,18 +371,18 @@ class Comparison:
         """The number that methods are ranked by."""
         return "test_accuracy_worst_20" if self.classification else "test_loss_worst_20"
 
-    def _rank(self, line: Line) -> tuple[float, float]:
+    def _rank(self, line: MethodSummary) -> tuple[float, float]:
         sign = -1 if self.classification else 1
         first, second = self.criterion, self.criterion.replace("worst_20", "mean")
         return sign * line.mean.get(first, np.inf), sign * line.mean.get(second, np.inf)
 
-    def _line(self, label: str) -> Line:
+    def _line(self, label: str) -> MethodSummary:
         pairs = [(run, row) for run, row in zip(self.runs, self.rows, strict=True) if run.job.method == label]
         finals = [(run, row) for run, row in pairs if run.job.phase == FINAL]
         good = [row for run, row in finals if not run.failed]
         values = {name: np.array([row[name] for row in good], dtype=np.float64) for name in (*COSTS, *self.measures)}
         method: Any = self.setting.methods[label]
-        return Line(
+        return MethodSummary(
             method=label,
             seeds=len(good),
             failures=_failures([run for run, _ in finals]),
@@ -143,7 +402,7 @@ class Comparison:
         write(place / "clients.csv", csv_text(self.client_rows, CLIENT_COLUMNS))
         write(place / "table.csv", csv_text(lines, list(lines[0])))
 
-    def _table_row(self, line: Line) -> Row:
+    def _table_row(self, line: MethodSummary) -> Row:
         row: Row = {"method": line.method, "seeds": line.seeds, "failures": line.failures}
         row |= {"local_steps": line.local_steps, "batch_size": line.batch_size}
         for name in (*COSTS, *self.measures):
@@ -151,10 +410,10 @@ class Comparison:
         return row
 
     def __str__(self) -> str:
-        return screen.text(self)
+        return plain_table(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        yield from screen.rich(self, options.max_width)
+        yield from rich_table(self, options.max_width)
 
 
 def _failures(runs: Sequence[Run]) -> str:
@@ -164,3 +423,17 @@ def _failures(runs: Sequence[Run]) -> str:
         return ""
     reason = "It diverged with the rates that were chosen." if bad[0].status == Status.DIVERGED else bad[0].message
     return reason if len(bad) == len(runs) else f"On {len(bad)} of {len(runs)} seeds: {reason}"
+
+
+def write(path: Path, text: str) -> None:
+    """All of it or nothing."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

@@ -34,7 +34,7 @@ from scipy.stats import t as student
 
 from scaffpd.algorithms import Fair
 from scaffpd.cohort import Cohort
-from scaffpd.comparison.pool import one_thread
+from scaffpd.comparison.runs import one_thread
 from scaffpd.data import heart_disease
 from scaffpd.data.silos import Silos
 from scaffpd.errors import InputError

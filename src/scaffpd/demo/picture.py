@@ -10,8 +10,8 @@ import numpy as np
 
 from scaffpd.demo import HospitalStudy, PairedChange
 from scaffpd.demo.findings import caveat, change, headline
-from scaffpd.experiments.style import BLUE, GREEN, INK, ORANGE, PINK, QUIET, RED, STYLE
 from scaffpd.federation import Vector
+from scaffpd.figures import BLUE, GREEN, INK, ORANGE, PINK, QUIET, RED, STYLE
 
 AVERAGE, FAIR = "#8c8c8c", BLUE
 HOSPITALS = (ORANGE, GREEN, PINK, RED)

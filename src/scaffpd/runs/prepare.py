@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from scaffpd.cohort import Cohort
-from scaffpd.comparison.problems import NAMES, problem
+from scaffpd.comparison.problem import NAMES, problem
 from scaffpd.data import Silos
 from scaffpd.deploy.protocol.setup import FORMATS, Setup
 from scaffpd.errors import InputError, unknown

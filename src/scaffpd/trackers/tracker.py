@@ -1,10 +1,12 @@
-"""What every tracker shows of a run, and when; where it is shown is the business of the one it is for."""
+"""What every tracker shows of a run, and when."""
 
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from types import TracebackType
@@ -17,8 +19,24 @@ from scaffpd.federation import ClientScores, Vector
 from scaffpd.history import History
 from scaffpd.metrics import a_fifth
 from scaffpd.privacy import Spent
-from scaffpd.trackers.labels import labels
 from scaffpd.training import Moment
+
+LONGEST = 120
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """A label for every client; where two would be alike (also in folders that ignore case), the later is numbered."""
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        plain = re.sub(r"[^\w.\- ]", "_", name)[:LONGEST].strip(" .") or "_"
+        label, number = plain, 2
+        while label.casefold() in taken:
+            label, number = f"{plain}-{number}", number + 1
+        taken.add(label.casefold())
+        found.append(label)
+    return found
+
 
 SCALARS = ("certificate", "exchanges", "bytes_up", "bytes_down", "absent", "seconds")
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scaffpd.algorithms import ScaffPD
 from scaffpd.comparison import compare
-from scaffpd.comparison.grid import configured
+from scaffpd.comparison.setting import configured
 from scaffpd.experiments.images.settings import RHOS, methods
 from scaffpd.experiments.images.study import Ground, Place
 from scaffpd.metrics import Summary

@@ -13,8 +13,7 @@ from scaffpd.experiments.images import tables
 from scaffpd.experiments.images.curves import BASELINE, Curve
 from scaffpd.experiments.images.problem import Cut
 from scaffpd.experiments.images.settings import METHODS
-from scaffpd.experiments.partition_picture import partition_picture
-from scaffpd.experiments.style import BLACK, BLUE, GREEN, ORANGE, PINK, QUIET, RED, RULE, SKY, STYLE
+from scaffpd.figures import BLACK, BLUE, GREEN, ORANGE, PINK, QUIET, RED, RULE, SKY, STYLE, partition_picture
 
 COLOURS = dict(zip(METHODS, (BLACK, ORANGE, GREEN, PINK, SKY, QUIET, "#9a6324", RED), strict=True))
 MARKS = dict(zip(METHODS, ("o", "s", "v", "^", "D", "P", "X", "*"), strict=True))

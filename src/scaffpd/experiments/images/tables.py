@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from scaffpd.comparison import Comparison
-from scaffpd.comparison.grid import TAIL, grid, neighbours
 from scaffpd.comparison.runs import Run
-from scaffpd.comparison.setting import LATTICE
-from scaffpd.comparison.tables import Line
+from scaffpd.comparison.setting import LATTICE, TAIL, grid, neighbours
+from scaffpd.comparison.tables import MethodSummary
 from scaffpd.experiments.images.paper import NUMBERS
 from scaffpd.experiments.images.settings import METHODS
 from scaffpd.experiments.images.study import Study
@@ -47,14 +46,14 @@ def rows(study: Study) -> Iterator[list[str]]:
         yield [method, *cells]
 
 
-def _cell(line: Line, name: str, best: float) -> str:
+def _cell(line: MethodSummary, name: str, best: float) -> str:
     if line.failures:
         return "failed"
     text = percent(line, name)
     return f"**{text}**" if line.mean[name] >= best else text
 
 
-def percent(line: Line, name: str) -> str:
+def percent(line: MethodSummary, name: str) -> str:
     """Mean ± standard deviation in per cent."""
     deviation = line.deviation[name]
     return f"{100 * line.mean[name]:.2f}" + ("" if math.isnan(deviation) else f" ± {100 * deviation:.2f}")
@@ -72,7 +71,7 @@ def verdict(study: Study) -> Iterator[str]:
         yield f"α = {alpha:g}: {' '.join(filter(None, said))}"
 
 
-def _standing(ours: Line, others: list[Line], comparison: Comparison) -> str:
+def _standing(ours: MethodSummary, others: list[MethodSummary], comparison: Comparison) -> str:
     """The difference to the best other method, partition by partition: all methods see the same ones."""
     rival = max(others, key=lambda line: line.mean[WORST])
     lead = 100 * (ours.mean[WORST] - rival.mean[WORST])
@@ -90,7 +89,7 @@ def _by_seed(comparison: Comparison, method: str) -> Vector:
     return np.array([Summary.of(run.scores["test"]).accuracy.worst_20 for run in runs])  # type: ignore[union-attr]
 
 
-def _price(ours: Line, comparison: Comparison) -> str:
+def _price(ours: MethodSummary, comparison: Comparison) -> str:
     plain = comparison.line("FedAvg")
     if plain.failures:
         return "FedAvg failed."

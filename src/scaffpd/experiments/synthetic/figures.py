@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.experiments.style import BLACK, BLUE, GREEN, INK, ORANGE, PINK, QUIET, RED, RULE, SKY, STYLE
 from scaffpd.experiments.synthetic import grids, words
 from scaffpd.experiments.synthetic.panels import FIGURES, Panel
 from scaffpd.experiments.synthetic.settings import TARGET
 from scaffpd.experiments.synthetic.study import FAN, Curve, Study, fan, sampled
 from scaffpd.experiments.synthetic.tables import cell
 from scaffpd.federation import Vector
+from scaffpd.figures import BLACK, BLUE, GREEN, INK, ORANGE, PINK, QUIET, RED, RULE, SKY, STYLE
 
 WIDTH, HEIGHT, DPI = 9.6, 5.2, 160
 LOWEST, HIGHEST = 1e-32, 1e2

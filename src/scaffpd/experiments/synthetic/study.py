@@ -11,7 +11,7 @@ from multiprocessing import get_context
 import torch
 
 from scaffpd.algorithms import DRFA
-from scaffpd.comparison.pool import one_thread
+from scaffpd.comparison.runs import one_thread
 from scaffpd.experiments.synthetic import grids
 from scaffpd.experiments.synthetic.grids import Candidate, candidates, constants, drifting, longest
 from scaffpd.experiments.synthetic.settings import J, Plan, Setting, bench

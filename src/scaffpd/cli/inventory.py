@@ -1,4 +1,4 @@
-"""What data there is: what comes with the package, and what lies in the data folder, at a glance."""
+"""List the data sets and weights that come with the package or lie in the data folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADULT = "'adult' with adult.data.csv.gz and adult.test.csv.gz, UCI's files with 
 
 
 @dataclass(frozen=True)
-class Entry:
+class DatasetEntry:
     """One dataset or file of weights.
 
     Attributes:
@@ -57,50 +57,54 @@ class Entry:
 
 
 EMBEDDED = (
-    Entry(
+    DatasetEntry(
         "heart_disease", "embedded", "heart disease at four hospitals (UCI)", "CC BY 4.0, doi 10.24432/C52P4X", 920,
         columns=28, clients=4, classes=2,
     ),
-    Entry(
+    DatasetEntry(
         "digits", "embedded", "handwritten digits (scikit-learn)", "CC BY 4.0, doi 10.24432/C50P49", 1797,
         columns=64, clients="by label skew", classes=10,
     ),
-    Entry(
+    DatasetEntry(
         "breast_cancer", "embedded", "Wisconsin biopsies (scikit-learn)", "CC BY 4.0, doi 10.24432/C5DW2B", 569,
         columns=30, clients="by label skew", classes=2,
     ),
-    Entry(
+    DatasetEntry(
         "diabetes", "embedded", "progression of diabetes (scikit-learn)", "cite Efron et al. (2004)", 442,
         columns=9, clients="5 by age, 2 by sex", classes=2,
     ),
-    Entry(
+    DatasetEntry(
         "synthetic", "embedded", "the paper's regression problem, drawn", "ours", 500, columns=10, clients="5, or any"
     ),
 )  # fmt: skip
 
 
-def embedded() -> tuple[Entry, ...]:
+def embedded() -> tuple[DatasetEntry, ...]:
     """What comes with the package or with scikit-learn."""
     return EMBEDDED
 
 
-def provided(folder: str | os.PathLike[str] | None) -> list[Entry]:
+def provided(folder: str | os.PathLike[str] | None) -> list[DatasetEntry]:
     """What is found of all that a data folder can have; a folder that is named and not there is refused."""
     named = folder or os.environ.get("SCAFFPD_DATA")
     root = data_root(named, "Other data") if named else None
-    entries = [_looked(root, _adult, Entry("adult", "missing", "income of 48,842 people (UCI)", _uci(), note=ADULT))]
+    entries = [
+        _looked(root, _adult, DatasetEntry("adult", "missing", "income of 48,842 people (UCI)", _uci(), note=ADULT))
+    ]
     for name, which, terms in (
         ("cifar10", CIFAR10, KRIZHEVSKY), ("cifar100", CIFAR100, KRIZHEVSKY), ("tiny_imagenet", TINY, IMAGENET),
     ):  # fmt: skip
-        blank = Entry(name, "missing", f"{which.name}, {which.classes} classes of images", terms, note=which.accepted)
+        blank = DatasetEntry(
+            name, "missing", f"{which.name}, {which.classes} classes of images", terms, note=which.accepted
+        )
         entries.append(_looked(root, _images(which), blank))
     for file, what in WEIGHTS.items():
-        blank = Entry(f"weights/{file}", "missing", f"{what}, ImageNet weights", _terms(what))
+        blank = DatasetEntry(f"weights/{file}", "missing", f"{what}, ImageNet weights", _terms(what))
         entries.append(_looked(root, _weights, blank))
     return entries
 
 
-def _looked(root: Path | None, look: Callable[[Path, Entry], Entry], blank: Entry) -> Entry:
+def _looked(root: Path | None, look: Callable[[Path, DatasetEntry], DatasetEntry], blank: DatasetEntry) -> DatasetEntry:
     """What is there, or what is wrong with it."""
     if root is None:
         return blank
@@ -109,25 +113,25 @@ def _looked(root: Path | None, look: Callable[[Path, Entry], Entry], blank: Entr
     except InputError as error:
         if str(error).startswith("There is no "):
             return blank
-        return Entry(blank.name, "broken", blank.about, blank.licence, note=str(error))
+        return DatasetEntry(blank.name, "broken", blank.about, blank.licence, note=str(error))
 
 
-def _adult(root: Path, blank: Entry) -> Entry:
+def _adult(root: Path, blank: DatasetEntry) -> DatasetEntry:
     place = data_folder(root, "adult")
     train, test = (read_adult(place / f"adult.{part}.csv.gz") for part in ("data", "test"))
     names = clients([row["occupation"] for row in train])
     columns = len(NUMBERS) + sum(len({row[name] for row in train}) for name in CATEGORIES if name != "occupation")
-    return Entry(
+    return DatasetEntry(
         blank.name, "found", blank.about, blank.licence, len(train), len(test), columns,
         f"{len(names)} by occupation", 2, str(place),
     )  # fmt: skip
 
 
-def _images(which: Published) -> Callable[[Path, Entry], Entry]:
-    def look(root: Path, blank: Entry) -> Entry:
+def _images(which: Published) -> Callable[[Path, DatasetEntry], DatasetEntry]:
+    def look(root: Path, blank: DatasetEntry) -> DatasetEntry:
         found = inspect_images(which, root)
         share = "" if found.train == which.train * which.classes else "a subset"
-        return Entry(
+        return DatasetEntry(
             blank.name, "found", blank.about, blank.licence, found.train, found.test,
             3 * which.side**2, "by label skew", found.classes, str(found.place), share,
         )  # fmt: skip
@@ -135,7 +139,7 @@ def _images(which: Published) -> Callable[[Path, Entry], Entry]:
     return look
 
 
-def _weights(root: Path, blank: Entry) -> Entry:
+def _weights(root: Path, blank: DatasetEntry) -> DatasetEntry:
     file = root / blank.name
     with reading(file):
         if not file.is_file():
@@ -145,7 +149,7 @@ def _weights(root: Path, blank: Entry) -> Entry:
                 size = sum(_elements(archive, name) for name in archive.namelist())
         except (zipfile.BadZipFile, ValueError, EOFError):
             raise InputError(f"{str(file)!r} is not a complete file of weights; copy it once more.") from None
-    return Entry(
+    return DatasetEntry(
         blank.name, "found", blank.about, blank.licence, where=str(file), note=f"{size / 1e6:.3g} million numbers"
     )
 

@@ -1,4 +1,4 @@
-"""A partition as a picture: which client has how many samples of which class."""
+"""The style of all figures, and the picture of a partition: which client has how many samples of which class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,32 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.errors import InputError
-from scaffpd.experiments.style import BLUE, INK, QUIET, RULE, STYLE
+
+INK, QUIET, RULE = "#222222", "#6b6b6b", "#d9d9d9"
+# Okabe and Ito's colours, which every kind of eye can tell apart
+BLUE, ORANGE, GREEN, PINK, RED, SKY, BLACK = (
+    *("#0072b2", "#e69f00", "#009e73", "#cc79a7"),
+    *("#d55e00", "#56b4e9", "#222222"),
+)
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": QUIET,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 14,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "xtick.color": QUIET,
+    "xtick.labelsize": 9,
+    "ytick.color": QUIET,
+    "ytick.labelsize": 9,
+}
+
 
 NAMED = 30  # classes: more names than that do not fit side by side
 WRITTEN = 15  # classes: more columns than that are too narrow for numbers
