@@ -31,7 +31,7 @@ FLOORS = [
     },
     {"subspace", "features", "privacy"},
     {"algorithms", "cohort"},
-    {"training", "settings", "secure"},
+    {"training", "config", "secure"},
     {"comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},
     {"runs", "report"},
     {"experiments"},

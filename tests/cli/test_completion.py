@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from scaffpd import algorithms, data, objectives
-from scaffpd.cli import choices
+from scaffpd.cli import typer_ext
 from scaffpd.comparison import problem
 from scaffpd.comparison.zoo import chosen, zoo
 from scaffpd.deploy import local
@@ -92,21 +92,21 @@ def test_nothing_heavy_is_loaded():
 
 
 def test_the_names_are_those_of_their_homes():
-    assert choices.PROBLEMS == problem.NAMES
-    assert set(choices.OBJECTIVES) == {
+    assert typer_ext.PROBLEMS == problem.NAMES
+    assert set(typer_ext.OBJECTIVES) == {
         name for name in objectives.__all__ if isinstance(getattr(objectives, name), type) and name != "Objective"
     }
-    assert tuple(local.ENGINES) == choices.ENGINES
-    assert all(callable(getattr(data, loader)) for loader in choices.IMAGES.values())
-    assert choices.BACKBONES == backbones.BACKBONES
-    assert choices.KINDS == inputs.KINDS
-    assert choices.DTYPES == inputs.DTYPES
-    assert all(name in inspect.getsource(precision) for name in choices.PRECISIONS)
+    assert tuple(local.ENGINES) == typer_ext.ENGINES
+    assert all(callable(getattr(data, loader)) for loader in typer_ext.IMAGES.values())
+    assert typer_ext.BACKBONES == backbones.BACKBONES
+    assert typer_ext.KINDS == inputs.KINDS
+    assert typer_ext.DTYPES == inputs.DTYPES
+    assert all(name in inspect.getsource(precision) for name in typer_ext.PRECISIONS)
     assert algorithms is not None
 
 
 def test_every_method_is_completed_and_understood():
     methods = zoo(objectives.Average())
-    names = [name for name in choices.METHODS if name != "all"]
+    names = [name for name in typer_ext.METHODS if name != "all"]
     assert not any(" " in name for name in names)
     assert [list(chosen(methods, [name])) for name in names] == [[label] for label in methods]

@@ -102,7 +102,7 @@ def test_options_take_the_place_of_the_settings(here, capsys):
 
 
 def test_an_interruption_says_how_to_go_on(here, capsys, monkeypatch):
-    from scaffpd.cli.training_screen import TrainingScreen
+    from scaffpd.cli.screens import TrainingScreen
 
     def stop(self, moment):
         raise KeyboardInterrupt

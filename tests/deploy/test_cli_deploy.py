@@ -10,7 +10,7 @@ import pytest
 from deploy_cases import federation, progress, run
 
 from scaffpd.cli import run as cli
-from scaffpd.cli.deployment_screen import Screen
+from scaffpd.cli.screens import DeploymentScreen
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.silo.silo_file import SiloFile
@@ -140,7 +140,7 @@ def test_hospitals_and_their_wards(tmp_path, silos):
 def test_the_screen_shows_rounds_and_events_as_plain_lines(tmp_path, capsys):
     path, places = federation(tmp_path, more="\n[faults]\nquorum = 2\nstart_timeout = 0.2\nprobe = 0.1\n")
     outcome, _ = run(path, places, {9: [("kill", "va")]})
-    with Screen(list(places), 1e-6) as screen:
+    with DeploymentScreen(list(places), 1e-6) as screen:
         screen.say("Up.")
         for line in progress(path):
             screen.watch(json.loads(json.dumps(line)))
@@ -153,7 +153,7 @@ def test_the_screen_shows_rounds_and_events_as_plain_lines(tmp_path, capsys):
 
 
 def test_quiet_is_quiet(tmp_path, capsys):
-    with Screen(["a"], None, quiet=True) as screen:
+    with DeploymentScreen(["a"], None, quiet=True) as screen:
         screen.say("Up.")
     assert capsys.readouterr().out == ""
 

@@ -10,8 +10,8 @@ from scipy.stats import norm
 from test_runs import Nobody, asked, patients, rows, run
 
 import scaffpd as sp
+from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
-from scaffpd.runs.config import RunConfig
 from scaffpd.runs.folder import RunFolder
 from scaffpd.runs.path import walkable
 from scaffpd.runs.prepare import prepare

@@ -14,11 +14,11 @@ from scipy.stats import binomtest
 from sklearn.linear_model import Ridge
 
 import scaffpd as sp
+from scaffpd.config.run import RunConfig
 from scaffpd.deploy.silo.dataset import read_model
 from scaffpd.errors import InputError
 from scaffpd.metrics import Spread
 from scaffpd.runs import path as walking
-from scaffpd.runs.config import RunConfig
 from scaffpd.runs.folder import RunFolder
 from scaffpd.runs.path import knee
 from scaffpd.runs.prepare import Prepared, prepare

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scaffpd.config.run import RunConfig, toml_text
 from scaffpd.errors import InputError
 from scaffpd.objectives import CVaR
-from scaffpd.runs.config import RunConfig
-from scaffpd.settings.writing import toml_text
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 plain = st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False), words)

@@ -14,20 +14,19 @@ import click
 import typer
 
 import scaffpd
-from scaffpd.cli import ending, mistakes
+from scaffpd.cli import usage_errors
 from scaffpd.cli.compare import compare
 from scaffpd.cli.data import data
 from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
 from scaffpd.cli.doctor import doctor
 from scaffpd.cli.features import features
-from scaffpd.cli.frame import SETTINGS, Group, add
 from scaffpd.cli.images import reproduce
 from scaffpd.cli.path import path
-from scaffpd.cli.predict import predict
-from scaffpd.cli.report import report
+from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
 from scaffpd.cli.train import train
+from scaffpd.cli.typer_ext import SETTINGS, Group, add
 from scaffpd.errors import InputError
 
 START, COMPARE, ORGANISATIONS = "Start here", "Compare and reproduce", "Across organisations"
@@ -36,7 +35,7 @@ app = typer.Typer(
     name="scaffpd",
     cls=Group,
     invoke_without_command=True,
-    epilog=ending.EPILOG,
+    epilog=usage_errors.EPILOG,
     pretty_exceptions_enable=False,
     context_settings=SETTINGS,
 )
@@ -85,17 +84,17 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = app(list(arguments), prog_name="scaffpd", standalone_mode=False)
     except InputError as error:
-        return ending.complain(str(error), ending.WRONG)
+        return usage_errors.complain(str(error), usage_errors.WRONG)
     except click.ClickException as error:
-        return ending.complain(mistakes.sentence(error), error.exit_code)
+        return usage_errors.complain(usage_errors.sentence(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return ending.INTERRUPTED
+        return usage_errors.INTERRUPTED
     except OSError as error:
-        sentence = ending.of_the_machine(error)
+        sentence = usage_errors.of_the_machine(error)
         if sentence is None:
             raise
-        return ending.complain(sentence, ending.FAILED)
-    return code if isinstance(code, int) else ending.DONE
+        return usage_errors.complain(sentence, usage_errors.FAILED)
+    return code if isinstance(code, int) else usage_errors.DONE
 
 
 def main() -> None:
@@ -103,5 +102,5 @@ def main() -> None:
     try:
         code = run(sys.argv[1:])
     except Exception:  # not the user's mistake, so shown whole
-        code = ending.report_bug()
-    sys.exit(ending.flushed(code))
+        code = usage_errors.report_bug()
+    sys.exit(usage_errors.flushed(code))

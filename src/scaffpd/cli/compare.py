@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scaffpd.cli import choices
-from scaffpd.cli.as_json import print_json
-from scaffpd.cli.choices import completing, completing_list
+from scaffpd.cli import typer_ext
+from scaffpd.cli.typer_ext import completing, completing_list, print_json
 from scaffpd.errors import InputError, positive
 
 if TYPE_CHECKING:
@@ -26,13 +25,13 @@ def compare(
     problem: Annotated[
         str,
         typer.Argument(
-            help="digits, hospitals, breast-cancer or synthetic.", autocompletion=completing(*choices.PROBLEMS)
+            help="digits, hospitals, breast-cancer or synthetic.", autocompletion=completing(*typer_ext.PROBLEMS)
         ),
     ] = "digits",
     methods: Annotated[
         str,
         typer.Option(
-            help="All, or names such as FedAvg,DRFA,Scaff-PD.", autocompletion=completing_list(*choices.METHODS)
+            help="All, or names such as FedAvg,DRFA,Scaff-PD.", autocompletion=completing_list(*typer_ext.METHODS)
         ),
     ] = "all",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of every run.")] = 100,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scaffpd.cli.as_json import print_json
+from scaffpd.cli.typer_ext import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

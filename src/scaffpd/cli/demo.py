@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scaffpd.cli.folder import prepare
+from scaffpd.cli.typer_ext import prepare
 from scaffpd.errors import positive
 
 if TYPE_CHECKING:

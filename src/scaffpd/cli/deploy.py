@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaffpd.cli import choices
-from scaffpd.cli.choices import checked, completing
-from scaffpd.cli.frame import add, group
+from scaffpd.cli import typer_ext
+from scaffpd.cli.typer_ext import add, checked, completing, group
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.cli.deployment_screen import Screen
+    from scaffpd.cli.screens import DeploymentScreen
     from scaffpd.deploy.coordinator.coordinate import Outcome
     from scaffpd.deploy.coordinator.federation_file import FederationFile, Server
 
@@ -27,7 +26,7 @@ deploy = group(
 )
 
 EngineOption = Annotated[
-    str, typer.Option(help="flare (NVIDIA FLARE) or flower.", autocompletion=completing(*choices.ENGINES))
+    str, typer.Option(help="flare (NVIDIA FLARE) or flower.", autocompletion=completing(*typer_ext.ENGINES))
 ]
 FederationFileArgument = Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")]
 Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")]
@@ -55,7 +54,7 @@ def local(
         scaffpd deploy local --engine flare --silos 4
         scaffpd deploy local federation.toml --silo a.toml --silo b.toml
     """
-    checked("engine", engine, choices.ENGINES)
+    checked("engine", engine, typer_ext.ENGINES)
     if plaintext and engine != "flower":
         raise InputError("--plaintext is for Flower only: FLARE always uses TLS.")
     _positive(seconds)
@@ -168,13 +167,13 @@ def _steps(title: str, lines: tuple[str, ...]) -> None:
 
 
 def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> None:
-    from scaffpd.cli.deployment_screen import Screen
+    from scaffpd.cli.screens import DeploymentScreen
     from scaffpd.deploy.coordinator.federation_file import FederationFile
     from scaffpd.deploy.coordinator.run_folder import RunFolder
 
     file = FederationFile.read(deployment.federation)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the processes as well
-    with Screen(file.silos, file.tol, quiet) as screen:
+    with DeploymentScreen(file.silos, file.tol, quiet) as screen:
         try:
             outcome = deployment.run(screen.watch, screen.say, seconds, keep)
         except KeyboardInterrupt:
@@ -184,7 +183,7 @@ def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> No
     _end(screen, outcome, file.folder)
 
 
-def _end(screen: Screen, outcome: Outcome, folder: Path) -> None:
+def _end(screen: DeploymentScreen, outcome: Outcome, folder: Path) -> None:
     """Show the result; exit code 1 where there is none."""
     screen.end(outcome, folder)
     if outcome.status in ("failed", "paused", "diverged"):
@@ -192,14 +191,14 @@ def _end(screen: Screen, outcome: Outcome, folder: Path) -> None:
 
 
 def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bool) -> None:
-    from scaffpd.cli.deployment_screen import Screen
+    from scaffpd.cli.screens import DeploymentScreen
     from scaffpd.deploy.coordinator.federation_file import FederationFile
     from scaffpd.deploy.coordinator.run_folder import RunFolder
     from scaffpd.deploy.local import Follower, engine_module
 
     production = engine_module("flare", "admin")
     file = FederationFile.read(federation)
-    with Screen(file.silos, file.tol, quiet) as screen:
+    with DeploymentScreen(file.silos, file.tol, quiet) as screen:
         follow = Follower(RunFolder(file.folder).path / "progress.jsonl", screen.watch)
         outcome = production.resume(kit, job, file, seconds, screen.say, follow)
         follow()

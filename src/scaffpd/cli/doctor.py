@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from scaffpd.cli.as_json import print_json
-from scaffpd.cli.ending import FAILED
+from scaffpd.cli.typer_ext import print_json
+from scaffpd.cli.usage_errors import FAILED
 
 EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell that it is there
     "pandas": ("results as data frames", ("pandas",)),

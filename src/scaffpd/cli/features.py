@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaffpd.cli import choices
-from scaffpd.cli.as_json import print_json
-from scaffpd.cli.choices import checked, completing
-from scaffpd.cli.folder import prepare
+from scaffpd.cli import typer_ext
+from scaffpd.cli.typer_ext import checked, completing, prepare, print_json
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,34 +19,34 @@ if TYPE_CHECKING:
 def features(
     dataset: Annotated[
         str,
-        typer.Argument(help="cifar10, cifar100 or tiny-imagenet.", autocompletion=completing(*choices.IMAGES)),
+        typer.Argument(help="cifar10, cifar100 or tiny-imagenet.", autocompletion=completing(*typer_ext.IMAGES)),
     ],
     data: Annotated[
         Path | None, typer.Option(help="Folder of data sets and weights.", show_default="SCAFFPD_DATA")
     ] = None,
     backbone: Annotated[
         str,
-        typer.Option(help="efficientnet-lite0 or resnet18-layer3.", autocompletion=completing(*choices.BACKBONES)),
+        typer.Option(help="efficientnet-lite0 or resnet18-layer3.", autocompletion=completing(*typer_ext.BACKBONES)),
     ] = "efficientnet-lite0",
     kind: Annotated[
         str,
-        typer.Option(help="entk: gradients; penultimate: last features.", autocompletion=completing(*choices.KINDS)),
+        typer.Option(help="entk: gradients; penultimate: last features.", autocompletion=completing(*typer_ext.KINDS)),
     ] = "entk",
     coordinates: Annotated[int, typer.Option(min=1, help="Coordinates of the gradient that are kept.")] = 50_000,
     size: Annotated[int, typer.Option(min=8, help="Pixels a side to which images are resized.")] = 224,
     device: Annotated[
-        str, typer.Option(help="auto, cpu or cuda.", autocompletion=completing(*choices.DEVICES))
+        str, typer.Option(help="auto, cpu or cuda.", autocompletion=completing(*typer_ext.DEVICES))
     ] = "auto",
     dtype: Annotated[
         str,
-        typer.Option(help="Format of storage: float16 or float32.", autocompletion=completing(*choices.DTYPES)),
+        typer.Option(help="Format of storage: float16 or float32.", autocompletion=completing(*typer_ext.DTYPES)),
     ] = "float16",
     precision: Annotated[
         str | None,
         typer.Option(
             help="Of the network: float32, tf32, bfloat16.",
             show_default="tf32 on a GPU, else float32",
-            autocompletion=completing(*choices.PRECISIONS),
+            autocompletion=completing(*typer_ext.PRECISIONS),
         ),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="For a chunk: 4GB.", show_default="a share of the free")] = None,
@@ -68,11 +66,11 @@ def features(
     Examples:
         scaffpd features cifar10 --data ~/data --images-per-class 5 --size 64
     """
-    checked("dataset", dataset, choices.IMAGES)
-    checked("backbone", backbone, choices.BACKBONES)
-    checked("kind", kind, choices.KINDS)
-    checked("dtype", dtype, choices.DTYPES)
-    checked("precision", precision or "float32", choices.PRECISIONS)
+    checked("dataset", dataset, typer_ext.IMAGES)
+    checked("backbone", backbone, typer_ext.BACKBONES)
+    checked("kind", kind, typer_ext.KINDS)
+    checked("dtype", dtype, typer_ext.DTYPES)
+    checked("precision", precision or "float32", typer_ext.PRECISIONS)
     from scaffpd import data as sources  # seconds, so not for --help
     from scaffpd.features import backbone as known
     from scaffpd.features import features as extract
@@ -83,7 +81,7 @@ def features(
     where = place(device)
     exact = precision or ("tf32" if where.type == "cuda" else "float32")  # as `scaffpd reproduce` has it
     network = known(backbone, data, size)
-    images = getattr(sources, choices.IMAGES[dataset])(data)
+    images = getattr(sources, typer_ext.IMAGES[dataset])(data)
     if images_per_class is not None:
         images = images.subset(images_per_class, images_per_class)
     prepare(cache)

@@ -8,8 +8,6 @@ from typing import Any
 
 import typer
 
-from scaffpd.cli.folder import prepare
-from scaffpd.cli.frame import add
 from scaffpd.cli.images_request import (
     L2,
     Balanced,
@@ -33,6 +31,7 @@ from scaffpd.cli.images_request import (
 from scaffpd.cli.images_screen import show
 from scaffpd.cli.reproduce import reproduce as reproduce
 from scaffpd.cli.reproduce import section
+from scaffpd.cli.typer_ext import add, prepare
 from scaffpd.errors import InputError, positive
 
 TABLES = {

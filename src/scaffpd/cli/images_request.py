@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaffpd.cli import choices
-from scaffpd.cli.choices import completing
+from scaffpd.cli import typer_ext
+from scaffpd.cli.typer_ext import completing
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Out = Annotated[Path, typer.Option(help="Folder for results; there, the same com
 Cache = Annotated[Path, typer.Option(help="Folder for features.")]
 Device = Annotated[
     str,
-    typer.Option(help="cpu, cuda, or auto: a GPU if there is one.", autocompletion=completing(*choices.DEVICES)),
+    typer.Option(help="cpu, cuda, or auto: a GPU if there is one.", autocompletion=completing(*typer_ext.DEVICES)),
 ]
 Small = Annotated[bool, typer.Option("--small", help="Minutes on two processor cores; few images and coordinates.")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="Partitions.", show_default="3; small 2")]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scaffpd.cli import train as command
-from scaffpd.cli.asked import Asked, listed
+from scaffpd.cli.train import RunRequest, listed
 
 if TYPE_CHECKING:
-    from scaffpd.runs.config import RunConfig
+    from scaffpd.config.run import RunConfig
     from scaffpd.runs.folder import RunFolder
 
 
@@ -47,7 +47,7 @@ def path(
         scaffpd path hospitals --points 5
         scaffpd path patients.csv --client hospital --target ill --objective CVaR
     """
-    asked = Asked(
+    asked = RunRequest(
         data={
             "client": client, "target": target, "columns": listed(columns), "categories": listed(categories),
             "task": task, "test": test, "seed": seed,
@@ -65,14 +65,14 @@ def path(
     walkable(config)
     folder = RunFolder(command.place(config, out, fresh, "path"))
     folder.check("path", config, fresh)
-    from scaffpd.cli.outcome import end
+    from scaffpd.cli.results import end
 
     _walk(config, folder, fresh, cold, quiet or as_json)
     end(folder.path, report, quiet, as_json)
 
 
 def _walk(config: RunConfig, folder: RunFolder, fresh: bool, cold: bool, quiet: bool) -> None:
-    from scaffpd.cli.training_screen import TrainingScreen
+    from scaffpd.cli.screens import TrainingScreen
     from scaffpd.runs import path as walking
 
     with TrainingScreen(quiet) as screen:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scaffpd.cli.folder import prepare
-from scaffpd.cli.frame import add, group
+from scaffpd.cli.typer_ext import add, group, prepare
 
 if TYPE_CHECKING:
     from rich.console import Console

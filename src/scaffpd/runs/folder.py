@@ -29,16 +29,15 @@ import numpy as np
 from safetensors.numpy import save as save_tensors
 
 from scaffpd.checkpoint import replacing
+from scaffpd.config.run import RunConfig, toml_text
 from scaffpd.deploy.coordinator.run_folder import model_bytes
 from scaffpd.environment import environment
 from scaffpd.errors import InputError
 from scaffpd.lock import alone
 from scaffpd.runs import tables
-from scaffpd.runs.config import RunConfig
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import SECRET as SECRET
 from scaffpd.runs.train import Trained, main_model
-from scaffpd.settings.writing import toml_text
 
 FILES = (
     *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "partition.csv", "path.csv"),

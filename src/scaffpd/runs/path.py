@@ -9,11 +9,11 @@ from typing import Any, cast
 import numpy as np
 
 from scaffpd.cohort import Cohort
+from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import PARAMETERS, SYMBOLS, along, grid
 from scaffpd.metrics import Spread, spread
 from scaffpd.objectives import Average, Objective
-from scaffpd.runs.config import RunConfig
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import AVERAGE, Scorer, Trained, Watcher, judged, main_model, trained
 from scaffpd.training import Callback, Result, Status, train

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from scaffpd.cohort import Cohort
 from scaffpd.comparison.problem import NAMES, problem
+from scaffpd.config.objects import load
+from scaffpd.config.run import RunConfig
 from scaffpd.data import Silos
 from scaffpd.deploy.protocol.setup import FORMATS, Setup
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Module
-from scaffpd.runs.config import RunConfig
-from scaffpd.settings.entry import load
 from scaffpd.tabular.clients import Clients, TableFile, read_clients
 from scaffpd.tabular.encode import fills
 from scaffpd.tabular.read import CATEGORY, NUMBER

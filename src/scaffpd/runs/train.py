@@ -16,13 +16,13 @@ from scipy.stats import binomtest
 
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.cohort import Cohort
+from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.metrics import Spread, spread
 from scaffpd.models import Linear
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
-from scaffpd.runs.config import RunConfig
 from scaffpd.runs.prepare import Prepared
 from scaffpd.secret import kept
 from scaffpd.tabular.schema import CLASSIFICATION

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from scaffpd.checkpoint import Checkpoint
+from scaffpd.config.objects import kind_of
 from scaffpd.deploy.coordinator.events import Event, Lost, Paused, Quarantined, Returned, accuse
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.coordinator.judge import absurd_facts
@@ -33,7 +34,6 @@ from scaffpd.deploy.protocol.transport import Transport
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
 from scaffpd.objectives import ChiSquare
-from scaffpd.settings.objects import kind_of
 from scaffpd.training import Moment, Result, Status, train
 
 PAUSED, FAILED = "paused", "failed"

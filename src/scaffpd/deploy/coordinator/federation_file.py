@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from scaffpd.algorithms import ALGORITHMS, Algorithm
+from scaffpd.config.errors import NAME, Section
+from scaffpd.config.objects import algorithm_of
 from scaffpd.deploy.coordinator.roster import DROP, PAUSE, Policy
 from scaffpd.deploy.protocol.setup import FORMATS, LINEAR, linear
 from scaffpd.errors import InputError, unknown
 from scaffpd.privacy import Private
 from scaffpd.privacy.defaults import LOCAL_STEPS, LOSS_SHARE, ROUNDS
-from scaffpd.settings.objects import algorithm_of
-from scaffpd.settings.section import NAME, Section
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 TABLES = ("model", "features", "algorithm", "objective", "training", "secure", "privacy", "faults", "server")

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from scaffpd.cohort import Cohort
+from scaffpd.config.objects import load
 from scaffpd.deploy.protocol.setup import Setup, linear
-from scaffpd.deploy.silo.silo_file import Limits, SiloFile
+from scaffpd.deploy.silo.silo_file import SiloFile, SiloLimits
 from scaffpd.errors import InputError
-from scaffpd.settings.entry import load
 from scaffpd.tabular.encode import ClientRows, Target, held_rows, target
 from scaffpd.tabular.read import DataColumn, FeatureTable, Mask, Matrix, column, read_csv, read_npz, read_parquet, table
 from scaffpd.tabular.schema import PREPARED, VERSION
@@ -62,7 +62,7 @@ class Dataset(ClientRows):
             return _rows_of(self.cohort)
         return super().rows
 
-    def check(self, limits: Limits) -> None:
+    def check(self, limits: SiloLimits) -> None:
         """Refuse to take part with too few rows: a sum over them would say too much about each."""
         if self.rows[0] < limits.rows:
             raise InputError(

@@ -23,6 +23,8 @@ import numpy as np
 
 import scaffpd
 from scaffpd.cohort import Cohort
+from scaffpd.config import objects
+from scaffpd.config.objects import algorithm_kind
 from scaffpd.deploy.protocol.needs import EVALUATE, GRADIENTS, PROJECT, SECRET, SPENT
 from scaffpd.deploy.protocol.setup import Setup, linear
 from scaffpd.deploy.protocol.vectors import Missing, Shelf
@@ -32,8 +34,6 @@ from scaffpd.deploy.silo.handlers import NamedVector, SiloCohort
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger, spent
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
-from scaffpd.settings import entry
-from scaffpd.settings.objects import algorithm_kind
 from scaffpd.tabular.schema import checked_schema, width
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class Silo:
         if algorithm not in self._known:
             if ":" in algorithm and algorithm not in (self.file.limits.algorithms or ()):
                 raise InputError(f"This silo does not know {algorithm}: limits.algorithms has to name it.")
-            kind = algorithm_kind(algorithm, self.file.path.parent, look=entry.glimpse)
+            kind = algorithm_kind(algorithm, self.file.path.parent, look=objects.glimpse)
             self._known[algorithm] = kind.questions | {EVALUATE}
         return self._known[algorithm]
 
@@ -307,7 +307,7 @@ class Silo:
             return linear(setup.model)
         if kind not in self.file.models:
             raise InputError(f"This silo knows no model {kind!r}; its file lists models under [models].")
-        return self._own(entry.load, self.file.path.parent, self.file.models[kind])
+        return self._own(objects.load, self.file.path.parent, self.file.models[kind])
 
     def kept(self) -> bytes:
         """What another process of this site needs to go on: agreements, vectors, secrets of open sums; no rows."""

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scaffpd.algorithms import ALGORITHMS
+from scaffpd.config.errors import NAME, Section
+from scaffpd.config.objects import algorithm_kind, glimpse
 from scaffpd.deploy.silo.privacy_ledger import PrivacyRules
 from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.errors import InputError, unknown
-from scaffpd.settings.entry import glimpse
-from scaffpd.settings.objects import algorithm_kind
-from scaffpd.settings.section import NAME, Section
 from scaffpd.tabular.schema import TASKS
 
 ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -24,7 +23,7 @@ FORMATS = (".csv", ".parquet", ".npz")
 
 
 @dataclass(frozen=True)
-class Source:
+class SiloData:
     """Where the data is.
 
     Attributes:
@@ -47,7 +46,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SiloLimits:
     """What the silo agrees to.
 
     Attributes:
@@ -85,10 +84,10 @@ class SiloFile:
 
     path: Path
     name: str
-    source: Source
+    source: SiloData
     test: float
     seed: int
-    limits: Limits
+    limits: SiloLimits
     secure: SecureRules
     privacy: PrivacyRules
     models: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +115,7 @@ class SiloFile:
         )
 
 
-def _source(top: Section) -> Source:
+def _source(top: Section) -> SiloData:
     data = top.section("data", ("file", "entry", "target", "features", "columns", "categories", "task"))
     file, entry = data.maybe("file", needs="a CSV, Parquet or NPZ file"), data.maybe("entry", needs="module:function")
     if (file is None) == (entry is None):
@@ -139,7 +138,7 @@ def _source(top: Section) -> Source:
     columns = data.texts("columns")
     if kind != ".npz" and entry is None and target in (columns or ()):
         raise InputError(f"{top.file.name!r} names the target {target!r} in data.columns as well; leave it out there.")
-    return Source(
+    return SiloData(
         place,
         entry,
         target,
@@ -207,16 +206,16 @@ def _privacy(top: Section) -> PrivacyRules:
     )
 
 
-def _limits(top: Section) -> Limits:
+def _limits(top: Section) -> SiloLimits:
     known = ("algorithms", "dimension", "local_steps", "message_mb", "rarest", "rows")
     limits = top.section("limits", known)
-    return Limits(
+    return SiloLimits(
         _algorithms(limits),
-        limits.whole("dimension", Limits.dimension, 1),
-        limits.whole("local_steps", Limits.local_steps, 1),
-        limits.whole("message_mb", Limits.message_mb, 1),
-        limits.whole("rarest", Limits.rarest, 1),
-        limits.whole("rows", Limits.rows, 1),
+        limits.whole("dimension", SiloLimits.dimension, 1),
+        limits.whole("local_steps", SiloLimits.local_steps, 1),
+        limits.whole("message_mb", SiloLimits.message_mb, 1),
+        limits.whole("rarest", SiloLimits.rarest, 1),
+        limits.whole("rows", SiloLimits.rows, 1),
     )
 
 

@@ -1,13 +1,13 @@
-"""How every command looks and answers: help with examples, short placeholders, the nearest right name.
-
-The help of a command is its docstring. A last section `Examples:` of indented command lines is shown below the options,
-unwrapped and ready to be copied; `Command.examples` has them, and a test runs them.
-"""
+"""What every command shares: help with examples, completion, JSON output, the folder to write to."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
@@ -15,7 +15,8 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from scaffpd.cli.mistakes import nearest
+from scaffpd.cli.usage_errors import nearest
+from scaffpd.errors import InputError, unknown
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 _EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$")
@@ -126,3 +127,74 @@ def _placeholder(kind: Any) -> str | None:
     if isinstance(kind, click.types.IntParamType):
         return "N"
     return "X" if isinstance(kind, click.types.FloatParamType) else None
+
+
+PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
+METHODS = (  # without blanks, which a shell would have to quote
+    *("all", "FedAvg", "FedProx", "SCAFFOLD", "ProxSkip", "AFL", "AFL+local-steps", "DRFA", "q-FFL", "Δ-FL", "GDA"),
+    *("Extragradient", "APD", "Quasi-Newton-minimax", "Scaff-PD", "Subspace-saddle"),
+)
+OBJECTIVES = ("Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted")
+ENGINES = ("flare", "flower")
+IMAGES = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}  # and their loaders
+BACKBONES = ("efficientnet-lite0", "resnet18-layer3")
+KINDS = ("entk", "penultimate")
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("float16", "float32")
+PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+def checked(what: str, given: str, names: Iterable[str]) -> None:
+    """Refuse a name that is none of them, before anything takes time."""
+    if given not in names:
+        raise unknown(what, given, names)
+
+
+def completing(*names: str) -> Callable[[str], list[str]]:
+    """What `autocompletion=` wants: the names that begin as the word does."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def completing_list(*names: str) -> Callable[[str], list[str]]:
+    """The same for names joined by commas: the last of them is completed, and none is offered twice."""
+
+    def complete(incomplete: str) -> list[str]:
+        *before, last = incomplete.split(",")
+        left = [name for name in names if name not in before]
+        return [",".join([*before, name]) for name in left if name.startswith(last)]
+
+    return complete
+
+
+def prepare(folder: Path) -> None:
+    """Find out before the work, not after it, that nothing can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        why = "it is a file" if folder.is_file() else error.strerror
+        raise InputError(f"Cannot write to the folder {str(folder)!r}: {why}.") from None
+
+
+def print_json(value: Any) -> None:
+    """Infinite numbers and NaN become null; letters that the output cannot write are escaped."""
+    plain = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") != "utf8"
+    typer.echo(json.dumps(_plain(value), indent=2, ensure_ascii=plain, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value

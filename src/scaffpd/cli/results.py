@@ -1,26 +1,28 @@
-"""How a run ends on the screen: who is served how, the verdict, and where everything is."""
+"""`scaffpd report` and `scaffpd predict`, and what the terminal shows of a run that has ended."""
 
 from __future__ import annotations
 
 import csv
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaffpd.cli.live import plain_table
+from scaffpd.cli.screens import plain_table
+from scaffpd.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
 
 WIDEST, MOST = 100, 30  # columns of prose, and clients in a table
 
 
 def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
     """Write the report, and show the result to whoever wants to see it."""
-    from scaffpd.cli.as_json import print_json
+    from scaffpd.cli.typer_ext import print_json
     from scaffpd.report import available, write
 
     sorry = available() if report else None
@@ -170,3 +172,67 @@ def _cheaper(path: dict[str, Any], points: int) -> str:
 
 def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, width=min(console.width, WIDEST))
+
+
+FORMATS = ("html", "png", "svg")
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder that train, path, demo, compare or deploy wrote.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File of the page, or folder of the pictures.", show_default="in RUN")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="html: one page; png, svg: a picture per figure.")] = "html",
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """One page that opens offline: the verdict, who gains and who pays, what it cost, how to do it again.
+
+    Examples:
+        scaffpd report runs/patients
+        scaffpd report runs/patients --format svg --out figures
+    """
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
+    from scaffpd import report as reports  # seconds, so not for --help
+
+    written = [reports.write(run, out)] if form == "html" else list(reports.write_figures(run, form, out))
+    for path in written:
+        typer.echo(str(path))
+    if show and typer.launch(written[0].resolve().as_uri()) != 0:
+        typer.echo("No browser could be opened: open the file yourself.", err=True)
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or its model.safetensors.", show_default=False)],
+    table: Annotated[Path, typer.Argument(help="Rows with the same columns: CSV or Parquet.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
+) -> None:
+    """Apply a trained model to new rows, in their order.
+
+    Missing values are filled as in training, for new clients from the rows at hand; no target column is needed.
+
+    Examples:
+        scaffpd predict runs/patients new-patients.csv
+    """
+    import csv
+    import io
+
+    from scaffpd.checkpoint import replacing
+    from scaffpd.runs.predict import predict as answer
+    from scaffpd.runs.predict import promise
+
+    if out.resolve() == table.resolve():
+        raise InputError(f"{str(out)!r} is the table itself: choose another file with --out.")
+    found, text = answer(run, table), io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["client", "predicted", "probability"])
+    probability = ["" if p != p else f"{p:.6f}" for p in found.probability]
+    writer.writerows(zip(found.clients, found.predicted, probability, strict=True))
+    try:
+        with replacing(out) as file:
+            file.write(text.getvalue().encode())
+    except OSError as error:
+        raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
+    typer.echo(f"{len(found.predicted)} rows written to {out}.")
+    if (pair := promise(run)) is not None:
+        typer.echo(f"The model was trained with {pair} for every record.")

@@ -1,4 +1,4 @@
-"""Settings files read strictly: a misspelt key gets the nearest right one, a wrong value one sentence."""
+"""Read a settings file strictly; what is wrong with it becomes one sentence with the nearest right word."""
 
 from __future__ import annotations
 

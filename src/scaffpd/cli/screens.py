@@ -1,0 +1,225 @@
+"""What long commands show while they run: a live picture in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+    from scaffpd.deploy.coordinator.coordinate import Outcome
+
+
+class LiveScreen:
+    """A picture that is drawn anew while a command runs; `live` is `None` where nobody looks.
+
+    Args:
+        quiet: print nothing.
+        errors: draw on standard error, so that standard output has the result alone.
+    """
+
+    def __init__(self, quiet: bool, errors: bool = False) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.console = Console(stderr=errors, quiet=quiet, highlight=False)
+        seen = self.console.is_terminal and not quiet
+        self.live: Any = Live(console=self.console, refresh_per_second=4, transient=True) if seen else None
+
+    def __enter__(self) -> Self:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def draw(self, picture: RenderableType, words: str | None) -> None:
+        """The picture, or its words where there is nobody to look at it."""
+        if self.live is not None:
+            self.live.update(picture)
+        elif words is not None:
+            self.say(words)
+
+    def say(self, sentence: str) -> None:
+        """A sentence above the picture."""
+        self.console.print(sentence, markup=False, soft_wrap=True)
+
+
+def plain_table(first: str, *others: str, gap: int = 2) -> Table:
+    """A table without walls: names on the left, numbers flush right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+BAR, SMALL, CLIENTS = 30, 16, 12  # characters of the bar, of a weight of one, and clients that are shown
+PAUSE = 1.0  # seconds between two plain lines
+
+
+class TrainingScreen(LiveScreen):
+    """A bar towards the certified gap, the clients served worst and on average, and their weights λ."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(quiet, errors=True)
+        self.model, self.rounds = "", 1
+        self.names: tuple[str, ...] = ()
+        self.tol: float | None = None
+        self.began = self.said = 0.0
+        self.first = math.inf
+
+    def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
+        """A model is about to be trained."""
+        self.model, self.names, self.rounds, self.tol = model, tuple(names), rounds, tol
+        self.began, self.said, self.first = time.monotonic(), -math.inf, math.inf
+        if self.live is not None:
+            self.live.update(f"{model}: looking at the data")
+
+    def show(self, moment: Any) -> None:
+        """A round is done."""
+        state = moment.state
+        self.first = float(moment.history["certificate"][0])
+        if self.live is not None:
+            self.live.update(self._picture(moment.rounds, state))
+        elif self._done(moment.rounds, state) >= 1 or time.monotonic() - self.said >= PAUSE:
+            self.said = time.monotonic()
+            self.say(self._words(moment.rounds, state))
+
+    def _done(self, rounds: int, state: Any) -> float:
+        """How much of the way is behind: of the certificate's on a logarithmic scale, or of the rounds."""
+        share, gap = rounds / self.rounds, float(state.certificate)
+        if self.tol is not None and 0 < gap < math.inf and self.tol < self.first < math.inf:
+            share = max(share, math.log(self.first / gap) / math.log(self.first / self.tol))
+        return min(max(share, 0.0), 1.0)
+
+    def _gap(self, state: Any) -> str:
+        gap = float(state.certificate)
+        if math.isinf(gap):
+            return "no certificate"
+        goal = "" if self.tol is None else f" of {self.tol:.0e} wanted"
+        return f"certified gap {gap:.1e}{goal}"
+
+    def _words(self, rounds: int, state: Any) -> str:
+        worst = int(state.losses.argmax())
+        return (
+            f"{self.model}  round {rounds:3d}  {self._gap(state)}  loss: mean {state.losses.mean():.4f}, "
+            f"worst {state.losses[worst]:.4f} ({self.names[worst]})"
+        )
+
+    def _picture(self, rounds: int, state: Any) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        done, spent = self._done(rounds, state), time.monotonic() - self.began
+        left = "" if rounds < 2 or not 0 < done < 1 else f", about {_seconds(spent * (1 - done) / done)} left"
+        full = round(BAR * done)
+        bar = Text.assemble((f"{self.model} ", "bold"), ("━" * full, "green"), ("━" * (BAR - full), "dim"))
+        bar.append(f" round {rounds}, {_seconds(spent)}{left}")
+        worst = int(state.losses.argmax())
+        losses = f"loss: mean {state.losses.mean():.4f}, worst {state.losses[worst]:.4f} ({self.names[worst]})"
+        return Group(bar, Text(f"{self._gap(state)};  {losses}"), self._weights(state))
+
+    def _weights(self, state: Any) -> Table:
+        """λ as small bars: of all clients in their order where they are few, else of the largest."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table, shares = Table.grid(padding=(0, 2, 0, 0)), state.weights / (float(state.weights.sum()) or 1.0)
+        largest = float(shares.max()) or 1.0
+        order = (-shares).argsort(kind="stable")
+        for i in sorted(order) if len(order) <= CLIENTS else order[:CLIENTS]:
+            table.add_row(Text(self.names[i][:30]), f"{shares[i]:6.1%}", _bar(float(shares[i]) / largest))
+        if len(order) > CLIENTS:
+            rest = float(shares[order[CLIENTS:]].sum())
+            table.add_row(Text(f"{len(order) - CLIENTS} others", style="dim"), f"{rest:6.1%}", "")
+        return table
+
+
+def _bar(share: float) -> str:
+    """In eighths of a character."""
+    eighths = round(8 * SMALL * min(max(share, 0.0), 1.0))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _seconds(s: float) -> str:
+    return f"{s:.0f} s" if s < 90 else f"{s / 60:.0f} min" if s < 5400 else f"{s / 3600:.1f} h"
+
+
+SILO_BAR = 20  # characters of a weight of one
+
+
+class DeploymentScreen(LiveScreen):
+    """Rounds and events of a run, as they come.
+
+    Args:
+        silos: the federation's.
+        tol: the certified gap that is asked for.
+        quiet: print nothing.
+    """
+
+    def __init__(self, silos: Sequence[str], tol: float | None, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self.silos, self.tol, self.quiet = silos, tol, quiet
+        self.last: Mapping[str, Any] = {}
+
+    def watch(self, line: Mapping[str, Any]) -> None:
+        """A line of the run's progress."""
+        if "event" in line:
+            self.console.print(f"round {line['event']['round']}: {line['event']['sentence']}", markup=False)
+            return
+        self.last = line
+        self.draw(self._picture(line), self._words(line))
+
+    def _gap(self, line: Mapping[str, Any]) -> str:
+        if line["certificate"] is None:
+            return f"nothing is certified: {', '.join(line['absent'])} away" if line["absent"] else "no certificate"
+        return f"certified gap {line['certificate']:.1e}"
+
+    def _words(self, line: Mapping[str, Any]) -> str:
+        worst = max(zip(line["losses"], line["members"], strict=True))
+        return f"round {line['round']:4d}  {self._gap(line)}  worst {worst[1]} {worst[0]:.4f}  {line['seconds']:.1f} s"
+
+    def _picture(self, line: Mapping[str, Any]) -> Group:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False)
+        for heading in ("silo", "loss", "weight", ""):
+            table.add_column(heading, justify="right" if heading in ("loss", "weight") else "left")
+        numbers = {
+            name: (loss, w) for name, loss, w in zip(line["members"], line["losses"], line["weights"], strict=True)
+        }
+        for name in self.silos:
+            if name not in numbers:
+                table.add_row(name, "", "", "dropped", style="dim")
+                continue
+            loss, weight = numbers[name]
+            away = "  away" if name in line["absent"] else ""
+            bar = "█" * round(SILO_BAR * max(0.0, min(weight, 1.0)))
+            table.add_row(name, f"{loss:.4f}", f"{weight:.3f}", f"{bar}{away}", style="yellow" if away else "")
+        goal = "" if self.tol is None else f" of {self.tol:g} wanted"
+        return Group(Text(f"round {line['round']}, {self._gap(line)}{goal}, {line['seconds']:.1f} s"), table)
+
+    def end(self, outcome: Outcome, folder: Path) -> None:
+        """The result."""
+        if self.last:
+            self.console.print(self._picture(self.last))
+        self.console.print(outcome.sentence, markup=False)
+        if outcome.status != "failed":
+            self.console.print(f"Results: {folder}", markup=False, soft_wrap=True)
+            self.console.print(f"To look at: scaffpd report {folder}", markup=False, soft_wrap=True)
