@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,40 +13,11 @@ from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, unknown
 from scaffpd.features.backbones import Backbone
-from scaffpd.features.precision import mixed, tensor_cores
-from scaffpd.features.probe import dimension, watch
+from scaffpd.features.job import Images
 
 KINDS = ("entk", "penultimate")
 DTYPES = ("float16", "float32")
 FORMAT = 1  # of what is stored; another number makes old caches unknown
-
-
-class Part(Protocol):
-    """Pictures, uint8 (n, height, width, 3)."""
-
-    @property
-    def x(self) -> NDArray[np.uint8]:
-        """The pictures."""
-
-
-class Images(Protocol):
-    """Training and test pictures, a name, and a digest that tells their content from any other."""
-
-    @property
-    def train(self) -> Part:
-        """What the statistics are of."""
-
-    @property
-    def test(self) -> Part:
-        """The rest."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    @property
-    def digest(self) -> str:
-        """Tells the content."""
 
 
 @dataclass(frozen=True)
@@ -111,30 +82,3 @@ def about(images: Images, backbone: Backbone, **chosen: Any) -> tuple[dict[str, 
     }  # fmt: skip
     text = json.dumps(fields, sort_keys=True)
     return json.loads(text), hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-class Penultimate:
-    """x ↦ h(x), with the same face as `Entk`."""
-
-    def __init__(self, trunk: torch.nn.Module, example: torch.Tensor, precision: str) -> None:
-        self.trunk, self.device, self.precision = trunk, example.device, precision
-        self.coordinates = dimension(trunk, example)
-        self.bytes = watch(trunk, example)[1]
-        self.method = "forward"
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, dim) in single precision."""
-        with torch.no_grad(), tensor_cores(self.device, self.precision != "float32"):
-            with mixed(self.device, self.precision):
-                h: torch.Tensor = self.trunk(x)
-            return h.float()
-
-    @property
-    def groups(self) -> torch.Tensor:
-        """All of one kind."""
-        return torch.zeros(self.coordinates, dtype=torch.int64, device=self.device)
-
-    @property
-    def room(self) -> int:
-        """Bytes that one sample needs: nothing is kept, but one after the other, maps of all layers come and go."""
-        return 48 * self.coordinates + self.bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 import scaffpd
 from scaffpd.data.folder import checksum
 from scaffpd.errors import InputError
-from scaffpd.features import inputs, room
+from scaffpd.features import room
 from scaffpd.features.backbones import Backbone
 from scaffpd.features.per_sample import Entk
+from scaffpd.features.probe import Penultimate
 from scaffpd.features.statistics import Sums, correction, scales
 from scaffpd.features.store import STATE, State, Store, corrupt
 from scaffpd.features.writer import Writer
@@ -28,22 +29,50 @@ PROBED = 2  # images on which the network is tried out
 NAMES = ("mean", "deviation", "first", "second", "largest")
 
 
+class Part(Protocol):
+    """Pictures, uint8 (n, height, width, 3)."""
+
+    @property
+    def x(self) -> NDArray[np.uint8]:
+        """The pictures."""
+
+
+class Images(Protocol):
+    """Training and test pictures, a name, and a digest that tells their content from any other."""
+
+    @property
+    def train(self) -> Part:
+        """What the statistics are of."""
+
+    @property
+    def test(self) -> Part:
+        """The rest."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def digest(self) -> str:
+        """Tells the content."""
+
+
 class Job:
     """One table on its way."""
 
     def __init__(
-        self, images: inputs.Images, backbone: Backbone, folder: Path | None, fields: dict[str, Any],
+        self, images: Images, backbone: Backbone, folder: Path | None, fields: dict[str, Any],
         memory: int | None, chunk: int | None,
     ) -> None:  # fmt: skip
         self.images, self.backbone, self.fields, self.device = images, backbone, fields, backbone.device
         self.train, self.rows = len(images.train.x), len(images.train.x) + len(images.test.x)
         example = backbone.preprocess(self._upload(np.arange(min(PROBED, self.train))))
         kind, seed, precision = fields["kind"], fields["seed"], fields["precision"]
-        self.map: Entk | inputs.Penultimate
+        self.map: Entk | Penultimate
         if kind == "entk":
             self.map = Entk(backbone.trunk, example, fields["coordinates"], seed, precision)
         else:
-            self.map = inputs.Penultimate(backbone.trunk, example, precision)
+            self.map = Penultimate(backbone.trunk, example, precision)
         self.columns = self.map.coordinates
         self.chunk = room.chunk(self.map.room + 48 * backbone.size**2, memory, self.device, chunk)
         self.store = Store(folder, self.rows, self.columns, fields["dtype"])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from scaffpd.errors import InputError
+from scaffpd.features.precision import mixed, tensor_cores
 
 
 def dimension(trunk: nn.Module, example: Tensor) -> int:
@@ -64,3 +65,30 @@ def owners_of(trunk: nn.Module) -> dict[str, list[tuple[str, str]]]:
         for attribute, p in module.named_parameters(recurse=False, remove_duplicate=False):
             owners.setdefault(same[id(p)], []).append((layer, attribute))
     return owners
+
+
+class Penultimate:
+    """x ↦ h(x), with the same face as `Entk`."""
+
+    def __init__(self, trunk: nn.Module, example: Tensor, precision: str) -> None:
+        self.trunk, self.device, self.precision = trunk, example.device, precision
+        self.coordinates = dimension(trunk, example)
+        self.bytes = watch(trunk, example)[1]
+        self.method = "forward"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(B, dim) in single precision."""
+        with torch.no_grad(), tensor_cores(self.device, self.precision != "float32"):
+            with mixed(self.device, self.precision):
+                h: Tensor = self.trunk(x)
+            return h.float()
+
+    @property
+    def groups(self) -> Tensor:
+        """All of one kind."""
+        return torch.zeros(self.coordinates, dtype=torch.int64, device=self.device)
+
+    @property
+    def room(self) -> int:
+        """Bytes that one sample needs: nothing is kept, but one after the other, maps of all layers come and go."""
+        return 48 * self.coordinates + self.bytes

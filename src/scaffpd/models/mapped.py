@@ -20,7 +20,6 @@ from scaffpd.errors import InputError
 from scaffpd.memory import free, words
 from scaffpd.models.inputs import check_range
 from scaffpd.models.pieces import Numbers, Piece, Tables
-from scaffpd.models.ragged import Block
 from scaffpd.models.spectral import EXACT, power_iteration, random_direction
 from scaffpd.models.store import Transposed
 from scaffpd.models.threads import shared, threads
@@ -142,11 +141,9 @@ class Mapped:
             other.norms = self.norms[rows]
         return other
 
-    def large(self, block: Block) -> Mapped | None:
-        """A block's rows where those are one client's and too many to be held together."""
-        if block.first is None or len(block.rows) > 1 or block.rows.numel() * self.shape[1] < HELD:
-            return None
-        return self.take(slice(block.first, block.first + block.rows.numel()))
+    def large(self, first: int, size: int) -> Mapped | None:
+        """One client's rows where those are too many to be held together."""
+        return self.take(slice(first, first + size)) if size * self.shape[1] >= HELD else None
 
     def square(self) -> Mapped:
         """A ∘ A."""

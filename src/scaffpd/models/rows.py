@@ -59,7 +59,9 @@ class Rows:
     def large(self, block: Block) -> Mapped | None:
         """A block's A where it is read piece by piece: it is one client's and larger than should be held together."""
         A: Any = self.A
-        return A.large(block) if isinstance(A, Mapped) else None
+        if not isinstance(A, Mapped) or block.first is None or len(block.rows) > 1:
+            return None
+        return A.large(block.first, block.rows.numel())
 
     def squared(self) -> Rows:
         """The same with A ∘ A."""
