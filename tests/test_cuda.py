@@ -68,7 +68,7 @@ def test_half_precision_is_for_storage_only(method):
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 def test_recorded_local_steps_are_those_of_the_cpu(loss, inside, monkeypatch):
     """Minibatches in the space of samples and over features, often enough to be recorded and replayed."""
-    monkeypatch.setattr("scaffpd.models.sample_space.pays", lambda *_, **__: inside)
+    monkeypatch.setattr("scaffpd.models.local_steps.pays", lambda *_, **__: inside)
     method, ends = sp.FedAvg(local_steps=9, batch_size=8, local_rate=0.01), []
     for device in ("cpu", "cuda"):
         cohort = sp.Cohort(problem(loss), sp.Linear(loss, l2=0.05), device=device)

@@ -10,7 +10,7 @@ import scaffpd as sp
 from naive import Client, relative, unequal_clients
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, LocalPlan, Memory
-from scaffpd.models.draws import Draws
+from scaffpd.models.numerics import Draws
 
 LOSSES = {"squared": 1, "logistic": 1, "softmax": 3}
 SOME = [5, 0, 3]

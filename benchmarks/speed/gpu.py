@@ -23,7 +23,7 @@ from harness import Row, interleaved, table
 
 import scaffpd as sp
 from scaffpd.data import Table
-from scaffpd.models.graphs import Replay
+from scaffpd.models.numerics import GraphReplay
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 TITLE = "On a GPU: fractions of what the device can do"
@@ -70,11 +70,11 @@ def simulators(device: str, quick: bool) -> list[Row]:
     rows, rounds = [], 3 if quick else 20
     for N in (20,) if quick else (20, 1000, 10_000):
         cohort, method = digits(N, device), sp.FedAvg(local_steps=50, batch_size=32, local_rate=0.1)
-        call, plain = partial(sp.train, method, cohort, rounds=rounds, progress=False), Replay.__call__
+        call, plain = partial(sp.train, method, cohort, rounds=rounds, progress=False), GraphReplay.__call__
         recorded = median(call, device, 5)
-        Replay.__call__ = lambda self, *tensors: self.function(*tensors)  # type: ignore[method-assign]
+        GraphReplay.__call__ = lambda self, *tensors: self.function(*tensors)  # type: ignore[method-assign]
         eager = median(call, device, 5)
-        Replay.__call__ = plain  # type: ignore[method-assign]
+        GraphReplay.__call__ = plain  # type: ignore[method-assign]
         steps = rounds * N * 50
         rows.append({"what": f"FedAvg on digits-like data, N = {N:,}: local steps of clients per second",
                      "value": steps / recorded, "limit": None, "fraction": None})  # fmt: skip

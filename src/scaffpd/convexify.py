@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from scaffpd.algorithms import FedAvg, ScaffPD
 from scaffpd.cohort import Cohort
-from scaffpd.cohort.inputs import checked_device, named_pairs
+from scaffpd.cohort.cohort import checked_device, named_pairs
 from scaffpd.data import Table
 from scaffpd.errors import InputError, count
 from scaffpd.features import Entk, trunk
-from scaffpd.features.room import check_table
-from scaffpd.features.room import chunk as fitting
-from scaffpd.features.statistics import Sums, scales
+from scaffpd.features.compute import ColumnMoments, scales
+from scaffpd.features.store import check_table
+from scaffpd.features.store import chunk as fitting
 from scaffpd.models import Linear, Module
-from scaffpd.models.inputs import read_features, read_labels
+from scaffpd.models.oracle import read_features, read_labels
 from scaffpd.objectives import ChiSquare
 from scaffpd.training import Algorithm, Result, train
 
@@ -173,7 +173,7 @@ def representation(
     example = torch.as_tensor(np.asarray(features[0][:2])).to(device, kind)
     entk = Entk(body, example, coordinates, seed)
     size = chunk or fitting(entk.room, None, torch.device(device))
-    sums = Sums.zeros(entk.coordinates, torch.device(device))
+    sums = ColumnMoments.zeros(entk.coordinates, torch.device(device))
     for X in features:  # each client adds its own n, Σ g and Σ g²
         for g in gradients(entk, X, size):
             sums.add(g)

@@ -19,9 +19,8 @@ from scaffpd.checkpoint import Checkpoint
 from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
 from scaffpd.history import History
-from scaffpd.models.threads import suited
-from scaffpd.privacy.account import Account
-from scaffpd.privacy.accountant import Spent
+from scaffpd.models.numerics import limit_threads
+from scaffpd.privacy.accountant import Account, Spent
 from scaffpd.progress import Progress
 
 PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
@@ -143,7 +142,7 @@ def train(
     reason = algorithm.uncertified(run.state)
     if tol is not None and reason is not None:
         raise InputError(f"tol needs a certificate, and there is none: {reason}")
-    with Progress(progress, rounds, tol) as bar, suited(getattr(federation, "numbers", np.inf)):
+    with Progress(progress, rounds, tol) as bar, limit_threads(getattr(federation, "numbers", np.inf)):
         status = run.until(rounds, tol, [*callbacks, bar.show])
     return run.result(status)
 

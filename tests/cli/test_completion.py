@@ -14,7 +14,7 @@ from scaffpd.cli import typer_ext
 from scaffpd.comparison import problem
 from scaffpd.comparison.zoo import chosen, zoo
 from scaffpd.deploy import local
-from scaffpd.features import backbones, inputs, precision
+from scaffpd.features import backbones, extract, forward
 
 SCRIPT = [sys.executable, "-m", "scaffpd"]
 
@@ -99,9 +99,9 @@ def test_the_names_are_those_of_their_homes():
     assert tuple(local.ENGINES) == typer_ext.ENGINES
     assert all(callable(getattr(data, loader)) for loader in typer_ext.IMAGES.values())
     assert typer_ext.BACKBONES == backbones.BACKBONES
-    assert typer_ext.KINDS == inputs.KINDS
-    assert typer_ext.DTYPES == inputs.DTYPES
-    assert all(name in inspect.getsource(precision) for name in typer_ext.PRECISIONS)
+    assert typer_ext.KINDS == extract.KINDS
+    assert typer_ext.DTYPES == extract.DTYPES
+    assert all(name in inspect.getsource(forward) for name in typer_ext.PRECISIONS)
     assert algorithms is not None
 
 

@@ -111,7 +111,7 @@ def test_tables_of_people_that_are_cut_off(root):
 def test_cached_features(root):
     (root / "meta.json").write_text("{}")
     (root / "values.npy").touch(0)
-    refused(lambda: store.Store(root, 3, 3, "float16").open(), "cached features .* cannot be read")
+    refused(lambda: store.FeatureStore(root, 3, 3, "float16").open(), "cached features .* cannot be read")
     (root / "meta.json").chmod(0)
     refused(lambda: store.finished(root, {}, 3), "cached features .* cannot be read")
     root.chmod(0)

@@ -25,7 +25,7 @@ from scaffpd.experiments.images.problem import Cut
 from scaffpd.experiments.images.settings import METHODS, PLANS, Plan
 from scaffpd.federation import ClientScores
 from scaffpd.models import Linear
-from scaffpd.models.store import load
+from scaffpd.models.tables import load_rows
 from scaffpd.training import Status
 
 TRAIN, TEST = np.repeat(np.arange(10), 60), np.repeat(np.arange(10), 30)
@@ -451,7 +451,7 @@ def test_ridge_regression_by_conjugate_gradients():
     random = np.random.default_rng(0)
     values, labels = random.normal(size=(30, 50)).astype(np.float32), random.integers(0, 3, 30)
     A, Y = values.astype(float) * 0.1, np.eye(3)[labels]
-    store = load([Table(values, 0.1).rows(np.arange(30))], ["all"], torch.device("cpu"), torch.float64)
+    store = load_rows([Table(values, 0.1).rows(np.arange(30))], ["all"], torch.device("cpu"), torch.float64)
     X = regulariser.ridge(store, torch.from_numpy(Y), 1e-2, steps=200)
     exact = np.linalg.solve(2 * A.T @ A / 30 + 1e-2 * np.eye(50), 2 * A.T @ Y / 30)
     np.testing.assert_allclose(X, exact, atol=1e-5)

@@ -14,7 +14,7 @@ from torch import nn
 
 from scaffpd.errors import InputError
 from scaffpd.features import BACKBONES, Backbone, EfficientNetLite0, ResNet18Trunk, backbone
-from scaffpd.features.networks import _same
+from scaffpd.features.backbones import _same
 
 FILES = {
     "efficientnet-lite0": "efficientnet_lite0_imagenet.npz",

@@ -8,7 +8,7 @@ import torch
 from feature_cases import FALLBACKS, Grouped, images, restless
 from test_features_extract import Net, pictures
 
-from scaffpd.features import Backbone, EfficientNetLite0, Entk, ResNet18Trunk, features, job
+from scaffpd.features import Backbone, EfficientNetLite0, Entk, ResNet18Trunk, compute, features
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -56,7 +56,7 @@ def test_fallbacks(case):
 
 @pytest.mark.parametrize("chunk", [None, 9])
 def test_tables(chunk, tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "SAMPLE", 20)
+    monkeypatch.setattr(compute, "SAMPLE", 20)
     net, some = Backbone.of(Net(), "fc", size=12), pictures()
     here = features(some, net, coordinates=200, dtype="float32")
     there = features(some, net, coordinates=200, dtype="float32", device="cuda", chunk=chunk, cache=tmp_path)

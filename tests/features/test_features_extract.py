@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from scaffpd.errors import InputError
-from scaffpd.features import Backbone, Entk, extract, features, job, room, store
-from scaffpd.features.statistics import Sums, scales
+from scaffpd.features import Backbone, Entk, compute, extract, features, store
+from scaffpd.features.compute import ColumnMoments, scales
 from scaffpd.lock import alone
 
 
@@ -90,7 +90,7 @@ def folder_of(cache):
 @pytest.mark.parametrize("sample", [8, 1000])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_rows_are_standardised_gradients(dtype, sample, net, monkeypatch):
-    monkeypatch.setattr(job, "SAMPLE", sample)
+    monkeypatch.setattr(compute, "SAMPLE", sample)
     images = pictures()
     table = features(images, net, coordinates=300, dtype=dtype)
     expected, alive = standardised(images, net, 300)
@@ -125,7 +125,7 @@ def test_a_coordinate_that_hardly_ever_moves_is_not_blown_up(net, monkeypatch):
 
 def test_mean_and_floored_deviation_of_sums():
     z = torch.tensor([[0.0, 1.0, 5.0, 0.0], [2.0, 1.0, 5.0, 1e-6], [4.0, 1.0, 5.0, 0.0]])
-    sums = Sums.zeros(4, torch.device("cpu"))
+    sums = ColumnMoments.zeros(4, torch.device("cpu"))
     sums.add(z)
     mean, deviation = scales(sums, torch.tensor([0, 0, 1, 0]))
     torch.testing.assert_close(mean, z.double().mean(0))
@@ -212,8 +212,8 @@ class StopError(Exception):
 
 @pytest.mark.parametrize("at", [1, 4, 9, 12])
 def test_an_interrupted_run_goes_on(at, net, tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "COMMIT", 0.0)
-    monkeypatch.setattr(job, "SAMPLE", 10)
+    monkeypatch.setattr(compute, "COMMIT", 0.0)
+    monkeypatch.setattr(compute, "SAMPLE", 10)
     images, options = pictures(), {"coordinates": 60, "chunk": 10, "dtype": "float32"}
     expected = features(images, net, **options).values
     calls, real = [], Entk.__call__
@@ -236,10 +236,10 @@ def test_an_interrupted_run_goes_on(at, net, tmp_path, monkeypatch):
 @pytest.mark.parametrize("moment", ["before the copy", "after the copy", "half way", "after the note"])
 def test_the_correction_in_place_survives_interruptions(moment, net, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "PIECE", 60 * 4 * 20)  # twenty rows
-    monkeypatch.setattr(job, "SAMPLE", 10)
+    monkeypatch.setattr(compute, "SAMPLE", 10)
     images, options = pictures(), {"coordinates": 60, "dtype": "float32", "chunk": 85}
     expected = features(images, net, **options).values
-    replace, commit, seen = store.Store.replace, store.Store.commit, []
+    replace, commit, seen = store.FeatureStore.replace, store.FeatureStore.commit, []
 
     def broken(self, values, start, piece):
         if start != 40:
@@ -258,7 +258,7 @@ def test_the_correction_in_place_survives_interruptions(moment, net, tmp_path, m
 
     name, substitute = ("commit", noted) if moment == "after the note" else ("replace", broken)
     with monkeypatch.context() as patch:
-        patch.setattr(store.Store, name, substitute)
+        patch.setattr(store.FeatureStore, name, substitute)
         with pytest.raises(StopError):
             features(images, net, cache=tmp_path, **options)
     with monkeypatch.context() as patch:
@@ -358,8 +358,8 @@ def test_a_cache_that_may_only_be_read(net, tmp_path, monkeypatch):
 def interrupted(net, cache, monkeypatch, at=40, **options):
     """A run that stops while it corrects the piece from row `at` on, after the copy has been written."""
     monkeypatch.setattr(store, "PIECE", 60 * 4 * 20)  # twenty rows
-    monkeypatch.setattr(job, "SAMPLE", 10)
-    real = store.Store.replace
+    monkeypatch.setattr(compute, "SAMPLE", 10)
+    real = store.FeatureStore.replace
 
     def broken(self, values, start, piece):
         real(self, values, start, piece)
@@ -367,7 +367,7 @@ def interrupted(net, cache, monkeypatch, at=40, **options):
             raise StopError
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.Store, "replace", broken)
+        patch.setattr(store.FeatureStore, "replace", broken)
         with pytest.raises(StopError):
             features(pictures(), net, cache=cache, coordinates=60, dtype="float32", **options)
     return folder_of(cache)
@@ -410,13 +410,13 @@ def test_a_damaged_copy_of_a_piece(damage, net, tmp_path, monkeypatch):
 
 def test_one_copy_at_a_time_takes_room(net, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "PIECE", 60 * 2 * 20)
-    copies, real = [], store.Store.commit
+    copies, real = [], store.FeatureStore.commit
 
     def counted(self, values, **state):
         real(self, values, **state)
         copies.append(len(list(self.folder.glob("piece-*"))))
 
-    monkeypatch.setattr(store.Store, "commit", counted)
+    monkeypatch.setattr(store.FeatureStore, "commit", counted)
     features(pictures(), net, cache=tmp_path, coordinates=60)
     assert copies == [0, 1, 1, 1, 1, 1]
 
@@ -456,7 +456,7 @@ def test_a_state_that_is_not_one_of_the_table(change, net, tmp_path, monkeypatch
 
 
 def test_a_damaged_state(net, tmp_path, monkeypatch):
-    monkeypatch.setattr(store.Store, "finish", lambda *_, **__: (_ for _ in ()).throw(StopError))
+    monkeypatch.setattr(store.FeatureStore, "finish", lambda *_, **__: (_ for _ in ()).throw(StopError))
     with pytest.raises(StopError):
         features(pictures(), net, coordinates=40, cache=tmp_path)
     os.truncate(folder_of(tmp_path) / "state.npz", 100)
@@ -477,9 +477,9 @@ def test_one_writer_at_a_time(net, tmp_path):
 
 def test_a_full_disk_is_refused_before_any_work(net, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=85 * 2 * 60)
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage)
     with monkeypatch.context() as patch:
-        patch.setattr(job.Job, "_provisional", None)
+        patch.setattr(compute.Extraction, "_provisional", None)
         with pytest.raises(InputError, match=r"34 kB and 10\.2 kB are free .*: coordinates=30 would fit"):
             features(pictures(), net, coordinates=100, cache=tmp_path)
         with pytest.raises(InputError, match=r"dtype='float16', or coordinates=15 would fit"):
@@ -489,8 +489,8 @@ def test_a_full_disk_is_refused_before_any_work(net, tmp_path, monkeypatch):
 
 def test_the_disk_needs_all_rows_and_one_piece(tmp_path, monkeypatch):
     def full(free, columns=1000):
-        monkeypatch.setattr(room.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
-        room.check_table(tmp_path, 500, columns, 2, piece=100_000)
+        monkeypatch.setattr(store.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
+        store.check_table(tmp_path, 500, columns, 2, piece=100_000)
 
     full(1_100_000)  # and not twice a million
     with pytest.raises(InputError, match=r"need 1\.1 MB and 1\.1 MB are free .*: coordinates=999 would fit"):
@@ -504,7 +504,7 @@ def test_the_disk_needs_all_rows_and_one_piece(tmp_path, monkeypatch):
 def test_too_little_memory(net, monkeypatch):
     with pytest.raises(InputError, match=r"One image at a time needs about .* set memory='1MB' or more"):
         features(pictures(), net, coordinates=40, memory=1000)
-    monkeypatch.setattr(room, "free", lambda _: 10_000)
+    monkeypatch.setattr(store, "free", lambda _: 10_000)
     with pytest.raises(InputError, match="a cache folder on a disk"):
         features(pictures(), net, coordinates=40, memory="1GB", chunk=5, dtype="float32")
 
@@ -513,27 +513,27 @@ def test_the_smaller_of_chunk_and_memory_counts(net):
     with pytest.raises(InputError, match=r"One image at a time needs about .* and 10 B may be used"):
         features(pictures(), net, coordinates=40, memory=10, chunk=40)
     cpu = torch.device("cpu")
-    assert room.chunk(1000, 5999, cpu, 40) == 5
-    assert room.chunk(1000, 10**9, cpu, 400) == room.chunk(1000, None, cpu, 400) == 400
+    assert store.chunk(1000, 5999, cpu, 40) == 5
+    assert store.chunk(1000, 10**9, cpu, 400) == store.chunk(1000, None, cpu, 400) == 400
 
 
 def test_chunks_grow_with_memory():
     cpu = torch.device("cpu")
-    assert [room.chunk(1000, memory, cpu) for memory in (1000, 5999, 10**9)] == [1, 5, room.LARGEST["cpu"]]
-    assert room.chunk(1000, None, cpu) == room.LARGEST["cpu"]
+    assert [store.chunk(1000, memory, cpu) for memory in (1000, 5999, 10**9)] == [1, 5, store.LARGEST["cpu"]]
+    assert store.chunk(1000, None, cpu) == store.LARGEST["cpu"]
 
 
 @pytest.mark.parametrize(
     ("text", "size"), [("4GB", 4e9), ("512MiB", 2**29), ("1.5 kB", 1500), ("100", 100), (7, 7), (None, None)]
 )
 def test_sizes(text, size):
-    assert room.parse(text) == size
+    assert store.parse(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "4XB", "1.2.3MB", "-1GB", 0, -5, float("inf")])
 def test_what_is_no_size(text):
     with pytest.raises(InputError, match="such as '4GB'"):
-        room.parse(text)
+        store.parse(text)
 
 
 def test_memory_that_runs_out_halves_the_chunk(net, monkeypatch):
@@ -553,7 +553,7 @@ def test_memory_that_runs_out_halves_the_chunk(net, monkeypatch):
 
 
 def test_half_precision_that_overflows_is_refused(net, monkeypatch):
-    monkeypatch.setattr(job, "SAMPLE", 4)
+    monkeypatch.setattr(compute, "SAMPLE", 4)
     images = pictures()
     images.test.x[:] = 255
     real = Entk.__call__

@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from scaffpd.errors import InputError
-from scaffpd.features import Backbone, EfficientNetLite0, Entk, ResNet18Trunk, rules
+from scaffpd.features import Backbone, EfficientNetLite0, Entk, ResNet18Trunk, layers
 
 
 def reference(trunk, x, w):
@@ -29,7 +29,7 @@ def reference(trunk, x, w):
 @pytest.fixture(params=["picked", "full"])
 def way(request, monkeypatch):
     """Every layer by picking, or by one product of matrices."""
-    monkeypatch.setattr(rules, "MOVES", 0 if request.param == "picked" else 1e12)
+    monkeypatch.setattr(layers, "MOVES", 0 if request.param == "picked" else 1e12)
     return request.param
 
 
@@ -131,7 +131,7 @@ def test_any_convolution(groups, ins, outs, kernel, stride, padding, dilation, p
     trunk = Backbone.of(nn.Sequential(conv, nn.Tanh(), nn.Flatten())).trunk.double()
     x = images(2, groups * ins, 7, 8).double()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rules, "MOVES", 0 if picked else 1e12)
+        patch.setattr(layers, "MOVES", 0 if picked else 1e12)
         ours = Entk(trunk, x, kept)
         assert ours.method == "layers"
         found = ours(x)

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from scaffpd.federation import LocalPlan
-from scaffpd.models import minibatches, quadratic, ragged, sample_space, threads
-from scaffpd.models.compressed import compress
-from scaffpd.models.draws import Draws
+from scaffpd.models import batches, layout, local_steps, numerics, quadratic
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.graphs import Replay
-from scaffpd.models.sample_space import SampleSpace
-from scaffpd.models.spectral import extreme_values
+from scaffpd.models.local_steps import SampleSpace
+from scaffpd.models.numerics import Draws, GraphReplay, extreme_values
+from scaffpd.models.quadratic import compress
 
 SIZES = (3, 40, 17, 40, 9)
 LOSSES = ("squared", "logistic", "softmax")
@@ -38,7 +36,7 @@ def cohort(loss, sizes=SIZES, features=6, seed=0, dtype=torch.float64):
 
 
 def everywhere(monkeypatch, value):
-    monkeypatch.setattr(sample_space, "pays", lambda *_, **__: value)
+    monkeypatch.setattr(local_steps, "pays", lambda *_, **__: value)
 
 
 def displacements(federation, plan, corrected):
@@ -98,8 +96,8 @@ def same(ours, theirs):
 @pytest.mark.parametrize("name", ["full", "minibatches"])
 @pytest.mark.parametrize("loss", ["logistic", "softmax"])
 def test_some_clients_by_samples_and_others_over_features(loss, name, monkeypatch):
-    monkeypatch.setitem(ragged.OVERHEAD, "cpu", 1)
-    monkeypatch.setattr(sample_space, "pays", lambda m, *_: m < 10)
+    monkeypatch.setitem(layout.OVERHEAD, "cpu", 1)
+    monkeypatch.setattr(local_steps, "pays", lambda m, *_: m < 10)
     mixed = displacements(cohort(loss), PLANS[name], corrected=True)
     everywhere(monkeypatch, False)
     same(mixed, displacements(cohort(loss), PLANS[name], corrected=True))
@@ -109,7 +107,7 @@ def test_some_clients_by_samples_and_others_over_features(loss, name, monkeypatc
 def test_steps_may_be_drawn_a_few_at_a_time(inside, monkeypatch):
     everywhere(monkeypatch, inside)
     whole = displacements(cohort("softmax"), PLANS["minibatches"], corrected=True)
-    monkeypatch.setitem(minibatches.SLAB, "cpu", 1)
+    monkeypatch.setitem(batches.SLAB, "cpu", 1)
     same(displacements(cohort("softmax"), PLANS["minibatches"], corrected=True), whole)
 
 
@@ -118,7 +116,7 @@ def test_memory_does_not_grow_with_the_number_of_steps():
     plan, most = LocalPlan(1000, 0.01, batch_size=8), []
     uniform = Draws.uniform
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(minibatches.SLAB, "cpu", 2**12)
+        patch.setitem(batches.SLAB, "cpu", 2**12)
         patch.setattr(Draws, "uniform", lambda self, size: most.append(size * len(self.seeds)) or uniform(self, size))
         displacements(cohort("softmax"), plan, corrected=False)
     assert max(most) <= 2**12
@@ -147,7 +145,7 @@ def test_weights_may_be_any_array():
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_inference_mode_reaches_the_threads(loss, monkeypatch):
-    monkeypatch.setattr("scaffpd.models.ragged.CACHE", 60)
+    monkeypatch.setattr("scaffpd.models.layout.CACHE", 60)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -172,7 +170,7 @@ def test_nothing_runs_any_more_after_a_failure():
 
     try:
         with pytest.raises(ValueError, match="first"):
-            threads.shared(work, [0, 1], torch.device("cpu"))
+            numerics.parallel_map(work, [0, 1], torch.device("cpu"))
         assert finished == [1]
     finally:
         torch.set_num_threads(before)
@@ -194,7 +192,7 @@ def test_a_network_keeps_its_threads():
 
 
 def test_when_the_space_of_samples_pays():
-    pays = sample_space.pays
+    pays = local_steps.pays
     assert pays(72, 32, 65, 10, 50, collected=True, kept=True)  # digits
     assert pays(60, 60, 1000, 1, 10, collected=False, kept=True)
     assert not pays(60, 60, 1000, 1, 1, collected=False, kept=False)
@@ -206,8 +204,8 @@ def test_when_the_space_of_samples_pays():
 @pytest.mark.parametrize("loss", LOSSES)
 def test_cores_change_nothing(loss, batch_size, monkeypatch):
     """Pieces of the work on two threads: what one makes, but for rounding in BLAS; PyTorch's setting is as before."""
-    monkeypatch.setattr("scaffpd.models.ragged.CACHE", 60)
-    monkeypatch.setattr(minibatches, "CACHE", 60)
+    monkeypatch.setattr("scaffpd.models.layout.CACHE", 60)
+    monkeypatch.setattr(batches, "CACHE", 60)
     before, answers = torch.get_num_threads(), []
     for number in (1, 2):
         torch.set_num_threads(number)
@@ -224,9 +222,9 @@ def test_small_problems_run_on_one_thread_and_large_ones_do_not():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with threads.suited(1000):
+        with numerics.limit_threads(1000):
             assert torch.get_num_threads() == 1
-            assert threads.threads() == 2
+            assert numerics.thread_count() == 2
             used = set()
             meeting = threading.Barrier(2)
 
@@ -234,14 +232,14 @@ def test_small_problems_run_on_one_thread_and_large_ones_do_not():
                 meeting.wait(10)
                 used.add((threading.get_ident(), torch.get_num_threads()))
 
-            threads.shared(work, [0, 1], torch.device("cpu"))
+            numerics.parallel_map(work, [0, 1], torch.device("cpu"))
             assert len(used) == 2
             assert {number for _, number in used} == {1}
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
-        with threads.suited(10**9):
+        with numerics.limit_threads(10**9):
             assert torch.get_num_threads() == 2
-        with pytest.raises(RuntimeError, match="stop"), threads.suited(1):
+        with pytest.raises(RuntimeError, match="stop"), numerics.limit_threads(1):
             raise RuntimeError("stop")
         assert torch.get_num_threads() == 2
     finally:
@@ -257,7 +255,7 @@ def test_what_goes_wrong_in_a_thread_is_heard_of():
 
     try:
         with pytest.raises(ValueError, match="item 0"):
-            threads.shared(work, [0, 1], torch.device("cpu"))
+            numerics.parallel_map(work, [0, 1], torch.device("cpu"))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -283,7 +281,7 @@ def test_a_sample_drawn_often_counts_often(m, b, n, steps, seed):
     random = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, m, (n, steps, b), generator=random)
     share = torch.rand(n, b, dtype=torch.float64, generator=random)
-    weights = sample_space.counted(positions, share, m, 1 + seed % 2)
+    weights = local_steps.counted(positions, share, m, 1 + seed % 2)
     assert weights.shape[:3] == (steps, n, 1)
     naive = torch.zeros(steps, n, weights.shape[3], dtype=torch.float64)
     for i in range(n):
@@ -340,7 +338,7 @@ def test_extreme_values_are_never_too_narrow(extra, columns, exponent, seed):
 
 def test_a_replay_off_the_gpu_is_a_call():
     calls = []
-    replay = Replay(lambda a, b: calls.append(1) or a + b)
+    replay = GraphReplay(lambda a, b: calls.append(1) or a + b)
     for _ in range(4):
         assert torch.equal(replay(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
     assert len(calls) == 4
@@ -348,7 +346,7 @@ def test_a_replay_off_the_gpu_is_a_call():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_a_replay_on_the_gpu_is_the_same_function():
-    replay = Replay(lambda a, b: (a @ b).relu_())
+    replay = GraphReplay(lambda a, b: (a @ b).relu_())
     for k in range(6):
         a, b = torch.randn(2, 5, 5, device="cuda", generator=torch.Generator("cuda").manual_seed(k))
         assert torch.equal(replay(a, b), (a @ b).relu())

@@ -13,8 +13,8 @@ import torch
 import scaffpd as sp
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
-from scaffpd.models import mapped, pieces, room
-from scaffpd.models.mapped import Mapped
+from scaffpd.models import linear, tables
+from scaffpd.models.tables import MappedMatrix
 
 ROWS, FEATURES = 400, 9
 CUTS = [100, 130, 139, 140, 260]
@@ -55,14 +55,14 @@ def cohorts(tmp_path, monkeypatch):
         test = [(x[::-1][:50], b[::-1][:50]) for x, b in pairs]
         copied = sp.Cohort(pairs, model, dtype=dtype, test=test)
         with monkeypatch.context() as patch:
-            patch.setattr(room, "free", lambda device: 1)
-            patch.setattr("scaffpd.models.linear.check_kept", lambda *args: None)
+            patch.setattr(linear, "free", lambda device: 1)
+            patch.setattr("scaffpd.models.linear.check_compressed_memory", lambda *args: None)
             disk = sp.Cohort(pairs, model, dtype=dtype, test=test)
         return disk, copied
 
     for name, value in {"LYING": 200, "COPIED": 100, "RUN": 40}.items():
-        monkeypatch.setattr(pieces, name, value)
-    monkeypatch.setattr(mapped, "HELD", 900)  # some clients are large
+        monkeypatch.setattr(tables, name, value)
+    monkeypatch.setattr(tables, "HELD", 900)  # some clients are large
     return make
 
 
@@ -98,8 +98,8 @@ def answers(cohort):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_answer_is_the_same(cohorts, loss, intercept, order):
     disk, copied = cohorts(loss, order, intercept)
-    assert isinstance(disk._oracle.rows.A, Mapped)
-    assert isinstance(disk._test.oracle.rows.A, Mapped)
+    assert isinstance(disk._oracle.rows.A, MappedMatrix)
+    assert isinstance(disk._test.oracle.rows.A, MappedMatrix)
     assert isinstance(copied._oracle.rows.A, torch.Tensor)
     close(answers(disk), answers(copied))
     assert not disk._oracle.rows._copies
@@ -130,7 +130,7 @@ def test_more_than_one_table_and_arrays(tmp_path, monkeypatch):
     X = [one.rows([39, 3, 38]), two.rows(np.arange(40)), np.arange(12).reshape(4, 3), one.rows([1, 0]), np.eye(3)]
     pairs = [(x, np.arange(len(x)) % 2) for x in X]
     copied = sp.Cohort(pairs, sp.Linear("logistic", intercept=True))
-    monkeypatch.setattr(room, "free", lambda device: 1)
+    monkeypatch.setattr(linear, "free", lambda device: 1)
     disk = sp.Cohort(pairs, sp.Linear("logistic", intercept=True))
     x = torch.arange(4.0, dtype=torch.float64) / 4
     close([disk.gradients(x).each()], [copied.gradients(x).each()])
@@ -154,7 +154,7 @@ def test_another_process_maps_the_file(cohorts):
 def test_numbers_that_are_none(monkeypatch, bad):
     values = np.zeros((6, 20), dtype=np.float32)
     values[4, 2] = bad
-    monkeypatch.setattr(room, "free", lambda device: 1)
+    monkeypatch.setattr(linear, "free", lambda device: 1)
     what = "feature beyond" if bad == 1e30 else "NaN or infinite"
     pairs = [(Table(values).rows([0]), [1]), (Table(values).rows([3, 4]), [0, 1])]
     with pytest.raises(sp.InputError, match=f"'spoilt' has a {what}.* in column 2"):
@@ -164,12 +164,12 @@ def test_numbers_that_are_none(monkeypatch, bad):
 def test_refusals(tmp_path, monkeypatch):
     rows = table(tmp_path)
     pairs = [(rows.rows(p), labels("squared")[p]) for p in parts("scattered")]
-    monkeypatch.setattr(room, "free", lambda device: 1000)
+    monkeypatch.setattr(linear, "free", lambda device: 1000)
     with pytest.raises(sp.InputError, match="keeps up to 10 rows of 10 numbers for each of 6 clients"):
         sp.Cohort(pairs, sp.Linear("squared", intercept=True))
     disk = sp.Cohort([(x, y[:, 0] > 0) for x, y in pairs], sp.Linear("logistic"))
-    monkeypatch.setattr(mapped, "CHECKED", 0)
-    monkeypatch.setattr(mapped, "free", lambda device: 1000)
+    monkeypatch.setattr(tables, "CHECKED", 0)
+    monkeypatch.setattr(tables, "free", lambda device: 1000)
     with pytest.raises(sp.InputError, match="rows of features are needed at a time"):
         disk.local_updates(disk.start(), None, None, LocalPlan(3)).each()
 
@@ -178,7 +178,7 @@ LIMITED = """
 import resource, sys
 import numpy as np, torch, scaffpd as sp
 from scaffpd.data import Table
-from scaffpd.models import room
+from scaffpd.models import linear as room
 table, loss = Table(np.load(sys.argv[1], mmap_mode="r"), key="large"), sys.argv[2]
 y = np.arange(len(table)) % 2
 clients = [(table.rows(np.arange(k, len(table), 30)), y[k::30] * 1.0) for k in range(30)]

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import scaffpd as sp
-from scaffpd.cohort.answers import Memory
-from scaffpd.models import rows as module
-from scaffpd.models.ragged import Ragged
+from scaffpd.cohort.answers import CohortMemory
+from scaffpd.models import layout as module
+from scaffpd.models.layout import Ragged
 
 SIZES = [3, 1, 12, 2, 2, 7, 1]
 
@@ -66,7 +66,7 @@ def test_rows_of_some_clients(chosen):
 
 
 def test_kept_vectors_of_some_clients():
-    kept, other = Memory(torch.zeros(4, 2)), Memory(torch.arange(8.0).view(4, 2))
+    kept, other = CohortMemory(torch.zeros(4, 2)), CohortMemory(torch.arange(8.0).view(4, 2))
     assert kept.plus(2.0, other).vectors.equal(2 * other.vectors)
     assert kept.replaced(other, [3, 1]).vectors.tolist() == [[0, 0], [2, 3], [0, 0], [6, 7]]
     assert kept.plus(1.0, torch.ones(2)).vectors.equal(torch.ones(4, 2))

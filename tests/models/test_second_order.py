@@ -15,7 +15,7 @@ from naive import relative, unequal_clients
 from scaffpd.errors import InputError
 from scaffpd.federation import ProximalPlan
 from scaffpd.models import module as module_file
-from scaffpd.models.proximal import LocalModel, pace
+from scaffpd.models.local_steps import LocalModel, pace
 
 
 def tanh_network():

@@ -13,9 +13,9 @@ from scaffpd import memory
 from scaffpd.comparison.zoo import zoo
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
-from scaffpd.models import room
+from scaffpd.models import linear
 from scaffpd.models.quadratic import QuadraticOracle
-from scaffpd.models.store import Store, joined, split
+from scaffpd.models.tables import StoredMatrix, join_halves, split_halves
 from scaffpd.models.wide import WideOracle
 
 CLASSES, FEATURES = 4, 60
@@ -132,26 +132,26 @@ def test_two_halves_hold_a_single(rows, columns, exponent, seed):
     random = np.random.default_rng(seed)
     X = random.uniform(2.0**-10, 1, (rows, columns)) * random.choice([-1, 1], (rows, columns)) * 2.0**exponent
     single = torch.from_numpy(X).float()
-    halves, factor = split(single)
+    halves, factor = split_halves(single)
     assert halves.dtype == torch.float16
-    back = joined(halves.float(), factor, columns)
+    back = join_halves(halves.float(), factor, columns)
     torch.testing.assert_close(back, single, rtol=2.0**-21, atol=0)
 
 
 @pytest.mark.parametrize("zero", [True, False])
 def test_halves_of_zero_and_of_tiny_numbers(zero):
     X = torch.zeros(3, 2) if zero else torch.tensor([[1e-30, 1e-38], [3e-39, 0.0]])
-    halves, factor = split(X)
-    torch.testing.assert_close(joined(halves.float(), factor, 2), X, rtol=1e-6, atol=1e-44)
+    halves, factor = split_halves(X)
+    torch.testing.assert_close(join_halves(halves.float(), factor, 2), X, rtol=1e-6, atol=1e-44)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_products_of_a_store(stored, pieces, monkeypatch):
-    monkeypatch.setattr("scaffpd.models.store.PIECE", 40)
+    monkeypatch.setattr("scaffpd.models.tables.PIECE", 40)
     values = torch.randn(30, 12, generator=torch.Generator().manual_seed(0)).to(stored)
     A = values.double() * 0.5
-    store = Store(torch.split(values, 30 // pieces), 0.5, torch.float64)
+    store = StoredMatrix(torch.split(values, 30 // pieces), 0.5, torch.float64)
     X, V = torch.randn(12, 3).double(), torch.randn(30, 3).double()
     weight = torch.rand(12).double()
     torch.testing.assert_close(store @ X, A @ X)
@@ -204,7 +204,7 @@ def test_more_samples_than_features_take_copies():
 
 
 def test_too_little_memory_is_refused_with_figures(monkeypatch):
-    monkeypatch.setattr(room, "free", lambda device: 20_000)
+    monkeypatch.setattr(linear, "free", lambda device: 20_000)
     figures = r"71 samples × 60 features × 4 outputs in 4 clients need [0-9.]+ kB on cpu, of which 20 kB are free"
     with pytest.raises(sp.InputError, match=figures):
         cohorts()
@@ -212,27 +212,27 @@ def test_too_little_memory_is_refused_with_figures(monkeypatch):
 
 def test_what_would_fit_is_named(monkeypatch):
     values, y = np.zeros((100, 1000), dtype=np.float32), np.arange(100) % 2
-    need = room.needed(1000, 4, [100], 2, 8)
+    need = linear.needed(1000, 4, [100], 2, 8)
     cases = [(need - 1, "float16 would fit"), (need // 2, "about [0-9]{3} features"), (10, "fewer samples")]
     for have, advice in cases:
-        monkeypatch.setattr(room, "free", lambda device, have=have: have)
+        monkeypatch.setattr(linear, "free", lambda device, have=have: have)
         with pytest.raises(sp.InputError, match=advice):
             sp.Cohort([(Table(values).rows(np.arange(100)), y)], sp.Linear("squared", classes=2))
 
 
 def test_a_copy_that_does_not_fit(monkeypatch):
-    monkeypatch.setattr(room, "free", lambda device: 1300)
+    monkeypatch.setattr(linear, "free", lambda device: 1300)
     few, many = table().rows([1, 2]), table().rows(np.arange(20))
-    assert room.fits([few], 60, torch.device("cpu"), torch.float64)
-    assert not room.fits([many], 60, torch.device("cpu"), torch.float64)
+    assert linear.fits([few], 60, torch.device("cpu"), torch.float64)
+    assert not linear.fits([many], 60, torch.device("cpu"), torch.float64)
     with pytest.raises(sp.InputError, match="This model copies its 20 × 60 features to cuda"):
-        room.fits([many], 60, torch.device("cuda"), torch.float64)
+        linear.fits([many], 60, torch.device("cuda"), torch.float64)
 
 
 def test_test_rows_need_room_as_well(monkeypatch):
     one = table().rows(np.arange(79))
-    need = room.needed(FEATURES, 4, [1], 2, 8)
-    monkeypatch.setattr(room, "free", lambda device: need)
+    need = linear.needed(FEATURES, 4, [1], 2, 8)
+    monkeypatch.setattr(linear, "free", lambda device: need)
     with pytest.raises(sp.InputError, match="test data cannot be used: 79 samples"):
         sp.Cohort([(one[:1], [0])], sp.Linear("squared", classes=2), test=[(one, np.arange(79) % 2)])
 
@@ -279,15 +279,18 @@ def test_double_precision_on_the_same_values():
 
 def test_matrix_units_are_not_trusted_with_long_sums(monkeypatch):
     """Their errors add up within a block, so the bound grows faster than √n there."""
-    store = Store([torch.zeros(3, 50_000, dtype=torch.float16)], 1.0, torch.float32)
+    store = StoredMatrix([torch.zeros(3, 50_000, dtype=torch.float16)], 1.0, torch.float32)
     assert store.slack(50_000) == 4 * 50_000**0.5
-    monkeypatch.setattr(Store, "_split", lambda self, X: True)
+    monkeypatch.setattr(StoredMatrix, "_split", lambda self, X: True)
     assert store.slack(50_000) > 8192 / 16 + 4 * (50_000 / 8192) ** 0.5
 
 
 def test_rows_of_several_parts():
     values = torch.randn(30, 4)
-    one, many = Store([values], 0.5, torch.float32), Store(torch.split(values, [3, 20, 7]), 0.5, torch.float32)
+    one, many = (
+        StoredMatrix([values], 0.5, torch.float32),
+        StoredMatrix(torch.split(values, [3, 20, 7]), 0.5, torch.float32),
+    )
     index = torch.randint(0, 30, (5, 6))
     torch.testing.assert_close(many[index], one[index])
 

@@ -11,8 +11,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import scaffpd as sp
-from scaffpd.privacy.account import Account, Entry
-from scaffpd.privacy.accountant import Release, epsilon
+from scaffpd.privacy.accountant import Account, Release, ReleaseEntry, epsilon
 from scaffpd.privacy.releases import Asked
 
 dp = pytest.importorskip("dp_accounting")
@@ -120,7 +119,7 @@ def test_an_answer_beyond_the_budget_is_refused_and_costs_nothing():
 def test_looking_ahead_refuses_at_the_same_place():
     """The account looks at more releases than asked for; that must not change which ones are refused."""
     release, account = Release(2.0, 0.25), Account(["a"], DELTA, 2.0)
-    made, _ = until_refused(lambda k: account.charge([Entry(0, k.to_bytes(16, "big"), release)]))
+    made, _ = until_refused(lambda k: account.charge([ReleaseEntry(0, k.to_bytes(16, "big"), release)]))
     assert epsilon({release: made}, DELTA) <= 2.0 < epsilon({release: made + 1}, DELTA)
 
 

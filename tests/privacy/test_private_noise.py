@@ -10,7 +10,7 @@ from scipy.stats import kstest
 
 import scaffpd as sp
 from scaffpd.federation import LocalPlan
-from scaffpd.privacy.noise import Question, Stream, client_key, digest, secret_bytes
+from scaffpd.privacy.noise import KeyStream, PrivateQuestion, client_key, digest, secret_bytes
 
 PLAN = LocalPlan(3, 0.05, key=(1, 2))
 
@@ -20,10 +20,10 @@ def private(noise=3.0, secret=7, loss="logistic", **more):
 
 
 def test_the_streams_numbers_are_gaussian_and_uniform():
-    stream = Stream(b"k" * 32)
+    stream = KeyStream(b"k" * 32)
     assert kstest(stream.normal(20_000), "norm").pvalue > 1e-3
     assert kstest(stream.uniform(20_000), "uniform").pvalue > 1e-3
-    whole, parts = Stream(b"k" * 32).uniform(9), Stream(b"k" * 32)
+    whole, parts = KeyStream(b"k" * 32).uniform(9), KeyStream(b"k" * 32)
     assert np.array_equal(whole, np.concatenate([parts.uniform(4), parts.uniform(5)]))
 
 
@@ -179,7 +179,7 @@ def test_loss_and_gradient_of_one_question_draw_samples_of_their_own():
 
 def test_marks_and_keys_need_the_secret():
     keys = [client_key(secret, "a", b"data") for secret in (b"1" * 16, b"2" * 16)]
-    questions = [Question(key, digest("loss")) for key in keys]
+    questions = [PrivateQuestion(key, digest("loss")) for key in keys]
     assert questions[0].mark != questions[1].mark
     assert questions[0].noise.uniform(1) != questions[0].rows.uniform(1)
 

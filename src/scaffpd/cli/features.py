@@ -74,8 +74,8 @@ def features(
     from scaffpd import data as sources  # seconds, so not for --help
     from scaffpd.features import backbone as known
     from scaffpd.features import features as extract
-    from scaffpd.features.inputs import place
-    from scaffpd.features.room import parse
+    from scaffpd.features.extract import place
+    from scaffpd.features.store import parse
 
     parse(memory)
     where = place(device)

@@ -72,9 +72,9 @@ class Request:
 def request(data: Path | None, cache: Path, device: str, small: bool, quiet: bool, **changes: float | None) -> Request:
     """What was asked for, the device found; options that were left out change nothing."""
     from scaffpd.experiments.images.study import Place
-    from scaffpd.features import inputs
+    from scaffpd.features import extract
 
-    chosen = inputs.place(device)
+    chosen = extract.place(device)
     if chosen.type not in ("cpu", "cuda"):  # others are known to PyTorch, and no number was ever computed there
         raise InputError(f"Unknown device {device!r}: choose 'auto', 'cpu' or 'cuda'.")
     place = Place(data, cache, str(chosen), False if quiet else None)

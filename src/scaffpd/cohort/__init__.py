@@ -1,5 +1,5 @@
 """Clients in this process."""
 
-from scaffpd.cohort.cohort import Cohort, Model
+from scaffpd.cohort.cohort import Cohort, ModelSpec
 
-__all__ = ["Cohort", "Model"]
+__all__ = ["Cohort", "ModelSpec"]

@@ -1,8 +1,8 @@
-"""What the clients of a cohort answer, and what they keep: the vectors stay together, the server gets sums of them."""
+"""What the clients of a cohort answer, and what it costs to ask them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation import Clients, LocalPlan, Restriction, Vector
-from scaffpd.models.oracle import Displacements, Point
+from scaffpd.federation import Clients, LocalPlan, Restriction, Traffic, Vector
+from scaffpd.models.oracle import Displacements, EvaluatedPoint
 
 Chosen = list[int]
 
 
 @dataclass(frozen=True)
-class Memory:
+class CohortMemory:
     """Vectors that the clients of a cohort keep, (N, d)."""
 
     vectors: Tensor = field(repr=False)
@@ -29,19 +29,19 @@ class Memory:
         """Σ_i w_i v_i."""
         return torch.as_tensor(weights).to(self.vectors) @ self.vectors
 
-    def plus(self, scale: float, vectors: Any, clients: Clients = None) -> Memory:
+    def plus(self, scale: float, vectors: Any, clients: Clients = None) -> CohortMemory:
         """v_i + scale·w_i, for one w or for every client's own."""
         rows, added = self._rows(vectors, clients)
         changed = self.vectors.clone()
         changed[rows] += scale * added
-        return Memory(changed)
+        return CohortMemory(changed)
 
-    def replaced(self, vectors: Any, clients: Clients = None) -> Memory:
+    def replaced(self, vectors: Any, clients: Clients = None) -> CohortMemory:
         """w_i in the place of v_i."""
         rows, new = self._rows(vectors, clients)
         changed = self.vectors.clone()
         changed[rows] = new
-        return Memory(changed)
+        return CohortMemory(changed)
 
     def _rows(self, vectors: Any, clients: Clients) -> tuple[Chosen | slice, Tensor]:
         chosen = None if clients is None else [int(i) for i in clients]
@@ -49,7 +49,7 @@ class Memory:
             raise InputError(f"clients must be numbers from 0 to {len(self.vectors) - 1}, got {chosen}.")
         if isinstance(vectors, Tensor):
             return slice(None) if chosen is None else chosen, vectors
-        if isinstance(vectors, Memory):
+        if isinstance(vectors, CohortMemory):
             return (slice(None), vectors.vectors) if chosen is None else (chosen, vectors.vectors[chosen])
         own, each = vectors.chosen, vectors.each()
         if chosen is None or chosen == own:
@@ -60,7 +60,7 @@ class Memory:
         return chosen, each[[place[i] for i in chosen]]
 
 
-class Counter(Protocol):
+class TrafficCounter(Protocol):
     """Whoever counts what is sent, in numbers of the format of x."""
 
     def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
@@ -68,7 +68,7 @@ class Counter(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClientSelection:
     """Who was asked.
 
     Attributes:
@@ -79,7 +79,7 @@ class Asked:
         everyone: whether these are all clients, in order.
     """
 
-    cohort: Counter
+    cohort: TrafficCounter
     chosen: Chosen
     n: int
     like: Tensor
@@ -91,10 +91,10 @@ class Asked:
         return slice(None) if self.everyone else np.array(self.chosen)
 
 
-class Answers:
+class ClientAnswers:
     """Vectors that some clients of a cohort have just computed."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ClientSelection) -> None:
         self.asked, self.chosen = asked, asked.chosen
 
     def _weights(self, weights: Vector) -> Tensor:
@@ -112,10 +112,10 @@ class Answers:
         return scattered(values, self.asked)
 
 
-class CohortGradients(Answers):
+class CohortGradients(ClientAnswers):
     """`Gradients` of a cohort: N-sized results as NumPy float64, vectors as tensors."""
 
-    def __init__(self, asked: Asked, point: Point, x: Tensor) -> None:
+    def __init__(self, asked: ClientSelection, point: EvaluatedPoint, x: Tensor) -> None:
         super().__init__(asked)
         self.point, self.x = point, x
         self.losses: Vector = self._spread(point.losses)
@@ -169,10 +169,10 @@ class CohortGradients(Answers):
         return inner_products(self.point.each(), self.chosen, self.asked.n)
 
 
-class CohortUpdates(Answers):
+class CohortUpdates(ClientAnswers):
     """`Updates` of a cohort."""
 
-    def __init__(self, asked: Asked, plan: LocalPlan, work: Callable[[int], Displacements]) -> None:
+    def __init__(self, asked: ClientSelection, plan: LocalPlan, work: Callable[[int], Displacements]) -> None:
         super().__init__(asked)
         self._work, self._plan, self._done = work, plan, work(plan.steps)
 
@@ -211,8 +211,68 @@ def inner_products(each: Tensor, chosen: Chosen, n: int) -> NDArray[np.float64]:
     return out
 
 
-def scattered(values: Tensor, asked: Asked) -> Vector:
+def scattered(values: Tensor, asked: ClientSelection) -> Vector:
     """Per-client numbers in the order of all clients, NaN for those that were not asked."""
     out = np.full((asked.n, *values.shape[1:]), np.nan)
     out[asked.index] = values.double().cpu().numpy()
     return out
+
+
+class TrafficLedger:
+    """The books of a federation.
+
+    Args:
+        names: the clients.
+        like: a tensor of the length and format of x.
+    """
+
+    def __init__(self, names: Sequence[str], like: Tensor) -> None:
+        self._names, self._like, self._traffic = list(names), like, Traffic()
+        self._everyone = list(range(len(names)))
+        self._sent: tuple[Tensor | None, set[int] | None] = (None, set())
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The clients, in the order given."""
+        return tuple(self._names)
+
+    @property
+    def dimension(self) -> int:
+        """d, the length of x."""
+        return len(self._like)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What training has sent so far; for clients in this process, what it would have sent."""
+        return self._traffic
+
+    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
+        """Add to the traffic, in numbers of the format of x."""
+        size = self._like.element_size()
+        self._traffic.add(exchanges=exchanges, up=up * size, down=down * size)
+
+    def _chosen(self, clients: Clients) -> Chosen:
+        """The numbers of those who are asked."""
+        if clients is None:
+            return self._everyone
+        chosen = [int(i) for i in clients]
+        last = len(self._names) - 1
+        if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) > last:
+            raise InputError(f"clients must be distinct numbers from 0 to {last}, got {chosen}.")
+        return self._everyone if chosen == self._everyone else chosen
+
+    def _send(self, x: Tensor, chosen: Chosen) -> int:
+        """How many numbers go down for these clients to have x: none to those that were asked about it just now."""
+        last, known = self._sent
+        known = known if last is x else set()
+        if known is None:  # everyone has it
+            return 0
+        if chosen is self._everyone:
+            self._sent = x, None
+            return (len(chosen) - len(known)) * self.dimension
+        new = set(chosen) - known
+        self._sent = x, known | new
+        return len(new) * self.dimension
+
+    def _asked(self, chosen: Chosen) -> ClientSelection:
+        return ClientSelection(self, chosen, len(self._names), self._like, chosen is self._everyone)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -15,21 +16,88 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd import federation
-from scaffpd.cohort.answers import Chosen, CohortGradients, CohortUpdates, Memory, scattered
-from scaffpd.cohort.inputs import agreed_columns, checked_device, checked_dtype, named_pairs, width
-from scaffpd.cohort.ledger import Ledger
+from scaffpd.cohort.answers import Chosen, CohortGradients, CohortMemory, CohortUpdates, TrafficLedger, scattered
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.inputs import read_features, read_labels
-from scaffpd.models.oracle import Arrays, Displacements, Features, Oracle, same
-from scaffpd.privacy.account import Account
-from scaffpd.privacy.accountant import Spent
+from scaffpd.models.oracle import Arrays, Displacements, Features, Oracle, read_features, read_labels, same_point
+from scaffpd.privacy.accountant import Account, Spent
 from scaffpd.privacy.oracle import PrivateOracle
+
+
+def named_pairs(
+    clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]], names: Sequence[str] | None
+) -> tuple[list[tuple[Any, Any]], list[str]]:
+    """The clients' (X, y) and their names."""
+    if isinstance(clients, Mapping):
+        if names is not None:
+            raise InputError("The clients are a mapping and carry their names: leave `names` out.")
+        names, clients = list(clients), list(clients.values())
+    if not isinstance(clients, Iterable):
+        raise InputError(f"A cohort needs a list of pairs (X, y), got {type(clients).__name__}.")
+    pairs = list(clients)
+    if not pairs:
+        raise InputError("A cohort needs at least one client.")
+    labels = [f"client-{i}" for i in range(len(pairs))] if names is None else _checked_names(names, len(pairs))
+    for name, pair in zip(labels, pairs, strict=True):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(f"Client {name!r} must be a pair (X, y), got {type(pair).__name__}.")
+    return [(x, y) for x, y in pairs], labels
+
+
+def _checked_names(names: Any, n: int) -> list[str]:
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise InputError(f"names must be a list with one name per client, got {names!r}.")
+    labels = [str(name) for name in names]
+    if len(labels) != n:
+        raise InputError(f"There are {n} clients but {len(labels)} names.")
+    for name, times in Counter(labels).items():
+        if times > 1:
+            raise InputError(f"Two clients are named {name!r}; names must differ.")
+    return labels
+
+
+def agreed_columns(names: Sequence[str], features: Sequence[Any], known: list[str] | None) -> list[str] | None:
+    """The column names of those clients that have any (data frames): the same names in the same order, everywhere."""
+    for name, X in zip(names, features, strict=True):
+        own = [str(column) for column in X.columns] if hasattr(X, "columns") else None
+        known = own if known is None else known
+        if own is not None and known is not None and own != known and len(own) == len(known):
+            at = next(i for i, (a, b) in enumerate(zip(own, known, strict=True)) if a != b)
+            raise InputError(
+                f"Client {name!r} has column {own[at]!r} where others have {known[at]!r}: "
+                "name and order the columns alike everywhere."
+            )
+    return known
+
+
+def width(shape: tuple[int, ...]) -> str:
+    """A sample's shape in words."""
+    return "×".join(map(str, shape))
+
+
+def checked_device(device: str | torch.device) -> torch.device:
+    """A device that is there."""
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        reason = "there is no such kind of device" if reason.startswith("Expected one of") else reason
+        raise InputError(f"Device {device!r} cannot be used here: {reason}.") from None
+    return chosen
+
+
+def checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    """A floating-point type."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise InputError(f"dtype must be a floating-point type such as torch.float32, got {dtype!r}.")
+    return dtype
+
 
 SPLITS = ("train", "test")
 
 
-class Model(Protocol):
+class ModelSpec(Protocol):
     """A description that can be bound to clients' data."""
 
     def oracle(
@@ -44,7 +112,7 @@ class Model(Protocol):
         """Bind to data; held-out data is bound `like` the training data, with an x of the same length."""
 
 
-class Cohort(Ledger):
+class Cohort(TrafficLedger):
     """N clients in this process, vectorised; implements `Federation`.
 
     Args:
@@ -59,7 +127,7 @@ class Cohort(Ledger):
     def __init__(
         self,
         clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]],
-        model: Model,
+        model: ModelSpec,
         names: Sequence[str] | None = None,
         device: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
@@ -139,9 +207,9 @@ class Cohort(Ledger):
         """The default x⁰."""
         return self._oracle.start()
 
-    def memory(self) -> Memory:
+    def memory(self) -> CohortMemory:
         """A zero vector at every client; nothing is sent."""
-        return Memory(self.start().new_zeros(len(self._names), self.dimension))
+        return CohortMemory(self.start().new_zeros(len(self._names), self.dimension))
 
     def losses(
         self,
@@ -183,7 +251,7 @@ class Cohort(Ledger):
         oracle, chosen = self._among(clients)
         held = self._held(at, chosen)
         vectors = len(chosen) * self.dimension
-        down = (0 if isinstance(at, CohortGradients) and same(at.x, x) else self._send(x, chosen)) + (
+        down = (0 if isinstance(at, CohortGradients) and same_point(at.x, x) else self._send(x, chosen)) + (
             correction is not None
         ) * vectors
         self.count(exchanges=1, down=down, up=vectors * (2 if plan.snapshot is not None else 1))
@@ -206,7 +274,7 @@ class Cohort(Ledger):
         """The c_i of the chosen clients, as their oracle takes them."""
         if at is None:
             return None
-        if isinstance(at, Memory) and at.vectors.shape == (len(self._names), self.dimension):
+        if isinstance(at, CohortMemory) and at.vectors.shape == (len(self._names), self.dimension):
             return at.vectors[chosen]
         if isinstance(at, CohortGradients) and at.asked.cohort is self and at.chosen == chosen:
             return at.point
@@ -260,7 +328,7 @@ class Cohort(Ledger):
         other._train = self._train._replace(oracle=oracle.double())
         other._test, other._dtype, other._constants, other._fingerprint = None, torch.float64, None, None
         other._asked_last = None
-        Ledger.__init__(other, self._names, other.start())
+        TrafficLedger.__init__(other, self._names, other.start())
         return other
 
     def _point(self, x: Any) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scaffpd.cohort import Cohort, Model
+from scaffpd.cohort import Cohort, ModelSpec
 from scaffpd.data import Selection, Silos, breast_cancer, digits, heart_disease, synthetic
 from scaffpd.data.silos import held_out
 from scaffpd.errors import InputError, unknown
@@ -36,7 +36,7 @@ class Problem:
     """
 
     data: Silos | Callable[..., Silos] = field(repr=False)
-    model: Model
+    model: ModelSpec
     name: str = "problem"
     device: str = "cpu"
     dtype: torch.dtype | None = None

@@ -16,7 +16,7 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.models.losses import LOSSES
 from scaffpd.objectives import Objective
 from scaffpd.privacy import Private
-from scaffpd.privacy.defaults import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS
+from scaffpd.privacy.private import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS
 from scaffpd.tabular.schema import TASKS
 
 FORMATS = ("float32", "float64")

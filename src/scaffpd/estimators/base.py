@@ -24,7 +24,7 @@ from scaffpd.models import Linear
 from scaffpd.objectives import ChiSquare
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy import Private, Spent
-from scaffpd.privacy.defaults import LOCAL_STEPS, RADIUS, ROUNDS
+from scaffpd.privacy.private import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.training import Result, Status, train
 
 Array = NDArray[np.float64]

@@ -1,7 +1,7 @@
-r"""Features of many images as one table, computed once and kept on disk.
+r"""Features of many images as one table, computed once and cached on disk.
 
     a_j = z_j / √d,    z_j: gradients (kind "entk") or last features (kind "penultimate") of image j, standardised with
-                       mean and deviation of the training rows (see `statistics`), so that ‖a_j‖ is about one
+                       mean and deviation of the training rows (see `compute`), so that ‖a_j‖ is about one
 
 Rows are the training images, then the test images. The folder's name is a hash of everything on which the values
 depend; neither device nor chunk size is part of it (they change values by rounding only).
@@ -9,22 +9,94 @@ depend; neither device nor chunk size is part of it (they change values by round
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from scaffpd.data.silos import checked_seed
 from scaffpd.data.table import Table
-from scaffpd.errors import InputError, count
-from scaffpd.features import inputs, room
+from scaffpd.errors import InputError, count, unknown
+from scaffpd.features import store as room
 from scaffpd.features.backbones import Backbone
-from scaffpd.features.job import Job
-from scaffpd.features.precision import check
+from scaffpd.features.compute import Extraction, ImageDataset
+from scaffpd.features.forward import check_precision
 from scaffpd.features.store import finished
 from scaffpd.lock import alone
+
+KINDS = ("entk", "penultimate")
+DTYPES = ("float16", "float32")
+FORMAT = 1  # of what is stored; another number makes old caches unknown
+
+
+@dataclass(frozen=True)
+class _Rows:
+    x: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class _Array:
+    train: _Rows
+    test: _Rows
+    name: str
+    digest: str
+
+
+def pictures(images: Any) -> ImageDataset:
+    """Images, or an array that is taken for training images; refused where they are no pictures."""
+    if isinstance(images, np.ndarray):
+        sha = hashlib.sha256(f"{images.shape} {images.dtype}".encode())
+        sha.update(np.ascontiguousarray(images).tobytes())
+        images = _Array(_Rows(images), _Rows(images[:0]), "images", sha.hexdigest())
+    for part in ("train", "test"):
+        x = getattr(getattr(images, part, None), "x", None)
+        if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] != 3:
+            found = f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+            raise InputError(f"Images need uint8 of shape (n, height, width, 3) for {part}, got {found}.")
+    if len(images.train.x) == 0:
+        raise InputError("Features need at least one training image: their mean and deviation are taken of those.")
+    checked: ImageDataset = images
+    return checked
+
+
+def place(device: str | torch.device) -> torch.device:
+    """The device; "auto" is a GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"Unknown device {str(device)!r}: choose 'auto', 'cpu' or 'cuda'.") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("There is no CUDA device here: choose the device 'cpu'.")
+    return chosen
+
+
+def options(kind: str, dtype: str) -> None:
+    """Refuse names that are none."""
+    if kind not in KINDS:
+        raise unknown("kind", kind, KINDS)
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+
+
+def about(images: ImageDataset, backbone: Backbone, **chosen: Any) -> tuple[dict[str, Any], str]:
+    """Everything on which the values depend, and a hash of it."""
+    if chosen["kind"] == "penultimate":
+        chosen |= {"coordinates": None, "seed": 0}  # neither matters
+    fields = {
+        "format": FORMAT, "images": images.name, "images_digest": images.digest, "backbone": backbone.name,
+        "backbone_digest": backbone.digest, "size": backbone.size, "mean": list(backbone.mean),
+        "std": list(backbone.std), **chosen,
+    }  # fmt: skip
+    text = json.dumps(fields, sort_keys=True)
+    return json.loads(text), hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def features(
@@ -67,13 +139,13 @@ def features(
             f"features needs a Backbone such as backbone('efficientnet-lite0') or Backbone.of(network, 'fc'), got "
             f"{type(backbone).__name__}."
         )
-    inputs.options(kind, dtype)
-    check(precision)
-    budget, where, given = room.parse(memory), inputs.place(device), inputs.pictures(images)
+    options(kind, dtype)
+    check_precision(precision)
+    budget, where, given = room.parse(memory), place(device), pictures(images)
     coordinates, seed = count("features", "coordinates", coordinates), checked_seed("features", seed)
     if chunk is not None:
         count("features", "chunk", chunk)
-    fields, key = inputs.about(
+    fields, key = about(
         given, backbone, kind=kind, coordinates=coordinates, seed=seed, dtype=dtype, precision=precision
     )
     rows = len(given.train.x) + len(given.test.x)
@@ -82,7 +154,7 @@ def features(
     if done is None:
         busy = f"Another process is writing the features in {str(folder)!r}: wait until it is done."
         with alone(folder, busy):
-            job = Job(given, backbone.to(where), folder, fields, budget, chunk)
+            job = Extraction(given, backbone.to(where), folder, fields, budget, chunk)
             return _table(job.run(progress), key)
     store, meta = done
     values = store.open()

@@ -15,17 +15,135 @@ so many of a layer are wanted that one product of matrices is cheaper, all of it
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from scaffpd.features.convolution import conv
-from scaffpd.features.rules import Part, dot, flat, full_is_cheaper, plane, wide
+Rule = Callable[[Tensor, Tensor], Tensor]  # (δ, x) -> (B, coordinates)
+
+MOVES = 8  # numbers that are read and written for each one that is picked, multiplied and summed
+PACE = {"cpu": 16, "cuda": 40}  # multiplications in a product of matrices in the time of one such move
+NEAR = {"cpu": 2**18, "cuda": 2**28}  # numbers: what fits into a processor's cache; 1 GiB on a GPU
 
 
-def part(layer: Any, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> Part | None:
+@dataclass(frozen=True)
+class CoordinateRule:
+    """How to compute some coordinates of one parameter.
+
+    Attributes:
+        rule: (δ, x) ↦ the derivatives (B, coordinates).
+        work: numbers of storage that it needs for a while, per sample.
+    """
+
+    rule: Rule
+    work: int
+
+    def write(self, delta: Tensor, x: Tensor, rows: Tensor) -> None:
+        """The derivatives into `rows`, so many samples at a time that what is needed for a while stays near."""
+        step = max(1, NEAR.get(x.device.type, NEAR["cpu"]) // max(self.work, 1))
+        for k in range(0, len(x), step):
+            rows[k : k + step] = self.rule(delta[k : k + step], x[k : k + step])
+
+
+def flat(x: Tensor) -> Tensor:
+    """(B, C, *) to (B, C, P)."""
+    return x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Σ_p a[b, s, p] b[b, s, p], at least in single precision."""
+    return (a * b).sum(-1, dtype=wide(a.dtype))
+
+
+def wide(kind: torch.dtype) -> torch.dtype:
+    """The format in which sums are taken: at least single precision."""
+    return torch.promote_types(kind, torch.float32)
+
+
+def plane(x: Tensor) -> int:
+    """Positions of one channel."""
+    return math.prod(x.shape[2:])
+
+
+def full_is_cheaper(wanted: int, size: int, moved: int, places: int, device: torch.device) -> bool:
+    """Whether to compute all `size` weights of a layer, for which `moved` numbers a position are read and written."""
+    full = (moved + size / PACE.get(device.type, PACE["cpu"])) * places + size
+    return full < MOVES * wanted * places
+
+
+def conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> CoordinateRule | None:
+    """The rule for some weights; None where the padding is not of zeros, so many a side."""
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        return None
+    places, pointwise = plane(y), layer.kernel_size == (1, 1) and layer.padding == (0, 0)
+    columns = 0 if pointwise else x.shape[1] * math.prod(layer.kernel_size)
+    size = layer.weight.numel()
+    if full_is_cheaper(len(numbers), size, x.shape[1] + y.shape[1] + 3 * columns, places, x.device):
+        return CoordinateRule(_full_conv(layer, numbers, pointwise), size + columns * places)
+    rule = _pointwise(layer, numbers) if pointwise else _picked_conv(layer, numbers, x, y)
+    return CoordinateRule(rule, 3 * len(numbers) * places)
+
+
+def _full_conv(layer: Any, numbers: Tensor, pointwise: bool) -> Rule:
+    groups, (high, wide) = layer.groups, layer.stride
+
+    def rule(delta: Tensor, x: Tensor) -> Tensor:
+        x = x.to(delta.dtype)
+        if pointwise:
+            columns = x[:, :, ::high, ::wide].flatten(2)
+        else:
+            columns = functional.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        delta = delta.flatten(2)
+        if groups == 1:
+            return torch.bmm(delta, columns.mT).flatten(1).index_select(1, numbers)
+        shape = (len(delta), groups, -1, delta.shape[2])
+        product = torch.matmul(delta.reshape(shape), columns.reshape(shape).mT)
+        return product.flatten(1).index_select(1, numbers)
+
+    return rule
+
+
+def _channels(layer: Any, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every coordinate: its channel out, its channel in among all, and its place in the kernel."""
+    places, each = math.prod(layer.kernel_size), layer.in_channels // layer.groups
+    o, i = numbers // (each * places), numbers // places % each
+    return o, o // (layer.out_channels // layer.groups) * each + i, numbers % places
+
+
+def _pointwise(layer: Any, numbers: Tensor) -> Rule:
+    (o, i, _), (high, wide) = _channels(layer, numbers), layer.stride
+
+    def rule(delta: Tensor, x: Tensor) -> Tensor:
+        picked = x[:, :, ::high, ::wide].index_select(1, i).flatten(2)
+        return dot(delta.index_select(1, o).flatten(2), picked)
+
+    return rule
+
+
+def _picked_conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> Rule:
+    """One long list of numbers into a padded sample: of every coordinate, where each position finds its input."""
+    o, i, k = _channels(layer, numbers)
+    (high, wide), (below, beside) = layer.padding, layer.dilation
+    rows, columns = x.shape[2] + 2 * high, x.shape[3] + 2 * wide
+    down = torch.arange(y.shape[2], device=x.device) * layer.stride[0]
+    right = torch.arange(y.shape[3], device=x.device) * layer.stride[1]
+    grid = (down[:, None] * columns + right).flatten()
+    first = i * (rows * columns) + k // layer.kernel_size[1] * below * columns + k % layer.kernel_size[1] * beside
+    where = (first[:, None] + grid).flatten()
+
+    def rule(delta: Tensor, x: Tensor) -> Tensor:
+        padded = functional.pad(x, (wide, wide, high, high)) if high or wide else x
+        picked = padded.flatten(1).index_select(1, where).reshape(len(x), len(o), -1)
+        return dot(delta.index_select(1, o).flatten(2), picked)
+
+    return rule
+
+
+def rule_for(layer: Any, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> CoordinateRule | None:
     """The rule for coordinates `numbers` of the parameter `name` of a layer that maps x to y; None: not known."""
     kind = type(layer)
     if x.ndim < 2 or len(x) != len(y):
@@ -43,11 +161,13 @@ def part(layer: Any, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> Part |
     return None
 
 
-def _bias(channels: Tensor, y: Tensor) -> Part:
-    return Part(lambda delta, x: flat(delta.index_select(1, channels)).sum(-1, dtype=wide(delta.dtype)), plane(y))
+def _bias(channels: Tensor, y: Tensor) -> CoordinateRule:
+    return CoordinateRule(
+        lambda delta, x: flat(delta.index_select(1, channels)).sum(-1, dtype=wide(delta.dtype)), plane(y)
+    )
 
 
-def _batch_norm(layer: Any, channels: Tensor, x: Tensor) -> Part:
+def _batch_norm(layer: Any, channels: Tensor, x: Tensor) -> CoordinateRule:
     mean = layer.running_mean.index_select(0, channels)[:, None]
     rate = (layer.running_var.index_select(0, channels) + layer.eps).rsqrt()[:, None]
 
@@ -55,18 +175,18 @@ def _batch_norm(layer: Any, channels: Tensor, x: Tensor) -> Part:
         centred = (flat(x.index_select(1, channels)) - mean) * rate  # in the statistics' own format
         return dot(flat(delta.index_select(1, channels)).to(centred.dtype), centred)
 
-    return Part(rule, 5 * len(channels) * plane(x))
+    return CoordinateRule(rule, 5 * len(channels) * plane(x))
 
 
-def _group_norm(layer: Any, channels: Tensor, x: Tensor) -> Part:
+def _group_norm(layer: Any, channels: Tensor, x: Tensor) -> CoordinateRule:
     def rule(delta: Tensor, x: Tensor) -> Tensor:
         normed = functional.group_norm(x.to(wide(x.dtype)), layer.num_groups, eps=layer.eps)
         return dot(flat(delta.index_select(1, channels)).to(normed.dtype), flat(normed.index_select(1, channels)))
 
-    return Part(rule, 2 * x[0].numel())
+    return CoordinateRule(rule, 2 * x[0].numel())
 
 
-def _layer_norm(layer: Any, name: str, numbers: Tensor, x: Tensor) -> Part | None:
+def _layer_norm(layer: Any, name: str, numbers: Tensor, x: Tensor) -> CoordinateRule | None:
     shape = layer.normalized_shape
     if x.ndim <= len(shape):
         return None
@@ -79,17 +199,17 @@ def _layer_norm(layer: Any, name: str, numbers: Tensor, x: Tensor) -> Part | Non
             picked = picked * normed.reshape(len(x), -1, size).index_select(2, numbers)
         return picked.sum(1)
 
-    return Part(rule, 3 * x[0].numel())
+    return CoordinateRule(rule, 3 * x[0].numel())
 
 
-def _linear_bias(numbers: Tensor) -> Part:
+def _linear_bias(numbers: Tensor) -> CoordinateRule:
     def rule(delta: Tensor, x: Tensor) -> Tensor:
         return delta.reshape(len(delta), -1, delta.shape[-1]).index_select(2, numbers).sum(1, dtype=wide(delta.dtype))
 
-    return Part(rule, len(numbers))
+    return CoordinateRule(rule, len(numbers))
 
 
-def _linear(layer: Any, numbers: Tensor, x: Tensor) -> Part:
+def _linear(layer: Any, numbers: Tensor, x: Tensor) -> CoordinateRule:
     outs, ins, tokens = layer.out_features, layer.in_features, x[0].numel() // layer.in_features
     o, i = numbers // ins, numbers % ins
     full = tokens > 1 and full_is_cheaper(len(numbers), outs * ins, outs + ins, tokens, x.device)
@@ -101,4 +221,4 @@ def _linear(layer: Any, numbers: Tensor, x: Tensor) -> Part:
             return torch.bmm(delta.mT, x).flatten(1).index_select(1, numbers)
         return (delta.index_select(2, o) * x.index_select(2, i)).sum(1, dtype=wide(delta.dtype))
 
-    return Part(rule, outs * ins if full else 3 * len(numbers) * tokens)
+    return CoordinateRule(rule, outs * ins if full else 3 * len(numbers) * tokens)

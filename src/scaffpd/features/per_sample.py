@@ -16,19 +16,99 @@ any case the result is compared with plain automatic differentiation on two samp
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.utils.hooks import RemovableHandle
 
 from scaffpd.errors import InputError, count, unknown
-from scaffpd.features.coordinates import agree, choose, spans
-from scaffpd.features.layers import part
-from scaffpd.features.precision import check, mixed, tensor_cores
-from scaffpd.features.probe import dimension, owners_of, parameters_of, watch
-from scaffpd.features.reference import at_once, one_by_one, piece
-from scaffpd.features.rules import Part, wide
+from scaffpd.features.forward import check_precision, dimension, mixed, owners_of, parameters_of, tensor_cores, watch
+from scaffpd.features.layers import CoordinateRule, rule_for, wide
+
+AGREE = 1e-3  # largest difference, relative to the largest entry of a parameter's gradient
+FAINT = 1e-6  # relative to the largest entry of all: below, rounding is all there is
+
+
+@dataclass(frozen=True)
+class ParameterCoordinates:
+    """Coordinates of one parameter: which of its numbers, and where they lie in a row of the result.
+
+    Attributes:
+        name: of the parameter; "" is w, the random head.
+        numbers: positions in the flattened parameter, on the device.
+        where: columns of the result.
+    """
+
+    name: str
+    numbers: Tensor
+    where: slice
+
+
+def choose(random: np.random.Generator, total: int, wanted: int) -> NDArray[np.int64]:
+    """So many different numbers below `total`, ascending; all, where there are no more."""
+    if wanted >= total:
+        return np.arange(total)
+    return np.sort(random.choice(total, wanted, replace=False))
+
+
+def spans(chosen: NDArray[np.int64], sizes: dict[str, int], device: torch.device) -> list[ParameterCoordinates]:
+    """The chosen ones parameter by parameter, of those that have any."""
+    starts = np.concatenate([[0], np.cumsum(list(sizes.values()))])
+    cuts = np.searchsorted(chosen, starts).tolist()
+    return [
+        ParameterCoordinates(name, torch.from_numpy(chosen[a:b] - start).to(device), slice(a, b))
+        for name, start, a, b in zip(sizes, starts[:-1], cuts[:-1], cuts[1:], strict=True)
+        if b > a
+    ]
+
+
+def agree(found: Tensor, reference: Tensor, parts: list[ParameterCoordinates]) -> bool:
+    """Whether the derivatives with respect to parameters are the same but for rounding."""
+    found, reference = found.cpu(), reference.cpu()
+    floor = FAINT * float(reference.abs().max())
+    for part in parts:
+        there = reference[:, part.where]
+        gap = float((found[:, part.where] - there).abs().max())
+        if part.name and not gap <= AGREE * float(there.abs().max()) + floor:
+            return False
+    return True
+
+
+Parameters = dict[str, Tensor]
+ROOM = 2**28  # bytes of whole gradients at a time
+
+
+def one_by_one(trunk: nn.Module, parameters: Parameters, w: Tensor, x: Tensor) -> list[Parameters]:
+    """∂⟨w, h(x_b)⟩/∂θ for one sample b after the other; what the features do not depend on is left out."""
+    rows = []
+    for b in range(len(x)):
+        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        with torch.enable_grad():
+            score = functional_call(trunk, leaves, (x[b : b + 1],)).to(w.dtype) @ w
+            found = torch.autograd.grad(score.sum(), list(leaves.values()), allow_unused=True)
+        rows.append({name: g for name, g in zip(leaves, found, strict=True) if g is not None})
+    return rows
+
+
+def at_once(trunk: nn.Module, parameters: Parameters, w: Tensor, x: Tensor) -> Parameters:
+    """The same for all samples of a few at a time, by `torch.func`: every parameter's gradients (B, …)."""
+
+    def score(values: Parameters, image: Tensor) -> Tensor:
+        features: Tensor = functional_call(trunk, values, (image[None],))
+        return features[0].to(w.dtype) @ w
+
+    found: Parameters = vmap(grad(score), in_dims=(None, 0))(parameters, x)
+    return found
+
+
+def piece(parameters: Parameters) -> int:
+    """Samples at a time whose whole gradients fit into `ROOM`."""
+    return max(1, ROOM // (4 * sum(p.numel() for p in parameters.values())))
+
 
 METHODS = ("layers", "vmap", "loop")
 TRIED = 2  # samples on which a way is compared with plain differentiation
@@ -64,7 +144,7 @@ class Entk:
         precision: str = "float32",
         method: str | None = None,
     ) -> None:
-        check(precision)
+        check_precision(precision)
         if method is not None and method not in METHODS:
             raise unknown("method", method, METHODS)
         self.trunk, self.device, self.precision = trunk, example.device, precision
@@ -95,7 +175,7 @@ class Entk:
     def _settle(self, reference: Tensor, method: str | None) -> None:
         """Take the first way that agrees with plain differentiation."""
         self.why: list[str] = []
-        self.parts: dict[str, dict[str, tuple[Part, slice]]] = {}
+        self.parts: dict[str, dict[str, tuple[CoordinateRule, slice]]] = {}
         for self.method in METHODS if method is None else (method,):
             try:
                 if self.method == "layers":
@@ -127,7 +207,7 @@ class Entk:
             layer, attribute = owners[span.name][0]
             if len(seen.get(layer, ())) != 1:
                 raise UncoveredError(f"{layer or 'the network'} is not called once")
-            rule = part(self.trunk.get_submodule(layer), attribute, span.numbers, *seen[layer][0])
+            rule = rule_for(self.trunk.get_submodule(layer), attribute, span.numbers, *seen[layer][0])
             if rule is None:
                 raise UncoveredError(f"{layer or 'the network'} is of a type without a rule")
             self.parts.setdefault(layer, {})[attribute] = (rule, span.where)

@@ -12,26 +12,20 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.draws import Draws, streams
-from scaffpd.models.full_batches import FullBatches
-from scaffpd.models.local_steps import Surroundings, proximal_steps
+from scaffpd.models.batches import FeatureSteps, FullBatches, Minibatches
+from scaffpd.models.layout import PaddedBlock, StackedSamples, product, transposed
+from scaffpd.models.local_steps import NearbyGradients, SampleSpaces, pace, proximal_steps
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.mapped import Mapped
-from scaffpd.models.minibatches import FeatureSteps, Minibatches
-from scaffpd.models.oracle import Displacements, Seen, Stack, same, shift
-from scaffpd.models.proximal import pace
-from scaffpd.models.ragged import Block
-from scaffpd.models.rows import Rows, product, transposed
-from scaffpd.models.sample_space import Spaces
-from scaffpd.models.spectral import largest_eigenvalues
-from scaffpd.models.threads import shared
+from scaffpd.models.numerics import Draws, largest_eigenvalues, parallel_map, streams
+from scaffpd.models.oracle import Displacements, StackedDisplacements, SubspaceDerivatives, same_point, shift
+from scaffpd.models.tables import MappedMatrix
 
 
 class LinearPoint:
     """All clients at one x: L_i and c_i = A_iᵀ r_i / m_i + l2 x, held as residuals r and never as N vectors."""
 
     def __init__(
-        self, rows: Rows, loss: Loss, l2: float, x: Tensor, outputs: int, constant: Tensor | None = None
+        self, rows: StackedSamples, loss: Loss, l2: float, x: Tensor, outputs: int, constant: Tensor | None = None
     ) -> None:
         self.rows, self.loss, self.l2, self.x, self.outputs = rows, loss, l2, x, outputs
         self.z = rows.A @ x.view(-1, outputs)
@@ -69,13 +63,13 @@ class LinearPoint:
         squares = self.each().square()
         return squares.sum(1) if scale is None else squares @ scale
 
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Seen:
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
         """Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + l2 (Σ w) VᵀV, and the slopes, from one product T = A V."""
         T = self._along(V)
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None, None]
         inner = T.flatten(0, 1).mT @ (scale * self.loss.bend(self.z, T)).flatten(0, 1)
         curvature = inner + self.l2 * weights.sum() * (V.mT @ V)
-        return Seen(self._slopes(V, T), curvature, self.norms(1 / metric))
+        return SubspaceDerivatives(self._slopes(V, T), curvature, self.norms(1 / metric))
 
     def diagonal(self, weights: Tensor) -> Tensor:
         """Σ_i w_i diag H_i."""
@@ -120,7 +114,7 @@ class LinearOracle:
 
     most_rows: float | None = float("inf")
 
-    def __init__(self, rows: Rows, loss: Loss, l2: float, outputs: int, names: list[str]) -> None:
+    def __init__(self, rows: StackedSamples, loss: Loss, l2: float, outputs: int, names: list[str]) -> None:
         self.rows, self.loss, self.l2, self.outputs, self.names = rows, loss, l2, outputs, names
         self.dimension = rows.A.shape[1] * outputs
 
@@ -137,8 +131,8 @@ class LinearOracle:
         return FeatureSteps(self.loss, self.rows)
 
     @cached_property
-    def _spaces(self) -> Spaces:
-        return Spaces(self.loss, self.rows, self.outputs)
+    def _spaces(self) -> SampleSpaces:
+        return SampleSpaces(self.loss, self.rows, self.outputs)
 
     def start(self) -> Tensor:
         """x⁰ = 0."""
@@ -146,8 +140,8 @@ class LinearOracle:
 
     def contents(self) -> list[Tensor]:
         """Samples, targets and whose they are."""
-        A: Tensor | Mapped = self.rows.A
-        return [*(A.contents() if isinstance(A, Mapped) else [A]), self.rows.y, self.rows.layout.sizes]
+        A: Tensor | MappedMatrix = self.rows.A
+        return [*(A.contents() if isinstance(A, MappedMatrix) else [A]), self.rows.y, self.rows.layout.sizes]
 
     def constants(self) -> Constants:
         """L_i = curvature · λ_max(A_iᵀA_i)/m_i + l2 and μ_i = l2."""
@@ -167,13 +161,13 @@ class LinearOracle:
         """L_i per client."""
         tops = self.rows.share.new_empty(len(self.rows.layout))
 
-        def work(block: Block) -> None:
+        def work(block: PaddedBlock) -> None:
             if (large := self.rows.large(block)) is not None:
                 tops[block.clients] = large.largest_eigenvalue()
                 return
             tops[block.clients] = largest_eigenvalues(self.rows.alone(block)[0])
 
-        shared(work, self.rows.blocks, tops.device)
+        parallel_map(work, self.rows.blocks, tops.device)
         return self.loss.curvature * tops / self.rows.layout.sizes + self.l2
 
     @cached_property
@@ -202,7 +196,7 @@ class LinearOracle:
     ) -> Displacements:
         """J local steps of every client; d_i is accumulated as such, so that nothing cancels near the optimum."""
         if plan.batch_size is not None:
-            return Stack(self._stochastic(x, at, correction, plan))
+            return StackedDisplacements(self._stochastic(x, at, correction, plan))
         here, c, rates = *self._first(x, at, correction), self.rates(plan)
         keep = 1 - rates * (self.l2 + plan.prox)
         return FullBatches(self.rows, self._spaces, self.loss, here.z, here.residual, c, rates, keep, plan.steps).run()
@@ -211,7 +205,7 @@ class LinearOracle:
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None
     ) -> tuple[LinearPoint, Tensor]:
         """The clients at x, and their first corrected gradient g_i(x) − c_i + c: one for all, or (N, features, k)."""
-        if isinstance(at, LinearPoint) and at.rows is self.rows and same(at.x, x):
+        if isinstance(at, LinearPoint) and at.rows is self.rows and same_point(at.x, x):
             c = torch.zeros_like(x) if correction is None else correction
             return at, c.view(-1, self.outputs)
         here = self.samples(x)
@@ -260,13 +254,13 @@ class LinearOracle:
         each, stay = c.new_empty(len(rates), *c.shape), self.l2 + plan.pull * D
         z, r = at.z, at.residual
 
-        def work(block: Block) -> None:
-            near = Surroundings(self.loss, *at.rows.of(block), block.of(z), block.of(r), block.weight)
+        def work(block: PaddedBlock) -> None:
+            near = NearbyGradients(self.loss, *at.rows.of(block), block.of(z), block.of(r), block.weight)
             rate, momentum = rates[block.clients] / D, momenta[block.clients]
             each[block.clients] = proximal_steps(near, c, stay, rate, momentum, go.steps)
 
-        shared(work, at.rows.blocks, c.device)
-        return Stack(each.mT.flatten(1))
+        parallel_map(work, at.rows.blocks, c.device)
+        return StackedDisplacements(each.mT.flatten(1))
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """f_i(x) and the share of rightly classified samples (NaN for regression), piece by piece."""

@@ -1,9 +1,10 @@
-r"""`Linear`: f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖², as a user describes it."""
+"""`Linear`: f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖², as a user describes it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -12,18 +13,96 @@ from torch import Tensor
 
 from scaffpd.data.table import Selection
 from scaffpd.errors import InputError, count, real, unknown
+from scaffpd.memory import free, words
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.inputs import check_range
+from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.losses import loss_named
-from scaffpd.models.mapped import Mapped
-from scaffpd.models.oracle import Arrays, Features, Oracle
-from scaffpd.models.pieces import numbered
+from scaffpd.models.oracle import Arrays, Features, Oracle, check_range
 from scaffpd.models.quadratic import QuadraticOracle
-from scaffpd.models.ragged import Ragged
-from scaffpd.models.room import check_kept, check_room, fits
-from scaffpd.models.rows import Rows
-from scaffpd.models.store import stacked
+from scaffpd.models.tables import MappedMatrix, numbered, stacked
 from scaffpd.models.wide import WideOracle
+
+VECTORS = 6  # x, c, d, the last two points, and what an update needs besides; as many of every client's own
+SHARE = 0.8  # of free memory is taken for copies of rows that can also be read from where they are
+
+
+def needed(features: int, stored: int, sizes: Sequence[int], outputs: int, number: int) -> int:
+    """Bytes of one copy of the data, of the clients' eigenvectors (and the largest one's workspace), and of vectors.
+
+    Args:
+        features: d.
+        stored: bytes of a number in the table.
+        sizes: the clients' numbers of samples.
+        outputs: columns of x.
+        number: bytes of a number of x.
+    """
+    samples, squares = sum(sizes), sum(m * m for m in sizes) + 3 * max(sizes) ** 2
+    vectors = VECTORS * outputs * ((1 + len(sizes)) * features + samples)
+    return stored * samples * features + number * (squares + vectors)
+
+
+def check_memory(
+    one: Selection, sizes: Sequence[int], outputs: int, device: torch.device, dtype: torch.dtype, testing: bool
+) -> None:
+    """Refuse a problem that does not fit, with the figures and what would; test rows need the data alone."""
+    d, stored, number = one.shape[1], one.dtype.itemsize, dtype.itemsize
+
+    def need(features: int, stored: int) -> int:
+        if testing:
+            return stored * sum(sizes) * features + 2 * number * outputs * sum(sizes)
+        return needed(features, stored, sizes, outputs, number)
+
+    have, want = free(device), need(d, stored)
+    if want <= have:
+        return
+    fits = int(0.95 * d * (have - need(0, stored)) / (want - need(0, stored)))
+    advice = f"about {fits:,} features would fit" if fits > 0 else "take fewer samples"
+    if stored > 2 and need(d, 2) <= have:
+        advice = "a table in float16 would fit"
+    raise InputError(
+        f"{sum(sizes):,} samples × {d:,} features × {outputs} outputs in {len(sizes)} clients need "
+        f"{words(want)} on {device}, of which {words(have)} are free: {advice}."
+    )
+
+
+def fits(features: Sequence[NDArray[Any] | Selection], width: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether rows of tables can be copied; on a GPU, where they cannot be read from disk, they have to.
+
+    Args:
+        features: of every client.
+        width: columns of the copy, an intercept included.
+        device: where the copy would be.
+        dtype: its number format.
+    """
+    if not any(isinstance(x, Selection) for x in features):
+        return True
+    rows = sum(map(len, features))
+    have, want = free(device), rows * width * dtype.itemsize
+    if device.type == "cpu":
+        return want <= SHARE * have
+    if want > have:
+        raise InputError(
+            f"This model copies its {rows:,} × {width:,} features to {device}, {words(want)} in {_name(dtype)}, and "
+            f"{words(have)} are free there: on device='cpu' they are read from where they are stored; squared loss "
+            "without intercept, on wide rows of one table, needs them in the table's own number format only."
+        )
+    return True
+
+
+def check_compressed_memory(sizes: Sequence[int], width: int, dtype: torch.dtype) -> None:
+    """Refuse squared loss on rows that stay on disk where the rows that it keeps of every client do not fit."""
+    device = torch.device("cpu")
+    have, want = free(device), 2 * sum(min(size, width) for size in sizes) * width * dtype.itemsize
+    if want > have:
+        raise InputError(
+            f"Squared loss keeps up to {width:,} rows of {width:,} numbers for each of {len(sizes):,} clients, twice: "
+            f"{words(want)} in {_name(dtype)}, and {words(have)} are free. Take fewer features or clients."
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
 
 DTYPES = (torch.float32, torch.float64)
 PRECISIONS = ("full", "half")
@@ -94,18 +173,18 @@ class Linear:
         y = y.to(dtype) if y.is_floating_point() else y
         check_range(names, sizes, y.to(dtype), "target")
         if (wide := self._wide(features, like)) is not None:
-            check_room(wide[0], sizes, targets.outputs, device, dtype, testing=like is not None)
+            check_memory(wide[0], sizes, targets.outputs, device, dtype, testing=like is not None)
             rough = self.local_precision == "half"
             return WideOracle(wide, y, loss, float(self.l2), targets.outputs, names, device, dtype, rough)
         A = self._matrix(features, names, device, dtype, testing=like is not None)
         layout = Ragged(sizes, device, dtype)
-        rows = Rows(cast(Tensor, A), y, layout, 1 / layout.sizes[layout.owner].to(dtype))
+        rows = StackedSamples(cast(Tensor, A), y, layout, 1 / layout.sizes[layout.owner].to(dtype))
         kind = QuadraticOracle if self.loss == "squared" else LinearOracle
         return kind(rows, loss, float(self.l2), targets.outputs, names)
 
     def _matrix(
         self, features: Features, names: list[str], device: torch.device, dtype: torch.dtype, testing: bool
-    ) -> Tensor | Mapped:
+    ) -> Tensor | MappedMatrix:
         """The checked rows of all clients: a copy, or, of tables that are too large for one, what reads them."""
         width, sizes = features[0].shape[1] + self.intercept, [len(x) for x in features]
         if fits(features, width, device, dtype):
@@ -113,8 +192,8 @@ class Linear:
             check_range(names, sizes, A, "feature")
             return A
         if self.loss == "squared" and not testing:
-            check_kept(sizes, width, dtype)
-        large = Mapped(*numbered(features), self.intercept, dtype)
+            check_compressed_memory(sizes, width, dtype)
+        large = MappedMatrix(*numbered(features), self.intercept, dtype)
         large.check(names, sizes)
         return large
 

@@ -1,24 +1,44 @@
-r"""The local steps of linear models, all clients at once: hand-batched, in place, with the data in the cache.
+r"""Local steps of linear models for a few clients at a time, over features or in the space of a client's samples.
 
-A displacement d_i = x − u_i is held output by output, D (n, k, features), because batched BLAS is fastest (by up to six
-times, for matrices this small) at products of row-major matrices from the left:
+Over features, a displacement d_i = x − u_i is held output by output, D (n, k, features), because batched BLAS is
+fastest (by up to six times, for matrices this small) at products of row-major matrices from the left:
 
     predictions  A_i u_i = A_i (x − Dᵀ),       gradients  A_iᵀ (w ∘ r) = ((w ∘ r)ᵀ A_i)ᵀ.
 
-A piece of work is a few clients whose samples fit into a core's cache: they make all their J steps before the next
-piece is looked at, so that the samples come from memory once and not J times. Pieces are independent of each other, and
-each core takes the next one.
+A displacement that starts at zero never leaves the span of the push and of the client's samples, d = p·push + A_iᵀ R,
+and the loss sees it only through the predictions A_i d. So a step
+
+    d ← keep·d + push + A_iᵀ w(r(x − d) − r₀)
+
+needs no features, only the inner products K_i = A_i A_iᵀ of the samples:
+
+    A_i d ← keep·A_i d + A_i push + K_i ρ,    R ← keep·R + ρ,    p = Σ_j keep^j,    ρ = w(r(A_i x − A_i d) − r₀).
+
+That is m² multiplications per output in place of 2·b·features, without the collecting of minibatches: a sample that is
+drawn c times in a step has the weight c·η/b there, and the others have none.
+
+Proximal steps approach the minimum of a client's own model of a step −e from x,
+
+    ϕ_i(e) = f_i(x − e) − ⟨c − c_i, e⟩ + (β/2)‖e‖²_D,    −∇ϕ_i(e) = ∇f_i(x − e) − c_i + c − βD e.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from scaffpd.federation import ProximalPlan, Vector
+from scaffpd.models.layout import KEPT, PaddedBlock, StackedSamples
 from scaffpd.models.losses import Loss
+from scaffpd.models.numerics import GraphReplay
 
 
-class Surroundings:
+class NearbyGradients:
     """Some clients around x: how their gradients change, A_iᵀ W_i (r(x − d) − r(x)), with buffers that are reused.
 
     Args:
@@ -67,7 +87,7 @@ class Products:
         return self.out.copy_(self.turned.mT)
 
 
-def full_steps(near: Surroundings, push: Tensor, keep: Tensor, steps: int) -> Tensor:
+def full_steps(near: NearbyGradients, push: Tensor, keep: Tensor, steps: int) -> Tensor:
     """J steps d ← (1 − η(l2 + μ)) d + η c + A_iᵀ (η/m_i)(r(x − d) − r(x)) from d = 0, (n, k, features).
 
     Args:
@@ -83,7 +103,9 @@ def full_steps(near: Surroundings, push: Tensor, keep: Tensor, steps: int) -> Te
     return D
 
 
-def proximal_steps(near: Surroundings, c: Tensor, stay: Tensor, rate: Tensor, momentum: Tensor, steps: int) -> Tensor:
+def proximal_steps(
+    near: NearbyGradients, c: Tensor, stay: Tensor, rate: Tensor, momentum: Tensor, steps: int
+) -> Tensor:
     """J accelerated steps d⁺ = e + D⁻¹(c + ∇f_i(x − e) − ∇f_i(x) − βD e)/(L_i + β),  e = d + momentum (d − d_prev).
 
     Args:
@@ -100,3 +122,245 @@ def proximal_steps(near: Surroundings, c: Tensor, stay: Tensor, rate: Tensor, mo
         last, d = d, torch.addcmul(e, rate, gradient)
         e = d + momentum * (d - last)
     return d
+
+
+GAIN = 2.5  # how much faster a number is worked on here than over features, where outputs are several (on digits)
+LARGEST = 2**22  # numbers of one client's inner products
+
+
+def pays(m: int, batch: int, features: int, outputs: int, steps: int, collected: bool, kept: bool) -> bool:
+    """Whether J steps of clients with m samples are cheaper here.
+
+    Args:
+        m: samples of a client, padding included.
+        batch: samples that a step reads.
+        features: of a sample.
+        outputs: k.
+        steps: J.
+        collected: whether steps over features have to collect their samples first.
+        kept: whether the inner products are there already, from round to round.
+    """
+    if m * m > LARGEST:
+        return False
+    here = steps * m * m * outputs + (0 if kept else m * m * features)
+    there = steps * batch * features * (2 * outputs + (2 if collected else 0))
+    return here <= (GAIN if outputs > 1 else 1) * there
+
+
+class StepWeights(NamedTuple):
+    """What a step multiplies with, for n clients with m samples (and padding).
+
+    Attributes:
+        weight: w, (n, 1, m), or of every step, (J, n, 1, m).
+        keep: 1 − η(l2 + μ), (n, 1, 1).
+        added: what every step adds to A_i d, A_i push; in plain steps to A_i u, (1 − keep) A_i x − A_i push; (n, k, m).
+        number: J.
+    """
+
+    weight: Tensor
+    keep: Tensor
+    added: Tensor
+    number: int
+
+    def weights(self) -> Tensor:
+        """The weights of every step, (J, n, 1, m)."""
+        return self.weight.expand(self.number, *self.weight.shape[-3:])
+
+
+class SampleSpace:
+    """Clients in the space of their samples.
+
+    Args:
+        loss: ℓ.
+        A: (n, m, features), the samples.
+        y: (n, m, ·), the targets.
+        outputs: k.
+    """
+
+    def __init__(self, loss: Loss, A: Tensor, y: Tensor, outputs: int) -> None:
+        A = widened(A, outputs)
+        self.loss, self.y, self.K = loss, widened(loss.dense(y, outputs, A.dtype), outputs), torch.bmm(A, A.mT)
+        self._corrected, self._plain = GraphReplay(self._corrected_steps), GraphReplay(self._plain_steps)
+
+    def corrected(self, Z: Tensor, start: Tensor, steps: StepWeights) -> Tensor:
+        """R after J steps, (n, k, m), from the predictions Z and the derivatives r₀ at x, (n, k, m) both.
+
+        A d is accumulated as such: near the optimum it is small, and nothing cancels.
+        """
+        return self._corrected(Z, start, steps.weights(), steps.keep, steps.added)
+
+    def _corrected_steps(self, Z: Tensor, start: Tensor, weights: Tensor, keep: Tensor, added: Tensor) -> Tensor:
+        D, R, out = torch.zeros_like(Z), torch.zeros_like(Z), torch.empty_like(Z)
+        for w in weights.unbind():
+            rho = self.loss.residual(torch.sub(Z, D, out=out).mT, self.y).mT.sub_(start).mul_(w)
+            torch.addcmul(added, keep, D, out=D).baddbmm_(rho, self.K)
+            torch.addcmul(rho, keep, R, out=R)
+        return R
+
+    def plain(self, U: Tensor, R: Tensor, steps: StepWeights, keep: float | None) -> tuple[Tensor, Tensor]:
+        """U = A u = A (x − d) and R after more steps with r₀ = 0.
+
+        `keep` is given where it is one number for all and nothing is added.
+        """
+        if keep is not None and not U.is_cuda:
+            return self._alike_steps(U, R, steps.weights(), keep)
+        both = self._plain(torch.stack([U, R]), steps.weights(), steps.keep, steps.added)
+        return both[0], both[1]
+
+    def _plain_steps(self, both: Tensor, weights: Tensor, keep: Tensor, added: Tensor) -> Tensor:
+        U, R = both.unbind()
+        for w in weights.unbind():
+            rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
+            U = torch.addcmul(added, keep, U).baddbmm_(rho, self.K, alpha=-1)
+            R = torch.addcmul(rho, keep, R)
+        return torch.stack([U, R])
+
+    def _alike_steps(self, U: Tensor, R: Tensor, weights: Tensor, keep: float) -> tuple[Tensor, Tensor]:
+        for w in weights.unbind():
+            rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
+            U = torch.baddbmm(U, rho, self.K, beta=keep, alpha=-1)
+            R = torch.add(rho, R, alpha=keep)
+        return U, R
+
+
+class SampleSpaces:
+    """All clients' blocks in the space of their samples; as many as take little memory are kept from round to round."""
+
+    def __init__(self, loss: Loss, rows: StackedSamples, outputs: int) -> None:
+        self.loss, self.rows, self.outputs = loss, rows, outputs
+        self.made: dict[int | None, SampleSpace] = {}
+        self.kept: set[int | None] = set()
+        left = 0 if rows.stored else KEPT * (32 if rows.share.is_cuda else 1)
+        for block in [] if rows.stored else rows.squares:
+            n, m = block.rows.shape
+            left -= n * m * (m + outputs)
+            if left >= 0:
+                self.kept.add(block.number)
+
+    def near(self, batch: int | None, steps: int) -> list[PaddedBlock]:
+        """The blocks for which J steps with so many samples each (`None`: all) are cheaper here."""
+        if self.rows.stored:
+            return []
+        features, collected = self.rows.A.shape[1], batch is not None
+        sizes = [(block, block.rows.shape[1], block.number in self.kept) for block in self.rows.squares]
+        return [
+            block for block, m, kept in sizes if pays(m, batch or m, features, self.outputs, steps, collected, kept)
+        ]
+
+    def __getitem__(self, block: PaddedBlock) -> SampleSpace:
+        """A block's clients; threads may ask for different blocks at a time."""
+        space = self.made.get(block.number)
+        if space is None:
+            space = SampleSpace(self.loss, *self.rows.of(block), self.outputs)
+            if block.number in self.kept:
+                self.made[block.number] = space
+        return space
+
+
+def total(keep: Tensor, steps: int) -> Tensor:
+    """P = Σ_j keep^j over J steps, for keep (…, 1, 1)."""
+    return (keep ** torch.arange(steps, device=keep.device)).sum(-1, keepdim=True)
+
+
+def widened(rows: Tensor, k: int) -> Tensor:
+    """Zero rows at the end, up to a multiple of what a processor works on at a time (see `lanes`)."""
+    missing = -rows.shape[-2] % lanes(rows.dtype, k)
+    return pad(rows.mT, (0, missing)).mT if missing else rows
+
+
+def lanes(dtype: torch.dtype, k: int) -> int:
+    """Numbers that a processor works on at a time: of what is left over, a softmax of k outputs makes heavy weather."""
+    return 64 // dtype.itemsize if k > 1 else 1
+
+
+def counted(positions: Tensor, share: Tensor, m: int, k: int) -> Tensor:
+    """The weights of n clients' m samples in every step, (J, n, 1, m): a sample drawn c times has c of its shares.
+
+    Args:
+        positions: (n, J, b), which of a client's samples are drawn.
+        share: (n, b), what a draw counts for; 0 for padding.
+        m: samples of a client.
+        k: outputs.
+    """
+    n, steps, b = positions.shape
+    out = share.new_zeros(steps, n, m + -m % lanes(share.dtype, k))
+    out.transpose(0, 1).scatter_add_(2, positions, share[:, None].expand(n, steps, b))
+    return out[:, :, None]
+
+
+ROUNDING = 100  # units in the last place by which two sums over samples may differ
+
+
+class Pace(NamedTuple):
+    """How accelerated steps approach a client's model, (L_i + β)-smooth and μ-strongly convex in the metric D.
+
+    Attributes:
+        rates: 1/(L_i + β) per client; 0 where a model is flat.
+        momenta: (1 − q_i)/(1 + q_i) per client, q_i² = μ/(L_i + β).
+        steps: J = ⌈2/q_i⌉ of the slowest client, here or elsewhere, at most the plan's limit.
+    """
+
+    rates: Vector
+    momenta: Vector
+    steps: int
+
+
+def pace(plan: ProximalPlan, smoothness: Vector, l2: float) -> Pace:
+    """With L_i/min D for L_i, and μ = l2/max D + β, which is what is known of the curvature from below."""
+    L = np.append(smoothness, plan.steepest) / float(plan.metric.min()) + plan.pull
+    mu = l2 / float(plan.metric.max()) + plan.pull
+    q = np.sqrt(np.minimum(np.divide(mu, L, out=np.ones_like(L), where=L > 0), 1))
+    rates = np.divide(1, L, out=np.zeros_like(L), where=L > 0)
+    steps = int(min(plan.limit, np.ceil(2 / max(q.min(), 1e-9))))
+    return Pace(rates[:-1], ((1 - q) / (1 + q))[:-1], steps)
+
+
+class LocalModel:
+    """The model ϕ of one client whose f_i is known by its values and gradients only.
+
+    Args:
+        evaluate: u → f_i(u) and ∇f_i(u).
+        x: where the steps start.
+        loss: f_i(x) = ϕ(0).
+        push: c − c_i.
+        plan: β and D.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[Tensor], tuple[Tensor, Tensor]],
+        x: Tensor,
+        loss: float,
+        push: Tensor,
+        plan: ProximalPlan,
+    ) -> None:
+        self.evaluate, self.x, self.push, self.pull, self.metric = evaluate, x, push, plan.pull, plan.metric
+        self.level = loss + ROUNDING * torch.finfo(x.dtype).eps * (1 + abs(loss))
+
+    def descent(self, e: Tensor) -> tuple[float, Tensor]:
+        """ϕ(e) and −∇ϕ(e)."""
+        loss, gradient = self.evaluate(self.x - e)
+        pulled = self.pull * self.metric * e
+        return float(loss - self.push @ e + pulled @ e / 2), gradient + self.push - pulled
+
+    def approach(self, rate: float, momentum: float, steps: int) -> Tensor:
+        """Accelerated steps from e = 0 to a point that is not above ϕ(0), but for rounding.
+
+        L_i may be an estimate from elsewhere and ϕ need not be convex, so a point with ϕ(e) > ϕ(0), or without a value,
+        sends the steps back to the lowest point so far, without momentum and at half the rate. Where ϕ is convex and
+        L_i right this does not happen. Losses are bounded below, so that with β > 0 the set {ϕ ≤ ϕ(0)} is bounded, and
+        so is the answer.
+        """
+        d = e = best = torch.zeros_like(self.x)
+        lowest = self.level
+        for _ in range(steps):
+            value, downhill = self.descent(e)
+            if not value <= self.level:
+                d = e = best
+                rate /= 2
+                continue
+            if value < lowest:
+                lowest, best = value, e
+            last, d = d, e + rate / self.metric * downhill
+            e = d + momentum * (d - last)
+        return d if self.descent(d)[0] <= self.level else best

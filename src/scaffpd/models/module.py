@@ -22,11 +22,10 @@ from torch.func import functional_call
 
 from scaffpd.errors import InputError, real, unknown
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.draws import Draws
+from scaffpd.models.local_steps import LocalModel, pace
 from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
-from scaffpd.models.oracle import Arrays, Features, Oracle, Seen, Stack, shift
-from scaffpd.models.proximal import LocalModel, pace
-from scaffpd.models.spectral import power_iteration, random_direction
+from scaffpd.models.numerics import Draws, power_iteration, random_direction
+from scaffpd.models.oracle import Arrays, Features, Oracle, StackedDisplacements, SubspaceDerivatives, shift
 
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
 Correct = Callable[[Tensor, Tensor], Tensor | None]
@@ -241,13 +240,13 @@ class ModulePoint:
         """The c_i themselves."""
         return self.gradients
 
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Seen:
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
         """By k Hessian-vector products of every client that has weight."""
         Q = V.new_zeros(V.shape[1], V.shape[1])
         for i, w in enumerate(weights.tolist()):
             if w != 0:
                 Q += w * self.oracle.curvature(i, self.x, V, self.rows[i])
-        return Seen(self.project(V), Q, self.norms(1 / metric))
+        return SubspaceDerivatives(self.project(V), Q, self.norms(1 / metric))
 
     def diagonal(self, weights: Tensor) -> Tensor:
         """It would take d Hessian-vector products."""
@@ -409,7 +408,7 @@ class ModuleOracle:
 
     def local_updates(
         self, x: Tensor, at: ModulePoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
-    ) -> Stack:
+    ) -> StackedDisplacements:
         """J local steps of every client, one client after the other."""
         rates = plan.scale / self.constants().smoothness if plan.rate is None else np.full(len(self.X), plan.rate)
         each = x.new_zeros(len(self.X), len(x))
@@ -419,16 +418,16 @@ class ModuleOracle:
             for _ in range(plan.steps):
                 _, g = self.gradient(i, x - each[i], self._draw(i, plan.batch_size, draws))
                 each[i] += float(rates[i]) * (g + pull[i] - plan.prox * each[i])
-        return Stack(each)
+        return StackedDisplacements(each)
 
-    def proximal_steps(self, at: ModulePoint, correction: Tensor, plan: ProximalPlan) -> Stack:
+    def proximal_steps(self, at: ModulePoint, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
         """The accelerated steps of `LinearOracle.proximal_steps`, one client after the other."""
         go, each = pace(plan, self.constants().smoothness, self.l2), torch.empty_like(at.gradients)
         for i, (c, rows) in enumerate(zip(at.gradients, at.rows, strict=True)):
             gradient = partial(self.gradient, i, rows=rows)
             model = LocalModel(gradient, at.x, float(at.losses[i]), correction - c, plan)
             each[i] = model.approach(float(go.rates[i]), float(go.momenta[i]), go.steps)
-        return Stack(each)
+        return StackedDisplacements(each)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """f_i(x), and the share of rightly classified samples where there are classes (else NaN)."""

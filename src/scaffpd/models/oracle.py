@@ -1,4 +1,4 @@
-r"""What clients can compute, for all clients at once: the ground floor under every runtime.
+"""What clients can compute, for all clients at once; and the reading of their arrays.
 
 A model (`Linear`, `Module`) is a description; bound to the clients' data it becomes an `Oracle`. Client-side numerics
 exist here exactly once: a simulated cohort holds an oracle over N clients, a real silo an oracle over one.
@@ -6,6 +6,7 @@ exist here exactly once: a simulated cohort holds an oracle over N clients, a re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.data.table import Selection
+from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 
 
-class Seen(NamedTuple):
+class SubspaceDerivatives(NamedTuple):
     """What all clients see of their losses in the span of V = [v_1 … v_k], to second order.
 
     Attributes:
@@ -31,7 +33,7 @@ class Seen(NamedTuple):
     sizes: Tensor
 
 
-class Point(Protocol):
+class EvaluatedPoint(Protocol):
     """Losses, gradients and second derivatives of all clients at one x."""
 
     losses: Tensor
@@ -48,7 +50,7 @@ class Point(Protocol):
     def each(self) -> Tensor:
         """The c_i themselves, (N, d)."""
 
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Seen:
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
         """Slopes, curvature and sizes along the columns of V, (d, k), for weights w and the diagonal D."""
 
     def diagonal(self, weights: Tensor) -> Tensor:
@@ -71,7 +73,7 @@ class Displacements(Protocol):
         """The d_i themselves, (N, d)."""
 
 
-class Stack:
+class StackedDisplacements:
     """The d_i of all clients as one (N, d) tensor."""
 
     def __init__(self, vectors: Tensor) -> None:
@@ -86,13 +88,13 @@ class Stack:
         return self.vectors
 
 
-def shift(at: Point | Tensor | None, correction: Tensor | None) -> Tensor | float:
+def shift(at: EvaluatedPoint | Tensor | None, correction: Tensor | None) -> Tensor | float:
     """What local steps add to g_i(u), c − c_i: (N, d), or a single row or number where clients agree."""
     c = 0.0 if correction is None else correction
     return c if at is None else c - (at if isinstance(at, Tensor) else at.each())
 
 
-def same(a: Tensor, b: Tensor) -> bool:
+def same_point(a: Tensor, b: Tensor) -> bool:
     """Whether two points are one."""
     return a is b or torch.equal(a, b)
 
@@ -123,7 +125,7 @@ class Oracle(Protocol):
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
         """f_i(x) without the gradients."""
 
-    def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Point:
+    def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> EvaluatedPoint:
         """All clients at x."""
 
     def local_updates(self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> Displacements:
@@ -141,3 +143,118 @@ class Oracle(Protocol):
 
 Arrays = list[NDArray[np.generic]]
 Features = list[NDArray[np.generic] | Selection]  # of each client: an array, or rows of a table
+
+
+Array = NDArray[np.generic]
+
+
+def read_features(name: str, x: Any) -> Array | Selection:
+    """A client's features as finite numbers, samples first; rows of a table are left where they are."""
+    if isinstance(x, Selection):
+        if 0 in x.shape:
+            raise InputError(f"Client {name!r} has no {'samples' if len(x) == 0 else 'features'}.")
+        return x
+    raw = _numbers(name, "features", x)
+    if raw.ndim < 2:
+        hint = " (X.reshape(-1, 1) makes one column)" if raw.ndim == 1 else ""
+        raise InputError(f"Client {name!r} has features of shape {raw.shape}; samples × features are expected{hint}.")
+    if raw.shape[0] == 0:
+        raise InputError(f"Client {name!r} has no samples.")
+    if raw.size == 0:
+        raise InputError(f"Client {name!r} has no features.")
+    if raw.dtype.kind == "f" and not np.isfinite(raw).all():
+        place = _first(~np.isfinite(raw))
+        raise InputError(
+            f"Client {name!r} has a NaN or infinite value in {_column(x, place)} (first in row {place[0]})."
+        )
+    return raw
+
+
+def read_labels(name: str, y: Any, rows: int) -> Array:
+    """A client's labels or targets as finite numbers, one entry or row for each of its samples."""
+    raw = _numbers(name, "labels", y)
+    if raw.ndim == 0 or len(raw) != rows:
+        found = "a single label" if raw.ndim == 0 else f"{len(raw)} labels"
+        raise InputError(f"Client {name!r} has {rows} samples but {found}.")
+    if raw.dtype.kind == "f" and not np.isfinite(raw).all():
+        row = _first(~np.isfinite(raw))[0]
+        raise InputError(f"Client {name!r} has a NaN or infinite label in row {row}.")
+    return raw
+
+
+def check_range(names: Sequence[str], sizes: Sequence[int], values: Tensor, what: str) -> None:
+    """Refuse numbers whose squares would overflow in this number format."""
+    limit = torch.finfo(values.dtype).max ** 0.5 * 1e-4
+    low, high = torch.aminmax(values)
+    if -float(low) <= limit and float(high) <= limit:
+        return
+    row, column = (int(k) for k in torch.nonzero(~(values.abs() <= limit))[0])
+    client = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
+    if not torch.isfinite(values[row, column]):
+        raise InputError(f"Client {names[client]!r} has a NaN or infinite {what} in column {column}.")
+    raise InputError(
+        f"Client {names[client]!r} has a {what} beyond ±{limit:.0e} in column {column}, "
+        f"too large for {str(values.dtype).removeprefix('torch.')}: scale the data first."
+    )
+
+
+def _numbers(name: str, what: str, x: Any) -> Array:
+    raw = _array(name, what, x)
+    if raw.dtype.kind == "O":
+        return _from_objects(name, what, x, raw)
+    if raw.dtype.kind not in "fiub":
+        example = f", such as {raw.flat[0]!s}" if raw.size else ""
+        raise InputError(f"Client {name!r} has {what} that are not numbers{example}: encode them first.")
+    return raw.astype(np.float64) if raw.dtype.itemsize > 8 else raw
+
+
+def _array(name: str, what: str, x: Any) -> Array:
+    if isinstance(x, Tensor):
+        if x.layout != torch.strided:
+            raise InputError(f"Client {name!r} has sparse {what}; dense ones are expected: call .to_dense().")
+        x = x.detach().cpu()
+        return np.asarray((x.float() if x.dtype == torch.bfloat16 else x).numpy())
+    if hasattr(x, "toarray"):
+        raise InputError(f"Client {name!r} has sparse {what}; dense ones are expected: call .toarray().")
+    if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+        raise InputError(f"Client {name!r} has masked {what}: fill the missing values first.")
+    try:
+        return np.asarray(x)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"Client {name!r} has {what} that do not form an array; has every sample as many values?"
+        ) from None
+
+
+def _from_objects(name: str, what: str, x: Any, raw: Array) -> Array:
+    """An array of Python objects as float64; missing values (None, pandas.NA) become NaN, strings are refused."""
+    numbers = np.empty(raw.shape)
+    for place, value in np.ndenumerate(raw):
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError
+            missing = value is None or type(value).__name__ == "NAType"
+            numbers[place] = np.nan if missing else float(value)
+        except (TypeError, ValueError):
+            where = f" in {_column(x, place)}" if raw.ndim > 1 else ""
+            raise InputError(
+                f"Client {name!r} has {what} that are not numbers, such as {_brief(value)}{where}: encode them first."
+            ) from None
+    return numbers
+
+
+def _first(mask: NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(int(k) for k in np.unravel_index(int(mask.argmax()), mask.shape))
+
+
+def _column(x: Any, place: tuple[int, ...]) -> str:
+    """The column of an entry: by its label in a data frame, by its number elsewhere."""
+    labels = getattr(x, "columns", None)
+    if labels is not None and len(place) == 2:
+        return f"column {labels[place[1]]!s}"
+    return f"column {place[1]}" if len(place) == 2 else f"feature {place[1:]}"
+
+
+def _brief(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else text[:37] + "..."

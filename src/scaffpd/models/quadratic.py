@@ -1,8 +1,15 @@
-r"""Squared loss: J local steps for the price of one, on data that each client rotates once.
+r"""Squared loss: J local steps for the price of one, on data that each client compresses and rotates once.
 
-A client's samples (or the fewer rows of `scaffpd.models.compressed`) have the thin SVD A = U S Vᵀ, so that 2AᵀA/m =
-Σ_j w_j v_j v_jᵀ with orthogonal rows Ã = S Vᵀ. Full-gradient local steps started at x see the corrected gradient c
-first, so after J of them (the paper's Algorithm 2, H = 2AᵀA/m + l2 I)
+A client with many samples replaces them by d others: from the QR decomposition [A y] = Q [[R ỹ], [0 ρ]],
+
+    (1/m)‖A x − y‖² = (1/m)‖R x − ỹ‖² + (1/m)‖ρ‖²
+
+for every x, with R of d rows. Householder's method is as exact as the data: R and ỹ belong to A + E and y + e with
+‖E‖ ≤ noise·‖A‖ and ‖e‖ ≤ noise·‖y‖, which the bounds on rounding errors take into account.
+
+The rows have the thin SVD A = U S Vᵀ, so that 2AᵀA/m = Σ_j w_j v_j v_jᵀ with orthogonal rows Ã = S Vᵀ. Full-gradient
+local steps started at x see the corrected gradient c first, so after J of them (the paper's Algorithm 2,
+H = 2AᵀA/m + l2 I)
 
     d_i = x − u_{i,J} = ϕ(H_i) c,   ϕ(h) = (1 − (1 − η h)^J) / h
         = ϕ(l2) c + Ãᵀ diag( (ϕ(w_j + l2) − ϕ(l2)) / ‖ã_j‖² ) Ã c,
@@ -22,14 +29,110 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.compressed import Compressed, CompressedPoint, compress
-from scaffpd.models.full_batches import Span
+from scaffpd.models.batches import SpanDisplacements
 from scaffpd.models.glm import LinearOracle, LinearPoint
-from scaffpd.models.oracle import Displacements, Stack, same, shift
-from scaffpd.models.ragged import Block, Ragged
-from scaffpd.models.rows import Rows, product, transposed
-from scaffpd.models.spectral import extreme_values
-from scaffpd.models.threads import shared
+from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
+from scaffpd.models.losses import Loss
+from scaffpd.models.numerics import extreme_values, parallel_map
+from scaffpd.models.oracle import Displacements, StackedDisplacements, same_point, shift
+from scaffpd.models.tables import MappedMatrix
+
+WORTH = 1.2  # as many times the features must a client's samples be
+TOGETHER = 4  # times as many rows as columns are decomposed at a time where rows are read piece by piece
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The same losses on fewer rows.
+
+    Attributes:
+        rows: R and ỹ, or the samples themselves where those are few.
+        constant: ‖ρ‖²/m per client.
+        noise: what ‖E‖/‖A‖ and ‖e‖/‖y‖ are at most, per client.
+    """
+
+    rows: StackedSamples
+    constant: Tensor
+    noise: Tensor
+
+    @cached_property
+    def sizes(self) -> tuple[Tensor, Tensor]:
+        """Bounds on S = ‖A‖/√m and ‖y‖/√m of every client."""
+        _, squares, _, targets = self.rows.levers
+        return squares.sqrt(), (targets + self.constant).sqrt()
+
+    def only(self, clients: list[int]) -> Compressed:
+        """The same for some of the clients."""
+        return Compressed(self.rows.only(clients), self.constant[clients], self.noise[clients])
+
+
+def compress(rows: StackedSamples) -> Compressed:
+    """Fewer rows for every client that has more than enough of them (once, when the data is bound)."""
+    features, sizes, constant = rows.A.shape[1], rows.layout.sizes, rows.share.new_zeros(len(rows.layout))
+    tall = [block for block in rows.blocks if block.rows.shape[1] >= WORTH * features]
+    if not tall:
+        return Compressed(rows, constant, torch.zeros_like(constant))
+    shorter = torch.zeros_like(sizes, dtype=torch.bool)
+    for block in tall:
+        shorter[block.clients] = True
+    layout = Ragged(torch.where(shorter, sizes.clamp_max(features), sizes).tolist(), rows.A.device, rows.A.dtype)
+    A, y = rows.A.new_empty(len(layout.owner), features), rows.y.new_empty(len(layout.owner), rows.y.shape[1])
+    same = ~shorter
+    A[same[layout.owner]], y[same[layout.owner]] = rows.A[same[rows.layout.owner]], rows.y[same[rows.layout.owner]]
+
+    def work(block: PaddedBlock) -> None:
+        if (large := rows.large(block)) is not None:
+            R = triangle(large, block.of(rows.y)[0])[None]
+        else:
+            both = torch.cat(rows.alone(block), -1)
+            R = torch.geqrf(both)[0][:, : both.shape[2]].triu()
+        own, inside = layout.places(block.clients, features)
+        A[own], y[own] = R[:, :features, :features][inside], R[:, :features, features:][inside]
+        constant[block.clients] = R[:, features:, features:].square().sum((1, 2)) / sizes[block.clients]
+
+    parallel_map(work, tall, A.device)
+    noise = 4 * torch.finfo(A.dtype).eps * sizes.to(A.dtype).sqrt()
+    share = 1 / sizes[layout.owner].to(A.dtype)
+    return Compressed(StackedSamples(A, y, layout, share), constant, torch.where(shorter, noise, 0))
+
+
+def triangle(A: MappedMatrix, y: Tensor) -> Tensor:
+    """The upper triangle of the decomposition of [A y], from one pass: that of a part goes before the next part."""
+    width = A.shape[1] + y.shape[1]
+    R, rows = A.new_zeros(0, width), 0
+    waiting: list[Tensor] = []
+
+    def taken_in() -> Tensor:
+        return torch.geqrf(torch.cat([R, *waiting]))[0][:width].triu()
+
+    for at, values in A.stream():
+        waiting.append(torch.cat([values, y[at]], 1))
+        rows += len(values)
+        if rows >= TOGETHER * width:
+            R, waiting, rows = taken_in(), [], 0
+    return taken_in() if waiting else R
+
+
+class CompressedPoint(LinearPoint):
+    """All clients at one x, from fewer rows."""
+
+    def __init__(self, data: Compressed, loss: Loss, l2: float, x: Tensor, outputs: int) -> None:
+        super().__init__(data.rows, loss, l2, x, outputs, data.constant)
+        self.data = data
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """What arithmetic adds, and what the decomposition has added before.
+
+        With ρ = ‖A x − y‖/√m, S = ‖A‖/√m and δ = noise·(S‖x‖ + ‖y‖/√m), the decomposition is off by at most
+        2ρδ + δ² in L_i and by 2 noise S ρ + 2 S δ in c_i.
+        """
+        loss, gradient = super().rounding()
+        data, size = self.data, self.x.norm()
+        rho = (self.losses - self.l2 / 2 * size.square()).clamp_min(0).sqrt()
+        top, y = data.sizes
+        delta = data.noise * (top * size + y)
+        return loss + (2 * rho + delta) * delta, gradient + 2 * top * (data.noise * rho + delta)
+
 
 Made = TypeVar("Made")
 
@@ -38,7 +141,7 @@ Made = TypeVar("Made")
 class Rotated:
     """Orthogonal rows Ã of every client, their eigenvalues w_j and their squared norms."""
 
-    rows: Rows
+    rows: StackedSamples
     eigenvalues: Tensor
     norms: Tensor
 
@@ -48,21 +151,21 @@ class Rotated:
         return Rotated(self.rows.only(clients), self.eigenvalues[picked], self.norms[picked])
 
 
-def rotate(rows: Rows) -> Rotated:
+def rotate(rows: StackedSamples) -> Rotated:
     """Rotate every client's rows to orthogonal ones."""
     features, epsilon = rows.A.shape[1], torch.finfo(rows.A.dtype).eps
     layout = Ragged([min(size, features) for size in rows.layout.lengths], rows.A.device, rows.A.dtype)
     A = rows.A.new_zeros(len(layout.owner), features)
 
-    def work(block: Block) -> None:
+    def work(block: PaddedBlock) -> None:
         _, S, V = torch.linalg.svd(rows.alone(block)[0], full_matrices=False)
         own, inside = layout.places(block.clients, S.shape[1])
         A[own] = (torch.where(epsilon * S[:, :1] < S, S, 0)[..., None] * V)[inside]
 
-    shared(work, rows.blocks, A.device)
+    parallel_map(work, rows.blocks, A.device)
     share = rows.layout.segment_max(rows.share)[layout.owner]
     norms = A.square().sum(1)
-    return Rotated(Rows(A, A[:, :0], layout, share), 2 * share * norms, norms)
+    return Rotated(StackedSamples(A, A[:, :0], layout, share), 2 * share * norms, norms)
 
 
 def local_gain(h: Tensor, rate: Tensor, steps: int) -> Tensor:
@@ -160,13 +263,13 @@ class QuadraticOracle(LinearOracle):
         share = rows.layout.segment_max(rows.share)
         top, bottom = torch.zeros_like(share), torch.zeros_like(share)
 
-        def work(block: Block) -> None:
+        def work(block: PaddedBlock) -> None:
             who = block.clients
             largest, smallest = extreme_values(rows.alone(block)[0], self.compressed.noise[who])
             top[who] = 2 * share[who] * largest
             bottom[who] = torch.where(rows.layout.sizes[who] >= d, 2 * share[who] * smallest, 0)
 
-        shared(work, rows.blocks, top.device)
+        parallel_map(work, rows.blocks, top.device)
         return top, bottom
 
     @cached_property
@@ -205,15 +308,15 @@ class QuadraticOracle(LinearOracle):
         """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
         if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)
-        known = isinstance(at, CompressedPoint) and at.data is self.compressed and same(at.x, x)
+        known = isinstance(at, CompressedPoint) and at.data is self.compressed and same_point(at.x, x)
         if known and correction is not None:
             c = correction.view(-1, self.outputs)
             if plan.steps == 1:
-                return Span(self.compressed.rows, c, self.rates(plan).flatten(), None)
+                return SpanDisplacements(self.compressed.rows, c, self.rates(plan).flatten(), None)
             return QuadraticDisplacements(self._gain(plan), c)
         gain = self._gain(plan)
         first = self.evaluate(x).each() + shift(at, correction)
-        return Stack(gain.each(first.view(len(first), -1, self.outputs)).flatten(1))
+        return StackedDisplacements(gain.each(first.view(len(first), -1, self.outputs)).flatten(1))
 
     def _gain(self, plan: LocalPlan) -> Gain:
         """ϕ_i for a plan."""
@@ -225,7 +328,7 @@ class QuadraticOracle(LinearOracle):
         e = self.l2 + plan.pull * plan.metric.view(-1, self.outputs)[:, 0]
         each = c.new_empty(len(self.names), *c.shape)
 
-        def work(block: Block) -> None:
+        def work(block: PaddedBlock) -> None:
             A, _ = at.rows.of(block)
             R = A * (2 * block.weight).sqrt()[..., None]
             if R.shape[1] < R.shape[2]:
@@ -234,8 +337,8 @@ class QuadraticOracle(LinearOracle):
                 L = torch.linalg.cholesky(R.mT @ R + torch.diag(e))
                 each[block.clients] = torch.cholesky_solve(c.expand(len(R), *c.shape), L)
 
-        shared(work, at.rows.blocks, c.device)
-        return Stack(each.flatten(1))
+        parallel_map(work, at.rows.blocks, c.device)
+        return StackedDisplacements(each.flatten(1))
 
 
 def solved_by_rows(R: Tensor, e: Tensor, c: Tensor) -> Tensor:

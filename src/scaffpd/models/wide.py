@@ -24,13 +24,12 @@ from torch import Tensor
 from scaffpd.data.table import Selection
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 from scaffpd.models.glm import LinearOracle, LinearPoint
-from scaffpd.models.graphs import Replay
+from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.losses import Loss
-from scaffpd.models.oracle import Displacements, Stack, same, shift
+from scaffpd.models.numerics import GraphReplay
+from scaffpd.models.oracle import Displacements, StackedDisplacements, same_point, shift
 from scaffpd.models.quadratic import LastPlan, local_gain
-from scaffpd.models.ragged import Ragged
-from scaffpd.models.rows import Rows
-from scaffpd.models.store import Store, load, tensor_cores
+from scaffpd.models.tables import StoredMatrix, load_rows, tensor_cores
 
 Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner
 RECENT = 2
@@ -40,7 +39,7 @@ NOISE = 4  # eigenvalues below so many ε of the largest are rounding
 class Spectrum:
     """The eigenvectors U of every client's K_i, and the eigenvalues s of all of them in one stack."""
 
-    def __init__(self, parts: Sequence[Store], layout: Ragged) -> None:
+    def __init__(self, parts: Sequence[StoredMatrix], layout: Ragged) -> None:
         self.layout, self.vectors = layout, []
         values = []
         for part in parts:
@@ -82,7 +81,7 @@ class Spectrum:
         return torch.split(V, self.layout.lengths)
 
 
-class Function:
+class SpectralFunction:
     """ϕ(H_i) of all clients: ϕ(l2) and, per eigenvalue, (ϕ(w + l2) − ϕ(l2)) / s."""
 
     def __init__(self, spectrum: Spectrum, least: float, phi: Profile, rough: bool = False) -> None:
@@ -93,7 +92,7 @@ class Function:
         self.spectrum, self.base = spectrum, phi(s.new_full((n,), least), everyone)
         gain = phi(spectrum.curvature + least, owner) - self.base[owner]
         self.gain = torch.where(s > 0, gain / torch.where(s > 0, s, 1), 0)[:, None]
-        self.inner = Replay(self._inner)
+        self.inner = GraphReplay(self._inner)
 
     def _inner(self, T: Tensor) -> Tensor:
         """U diag(gain) UᵀT, for T = A g."""
@@ -111,7 +110,7 @@ class Function:
 class WideDisplacements:
     """d_i = A_iᵀB_i + p_i x + q_i c of all clients."""
 
-    def __init__(self, rows: Rows, B: Tensor, common: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, rows: StackedSamples, B: Tensor, common: Sequence[tuple[Tensor, Tensor]]) -> None:
         self.rows, self.B, self.common = rows, B, list(common)
 
     def sum(self, weights: Tensor) -> Tensor:
@@ -159,15 +158,15 @@ class WideOracle(LinearOracle):
         self.loss, self.l2, self.outputs, self.names = loss, l2, outputs, names
         self.dimension = features[0].shape[1] * outputs
         self.recent: list[tuple[WidePoint, int]] = []
-        self._functions: LastPlan[Function] = LastPlan()
+        self._functions: LastPlan[SpectralFunction] = LastPlan()
 
     @cached_property
-    def rows(self) -> Rows:  # type: ignore[override]
+    def rows(self) -> StackedSamples:  # type: ignore[override]
         """The data, on the device, in the table's own format."""
         layout = Ragged([len(x) for x in self.features], self.device, self.dtype)
         share = 1 / layout.sizes[layout.owner].to(self.dtype)
-        A = load(self.features, self.names, self.device, self.dtype)
-        return Rows(cast(Tensor, A), self.y, layout, share)
+        A = load_rows(self.features, self.names, self.device, self.dtype)
+        return StackedSamples(cast(Tensor, A), self.y, layout, share)
 
     @cached_property
     def spectrum(self) -> Spectrum:
@@ -209,9 +208,9 @@ class WideOracle(LinearOracle):
             self.device, self.dtype, self.rough,
         )  # fmt: skip
         parts, layout = store(self.rows).clients(self.rows.layout.lengths), self.rows.layout
-        mine = Store([parts[i].parts[0] for i in clients], parts[0].scale, self.dtype)
+        mine = StoredMatrix([parts[i].parts[0] for i in clients], parts[0].scale, self.dtype)
         own = Ragged([layout.lengths[i] for i in clients], self.device, self.dtype)
-        chosen.rows = Rows(cast(Tensor, mine), chosen.y, own, self.rows.share[picked])
+        chosen.rows = StackedSamples(cast(Tensor, mine), chosen.y, own, self.rows.share[picked])
         chosen.spectrum = self.spectrum.only(clients, own)
         return chosen
 
@@ -231,7 +230,9 @@ class WideOracle(LinearOracle):
         )
         rows = self.rows
         layout = Ragged(rows.layout.lengths, self.device, torch.float64)
-        other.rows = Rows(cast(Tensor, store(rows).double()), other.y, layout, 1 / layout.sizes[layout.owner].double())
+        other.rows = StackedSamples(
+            cast(Tensor, store(rows).double()), other.y, layout, 1 / layout.sizes[layout.owner].double()
+        )
         return other
 
     def local_updates(
@@ -241,7 +242,7 @@ class WideOracle(LinearOracle):
         if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)
         phi = self._function(plan)
-        if isinstance(at, LinearPoint) and at.rows is self.rows and same(at.x, x):
+        if isinstance(at, LinearPoint) and at.rows is self.rows and same_point(at.x, x):
             c = torch.zeros_like(x) if correction is None else correction
             inner = phi.inner(self._local.A @ c.view(-1, self.outputs))
             return WideDisplacements(self._local, inner, [(phi.base, c)])
@@ -250,22 +251,22 @@ class WideOracle(LinearOracle):
         return self._general(self.samples(x).each() + shift(at, correction), phi)
 
     @cached_property
-    def _local(self) -> Rows:
+    def _local(self) -> StackedSamples:
         """The rows as local steps multiply them."""
         if not self.rough:
             return self.rows
         return replace(self.rows, A=cast(Tensor, store(self.rows).roughly()))
 
-    def _function(self, plan: LocalPlan) -> Function:
+    def _function(self, plan: LocalPlan) -> SpectralFunction:
         """ϕ_i for a plan."""
 
-        def make() -> Function:
+        def make() -> SpectralFunction:
             rate, least = self.rates(plan).flatten(), self.l2 + plan.prox
-            return Function(self.spectrum, least, lambda h, i: local_gain(h, rate[i], plan.steps), self.rough)
+            return SpectralFunction(self.spectrum, least, lambda h, i: local_gain(h, rate[i], plan.steps), self.rough)
 
         return self._functions.of(plan, make)
 
-    def _plain(self, here: WidePoint, c: Tensor | None, phi: Function) -> Displacements:
+    def _plain(self, here: WidePoint, c: Tensor | None, phi: SpectralFunction) -> Displacements:
         """Steps that begin with g_i = A_iᵀr/m + l2 x, plus a common c if there is one."""
         rho = self.rows.share[:, None] * here.residual
         T: Tensor | float = self.l2 * here.z if self.l2 else 0.0
@@ -274,11 +275,11 @@ class WideOracle(LinearOracle):
             T, common = T + self._along(c), [*common, (phi.base, c)]
         return WideDisplacements(self.rows, phi.plain(rho, T), common)
 
-    def _general(self, first: Tensor, phi: Function) -> Displacements:
+    def _general(self, first: Tensor, phi: SpectralFunction) -> Displacements:
         """Steps that begin with a vector of each client's own, (N, d)."""
         T = store(self.rows).each(first.view(len(first), -1, self.outputs), self.rows.layout.lengths)
         out = spread(self.rows, phi.inner(T))
-        return Stack(out.addcmul_(phi.base[:, None], first))
+        return StackedDisplacements(out.addcmul_(phi.base[:, None], first))
 
     def _along(self, c: Tensor) -> Tensor:
         return self.rows.A @ c.view(-1, self.outputs)
@@ -288,7 +289,7 @@ class WideOracle(LinearOracle):
         D = plan.metric.view(-1, self.outputs)[:, 0]
         if at.rows is self.rows and bool((D[0] == D).all()):
             pull = float(plan.pull * D[0])
-            phi = Function(self.spectrum, self.l2 + pull, lambda h, _: 1 / h)
+            phi = SpectralFunction(self.spectrum, self.l2 + pull, lambda h, _: 1 / h)
             return WideDisplacements(self.rows, phi.inner(self._along(correction)), [(phi.base, correction)])
         return self._metric_steps(at, correction.view(-1, self.outputs), self.l2 + plan.pull * D)
 
@@ -301,23 +302,23 @@ class WideOracle(LinearOracle):
             inside.diagonal().add_(1)
             solved = torch.cholesky_solve(root[:, None] * (A @ b), torch.linalg.cholesky(inside))
             each.append((b - (A.T @ (root[:, None] * solved)) / e[:, None]).flatten())
-        return Stack(torch.stack(each))
+        return StackedDisplacements(torch.stack(each))
 
 
-def store(rows: Rows) -> Store:
+def store(rows: StackedSamples) -> StoredMatrix:
     """The matrix behind rows that are bound to a table."""
-    return cast(Store, rows.A)
+    return cast(StoredMatrix, rows.A)
 
 
-def clients(rows: Rows) -> list[Store]:
+def clients(rows: StackedSamples) -> list[StoredMatrix]:
     """The same, client by client."""
-    A: Tensor | Store = rows.A
+    A: Tensor | StoredMatrix = rows.A
     sizes = rows.layout.lengths
-    if isinstance(A, Store):
+    if isinstance(A, StoredMatrix):
         return A.clients(sizes)
-    return [Store([part], 1.0, part.dtype) for part in torch.split(A, sizes)]  # a minibatch, in the format of x
+    return [StoredMatrix([part], 1.0, part.dtype) for part in torch.split(A, sizes)]  # a minibatch, in the format of x
 
 
-def spread(rows: Rows, B: Tensor) -> Tensor:
+def spread(rows: StackedSamples, B: Tensor) -> Tensor:
     """A_iᵀB_i of every client, (N, d)."""
     return store(rows).transposed_each(B, rows.layout.lengths).flatten(1)

@@ -18,15 +18,14 @@ from torch.func import functional_call, grad, vmap
 
 from scaffpd.errors import InputError
 from scaffpd.models.glm import LinearOracle
+from scaffpd.models.layout import PaddedBlock, StackedSamples, product
 from scaffpd.models.losses import Loss
 from scaffpd.models.module import ModuleOracle
-from scaffpd.models.ragged import Block
-from scaffpd.models.rows import Rows, product
 
 TOGETHER = 2**22  # numbers in the gradients of single records that are held at a time
 
 
-class Sums(Protocol):
+class ClippedSums(Protocol):
     """Clipped sums of all clients; `drawn` says which rows of the stack take part, `None` all of them."""
 
     def losses(self, x: Tensor, drawn: Tensor | None) -> Tensor:
@@ -35,7 +34,7 @@ class Sums(Protocol):
     def gradients(self, at: Tensor, drawn: Tensor | None) -> Tensor:
         """Σ_j of the clipped gradients, (N, d), at one point for all, (d,), or at every client's own, (N, d)."""
 
-    def only(self, clients: list[int]) -> Sums:
+    def only(self, clients: list[int]) -> ClippedSums:
         """The same for some of the clients."""
 
 
@@ -51,7 +50,7 @@ class LinearSums:
         loss_clip: B.
     """
 
-    rows: Rows
+    rows: StackedSamples
     loss: Loss
     outputs: int
     clip: float
@@ -65,7 +64,11 @@ class LinearSums:
             raise InputError("Private needs features that fit into memory.")
         A = rows.A if radius is None else rows.A * (radius / rows.norms).clamp_max(1)[:, None]
         return cls(
-            Rows(A, rows.y, rows.layout, torch.ones_like(rows.share)), oracle.loss, oracle.outputs, clip, loss_clip
+            StackedSamples(A, rows.y, rows.layout, torch.ones_like(rows.share)),
+            oracle.loss,
+            oracle.outputs,
+            clip,
+            loss_clip,
         )
 
     def losses(self, x: Tensor, drawn: Tensor | None) -> Tensor:
@@ -90,7 +93,7 @@ class LinearSums:
             return self.rows.A @ at.view(-1, self.outputs)
         z, own = at.new_empty(len(self.rows.A), self.outputs), at.view(len(at), -1, self.outputs)
 
-        def place(block: Block) -> None:
+        def place(block: PaddedBlock) -> None:
             inside = block.weight > 0
             z[block.rows[inside]] = product(self.rows.of(block)[0], own[block.clients])[inside]
 

@@ -61,7 +61,7 @@ def digest(*parts: Any) -> bytes:
     return whole.digest()
 
 
-class Question:
+class PrivateQuestion:
     """A question to one client: what is drawn to answer it.
 
     Args:
@@ -78,17 +78,17 @@ class Question:
         return hmac.digest(self._key, b"mark", "sha256")[:MARK]
 
     @cached_property
-    def noise(self) -> Stream:
+    def noise(self) -> KeyStream:
         """Gaussian numbers."""
-        return Stream(hmac.digest(self._key, b"noise", "sha256"))
+        return KeyStream(hmac.digest(self._key, b"noise", "sha256"))
 
     @cached_property
-    def rows(self) -> Stream:
+    def rows(self) -> KeyStream:
         """Uniform numbers that decide which rows take part."""
-        return Stream(hmac.digest(self._key, b"rows", "sha256"))
+        return KeyStream(hmac.digest(self._key, b"rows", "sha256"))
 
 
-class Stream:
+class KeyStream:
     """Pseudo-random numbers under a key, one after the other."""
 
     def __init__(self, key: bytes) -> None:
@@ -110,12 +110,12 @@ class Stream:
         return gaussian
 
 
-def normals(questions: Sequence[Question], size: int) -> NDArray[np.float64]:
+def normals(questions: Sequence[PrivateQuestion], size: int) -> NDArray[np.float64]:
     """The next Gaussians of every client, (N, size)."""
     return np.stack([question.noise.normal(size) for question in questions])
 
 
-def drawn(questions: Sequence[Question], sizes: Sequence[int], rates: Sequence[float]) -> NDArray[np.bool_]:
+def drawn(questions: Sequence[PrivateQuestion], sizes: Sequence[int], rates: Sequence[float]) -> NDArray[np.bool_]:
     """A Poisson sample of every client: row j of client i takes part with probability q_i, whatever others do."""
     return np.concatenate([
         question.rows.uniform(size) < rate for question, size, rate in zip(questions, sizes, rates, strict=True)

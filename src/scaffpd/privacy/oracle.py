@@ -13,7 +13,7 @@ What is made of released vectors (sums, projections, norms, d_i) costs nothing.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -21,12 +21,59 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.oracle import Oracle, Stack, same, shift
-from scaffpd.privacy.account import Account, Entry
-from scaffpd.privacy.accountant import Release
-from scaffpd.privacy.clipped import Sums
-from scaffpd.privacy.noise import Question, digest, drawn, normals
-from scaffpd.privacy.point import SECOND_ORDER, PrivatePoint
+from scaffpd.models.oracle import Oracle, StackedDisplacements, SubspaceDerivatives, same_point, shift
+from scaffpd.privacy.accountant import Account, Release, ReleaseEntry
+from scaffpd.privacy.clipped import ClippedSums
+from scaffpd.privacy.noise import PrivateQuestion, digest, drawn, normals
+
+SECOND_ORDER = (
+    "Private clients release clipped gradients and losses, no second derivatives: use ScaffPD, AcceleratedPrimalDual "
+    "or another method of gradients and local steps."
+)
+
+
+class PrivatePoint:
+    """What all clients have released at one x; everything asked of it is made of that."""
+
+    def __init__(self, x: Tensor, losses: Tensor, gradients: Tensor, whole: bool) -> None:
+        self.x, self.losses, self.gradients, self.whole = x, losses, gradients, whole
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i c_i."""
+        return weights @ self.gradients
+
+    def project(self, direction: Tensor) -> Tensor:
+        """⟨c_i, v⟩ per client."""
+        return self.gradients @ direction
+
+    def norms(self) -> Tensor:
+        """‖c_i‖² per client, noise included."""
+        return self.gradients.square().sum(1)
+
+    def each(self) -> Tensor:
+        """The c_i themselves."""
+        return self.gradients
+
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
+        """Not released."""
+        self._refuse()
+
+    def diagonal(self, weights: Tensor) -> Tensor:
+        """Not released."""
+        self._refuse()
+
+    def diagonals(self) -> Tensor:
+        """Not released."""
+        self._refuse()
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """Noise has no bound, so nothing can be proven."""
+        unbounded = torch.full_like(self.losses, float("inf"))
+        return unbounded, unbounded
+
+    def _refuse(self) -> NoReturn:
+        raise InputError(SECOND_ORDER)
+
 
 NO_SMOOTHNESS = (
     "The clients' smoothness is a fact about their data: give Private a public smoothness= (or radius= with Linear), "
@@ -34,7 +81,7 @@ NO_SMOOTHNESS = (
 )
 
 
-class Member(NamedTuple):
+class PrivateClient(NamedTuple):
     """One client.
 
     Attributes:
@@ -66,8 +113,8 @@ class PrivateOracle:
     """
 
     def __init__(
-        self, inner: Oracle, sums: Sums, clips: tuple[float, float], l2: float, known: Constants | None,
-        members: list[Member], account: Account,
+        self, inner: Oracle, sums: ClippedSums, clips: tuple[float, float], l2: float, known: Constants | None,
+        members: list[PrivateClient], account: Account,
     ) -> None:  # fmt: skip
         self.inner, self.sums, self.clips, self.l2 = inner, sums, clips, l2
         self.known, self.members, self.account = known, members, account
@@ -119,12 +166,12 @@ class PrivateOracle:
 
     def local_updates(
         self, x: Tensor, at: PrivatePoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
-    ) -> Stack:
+    ) -> StackedDisplacements:
         """J local steps of every client: J releases, or J − 1 where the first gradient is known."""
         each, rates = x.new_zeros(len(self.members), len(x)), self._rates(x, plan)
         pull = each + shift(at, correction)
         first = None
-        if isinstance(at, PrivatePoint) and at.whole and plan.batch_size is None and same(at.x, x):
+        if isinstance(at, PrivatePoint) and at.whole and plan.batch_size is None and same_point(at.x, x):
             first = at.gradients
         about = (x, float(plan.prox), first is not None)
         questions = self._questions("steps", plan.batch_size, plan.key, *about, own=torch.cat([pull, rates], 1))
@@ -133,9 +180,9 @@ class PrivateOracle:
         for _ in range(plan.steps):
             g = self._released(questions, x - each, plan.batch_size) if first is None else first
             each, first = each + rates * (g + pull - plan.prox * each), None
-        return Stack(each)
+        return StackedDisplacements(each)
 
-    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> Stack:
+    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
         """Not released."""
         raise InputError(SECOND_ORDER)
 
@@ -145,46 +192,48 @@ class PrivateOracle:
 
     def _questions(
         self, kind: str, batch_size: int | None, key: tuple[int, ...], *about: Any, own: Tensor | None = None
-    ) -> list[Question]:
+    ) -> list[PrivateQuestion]:
         """One for every client; without a batch size nothing is drawn by the key."""
         named = None if batch_size is None else tuple(int(k) for k in key)
         common = digest(kind, batch_size, named, *about)
         contents = [common] * len(self.members) if own is None else [digest(common, row) for row in own]
-        return [Question(member.key, content) for member, content in zip(self.members, contents, strict=True)]
+        return [PrivateQuestion(member.key, content) for member, content in zip(self.members, contents, strict=True)]
 
     def _entries(
-        self, questions: list[Question], batch_size: int | None, losses: bool = False, times: int = 1
-    ) -> list[Entry]:
+        self, questions: list[PrivateQuestion], batch_size: int | None, losses: bool = False, times: int = 1
+    ) -> list[ReleaseEntry]:
         entries = []
         for member, question, rate in zip(self.members, questions, self._shares(batch_size), strict=True):
             release = Release(member.loss_noise if losses else member.noise, rate)
-            entries.append(Entry(member.number, question.mark, release, times))
+            entries.append(ReleaseEntry(member.number, question.mark, release, times))
         return entries
 
     def _shares(self, batch_size: int | None) -> list[float]:
         """q_i."""
         return [1.0 if batch_size is None else min(1.0, batch_size / member.samples) for member in self.members]
 
-    def _drawn(self, questions: list[Question], batch_size: int | None, like: Tensor) -> tuple[Tensor | None, Tensor]:
+    def _drawn(
+        self, questions: list[PrivateQuestion], batch_size: int | None, like: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
         """Which rows take part, and what their sums are divided by."""
         shares, sizes = self._shares(batch_size), [member.samples for member in self.members]
         whole = min(shares) == 1
         rows = None if whole else torch.from_numpy(drawn(questions, sizes, shares)).to(like.device)
         return rows, torch.tensor(shares).to(like) * torch.tensor(sizes).to(like)
 
-    def _released(self, questions: list[Question], at: Tensor, batch_size: int | None) -> Tensor:
+    def _released(self, questions: list[PrivateQuestion], at: Tensor, batch_size: int | None) -> Tensor:
         """The gradients of all clients at x, or at every client's own u_i."""
         rows, count = self._drawn(questions, batch_size, at)
         noise = self._noise(questions, [m.noise for m in self.members], self.clips[0], self.dimension, at)
         return (self.sums.gradients(at, rows) + noise) / count[:, None] + self.l2 * at
 
-    def _released_losses(self, questions: list[Question], x: Tensor, batch_size: int | None) -> Tensor:
+    def _released_losses(self, questions: list[PrivateQuestion], x: Tensor, batch_size: int | None) -> Tensor:
         rows, count = self._drawn(questions, batch_size, x)
         noise = self._noise(questions, [m.loss_noise for m in self.members], self.clips[1], 1, x)[:, 0]
         mean = (self.sums.losses(x, rows) + noise) / count
         return mean.clamp(0, self.clips[1]) + self.l2 / 2 * (x @ x)
 
-    def _noise(self, questions: list[Question], z: list[float], clip: float, size: int, like: Tensor) -> Tensor:
+    def _noise(self, questions: list[PrivateQuestion], z: list[float], clip: float, size: int, like: Tensor) -> Tensor:
         scale = np.array([own * clip if own > 0 else 0.0 for own in z])
         if not scale.any():
             return like.new_zeros(len(z), size)

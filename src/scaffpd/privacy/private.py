@@ -1,4 +1,4 @@
-r"""`Private`: a model whose clients answer with differential privacy, as a user describes it."""
+"""`Private`: a model whose clients answer with differential privacy, as a user describes it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,54 @@ from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import loss_named
 from scaffpd.models.module import ModuleOracle
 from scaffpd.models.oracle import Arrays, Features, Oracle
-from scaffpd.privacy.account import Account
-from scaffpd.privacy.accountant import solved
-from scaffpd.privacy.clipped import LinearSums, ModuleSums, Sums
-from scaffpd.privacy.defaults import LOSS_SHARE
-from scaffpd.privacy.inputs import Multiplier, check_delta, check_secret, multiplier, spread
+from scaffpd.privacy.accountant import Account, solved
+from scaffpd.privacy.clipped import ClippedSums, LinearSums, ModuleSums
 from scaffpd.privacy.noise import client_key, digest, secret_bytes
-from scaffpd.privacy.oracle import Member, PrivateOracle
+from scaffpd.privacy.oracle import PrivateClient, PrivateOracle
 from scaffpd.privacy.releases import Asked
+
+ROUNDS = 30  # every round is a release of a gradient and a loss
+LOCAL_STEPS = 1  # the first local gradient is known already; every further one is a release
+RADIUS = 3.0  # R, of rows whose columns have deviation one
+LOSS_SHARE = 0.3  # of the budget, for losses
+
+
+SECRET = 16  # bytes of a secret, at least
+Multiplier = float | tuple[float, ...]  # of all clients, or of each
+
+
+def multiplier(name: str, value: Any, clip: float) -> Multiplier:
+    """One number or one for every client, >= 0; noise needs something that is clipped."""
+    several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+    numbers = [real("Private", name, z) for z in (value if several else [value])]
+    if not numbers or not all(0 <= z < float("inf") for z in numbers):
+        raise InputError(f"Private needs {name} >= 0 and finite, got {value!r}.")
+    if clip == float("inf") and any(numbers):
+        limit = "clip" if name == "noise" else "loss_clip"
+        raise InputError(f"Private needs a finite {limit} with {name} > 0: what is not bounded cannot be hidden.")
+    return tuple(numbers) if several else numbers[0]
+
+
+def spread(name: str, value: Multiplier, n: int) -> tuple[float, ...]:
+    """A number for every client."""
+    if not isinstance(value, tuple):
+        return (value,) * n
+    if len(value) != n:
+        raise InputError(f"Private has {name} for {len(value)} clients, but there are {n}.")
+    return value
+
+
+def check_delta(delta: Any) -> None:
+    """A probability."""
+    if not 0 < real("Private", "delta", delta) < 1:
+        raise InputError(f"Private needs 0 < delta < 1, got {delta!r}.")
+
+
+def check_secret(secret: Any) -> None:
+    """Enough of it; never with the secret in the sentence."""
+    whole = isinstance(secret, int | np.integer) and not isinstance(secret, bool) and secret >= 0
+    if secret is not None and not whole and not (isinstance(secret, bytes) and len(secret) >= SECRET):
+        raise InputError(f"Private needs a secret of at least {SECRET} bytes, or a whole number >= 0 for experiments.")
 
 
 @dataclass(frozen=True)
@@ -152,13 +192,13 @@ class Private:
         free = self.clip == self.loss_clip == float("inf") and self.radius is None
         return free and not np.any(np.asarray(self.noise)) and not np.any(np.asarray(self.loss_noise))
 
-    def _members(self, features: Features, labels: Arrays, names: list[str]) -> list[Member]:
+    def _members(self, features: Features, labels: Arrays, names: list[str]) -> list[PrivateClient]:
         n, secret, network = len(names), secret_bytes(self.secret), self._network()
         z, z_L = (spread(name, getattr(self, name), n) for name in ("noise", "loss_noise"))
         members = []
         for i, (name, X, y) in enumerate(zip(names, features, labels, strict=True)):
             key = client_key(secret, name, repr(self), network, _content(X), _content(y))
-            members.append(Member(i, key, len(X), z[i], z_L[i]))
+            members.append(PrivateClient(i, key, len(X), z[i], z_L[i]))
         return members
 
     def _network(self) -> bytes:
@@ -173,13 +213,13 @@ class Private:
         named = isinstance(self.model.loss, str)
         return digest(*parts, *parts.values(), b"" if named else os.urandom(16))
 
-    def _sums(self, inner: Oracle) -> Sums:
+    def _sums(self, inner: Oracle) -> ClippedSums:
         if isinstance(inner, LinearOracle):
             return LinearSums.of(inner, float(self.clip), float(self.loss_clip), self.radius)
         assert isinstance(inner, ModuleOracle)
         return ModuleSums(inner, float(self.clip), float(self.loss_clip))
 
-    def _public(self, members: list[Member]) -> Constants | None:
+    def _public(self, members: list[PrivateClient]) -> Constants | None:
         """Constants that no record has a part in."""
         linear = isinstance(self.model, Linear)
         L = self.smoothness

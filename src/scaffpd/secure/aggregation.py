@@ -15,20 +15,19 @@ import torch
 from torch import Tensor
 
 from scaffpd.cohort import Cohort
-from scaffpd.cohort.answers import Asked
-from scaffpd.cohort.answers import Memory as Kept
-from scaffpd.cohort.ledger import Ledger
+from scaffpd.cohort.answers import ClientSelection, TrafficLedger
+from scaffpd.cohort.answers import CohortMemory as Kept
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Clients, ClientScores, Constants, Federation, LocalPlan, ProximalPlan, Vector
 from scaffpd.masking import Terms
-from scaffpd.models.oracle import same
+from scaffpd.models.oracle import same_point
 from scaffpd.secure.answers import SecureGradients, SecureMemory, SecureUpdates
 from scaffpd.secure.cohort_reach import CohortReach
 from scaffpd.secure.reach import Reach
 from scaffpd.secure.sums import Sums
 
 
-class SecureAggregation(Ledger):
+class SecureAggregation(TrafficLedger):
     """Clients that mask every vector; implements `Federation`.
 
     Args:
@@ -156,7 +155,7 @@ class SecureAggregation(Ledger):
             held = at.point
         elif isinstance(at, SecureMemory):
             held = at.kept
-        known = isinstance(at, SecureGradients) and same(at.x, x)
+        known = isinstance(at, SecureGradients) and same_point(at.x, x)
         corrections = len(chosen) * self.dimension * (correction is not None)
         self.count(down=(0 if known else self._send(x, chosen)) + corrections)
         work = self._reach.local_updates(x, held, correction, plan, chosen)
@@ -171,7 +170,7 @@ class SecureAggregation(Ledger):
         """Per-client loss, accuracy and sample counts: scalars, in the clear."""
         return self._reach.evaluate(x, split)
 
-    def add(self, kind: str, held: Any, asked: Asked, weights: Vector, length: int) -> Tensor:
+    def add(self, kind: str, held: Any, asked: ClientSelection, weights: Vector, length: int) -> Tensor:
         """Σ w_i v_i of the clients that were asked."""
         names = self.names
         own = {names[i]: float(weights[i]) for i in asked.chosen}

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.cohort.answers import Answers, Asked
-from scaffpd.cohort.answers import Memory as Kept
+from scaffpd.cohort.answers import ClientAnswers, ClientSelection
+from scaffpd.cohort.answers import CohortMemory as Kept
 from scaffpd.errors import InputError
 from scaffpd.federation import Clients, Restriction, Vector
 from scaffpd.secure.reach import Point, Rounding, Work
@@ -27,14 +27,14 @@ class Adding(Protocol):
     def error(self) -> float:
         """The most that an entry of the last sum is off by its number format."""
 
-    def add(self, kind: str, held: Any, asked: Asked, weights: Vector, length: int) -> Tensor:
+    def add(self, kind: str, held: Any, asked: ClientSelection, weights: Vector, length: int) -> Tensor:
         """Σ w_i v_i."""
 
     def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
         """Add to the traffic."""
 
 
-class SecureGradients(Answers):
+class SecureGradients(ClientAnswers):
     """`Gradients` whose c_i stay with their clients.
 
     Attributes:
@@ -42,7 +42,7 @@ class SecureGradients(Answers):
         point: the clients at x.
     """
 
-    def __init__(self, asked: Asked, adding: Adding, point: Point, x: Tensor) -> None:
+    def __init__(self, asked: ClientSelection, adding: Adding, point: Point, x: Tensor) -> None:
         super().__init__(asked)
         self._adding, self.point, self.x = adding, point, x
         self.losses: Vector = point.losses
@@ -109,10 +109,10 @@ class SecureGradients(Answers):
         raise InputError(ALONE)
 
 
-class SecureUpdates(Answers):
+class SecureUpdates(ClientAnswers):
     """`Updates` whose d_i stay with their clients."""
 
-    def __init__(self, asked: Asked, adding: Adding, work: Work, snapshot: bool) -> None:
+    def __init__(self, asked: ClientSelection, adding: Adding, work: Work, snapshot: bool) -> None:
         super().__init__(asked)
         self._adding, self.work, self._snapshot = adding, work, snapshot
 
@@ -146,7 +146,7 @@ class SecureMemory:
 
     kept: Kept
     adding: Adding = field(repr=False, metadata={"transient": True})
-    asked: Asked = field(repr=False, metadata={"transient": True})
+    asked: ClientSelection = field(repr=False, metadata={"transient": True})
 
     def sum(self, weights: Vector) -> Tensor:
         """Σ_i w_i v_i, masked."""

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.cohort.answers import Answers, Asked, inner_products
+from scaffpd.cohort.answers import ClientAnswers, ClientSelection, inner_products
 from scaffpd.deploy.protocol.needs import CURVATURE, DIAGONAL
 from scaffpd.deploy.protocol.wire import Array
 from scaffpd.errors import InputError
@@ -29,7 +29,7 @@ class Asking(Protocol):
         """Another question about a point that silos have answered at; the answers of those who are there."""
 
 
-class RemoteGradients(Answers):
+class RemoteGradients(ClientAnswers):
     """`Gradients` of silos: c_i and L_i are here.
 
     Attributes:
@@ -40,7 +40,7 @@ class RemoteGradients(Answers):
 
     def __init__(
         self,
-        asked: Asked,
+        asked: ClientSelection,
         remote: Asking,
         x: Tensor,
         batch: tuple[int | None, tuple[int, ...]],
@@ -118,7 +118,7 @@ class RemoteGradients(Answers):
         return torch.from_numpy(array).to(self.asked.like)
 
 
-class RemoteUpdates(Answers):
+class RemoteUpdates(ClientAnswers):
     """`Updates` of silos: the d_i are here.
 
     Attributes:
@@ -127,7 +127,7 @@ class RemoteUpdates(Answers):
         skipped: rows that averages leave out: absent silos, where there is no correction that could stand in.
     """
 
-    def __init__(self, asked: Asked, vectors: Tensor, snapshots: Tensor | None, skipped: list[int]) -> None:
+    def __init__(self, asked: ClientSelection, vectors: Tensor, snapshots: Tensor | None, skipped: list[int]) -> None:
         super().__init__(asked)
         self.vectors, self.snapshots, self.skipped = vectors, snapshots, skipped
 

@@ -15,7 +15,7 @@ from scaffpd.deploy.coordinator.roster import DROP, PAUSE, Policy
 from scaffpd.deploy.protocol.setup import FORMATS, LINEAR, linear
 from scaffpd.errors import InputError, unknown
 from scaffpd.privacy import Private
-from scaffpd.privacy.defaults import LOCAL_STEPS, LOSS_SHARE, ROUNDS
+from scaffpd.privacy.private import LOCAL_STEPS, LOSS_SHARE, ROUNDS
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 TABLES = ("model", "features", "algorithm", "objective", "training", "secure", "privacy", "faults", "server")

@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.cohort.answers import Memory
+from scaffpd.cohort.answers import CohortMemory, TrafficLedger
 from scaffpd.cohort.cohort import SPLITS
-from scaffpd.cohort.ledger import Ledger
 from scaffpd.deploy.coordinator.answers import RemoteGradients, RemoteUpdates
 from scaffpd.deploy.coordinator.checks import Shapes, troubles
 from scaffpd.deploy.coordinator.events import Lost, accuse
@@ -31,10 +30,10 @@ from scaffpd.deploy.protocol.plans import batch_values, plan_values
 from scaffpd.deploy.protocol.wire import Array
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.oracle import same
+from scaffpd.models.oracle import same_point
 
 
-class Remote(Ledger):
+class Remote(TrafficLedger):
     """N silos; implements `Federation`.
 
     Args:
@@ -78,9 +77,9 @@ class Remote(Ledger):
         """The default x⁰."""
         return self._like
 
-    def memory(self) -> Memory:
+    def memory(self) -> CohortMemory:
         """A zero vector for every silo."""
-        return Memory(self._like.new_zeros(len(self.names), self.dimension))
+        return CohortMemory(self._like.new_zeros(len(self.names), self.dimension))
 
     def losses(
         self,
@@ -143,17 +142,17 @@ class Remote(Ledger):
         vectors, values, own = {"x": x}, {"plan": plan_values(plan)}, {}
         if isinstance(at, RemoteGradients):
             vectors, values = {**vectors, "at": at.x}, {**values, **batch_values(*at.batch)}
-        if isinstance(at, Memory):
+        if isinstance(at, CohortMemory):
             c = torch.zeros_like(x) if correction is None else correction
             own = {i: {"correction": c - at.vectors[i]} for i in chosen}
         elif correction is not None:
             vectors["correction"] = correction
-        corrections = len(chosen) * self.dimension * (correction is not None or isinstance(at, Memory))
+        corrections = len(chosen) * self.dimension * (correction is not None or isinstance(at, CohortMemory))
         again = 2 if plan.snapshot is not None else 1
         self.count(exchanges=1, down=self._send(x, chosen) + corrections, up=again * len(chosen) * self.dimension)
         shapes = {"d": (self.dimension,)} | ({} if plan.snapshot is None else {"snapshot": (self.dimension,)})
         got = self._ask(needs.UPDATES, chosen, vectors, values, shapes, own=own)
-        corrected = isinstance(at, RemoteGradients) and at.batch[0] is None and same(at.x, x)
+        corrected = isinstance(at, RemoteGradients) and at.batch[0] is None and same_point(at.x, x)
         self.accuse(self.judge.updates(corrected, correction, plan, x, got))
         return self._updates(chosen, got, self._frozen(correction, plan), plan.snapshot)
 

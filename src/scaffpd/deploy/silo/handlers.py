@@ -19,7 +19,7 @@ from scaffpd.deploy.protocol.plans import local_plan, number, read_batch
 from scaffpd.deploy.protocol.wire import Array, Message
 from scaffpd.errors import InputError
 from scaffpd.federation import ProximalPlan
-from scaffpd.models.threads import suited
+from scaffpd.models.numerics import limit_threads
 
 
 class NamedVector(NamedTuple):
@@ -66,7 +66,7 @@ class SiloCohort:
         """The answer to one question."""
         if kind not in HANDLERS:
             raise InputError(f"This silo knows no question {kind!r}.")
-        with suited(self.cohort.numbers):
+        with limit_threads(self.cohort.numbers):
             return HANDLERS[kind](self, values, vectors, arrays)
 
 

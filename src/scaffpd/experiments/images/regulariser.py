@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.experiments.images.study import Ground
-from scaffpd.models.store import Store, load
+from scaffpd.models.tables import StoredMatrix, load_rows
 
 L2S = tuple(10**k for k in np.arange(-6, -1.9, 0.5).tolist())
 STEPS = 100
@@ -32,13 +32,13 @@ def choices(here: Ground, device: str, seed: int = 0) -> list[Choice]:
     order = np.random.default_rng([seed, 4]).permutation(len(here.train))
     cut = round(HELD_OUT * len(order))
     place, kind = torch.device(device), torch.float32
-    A, V = (load([here.table.rows(rows)], ["all clients"], place, kind) for rows in (order[cut:], order[:cut]))
+    A, V = (load_rows([here.table.rows(rows)], ["all clients"], place, kind) for rows in (order[cut:], order[:cut]))
     y, truth = (torch.from_numpy(here.train[rows]).to(place) for rows in (order[cut:], order[:cut]))
     Y = torch.nn.functional.one_hot(y, here.classes).to(kind)
     return [Choice(l2, float(((V @ ridge(A, Y, l2)).argmax(1) == truth).float().mean())) for l2 in L2S]
 
 
-def ridge(A: Store, Y: Tensor, l2: float, steps: int = STEPS) -> Tensor:
+def ridge(A: StoredMatrix, Y: Tensor, l2: float, steps: int = STEPS) -> Tensor:
     """The minimiser, after so many steps of conjugate gradients from zero."""
     r = (A.T @ Y) * (2 / len(A))
     X, p, size = torch.zeros_like(r), r.clone(), r.square().sum(0)

@@ -1,15 +1,51 @@
-"""A look at a network before it is used."""
+"""Forward passes: their precision, and what a network makes of one image."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from scaffpd.errors import InputError
-from scaffpd.features.precision import mixed, tensor_cores
+from scaffpd.errors import InputError, unknown
+
+PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+def check_precision(precision: str) -> None:
+    """Refuse a name that is none."""
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+
+
+@contextmanager
+def tensor_cores(device: torch.device, allowed: bool) -> Iterator[None]:
+    """Whether single-precision products may be rounded to TF32; PyTorch's own default for convolutions is yes."""
+    if device.type != "cuda":
+        yield
+        return
+    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer releases prefer another spelling
+        before = [place.allow_tf32 for place in places]
+        for place in places:
+            place.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for place, value in zip(places, before, strict=True):
+                place.allow_tf32 = value
+
+
+def mixed(device: torch.device, precision: str) -> torch.autocast:
+    """Forward passes in bfloat16 where that was asked for."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def dimension(trunk: nn.Module, example: Tensor) -> int:

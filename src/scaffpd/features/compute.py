@@ -1,8 +1,25 @@
-"""One table of features on its way: provisional statistics, all rows, the last correction."""
+r"""Compute a table of features: columns of mean zero and deviation one, in one pass over the images.
+
+Gradients of different layers differ by orders of magnitude, more than half precision can hold. So a few training
+images fix a provisional mean m⁰ and deviation s⁰ of every coordinate, what is stored is z = (g - m⁰) / s⁰, and the sums
+of z and z² over *all* training rows, in double precision, give the exact correction
+
+    z ← (z - m¹) / s¹,    m¹ = mean z,    s¹² = mean z² - m¹²,
+
+which is applied in place when the last row is there. Two kinds of coordinates would be blown up by their own deviation
+s⁰ s¹: those that are constant on the training rows, and those that hardly ever move (a unit that one training image
+touches barely, and a test image fully, lies millions of deviations out). So no deviation is taken for smaller than a
+hundredth of the median of its parameter's coordinates, and that median is the deviation of a constant one. All other
+columns have mean zero and deviation one on the training rows to the precision of storage. The same floor applies to
+s⁰, which keeps z within half precision.
+"""
 
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,14 +31,114 @@ from torch import Tensor
 import scaffpd
 from scaffpd.data.folder import checksum
 from scaffpd.errors import InputError
-from scaffpd.features import room
+from scaffpd.features import store
 from scaffpd.features.backbones import Backbone
+from scaffpd.features.forward import Penultimate
 from scaffpd.features.per_sample import Entk
-from scaffpd.features.probe import Penultimate
-from scaffpd.features.statistics import Sums, correction, scales
-from scaffpd.features.store import STATE, State, Store, corrupt
-from scaffpd.features.writer import Writer
+from scaffpd.features.store import STATE, FeatureStore, State, corrupt
 from scaffpd.progress import Tally
+
+FLOOR = 1 / 100
+STILL = 1e-7  # a deviation below this share of the largest |z| is rounding
+
+
+@dataclass
+class ColumnMoments:
+    """Σ z, Σ z², max |z| of every column, and how many rows; double precision."""
+
+    first: Tensor
+    second: Tensor
+    largest: Tensor
+    rows: int = 0
+
+    @classmethod
+    def zeros(cls, columns: int, device: torch.device) -> ColumnMoments:
+        """Nothing yet."""
+        first, second, largest = (torch.zeros(columns, dtype=torch.float64, device=device) for _ in range(3))
+        return cls(first, second, largest)
+
+    def add(self, z: Tensor) -> None:
+        """More rows."""
+        if len(z):
+            z = z.double()
+            self.first += z.sum(0)
+            self.second += z.square().sum(0)
+            self.largest = torch.maximum(self.largest, z.abs().amax(0))
+            self.rows += len(z)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation; zero for a column that does not vary."""
+        mean = self.first / max(self.rows, 1)
+        deviation = (self.second / max(self.rows, 1) - mean.square()).clamp_min(0).sqrt()
+        return mean, torch.where(deviation > STILL * self.largest, deviation, torch.zeros_like(deviation))
+
+
+def scales(sums: ColumnMoments, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and floored deviation of every column: what to take away, and what to divide by."""
+    mean, deviation = sums.moments()
+    return mean, floored(deviation, groups)
+
+
+def correction(sums: ColumnMoments, mean: Tensor, deviation: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """m¹ and s¹ from the sums of all z; where g = m⁰ + s⁰ z varies by no more than rounding, it is constant."""
+    m, s = sums.moments()
+    size = mean.abs() + deviation * sums.largest
+    exact = torch.where(s * deviation > 10 * STILL * size, s * deviation, torch.zeros_like(s))
+    return m, floored(exact, groups) / deviation
+
+
+def floored(deviation: Tensor, groups: Tensor) -> Tensor:
+    """At least FLOOR of the median positive deviation of the same group, and for a constant coordinate that median.
+
+    A group without any positive deviation takes the median of all; one, where there is none at all.
+    """
+    moving = deviation > 0
+    overall = deviation[moving].median() if moving.any() else deviation.new_ones(())
+    result = deviation.clone()
+    for group in sorted(set(groups.tolist())):
+        inside = groups == group
+        alive = deviation[inside & moving]
+        usual = alive.median() if len(alive) else overall
+        result[inside] = torch.where(deviation[inside] > 0, deviation[inside].clamp_min(FLOOR * usual), usual)
+    return result
+
+
+UNDER_WAY = 2  # chunks that may wait to be written
+
+
+class Writer(AbstractContextManager["Writer"]):
+    """Writes chunks of rows in order, in a thread of its own where they come from a GPU."""
+
+    def __init__(self, values: NDArray[Any], device: torch.device) -> None:
+        self.values, self.thread = values, ThreadPoolExecutor(1) if device.type == "cuda" else None
+        self.waiting: list[Future[None]] = []
+
+    def __exit__(self, *_: object) -> None:
+        if self.thread is not None:
+            self.thread.shutdown(cancel_futures=True)
+
+    def put(self, start: int, rows: Tensor) -> None:
+        """Rows from `start` on; they are copied before this returns or in the background."""
+        if self.thread is None:
+            self.values[start : start + len(rows)] = rows.numpy()
+            return
+        while len(self.waiting) >= UNDER_WAY:
+            self.waiting.pop(0).result()
+        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+        host.copy_(rows, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(torch.cuda.current_stream(rows.device))
+        self.waiting.append(self.thread.submit(self._write, start, host, copied))
+
+    def _write(self, start: int, host: Tensor, copied: torch.cuda.Event) -> None:
+        copied.synchronize()
+        self.values[start : start + len(host)] = host.numpy()
+
+    def wait(self) -> None:
+        """Until everything is written."""
+        while self.waiting:
+            self.waiting.pop(0).result()
+
 
 SAMPLE = 256  # training images that fix the provisional mean and deviation
 COMMIT = 20.0  # seconds between notes of how far it is
@@ -29,7 +146,7 @@ PROBED = 2  # images on which the network is tried out
 NAMES = ("mean", "deviation", "first", "second", "largest")
 
 
-class Part(Protocol):
+class ImageSplit(Protocol):
     """Pictures, uint8 (n, height, width, 3)."""
 
     @property
@@ -37,15 +154,15 @@ class Part(Protocol):
         """The pictures."""
 
 
-class Images(Protocol):
+class ImageDataset(Protocol):
     """Training and test pictures, a name, and a digest that tells their content from any other."""
 
     @property
-    def train(self) -> Part:
+    def train(self) -> ImageSplit:
         """What the statistics are of."""
 
     @property
-    def test(self) -> Part:
+    def test(self) -> ImageSplit:
         """The rest."""
 
     @property
@@ -57,11 +174,11 @@ class Images(Protocol):
         """Tells the content."""
 
 
-class Job:
+class Extraction:
     """One table on its way."""
 
     def __init__(
-        self, images: Images, backbone: Backbone, folder: Path | None, fields: dict[str, Any],
+        self, images: ImageDataset, backbone: Backbone, folder: Path | None, fields: dict[str, Any],
         memory: int | None, chunk: int | None,
     ) -> None:  # fmt: skip
         self.images, self.backbone, self.fields, self.device = images, backbone, fields, backbone.device
@@ -74,9 +191,9 @@ class Job:
         else:
             self.map = Penultimate(backbone.trunk, example, precision)
         self.columns = self.map.coordinates
-        self.chunk = room.chunk(self.map.room + 48 * backbone.size**2, memory, self.device, chunk)
-        self.store = Store(folder, self.rows, self.columns, fields["dtype"])
-        self.sums = Sums.zeros(self.columns, self.device)
+        self.chunk = store.chunk(self.map.room + 48 * backbone.size**2, memory, self.device, chunk)
+        self.store = FeatureStore(folder, self.rows, self.columns, fields["dtype"])
+        self.sums = ColumnMoments.zeros(self.columns, self.device)
 
     def run(self, progress: bool | None) -> NDArray[Any]:
         """All rows, standardised; with a folder, mapped from there."""
@@ -139,7 +256,7 @@ class Job:
         numbers = np.arange(self.train)
         if self.train > SAMPLE:
             numbers = np.sort(np.random.default_rng(self.fields["seed"]).choice(self.train, SAMPLE, replace=False))
-        few = Sums.zeros(self.columns, self.device)
+        few = ColumnMoments.zeros(self.columns, self.device)
         for k in range(0, len(numbers), self.chunk):
             few.add(self._raw(numbers[k : k + self.chunk]))
         self.mean, self.deviation = scales(few, self.map.groups)
@@ -190,7 +307,7 @@ class Job:
             assert self.store.folder is not None
             raise corrupt(self.store.folder, f"{STATE} is not one of this table")
         self.mean, self.deviation, first, second, largest = (torch.from_numpy(state[n]).to(self.device) for n in NAMES)
-        self.sums = Sums(first, second, largest, int(state["rows"][1]))
+        self.sums = ColumnMoments(first, second, largest, int(state["rows"][1]))
         return int(state["rows"][0])
 
     def _fits(self, state: State) -> bool:

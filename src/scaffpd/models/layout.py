@@ -1,9 +1,8 @@
-r"""Clients of unequal size without a loop over clients.
+r"""The samples of all clients in one stack, without a loop over clients of unequal size.
 
-The samples of all clients lie in one stack; `owner` says whose a row is. Sums over a client's own rows are segment
-sums. Where every client has an iterate of its own (local steps), clients are padded to a common length and handled as
-one batched product. Padding costs arithmetic and one more block costs the fixed price of a dozen small operations, so
-the clients, in order of size, are cut where
+`owner` says whose a row is. Sums over a client's own rows are segment sums. Where every client has an iterate of its
+own (local steps), clients are padded to a common length and handled as one batched product. Padding costs arithmetic
+and one more block costs the fixed price of a dozen small operations, so the clients, in order of size, are cut where
 
     Σ_blocks ( overhead + clients · longest · width )
 
@@ -13,13 +12,18 @@ is least: many small clients make one block whatever their sizes, large ones are
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from scaffpd.models.numerics import parallel_map
+from scaffpd.models.tables import MappedMatrix
 
 # Padded elements that cost as much as one more block (measured); on a GPU launches are dear and arithmetic is cheap.
 OVERHEAD = {"cpu": 30_000, "cuda": 10_000_000}
@@ -27,7 +31,7 @@ CACHE = 2**17  # numbers that a core's second-level cache holds: half a megabyte
 
 
 @dataclass(frozen=True)
-class Block:
+class PaddedBlock:
     """Some clients with the same padded number of rows.
 
     Attributes:
@@ -100,15 +104,15 @@ class Ragged:
         """The largest of each client's rows."""
         return torch.segment_reduce(rows, "max", lengths=self.sizes, unsafe=True)
 
-    def blocks(self, share: Tensor, width: int) -> list[Block]:
+    def blocks(self, share: Tensor, width: int) -> list[PaddedBlock]:
         """All rows, weighted by their (M,) `share`, in the cheapest padded blocks for rows of `width` numbers."""
         return self._cut(share, width, lambda _: CACHE // width, range(len(self)))
 
-    def squares(self, share: Tensor, width: int) -> list[Block]:
+    def squares(self, share: Tensor, width: int) -> list[PaddedBlock]:
         """The same, in blocks for which it is m × m matrices that have to fit into the cache."""
         return self._cut(share, width, lambda m: CACHE // m, range(-1, -len(self) - 1, -1))
 
-    def _cut(self, share: Tensor, width: int, rows: Callable[[int], int], numbers: range) -> list[Block]:
+    def _cut(self, share: Tensor, width: int, rows: Callable[[int], int], numbers: range) -> list[PaddedBlock]:
         order = torch.argsort(self.sizes, descending=True, stable=True)
         ordered = self.sizes[order].cpu().numpy()
         cuts = cheapest_cuts(ordered, OVERHEAD.get(self.sizes.device.type, OVERHEAD["cuda"]) / width)
@@ -119,15 +123,15 @@ class Ragged:
             for number, (first, last) in zip(numbers, zip([0, *cuts[:-1]], cuts, strict=True), strict=False)
         ]
 
-    def _padded(self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor, number: int) -> Block:
+    def _padded(self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor, number: int) -> PaddedBlock:
         position = torch.arange(int(sizes[0]), device=self.sizes.device)
         inside = position < self.sizes[clients, None]
         rows = self.starts[clients, None] + torch.where(inside, position, 0)
         consecutive = bool((clients[1:] == clients[:-1] + 1).all()) and sizes[0] == sizes[-1]
         first = int(rows[0, 0]) if consecutive else None
-        return Block(clients, rows, torch.where(inside, share[rows], 0), first, number)
+        return PaddedBlock(clients, rows, torch.where(inside, share[rows], 0), first, number)
 
-    def minibatch(self, uniform: Tensor, clients: Tensor | None = None) -> Block:
+    def minibatch(self, uniform: Tensor, clients: Tensor | None = None) -> PaddedBlock:
         """Rows drawn with replacement, by (N, …, b) `uniform` numbers in [0, 1): b of every client, for every step.
 
         A client with no more than b rows gives them all. Of some `clients` only, where they are named.
@@ -140,10 +144,10 @@ class Ragged:
         drawn = torch.minimum((uniform * sizes).long(), sizes - 1)
         if self.smallest <= size:
             drawn = torch.where(sizes <= size, torch.where(position < sizes, position, 0), drawn)
-        return Block(who, drawn.add_(starts), weight)
+        return PaddedBlock(who, drawn.add_(starts), weight)
 
 
-def outside(blocks: list[Block], clients: int, device: torch.device) -> Tensor:
+def outside(blocks: list[PaddedBlock], clients: int, device: torch.device) -> Tensor:
     """The numbers of those clients who are in none of the blocks (without waiting for a device if all or none are)."""
     everyone = torch.arange(clients, device=device)
     inside = sum(len(block.clients) for block in blocks)
@@ -189,3 +193,139 @@ def finer(ends: list[int], sizes: NDArray[np.int64], rows: Callable[[int], int])
         longest = max(1, int(sizes[first]))
         cuts += [*range(first, last, max(1, rows(longest) // longest))[1:], last]
     return cuts
+
+
+KEPT = 2**23  # numbers of padded copies that are kept from round to round
+PIECE = 2**17  # rows for which everything that has a number per row fits into a cache
+
+
+@dataclass(frozen=True)
+class StackedSamples:
+    """The stacked samples of all clients: features A, targets y, and each row's share in its client's mean."""
+
+    A: Tensor
+    y: Tensor
+    layout: Ragged
+    share: Tensor
+
+    @cached_property
+    def blocks(self) -> list[PaddedBlock]:
+        """The same samples, padded for batched products."""
+        return self.layout.blocks(self.share, self.A.shape[1])
+
+    @cached_property
+    def squares(self) -> list[PaddedBlock]:
+        """The same, for work in the space of samples."""
+        return self.layout.squares(self.share, self.A.shape[1])
+
+    def of(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
+        """A block's (A, y): views where nothing is padded, else copies, which are kept if they are small in all."""
+        return self._copies.get(block.number) or (block.of(self.A), block.of(self.y))
+
+    def alone(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
+        """The same with zeros for padding, so that only a client's own rows count in what is made of them."""
+        A, y = self.of(block)
+        if block.first is not None:
+            return A, y
+        own = (block.weight > 0)[..., None]
+        return A * own, y * own
+
+    @property
+    def stored(self) -> bool:
+        """Whether A stays where it is stored: copies of its rows are not kept."""
+        A: Any = self.A
+        return not isinstance(A, Tensor)
+
+    def large(self, block: PaddedBlock) -> MappedMatrix | None:
+        """A block's A where it is read piece by piece: it is one client's and larger than should be held together."""
+        A: Any = self.A
+        if not isinstance(A, MappedMatrix) or block.first is None or len(block.rows) > 1:
+            return None
+        return A.large(block.first, block.rows.numel())
+
+    def squared(self) -> StackedSamples:
+        """The same with A ∘ A."""
+        return replace(self, A=self.A.square())
+
+    @cached_property
+    def _copies(self) -> dict[int | None, tuple[Tensor, Tensor]]:
+        if self.stored:
+            return {}
+        padded = [block for block in self.blocks if block.first is None]
+        few = sum(block.rows.numel() for block in padded) * self.A.shape[1] <= KEPT
+        return {block.number: (block.of(self.A), block.of(self.y)) for block in padded} if few else {}
+
+    def each(self, V: Tensor) -> Tensor:
+        """A_iᵀ (V_i/m_i) of every client, (N, k, features), for V (M, k)."""
+        out = V.new_empty(len(self.layout), V.shape[1], self.A.shape[1])
+
+        def work(block: PaddedBlock) -> None:
+            own, large = (block.weight[..., None] * block.of(V)), self.large(block)
+            if large is not None:
+                out[block.clients] = (large.T @ own[0]).mT
+            else:
+                out[block.clients] = torch.bmm(own.mT.contiguous(), self.of(block)[0])
+
+        parallel_map(work, self.blocks, V.device)
+        return out
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """‖a_j‖ per row."""
+        norms: Tensor = self.A.norm(dim=1)
+        return norms
+
+    @cached_property
+    def levers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What rounding goes with: (‖a_j‖, ‖y_j‖)/m_i per row, and the clients' means of ‖a‖², ‖a‖‖y‖ and ‖y‖².
+
+        Class numbers have no size.
+        """
+        y = self.y.norm(dim=1) if self.y.is_floating_point() else torch.zeros_like(self.share)
+        both = torch.stack([self.norms, y], 1)
+        levers = self.share[:, None] * both
+        aa, ay = self.layout.segment_sum(levers * self.norms[:, None]).unbind(1)
+        return levers, aa, ay, self.layout.segment_sum(levers[:, 1] * y)
+
+    def slack(self, terms: int) -> float:
+        """s(n): how many ε a sum of n products with A may be off."""
+        return float(self.A.slack(terms)) if hasattr(self.A, "slack") else 4 * terms**0.5
+
+    def take(self, block: PaddedBlock) -> StackedSamples:
+        """The rows of one block as a stack of their own."""
+        picked = block.rows.flatten()
+        layout = Ragged([block.rows.shape[1]] * len(block.rows), self.A.device, self.A.dtype)
+        return StackedSamples(self.A[picked], self.y[picked], layout, block.weight.flatten())
+
+    @cached_property
+    def pieces(self) -> list[tuple[slice, StackedSamples]]:
+        """Clients in order, in pieces of about `PIECE` rows, as views; all at once where A is not in main memory."""
+        if self.stored or self.A.device.type != "cpu":
+            return [(slice(None), self)]
+        ends = np.cumsum([0, *self.layout.lengths])
+        cuts = np.unique(np.searchsorted(ends, [0, *range(PIECE, int(ends[-1]), PIECE), ends[-1]])).tolist()
+        if len(cuts) == 2:
+            return [(slice(None), self)]
+        return [(slice(i, j), self._piece(i, j, slice(ends[i], ends[j]))) for i, j in pairwise(cuts)]
+
+    def _piece(self, first: int, last: int, rows: slice) -> StackedSamples:
+        layout = Ragged(self.layout.lengths[first:last], self.A.device, self.A.dtype)
+        return StackedSamples(self.A[rows], self.y[rows], layout, self.share[rows])
+
+    def only(self, clients: list[int]) -> StackedSamples:
+        """The rows of some clients as a stack of their own."""
+        picked = self.layout.rows_of(clients)
+        layout = Ragged(self.layout.sizes[clients].tolist(), self.A.device, self.A.dtype)
+        A: Any = self.A
+        own: Any = A.take(picked) if isinstance(A, MappedMatrix) else A[picked]
+        return StackedSamples(own, self.y[picked], layout, self.share[picked])
+
+
+def product(A: Tensor, v: Tensor) -> Tensor:
+    """A v, client by client; a single column goes as a row, see `scaffpd.models.local_steps`."""
+    return (v.mT @ A.mT).mT if v.shape[-1] == 1 else A @ v
+
+
+def transposed(A: Tensor, V: Tensor) -> Tensor:
+    """AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
+    return (V.mT.contiguous() @ A).mT if isinstance(A, Tensor) and V.shape[1] > 1 else A.T @ V

@@ -1,0 +1,274 @@
+r"""J local steps of all clients of a linear model, with full gradients or on minibatches.
+
+    full gradients   d ← (1 − η(l2 + μ)) d + η c + A_iᵀ (η/m_i)(r(x − d) − r(x))
+    minibatches      d ← (1 − η(l2 + μ)) d + η (c − c_i + l2 x) + A_Bᵀ (η/b) r(x − d)
+
+With full gradients, c is a client's first corrected gradient g_i(x) − c_i + c. Where it is the same for all (Scaff-PD:
+g_i(x) = c_i) and steps go in the space of samples, d_i = p_i c + A_iᵀ R_i, and Σ λ_i d_i is one matrix product on the
+stack of all clients: nobody's d_i is ever formed.
+
+A piece of work is a few clients whose samples fit into a core's cache: they make all their J steps before the next
+piece is looked at, so that the samples come from memory once and not J times. Pieces are independent of each other, and
+each core takes the next one. Minibatches are drawn on the device, for as many steps at a time as take little memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scaffpd.models.layout import CACHE, PaddedBlock, StackedSamples, outside, product, transposed
+from scaffpd.models.local_steps import (
+    NearbyGradients,
+    Products,
+    SampleSpaces,
+    StepWeights,
+    counted,
+    full_steps,
+    total,
+    widened,
+)
+from scaffpd.models.losses import Loss
+from scaffpd.models.numerics import Draws, GraphReplay, parallel_map
+from scaffpd.models.oracle import Displacements, StackedDisplacements
+
+
+class SpanDisplacements:
+    """d_i = p_i c + A_iᵀ R_i of all clients, for c (features, k), p (N,) and R (M, k)."""
+
+    def __init__(self, rows: StackedSamples, c: Tensor, p: Tensor, R: Tensor | None) -> None:
+        self.rows, self.c, self.p, self.R = rows, c, p, R
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i d_i."""
+        common = (weights @ self.p) * self.c
+        if self.R is not None:
+            common = common + transposed(self.rows.A, weights[self.rows.layout.owner][:, None] * self.R)
+        return common.flatten()
+
+    def each(self) -> Tensor:
+        """The d_i themselves, (N, d)."""
+        common = self.p[:, None, None] * self.c
+        if self.R is not None:
+            common = common + self.rows.each(self.R / self.rows.share[:, None]).mT
+        return common.flatten(1)
+
+
+class MixedDisplacements:
+    """A span, and vectors of the clients who are not in it."""
+
+    def __init__(self, span: SpanDisplacements, who: Tensor, vectors: Tensor) -> None:
+        self.span, self.who, self.vectors = span, who, vectors
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i d_i."""
+        return self.span.sum(weights) + weights[self.who] @ self.vectors
+
+    def each(self) -> Tensor:
+        """The d_i themselves, (N, d)."""
+        return self.span.each().index_copy_(0, self.who, self.vectors)
+
+
+@dataclass(frozen=True)
+class FullBatches:
+    """The steps of all clients.
+
+    Attributes:
+        rows: the samples.
+        spaces: the clients in the space of their samples.
+        loss: ℓ.
+        z: the predictions at x, (M, k).
+        r: the derivatives ∂ℓ/∂z there.
+        c: the first corrected gradient, one for all, (features, k), or each client's own, (N, features, k).
+        rates: η_i, (N, 1, 1).
+        keep: 1 − η(l2 + μ), (N, 1, 1).
+        steps: J.
+    """
+
+    rows: StackedSamples
+    spaces: SampleSpaces
+    loss: Loss
+    z: Tensor
+    r: Tensor
+    c: Tensor
+    rates: Tensor
+    keep: Tensor
+    steps: int
+
+    def run(self) -> Displacements:
+        """The displacements of all clients."""
+        common = self.c.ndim == 2
+        if common and self.steps == 1:
+            return SpanDisplacements(self.rows, self.c, self.rates.flatten(), None)
+        near = self.spaces.near(None, self.steps) if common else []
+        if not near:
+            return StackedDisplacements(self.over_features(self.rows.blocks).mT.flatten(1))
+        span = self.in_samples(near)
+        who = outside(near, len(self.rates), self.rates.device)
+        if not len(who):
+            return span
+        far = [block for block in self.rows.blocks if bool(torch.isin(block.clients, who).any())]
+        span.p[who] = 0
+        return MixedDisplacements(span, who, self.over_features(far)[who].mT.flatten(1))
+
+    def in_samples(self, near: list[PaddedBlock]) -> SpanDisplacements:
+        """By inner products of samples: one matrix product for A c, and none with features in the steps."""
+        along, R, k = self.rows.A @ self.c, torch.zeros_like(self.z), self.z.shape[1]
+
+        def work(block: PaddedBlock) -> None:
+            rate = self.rates[block.clients]
+            push, z, r = (widened(block.of(t), k).mT.contiguous() for t in (along, self.z, self.r))
+            weight = widened((rate * block.weight[:, None]).mT, k).mT
+            steps = StepWeights(weight, self.keep[block.clients], rate * push, self.steps)
+            block.add(R, self.spaces[block].corrected(z, r, steps).mT)
+
+        parallel_map(work, near, R.device)
+        return SpanDisplacements(self.rows, self.c, (self.rates * total(self.keep, self.steps)).flatten(), R)
+
+    def over_features(self, blocks: list[PaddedBlock]) -> Tensor:
+        """Step by step, with every client's own d, (N, k, features); of clients in no block there is nothing."""
+        n, (features, k) = len(self.rates), self.c.shape[-2:]
+        c, out = self.c.expand(n, features, k).mT, self.z.new_empty(n, k, features)
+
+        def work(block: PaddedBlock) -> None:
+            who, rate = block.clients, self.rates[block.clients]
+            A, y = self.rows.of(block)
+            near = NearbyGradients(self.loss, A, y, block.of(self.z), block.of(self.r), rate[:, 0] * block.weight)
+            out[who] = full_steps(near, (rate * c[who]).contiguous(), self.keep[who], self.steps)
+
+        parallel_map(work, blocks, out.device)
+        return out
+
+
+SLAB = {"cpu": 2**22, "cuda": 2**27}  # numbers that are drawn and looked up at a time
+
+
+@dataclass(frozen=True)
+class Minibatches:
+    """The steps of all clients.
+
+    Attributes:
+        rows: the samples.
+        spaces: the clients in the space of their samples.
+        over: makes steps over features.
+        loss: ℓ.
+        X: x as (k, features).
+        seeds: of every client's draws, (N,).
+        size: b.
+        steps: J.
+        rates: η_i, (N, 1, 1).
+        keep: 1 − η(l2 + μ), (N, 1, 1).
+        constant: c − c_i + l2 x, (N, k, features).
+        alike: the number that `keep` is, where it is one for all, c = c_i and μ = 0 (FedAvg's steps).
+    """
+
+    rows: StackedSamples
+    spaces: SampleSpaces
+    over: FeatureSteps
+    loss: Loss
+    X: Tensor
+    seeds: Tensor
+    size: int
+    steps: int
+    rates: Tensor
+    keep: Tensor
+    constant: Tensor
+    alike: float | None = None
+
+    def run(self) -> Tensor:
+        """The displacements of all clients, (N, k, features)."""
+        n, (k, features) = len(self.seeds), self.X.shape
+        out, near = self.X.new_empty(n, k, features), self.spaces.near(self.size, self.steps)
+
+        def in_samples(block: PaddedBlock) -> None:
+            out[block.clients] = self.in_samples(block)
+
+        def over_features(who: Tensor) -> None:
+            out[who] = self.over_features(who)
+
+        parallel_map(in_samples, near, out.device)
+        parallel_map(over_features, cache_pieces(outside(near, n, out.device), self.size * features), out.device)
+        return out
+
+    def slabs(self, who: Tensor, numbers: int) -> list[int]:
+        """How many steps of some clients to draw at a time, if a step of one takes so many numbers."""
+        most = max(1, SLAB.get(who.device.type, SLAB["cuda"]) // (len(who) * numbers))
+        return [min(most, self.steps - first) for first in range(0, self.steps, most)]
+
+    def in_samples(self, block: PaddedBlock) -> Tensor:
+        """All steps of a block of clients, by inner products of their samples."""
+        who, push, (A, _), space = block.clients, self._push(block.clients), self.rows.of(block), self.spaces[block]
+        draws, keep, m = Draws.of(self.seeds[who]), self.keep[who], A.shape[1]
+        U, along = (widened(product(A, t.mT), len(self.X)).mT.contiguous() for t in (self.X, push))
+        added, R = (1 - keep) * U - along, torch.zeros_like(U)
+        for steps in self.slabs(who, m + 4 * self.size):
+            drawn = self.rows.layout.minibatch(draws.uniform(steps * self.size).view(len(who), steps, -1), who)
+            positions = drawn.rows - self.rows.layout.starts[who, None, None]
+            weight = counted(positions, self.rates[who, 0] * drawn.weight, m, len(self.X))
+            U, R = space.plain(U, R, StepWeights(weight, keep, added, steps), self.alike)
+        return torch.baddbmm(total(keep, self.steps) * push, R[..., :m], A)
+
+    def over_features(self, who: Tensor) -> Tensor:
+        """All steps of some clients, minibatch by minibatch."""
+        push, y, k, n, b = self._push(who), self.rows.y, len(self.X), len(who), self.size
+        D, draws = torch.zeros_like(push), Draws.of(self.seeds[who])
+        for steps in self.slabs(who, b * (k + 4)):
+            drawn = self.rows.layout.minibatch(draws.uniform(steps * b).view(n, steps, b), who)
+            numbers = drawn.rows.transpose(0, 1).reshape(steps, n * b)
+            targets = self.loss.dense(y[numbers].view(steps, n, b, *y.shape[1:]), k, self.X.dtype)
+            weight = (self.rates[who, 0] * drawn.weight)[:, None]
+            D = self.over(D, numbers, targets, weight, self.X, push, self.keep[who])
+        return D
+
+    def _push(self, who: Tensor) -> Tensor:
+        return (self.rates[who] * self.constant[who]).contiguous()
+
+
+class FeatureSteps:
+    """J steps over features, on a GPU as one graph.
+
+    Args:
+        loss: ℓ.
+        rows: the samples of all clients.
+    """
+
+    def __init__(self, loss: Loss, rows: StackedSamples) -> None:
+        self.loss, self.A, self.stored = loss, rows.A, rows.stored
+        self.replay = GraphReplay(self.run)
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """`run`, recorded where that pays."""
+        return self.run(*tensors) if self.stored else self.replay(*tensors)
+
+    def run(
+        self, D: Tensor, numbers: Tensor, y: Tensor, weight: Tensor, X: Tensor, push: Tensor, keep: Tensor
+    ) -> Tensor:
+        """The displacements after more steps, (n, k, features).
+
+        Args:
+            D: those before.
+            numbers: (J, n·b), the rows of every step.
+            y: (J, n, b, k), their targets.
+            weight: η/b, 0 for padding, (n, 1, b).
+            X: x, (k, features).
+            push: η (c − c_i + l2 x), (n, k, features).
+            keep: 1 − η(l2 + μ), (n, 1, 1).
+        """
+        D, sample = D.clone(), X.new_empty(len(push), weight.shape[2], X.shape[1])
+        products, flat = Products(sample, len(X)), sample.view(-1, X.shape[1])
+        for rows, targets in zip(numbers.unbind(), y.unbind(), strict=True):
+            if self.stored:
+                flat.copy_(self.A[rows])
+            else:
+                torch.index_select(self.A, 0, rows, out=flat)
+            r = self.loss.residual(products.at(X, D).mT, targets).mT.mul_(weight)
+            torch.addcmul(push, keep, D, out=D).baddbmm_(r, sample)
+        return D
+
+
+def cache_pieces(clients: Tensor, numbers: int) -> list[Tensor]:
+    """Clients of so many numbers each in pieces that fit into a cache; a GPU takes them all at once."""
+    size = max(1, CACHE // max(1, numbers)) if clients.device.type == "cpu" else max(1, len(clients))
+    return list(torch.split(clients, size)) if len(clients) else []

@@ -1,0 +1,265 @@
+r"""Tools of the numerics: one thread per piece of work, CUDA graphs, minibatch draws, largest eigenvalues.
+
+PyTorch would have all cores meet after every operation. Where an operation takes a few microseconds the meetings take
+longer than the work, so `parallel_map` gives each core work of its own, with PyTorch on a single thread.
+
+Minibatches depend on nobody else: every client has a stream seeded by the round's key and the client's *name*, so a
+silo that answers for itself draws what a simulation of all silos draws for it, on any device. The streams are
+SplitMix64 (Steele, Lea, Flood, 2014, "Fast splittable pseudorandom number generators"), whose n-th number
+
+    u_n = mix(seed + n γ) / 2^64,    γ = 0x9E3779B97F4A7C15,
+
+needs no state, so that all clients draw in one array operation.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Item = TypeVar("Item")
+SMALL = 2**20  # numbers in the data up to which all cores together are slower at one pass over them than one is
+_allowed: ContextVar[int] = ContextVar("allowed", default=1)
+
+
+@contextmanager
+def limit_threads(numbers: float) -> Iterator[None]:
+    """Operations on one thread where the data has few numbers; what was set before holds again afterwards."""
+    before = torch.get_num_threads()
+    if before == 1 or numbers > SMALL:
+        yield
+        return
+    token = _allowed.set(before)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _allowed.reset(token)
+
+
+def thread_count() -> int:
+    """How many pieces of work there may be at a time."""
+    return max(_allowed.get(), torch.get_num_threads())
+
+
+def parallel_map(work: Callable[[Item], None], items: Sequence[Item], device: torch.device) -> None:
+    """`work` for every item, on as many threads as PyTorch may use; results go where `work` puts them.
+
+    Nothing runs any more when this returns, or raises what the first item to fail has raised.
+    """
+    if device.type != "cpu" or thread_count() < 2 or len(items) < 2:
+        for item in items:
+            work(item)
+        return
+    before, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+
+    def alone(item: Item) -> None:
+        torch.set_num_threads(1)  # of this thread's operations; but some libraries take it for everybody's
+        with torch.inference_mode(inference):
+            work(item)
+
+    done = [_pool(thread_count()).submit(alone, item) for item in items]
+    try:
+        for one in done:
+            one.result()
+    finally:
+        for one in done:
+            one.cancel()
+        wait(done)
+        torch.set_num_threads(before)
+
+
+@lru_cache(maxsize=1)
+def _pool(number: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(number, "scaffpd")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads are not copied into a new process
+
+
+BEFORE = 2  # calls with the same shapes that go as usual: what is called only once or twice is not worth recording
+
+
+class GraphReplay:
+    """A function of tensors, which on a GPU becomes a CUDA graph when it is called again with the same shapes.
+
+    Args:
+        function: operations on the device and nothing else; what it uses besides its arguments stays in place.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.function = function
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy records for itself."""
+        return {"function": self.function}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.function = state["function"]
+        self._forget()
+
+    def _forget(self, key: tuple[Any, ...] = ()) -> None:
+        self.key, self.calls = key, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.inputs: list[Tensor] = []
+        self.out: Tensor | None = None
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """The function's value; recorded, replayed or simply computed."""
+        if not tensors[0].is_cuda:
+            return self.function(*tensors)
+        key = tuple((t.shape, t.dtype, t.device) for t in tensors)
+        if key != self.key:
+            self._forget(key)
+        self.calls += 1
+        if self.calls <= BEFORE:
+            return self.function(*tensors)
+        if self.graph is None or self.out is None:
+            self._record(tensors)
+        assert self.graph is not None
+        assert self.out is not None
+        for held, given in zip(self.inputs, tensors, strict=True):
+            held.copy_(given)
+        self.graph.replay()
+        return self.out.clone()
+
+    def _record(self, tensors: tuple[Tensor, ...]) -> None:
+        inputs, graph, collecting = [t.clone() for t in tensors], torch.cuda.CUDAGraph(), gc.isenabled()
+        gc.collect()
+        gc.disable()  # graphs that nobody needs any more must not be freed while another is recorded
+        try:
+            with torch.cuda.graph(graph):
+                out = self.function(*inputs)
+        finally:
+            if collecting:
+                gc.enable()
+        self.inputs, self.graph, self.out = inputs, graph, out
+
+
+def _signed(number: int) -> int:
+    """The 64 bits of a number as PyTorch has them."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+GAMMA = _signed(0x9E3779B97F4A7C15)
+ROUNDS = (30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB))
+
+
+class Draws:
+    """Uniform numbers for each of the named clients, from one key.
+
+    Args:
+        key: what they are drawn for.
+        names: the clients, or their `streams`, which lie where numbers are to be drawn.
+    """
+
+    def __init__(self, key: tuple[int, ...], names: Sequence[str] | Tensor) -> None:
+        common = _signed(_hash(repr(tuple(int(k) for k in key))))
+        self.seeds = (names if isinstance(names, Tensor) else streams(names)) ^ common
+        self.drawn = 0
+
+    @classmethod
+    def of(cls, seeds: Tensor) -> Draws:
+        """The draws of some clients, from their `seeds` and from the first number on."""
+        own = cls.__new__(cls)
+        own.seeds, own.drawn = seeds, 0
+        return own
+
+    def uniform(self, size: int) -> Tensor:
+        """The next `size` numbers in [0, 1) of every client, (N, size), in float64."""
+        n = torch.arange(self.drawn + 1, self.drawn + size + 1, device=self.seeds.device)
+        self.drawn += size
+        z = self.seeds[:, None] + n * GAMMA
+        for shift, factor in ROUNDS:
+            z.bitwise_xor_(_shifted(z, shift)).mul_(factor)
+        return _shifted(z.bitwise_xor_(_shifted(z, 31)), 11).double().mul_(2.0**-53)
+
+
+def streams(names: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
+    """What tells the clients' numbers apart."""
+    return torch.tensor([_signed(_hash(name)) for name in names], dtype=torch.int64, device=device)
+
+
+def _shifted(z: Tensor, by: int) -> Tensor:
+    """The bits of z moved down, with zeros from above."""
+    return (z >> by).bitwise_and_(2 ** (64 - by) - 1)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+EXACT = 1024
+CLEAR = 1e3  # times its error must a smallest eigenvalue be, to be taken from AᵀA
+
+
+def largest_eigenvalues(A: Tensor) -> Tensor:
+    """λ_max(A_iᵀA_i) of n matrices, (n, rows, columns): exact for a small side of up to `EXACT`, else from above.
+
+    By power iteration then, and never above ‖A_i‖_F².
+    """
+    rows, columns = A.shape[1:]
+    if min(rows, columns) <= EXACT:
+        small = A @ A.mT if rows <= columns else A.mT @ A
+        top: Tensor = torch.linalg.eigvalsh(small)[:, -1]
+        return top.clamp_min(0)
+    return torch.stack([_approached(a) for a in A])
+
+
+def extreme_values(A: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """λ_max(A_iᵀA_i) of n matrices, and a bound on λ_min from below, for A_i known up to noise_i·‖A_i‖.
+
+    Rounding must not enter a certificate. Of the small matrix A_iᵀA_i the eigenvalues are known up to a share of the
+    largest; where that is not enough, the singular values of A_i itself are, up to a share of the largest.
+    """
+    rows, columns = A.shape[1:]
+    if rows < columns:
+        return largest_eigenvalues(A), A.new_zeros(len(A))
+    w = torch.linalg.eigvalsh(A.mT @ A).clamp_min(0)
+    top, trace = w[:, -1], A.square().sum((1, 2))
+    slack = 8 * torch.finfo(A.dtype).eps * rows**0.5 * trace + 2 * noise * top
+    if bool((w[:, 0] > CLEAR * slack).all()):
+        return top, w[:, 0] - slack
+    s = torch.linalg.svdvals(A)
+    error = (noise + 4 * torch.finfo(A.dtype).eps * rows**0.5) * s[:, 0]
+    return s[:, 0].square(), (s[:, -1] - error).clamp_min(0).square()
+
+
+def _approached(A: Tensor) -> Tensor:
+    start = random_direction(A.new_empty(A.shape[1]))
+    return torch.minimum(power_iteration(lambda v: A.T @ (A @ v), start), A.square().sum())
+
+
+def random_direction(like: Tensor) -> Tensor:
+    """A fixed unit vector without structure: one like the data itself might miss the largest eigenvector."""
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(like.shape, generator=generator, dtype=torch.float64)
+    unit: Tensor = v / v.norm()
+    return unit.to(like)
+
+
+def power_iteration(
+    apply: Callable[[Tensor], Tensor], start: Tensor, steps: int = 100, tolerance: float = 1e-4
+) -> Tensor:
+    """|λ|_max of a symmetric operator from a unit vector, with two percent on top: it is approached from below."""
+    v, value = start, start.new_zeros(())
+    for _ in range(steps):
+        w = apply(v)
+        previous, value = value, w.norm()
+        if value == 0 or abs(value - previous) <= tolerance * value:
+            break
+        v = w / value
+    return 1.02 * value

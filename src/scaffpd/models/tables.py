@@ -1,0 +1,562 @@
+r"""Features that stay where they are stored, as matrices that linear models multiply.
+
+`Tables` reads rows a piece at a time, in the order in which they are stored. Consecutive rows in the number format that
+is asked for are used where they lie, in memory or in the page cache; all others go through a buffer that stays in a
+core's cache. Rows have one number through all tables.
+
+A `MappedMatrix` multiplies rows that stay on disk, whoever owns them, in one pass from the beginning of a file to its
+end. Scale and intercept belong to the products, not to the features:
+
+    A = [s·values 1],    A X = s·values X₁ + 1 X₂,    AᵀV = [s·valuesᵀV; 1ᵀV].
+
+A `StoredMatrix` holds one copy on the device in the format of the table. Half precision is a format for storage, not
+for arithmetic: on a GPU, x in single precision is split into two halves,
+
+    x = 2^e (h + 2⁻¹¹ l),    h, l in half precision,
+
+and A [h l] is one product whose terms are exact and whose sums are in single precision: 22 digits of x for the price
+of twice the columns, with half the memory traffic of A in single precision. Where eleven digits of x are enough (local
+steps, on request), h alone goes. Elsewhere A is converted piece by piece.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from scaffpd.data.table import FORMATS, Selection, Table
+from scaffpd.errors import InputError
+from scaffpd.memory import free, words
+from scaffpd.models.numerics import EXACT, parallel_map, power_iteration, random_direction, thread_count
+from scaffpd.models.oracle import check_range
+
+Numbers = NDArray[np.int64]
+LYING, COPIED = 2**22, 2**19  # numbers in a piece: where it lies, and in a buffer
+RUN = 2**14  # numbers in consecutive rows from which on they are worth a piece of their own
+
+
+class Piece(NamedTuple):
+    """Some rows: which of those asked for, in which table, and which of its rows; slices where they are in a row."""
+
+    at: slice | Tensor
+    table: int
+    rows: slice | Tensor
+
+
+class Tables:
+    """Tables of equal width, one after the other."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self.tables, self.columns = list(tables), tables[0].values.shape[1]
+        # One number is left out between two tables, so that no run goes on from one to the next.
+        self.bases: Numbers = np.cumsum([0, *(len(table) + 1 for table in tables[:-1])])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without views: other processes map the files themselves."""
+        return {name: value for name, value in vars(self).items() if name != "values"}
+
+    @cached_property
+    def values(self) -> list[Tensor]:
+        """The same memory as tensors, which nobody writes to."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            arrays = [table.values for table in self.tables]
+            return [torch.from_numpy(a if min(a.strides) >= 0 else np.ascontiguousarray(a)) for a in arrays]
+
+    def lying(self, numbers: Numbers) -> tuple[Tensor, float] | None:
+        """Rows where they lie, and their scale, if they are consecutive."""
+        if not _consecutive(numbers):
+            return None
+        table = self._table(numbers[0])
+        first = int(numbers[0] - self.bases[table])
+        return self.values[table][first : first + len(numbers)], self.tables[table].scale
+
+    def cut(self, numbers: Numbers, dtype: torch.dtype) -> list[Piece]:
+        """Rows in pieces: runs, and what is scattered between them."""
+        order = None if bool((numbers[1:] >= numbers[:-1]).all()) else np.argsort(numbers, kind="stable")
+        numbers = numbers if order is None else numbers[order]
+        breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+        starts, ends = np.append(0, breaks), np.append(breaks, len(numbers))
+        long = (ends - starts) * self.columns >= RUN
+        runs, tables = set(starts[long].tolist()), np.searchsorted(numbers, self.bases)
+        edges = np.unique(np.concatenate([[0, len(numbers)], starts[long], ends[long], tables]))
+        pieces = []
+        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            table = self._table(numbers[first])
+            lies = first in runs and self.values[table].dtype == dtype
+            size = max(1, (LYING if lies else COPIED) // self.columns)
+            for k in range(first, last, size):
+                at = np.arange(k, min(k + size, last)) if order is None else order[k : min(k + size, last)]
+                own = numbers[k : min(k + size, last)] - self.bases[table]
+                pieces.append(Piece(_positions(at), table, _positions(own)))
+        return pieces
+
+    def read(self, pieces: Sequence[Piece], dtype: torch.dtype) -> Iterator[tuple[slice | Tensor, Tensor, float]]:
+        """(which, values, scale) of every piece; values hold until the next ones are asked for."""
+        for number in {piece.table for piece in pieces}:
+            self.tables[number].check()
+        buffers: dict[torch.dtype, Tensor] = {}
+        for at, table, rows in pieces:
+            values = self.values[table]
+            if isinstance(rows, slice):
+                values = values[rows]
+            else:
+                out = self._room(buffers, len(rows), values.dtype)
+                values = torch.index_select(values, 0, rows, out=out)
+            if values.dtype != dtype:
+                values = self._room(buffers, len(values), dtype).copy_(values)
+            yield at, values, self.tables[table].scale
+
+    def _room(self, buffers: dict[torch.dtype, Tensor], rows: int, dtype: torch.dtype) -> Tensor:
+        size = rows * self.columns
+        if dtype not in buffers or buffers[dtype].numel() < size:
+            buffers[dtype] = torch.empty(size, dtype=dtype)
+        return buffers[dtype][:size].view(rows, self.columns)
+
+    def _table(self, number: Any) -> int:
+        return int(np.searchsorted(self.bases, number, side="right")) - 1
+
+
+def numbered(features: Sequence[NDArray[Any] | Selection]) -> tuple[Tables, Numbers]:
+    """The rows of all clients, one client after the other; arrays among them are tables of their own."""
+    rows = [x if isinstance(x, Selection) else _whole(x) for x in features]
+    tables = Tables(list({id(x.table): x.table for x in rows}.values()))
+    bases = dict(zip(map(id, tables.tables), tables.bases.tolist(), strict=True))
+    return tables, np.concatenate([x.numbers + bases[id(x.table)] for x in rows])
+
+
+def _whole(x: NDArray[Any]) -> Selection:
+    return Table(x if x.dtype in FORMATS else x.astype(np.float64)).rows(np.arange(len(x)))
+
+
+def _consecutive(numbers: Numbers) -> bool:
+    return len(numbers) > 0 and bool((np.diff(numbers) == 1).all())
+
+
+def _positions(numbers: Numbers) -> slice | Tensor:
+    first = int(numbers[0])
+    return slice(first, first + len(numbers)) if _consecutive(numbers) else torch.from_numpy(numbers)
+
+
+PIECE = 64 * 2**20  # numbers that are converted at a time
+TERMS, DEPTH = 8192, 16  # of a sum that matrix units may carry out on their own; how many of them at a time
+ACCUMULATES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)  # torch.mm knows out_dtype
+COLUMNS = 8  # in multiples of which products in half precision run at full speed
+DIGITS, LARGEST, SMALLEST = 11, 14, -126  # of a half: binary digits, the exponent that x is scaled to; the least 2^e
+
+
+class StoredMatrix:
+    """A = scale · values as a matrix; values in parts of consecutive rows, none of them copied."""
+
+    def __init__(self, parts: Sequence[Tensor], scale: float, dtype: torch.dtype, rough: bool = False) -> None:
+        self.parts, self.scale, self.dtype, self.rough = list(parts), scale, dtype, rough
+        self.device = self.parts[0].device
+        self.shape = (sum(map(len, self.parts)), self.parts[0].shape[1])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __matmul__(self, X: Tensor) -> Tensor:
+        """A X."""
+        if self._split(X):
+            halves, factor = split_halves(X, self.rough)
+            products = [_mm(part, halves, self.rough) for part in self.parts]
+            return join_halves(torch.cat(products), self.scale * factor, X.shape[-1], self.rough)
+        return self.scale * torch.cat([piece @ X for piece in self._pieces()])
+
+    @property
+    def T(self) -> Transposed:  # noqa: N802
+        """Aᵀ."""
+        return Transposed(self)
+
+    def transposed(self, V: Tensor) -> Tensor:
+        """AᵀV."""
+        start, out = 0, V.new_zeros(self.shape[1], V.shape[1])
+        if self._split(V):
+            halves, factor = split_halves(V, self.rough)
+            for part in self.parts:
+                product = _mm(part.T, halves[start : start + len(part)], self.rough)
+                out += join_halves(product, self.scale * factor, V.shape[-1], self.rough)
+                start += len(part)
+            return out
+        for piece in self._pieces():
+            out += piece.T @ V[start : start + len(piece)]
+            start += len(piece)
+        return out.mul_(self.scale)
+
+    def each(self, G: Tensor, sizes: Sequence[int]) -> Tensor:
+        """A_i G_i of clients with so many rows each, in one stack; G is (N, features, k)."""
+        parts = self._by_client(sizes)
+        if self._split(G):
+            halves, factor = split_halves(G)
+            products = [_mm(part, g) for part, g in zip(parts, halves, strict=True)]
+            return join_halves(torch.cat(products), self.scale * factor, G.shape[-1])
+        return self.scale * torch.cat([part.to(self.dtype) @ g for part, g in zip(parts, G, strict=True)])
+
+    def transposed_each(self, V: Tensor, sizes: Sequence[int]) -> Tensor:
+        """A_iᵀV_i of clients with so many rows each, (N, features, k)."""
+        parts = self._by_client(sizes)
+        if self._split(V):
+            halves, factor = split_halves(V)
+            pairs = zip(parts, torch.split(halves, list(sizes)), strict=True)
+            return join_halves(torch.stack([_mm(part.T, v) for part, v in pairs]), self.scale * factor, V.shape[-1])
+        pairs = zip(parts, torch.split(V, list(sizes)), strict=True)
+        return self.scale * torch.stack([part.to(self.dtype).T @ v for part, v in pairs])
+
+    def _by_client(self, sizes: Sequence[int]) -> list[Tensor]:
+        return self.parts if len(self.parts) == len(sizes) else list(torch.split(self.parts[0], list(sizes)))
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Some rows (an index of any shape) as they are: converted and scaled."""
+        if len(self.parts) == 1:
+            return self.scale * self.parts[0][rows].to(self.dtype)
+        out, start = self.new_zeros(*rows.shape, self.shape[1]), 0
+        for part in self.parts:
+            inside = (rows >= start) & (rows < start + len(part))
+            out[inside] = part[rows[inside] - start].to(self.dtype)
+            start += len(part)
+        return out.mul_(self.scale)
+
+    def clients(self, sizes: Sequence[int]) -> list[StoredMatrix]:
+        """The same, client by client."""
+        return [StoredMatrix([part], self.scale, self.dtype) for part in self._by_client(sizes)]
+
+    def gram(self, weight: Tensor | None = None) -> Tensor:
+        """A diag(w) Aᵀ, summed over pieces of columns."""
+        rows, columns = self.shape
+        if weight is None and len(self.parts) == 1 and self._split(self.new_zeros(0)):
+            return _mm(self.parts[0], self.parts[0].T).mul_(self.scale**2)
+        out = self.new_zeros(rows, rows)
+        width = max(1, PIECE // max(rows, 1))
+        for k in range(0, columns, width):
+            piece = torch.cat([part[:, k : k + width].to(self.dtype) for part in self.parts])
+            out += (piece if weight is None else piece * weight[k : k + width]) @ piece.T
+        return out.mul_(self.scale**2)
+
+    def squares(self, V: Tensor) -> Tensor:
+        """(A ∘ A)ᵀV."""
+        start, out = 0, V.new_zeros(self.shape[1], V.shape[1])
+        for piece in self._pieces():
+            out += piece.square().T @ V[start : start + len(piece)]
+            start += len(piece)
+        return out.mul_(self.scale**2)
+
+    def norm(self, dim: int) -> Tensor:
+        """‖a_j‖ per row."""
+        assert dim == 1
+        return self.scale * torch.cat([piece.norm(dim=1) for piece in self._pieces()])
+
+    def new_zeros(self, *shape: int) -> Tensor:
+        """Zeros in the format of x."""
+        return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+
+    def slack(self, terms: Any) -> Any:
+        """How many ε a sum of so many products may be off, relative to the sizes of its terms.
+
+        4√n for sums whose roundings err in both directions (Higham and Mary, 2019). Matrix units cut off digits
+        instead, `DEPTH` products at a time, so their errors add up within `TERMS` of them; splitting x adds 2ε.
+        """
+        if not self._split(self.new_zeros(0)):
+            return 4 * terms**0.5
+        return 2 + min(TERMS, self.shape[1]) / DEPTH + 4 * (1 + terms / TERMS) ** 0.5
+
+    def double(self) -> StoredMatrix:
+        """The same values, multiplied in double precision."""
+        return StoredMatrix(self.parts, self.scale, torch.float64)
+
+    def roughly(self) -> StoredMatrix:
+        """The same values; on a GPU, A x and Aᵀv take eleven digits of x and v, in half the time."""
+        return StoredMatrix(self.parts, self.scale, self.dtype, rough=True)
+
+    def _split(self, X: Tensor) -> bool:
+        half = self.parts[0].dtype == torch.float16 and X.dtype == torch.float32
+        return half and X.is_cuda and ACCUMULATES
+
+    def _pieces(self) -> Iterator[Tensor]:
+        """The values in the format of x, some rows at a time; views where that is their format already."""
+        for part in self.parts:
+            if part.dtype == self.dtype:
+                yield part
+            else:
+                for piece in torch.split(part, max(1, PIECE // self.shape[1])):
+                    yield piece.to(self.dtype)
+
+
+class Turnable(Protocol):
+    """A matrix that is no tensor."""
+
+    def transposed(self, V: Tensor) -> Tensor:
+        """AᵀV."""
+
+
+class Transposed:
+    """Aᵀ of a matrix that is no tensor."""
+
+    def __init__(self, matrix: Turnable) -> None:
+        self.matrix = matrix
+
+    def __matmul__(self, V: Tensor) -> Tensor:
+        """AᵀV."""
+        return self.matrix.transposed(V)
+
+
+def split_halves(X: Tensor, rough: bool = False) -> tuple[Tensor, Tensor]:
+    """[h l] (or h alone) and 2^e with X = 2^e (h + 2⁻¹¹ l); zero columns fill up to a multiple of what GPUs like."""
+    exponent = (torch.frexp(X.abs().amax()).exponent - LARGEST).clamp_min(SMALLEST)
+    factor = torch.ldexp(torch.ones((), device=X.device), exponent)
+    scaled = X / factor
+    high = scaled.half()
+    both = high if rough else torch.cat([high, ((scaled - high) * 2**DIGITS).half()], -1)
+    return pad(both, (0, -both.shape[-1] % COLUMNS)), factor
+
+
+def join_halves(both: Tensor, factor: Tensor, columns: int, rough: bool = False) -> Tensor:
+    """2^e (A h + 2⁻¹¹ A l) from A [h l], or 2^e A h from A h; of so many columns each."""
+    high = both[..., :columns]
+    if rough:
+        return high * factor
+    return torch.add(high, both[..., columns : 2 * columns], alpha=2.0**-DIGITS).mul_(factor)
+
+
+def _mm(A: Tensor, B: Tensor, rough: bool = False) -> Tensor:
+    """A B of halves, summed in single precision: by the matrix units, which cut off digits, only `TERMS` at a time."""
+    terms = len(B) if rough else TERMS
+    out = torch.mm(A[:, :terms], B[:terms], out_dtype=torch.float32)
+    for k in range(terms, len(B), terms):
+        torch.addmm(out, A[:, k : k + terms], B[k : k + terms], out_dtype=torch.float32, out=out)
+    return out
+
+
+@contextmanager
+def tensor_cores(allowed: bool) -> Iterator[None]:
+    """Products in single precision on a GPU's matrix units, which take eleven digits of each factor, where allowed."""
+    if not allowed or not torch.cuda.is_available():
+        yield
+        return
+    place = torch.backends.cuda.matmul
+    before, place.allow_tf32 = place.allow_tf32, True
+    try:
+        yield
+    finally:
+        place.allow_tf32 = before
+
+
+def load_rows(
+    features: Sequence[Selection], names: Sequence[str], device: torch.device, dtype: torch.dtype
+) -> StoredMatrix:
+    """The rows of all clients, one client after the other, in the table's own format: one copy on the device."""
+    table = features[0].table
+    table.check()
+    kind = torch.from_numpy(np.empty(0, dtype=table.values.dtype)).dtype
+    values = torch.empty(sum(map(len, features)), features[0].shape[1], dtype=kind, device=device)
+    start = 0
+    for name, x in zip(names, features, strict=True):
+        for numbers in x.pieces():
+            piece = torch.from_numpy(table.values[numbers]).to(device)
+            check_values(name, float(piece.abs().amax()) * abs(table.scale), dtype)
+            values[start : start + len(numbers)] = piece
+            start += len(numbers)
+    return StoredMatrix([values], table.scale, dtype)
+
+
+def check_values(name: str, largest: float, dtype: torch.dtype) -> None:
+    """Refuse numbers that are none, or whose squares would overflow."""
+    limit = torch.finfo(dtype).max ** 0.5 * 1e-4
+    if not np.isfinite(largest):
+        raise InputError(f"Client {name!r} has a NaN or infinite value in its rows of the table of features.")
+    if largest > limit:
+        kind = str(dtype).removeprefix("torch.")
+        raise InputError(
+            f"Client {name!r} has a feature beyond ±{limit:.0e}, too large for {kind}: scale the data first."
+        )
+
+
+def stacked(
+    features: Sequence[NDArray[Any] | Selection], intercept: bool, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The rows of all clients as one dense tensor, rows of tables copied piece by piece; an intercept is a last 1."""
+    width = features[0].shape[1]
+    A = torch.empty(sum(map(len, features)), width + intercept, dtype=dtype, device=device)
+    A[:, width:] = 1
+    kind = torch.empty(0, dtype=dtype).numpy().dtype
+    start = 0
+    for x in features:
+        pieces = [len(piece) for piece in x.pieces()] if isinstance(x, Selection) else [len(x)]
+        for k, size in zip(np.cumsum([0, *pieces[:-1]]), pieces, strict=True):
+            values = x[int(k) : int(k) + size]
+            if isinstance(values, Selection) or not values.flags.writeable:
+                values = np.array(values, dtype=kind)
+            A[start : start + size, :width] = torch.from_numpy(values)  # converted on the way
+            start += size
+    return A
+
+
+HELD = 2**25  # numbers of a client from which on its rows are not held together unless they have to be
+CHECKED = 2**23  # bytes of a copy from which on it is asked whether there is room
+
+
+class MappedMatrix:
+    """The rows of all clients as a matrix, not copied.
+
+    Args:
+        tables: where the rows are.
+        numbers: which rows, one client after the other.
+        intercept: whether a constant 1 is the last feature.
+        dtype: of x.
+        power: 2 for the squares of all entries.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, tables: Tables, numbers: Numbers, intercept: bool, dtype: torch.dtype, power: int = 1) -> None:
+        self.tables, self.numbers, self.intercept, self.dtype, self.power = tables, numbers, intercept, dtype, power
+        self.columns = tables.columns
+        self.shape = len(numbers), self.columns + intercept
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @cached_property
+    def _pieces(self) -> list[Piece]:
+        return self.tables.cut(self.numbers, self.dtype)
+
+    def _read(self, pieces: list[Piece]) -> Iterator[tuple[slice | Tensor, Tensor, float]]:
+        for at, values, scale in self.tables.read(pieces, self.dtype):
+            yield at, values if self.power == 1 else values**self.power, scale**self.power
+
+    def _split(self) -> list[list[Piece]]:
+        """As many lists of pieces as there are threads, which read side by side."""
+        number = min(thread_count(), len(self._pieces))
+        return [self._pieces[k::number] for k in range(number)]
+
+    def __matmul__(self, X: Tensor) -> Tensor:
+        """A X."""
+        out, inner = self.new_empty(len(self), X.shape[1]), X[: self.columns]
+
+        def work(pieces: list[Piece]) -> None:
+            for at, values, scale in self._read(pieces):
+                out[at] = torch.mm(values, inner if scale == 1 else scale * inner)
+
+        parallel_map(work, self._split(), self.device)
+        return out.add_(X[-1]) if self.intercept else out
+
+    @property
+    def mT(self) -> Transposed:  # noqa: N802
+        """Aᵀ."""
+        return Transposed(self)
+
+    T = mT
+
+    def transposed(self, V: Tensor) -> Tensor:
+        """AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
+        split = self._split()
+        parts = self.new_zeros(len(split), V.shape[1], self.columns)
+
+        def work(number: int) -> None:
+            part = parts[number]
+            for at, values, scale in self._read(split[number]):
+                own = V[at] if scale == 1 else scale * V[at]
+                if V.shape[1] == 1:
+                    part.mT.addmm_(values.T, own)
+                else:
+                    part.addmm_(own.mT.contiguous(), values)
+
+        parallel_map(work, range(len(split)), self.device)
+        out = parts.sum(0)
+        return (torch.cat([out, V.sum(0)[:, None]], 1) if self.intercept else out).mT
+
+    def stream(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """All rows, scaled and with their intercept, some at a time and in the order of the tables."""
+        for at, values, scale in self._read(self._pieces):
+            scaled = values if scale == 1 else scale * values
+            yield at, torch.cat([scaled, scaled.new_ones(len(scaled), 1)], 1) if self.intercept else scaled
+
+    def largest_eigenvalue(self) -> Tensor:
+        """λ_max(AᵀA), exactly for few columns, else from above."""
+        if self.shape[1] <= EXACT:
+            gram = self.new_zeros(self.shape[1], self.shape[1])
+            for _, values in self.stream():
+                gram.addmm_(values.T, values)
+            top: Tensor = torch.linalg.eigvalsh(gram)[-1]
+            return top.clamp_min(0)
+        start = random_direction(self.new_empty(self.shape[1], 1))
+        return torch.minimum(power_iteration(lambda v: self.T @ (self @ v), start), self.norms.square().sum())
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        """Some rows (a slice, a mask, or an index of any shape) as a tensor: a view where that is possible."""
+        numbers = self.numbers[rows if isinstance(rows, slice) else rows.numpy()]
+        lying = None if self.intercept or not isinstance(rows, slice) else self.tables.lying(numbers)
+        if lying is not None and lying[0].dtype == self.dtype and lying[1] == self.power == 1:
+            return lying[0]
+        size = numbers.size * self.shape[1] * self.dtype.itemsize
+        if size > CHECKED and size > (have := free(self.device)):
+            raise InputError(
+                f"{numbers.size:,} rows of features are needed at a time, {words(size)}, and {words(have)} are free: "
+                "take minibatches, or a table that has each client's rows together and in the number format of x."
+            )
+        out = self.new_empty(numbers.size, self.shape[1])
+        for at, values, scale in self._read(self.tables.cut(numbers.ravel(), self.dtype)):
+            out[at, : self.columns] = values if scale == 1 else scale * values
+        out[:, self.columns :] = 1
+        return out.view(*numbers.shape, self.shape[1])
+
+    def take(self, rows: slice | Tensor) -> MappedMatrix:
+        """Some rows, still not copied."""
+        numbers = self.numbers[rows if isinstance(rows, slice) else rows.numpy()]
+        other = MappedMatrix(self.tables, numbers, self.intercept, self.dtype, self.power)
+        if self.power == 1:
+            other.norms = self.norms[rows]
+        return other
+
+    def large(self, first: int, size: int) -> MappedMatrix | None:
+        """One client's rows where those are too many to be held together."""
+        return self.take(slice(first, first + size)) if size * self.shape[1] >= HELD else None
+
+    def square(self) -> MappedMatrix:
+        """A ∘ A."""
+        return MappedMatrix(self.tables, self.numbers, self.intercept, self.dtype, 2)
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """‖a_j‖ per row, from one pass."""
+        out = self.new_empty(len(self))
+
+        def work(pieces: list[Piece]) -> None:
+            for at, values, scale in self._read(pieces):
+                out[at] = scale * values.norm(dim=1)
+
+        parallel_map(work, self._split(), self.device)
+        return torch.hypot(out, torch.ones_like(out)) if self.intercept else out
+
+    def norm(self, dim: int) -> Tensor:
+        """The same."""
+        assert dim == 1
+        return self.norms
+
+    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        """Refuse numbers that are none or too large: the norms of their rows are, too."""
+        limit, ends = torch.finfo(self.dtype).max ** 0.5 * 1e-4, np.cumsum(sizes)
+        for row in torch.nonzero(~(self.norms <= limit))[:, 0].tolist():
+            check_range([names[int(np.searchsorted(ends, row, side="right"))]], [1], self[row : row + 1], "feature")
+
+    def contents(self) -> list[Tensor]:
+        """What tells the tables from any others, and which rows."""
+        tables = repr([table.identity for table in self.tables.tables]).encode()
+        return [torch.from_numpy(np.frombuffer(tables, dtype=np.uint8).copy()), torch.from_numpy(self.numbers)]
+
+    def new_zeros(self, *shape: int) -> Tensor:
+        """Zeros in the format of x."""
+        return torch.zeros(*shape, dtype=self.dtype)
+
+    def new_empty(self, *shape: int) -> Tensor:
+        """Numbers in the format of x."""
+        return torch.empty(*shape, dtype=self.dtype)
