@@ -11,8 +11,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import scaffpd as sp
-from scaffpd.privacy.accountant import Account, Release, ReleaseEntry, epsilon
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import Account, Release, ReleaseCounts, ReleaseEntry, epsilon
 
 dp = pytest.importorskip("dp_accounting")
 SPECIAL = dp.NeighboringRelation.REPLACE_SPECIAL
@@ -84,8 +83,8 @@ def test_solved_noise_of_samples_is_every_clients_own():
 
 
 def test_counts_add_up():
-    both = Asked(1, 2, 3, 4, 5) + Asked(10, 20)
-    assert both == Asked(11, 22, 3, 4, 5)
+    both = ReleaseCounts(1, 2, 3, 4, 5) + ReleaseCounts(10, 20)
+    assert both == ReleaseCounts(11, 22, 3, 4, 5)
     assert both.releases(6.0, 7.0, 10) == {
         Release(6.0): 11,
         Release(6.0, 0.5): 3,

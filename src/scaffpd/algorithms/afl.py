@@ -35,7 +35,7 @@ from scaffpd.algorithms.base import (
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import Agnostic
 from scaffpd.objectives.base import Objective
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +82,11 @@ class AFL(LocalMethod):
         rate = self._rate(federation)
         return {"local_rate": rate, "dual_rate": self._dual_rate(federation, federation.start(), rate)}
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """A loss and J local steps a round; those at x⁰ are known from the coupling there."""
-        return dual_releases(self, rounds) + Asked(losses=-int(self.dual_rate is None and self.batch_size is None))
+        return dual_releases(self, rounds) + ReleaseCounts(
+            losses=-int(self.dual_rate is None and self.batch_size is None)
+        )
 
     @classmethod
     def usual(cls, objective: Objective, local_steps: int, batch_size: int | None) -> dict[str, Self]:

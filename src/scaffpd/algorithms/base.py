@@ -20,7 +20,7 @@ from scaffpd.errors import InputError, count, positive, unknown
 from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vector
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.inputs import LARGEST
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 
 STEPS, CLIENTS = 1, 2  # what a round's random numbers are for: rows of minibatches, and who takes part
 WEIGHTS = ("samples", "uniform")
@@ -129,7 +129,7 @@ class Algorithm:
         """Return the rates that are used where none are given."""
         return {}
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """Return the most that a client releases in so many rounds, which the noise of private runs is solved from."""
         raise InputError(
             f"How often {type(self).__name__} asks a client is not known beforehand: give Private noise= and budget= "
@@ -224,9 +224,9 @@ class LocalMethod(Algorithm):
         """The rate that is used where none is given."""
         return {"local_rate": safe_rate(federation, self.batch_size)}
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """J local steps in every round."""
-        return Asked.over(self.batch_size, gradients=rounds * self.local_steps)
+        return ReleaseCounts.over(self.batch_size, gradients=rounds * self.local_steps)
 
     def _plan(self, state: ServerState, **more: Any) -> LocalPlan:
         key = (state.seed, state.rounds + 1, STEPS)
@@ -318,16 +318,16 @@ def dual_step(objective: Objective, s: Vector, weights: Vector, rate: float) -> 
     return objective.prox(s, weights, rate) if sane else weights
 
 
-def dual_releases(method: Any, rounds: int) -> Asked:
+def dual_releases(method: Any, rounds: int) -> ReleaseCounts:
     """Local steps and a loss in every round; the coupling at x⁰ where the dual rate is left out."""
     if not method.objective.simplex:
         raise InputError(
             f"{type(method).__name__} starts from exact losses where weights are not on the simplex: "
             f"{method.objective!r} cannot be private with it; use ScaffPD."
         )
-    start = Asked.points(1) if method.dual_rate is None else Asked()
+    start = ReleaseCounts.points(1) if method.dual_rate is None else ReleaseCounts()
     steps = rounds * method.local_steps
-    return start + Asked.over(method.batch_size, gradients=steps, losses=rounds)
+    return start + ReleaseCounts.over(method.batch_size, gradients=steps, losses=rounds)
 
 
 def check_objective(method: Any, objective: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import MinimaxMethod, MinimaxState, safe_dual_rate, steepest
 from scaffpd.federation import Constants, Federation, Gradients, Vector
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,9 @@ class CentralMethod(MinimaxMethod):
         server_rate, dual_rate = self._rates(federation.constants(), at)
         return {"server_rate": server_rate, "dual_rate": dual_rate}
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """Losses and gradients at every point."""
-        return Asked.points(rounds + 1)
+        return ReleaseCounts.points(rounds + 1)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> CentralState:
         """Ask at x⁰; λ⁰ is the objective's prior."""

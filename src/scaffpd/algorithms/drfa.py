@@ -40,7 +40,7 @@ from scaffpd.algorithms.base import (
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import Agnostic
 from scaffpd.objectives.base import Objective
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 
 PLACE = 0  # what a round's minibatches of losses are for
 
@@ -84,7 +84,7 @@ class DRFA(LocalMethod):
         rate = self._rate(federation)
         return {"local_rate": rate, "dual_rate": self._dual_rate(federation, federation.start(), rate)}
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """A loss and J local steps a round."""
         return dual_releases(self, rounds)
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 from scaffpd.algorithms.base import dual_step
 from scaffpd.algorithms.central import CentralMethod, CentralState, descent
 from scaffpd.federation import Federation
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Extragradient(CentralMethod):
 
     published: ClassVar[str] = "Extragradient"
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """Two points a round."""
-        return Asked.points(2 * rounds + 1)
+        return ReleaseCounts.points(2 * rounds + 1)
 
     def round(self, federation: Federation, state: CentralState) -> CentralState:
         """A trial step, and the step."""

@@ -19,7 +19,7 @@ from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
 from scaffpd.federation import Constants, Federation
 from scaffpd.objectives.base import Objective
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.steps import Auto, Fixed
 
 
@@ -69,7 +69,7 @@ class Fair(MinimaxMethod):
         """As the chosen method does."""
         return self._method(state.constants).uncertified(state)
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """As Scaff-PD does, which is the choice where there is noise."""
         return ScaffPD(self.objective, self.local_steps, self.batch_size).releases(rounds)
 

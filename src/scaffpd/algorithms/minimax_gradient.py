@@ -24,7 +24,7 @@ from torch import Tensor
 from scaffpd.algorithms.base import MinimaxMethod, MinimaxState, steepest
 from scaffpd.federation import Federation, Gradients, Vector
 from scaffpd.objectives.inputs import LARGEST
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.saddle import solve_saddle
 
 GROW, SHRINK = 1.6, 0.97  # of L̂ after a rejected and an accepted step
@@ -61,9 +61,9 @@ class MinimaxGradient(MinimaxMethod):
 
     sees_vectors: ClassVar[bool] = True
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """At most two points a round."""
-        return Asked.points(2 * rounds + 1)
+        return ReleaseCounts.points(2 * rounds + 1)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> MinimaxGradientState:
         """The clients' answers at x⁰ = y."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import Algorithm, LocalMethod, ServerState, begin, client_weights, moved
 from scaffpd.federation import Federation, Memory
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 
 COIN = 2  # what a round's random numbers are for
 UNKNOWN_CONDITION = 10  # local steps where κ is not known: no strong convexity
@@ -58,7 +58,7 @@ class ProxSkip(LocalMethod):
     local_steps: int | None = None  # type: ignore[assignment]
     weights: str = "uniform"
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """The number of local steps is drawn: nothing is known beforehand."""
         return Algorithm.releases(self, rounds)
 

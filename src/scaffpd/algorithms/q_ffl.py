@@ -26,7 +26,7 @@ from scaffpd.algorithms.base import LOSSES, UPDATES, AveragingMethod, begin, mov
 from scaffpd.algorithms.fed_avg import FedAvgState
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Federation, Vector
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 
 TINY = 1e-300  # a loss of zero has no q−1 st power
 
@@ -60,9 +60,9 @@ class QFFL(AveragingMethod):
         prior = self._prior(federation, samples)
         return FedAvgState(x=x, weights=prior, losses=losses, seed=seed, local_rate=self._rate(federation), prior=prior)
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """A loss in every round besides."""
-        return super().releases(rounds) + Asked(losses=rounds)
+        return super().releases(rounds) + ReleaseCounts(losses=rounds)
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """Local steps of some clients, weighted by F^q, with the step length that q asks for."""

@@ -33,7 +33,7 @@ from scaffpd.certificate import EPSILON
 from scaffpd.errors import count
 from scaffpd.federation import Federation, Gradients, Vector
 from scaffpd.objectives.inputs import LARGEST
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.quasi_newton import InverseHessian, Pairs, compact, conjugated
 from scaffpd.saddle import solve_saddle
 
@@ -83,9 +83,9 @@ class QuasiNewtonMinimax(MinimaxMethod):
         super().__post_init__()
         count("QuasiNewtonMinimax", "pairs", self.pairs)
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """Losses and gradients at every point."""
-        return Asked.points(rounds + 1)
+        return ReleaseCounts.points(rounds + 1)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> QuasiNewtonMinimaxState:
         """The clients' answers at x⁰."""

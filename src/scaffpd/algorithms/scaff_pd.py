@@ -29,7 +29,7 @@ from scaffpd.algorithms.base import GRADIENTS, UPDATES, MinimaxMethod, MinimaxSt
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, LocalPlan, Vector
 from scaffpd.objectives.inputs import LARGEST
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.steps import Auto, StepRule
 from scaffpd.steps.base import Problem, Rates, Trial
 
@@ -90,11 +90,11 @@ class ScaffPD(MinimaxMethod):
         """Whether losses and gradients are over all samples, as a certificate needs."""
         return self.batch_size is None or self.full_gradients
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """A point a round, and J local steps, the first of which is c_i where it is over all samples."""
-        points = Asked.points(rounds + 1, None if self.exact else self.batch_size)
+        points = ReleaseCounts.points(rounds + 1, None if self.exact else self.batch_size)
         known = rounds if self.batch_size is None else 0
-        return points + Asked.over(self.batch_size, gradients=rounds * self.local_steps - known)
+        return points + ReleaseCounts.over(self.batch_size, gradients=rounds * self.local_steps - known)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffPDState:
         """Steps (1) and (2) at x⁰."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from scaffpd.algorithms.base import GRADIENTS, UPDATES, AveragingMethod, ServerState, begin, moved
 from scaffpd.errors import unknown
 from scaffpd.federation import Federation, Memory, Vector
-from scaffpd.privacy.releases import Asked
+from scaffpd.privacy.accountant import ReleaseCounts
 
 OPTIONS = ("I", "II")
 VARIATES = 0  # what a round's minibatches of option I are for
@@ -66,9 +66,9 @@ class Scaffold(AveragingMethod):
         if self.option not in OPTIONS:
             raise unknown("option", self.option, OPTIONS)
 
-    def releases(self, rounds: int) -> Asked:
+    def releases(self, rounds: int) -> ReleaseCounts:
         """With option I another gradient, which comes with its loss."""
-        more = Asked.points(rounds, self.batch_size) if self.option == "I" else Asked()
+        more = ReleaseCounts.points(rounds, self.batch_size) if self.option == "I" else ReleaseCounts()
         return super().releases(rounds) + more
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffoldState:

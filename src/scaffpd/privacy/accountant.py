@@ -252,3 +252,60 @@ class Account:
                 own = self.releases[entry.client]
                 own[entry.release] = own.get(entry.release, 0) + more
                 self.entries[entry.mark] = entry
+
+
+@dataclass(frozen=True)
+class ReleaseCounts:
+    """The most releases of a client.
+
+    Attributes:
+        gradients: over all of its records.
+        losses: over all of them.
+        sampled_gradients: over Poisson samples, local steps among them.
+        sampled_losses: over Poisson samples.
+        batch_size: b, of the samples; `None` where there are none.
+    """
+
+    gradients: int = 0
+    losses: int = 0
+    sampled_gradients: int = 0
+    sampled_losses: int = 0
+    batch_size: int | None = None
+
+    @classmethod
+    def over(cls, batch_size: int | None, gradients: int = 0, losses: int = 0) -> ReleaseCounts:
+        """So many over samples of b records, or over all records where b is `None`."""
+        if batch_size is None:
+            return cls(gradients, losses)
+        return cls(sampled_gradients=gradients, sampled_losses=losses, batch_size=batch_size)
+
+    @classmethod
+    def points(cls, n: int, batch_size: int | None = None) -> ReleaseCounts:
+        """Losses and gradients at n points."""
+        return cls.over(batch_size, n, n)
+
+    def __add__(self, other: ReleaseCounts) -> ReleaseCounts:
+        """Both."""
+        if None not in (self.batch_size, other.batch_size) and self.batch_size != other.batch_size:
+            raise InputError(f"Batches of {self.batch_size} and of {other.batch_size} rows do not share one budget.")
+        return ReleaseCounts(
+            self.gradients + other.gradients,
+            self.losses + other.losses,
+            self.sampled_gradients + other.sampled_gradients,
+            self.sampled_losses + other.sampled_losses,
+            self.batch_size or other.batch_size,
+        )
+
+    def releases(self, noise: float, loss_noise: float, samples: int | None) -> dict[Release, int]:
+        """The same for a client of m_i records with these noise multipliers."""
+        rate = 1.0 if self.batch_size is None or samples is None else min(1.0, self.batch_size / samples)
+        counts: dict[Release, int] = {}
+        for release, n in (
+            (Release(noise), self.gradients),
+            (Release(noise, rate), self.sampled_gradients),
+            (Release(loss_noise), self.losses),
+            (Release(loss_noise, rate), self.sampled_losses),
+        ):
+            if n:
+                counts[release] = counts.get(release, 0) + n
+        return counts

@@ -18,11 +18,10 @@ from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import loss_named
 from scaffpd.models.module import ModuleOracle
 from scaffpd.models.oracle import Arrays, Features, Oracle
-from scaffpd.privacy.accountant import Account, solved
+from scaffpd.privacy.accountant import Account, ReleaseCounts, solved
 from scaffpd.privacy.clipped import ClippedSums, LinearSums, ModuleSums
 from scaffpd.privacy.noise import client_key, digest, secret_bytes
 from scaffpd.privacy.oracle import PrivateClient, PrivateOracle
-from scaffpd.privacy.releases import Asked
 
 ROUNDS = 30  # every round is a release of a gradient and a loss
 LOCAL_STEPS = 1  # the first local gradient is known already; every further one is a release
@@ -151,7 +150,7 @@ class Private:
                 raise InputError(f"Private.solved finds {name} by itself: leave it out.")
         methods = algorithm if isinstance(algorithm, list | tuple) else [algorithm]
         count("Private.solved", "rounds", rounds)
-        questions = sum((method.releases(rounds) for method in methods), Asked())
+        questions = sum((method.releases(rounds) for method in methods), ReleaseCounts())
         sizes: list[int | None] = [None]
         if questions.batch_size is not None:
             if samples is None:
@@ -237,12 +236,12 @@ def _content(array: Any) -> bytes:
     return digest(str(values.dtype), values.shape, values.tobytes())
 
 
-def _ratio(questions: Asked, share: float) -> float:
+def _ratio(questions: ReleaseCounts, share: float) -> float:
     """z_L/z for which losses take that share of Σ n/z²."""
     losses, gradients = questions.losses + questions.sampled_losses, questions.gradients + questions.sampled_gradients
     return float(np.sqrt(losses * (1 - share) / (share * gradients))) if losses and gradients else 1.0
 
 
 @lru_cache(maxsize=4096)
-def _noise(questions: Asked, samples: int | None, ratio: float, epsilon: float, delta: float) -> float:
+def _noise(questions: ReleaseCounts, samples: int | None, ratio: float, epsilon: float, delta: float) -> float:
     return solved(lambda z: questions.releases(z, ratio * z, samples), epsilon, delta)
