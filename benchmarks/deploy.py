@@ -26,9 +26,9 @@ from pathlib import Path
 import psutil
 
 import scaffpd as sp
-from scaffpd.deploy.coordinator.coordinate import coordinate
-from scaffpd.deploy.in_process import InProcess
+from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.local import engine_named
+from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.processes import MARK
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.deploy.supervise import wait_for

@@ -19,10 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from scaffpd.cli import run as scaffpd
-from scaffpd.deploy.coordinator.coordinate import coordinate
-from scaffpd.deploy.in_process import InProcess
+from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.local import write_hospitals
-from scaffpd.deploy.protocol.transport import Failure
+from scaffpd.deploy.messages import Failure, InProcess
 from scaffpd.deploy.silo.silo import Silo
 
 HOME = Path("hospitals")

@@ -26,15 +26,13 @@ from secure_picture import draw
 
 import scaffpd as sp
 from scaffpd.data import digits, heart_disease
-from scaffpd.deploy.coordinator.line import Question
-from scaffpd.deploy.coordinator.parties import SiloParties
-from scaffpd.deploy.protocol import masks
-from scaffpd.deploy.protocol.plans import batch_values
-from scaffpd.deploy.protocol.wire import Message, encode
+from scaffpd.deploy import mask_messages
+from scaffpd.deploy.messages import Message, batch_values, encode
+from scaffpd.deploy.secure import SiloParties
+from scaffpd.deploy.session import SiloRequest
 from scaffpd.masking import Aggregator, FixedPoint, Identity, Party, Terms
-from scaffpd.masking.streams import nonce
-from scaffpd.secure.company import Company
-from scaffpd.secure.reach import Masked, Member, Part, Wanted
+from scaffpd.masking.keys import nonce
+from scaffpd.secure.channel import Contribution, DisclosureGuard, GuardedParty, MaskedReply, SumRequest
 
 CLIENTS, LENGTHS = (4, 10, 32, 100), (10**3, 10**5, 10**6, 5 * 10**6)
 TIMED = 3  # clients whose masks are timed
@@ -74,14 +72,14 @@ def parties(n: int) -> dict[str, Party]:
     return found
 
 
-def asked(about: Any, *given: Any) -> Question:
+def asked(about: Any, *given: Any) -> SiloRequest:
     """The question that the coordinator would put."""
-    seen: list[Question] = []
+    seen: list[SiloRequest] = []
     about(SiloParties(lambda question, names, check: seen.append(question) or {}), *given)
     return seen[0]
 
 
-def size(question: Question, name: str) -> int:
+def size(question: SiloRequest, name: str) -> int:
     """Bytes of a question to one client, without the vectors that plain sums send as well."""
     more, arrays = question.personal.get(name, ({}, {}))
     return len(encode(Message(question.kind, {**question.values, **more, **NAMES}, {**question.arrays, **arrays})))
@@ -100,18 +98,20 @@ def secure_sum(n: int, length: int, limits: tuple[int | None, int | None]) -> di
     vector = np.random.default_rng(0).standard_normal(length)
     opened = {name: party.share(terms) for name, party in everyone.items()}
     aggregator, up, down, seconds, vectors = Aggregator(terms, opened, length), 0, 0, [], {}
-    about = Question("gradients", {**batch_values(None, (0, 1, 0)), "parts": ["c"]})
-    question = asked(SiloParties.mask, aggregator, Wanted(about, dict.fromkeys(everyone, weight), numbers), length)
+    about = SiloRequest("gradients", {**batch_values(None, (0, 1, 0)), "parts": ["c"]})
+    question = asked(SiloParties.mask, aggregator, SumRequest(about, dict.fromkeys(everyone, weight), numbers), length)
     closing = asked(SiloParties.reveal, terms, list(everyone), following)
     for name in first:
         start = time.process_time()
-        around = masks.around_of(question.personal[name][1], terms, name)
-        found = Member(everyone[name], Company()).answer(Part(weight, 1.0, 0.9), terms, around, numbers, vector)
+        around = mask_messages.around_of(question.personal[name][1], terms, name)
+        found = GuardedParty(everyone[name], DisclosureGuard()).answer(
+            Contribution(weight, 1.0, 0.9), terms, around, numbers, vector
+        )
         shares = everyone[name].reveal(terms.exchange, terms.names)
-        shown = masks.opened_arrays(everyone[name].share(following), following, name)
+        shown = mask_messages.opened_arrays(everyone[name].share(following), following, name)
         seconds.append(time.process_time() - start)
         up += reply(name, {"exponent": found.exponent}, masked=_taken(found).view(np.int64)) // TIMED
-        up += reply(name, {}, **masks.share_arrays(shares, terms, name), **shown) // TIMED
+        up += reply(name, {}, **mask_messages.share_arrays(shares, terms, name), **shown) // TIMED
         down += (size(question, name) + size(closing, name)) // TIMED
         vectors[name] = _taken(found)
     revealed = {}
@@ -127,7 +127,7 @@ def secure_sum(n: int, length: int, limits: tuple[int | None, int | None]) -> di
     return {"up": up, "down": down, "client": min(seconds), "server": server, "neighbours": terms.degree}
 
 
-def _taken(found: Masked) -> Any:
+def _taken(found: MaskedReply) -> Any:
     assert found.vector is not None
     return found.vector
 

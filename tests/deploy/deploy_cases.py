@@ -9,14 +9,11 @@ from pathlib import Path
 import numpy as np
 
 import scaffpd as sp
-from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.coordinator.run_folder import RunFolder
-from scaffpd.deploy.in_process import InProcess
+from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import write_hospitals
-from scaffpd.deploy.protocol.setup import linear
-from scaffpd.deploy.protocol.transport import Failure
-from scaffpd.deploy.protocol.wire import Message, decode, encode
+from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode, linear
 from scaffpd.deploy.silo.silo import Silo
 
 MODEL = '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n'
@@ -102,7 +99,7 @@ def changed(**arrays):
 
 def encoded(path, places):
     """Every silo's rows as the run's agreement has them, and the model: what a cohort needs."""
-    setup = RunFolder(FederationFile.read(path).folder).setup()
+    setup = DeployedRun(FederationFile.read(path).folder).setup()
     silos = opened(places)
     rows = {n: silos[n].data.encoded(dict(setup.schema), setup.mean, setup.deviation) for n in places}
     return rows, linear(setup.model)

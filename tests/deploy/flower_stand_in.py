@@ -76,7 +76,7 @@ def note(reply, question):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    NAMES = ("scaffpd.deploy.silo.silo", "scaffpd.deploy.coordinator.coordinate")
+    NAMES = ("scaffpd.deploy.silo.silo", "scaffpd.deploy.coordinate")
 
     def find_spec(self, name, path=None, target=None):
         return importlib.util.spec_from_loader(name, self) if name in self.NAMES else None

@@ -8,10 +8,9 @@ import numpy as np
 from deploy_cases import events, opened
 from test_faults import is_right
 
-from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.in_process import InProcess
-from scaffpd.deploy.protocol.wire import Message, decode, encode
+from scaffpd.deploy.messages import InProcess, Message, decode, encode
 
 
 class Liar:

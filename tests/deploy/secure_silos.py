@@ -8,7 +8,7 @@ from scipy.stats import chi2
 
 import scaffpd as sp
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.protocol.wire import decode
+from scaffpd.deploy.messages import decode
 from scaffpd.deploy.silo.silo import Silo
 
 OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'

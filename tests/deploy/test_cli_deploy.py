@@ -159,7 +159,7 @@ def test_quiet_is_quiet(tmp_path, capsys):
 
 
 def test_two_coordinators_do_not_share_a_folder(tmp_path):
-    from scaffpd.deploy.coordinator.run_folder import RunFolder
+    from scaffpd.deploy.deployed_run import DeployedRun
 
-    with RunFolder(tmp_path / "run").locked(), pytest.raises(InputError, match="Another coordinator is at work"):
-        RunFolder(tmp_path / "run").locked().__enter__()
+    with DeployedRun(tmp_path / "run").locked(), pytest.raises(InputError, match="Another coordinator is at work"):
+        DeployedRun(tmp_path / "run").locked().__enter__()

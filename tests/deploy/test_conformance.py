@@ -7,9 +7,9 @@ import pytest
 from deploy_cases import MODEL, cohort, federation, model_of, opened
 
 import scaffpd as sp
-from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.in_process import InProcess
+from scaffpd.deploy.messages import InProcess
 
 OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
 ALGORITHMS = {

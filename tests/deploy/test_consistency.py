@@ -9,13 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scaffpd as sp
-from scaffpd.deploy.coordinator.checks import troubles
-from scaffpd.deploy.coordinator.consistency import KEPT, LARGER, Consistency, Shape, together
-from scaffpd.deploy.coordinator.judge import Judge
-from scaffpd.deploy.coordinator.opening import Facts
-from scaffpd.deploy.coordinator.sizes import absurd
-from scaffpd.deploy.protocol.setup import Setup
-from scaffpd.deploy.protocol.wire import Message
+from scaffpd.deploy.agreement import Facts
+from scaffpd.deploy.byzantine import KEPT, LARGER, Consistency, Judge, Shape, absurd, contradict_each_other, troubles
+from scaffpd.deploy.messages import Message, Setup
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 
 LOSSES = ("squared", "logistic", "softmax")
@@ -156,7 +152,7 @@ def test_the_test_is_the_theorem_as_printed(seed):
             f = np.array([f0 + shift, 0.0])
             holds = all(f[i] >= printed(f, g, x, mu, L, i, j) for i, j in ((0, 1), (1, 0)))
             claims = [shape.claim(x[i], float(f[i]), g[i], (0.0, 0.0)) for i in (0, 1)]
-            assert (together(shape, *claims) is None) == holds
+            assert (contradict_each_other(shape, *claims) is None) == holds
 
 
 @pytest.mark.parametrize("loss", LOSSES)

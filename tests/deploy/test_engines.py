@@ -14,18 +14,18 @@ from test_conformance import OBJECTIVE, agrees, settings
 from test_faults import is_right
 
 import scaffpd as sp
-from scaffpd.deploy.coordinator.coordinate import Outcome, coordinate
+from scaffpd.deploy.coordinate import Outcome, coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.coordinator.run_folder import RunFolder
-from scaffpd.deploy.in_process import InProcess
+from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import LocalDeployment, engine_named
+from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.supervise import RetryPolicy, Supervisor, wait_for
 
 NAMES = ("ScaffPD", "Scaffold", "FedAvg", "DRFA")
 
 
 def outcome_of(path):
-    return Outcome.of(RunFolder(FederationFile.read(path).folder))
+    return Outcome.of(DeployedRun(FederationFile.read(path).folder))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,7 +68,7 @@ class Deployed:
             assert old in text, old
             text = text.replace(old, new)
         self.path.write_text(text + more)
-        return RunFolder(FederationFile.read(self.path).folder)
+        return DeployedRun(FederationFile.read(self.path).folder)
 
     def supervise(self, folder, look=lambda: None, seconds=400):
         quorum = FederationFile.read(self.path).policy.quorum

@@ -18,10 +18,10 @@ from deploy_cases import (
 )
 
 import scaffpd as sp
-from scaffpd.deploy.coordinator.coordinate import coordinate, finished
+from scaffpd.deploy.coordinate import coordinate, finished
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.coordinator.run_folder import RunFolder
-from scaffpd.deploy.protocol.wire import Message, decode, encode
+from scaffpd.deploy.deployed_run import DeployedRun
+from scaffpd.deploy.messages import Message, decode, encode
 
 SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]'}
 TOL = 1e-6
@@ -59,7 +59,7 @@ def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, 
     assert [e["what"] for e in events(path) if e["silo"] == who][:1] == ["absent"]
     assert (
         any(e["what"] == "dropped" for e in events(path))
-        or not RunFolder(FederationFile.read(path).folder).segments()[1:]
+        or not DeployedRun(FederationFile.read(path).folder).segments()[1:]
     )
 
 
@@ -216,7 +216,7 @@ def test_a_dropped_silo_that_comes_back_later_joins_a_new_segment(tmp_path):
     assert outcome.status == "converged"
     assert set(outcome.members) == set(places)
     assert [e["what"] for e in events(path)] == ["absent", "dropped", "back", "joined"]
-    segments = RunFolder(FederationFile.read(path).folder).segments()
+    segments = DeployedRun(FederationFile.read(path).folder).segments()
     assert [len(s.members) for s in segments] == [4, 3, 4]
     best = optimum(path, places, list(outcome.members))
     assert value(path, places, outcome.members, model_of(path)) - value(path, places, outcome.members, best.x) <= 1e-9
@@ -437,7 +437,7 @@ def test_whoever_asks_first_the_run_goes_on(tmp_path):
     """A supervisor asks before it starts an engine, and waits for an outcome; the coordinator asks once more."""
     path, places = federation(tmp_path, more=QUICK)
     first, _ = run(path, places)
-    folder = RunFolder(FederationFile.read(path).folder)
+    folder = DeployedRun(FederationFile.read(path).folder)
     assert finished(FederationFile.read(path), folder) == first
     path.write_text(path.read_text().replace("tol = 1e-6", "tol = 1e-11"))
     assert finished(FederationFile.read(path), folder) is None

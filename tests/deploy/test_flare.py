@@ -24,8 +24,8 @@ from scaffpd.deploy.flare import client, provision, server
 from scaffpd.deploy.flare.admin import AdminSession
 from scaffpd.deploy.flare.local import FlareEngine, free_ports
 from scaffpd.deploy.flare.provision import FlareProject, write_project
+from scaffpd.deploy.messages import Failure
 from scaffpd.deploy.processes import Processes
-from scaffpd.deploy.protocol.transport import Failure
 from scaffpd.errors import InputError
 
 

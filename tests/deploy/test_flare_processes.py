@@ -26,7 +26,7 @@ import importlib.util, pathlib, sys
 class Standins:
     files = {
         "scaffpd.deploy.silo.silo": "silo_standin.py",
-        "scaffpd.deploy.coordinator.coordinate": "coordinate_standin.py",
+        "scaffpd.deploy.coordinate": "coordinate_standin.py",
     }
     def find_spec(self, name, path=None, target=None):
         if name in self.files:

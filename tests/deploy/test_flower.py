@@ -22,7 +22,7 @@ from scaffpd.deploy.flower import apps
 from scaffpd.deploy.flower.apps import GridTransport
 from scaffpd.deploy.flower.project import write_app, write_certificates, write_node_key
 from scaffpd.deploy.flower.simulate import InProcessGrid, simulate
-from scaffpd.deploy.protocol.transport import Failure
+from scaffpd.deploy.messages import Failure
 from scaffpd.errors import InputError
 
 

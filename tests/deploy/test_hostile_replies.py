@@ -8,9 +8,9 @@ from deploy_cases import QUICK, events, federation, model_of, opened
 from hostile_cases import Liar, array, attacked, is_quarantined, loss, stale
 from test_faults import SCAFF_PD
 
-from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.in_process import InProcess
+from scaffpd.deploy.messages import InProcess
 
 ATTACKS = {
     "absurd gradient": ("absurd size", {"gradients": array("c", lambda c: 1e9 * c, 2)}),

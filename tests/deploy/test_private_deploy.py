@@ -9,10 +9,9 @@ import pytest
 from deploy_cases import Faulty, cohort, federation, model_of, opened
 
 from scaffpd import Cohort, Linear, Private
-from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.in_process import InProcess
-from scaffpd.deploy.protocol.wire import Message, decode, encode
+from scaffpd.deploy.messages import InProcess, Message, decode, encode
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.deploy.silo.silo_file import SiloFile

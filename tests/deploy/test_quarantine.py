@@ -11,12 +11,10 @@ from hostile_cases import Liar, array, attacked, is_quarantined, loss, weights
 from test_faults import LIES, SCAFF_PD, is_right
 
 import scaffpd as sp
-from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.coordinator.line import Line, Question
-from scaffpd.deploy.in_process import InProcess
-from scaffpd.deploy.protocol.transport import Failure
-from scaffpd.deploy.protocol.wire import Message, decode, encode
+from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
+from scaffpd.deploy.session import Session, SiloRequest
 from scaffpd.errors import InputError
 
 
@@ -196,10 +194,10 @@ def said(number, name="va"):
 
 
 def exchanged(reply, times=3):
-    """What `Line` makes of the replies to some questions in a row."""
-    line = Line(InProcess({"va": Echo(reply)}))
+    """What `Session` makes of the replies to some questions in a row."""
+    line = Session(InProcess({"va": Echo(reply)}))
     line.sites["va"] = "va"
-    return [line.exchange(Question("losses"), ["va"], 1.0)["va"] for _ in range(times)]
+    return [line.exchange(SiloRequest("losses"), ["va"], 1.0)["va"] for _ in range(times)]
 
 
 def test_a_line_takes_no_answer_twice():
@@ -232,10 +230,10 @@ def test_a_line_takes_no_answer_to_an_earlier_question():
 
 def test_no_two_questions_have_the_same_number():
     echo = Echo(lambda question, seen: said(question.values["question"]))
-    line = Line(InProcess({"va": echo}))
+    line = Session(InProcess({"va": echo}))
     line.sites["va"] = "va"
     for _ in range(50):
-        line.exchange(Question("losses"), ["va"], 1.0)
+        line.exchange(SiloRequest("losses"), ["va"], 1.0)
     numbers = [decode(question, 2**31).values["question"] for question in echo.seen]
     assert len(set(numbers)) == 50
     assert all(a != b for a, b in pairwise(numbers))

@@ -18,16 +18,16 @@ from secure_silos import (
 )
 
 import scaffpd as sp
-from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.coordinator.run_folder import RunFolder
-from scaffpd.deploy.protocol.wire import Message, decode, encode
+from scaffpd.deploy.deployed_run import DeployedRun
+from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 
 
 def setup(path):
-    return RunFolder(FederationFile.read(path).folder).setup()
+    return DeployedRun(FederationFile.read(path).folder).setup()
 
 
 def kinds(transport):
@@ -227,8 +227,8 @@ def test_nothing_else_leaves_and_the_detector_can_tell(tmp_path, monkeypatch):
     plain, elsewhere = federation(tmp_path / "b", replacing=SCAFF_PD, more=QUICK)
     _, open_ = run(plain, elsewhere)
     assert any("'c'" in leak for leak in leaks(open_.log))
-    monkeypatch.setattr("scaffpd.masking.party.add_stream", lambda total, key, sign: None)
-    monkeypatch.setattr("scaffpd.masking.aggregator.add_stream", lambda total, key, sign: None)
+    monkeypatch.setattr("scaffpd.masking.exchange.add_stream", lambda total, key, sign: None)
+    monkeypatch.setattr("scaffpd.masking.exchange.add_stream", lambda total, key, sign: None)
     bare, where = secured(tmp_path / "c")
     _, unmasked = run(bare, where)
     assert sum("not uniform" in leak for leak in leaks(unmasked.log)) == len(where)

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 
 from scaffpd.cli import app
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.protocol.wire import Message, decode, encode
+from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 from scaffpd.masking import Identity
-from scaffpd.masking.identity import Authority
+from scaffpd.masking.keys import Authority
 
 DAY = datetime.timedelta(days=1)
 

@@ -9,10 +9,10 @@ from test_conformance import EVERYTHING, settings
 
 import scaffpd as sp
 from scaffpd.algorithms import ALGORITHMS
-from scaffpd.deploy.coordinator.coordinate import coordinate
+from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.coordinator.run_folder import RunFolder
-from scaffpd.deploy.protocol.wire import Message, decode, digest, encode
+from scaffpd.deploy.deployed_run import DeployedRun
+from scaffpd.deploy.messages import Message, decode, digest, encode
 from scaffpd.deploy.silo.silo import Silo
 
 # every kind of answer, and the shapes of all that may be in it, with d parameters and k directions
@@ -41,7 +41,7 @@ def test_nothing_leaves_but_what_the_algorithm_needs(tmp_path, name):
     transport = Faulty(places)
     assert coordinate(path, transport).final
     algorithm = type(FederationFile.read(path).algorithm).__name__
-    asked, setup = set(), RunFolder(FederationFile.read(path).folder).setup()
+    asked, setup = set(), DeployedRun(FederationFile.read(path).folder).setup()
     for _, question, answer in transport.log:
         question, answer = decode(question, 2**31), decode(answer, 2**31)
         if answer.kind == "missing":
@@ -85,7 +85,7 @@ def ready(tmp_path):
     )
     outcome, transport = run(path, places)
     assert outcome.final
-    setup = RunFolder(FederationFile.read(path).folder).setup()
+    setup = DeployedRun(FederationFile.read(path).folder).setup()
     x = np.zeros(27)
 
     def ask(kind, arrays=None, **values):
@@ -229,7 +229,7 @@ def test_single_rows_are_not_told(tmp_path):
     assert outcome.status == "converged"
     table = (FederationFile.read(path).folder / "clients.csv").read_text().splitlines()
     assert ",nan,nan" in table[-1].replace("0,nan,nan", ",nan,nan")
-    silo, setup = Silo.open(place), RunFolder(FederationFile.read(path).folder).setup()
+    silo, setup = Silo.open(place), DeployedRun(FederationFile.read(path).folder).setup()
 
     def ask(kind, arrays=None, **values):
         return decode(silo.answer(encode(Message(kind, {"question": "1", **values}, arrays or {}))), 2**31)

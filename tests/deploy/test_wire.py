@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from scaffpd.deploy.protocol.wire import Message, WireError, decode, digest, encode
+from scaffpd.deploy.messages import Message, WireError, decode, digest, encode
 
 values = st.recursive(
     st.none()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from scaffpd.masking import Aggregator, FixedPoint, Identity, Party, Terms
-from scaffpd.masking.streams import nonce
+from scaffpd.masking.keys import nonce
 
 
 def parties(names):

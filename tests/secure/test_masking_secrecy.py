@@ -19,10 +19,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
 from scaffpd.errors import InputError
-from scaffpd.masking import Aggregator, Card, FixedPoint, Identity, Opened, Party, Terms, shamir
-from scaffpd.masking import party as party_module
-from scaffpd.masking.identity import Authority
-from scaffpd.masking.streams import add_stream
+from scaffpd.masking import Aggregator, Card, FixedPoint, Identity, Opened, Party, Terms, keys
+from scaffpd.masking import exchange as party_module
+from scaffpd.masking.keys import Authority, add_stream
 
 NAMES = ["a", "b", "c", "d", "e"]
 ALARM = 1e-9  # keys are random: a false alarm once in a thousand million runs
@@ -213,8 +212,8 @@ def test_who_colludes_knows_too_little():
         places, secret = list(held), clients[victim]._open["e"]
         few, enough = places[: terms.colluding], places[: terms.threshold]
         for k, whole in enumerate((secret.key, secret.mask)):
-            assert shamir.join({place: held[place][k] for place in few}) != whole
-            assert shamir.join({place: held[place][k] for place in enough}) == whole
+            assert keys.join({place: held[place][k] for place in few}) != whole
+            assert keys.join({place: held[place][k] for place in enough}) == whole
 
 
 def test_a_client_wants_to_be_safe_from_as_many_as_it_says():

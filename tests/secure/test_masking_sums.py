@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from masking_cases import exchange, parties
 
 from scaffpd.errors import InputError
-from scaffpd.masking import FixedPoint, Incomplete, Terms, shamir
-from scaffpd.masking.fixed_point import OutOfRange, exponent_of
+from scaffpd.masking import FixedPoint, Incomplete, Terms, keys
+from scaffpd.masking.terms import OutOfRange, exponent_of
 
 NAMES = [f"c{i:02d}" for i in range(12)]
 
@@ -108,26 +108,26 @@ def test_clip_is_checked_before_anything_is_masked(clients):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, shamir.PRIME - 1), st.integers(1, 8), st.integers(0, 5), st.randoms())
+@given(st.integers(0, keys.PRIME - 1), st.integers(1, 8), st.integers(0, 5), st.randoms())
 def test_any_threshold_of_shares_gives_the_secret_back(secret, threshold, more, random):
     places = random.sample(range(1, 200), threshold + more)
-    shares = dict(zip(places, shamir.split(secret, threshold, places), strict=True))
+    shares = dict(zip(places, keys.split(secret, threshold, places), strict=True))
     chosen = random.sample(places, threshold)
-    assert shamir.join({place: shares[place] for place in chosen}) == secret
+    assert keys.join({place: shares[place] for place in chosen}) == secret
 
 
 def test_fewer_shares_say_nothing():
     """With τ − 1 shares fixed, every secret is as likely: there is a last share for each of them."""
-    shares = dict(zip([1, 2, 3], shamir.split(77, 3, [1, 2, 3]), strict=True))
-    seen = {shamir.join({1: shares[1], 2: shares[2], 3: last}) for last in range(50)}
+    shares = dict(zip([1, 2, 3], keys.split(77, 3, [1, 2, 3]), strict=True))
+    seen = {keys.join({1: shares[1], 2: shares[2], 3: last}) for last in range(50)}
     assert len(seen) == 50
-    firsts = np.array([float(shamir.split(0, 2, [1])[0]) / shamir.PRIME for _ in range(2000)])
+    firsts = np.array([float(keys.split(0, 2, [1])[0]) / keys.PRIME for _ in range(2000)])
     assert abs(firsts.mean() - 0.5) < 6 * np.sqrt(1 / 12 / 2000)
 
 
 def test_the_modulus_is_prime():
     """A strong probable prime to forty bases (Miller and Rabin)."""
-    p = shamir.PRIME
+    p = keys.PRIME
     odd, twos = p - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1

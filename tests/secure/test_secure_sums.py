@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from secure_cases import SIZES, clients, cohort, network, off, secure
 
 import scaffpd as sp
-from scaffpd.deploy.protocol import masks
+from scaffpd.deploy import mask_messages
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan, ProximalPlan
 from scaffpd.masking import Terms
@@ -129,7 +129,7 @@ class Weighed:
 
     def _opening(self, opened, terms):
         for name, shown in opened.items():
-            self.up += sum(a.nbytes for a in masks.opened_arrays(shown, terms, name).values())
+            self.up += sum(a.nbytes for a in mask_messages.opened_arrays(shown, terms, name).values())
 
     def open(self, terms):
         opened = self._reach.open(terms)
@@ -143,7 +143,7 @@ class Weighed:
         for name, reply in replies.items():
             self.up += 0 if reply.vector is None else reply.vector.nbytes
             if aggregator is not None:
-                around = masks.around_arrays(aggregator.around(name), aggregator.terms, name)
+                around = mask_messages.around_arrays(aggregator.around(name), aggregator.terms, name)
                 self.down += sum(a.nbytes for a in around.values())
         return replies
 
@@ -152,7 +152,7 @@ class Weighed:
         self._opening(opened, following)
         self.messages += len(shares)
         for name, own in shares.items():
-            self.up += sum(a.nbytes for a in masks.share_arrays(own, terms, name).values())
+            self.up += sum(a.nbytes for a in mask_messages.share_arrays(own, terms, name).values())
         return shares, opened
 
 

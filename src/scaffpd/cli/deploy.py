@@ -14,7 +14,7 @@ from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.cli.screens import DeploymentScreen
-    from scaffpd.deploy.coordinator.coordinate import Outcome
+    from scaffpd.deploy.coordinate import Outcome
     from scaffpd.deploy.coordinator.federation_file import FederationFile, Server
 
 deploy = group(
@@ -169,7 +169,7 @@ def _steps(title: str, lines: tuple[str, ...]) -> None:
 def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> None:
     from scaffpd.cli.screens import DeploymentScreen
     from scaffpd.deploy.coordinator.federation_file import FederationFile
-    from scaffpd.deploy.coordinator.run_folder import RunFolder
+    from scaffpd.deploy.deployed_run import DeployedRun
 
     file = FederationFile.read(deployment.federation)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the processes as well
@@ -177,7 +177,7 @@ def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> No
         try:
             outcome = deployment.run(screen.watch, screen.say, seconds, keep)
         except KeyboardInterrupt:
-            done = RunFolder(file.folder).seen()
+            done = DeployedRun(file.folder).seen()
             screen.say(f"Stopped after round {done}. Go on with: scaffpd deploy resume {deployment.folder}")
             raise
     _end(screen, outcome, file.folder)
@@ -193,13 +193,13 @@ def _end(screen: DeploymentScreen, outcome: Outcome, folder: Path) -> None:
 def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bool) -> None:
     from scaffpd.cli.screens import DeploymentScreen
     from scaffpd.deploy.coordinator.federation_file import FederationFile
-    from scaffpd.deploy.coordinator.run_folder import RunFolder
+    from scaffpd.deploy.deployed_run import DeployedRun
     from scaffpd.deploy.local import Follower, engine_module
 
     production = engine_module("flare", "admin")
     file = FederationFile.read(federation)
     with DeploymentScreen(file.silos, file.tol, quiet) as screen:
-        follow = Follower(RunFolder(file.folder).path / "progress.jsonl", screen.watch)
+        follow = Follower(DeployedRun(file.folder).path / "progress.jsonl", screen.watch)
         outcome = production.resume(kit, job, file, seconds, screen.say, follow)
         follow()
     _end(screen, outcome, file.folder)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
 
-    from scaffpd.deploy.coordinator.coordinate import Outcome
+    from scaffpd.deploy.coordinate import Outcome
 
 
 class LiveScreen:

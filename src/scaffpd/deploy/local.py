@@ -21,9 +21,9 @@ import numpy as np
 
 from scaffpd.data.heart_disease import COLUMNS, HOSPITALS, read
 from scaffpd.data.silos import Client
-from scaffpd.deploy.coordinator.coordinate import FAILED, Outcome, finished
+from scaffpd.deploy.coordinate import FAILED, Outcome, finished
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.coordinator.run_folder import RunFolder
+from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.deploy.supervise import RetryPolicy, Supervisor
 from scaffpd.errors import InputError, not_installed, unknown
@@ -216,7 +216,7 @@ class LocalDeployment:
                 raise InputError(
                     f"{federation.name!r} names the silo {name!r}: give --silo FILE for each silo (given: {given})."
                 )
-        if finished(file, RunFolder(file.folder)) is not None:
+        if finished(file, DeployedRun(file.folder)) is not None:
             raise InputError(
                 f"The run in {str(file.folder)!r} has ended: name another folder in {federation.name!r} for a new one."
             )
@@ -248,7 +248,7 @@ class LocalDeployment:
     ) -> Outcome:
         """Bring everything up, see the run through, take everything down."""
         file, work = FederationFile.read(self.federation), self.folder / WORK
-        folder = RunFolder(file.folder)
+        folder = DeployedRun(file.folder)
         if (done := finished(file, folder)) is not None:
             say("This run had ended before: nothing was trained.")
             return done

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from scaffpd.deploy.coordinator.run_folder import RunFolder
+from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.errors import InputError
 
 
@@ -65,7 +65,7 @@ class Supervisor:
     def __init__(
         self,
         job: SupervisedJob,
-        folder: RunFolder,
+        folder: DeployedRun,
         limits: RetryPolicy | None = None,
         say: Callable[[str], object] = lambda sentence: None,
         look: Callable[[], object] = lambda: None,

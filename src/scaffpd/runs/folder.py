@@ -30,7 +30,7 @@ from safetensors.numpy import save as save_tensors
 
 from scaffpd.checkpoint import replacing
 from scaffpd.config.run import RunConfig, toml_text
-from scaffpd.deploy.coordinator.run_folder import model_bytes
+from scaffpd.deploy.deployed_run import model_bytes
 from scaffpd.environment import environment
 from scaffpd.errors import InputError
 from scaffpd.lock import alone

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.protocol.setup import Setup
+from scaffpd.deploy.messages import Setup
 from scaffpd.deploy.silo.dataset import predict_encoded, read_model
 from scaffpd.errors import InputError
 from scaffpd.tabular.clients import CSV, PARQUET

@@ -17,7 +17,7 @@ from scaffpd.comparison.problem import NAMES, problem
 from scaffpd.config.objects import load
 from scaffpd.config.run import RunConfig
 from scaffpd.data import Silos
-from scaffpd.deploy.protocol.setup import FORMATS, Setup
+from scaffpd.deploy.messages import FORMATS, Setup
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Module

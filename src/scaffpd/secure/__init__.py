@@ -1,10 +1,8 @@
-"""Any federation with secure sums: the waist's questions, with every vector left at its client.
+"""Any federation with secure sums: every vector stays with its client, and the server learns weighted sums.
 
-aggregation  `SecureAggregation`, a `Federation`
-answers      what algorithms see: sums and scalars
-sums         one secure sum: exchanges, number formats, what they cost
-reach        how clients are reached, and what each of them does
-cohort_reach the clients of a cohort
+aggregation  `SecureAggregation`, a `Federation`, and the sums and scalars that algorithms see of it
+sums         one secure sum: exchanges, number formats, and their cost
+channel      how clients are reached, and what each of them checks before it answers
 """
 
 from scaffpd.secure.aggregation import SecureAggregation

@@ -19,18 +19,17 @@ from numpy.typing import NDArray
 
 from scaffpd.errors import InputError
 from scaffpd.masking import Aggregator, FixedPoint, Incomplete, Opened, Terms
-from scaffpd.masking.fixed_point import LARGEST, SMALLEST
-from scaffpd.masking.party import SEALED, SHOWN
-from scaffpd.masking.shamir import BYTES
-from scaffpd.masking.streams import nonce
-from scaffpd.secure.reach import Masked, Masking, Wanted
+from scaffpd.masking.exchange import SEALED, SHOWN
+from scaffpd.masking.keys import BYTES, nonce
+from scaffpd.masking.terms import LARGEST, SMALLEST
+from scaffpd.secure.channel import MaskedReply, SumChannel, SumRequest
 
 HEADROOM, WASTE = 3, 10
 ATTEMPTS = 4
 SMALL = 16  # bytes: a weight, a size
 
 
-class Sums:
+class SecureSums:
     """The secure sums of a run.
 
     Args:
@@ -43,7 +42,7 @@ class Sums:
 
     def __init__(
         self,
-        reach: Masking,
+        reach: SumChannel,
         colluding: int | None,
         leaving: int | None,
         count: Callable[[int, int, int], None],
@@ -62,7 +61,7 @@ class Sums:
             exponent = self._exponents.get(key)
             numbers = None if exponent is None else FixedPoint.finest(len(names), exponent)
             aggregator = None if numbers is None else self._opened(names, length)
-            replies = self.reach.mask(aggregator, Wanted(held, weights, numbers), length)
+            replies = self.reach.mask(aggregator, SumRequest(held, weights, numbers), length)
             self._count(
                 1, length * 8 * (aggregator is not None) * len(replies) + SMALL * len(names), SMALL * len(names)
             )
@@ -87,7 +86,7 @@ class Sums:
         self._count(0, 0, self._opening(terms, down=True))
         return Aggregator(terms, opened, length)
 
-    def _closed(self, kind: str, aggregator: Aggregator, replies: dict[str, Masked]) -> Any:
+    def _closed(self, kind: str, aggregator: Aggregator, replies: dict[str, MaskedReply]) -> Any:
         """Add up what came, and have it opened."""
         for name, reply in replies.items():
             if reply.vector is not None:
@@ -109,7 +108,7 @@ class Sums:
         return per_client * len(terms.names)
 
 
-def _fits(numbers: FixedPoint, largest: int, replies: dict[str, Masked]) -> bool:
+def _fits(numbers: FixedPoint, largest: int, replies: dict[str, MaskedReply]) -> bool:
     """Whether everybody's vector is there, and not far below the clip."""
     fine = largest == SMALLEST or numbers.exponent - largest <= WASTE
     return fine and all(reply.vector is not None for reply in replies.values())

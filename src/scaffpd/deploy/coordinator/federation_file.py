@@ -11,8 +11,8 @@ from typing import Any
 from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.config.errors import NAME, Section
 from scaffpd.config.objects import algorithm_of
-from scaffpd.deploy.coordinator.roster import DROP, PAUSE, Policy
-from scaffpd.deploy.protocol.setup import FORMATS, LINEAR, linear
+from scaffpd.deploy.membership import DROP, PAUSE, Policy
+from scaffpd.deploy.messages import FORMATS, LINEAR, linear
 from scaffpd.errors import InputError, unknown
 from scaffpd.privacy import Private
 from scaffpd.privacy.private import LOCAL_STEPS, LOSS_SHARE, ROUNDS

@@ -40,9 +40,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from scaffpd.deploy.coordinator.coordinate import Outcome, finished
+from scaffpd.deploy.coordinate import Outcome, finished
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.coordinator.run_folder import RunFolder
+from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.supervise import RetryPolicy, Supervisor
 from scaffpd.errors import InputError
 
@@ -211,7 +211,7 @@ def resume(
 
     A job that is still running there is taken over; otherwise it is handed in.
     """
-    folder = RunFolder(file.folder)
+    folder = DeployedRun(file.folder)
     if (done := finished(file, folder)) is not None:
         say("This run had ended before: nothing was trained.")
         return done

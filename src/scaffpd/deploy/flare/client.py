@@ -14,7 +14,7 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from scaffpd.deploy.protocol.transport import Answering
+from scaffpd.deploy.messages import Responder
 from scaffpd.errors import InputError
 
 VARIABLE = "SCAFFPD_SILO"
@@ -29,7 +29,7 @@ class SiloClient:
     """The object that FLARE keeps at a site for as long as a job runs."""
 
     def __init__(self) -> None:
-        self._silo: Answering | None = None
+        self._silo: Responder | None = None
         self._lock = threading.Lock()
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -67,7 +67,7 @@ def silo_file(root: Path, site: str) -> Path:
     return file.resolve()
 
 
-def open_silo(site: str, file: Path, kit: Path) -> Answering:
+def open_silo(site: str, file: Path, kit: Path) -> Responder:
     """The silo of a file, unless it is meant for another site than the one that FLARE has let in.
 
     To other silos it is known by the certificate of its startup kit.

@@ -18,7 +18,7 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from scaffpd.deploy.flare.client import REFUSAL, site_root
-from scaffpd.deploy.protocol.transport import Failure
+from scaffpd.deploy.messages import Failure
 from scaffpd.errors import InputError
 
 VARIABLE = "SCAFFPD_FEDERATION"
@@ -111,7 +111,7 @@ class Coordinator:
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> None:
         """Coordinate until the run has ended, is paused or is aborted."""
-        from scaffpd.deploy.coordinator.coordinate import coordinate
+        from scaffpd.deploy.coordinate import coordinate
 
         proxies = {str(proxy.name): proxy for proxy in collab.clients}
         context = collab.context

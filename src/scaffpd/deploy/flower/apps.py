@@ -22,12 +22,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from scaffpd.deploy.protocol.transport import Failure
+from scaffpd.deploy.messages import Failure
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.coordinator.coordinate import Outcome
-    from scaffpd.deploy.protocol.transport import Answering
+    from scaffpd.deploy.coordinate import Outcome
+    from scaffpd.deploy.messages import Responder
 
 
 _RECORD = "scaffpd"
@@ -90,7 +90,7 @@ def silo_file(context: Context) -> Path:
     return Path(str(path))
 
 
-def open_silo(path: Path) -> Answering:
+def open_silo(path: Path) -> Responder:
     """The silo that answers; imported here so that everything else of this module stays light."""
     from scaffpd.deploy.silo.silo import Silo
 
@@ -203,7 +203,7 @@ def federation_file(config: Mapping[str, object]) -> Path:
 
 def run(grid: Grid, context: Context) -> Outcome:
     """Run the federation that the run config names."""
-    from scaffpd.deploy.coordinator.coordinate import coordinate
+    from scaffpd.deploy.coordinate import coordinate
 
     return coordinate(federation_file(context.run_config), GridTransport(grid))
 

@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from scaffpd.deploy.flower import apps
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.coordinator.coordinate import Outcome
+    from scaffpd.deploy.coordinate import Outcome
 
 _RUN = 1
 _FIRST = 101

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from scaffpd.cohort import Cohort
 from scaffpd.config.objects import load
-from scaffpd.deploy.protocol.setup import Setup, linear
+from scaffpd.deploy.messages import Setup, linear
 from scaffpd.deploy.silo.silo_file import SiloFile, SiloLimits
 from scaffpd.errors import InputError
 from scaffpd.tabular.encode import ClientRows, Target, held_rows, target

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from scaffpd.cohort import Cohort
 from scaffpd.cohort.answers import CohortGradients
-from scaffpd.deploy.protocol import needs
-from scaffpd.deploy.protocol.plans import local_plan, number, read_batch
-from scaffpd.deploy.protocol.wire import Array, Message
+from scaffpd.deploy import questions
+from scaffpd.deploy.messages import Array, Message, local_plan, number, read_batch
 from scaffpd.errors import InputError
 from scaffpd.federation import ProximalPlan
 from scaffpd.models.numerics import limit_threads
@@ -137,9 +136,15 @@ def evaluate(work: SiloCohort, values: Mapping[str, Any], vectors: Vectors, arra
 
 
 HANDLERS: dict[str, Handler] = {
-    needs.GRADIENTS: gradients, needs.LOSSES: losses, needs.UPDATES: local_updates, needs.PROXIMAL: proximal_steps,
-    needs.CURVATURE: curvature, needs.DIAGONAL: diagonal, needs.EVALUATE: evaluate, needs.PROJECT: project,
-}  # fmt: skip
+    questions.GRADIENTS: gradients,
+    questions.LOSSES: losses,
+    questions.UPDATES: local_updates,
+    questions.PROXIMAL: proximal_steps,
+    questions.CURVATURE: curvature,
+    questions.DIAGONAL: diagonal,
+    questions.EVALUATE: evaluate,
+    questions.PROJECT: project,
+}
 
 
 def _answer(**arrays: Tensor | Array) -> Message:

@@ -12,28 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.deploy.protocol import masks, needs
-from scaffpd.deploy.protocol.plans import names_of, number
-from scaffpd.deploy.protocol.vectors import Missing
-from scaffpd.deploy.protocol.wire import Array, Message
+from scaffpd.deploy import mask_messages, questions
+from scaffpd.deploy.messages import Array, Message, MissingVectors, names_of, number
 from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.errors import InputError
 from scaffpd.masking import Card, Identity, Party, Terms
-from scaffpd.masking.fixed_point import LARGEST
-from scaffpd.masking.identity import Authority
-from scaffpd.masking.terms import Accused, Forgotten
-from scaffpd.secure.company import Company
-from scaffpd.secure.reach import Member, Part, TooLarge, quantised
+from scaffpd.masking.keys import Authority
+from scaffpd.masking.terms import LARGEST, Accused, Forgotten
+from scaffpd.secure.channel import Contribution, DisclosureGuard, GuardedParty, TooLarge, quantised
 
 SCALARS = ("scalars",)
 RELEASED: dict[str, tuple[str, ...]] = {
-    "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), needs.CARD: (), needs.MEET: (),
-    needs.OPEN: ("shown", "sealed"), needs.MASKED: ("masked",), needs.REVEAL: ("shares", "shown", "sealed"),
-    needs.SIZES: SCALARS, needs.PROJECT: SCALARS, needs.GRADIENTS: SCALARS, needs.LOSSES: SCALARS,
-    needs.EVALUATE: SCALARS, needs.SPENT: (),
+    "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), questions.CARD: (), questions.MEET: (),
+    questions.OPEN: ("shown", "sealed"), questions.MASKED: ("masked",), questions.REVEAL: ("shares", "shown", "sealed"),
+    questions.SIZES: SCALARS, questions.PROJECT: SCALARS, questions.GRADIENTS: SCALARS, questions.LOSSES: SCALARS,
+    questions.EVALUATE: SCALARS, questions.SPENT: (),
 }  # fmt: skip
 SLOPES = ("slopes", "scalars")
-LOSSES = (needs.GRADIENTS, needs.LOSSES, needs.EVALUATE, needs.PROJECT)  # as coarse as losses are
+LOSSES = (questions.GRADIENTS, questions.LOSSES, questions.EVALUATE, questions.PROJECT)  # as coarse as losses are
 MEASURED = (["c"], ["d"])  # vectors whose length may be asked for; of anything shorter it would say too much
 PROBE = 3  # the place of a loss among the constants
 
@@ -47,7 +43,7 @@ class SiloMasking:
         own = Identity.kept(name, rules.identity, signed)
         authority = None if rules.authority is None else Authority.read(rules.authority)
         self.party = Party(own, rules.pins, authority, rules.colluding)
-        self.company = Company(rules.changing, counted=not rules.projections)
+        self.company = DisclosureGuard(rules.changing, counted=not rules.projections)
 
     def kept(self) -> dict[str, Any]:
         """What another process of this silo needs to go on; it holds secrets."""
@@ -64,29 +60,29 @@ class SiloMasking:
     def answer(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
         """The answer to any question; `compute` has those that are not about keys and masks."""
         try:
-            if asked.kind in (needs.MASKED, needs.SIZES):
+            if asked.kind in (questions.MASKED, questions.SIZES):
                 return self._hidden(asked, compute)
-            return self._keys(asked.kind, asked.values) if asked.kind in needs.SECRET else compute(asked)
+            return self._keys(asked.kind, asked.values) if asked.kind in questions.SECRET else compute(asked)
         except Accused as claim:  # an answer: who is meant, and not who says so, has to answer for it
             return Message("answer", {"accused": claim.name, "why": str(claim)})
         except Forgotten:  # secrets do not outlive a process; the others go on, and this silo joins them later
-            raise Missing(["secrets"]) from None
+            raise MissingVectors(["secrets"]) from None
 
     def _keys(self, kind: str, values: Mapping[str, Any]) -> Message:
         name = self.party.name
-        if kind == needs.CARD:
+        if kind == questions.CARD:
             return Message("answer", {"card": self.party.identity.card.values()})
-        if kind == needs.MEET:
+        if kind == questions.MEET:
             cards = values.get("cards")
             self.party.meet([Card.of(card) for card in (cards if isinstance(cards, list) else [])])
             return Message("answer")
-        if kind == needs.OPEN:
+        if kind == questions.OPEN:
             terms = Terms.of(values.get("terms"))
-            return Message("answer", {}, masks.opened_arrays(self.party.share(terms), terms, name))
+            return Message("answer", {}, mask_messages.opened_arrays(self.party.share(terms), terms, name))
         terms, following = Terms.of(values.get("terms")), Terms.of(values.get("following"))
         shares = self.party.reveal(terms.exchange, names_of(values.get("survivors")))
-        opened = masks.opened_arrays(self.party.share(following), following, name)
-        return Message("answer", {}, masks.share_arrays(shares, terms, name) | opened)
+        opened = mask_messages.opened_arrays(self.party.share(following), following, name)
+        return Message("answer", {}, mask_messages.share_arrays(shares, terms, name) | opened)
 
     def _hidden(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
         """A vector that another question is about: masked, or no more than its length."""
@@ -95,7 +91,7 @@ class SiloMasking:
         if not parts or not set(parts) <= set(found):
             raise InputError(f"There is nothing to be masked in the answer to {about!r}.")
         vector = np.concatenate([np.asarray(found[part], dtype=np.float64).ravel() for part in parts])
-        if asked.kind == needs.SIZES:
+        if asked.kind == questions.SIZES:
             if parts not in MEASURED:
                 raise InputError("This silo tells the length of its gradient and of its update, and of nothing else.")
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
@@ -106,14 +102,14 @@ class SiloMasking:
 
     def masked(self, values: Mapping[str, Any], arrays: Mapping[str, Array], vector: Array) -> Message:
         """The vector, masked, or its size."""
-        part = Part(number(values, "weight"), number(values, "total"), self.rules.share)
-        numbers = masks.format_of(values.get("numbers"))
+        part = Contribution(number(values, "weight"), number(values, "total"), self.rules.share)
+        numbers = mask_messages.format_of(values.get("numbers"))
         terms, around = None, {}
         if numbers is not None:
             terms = Terms.of(values.get("terms"))
-            around = masks.around_of(arrays, terms, self.party.name)
+            around = mask_messages.around_of(arrays, terms, self.party.name)
         try:
-            found = Member(self.party, self.company).answer(part, terms, around, numbers, vector)
+            found = GuardedParty(self.party, self.company).answer(part, terms, around, numbers, vector)
         except TooLarge as refusal:  # an answer: the run ends with it, rather than going on without this silo
             return Message("answer", {"declined": str(refusal)})
         sent = {} if found.vector is None else {"masked": found.vector.view(np.int64)}
@@ -121,7 +117,7 @@ class SiloMasking:
 
     def released(self, kind: str, message: Message) -> Message:
         """What may leave of an answer: the arrays that belong to its question, with losses rounded."""
-        allowed = SLOPES if kind == needs.CURVATURE and self.rules.projections else RELEASED.get(kind)
+        allowed = SLOPES if kind == questions.CURVATURE and self.rules.projections else RELEASED.get(kind)
         if allowed is None:
             raise InputError(
                 f"This silo sends vectors masked only: the question {kind!r} is not answered. Does the federation lack "
@@ -138,7 +134,7 @@ class SiloMasking:
         """The loss as a multiple of the quantum; the bound on its rounding error allows for that."""
         out = np.array(scalars)
         out[place] = quantised(out[place : place + 1], self.rules.quantum)[0]
-        if kind == needs.GRADIENTS:
+        if kind == questions.GRADIENTS:
             out[1] += self.rules.quantum / 2
         return out
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from scaffpd.checkpoint import replacing
 from scaffpd.cohort import Cohort
-from scaffpd.deploy.protocol.setup import PRIVACY
+from scaffpd.deploy.messages import PRIVACY
 from scaffpd.errors import InputError, unknown
 from scaffpd.lock import waiting
 from scaffpd.privacy import Private

@@ -25,10 +25,8 @@ import scaffpd
 from scaffpd.cohort import Cohort
 from scaffpd.config import objects
 from scaffpd.config.objects import algorithm_kind
-from scaffpd.deploy.protocol.needs import EVALUATE, GRADIENTS, PROJECT, SECRET, SPENT
-from scaffpd.deploy.protocol.setup import Setup, linear
-from scaffpd.deploy.protocol.vectors import Missing, Shelf
-from scaffpd.deploy.protocol.wire import Message, decode, digest, encode
+from scaffpd.deploy.messages import Message, MissingVectors, Setup, VectorCache, decode, digest, encode, linear
+from scaffpd.deploy.questions import EVALUATE, GRADIENTS, PROJECT, SECRET, SPENT
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.handlers import NamedVector, SiloCohort
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger, spent
@@ -54,7 +52,7 @@ class Silo:
         self._data: Dataset | None = None
         self._setup: Setup | None = None
         self._work: SiloCohort | None = None
-        self._shelf = Shelf()
+        self._shelf = VectorCache()
         self._known: dict[str, frozenset[str]] = {}
         self._agreed: dict[str, list[str]] = {}
         self._secret: SiloMasking | None = None
@@ -94,7 +92,7 @@ class Silo:
             given = asked.values.get("question")
             number = given if isinstance(given, str) and len(given) <= 64 else None
             reply = self._reply(asked)
-        except Missing as missing:
+        except MissingVectors as missing:
             reply = Message("missing", {"names": list(missing.names)})
         except InputError as error:
             log.warning("refused: %s", error)
@@ -234,7 +232,7 @@ class Silo:
 
     def _check_setup(self, name: Any) -> Setup:
         if self._setup is None or self._setup.digest != name:
-            raise Missing(["setup"])
+            raise MissingVectors(["setup"])
         return self._setup
 
     def _check_steps(self, values: Mapping[str, Any]) -> None:

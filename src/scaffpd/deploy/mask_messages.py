@@ -1,4 +1,4 @@
-r"""Secure sums as messages: which questions there are, and keys, shares and masked vectors as arrays.
+r"""Messages of secure sums: keys, shares and masked vectors as arrays.
 
 card     who a silo is, to the other silos; its public key
 meet     everybody's cards
@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.deploy.protocol.wire import Array
+from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
 from scaffpd.masking import FixedPoint, Opened, Terms
-from scaffpd.masking.party import KEY, SEALED, SHOWN
-from scaffpd.masking.shamir import BYTES
+from scaffpd.masking.exchange import KEY, SEALED, SHOWN
+from scaffpd.masking.keys import BYTES
 
 
 def numbers_of(data: bytes, rows: int) -> Array:

@@ -1,4 +1,4 @@
-r"""What a client does in an exchange, in three answers:
+r"""Both sides of an exchange. A client gives three answers:
 
 share   draw a mask's seed b_i and a key a_i for this exchange alone, and give every neighbour a share of both, sealed
         for it; show the public key A_i and a fingerprint of b_i.
@@ -8,12 +8,20 @@ reveal  of every neighbour that has sent its y_j a share of b_j, of every other 
 Nothing but y_i and shares ever leaves. The streams s_ij cancel in the sum of all; shares of b_j open the stream that
 remains, and shares of a_j the streams of somebody who has left. Nobody gives both for one client: a vector that comes
 late, after its other masks were opened, is still hidden by b_j.
+
+The server carries sealed shares around, adds up what comes, and opens the sum,
+
+    Σ_{i∈U} q_i = Σ_{i∈U} y_i − Σ_{i∈U} stream(b_i) ∓ Σ_{j∉U, i∈U} stream(s_ij)   (mod 2⁶⁴)
+
+for the clients U whose y_i came. It compares every secret that it puts together from shares with the public key or the
+mark that its owner has shown: a sum is right, or there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -21,12 +29,21 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from scaffpd.errors import InputError
-from scaffpd.masking import shamir
-from scaffpd.masking.fixed_point import FixedPoint, Ring
-from scaffpd.masking.identity import Authority, Card, Identity
-from scaffpd.masking.keys import as_bytes, mark, mask_seed, pair_seed, private_key, sign
-from scaffpd.masking.streams import add_stream, seed
-from scaffpd.masking.terms import Accused, Forgotten, Terms
+from scaffpd.masking import keys
+from scaffpd.masking.keys import (
+    Authority,
+    Card,
+    Identity,
+    add_stream,
+    as_bytes,
+    mark,
+    mask_seed,
+    pair_seed,
+    private_key,
+    seed,
+    sign,
+)
+from scaffpd.masking.terms import Accused, FixedPoint, Forgotten, Ring, Terms
 
 KEY, SHOWN, SEALED = 32, 64, 80  # bytes: a key or a mark, both, two shares with their tag
 NAMES = 64  # of exchanges that are known again; secrets are new with every opening in any case
@@ -113,10 +130,10 @@ class Party:
             raise InputError(
                 f"This client takes part in sums that bear {self._least} colluding clients, not {terms.colluding}."
             )
-        mine = _Secrets(terms, shamir.fresh(), shamir.fresh())
+        mine = _Secrets(terms, keys.fresh(), keys.fresh())
         opened = Opened(private_key(mine.key, terms).public_key().public_bytes_raw(), mark(mine.mask), {})
         places = [terms.names.index(other) + 1 for other in terms.neighbours(self.name)]
-        parts = (shamir.split(secret, terms.threshold, places) for secret in (mine.key, mine.mask))
+        parts = (keys.split(secret, terms.threshold, places) for secret in (mine.key, mine.mask))
         sealed = {}
         for other, a, b in zip(terms.neighbours(self.name), *parts, strict=True):
             sealed[other] = self._box(terms, self.name, other, opened).encrypt(bytes(12), as_bytes(a, b), None)
@@ -173,7 +190,7 @@ class Party:
         except (InvalidTag, KeyError):
             sentence = f"The shares of {other!r} are not from {other!r}, or not for this exchange."
             raise Accused(other, sentence) from None
-        return int.from_bytes(both[: shamir.BYTES], "big"), int.from_bytes(both[shamir.BYTES :], "big")
+        return int.from_bytes(both[: keys.BYTES], "big"), int.from_bytes(both[keys.BYTES :], "big")
 
     def _box(self, terms: Terms, sender: str, receiver: str, opened: Opened) -> ChaCha20Poly1305:
         """A cipher for one message: its key is of this exchange, these two clients, this direction, and this opening.
@@ -213,3 +230,81 @@ class Party:
             survivors = None if about["survivors"] is None else tuple(about["survivors"])
             terms, key, mask = Terms.of(about["terms"]), int(about["key"], 16), int(about["mask"], 16)
             self._open[terms.exchange] = _Secrets(terms, key, mask, held, about["sent"], survivors)
+
+
+TRIED = 500  # choices of neighbours
+
+
+class Incomplete(InputError):
+    """Too few clients are left to open a sum: it stays closed for good."""
+
+
+class Aggregator:
+    """The server's side of one exchange.
+
+    Args:
+        terms: who takes part.
+        opened: how every one of them has opened it.
+        length: of the vectors.
+    """
+
+    def __init__(self, terms: Terms, opened: Mapping[str, Opened], length: int) -> None:
+        if set(opened) != set(terms.names):
+            raise Incomplete("Not every client has opened the exchange.")
+        self.terms, self._opened = terms, dict(opened)
+        self._total: Ring = np.zeros(length, dtype=np.uint64)
+        self._came: set[str] = set()
+
+    def around(self, name: str) -> dict[str, Opened]:
+        """What a client needs of its neighbours, each with the shares that are sealed for it."""
+        found = {other: self._opened[other] for other in self.terms.neighbours(name)}
+        return {o: Opened(seen.key, seen.mark, {name: seen.sealed[name]}) for o, seen in found.items()}
+
+    def take(self, name: str, masked: Ring) -> None:
+        """Add a client's y_i."""
+        if name in self._came or name not in self.terms.names or masked.shape != self._total.shape:
+            raise InputError(f"The masked vector of {name!r} does not belong to this exchange.")
+        self._came.add(name)
+        np.add(self._total, masked, out=self._total)
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """U, whose vectors came."""
+        return tuple(name for name in self.terms.names if name in self._came)
+
+    def open(self, revealed: Mapping[str, Mapping[str, int]]) -> Ring:
+        """Σ_{i∈U} q_i, from the shares of those who gave them."""
+        total, U = self._total.copy(), self.survivors
+        for name in U:
+            b = self._secret(name, revealed, self._marked)
+            add_stream(total, mask_seed(b, self.terms), -1)
+        for name in self.terms.names:
+            if name not in self._came:
+                self._without(name, self._secret(name, revealed, self._keyed), total)
+        return total
+
+    def _without(self, name: str, secret: int, total: Ring) -> None:
+        """Take away the streams that neighbours have in common with somebody who has left."""
+        key = private_key(secret, self.terms)
+        for other in self.terms.neighbours(name):
+            if other in self._came:
+                add_stream(total, pair_seed(key, self._opened[other].key, self.terms, name, other), -sign(other, name))
+
+    def _marked(self, name: str, secret: int) -> bool:
+        return mark(secret) == self._opened[name].mark
+
+    def _keyed(self, name: str, secret: int) -> bool:
+        return private_key(secret, self.terms).public_key().public_bytes_raw() == self._opened[name].key
+
+    def _secret(self, name: str, revealed: Mapping[str, Mapping[str, int]], right: Callable[[str, int], bool]) -> int:
+        """What τ neighbours have said, put together; other neighbours' shares where somebody's do not fit."""
+        names, terms = self.terms.names, self.terms
+        said = {names.index(o) + 1: revealed[o][name] for o in terms.neighbours(name) if name in revealed.get(o, {})}
+        if len(said) < terms.threshold:
+            raise Incomplete(
+                f"Only {len(said)} neighbours of {name!r} are left, {terms.threshold} are needed: the sum stays closed."
+            )
+        for chosen in islice(combinations(said.items(), terms.threshold), TRIED):
+            if right(name, secret := keys.join(dict(chosen))):
+                return secret
+        raise Incomplete(f"The shares of {name!r} do not fit together: the sum stays closed.")

@@ -1,4 +1,4 @@
-"""A deployed run on disk: enough to go on from the last round, and everything that a reader wants to see.
+"""The folder of a deployed run: enough to resume from the last round, and the tables that a reader wants.
 
 setup.json        the agreement: columns, categories, labels, means, deviations, model
 segments.json     who took part in which part of the run
@@ -22,9 +22,8 @@ import numpy as np
 from safetensors.numpy import save as save_tensors
 
 from scaffpd import checkpoint as disk
-from scaffpd.deploy.coordinator.events import QUARANTINED, Event
-from scaffpd.deploy.protocol.setup import Setup
-from scaffpd.deploy.protocol.wire import Array
+from scaffpd.deploy.membership import QUARANTINED, SiloEvent
+from scaffpd.deploy.messages import Array, Setup
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
 from scaffpd.lock import alone
@@ -45,7 +44,7 @@ class Segment:
     before: int
 
 
-class RunFolder:
+class DeployedRun:
     """The folder of one run."""
 
     def __init__(self, path: Path) -> None:
@@ -150,7 +149,7 @@ class RunFolder:
         with (self.path / "progress.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def event(self, event: Event) -> None:
+    def event(self, event: SiloEvent) -> None:
         """Write down what happened to a silo."""
         path = self.path / "events.csv"
         new = not path.exists()

@@ -1,10 +1,10 @@
-r"""Who is there, who is not, and since when: the rule by which a run survives the loss of a silo.
+r"""Who takes part in a run, who is absent and since when: the rule by which a run survives the loss of a silo.
 
 While silo i does not answer, a lower bound of its loss stands in for it, made of its last answer (L_i, c_i) at y_i:
 
     f̃_i(x) = L_i + ⟨c_i, x − y_i⟩ + (μ_i/2)‖x − y_i‖² ≤ f_i(x),    ∇f̃_i(x) = c_i + μ_i (x − y_i),
 
-in the dual step and in c. (Were L_i and c_i kept as they are, losses would not change as their gradients say, and a
+in the dual step and in c. (If L_i and c_i stayed as they are, losses would not change as their gradients say, and a
 step rule that compares the two could accept no step.) Local steps on f̃_i give d_i = (1 − (1 − η_i μ_i)^J)/μ_i · c,
 which is J η_i c, a plain gradient step, for small μ_i. Methods without a correction c leave the silo out of their
 average, as if it had not been drawn. Nothing is certified meanwhile, for the loss itself is not known.
@@ -12,7 +12,7 @@ average, as if it had not been drawn. Nothing is certified meanwhile, for the lo
 An absent silo is asked after 1, 2, 4, 8 … rounds whether it is back (later from one absence to the next). When it is,
 or when it has been away for more than `max_age` rounds and is dropped, a new segment of the run starts from the x that
 is reached, and its certificate is about those present. Or the run pauses until everybody is back, if that is the
-policy. Below the quorum it pauses in any case.
+policy. Below the quorum it always pauses.
 """
 
 from __future__ import annotations
@@ -21,11 +21,54 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scaffpd.deploy.coordinator.events import Event, Lost, Paused, Returned
-from scaffpd.deploy.coordinator.line import Line, Question, Replies, answered
-from scaffpd.deploy.protocol.transport import Failure
-from scaffpd.deploy.protocol.wire import Message, plain
+from scaffpd.deploy.messages import Failure, Message, plain
+from scaffpd.deploy.session import Replies, Session, SiloRequest, answered
 from scaffpd.errors import InputError, count, positive, unknown
+
+QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True)
+class SiloEvent:
+    """Something that happened to a silo."""
+
+    round: int
+    silo: str
+    what: str
+    sentence: str
+
+
+class Paused(Exception):
+    """Too few silos are there to go on; the last finished round is what counts."""
+
+
+class MembershipChange(Exception):
+    """Other silos than before are to be asked from here on."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(", ".join(names))
+        self.names = tuple(names)
+
+
+class Lost(MembershipChange):
+    """Silos are gone for which no earlier answer can stand in, or for longer than the policy allows."""
+
+
+class Returned(MembershipChange):
+    """Silos are back."""
+
+
+class Quarantined(MembershipChange):
+    """Silos have given answers that cannot be true; nothing that they say is used any more."""
+
+
+def accuse(verdicts: Mapping[str, str], number: int, record: Callable[[SiloEvent], None]) -> None:
+    """Write down who has given itself away in that round, by which test and which numbers; and end the segment."""
+    for name, why in verdicts.items():
+        record(SiloEvent(number, name, QUARANTINED, f"Silo {name!r} is quarantined: {why}."))
+    if verdicts:
+        raise Quarantined(list(verdicts))
+
 
 DROP, PAUSE = "drop", "pause"
 LEAST_OUTLIER = 10.0
@@ -66,7 +109,7 @@ class Policy:
             raise unknown("policy for missing silos", self.missing, (DROP, PAUSE))
 
 
-class Roster:
+class Membership:
     """The members of a segment, which of them are absent, and for how many rounds they have not answered.
 
     Args:
@@ -81,10 +124,10 @@ class Roster:
 
     def __init__(
         self,
-        line: Line,
+        line: Session,
         members: Sequence[str],
         policy: Policy,
-        record: Callable[[Event], None],
+        record: Callable[[SiloEvent], None],
         dropped: Sequence[str] = (),
         absences: Counter[str] | None = None,
         strikes: Counter[str] | None = None,
@@ -105,7 +148,7 @@ class Roster:
 
     def ask(
         self,
-        question: Question,
+        question: SiloRequest,
         names: Sequence[str],
         check: Callable[[Mapping[str, Message]], Mapping[str, str]] = lambda _: {},
     ) -> dict[str, Message]:
@@ -139,7 +182,7 @@ class Roster:
         self._absences[name] += 1
         self._strikes[name] += what != "absent"
         words = plain(reason).rstrip(".")
-        self.record(Event(self.round, name, what, f"Silo {name!r} does not take part: {words}."))
+        self.record(SiloEvent(self.round, name, what, f"Silo {name!r} does not take part: {words}."))
 
     def _check_quorum(self) -> None:
         if len(self.present) < self.policy.quorum and not self.ending:
@@ -174,5 +217,5 @@ class Roster:
                 continue
             self._welcomed |= {name} & set(self._dropped)
             self.absent.discard(name)
-            self.record(Event(self.round, name, "back", f"Silo {name!r} is back."))
+            self.record(SiloEvent(self.round, name, "back", f"Silo {name!r} is back."))
         return back

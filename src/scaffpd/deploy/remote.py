@@ -1,36 +1,174 @@
 r"""`Remote`: silos behind a transport as a `Federation`. Algorithms and the training loop cannot tell it from a cohort.
 
 A round of Scaff-PD is two exchanges: x down and (L_i, c_i) up; c down and d_i up. x is sent whole also where a cohort
-counts on clients to form it from what they have, and so are the columns of V. Scalars such as ⟨c_i, v⟩ need no
-exchange, for the c_i are here. What stands in for a silo that does not answer is `roster`'s rule.
+counts on clients to form it from what they have, and so are the columns of V. Sums and scalars such as ⟨c_i, v⟩ need no
+exchange, for the c_i are here. A silo that does not answer has a row as well, by the rule of `membership`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.cohort.answers import CohortMemory, TrafficLedger
+from scaffpd.cohort.answers import ClientAnswers, ClientSelection, CohortMemory, TrafficLedger, inner_products
 from scaffpd.cohort.cohort import SPLITS
-from scaffpd.deploy.coordinator.answers import RemoteGradients, RemoteUpdates
-from scaffpd.deploy.coordinator.checks import Shapes, troubles
-from scaffpd.deploy.coordinator.events import Lost, accuse
-from scaffpd.deploy.coordinator.judge import Judge, Verdicts
-from scaffpd.deploy.coordinator.line import Question
-from scaffpd.deploy.coordinator.opening import Facts
-from scaffpd.deploy.coordinator.roster import Roster
-from scaffpd.deploy.protocol import needs
-from scaffpd.deploy.protocol.plans import batch_values, plan_values
-from scaffpd.deploy.protocol.wire import Array
+from scaffpd.deploy import questions
+from scaffpd.deploy.agreement import Facts
+from scaffpd.deploy.byzantine import Judge, Shapes, Verdicts, troubles
+from scaffpd.deploy.membership import Lost, Membership, accuse
+from scaffpd.deploy.messages import Array, batch_values, plan_values
+from scaffpd.deploy.questions import CURVATURE, DIAGONAL
+from scaffpd.deploy.session import SiloRequest
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Restriction, Vector
 from scaffpd.models.oracle import same_point
+
+
+class Asker(Protocol):
+    """Whoever can ask these silos something more."""
+
+    def further(
+        self, kind: str, at: RemoteGradients, vectors: Mapping[str, Tensor], arrays: Mapping[str, Array], up: int
+    ) -> dict[int, Mapping[str, Array]]:
+        """Another question about a point that silos have answered at; the answers of those who are there."""
+
+
+class RemoteGradients(ClientAnswers):
+    """`Gradients` of silos: c_i and L_i are here.
+
+    Attributes:
+        x: where they were asked.
+        batch: the minibatch's size and key; all samples where the size is `None`.
+        stale: the numbers of silos for which earlier answers stand in.
+    """
+
+    def __init__(
+        self,
+        asked: ClientSelection,
+        remote: Asker,
+        x: Tensor,
+        batch: tuple[int | None, tuple[int, ...]],
+        vectors: Tensor,
+        scalars: NDArray[np.float64],
+        stale: list[int],
+    ) -> None:
+        super().__init__(asked)
+        self.remote, self.x, self.batch, self.stale = remote, x, batch, stale
+        self._vectors = vectors
+        self.losses, *self._rounding = np.ascontiguousarray(self._spread(torch.from_numpy(scalars)).T)
+
+    @property
+    def rounding(self) -> tuple[Vector, Vector]:
+        """Bounds on the errors of L_i and c_i; infinite for a silo whose answer is an earlier one."""
+        loss, gradient = (part.copy() for part in self._rounding)
+        loss[self.stale] = gradient[self.stale] = np.inf
+        return loss, gradient
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Σ_i w_i c_i."""
+        return self._weights(weights) @ self._vectors
+
+    def each(self) -> Tensor:
+        """The c_i."""
+        return self._vectors
+
+    def project(self, direction: Tensor) -> Vector:
+        """⟨c_i, v⟩ per silo; nothing is sent, the c_i are here."""
+        return self._spread(self._vectors @ direction)
+
+    def norms(self) -> Vector:
+        """‖c_i‖² per silo; nothing is sent."""
+        return self._spread(self._vectors.square().sum(1))
+
+    def gram(self) -> NDArray[np.float64]:
+        """⟨c_i, c_j⟩; nothing is sent."""
+        return inner_products(self._vectors, self.chosen, self.asked.n)
+
+    def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction:
+        """One exchange: V down, VᵀH_iV up. A silo that does not answer bends like the mean of the others."""
+        k = V.shape[1]
+        got = self.remote.further(CURVATURE, self, {"metric": metric}, {"V": V.numpy()}, up=k * k + k + 1)
+        Q = self._average({i: parts["curvature"] for i, parts in got.items()}, self._weights(weights))
+        slopes, sizes = self._vectors @ V, (self._vectors.square() / metric).sum(1)
+        bend = Q.double().numpy()
+        return Restriction(self._spread(slopes), (bend + bend.T) / 2, self._spread(sizes))
+
+    def diagonal(self, weights: Vector) -> Tensor:
+        """One exchange: a vector up."""
+        return self._average(self._diagonals(), self._weights(weights))
+
+    def diagonals(self) -> Tensor:
+        """One exchange: a vector up; the mean of the others for a silo that does not answer."""
+        got = self._diagonals()
+        mean: Array = np.mean(list(got.values()), axis=0)
+        rows: list[Array] = [got.get(i, mean) for i in self.chosen]
+        return self._tensor(np.stack(rows))
+
+    def _diagonals(self) -> dict[int, Array]:
+        got = self.remote.further(DIAGONAL, self, {}, {}, up=len(self.asked.like))
+        return {i: parts["diagonal"] for i, parts in got.items()}
+
+    def _average(self, got: Mapping[int, Array], weights: Tensor) -> Tensor:
+        """Σ w_i M_i, where those who did not answer have the weighted mean of those who did."""
+        there = [j for j, i in enumerate(self.chosen) if i in got]
+        total, heard = float(weights.sum()), float(weights[there].sum())
+        stack = self._tensor(np.stack([got[self.chosen[j]] for j in there]))
+        if heard == 0:
+            return stack.mean(0) * total
+        mixed: Tensor = torch.tensordot(weights[there], stack, dims=1)
+        return mixed if len(there) == len(weights) else mixed * (total / heard)
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self.asked.like)
+
+
+class RemoteUpdates(ClientAnswers):
+    """`Updates` of silos: the d_i are here.
+
+    Attributes:
+        vectors: d_i, (n, d), with something in the rows of absent silos.
+        snapshots: the same after t' steps.
+        skipped: rows that averages leave out: absent silos, where there is no correction that could stand in.
+    """
+
+    def __init__(self, asked: ClientSelection, vectors: Tensor, snapshots: Tensor | None, skipped: list[int]) -> None:
+        super().__init__(asked)
+        self.vectors, self.snapshots, self.skipped = vectors, snapshots, skipped
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Σ_i w_i d_i."""
+        return self._mixed(self.vectors, weights)
+
+    def each(self) -> Tensor:
+        """The d_i."""
+        return self.vectors
+
+    def norms(self) -> Vector:
+        """‖d_i‖² per silo; nothing is sent."""
+        return self._spread(self.vectors.square().sum(1))
+
+    def snapshot(self, weights: Vector) -> Tensor:
+        """Σ_i w_i (x − u_{i,t'})."""
+        if self.snapshots is None:
+            raise InputError("There is no snapshot: the plan asked for none.")
+        return self._mixed(self.snapshots, weights)
+
+    def _mixed(self, vectors: Tensor, weights: Vector) -> Tensor:
+        """Σ w_i v_i over those who answered, scaled up to the weight of all."""
+        w = self._weights(weights)
+        if not self.skipped:
+            return w @ vectors
+        heard = w.clone()
+        heard[self.skipped] = 0
+        if float(heard.sum()) == 0:
+            return w @ vectors  # rows of the skipped hold the mean of the others
+        return (heard @ vectors) * (w.sum() / heard.sum())
 
 
 class Remote(TrafficLedger):
@@ -44,7 +182,7 @@ class Remote(TrafficLedger):
         stood_in: whether anything has stood in for an absent silo so far.
     """
 
-    def __init__(self, roster: Roster, facts: Facts) -> None:
+    def __init__(self, roster: Membership, facts: Facts) -> None:
         super().__init__(roster.members, torch.from_numpy(np.array(facts.start)))
         self.roster, self.facts = roster, facts
         self.judge = Judge(facts, roster.line.setup, roster.policy.outlier)
@@ -92,7 +230,7 @@ class Remote(TrafficLedger):
         """One exchange: x down, L_i up; the last known loss of a silo that does not answer."""
         chosen = self._chosen(clients)
         self.count(exchanges=alone, down=self._send(x, chosen), up=len(chosen))
-        got = self._ask(needs.LOSSES, chosen, {"x": x}, batch_values(batch_size, key), shapes={"scalars": (1,)})
+        got = self._ask(questions.LOSSES, chosen, {"x": x}, batch_values(batch_size, key), shapes={"scalars": (1,)})
         self.accuse(self.judge.losses(x, batch_size, got))
         out = np.full(len(self.names), np.nan)
         for i in chosen:
@@ -117,7 +255,7 @@ class Remote(TrafficLedger):
         chosen = self._chosen(clients)
         self.count(exchanges=alone, down=self._send(x, chosen), up=(self.dimension + 3) * len(chosen))
         shapes = {"c": (self.dimension,), "scalars": (3,)}
-        got = self._ask(needs.GRADIENTS, chosen, {"x": x}, batch_values(batch_size, key), shapes)
+        got = self._ask(questions.GRADIENTS, chosen, {"x": x}, batch_values(batch_size, key), shapes)
         self.accuse(self.judge.gradients(x, batch_size, got))
         self._last |= {i: (x, torch.from_numpy(parts["c"]), parts["scalars"]) for i, parts in got.items()}
         seen = [self._last[i][1:] if i in got else self._bound(i, x) for i in chosen]
@@ -151,7 +289,7 @@ class Remote(TrafficLedger):
         again = 2 if plan.snapshot is not None else 1
         self.count(exchanges=1, down=self._send(x, chosen) + corrections, up=again * len(chosen) * self.dimension)
         shapes = {"d": (self.dimension,)} | ({} if plan.snapshot is None else {"snapshot": (self.dimension,)})
-        got = self._ask(needs.UPDATES, chosen, vectors, values, shapes, own=own)
+        got = self._ask(questions.UPDATES, chosen, vectors, values, shapes, own=own)
         corrected = isinstance(at, RemoteGradients) and at.batch[0] is None and same_point(at.x, x)
         self.accuse(self.judge.updates(corrected, correction, plan, x, got))
         return self._updates(chosen, got, self._frozen(correction, plan), plan.snapshot)
@@ -178,7 +316,7 @@ class Remote(TrafficLedger):
         vectors = {"at": at.x, "correction": correction, "metric": plan.metric}
         steepest = float(max(plan.steepest, L[chosen].max()))
         values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **batch_values(*at.batch)}
-        got = self._ask(needs.PROXIMAL, chosen, vectors, values, {"d": (self.dimension,)})
+        got = self._ask(questions.PROXIMAL, chosen, vectors, values, {"d": (self.dimension,)})
         self.accuse(self.judge.proximal(at.x, at.batch[0], correction, plan, got))
         return self._updates(chosen, got, lambda i: correction / (L[i] + plan.pull * plan.metric), None)
 
@@ -227,7 +365,7 @@ class Remote(TrafficLedger):
         chosen = [i for i in self._everyone if split == "train" or self.facts.tested[i]]
         if not chosen:
             raise InputError("No silo has held rows out: there is nothing to test on.")
-        got = self._ask(needs.EVALUATE, chosen, {"x": point}, {"split": split}, {"scalars": (3,)})
+        got = self._ask(questions.EVALUATE, chosen, {"x": point}, {"split": split}, {"scalars": (3,)})
         if split == "train":
             self.accuse(self.judge.losses(point, None, got))
         self._scores |= {(i, split): parts["scalars"] for i, parts in got.items()}
@@ -251,7 +389,7 @@ class Remote(TrafficLedger):
         """One exchange; the checked arrays of those who answered, by their numbers."""
         names = {self.names[i]: i for i in chosen}
         personal = {self.names[i]: parts for i, parts in (own or {}).items()}
-        question = Question(kind, values, vectors, personal, arrays or {})
+        question = SiloRequest(kind, values, vectors, personal, arrays or {})
         replies = self.roster.ask(question, list(names), lambda answers: troubles(answers, shapes, self._like))
         return {names[name]: answer.arrays for name, answer in replies.items()}
 
@@ -274,9 +412,9 @@ class Remote(TrafficLedger):
 
     def reach(self, share: float, quantum: float) -> Any:
         """The same silos with masked vectors; share and quantum are what each silo's own file says."""
-        from scaffpd.deploy.coordinator.secure_reach import SecureReach  # needs a package that plain sums do not
+        from scaffpd.deploy.secure import SiloChannel  # needs a package that plain sums do not
 
-        return SecureReach(self)
+        return SiloChannel(self)
 
     def __repr__(self) -> str:
         return f"Remote federation of {len(self.names)} silos, {self.dimension} parameters"

@@ -1,7 +1,7 @@
 r"""`coordinate`: a whole run over any transport, from the first greeting to the model on disk.
 
 A run is made of segments, each with the same members throughout; the training loop drives every segment as it drives a
-cohort, and writes its state after every round. A coordinator that was killed goes on with the segment's last round and
+cohort, and writes its state after every round. A coordinator that was killed resumes from the segment's last round and
 gives the same numbers. When a silo is dropped, quarantined or comes back, a new segment starts from the x that was
 reached, before any answer that was not believed.
 """
@@ -20,17 +20,14 @@ import numpy as np
 
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.config.objects import kind_of
-from scaffpd.deploy.coordinator.events import Event, Lost, Paused, Quarantined, Returned, accuse
+from scaffpd.deploy.agreement import Facts, Refusal, Unanswered, negotiate, propose_noise, settle, spent_budgets
+from scaffpd.deploy.byzantine import absurd_facts
 from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.coordinator.judge import absurd_facts
-from scaffpd.deploy.coordinator.line import Line, answered
-from scaffpd.deploy.coordinator.noise import proposed, told
-from scaffpd.deploy.coordinator.opening import Facts, Refusal, Unanswered, negotiate, settle
-from scaffpd.deploy.coordinator.remote import Remote
-from scaffpd.deploy.coordinator.roster import PAUSE, Roster
-from scaffpd.deploy.coordinator.run_folder import RunFolder, Segment
-from scaffpd.deploy.protocol.setup import Setup
-from scaffpd.deploy.protocol.transport import Transport
+from scaffpd.deploy.deployed_run import DeployedRun, Segment
+from scaffpd.deploy.membership import PAUSE, Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
+from scaffpd.deploy.messages import Setup, Transport
+from scaffpd.deploy.remote import Remote
+from scaffpd.deploy.session import Session, answered
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
 from scaffpd.objectives import ChiSquare
@@ -63,7 +60,7 @@ class Outcome:
     privacy: Mapping[str, float] | None = None
 
     @classmethod
-    def of(cls, folder: RunFolder) -> Outcome:
+    def of(cls, folder: DeployedRun) -> Outcome:
         """What a run's folder says."""
         ended = folder.outcome()
         if ended is None:
@@ -74,12 +71,12 @@ class Outcome:
 def coordinate(path: Path, transport: Transport) -> Outcome:
     """Carry out the federation of a federation.toml, or go on with it; the run's folder has the result."""
     file = FederationFile.read(path)
-    folder = RunFolder(file.folder)
+    folder = DeployedRun(file.folder)
     with folder.locked():
         try:
             if (done := finished(file, folder)) is not None:
                 return done
-            outcome = _Run(file, folder, transport).go()
+            outcome = Coordination(file, folder, transport).go()
         except InputError as error:
             rounds = _rescued(folder)
             words = f" The model of round {rounds} is kept." if rounds else ""
@@ -88,7 +85,7 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
     return outcome
 
 
-def finished(file: FederationFile, folder: RunFolder) -> Outcome | None:
+def finished(file: FederationFile, folder: DeployedRun) -> Outcome | None:
     """The outcome of a run that needs nothing more; `None`, and no outcome is left, where there is something to do.
 
     There is after a failure, and where more rounds or another tolerance are asked for. A folder is for one federation.
@@ -106,7 +103,7 @@ def finished(file: FederationFile, folder: RunFolder) -> Outcome | None:
     return None
 
 
-def _rescued(folder: RunFolder) -> int:
+def _rescued(folder: DeployedRun) -> int:
     """After a failure: the model of the last finished round is kept, for a budget may be spent on it; which round."""
     setup, segments = folder.setup(), folder.segments()
     x = None if not segments else folder.reached(segments[-1])[0]
@@ -125,12 +122,12 @@ def _fewest(file: FederationFile) -> int:
     return min(silos, int(np.ceil(1 / objective.cap - 1e-9)))
 
 
-class _Run:
+class Coordination:
     """One coordinator at work."""
 
-    def __init__(self, file: FederationFile, folder: RunFolder, transport: Transport) -> None:
+    def __init__(self, file: FederationFile, folder: DeployedRun, transport: Transport) -> None:
         self.file, self.folder, self.policy = file, folder, file.policy
-        self.line = Line(transport)
+        self.line = Session(transport)
         self.line.barred = folder.quarantined()
         self.fewest = max(self.policy.quorum, _fewest(file))
         self.started = time.monotonic()
@@ -196,7 +193,7 @@ class _Run:
         if setup is None:
             name = kind_of(self.file.algorithm)
             file, timeout = self.file, self.policy.timeout
-            noise = partial(proposed, file) if file.privacy else None
+            noise = partial(propose_noise, file) if file.privacy else None
             setup = negotiate(self.line, members, name, file.model, file.features, timeout, file.secure, noise)
             self.folder.write_setup(setup)
         return setup
@@ -207,7 +204,7 @@ class _Run:
             raise trouble
         self.absences[trouble.name] += 1
         self.strikes[trouble.name] += isinstance(trouble, Refusal)
-        self._record(Event(self.folder.rounds(), trouble.name, "absent", str(trouble)))
+        self._record(SiloEvent(self.folder.rounds(), trouble.name, "absent", str(trouble)))
         return [name for name in members if name != trouble.name]
 
     def _segment(self, members: Sequence[str]) -> Segment:
@@ -224,14 +221,14 @@ class _Run:
                 what, words = (
                     ("joined", "is part of the objective again") if now else ("dropped", "is left out from here on")
                 )
-                self._record(Event(before, name, what, f"Silo {name!r} {words}."))
+                self._record(SiloEvent(before, name, what, f"Silo {name!r} {words}."))
         self.folder.begin(segment, x)
         return segment
 
     def _train(self, segment: Segment, setup: Setup, facts: Facts) -> Outcome | list[str]:
         """One segment: the run's outcome, or the members of the next segment."""
         dropped = [name for name in self.file.silos if name not in {*segment.members} | self.line.barred]
-        roster = Roster(
+        roster = Membership(
             self.line, segment.members, self.policy, self._record, dropped, self.absences, self.strikes
         )  # fmt: skip
         roster.round = self.folder.rounds()
@@ -286,7 +283,7 @@ class _Run:
         drawn = getattr(algorithm, "clients_per_round", None)
         return algorithm if drawn is None or drawn <= members else replace(algorithm, clients_per_round=members)
 
-    def _wait(self, roster: Roster) -> list[str]:
+    def _wait(self, roster: Membership) -> list[str]:
         """Give the absent and the dropped time to come back; who is there then."""
         deadline, there = time.monotonic() + self.policy.start_timeout, {*roster.present}
         while self._too_few(self._in_order(there)) is not None and time.monotonic() < deadline:
@@ -297,7 +294,7 @@ class _Run:
     def _finish(self, segment: Segment, setup: Setup, remote: Remote, result: Result) -> Outcome:
         """Write the result down."""
         remote.roster.ending = True
-        spent = told(remote.roster, remote.names) if self.file.privacy else {}
+        spent = spent_budgets(remote.roster, remote.names) if self.file.privacy else {}
         rows = self._rows(segment, remote, result, spent)
         self.folder.write_clients(rows)
         self.folder.write_rounds(self.file.silos)
@@ -356,7 +353,7 @@ class _Run:
             "messages_down": self.line.wire.bytes_down, "seconds": round(time.monotonic() - self.started, 3),
         })  # fmt: skip
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: SiloEvent) -> None:
         self.folder.event(event)
         self.folder.progress({"event": asdict(event)})
 

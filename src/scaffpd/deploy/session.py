@@ -1,4 +1,4 @@
-"""One exchange over a transport: questions out, checked answers in, and only what a site does not have yet is sent."""
+"""One exchange with silos: send questions, and only the vectors that a site lacks; check who answers what."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from typing import Any, TypeGuard
 import numpy as np
 from torch import Tensor
 
-from scaffpd.deploy.protocol.needs import SPENT
-from scaffpd.deploy.protocol.setup import Setup
-from scaffpd.deploy.protocol.transport import Failure, Transport
-from scaffpd.deploy.protocol.vectors import Names, Shelf
-from scaffpd.deploy.protocol.wire import Array, Message, WireError, decode, encode, plain
+from scaffpd.deploy.messages import (
+    Array,
+    Failure,
+    Message,
+    Setup,
+    TensorNames,
+    Transport,
+    VectorCache,
+    WireError,
+    decode,
+    encode,
+    plain,
+)
+from scaffpd.deploy.questions import SPENT
 from scaffpd.federation import Traffic
 
 Replies = dict[str, Message | Failure]
@@ -22,7 +31,7 @@ LEAST_ROOM = 64 * 2**20  # descriptions of columns and categories are the larges
 
 
 @dataclass(frozen=True)
-class Question:
+class SiloRequest:
     """What is asked of several silos at once.
 
     Attributes:
@@ -47,7 +56,7 @@ def answered(reply: Message | Failure) -> TypeGuard[Message]:
     return isinstance(reply, Message) and reply.kind == "answer"
 
 
-class Line:
+class Session:
     """Silos by their names, over a transport that knows sites.
 
     Attributes:
@@ -62,15 +71,15 @@ class Line:
         self.barred: set[str] = set()
         self.setup: Setup | None = None
         self.taken: dict[str, Array] = {}  # what every silo said about its losses when it took the agreement
-        self._shelves: dict[str, Shelf] = {}
-        self._name = Names()
+        self._shelves: dict[str, VectorCache] = {}
+        self._name = TensorNames()
 
     def greet(self, timeout: float, present: Sequence[str] = ()) -> Replies:
         """Ask every connected site that is none of `present` who it is, and remember who is where."""
         taken = {self.sites[name] for name in (*present, *self.barred) if name in self.sites}
         sites = {site: site for site in self.transport.sites() if site not in taken}
         found: Replies = {}
-        for site, reply in self._ask(dict.fromkeys(sites, Question("hello")), sites, timeout, anyone=True).items():
+        for site, reply in self._ask(dict.fromkeys(sites, SiloRequest("hello")), sites, timeout, anyone=True).items():
             name = site if isinstance(reply, Failure) else plain(reply.values.get("silo"), 200)
             if isinstance(reply, Message):
                 reply = self._identified(site, name, reply, {*found, *present})
@@ -88,7 +97,7 @@ class Line:
             return Failure(f"the site {site!r} calls itself {name!r}")
         return reply
 
-    def exchange(self, question: Question, names: Sequence[str], timeout: float) -> Replies:
+    def exchange(self, question: SiloRequest, names: Sequence[str], timeout: float) -> Replies:
         """Ask these silos; who lacks something is sent it and asked again, once."""
         sites = {name: self.sites[name] for name in names}
         replies = self._ask(dict.fromkeys(names, question), sites, timeout)
@@ -96,7 +105,7 @@ class Line:
         if lacking and self.setup is not None:
             for name in lacking:
                 self._shelves.pop(name, None)
-            setup = Question("setup", {"setup": self.setup.values()})
+            setup = SiloRequest("setup", {"setup": self.setup.values()})
             again = self._ask(dict.fromkeys(lacking, setup), sites, timeout)
             again = {name: self._same(name, reply) for name, reply in again.items()}
             able = [name for name in lacking if answered(again[name])]
@@ -111,7 +120,7 @@ class Line:
         return reply if same else Failure("its data are not those that the run began with", garbage=True)
 
     def _ask(
-        self, questions: Mapping[str, Question], sites: Mapping[str, str], timeout: float, anyone: bool = False
+        self, questions: Mapping[str, SiloRequest], sites: Mapping[str, str], timeout: float, anyone: bool = False
     ) -> Replies:
         """One turn: encode, carry, decode, and check that the answer is to this question and from this silo."""
         if not questions:
@@ -130,9 +139,9 @@ class Line:
             for name in questions
         }
 
-    def _parcel(self, name: str, question: Question) -> dict[str, Array]:
+    def _parcel(self, name: str, question: SiloRequest) -> dict[str, Array]:
         """The vectors that this silo lacks, by their names."""
-        shelf = self._shelves.setdefault(name, Shelf())
+        shelf = self._shelves.setdefault(name, VectorCache())
         sent = {}
         for tensor in (*question.vectors.values(), *question.own.get(name, {}).values()):
             label = self._name(tensor)
@@ -141,7 +150,7 @@ class Line:
             shelf.use(label)
         return sent
 
-    def _message(self, name: str, question: Question, sent: Mapping[str, Array], number: str) -> Message:
+    def _message(self, name: str, question: SiloRequest, sent: Mapping[str, Array], number: str) -> Message:
         roles = {**question.vectors, **question.own.get(name, {})}
         more, arrays = question.personal.get(name, ({}, {}))
         values = {**question.values, **more, "question": number}

@@ -1,10 +1,11 @@
-"""How a run begins: silos say what they have, agree on features, and say how steep their losses are.
+"""The handshake before training: silos agree on features, model and privacy, and describe their losses.
 
 Three short exchanges of names and sums (see `tabular`), and one in which every silo builds its model. No row leaves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,18 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.coordinator.line import LEAST_ROOM, Line, Question, answered
-from scaffpd.deploy.protocol.setup import Setup
-from scaffpd.deploy.protocol.transport import Failure
-from scaffpd.deploy.protocol.wire import Array, Message, digest, plain
+from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.deploy.membership import Membership
+from scaffpd.deploy.messages import Array, Failure, Message, Setup, digest, plain
+from scaffpd.deploy.questions import SPENT
+from scaffpd.deploy.session import LEAST_ROOM, Session, SiloRequest, answered
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Vector
+from scaffpd.models import Linear
+from scaffpd.privacy import Private
 from scaffpd.tabular.agree import agree, deviation_of, mean_of
 from scaffpd.tabular.schema import PREPARED, width
 
 USELESS = "its answer to the agreement cannot be used."
 
-Asking = Callable[[Question], dict[str, Message]]
+Asking = Callable[[SiloRequest], dict[str, Message]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Facts:
 
 
 def negotiate(
-    line: Line,
+    line: Session,
     members: Sequence[str],
     algorithm: str,
     model: Mapping[str, Any],
@@ -58,14 +62,14 @@ def negotiate(
     `privacy` finds the noise for the fewest rows of a silo and the number of encoded columns.
     """
     ask, masked = _asker(line, members, timeout), dict(secure or {})
-    described = {name: reply.values.get("description") for name, reply in ask(Question("describe")).items()}
+    described = {name: reply.values.get("description") for name, reply in ask(SiloRequest("describe")).items()}
     schema = agree(described, bool(settings.get("standardise", True)))
     if schema["task"] == PREPARED:
         return Setup(algorithm, model, schema, np.zeros(0), np.zeros(0), "", masked, _noise(privacy, described, 1))
     totals = _totals(ask, members, masked)
     about = {"schema": schema, "private": privacy is not None}
-    mean = mean_of(totals(Question("totals", about)), schema)
-    deviation = deviation_of(totals(Question("totals", about, arrays={"mean": mean})), mean)
+    mean = mean_of(totals(SiloRequest("totals", about)), schema)
+    deviation = deviation_of(totals(SiloRequest("totals", about, arrays={"mean": mean})), mean)
     numbers = str(settings.get("numbers", ""))
     noise = _noise(privacy, described, width(schema))
     return Setup(algorithm, _completed(model, schema), schema, mean, deviation, numbers, masked, noise)
@@ -78,11 +82,11 @@ def _noise(
     return {} if privacy is None else privacy(min(int(silo["train"]) for silo in described.values()), columns)
 
 
-def _totals(ask: Asking, members: Sequence[str], secure: Mapping[str, Any]) -> Callable[[Question], Any]:
+def _totals(ask: Asking, members: Sequence[str], secure: Mapping[str, Any]) -> Callable[[SiloRequest], Any]:
     """Totals of every silo; or, where they are masked, of all of them together."""
     if not secure:
         return lambda question: {name: reply.arrays for name, reply in ask(question).items()}
-    from scaffpd.deploy.coordinator.secure_totals import secure_totals  # needs a package that plain sums do not
+    from scaffpd.deploy.secure import secure_totals  # needs a package that plain sums do not
 
     return secure_totals(ask, members, secure)
 
@@ -97,11 +101,11 @@ def _completed(model: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str,
     return {**model, "classes": classes} if needs_classes and classes and not model.get("classes") else dict(model)
 
 
-def settle(line: Line, members: Sequence[str], setup: Setup, timeout: float) -> Facts:
+def settle(line: Session, members: Sequence[str], setup: Setup, timeout: float) -> Facts:
     """Hand every member the agreement; what they say about their losses with it."""
     line.setup = setup
     ask = _asker(line, members, timeout)
-    replies = ask(Question("setup", {"setup": setup.values()}))
+    replies = ask(SiloRequest("setup", {"setup": setup.values()}))
     read = {name: _facts(name, reply) for name, reply in replies.items()}
     dimensions = {name: facts["dimension"] for name, facts in read.items()}
     first = members[0]
@@ -112,7 +116,7 @@ def settle(line: Line, members: Sequence[str], setup: Setup, timeout: float) -> 
                 raise Refusal(name, f"its model has {what} {theirs}, that of {first!r} has {ours}.")
     start = np.zeros(dimensions[first], dtype=read[first]["dtype"])
     if read[first]["start"]:
-        start = _asker(line, [first], timeout)(Question("start"))[first].arrays.get("x", start)
+        start = _asker(line, [first], timeout)(SiloRequest("start"))[first].arrays.get("x", start)
         if start.shape != (dimensions[first],) or digest(start) != read[first]["start"]:
             raise Refusal(first, "it sent another starting point than it had announced.")
     columns = np.array([read[name]["constants"] for name in members])
@@ -141,10 +145,10 @@ def _facts(name: str, reply: Message) -> dict[str, Any]:
     return {**values, "constants": constants}
 
 
-def _asker(line: Line, members: Sequence[str], timeout: float) -> Asking:
+def _asker(line: Session, members: Sequence[str], timeout: float) -> Asking:
     """Questions that everybody has to answer: before training nothing can stand in for a silo."""
 
-    def ask(question: Question) -> dict[str, Message]:
+    def ask(question: SiloRequest) -> dict[str, Message]:
         answers = {}
         for name, reply in line.exchange(question, members, timeout).items():
             if isinstance(reply, Failure):
@@ -173,3 +177,36 @@ class Refusal(InputError):
     def __init__(self, name: str, sentence: str) -> None:
         super().__init__(f"Silo {name!r} refuses: {sentence}")
         self.name = name
+
+
+SPARE = 2  # rounds that may be begun anew when a silo leaves
+
+
+def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, Any]:
+    """The agreement on privacy: noise for the run's method and rounds, and for a silo of so many rows.
+
+    A silo counts by itself, and stops at its own ε: this only makes the run come out there. Rows are shortened to √d,
+    their usual length once columns are standardised, where nothing else is said.
+    """
+    about = dict(file.privacy)
+    share = about.pop("loss_share")
+    linear = file.model.get("kind", "linear") == "linear"
+    if not linear and "smoothness" not in about:
+        raise InputError("[privacy] with a network needs smoothness: how curved a loss is, is a fact about the data.")
+    if linear and not {"radius", "smoothness"} & set(about):
+        about["radius"] = math.sqrt(columns + bool(file.model.get("intercept")))
+    solved = Private.solved(
+        Linear(), about["epsilon"], file.algorithm, file.rounds + SPARE, [rows], about["delta"], share
+    )
+    return {**about, "noise": _scalar(solved.noise), "loss_noise": _scalar(solved.loss_noise)}
+
+
+def _scalar(value: Any) -> float:
+    return float(value[0] if isinstance(value, tuple) else value)
+
+
+def spent_budgets(roster: Membership, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """(ε, δ) of every silo that answers."""
+    replies = roster.ask(SiloRequest(SPENT), list(names))
+    found = {name: {what: reply.values.get(what) for what in ("epsilon", "delta")} for name, reply in replies.items()}
+    return {name: both for name, both in found.items() if all(isinstance(value, float) for value in both.values())}

@@ -1,4 +1,4 @@
-"""The questions that a silo can be asked; an algorithm says which of them it has, and a silo answers no others.
+"""The questions that silos answer; an algorithm says which of them it asks, and a silo answers no others.
 
 A silo that has agreed to federated averaging will not hand out a gradient. `evaluate` (a loss, an accuracy, a count) is
 part of every run.
@@ -16,5 +16,5 @@ from scaffpd.algorithms.base import UPDATES as UPDATES
 EVALUATE = "evaluate"
 SPENT = "spent"  # (ε, δ) so far
 PROJECT = "project"  # ⟨c_i, v⟩: a scalar in place of a vector, for servers that do not see c_i
-CARD, MEET, OPEN, MASKED, REVEAL, SIZES = "card", "meet", "open", "masked", "reveal", "sizes"  # see `masks`
+CARD, MEET, OPEN, MASKED, REVEAL, SIZES = "card", "meet", "open", "masked", "reveal", "sizes"  # see `mask_messages`
 SECRET = frozenset({CARD, MEET, OPEN, MASKED, REVEAL, SIZES})

@@ -1,0 +1,375 @@
+r"""Messages between a coordinator and its silos: bytes, vectors by name, plans, the agreement, and their transport.
+
+A message has a kind, JSON values and plain arrays; nothing in it can execute. Its format is that of safetensors (a
+length, a JSON table of names, types and places, then the raw numbers), which a reader checks as a whole before it looks
+at a single number. Kind and values travel as one more array, of UTF-8 bytes.
+
+A vector that a site has is not sent again. Vectors are values, never changed in place; so the coordinator gives every
+tensor that it sends a name, once, and both sides remember the last `REMEMBERED` vectors that a question used. The
+coordinator only guesses what a site still has; a site that was restarted answers which vectors it lacks, and gets them.
+
+An engine brings a `Transport`, which carries bytes to sites and back. Everything else is the same for every engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from torch import Tensor
+
+from scaffpd.errors import InputError, unknown
+from scaffpd.federation import LocalPlan, Vector
+from scaffpd.models import Linear
+
+PROTOCOL = 1  # silos and coordinators that differ in this refuse each other
+HEADER = "header"
+LONGEST_HEADER = 256 * 2**20  # lists of categories are the longest thing in there
+NUMBERS = ("float32", "float64", "int64")
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One question or one answer.
+
+    Attributes:
+        kind: what it is.
+        values: names, numbers and lists of them, as JSON has them.
+        arrays: vectors and matrices.
+    """
+
+    kind: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> int:
+        """Bytes of numbers that it carries."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+class WireError(InputError):
+    """Bytes that are no message."""
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message."""
+    about = {"protocol": PROTOCOL, "kind": message.kind, "values": dict(message.values)}
+    header = np.frombuffer(json.dumps(about, allow_nan=False).encode(), dtype=np.uint8)
+    # safetensors copies memory as it lies there, so it has to lie there in order
+    arrays = {name: np.ascontiguousarray(array) for name, array in message.arrays.items()}
+    return bytes(save({HEADER: header, **arrays}))
+
+
+def decode(data: bytes, most: int) -> Message:
+    """The message that `data` is; a `WireError` for anything else, and for what is longer than `most` bytes."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise WireError(f"A message is bytes, not {type(data).__name__}.")
+    if len(data) > most:
+        raise WireError(f"A message of {len(data)} bytes is longer than the {most} that are allowed.")
+    try:
+        arrays = load(bytes(data))
+        header = arrays.pop(HEADER)
+        if header.dtype != np.uint8 or header.ndim != 1 or header.nbytes > LONGEST_HEADER:
+            raise WireError("The message has no readable header.")
+        about = json.loads(header.tobytes())
+        protocol, kind, values = about["protocol"], about["kind"], about["values"]
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError, AttributeError):
+        raise WireError("These bytes are not a message of scaffpd.") from None
+    if protocol != PROTOCOL:
+        raise WireError(f"The other side speaks protocol {protocol!r}, this one {PROTOCOL}: use the same version.")
+    if not isinstance(kind, str) or not isinstance(values, dict):
+        raise WireError("The message has no readable header.")
+    for name, array in arrays.items():
+        if str(array.dtype) not in NUMBERS:
+            raise WireError(f"The array {name!r} holds {array.dtype}, not numbers of a known format.")
+    return Message(kind, values, arrays)
+
+
+def plain(text: Any, most: int = 500) -> str:
+    """A text that somebody else has sent, fit for logs, tables and terminals: printable, and not too long."""
+    return "".join(c if c.isprintable() else "?" for c in str(text)[:most])
+
+
+def digest(array: Array) -> str:
+    """A name for the contents of a vector, the same on both sides."""
+    about = f"{array.dtype}{array.shape}".encode()
+    return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16, key=about[:64]).hexdigest()
+
+
+REMEMBERED = 6  # x, c and D of this round and of the last one
+
+
+class MissingVectors(Exception):
+    """A question names vectors that this site does not have."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self.names = tuple(names)
+
+
+class TensorNames:
+    """Names for tensors, by identity; those of another coordinator, or of an earlier one, are never the same."""
+
+    def __init__(self) -> None:
+        self._prefix, self._count = secrets.token_hex(8), 0
+        self._known: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+
+    def __call__(self, tensor: Tensor) -> str:
+        """The tensor's name."""
+        key = id(tensor)
+        known = self._known.get(key)
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        self._count += 1
+        name = f"{self._prefix}-{self._count}"
+        self._known[key] = weakref.ref(tensor, lambda _: self._known.pop(key, None)), name
+        return name
+
+
+class VectorCache:
+    """The vectors that were used last; the coordinator has one for every site, without the vectors."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, Array | None] = OrderedDict()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._held
+
+    def use(self, name: str, array: Array | None = None) -> Array | None:
+        """Take the vector of that name (or put it there) and remember that it was used."""
+        held = self._held.pop(name, None)
+        self._held[name] = array if held is None else held
+        while len(self._held) > REMEMBERED:
+            self._held.popitem(last=False)
+        return self._held[name]
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        self._held.clear()
+
+    def put(self, arrays: Mapping[str, Array]) -> None:
+        """Take what came with a question."""
+        for name, array in arrays.items():
+            self._held.pop(name, None)
+            self.use(name, np.array(array))
+
+    def find(self, names: Iterable[str]) -> dict[str, Array]:
+        """The vectors of these names, or `MissingVectors`."""
+        wanted = list(names)
+        lacking = [name for name in wanted if name not in self._held]
+        if lacking:
+            raise MissingVectors(lacking)
+        return {name: array for name in wanted if (array := self.use(name)) is not None}
+
+    def last(self, most: int) -> dict[str, Array]:
+        """The vectors that were used last, the oldest first."""
+        return {name: array for name, array in list(self._held.items())[-most:] if array is not None}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """No reply from a site.
+
+    Attributes:
+        reason: what happened, in words.
+        gone: whether the engine knows that the site is not there any more (and not just slow).
+        garbage: whether there was a reply, and it could not be used.
+    """
+
+    reason: str
+    gone: bool = False
+    garbage: bool = False
+
+
+class Transport(Protocol):
+    """Sites that can be asked.
+
+    An engine that authenticates sites by the names of their silos has an attribute `named = True`: then a silo cannot
+    call itself anything else.
+    """
+
+    def sites(self) -> tuple[str, ...]:
+        """The sites that are connected now, by the engine's own names for them, sorted."""
+
+    def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
+        """Send every site its own question and wait for all replies, `timeout` seconds at most.
+
+        A site that fails or does not answer in time yields a `Failure`; it never keeps the others' replies back. A
+        reply that comes later than that is thrown away, never taken for the answer to a later question.
+        """
+
+
+class Responder(Protocol):
+    """What an engine hosts at a site: a `Silo`."""
+
+    def answer(self, question: bytes) -> bytes:
+        """The reply to a question; a refusal is a reply as well, nothing is ever raised."""
+
+    def kept(self) -> bytes:
+        """What another process of this site needs to go on: agreements, vectors, secrets of open sums; no rows."""
+
+    def restore(self, kept: bytes) -> None:
+        """Go on from what `kept` returned in an earlier process."""
+
+
+def local_plan(values: Any) -> LocalPlan:
+    """A plan as JSON has it, checked; `plan_values` makes it."""
+    names = {item.name for item in fields(LocalPlan)}
+    if not isinstance(values, dict) or set(values) != names:
+        raise InputError("The plan of local steps is not complete.")
+    numbers = {name: number(values, name) for name in ("steps", "scale", "prox")}
+    rate = None if values["rate"] is None else number(values, "rate")
+    snapshot = None if values["snapshot"] is None else int(number(values, "snapshot"))
+    batch, key = read_batch(values)
+    steps = int(numbers["steps"])
+    if steps < 1 or (snapshot is not None and not 1 <= snapshot <= steps):
+        raise InputError("The plan of local steps cannot be carried out.")
+    return LocalPlan(steps, rate, numbers["scale"], batch, key, numbers["prox"], snapshot)
+
+
+def plan_values(plan: LocalPlan) -> dict[str, Any]:
+    """A plan as JSON has it."""
+    values = {item.name: getattr(plan, item.name) for item in fields(plan)}
+    return {**values, "key": [int(k) for k in plan.key]}
+
+
+def batch_values(batch_size: int | None, key: tuple[int, ...]) -> dict[str, Any]:
+    """A minibatch as JSON has it."""
+    return {"batch_size": batch_size, "key": [int(k) for k in key]}
+
+
+def read_batch(values: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
+    """The minibatch's size and key, checked."""
+    batch, key = values.get("batch_size"), values.get("key", [0])
+    whole = isinstance(key, list) and all(isinstance(k, int) and not isinstance(k, bool) for k in key)
+    if not whole or not (batch is None or (isinstance(batch, int) and batch >= 1)):
+        raise InputError("The question's batch size or key cannot be used.")
+    return batch, tuple(key)
+
+
+def names_of(values: Any) -> list[str]:
+    """A list of names, checked."""
+    if not isinstance(values, list) or not all(isinstance(name, str) for name in values):
+        raise InputError("The question does not name what it is about.")
+    return values
+
+
+def number(values: Mapping[str, Any], name: str) -> float:
+    """A finite number of a question."""
+    value = values.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        raise InputError(f"The question needs a number {name}.")
+    return float(value)
+
+
+FORMATS = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One agreement.
+
+    Attributes:
+        algorithm: its name, which decides what may be asked.
+        model: the loss and its settings; or the name under which silos know a network.
+        schema: columns, categories and labels (see `tabular`).
+        mean: of every encoded column; empty where nothing is standardised.
+        deviation: likewise.
+        numbers: "float32" or "float64", for the model's numbers; empty leaves it to the model.
+        secure: how vectors are masked (see `masks`); empty where they are not.
+        privacy: ε, δ, clips and noise (see `Private`); empty where there is none.
+    """
+
+    algorithm: str
+    model: Mapping[str, Any]
+    schema: Mapping[str, Any]
+    mean: Vector = field(repr=False)
+    deviation: Vector = field(repr=False)
+    numbers: str = ""
+    secure: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """As JSON has it; floats come back exactly."""
+        values = {
+            "algorithm": self.algorithm, "model": dict(self.model), "schema": dict(self.schema),
+            "mean": np.asarray(self.mean).tolist(), "deviation": np.asarray(self.deviation).tolist(),
+            "numbers": self.numbers,
+        }  # fmt: skip
+        more = {"secure": dict(self.secure), "privacy": dict(self.privacy)}
+        return values | {name: part for name, part in more.items() if part}
+
+    @cached_property
+    def digest(self) -> str:
+        """The name of this agreement, the same on both sides."""
+        return hashlib.sha256(json.dumps(self.values(), sort_keys=True).encode()).hexdigest()[:32]
+
+    @classmethod
+    def of(cls, values: Any) -> Setup:
+        """What `values` made, checked."""
+        try:
+            algorithm, model, schema = values["algorithm"], values["model"], values["schema"]
+            mean, deviation = (np.array(values[name], dtype=np.float64) for name in ("mean", "deviation"))
+            numbers, *more = values["numbers"], values.get("secure", {}), values.get("privacy", {})
+        except (KeyError, TypeError, ValueError):
+            raise InputError("The coordinator's agreement is not complete.") from None
+        if not (isinstance(algorithm, str) and all(isinstance(part, dict) for part in (model, schema, *more))):
+            raise InputError("The coordinator's agreement is not complete.")
+        if mean.ndim != 1 or mean.shape != deviation.shape or not (np.isfinite(mean).all() and (deviation > 0).all()):
+            raise InputError("The coordinator's means and deviations cannot be used.")
+        if numbers not in ("", *FORMATS):
+            raise unknown("number format", numbers, FORMATS)
+        return cls(algorithm, model, schema, mean, deviation, numbers, *more)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The number format of the model, or `None` for the model's own choice."""
+        return FORMATS.get(self.numbers)
+
+
+PRIVACY = ("epsilon", "delta", "noise", "loss_noise", "clip", "loss_clip", "radius", "smoothness")
+LINEAR = ("loss", "l2", "intercept", "classes")
+
+
+def linear(model: Mapping[str, Any]) -> Linear:
+    """The linear model that an agreement describes."""
+    given = {name: value for name, value in model.items() if name != "kind"}
+    for name in given:
+        if name not in LINEAR:
+            raise unknown("model setting", name, LINEAR)
+    return Linear(**given)
+
+
+class InProcess:
+    """A `Transport` to silos that are objects here."""
+
+    def __init__(self, silos: Mapping[str, Responder]) -> None:
+        self.silos = dict(silos)
+
+    def sites(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(sorted(self.silos))
+
+    def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
+        """One after another; they always answer."""
+        return {
+            site: self.silos[site].answer(question)
+            if site in self.silos
+            else Failure("there is no such site", gone=True)
+            for site, question in questions.items()
+        }

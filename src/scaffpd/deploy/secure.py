@@ -1,0 +1,371 @@
+r"""Secure sums among deployed silos: before training for sums over columns, in training for every vector.
+
+c_i and d_i stay at their silos: the coordinator has no earlier answer that could stand in for an absent silo. A silo
+that does not answer is lost at once: the run waits for it, or, where all agree to that, repeats the round among the
+remaining silos. An exchange that somebody has left before its masked vector came is never opened.
+
+Columns may be of very different sizes, and a sum has one clip. So every sum over columns is made twice: to a multiple
+of 2⁻ᶠ, and then what is left beyond that, with a clip that is as much smaller; and once more, until every column has
+its digits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.deploy import mask_messages, questions
+from scaffpd.deploy.agreement import Refusal
+from scaffpd.deploy.byzantine import Shapes, absurd, troubles
+from scaffpd.deploy.membership import Lost
+from scaffpd.deploy.messages import Array, Message, batch_values, plain, plan_values
+from scaffpd.deploy.session import SiloRequest
+from scaffpd.errors import InputError
+from scaffpd.federation import Clients, ClientScores, LocalPlan, ProximalPlan, Vector
+from scaffpd.masking import Aggregator, Opened, Terms
+from scaffpd.masking.terms import LARGEST, SMALLEST
+from scaffpd.secure.channel import MaskedReply, Rounding, SumRequest
+from scaffpd.secure.sums import SecureSums
+from scaffpd.tabular.schema import width
+
+if TYPE_CHECKING:
+    from scaffpd.deploy.remote import Remote
+
+
+Checks = Callable[[Mapping[str, Message]], Mapping[str, str]]
+Ask = Callable[[SiloRequest, Sequence[str], Checks], dict[str, Message]]
+WITNESSES = 2
+USELESS = "its part of a secure sum cannot be used"
+
+
+class SiloParties:
+    """Silos that mask what they send.
+
+    Args:
+        ask: puts a question to silos; the answers of those who are there and whose answers stand up to the checks.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def meet(self, names: Sequence[str]) -> None:
+        """Hand everybody's cards to everybody; who does not take them says why, and there is no sum."""
+        cards = {
+            name: reply.values.get("card") for name, reply in self._ask(SiloRequest(questions.CARD), names, _no).items()
+        }
+        for name, card in cards.items():
+            if not isinstance(card, dict) or card.get("name") != name:
+                raise InputError(f"Silo {name!r} shows no card of its own.")
+        self._heard(self._ask(SiloRequest(questions.MEET, {"cards": list(cards.values())}), names, _no))
+
+    def _heard(self, replies: Mapping[str, Message]) -> None:
+        """What silos say about each other: believed where two say it, and the end of the sum in any case."""
+        claims = {name: plain(reply.values["accused"]) for name, reply in replies.items() if "accused" in reply.values}
+        why = {claims[name]: plain(replies[name].values.get("why")) for name in claims}
+        sure = {accused: why[accused] for accused, n in Counter(claims.values()).items() if n >= WITNESSES}
+        if sure:
+            self.accused(sure)
+        for name, accused in claims.items():
+            raise InputError(f"Silo {name!r} does not add up with {accused!r}: {why[accused]}")
+
+    def accused(self, claims: Mapping[str, str]) -> None:
+        """Several silos say so: whose cards or shares are not right."""
+        name, sentence = next(iter(claims.items()))
+        raise InputError(f"Silo {name!r} cannot be added up with: {sentence}")
+
+    def open(self, terms: Terms) -> dict[str, Opened]:
+        """Everybody opens an exchange."""
+        question = SiloRequest(questions.OPEN, {"terms": terms.values()})
+        read = _readable(lambda n, m: None if "accused" in m.values else mask_messages.opened_of(m.arrays, terms, n))
+        replies = self._ask(question, terms.names, read)
+        self._heard(replies)
+        return {name: mask_messages.opened_of(reply.arrays, terms, name) for name, reply in replies.items()}
+
+    def mask(self, aggregator: Aggregator | None, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
+        """Everybody's masked vector, or its size."""
+        about: SiloRequest = wanted.held
+        values: dict[str, Any] = {
+            **about.values,
+            "about": about.kind,
+            "total": wanted.total,
+            "numbers": mask_messages.format_values(wanted.numbers),
+        }
+        personal: dict[str, tuple[dict[str, Any], dict[str, Array]]] = {}
+        for name, weight in wanted.weights.items():
+            arrays = {}
+            if aggregator is not None:
+                arrays = mask_messages.around_arrays(aggregator.around(name), aggregator.terms, name)
+            personal[name] = {"weight": weight}, arrays
+        if aggregator is not None:
+            values["terms"] = aggregator.terms.values()
+        question = SiloRequest(questions.MASKED, values, about.vectors, {}, about.arrays, personal)
+        replies = self._ask(question, list(wanted.weights), _readable(lambda _, m: _masked(m, length)))
+        self._heard(replies)
+        for name, reply in replies.items():
+            if "declined" in reply.values:
+                raise InputError(f"Silo {name!r} declines: {plain(reply.values['declined'])}")
+        return {name: _masked(reply, length) for name, reply in replies.items()}
+
+    def reveal(
+        self, terms: Terms, survivors: Sequence[str], following: Terms
+    ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
+        """Shares that open a sum, and the opening of the exchange that follows."""
+        values = {"terms": terms.values(), "survivors": list(survivors), "following": following.values()}
+
+        def parts(name: str, reply: Message) -> tuple[dict[str, int], Opened]:
+            return mask_messages.shares_of(reply.arrays, terms, name), mask_messages.opened_of(
+                reply.arrays, following, name
+            )
+
+        replies = self._ask(SiloRequest(questions.REVEAL, values), survivors, _readable(parts))
+        read = {name: parts(name, reply) for name, reply in replies.items()}
+        return {name: both[0] for name, both in read.items()}, {name: both[1] for name, both in read.items()}
+
+
+def _masked(reply: Message, length: int) -> MaskedReply:
+    """A silo's answer, checked."""
+    if {"declined", "accused"} & set(reply.values):
+        return MaskedReply(SMALLEST, None)
+    exponent, vector = reply.values.get("exponent"), reply.arrays.get("masked")
+    if type(exponent) is not int or not SMALLEST <= exponent <= LARGEST:
+        raise InputError(USELESS)
+    if vector is None:
+        return MaskedReply(exponent, None)
+    if vector.dtype != np.int64 or vector.shape != (length,):
+        raise InputError(USELESS)
+    return MaskedReply(exponent, vector.view(np.uint64))
+
+
+def _no(answers: Mapping[str, Message]) -> dict[str, str]:
+    return {}
+
+
+def _readable(read: Callable[[str, Message], Any]) -> Checks:
+    """Which answers cannot be read, and why."""
+
+    def check(answers: Mapping[str, Message]) -> dict[str, str]:
+        troubles = {}
+        for name, reply in answers.items():
+            try:
+                read(name, reply)
+            except InputError as error:
+                troubles[name] = str(error)
+        return troubles
+
+    return check
+
+
+Totals = dict[str, Mapping[str, Array]]
+TOGETHER = "all silos"
+ATTEMPTS, EXACT = 5, 1e-15
+
+
+def secure_totals(
+    ask: Callable[[SiloRequest], dict[str, Message]], members: Sequence[str], secure: Mapping[str, Any]
+) -> Callable[[SiloRequest], Totals]:
+    """Puts a question for totals, and returns those of all silos together."""
+
+    def checked(question: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
+        replies = ask(question)
+        for name, why in check(replies).items():
+            raise Refusal(name, f"{why.rstrip('.')}.")
+        return replies
+
+    parties = SiloParties(checked)
+    parties.meet(members)
+    sums = SecureSums(parties, secure.get("colluding"), secure.get("leaving"), lambda exchanges, up, down: None)
+
+    def added(kind: str, about: SiloRequest, length: int) -> Any:
+        return sums.sum(kind, about, dict.fromkeys(members, 1.0), length)
+
+    def totals(question: SiloRequest) -> Totals:
+        what, columns = "squares" if "mean" in question.arrays else "sum", width(question.values["schema"])
+        about = SiloRequest("totals", {**question.values, "parts": ["n", what]}, arrays=question.arrays)
+        both = added(what, about, 2 * columns)
+        for again in range(1, ATTEMPTS):
+            assert sums.last is not None
+            smallest = np.abs(both[both != 0]).min(initial=np.inf)
+            if again > 1 and sums.last.error <= EXACT * smallest:
+                break
+            rest = replace(about, values={**about.values, "beyond": sums.last.bits})
+            both += added(f"{what}, {again}", rest, 2 * columns)
+        return {TOGETHER: {"n": np.rint(both[:columns]), what: both[columns:]}}
+
+    return totals
+
+
+class SiloChannel(SiloParties):
+    """The silos of a `Remote`, which mask what they send."""
+
+    def __init__(self, remote: Remote) -> None:
+        super().__init__(self.put)
+        self.remote, self._like = remote, remote.start()
+        self.meet(remote.names)
+
+    def put(self, question: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
+        """A question that everybody has to answer; only shares may come from fewer."""
+        replies = self.remote.roster.ask(question, list(names), check)
+        lacking = [name for name in names if name not in replies]
+        if lacking and question.kind != questions.REVEAL:
+            raise Lost(lacking)
+        return replies
+
+    def accused(self, claims: Mapping[str, str]) -> None:
+        """Whose shares, or keys, several others cannot use is quarantined."""
+        names = self.remote.names
+        self.remote.accuse(
+            {names.index(name): f"{why.rstrip('.')} (masks)" for name, why in claims.items() if name in names}
+        )
+        super().accused(claims)
+
+    def mask(self, aggregator: Aggregator | None, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
+        """Everybody's masked vector; whose size is absurd beside the others' would leave their sum no digits."""
+        replies = super().mask(aggregator, wanted, length)
+        names, weights = self.remote.names, wanted.weights
+        sizes = {
+            names.index(name): float(np.ldexp(1.0, reply.exponent)) / abs(weights[name])
+            for name, reply in replies.items()
+            if weights[name] and reply.exponent > SMALLEST
+        }
+        found = absurd(sizes, sizes, self.remote.roster.policy.outlier**2)
+        self.remote.accuse({
+            i: f"its masked vector has size {sizes[i]:.3g}, and the median of the others' {median:.3g} (absurd size)"
+            for i, median in found.items()
+        })  # fmt: skip
+        return replies
+
+    def reveal(
+        self, terms: Terms, survivors: Sequence[str], following: Terms
+    ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
+        """Shares that open a sum; where more silos have left than it bears, the round is begun anew without them."""
+        shares, opened = super().reveal(terms, survivors, following)
+        lacking = [name for name in survivors if name not in shares]
+        if len(lacking) > terms.leaving:
+            raise Lost(lacking)
+        return shares, opened
+
+    def parts(self, question: SiloRequest, clients: Clients, shapes: Shapes) -> dict[str, NDArray[np.float64]]:
+        """Numbers of every silo, by their names (N, …); NaN for those that were not asked."""
+        names = self.remote.names
+        chosen = [names[i] for i in (range(len(names)) if clients is None else clients)]
+        replies = self.put(question, chosen, lambda answers: troubles(answers, shapes, self._like))
+        out = {part: np.full((len(names), *shape), np.nan) for part, shape in shapes.items()}
+        for name, reply in replies.items():
+            for part, table in out.items():
+                table[names.index(name)] = reply.arrays[part]
+        return out
+
+    def scalars(self, question: SiloRequest, clients: Clients, count: int = 1) -> NDArray[np.float64]:
+        """A few numbers of every silo, (N, count)."""
+        return self.parts(question, clients, {"scalars": (count,)})["scalars"]
+
+    def gradients(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> SiloPoint:
+        """Losses at x; c_i stays there."""
+        batch = batch_values(batch_size, key)
+        seen = self._judged(x, batch_size, self.scalars(SiloRequest(questions.GRADIENTS, batch, {"x": x}), clients, 3))
+        return SiloPoint(self, x, batch, clients, seen)
+
+    def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> Vector:
+        """L_i."""
+        question = SiloRequest(questions.LOSSES, batch_values(batch_size, key), {"x": x})
+        return self._judged(x, batch_size, self.scalars(question, clients))[:, 0]
+
+    def _judged(self, x: Tensor, batch_size: int | None, seen: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Losses of an absurd size give a silo away here as well; the rest of an answer cannot be looked at."""
+        got = {i: {"scalars": row} for i, row in enumerate(seen) if not np.isnan(row[0])}
+        self.remote.accuse(self.remote.judge.losses(x, batch_size, got))
+        return seen
+
+    def local_updates(
+        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan, clients: Clients
+    ) -> SiloSteps:
+        """Local steps, which silos make when their d_i is asked for."""
+        if at is not None and not isinstance(at, SiloPoint):
+            raise InputError("Deployed secure sums have no vectors that silos keep from round to round: use ScaffPD.")
+        vectors, values = {"x": x}, {"plan": plan_values(plan)}
+        if at is not None:
+            vectors, values = {**vectors, "at": at.x}, {**values, **at.batch}
+        if correction is not None:
+            vectors["correction"] = correction
+        return SiloSteps(self, SiloRequest(questions.UPDATES, values, vectors), clients)
+
+    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> SiloSteps:
+        """Local models."""
+        known = self.remote.facts.constants
+        L = known.smoothness if at.batch["batch_size"] is None else known.steepest
+        steepest = float(max(plan.steepest, np.max(L)))
+        values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **at.batch}
+        vectors = {"at": at.x, "correction": correction, "metric": plan.metric}
+        return SiloSteps(self, SiloRequest(questions.PROXIMAL, values, vectors), at.clients)
+
+    def evaluate(self, x: Any, split: str) -> ClientScores:
+        """Scores per silo."""
+        return self.remote.evaluate(x, split)
+
+
+class SiloPoint:
+    """Silos at one x."""
+
+    def __init__(
+        self, reach: SiloChannel, x: Tensor, batch: Mapping[str, Any], clients: Clients, seen: NDArray[np.float64]
+    ) -> None:
+        self._reach, self.x, self.batch, self.clients = reach, x, batch, clients
+        self.losses, *self._rounding = np.ascontiguousarray(seen.T)
+
+    @property
+    def rounding(self) -> Rounding:
+        """Bounds on the errors of L_i and c_i."""
+        return self._rounding[0], self._rounding[1]
+
+    def _question(self, kind: str, **vectors: Tensor) -> SiloRequest:
+        return SiloRequest(kind, self.batch, {"at": self.x, **vectors})
+
+    def project(self, direction: Tensor) -> Vector:
+        """⟨c_i, v⟩ per silo."""
+        return self._reach.scalars(self._question(questions.PROJECT, direction=direction), self.clients)[:, 0]
+
+    def norms(self) -> Vector:
+        """‖c_i‖² per silo."""
+        return self._reach.scalars(_sizes(self.held("c")), self.clients)[:, 0]
+
+    def slopes(self, V: Tensor, metric: Tensor) -> tuple[NDArray[np.float64], Vector]:
+        """Vᵀc_i and ‖c_i‖² in the metric D⁻¹."""
+        question = replace(self._question(questions.CURVATURE, metric=metric), arrays={"V": V.numpy()})
+        seen = self._reach.parts(question, self.clients, {"slopes": (V.shape[1],), "scalars": (1,)})
+        return seen["slopes"], seen["scalars"][:, 0]
+
+    def held(self, what: str, V: Tensor | None = None, metric: Tensor | None = None) -> SiloRequest:
+        """The question that the vector would answer."""
+        if what == "c":
+            return SiloRequest(questions.GRADIENTS, {**self.batch, "parts": ["c"]}, {"x": self.x})
+        if what == "diagonal" or V is None or metric is None:
+            return SiloRequest(questions.DIAGONAL, {**self.batch, "parts": ["diagonal"]}, {"at": self.x})
+        arrays: dict[str, Array] = {"V": V.numpy()}
+        vectors = {"at": self.x, "metric": metric}
+        return SiloRequest(questions.CURVATURE, {**self.batch, "parts": ["curvature"]}, vectors, {}, arrays)
+
+
+class SiloSteps:
+    """Local steps of silos."""
+
+    def __init__(self, reach: SiloChannel, question: SiloRequest, clients: Clients) -> None:
+        self._reach, self._question, self._clients = reach, question, clients
+
+    def norms(self) -> Vector:
+        """‖d_i‖² per silo."""
+        return self._reach.scalars(_sizes(self.held("d")), self._clients)[:, 0]
+
+    def held(self, what: str) -> SiloRequest:
+        """The question that the vector would answer."""
+        return replace(self._question, values={**self._question.values, "parts": [what]})
+
+
+def _sizes(about: SiloRequest) -> SiloRequest:
+    """How long such a vector is."""
+    return replace(about, kind=questions.SIZES, values={**about.values, "about": about.kind})
