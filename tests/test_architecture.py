@@ -13,9 +13,9 @@ ROOT = Path(scaffpd.__file__).parent
 
 # From the ground up. A module may import from its own floor only within its own package.
 FLOORS = [
-    {"errors", "cores"},
-    {"environment", "secret"},
-    {"federation", "objectives", "data", "checkpoint", "memory", "lock", "masking"},
+    {"errors"},
+    {"system"},
+    {"federation", "objectives", "data", "checkpoint", "masking"},
     {
         "certificate",
         "figures",

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scaffpd.federation import Constants, Vector
-from scaffpd.objectives.base import Objective
-from scaffpd.objectives.inputs import LARGEST
+from scaffpd.objectives.base import LARGEST, Objective
 from scaffpd.objectives.simplex import inner
 
 EPSILON = float(np.finfo(np.float64).eps)

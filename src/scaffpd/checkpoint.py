@@ -5,23 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, count
+from scaffpd.system import atomic_write as atomic_write
 
 FORMAT = 1
-UMASK = os.umask(0o077)
-os.umask(UMASK)
 Arrays = dict[str, NDArray[Any]]
 State = TypeVar("State")
 
@@ -85,24 +81,8 @@ def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
 def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -> None:
     """Write all of it or nothing."""
     text = np.array(json.dumps({"format": FORMAT, **about}))
-    with replacing(Path(path)) as file:
+    with atomic_write(Path(path)) as file:
         np.savez(file, about=text, **arrays)  # type: ignore[arg-type]
-
-
-@contextmanager
-def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """A temporary file beside the target, flushed to disk, then renamed over it: all of it or nothing."""
-    handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.chmod(name, 0o666 & ~UMASK)  # as any other file of this user
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:

@@ -61,7 +61,7 @@ def reference_optimum(
         objective: (Λ, ψ).
         intercept: append a column of ones as the last feature (regularised as all others).
     """
-    problem = _Problem(clients, loss, positive("reference_optimum", "l2", l2), intercept)
+    problem = _ReferenceProblem(clients, loss, positive("reference_optimum", "l2", l2), intercept)
     with _one_thread():
         return _solve(problem, objective)
 
@@ -75,7 +75,7 @@ def _one_thread() -> AbstractContextManager[object]:
     return threadpool_limits(1, user_api="blas")  # type: ignore[no-any-return]
 
 
-def _solve(problem: _Problem, objective: Objective) -> Reference:
+def _solve(problem: _ReferenceProblem, objective: Objective) -> Reference:
     """Proximal steps with growing σ, each followed by an attempt to finish with Newton's method."""
     point = _start(problem, objective)
     if not point.G.any():  # zero is everybody's optimum
@@ -120,7 +120,7 @@ def _softmax(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
 _LINKS: dict[str, Link] = {"squared": _squared, "logistic": _logistic, "softmax": _softmax}
 
 
-class _Problem:
+class _ReferenceProblem:
     """f_i(x) = (1/m_i) Σ_j link(Wᵀa_ij, y_ij) + (μ/2)‖x‖² with x = W row by row, W of shape (d, k)."""
 
     def __init__(self, clients: Sequence[tuple[Any, Any]], loss: str, l2: float, intercept: bool) -> None:
@@ -206,7 +206,7 @@ def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
 class _Point:
     """A pair (x, λ) with everything that is known there."""
 
-    def __init__(self, problem: _Problem, objective: Objective, x: Array, weights: Array) -> None:
+    def __init__(self, problem: _ReferenceProblem, objective: Objective, x: Array, weights: Array) -> None:
         self.problem, self.objective, self.x, self.weights = problem, objective, x, weights
         self.losses, self.G = problem.losses(x), problem.gradients(x)
         self.gradient = weights @ self.G
@@ -242,7 +242,7 @@ class _Point:
         return -newton - spread @ change, change
 
 
-def _start(problem: _Problem, objective: Objective) -> _Point:
+def _start(problem: _ReferenceProblem, objective: Objective) -> _Point:
     """Start from x = 0 with the prior, or off the simplex with the best weights where there are any."""
     x = np.zeros(problem.dimension)
     losses = problem.losses(x)

@@ -26,9 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import LARGEST
-from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.base import LARGEST, Objective, ProxStep, Vector
 
 Matrix = NDArray[np.float64]
 EPSILON = float(np.finfo(np.float64).eps)
@@ -71,12 +69,12 @@ def solve_saddle(
     shift = float(start @ a / start.sum()) if objective.simplex else 0.0
     held = np.zeros(len(a)) if w is None else w
     with np.errstate(all="ignore"):  # what overflows is refused by the line search, or shows in the gap
-        found = _Problem(objective, a - shift, E, start, held**2).solve(tol)
+        found = _SaddleProblem(objective, a - shift, E, start, held**2).solve(tol)
     return replace(found, value=found.value + shift)
 
 
 @dataclass(frozen=True)
-class _Point:
+class _Iterate:
     """z, λ(z), ψ(λ) and φ: its value, the size of the terms in it, and its gradient."""
 
     z: Vector
@@ -91,7 +89,7 @@ class _Point:
         return self.step.weights
 
 
-class _Problem:
+class _SaddleProblem:
     """The problem for losses a, coupling E, and weights held to l by w²."""
 
     def __init__(self, objective: Objective, a: Vector, E: Matrix, l: Vector, square: Vector) -> None:  # noqa: E741
@@ -128,18 +126,18 @@ class _Problem:
         coupling = float((E**2).sum(0).max()) if len(E) else 0.0
         return min(max(FIRST * coupling - self.shared, 0.0 if self.shared > 0 else SMALLEST), HIGHEST)
 
-    def _last(self, pi: float, point: _Point) -> float:
+    def _last(self, pi: float, point: _Iterate) -> float:
         """π, no smaller than is of use: below that, weights on the simplex lose their digits."""
         v = self._forces(point)
         least = float(np.clip(DIGITS * np.ptp(v) if self.objective.simplex else 0.0, SMALLEST, HIGHEST))
         least = 0.0 if self.shared >= least else least
         return least if pi < max(least, 0.01 * self.shared) else pi
 
-    def _forces(self, point: _Point) -> Vector:
+    def _forces(self, point: _Iterate) -> Vector:
         """The v of (z, λ)."""
         return self.a + point.z @ self.E - self.square * (point.weights - self.l)
 
-    def _proof(self, point: _Point) -> tuple[Saddle, float]:
+    def _proof(self, point: _Iterate) -> tuple[Saddle, float]:
         """The gap of (z, λ), and what of it may be rounding."""
         z, weights, v = point.z, point.weights, self._forces(point)
         v = v - (float(v @ weights) if self.objective.simplex else 0.0)  # a common shift changes but the rounding
@@ -155,7 +153,7 @@ class _Problem:
         rounding = 2 * EPSILON * size + 2 * error * (float(np.sqrt(z @ z)) + error)
         return Saddle(weights, z, below + gap, gap if np.isfinite(gap) else np.inf, 0), rounding
 
-    def _at(self, z: Vector, anchor: Vector, pi: float) -> _Point | None:
+    def _at(self, z: Vector, anchor: Vector, pi: float) -> _Iterate | None:
         """φ at z; `None` where numbers are too large."""
         v, total = self.a + z @ self.E, np.clip(pi + self.square, SMALLEST, HIGHEST)
         s = v - self.square * (anchor - self.l)
@@ -168,9 +166,9 @@ class _Problem:
         size = float(np.abs(v) @ weights) + abs(penalty) + held + square
         if not np.isfinite(size):
             return None
-        return _Point(z, step, penalty, gain - penalty - held + 0.5 * square, size, z + self.E @ weights)
+        return _Iterate(z, step, penalty, gain - penalty - held + 0.5 * square, size, z + self.E @ weights)
 
-    def _minimise(self, z: Vector, anchor: Vector, pi: float, tol: float) -> tuple[_Point | None, int, bool]:
+    def _minimise(self, z: Vector, anchor: Vector, pi: float, tol: float) -> tuple[_Iterate | None, int, bool]:
         """Newton's method for φ, the number of its steps, and whether it came to an end."""
         point = self._at(z, anchor, pi)
         for used in range(NEWTON):
@@ -186,7 +184,7 @@ class _Problem:
             point = new
         return point, NEWTON, False
 
-    def _descend(self, point: _Point, anchor: Vector, pi: float) -> _Point | None:
+    def _descend(self, point: _Iterate, anchor: Vector, pi: float) -> _Iterate | None:
         """The next point along Newton's direction d; `None` if there is none.
 
         φ is convex and its slope along d comes with its value, so a step that is too long is cut to where the secant of
@@ -206,7 +204,7 @@ class _Problem:
             length *= shorter
         return None
 
-    def _newton(self, point: _Point) -> Vector:
+    def _newton(self, point: _Iterate) -> Vector:
         """−(I + E P Eᵀ)⁻¹ ∇φ, over the clients whose weights can move."""
         root, Q = point.step.factors()
         free = root > 0

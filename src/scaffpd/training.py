@@ -56,7 +56,7 @@ SENTENCES = {
 
 
 @dataclass(frozen=True)
-class Moment:
+class RoundInfo:
     """What a callback is shown after every round."""
 
     rounds: int
@@ -70,7 +70,7 @@ class Moment:
         return None if self.account is None else self.account.spent()
 
 
-Callback = Callable[[Moment], bool | None]
+Callback = Callable[[RoundInfo], bool | None]
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ def train(
         progress: show a progress bar; by default where standard error is a terminal.
         checkpoint: a path or `Checkpoint(path, every=…)`. If the file is there, the run goes on from it, with the same
             numbers as if it had never stopped (and `x0` is not looked at).
-        callbacks: called with a `Moment` after every round; one that returns `True` ends the run.
+        callbacks: called with a `RoundInfo` after every round; one that returns `True` ends the run.
     """
     _check(algorithm, federation, rounds, tol, seed, callbacks)
     keeper = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
     if keeper is not None and not isinstance(keeper, Checkpoint):
         raise InputError(f"train needs a path or Checkpoint(...) for checkpoint, got {checkpoint!r}.")
-    run = _Run(algorithm, federation, seed, keeper)
+    run = _TrainingRun(algorithm, federation, seed, keeper)
     run.begin(_start(federation, getattr(x0, "x", x0)), x0)
     reason = algorithm.uncertified(run.state)
     if tol is not None and reason is not None:
@@ -147,7 +147,7 @@ def train(
     return run.result(status)
 
 
-class _Run:
+class _TrainingRun:
     """The moving parts of one call of `train`."""
 
     def __init__(self, algorithm: Algorithm, federation: Federation, seed: int, keeper: Checkpoint | None) -> None:
@@ -183,7 +183,7 @@ class _Run:
                 self.state = self.algorithm.round(self.federation, self.state)
                 self._record()
                 self._complete()
-                moment = Moment(self.state.rounds, self.state, self.history, self.account)
+                moment = RoundInfo(self.state.rounds, self.state, self.history, self.account)
                 answers = [callback(moment) for callback in callbacks]
                 if any(answer is True for answer in answers):
                     status = Status.STOPPED

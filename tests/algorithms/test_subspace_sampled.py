@@ -13,7 +13,7 @@ from awkward import AWKWARD
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
 from scaffpd.algorithms import subspace_sampled
-from scaffpd.algorithms.subspace_sampled import CAUTION, FAIR, Present
+from scaffpd.algorithms.subspace_sampled import CAUTION, FAIR, PartialAnswers
 from scaffpd.errors import InputError
 from scaffpd.reference import reference_optimum
 
@@ -139,7 +139,7 @@ def test_the_view_of_a_round_is_what_dense_matrices_say(weights):
     x, S, V, D = (random.standard_normal(shape) for shape in (6, 6, (6, 3), 6))
     D, sizes = D**2 + 0.1, random.random(8)
     answers = cohort.gradients(torch.from_numpy(x), clients=np.flatnonzero(mask))
-    at = Present(answers, mask, np.arange(8.0), torch.from_numpy(S), sizes, 0.7)
+    at = PartialAnswers(answers, mask, np.arange(8.0), torch.from_numpy(S), sizes, 0.7)
     seen = at.restriction(torch.from_numpy(V), weights, torch.from_numpy(D))
 
     total = weights.sum() or 1.0
@@ -160,7 +160,9 @@ def test_the_view_of_a_round_is_what_dense_matrices_say(weights):
 
 def test_everybody_stands_for_themselves_where_all_are_there():
     cohort = hospitals()
-    at = Present(cohort.gradients(cohort.start()), np.ones(4, bool), np.zeros(4), cohort.start(), np.zeros(4), CAUTION)
+    at = PartialAnswers(
+        cohort.gradients(cohort.start()), np.ones(4, bool), np.zeros(4), cohort.start(), np.zeros(4), CAUTION
+    )
     weights = np.array([0.0, 0.0, 0.3, 0.7])
     assert np.array_equal(at.stand_in(weights), weights)
 

@@ -16,7 +16,7 @@ import pytest
 import scaffpd as sp
 from scaffpd.errors import InputError
 from scaffpd.features import backbone, store
-from scaffpd.lock import alone
+from scaffpd.system import lock_folder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions of another kind")
 NOBODY = 65534
@@ -116,4 +116,4 @@ def test_cached_features(root):
     refused(lambda: store.finished(root, {}, 3), "cached features .* cannot be read")
     root.chmod(0)
     refused(lambda: store.finished(root, {}, 3), "cached features .* cannot be read")
-    refused(lambda: alone(root, "busy").__enter__(), "Cannot write to the folder")
+    refused(lambda: lock_folder(root, "busy").__enter__(), "Cannot write to the folder")

@@ -15,7 +15,7 @@ from torch import nn
 from scaffpd.errors import InputError
 from scaffpd.features import Backbone, Entk, compute, extract, features, store
 from scaffpd.features.compute import ColumnMoments, scales
-from scaffpd.lock import alone
+from scaffpd.system import lock_folder
 
 
 @dataclass
@@ -130,8 +130,8 @@ def test_mean_and_floored_deviation_of_sums():
     mean, deviation = scales(sums, torch.tensor([0, 0, 1, 0]))
     torch.testing.assert_close(mean, z.double().mean(0))
     usual = float(torch.median(z.double().std(0, correction=0)[[0, 3]]))  # of those that move: the lower of two
-    alone = [(8 / 3) ** 0.5, usual, usual, z[:, 3].double().std(correction=0)]
-    torch.testing.assert_close(deviation, torch.tensor(alone, dtype=torch.float64))
+    lock_folder = [(8 / 3) ** 0.5, usual, usual, z[:, 3].double().std(correction=0)]
+    torch.testing.assert_close(deviation, torch.tensor(lock_folder, dtype=torch.float64))
 
 
 def test_the_last_features(net, tmp_path):
@@ -468,7 +468,7 @@ def test_one_writer_at_a_time(net, tmp_path):
     features(pictures(), net, coordinates=40, cache=tmp_path)
     folder = folder_of(tmp_path)
     (folder / "meta.json").unlink()
-    with alone(folder, "busy"), pytest.raises(InputError, match="Another process is writing"):
+    with lock_folder(folder, "busy"), pytest.raises(InputError, match="Another process is writing"):
         features(pictures(), net, coordinates=40, cache=tmp_path)
 
 

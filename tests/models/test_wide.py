@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scaffpd as sp
-from scaffpd import memory
+from scaffpd import system
 from scaffpd.comparison.zoo import zoo
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
@@ -238,7 +238,7 @@ def test_test_rows_need_room_as_well(monkeypatch):
 
 
 def test_room_on_this_machine():
-    assert memory.free(torch.device("cpu")) > 2**20
+    assert system.free_memory(torch.device("cpu")) > 2**20
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])

@@ -84,9 +84,8 @@ class AFL(LocalMethod):
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """A loss and J local steps a round; those at x⁰ are known from the coupling there."""
-        return dual_releases(self, rounds) + ReleaseCounts(
-            losses=-int(self.dual_rate is None and self.batch_size is None)
-        )
+        known = self.dual_rate is None and self.batch_size is None
+        return dual_releases(self, rounds) + ReleaseCounts(losses=-int(known))
 
     @classmethod
     def usual(cls, objective: Objective, local_steps: int, batch_size: int | None) -> dict[str, Self]:

@@ -18,8 +18,7 @@ from torch import Tensor
 from scaffpd.certificate import certify, no_certificate
 from scaffpd.errors import InputError, count, positive, unknown
 from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vector
-from scaffpd.objectives.base import Objective
-from scaffpd.objectives.inputs import LARGEST
+from scaffpd.objectives.base import LARGEST, Objective
 from scaffpd.privacy.accountant import ReleaseCounts
 
 STEPS, CLIENTS = 1, 2  # what a round's random numbers are for: rows of minibatches, and who takes part

@@ -1,4 +1,23 @@
-r"""The frame of the centralised references, which ask every client for its full gradient.
+r"""Centralised references: gradient descent-ascent and extragradient, with every client's full gradient.
+
+Gradient descent-ascent: the simplest method for a saddle point, with every client's full gradient.
+
+K. J. Arrow, L. Hurwicz, H. Uzawa, "Studies in Linear and Non-Linear Programming", 1958; as the proximal form
+A. Nemirovski, "Prox-method with rate of convergence O(1/t)", 2004, calls its single step.
+
+    x^{r+1} = x^r − τ Σ λ_i^r ∇f_i(x^r)
+    λ^{r+1} = argmin_{λ∈Λ} ψ(λ) − ⟨L(x^r), λ⟩ + ‖λ − λ^r‖²/(2σ)
+
+Both players move at once; without strong concavity the last iterate may circle. One exchange a round.
+
+Extragradient: look one step ahead, then step from where you were with what you saw there.
+
+G. M. Korpelevich, "The extragradient method for finding saddle points and other problems", 1976.
+
+    x̄ = x^r − τ Σ λ_i^r ∇f_i(x^r),              λ̄ = prox_σ(L(x^r), λ^r)
+    x^{r+1} = x^r − τ Σ λ̄_i ∇f_i(x̄),            λ^{r+1} = prox_σ(L(x̄), λ^r)
+
+It converges where descent-ascent circles, for two exchanges a round.
 
 Off the simplex (q-FFL, Nash) the model steps along Σ λ_i c_i / S with S = Σ λ_i, so that its step length does not
 depend on S; on the simplex S = 1.
@@ -11,7 +30,7 @@ from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
-from scaffpd.algorithms.base import MinimaxMethod, MinimaxState, safe_dual_rate, steepest
+from scaffpd.algorithms.base import MinimaxMethod, MinimaxState, dual_step, safe_dual_rate, steepest
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.privacy.accountant import ReleaseCounts
 
@@ -83,3 +102,35 @@ class CentralMethod(MinimaxMethod):
 def descent(at: Gradients, weights: Vector) -> Tensor:
     """Σ (λ_i/S) c_i with S = Σ λ_i, which is 1 on the simplex."""
     return at.sum(weights / (float(weights.sum()) or 1.0))
+
+
+@dataclass(frozen=True)
+class GradientDescentAscent(CentralMethod):
+    """Simultaneous gradient descent-ascent; see `CentralMethod` for the arguments."""
+
+    published: ClassVar[str] = "GDA"
+
+    def round(self, federation: Federation, state: CentralState) -> CentralState:
+        """One step of both players."""
+        x = state.x - state.server_rate * descent(state.at, state.weights)
+        weights = dual_step(self.objective, state.losses, state.weights, state.dual_rate)
+        return self._moved(federation, state, x, weights)
+
+
+@dataclass(frozen=True)
+class Extragradient(CentralMethod):
+    """The extragradient method; see `CentralMethod` for the arguments."""
+
+    published: ClassVar[str] = "Extragradient"
+
+    def releases(self, rounds: int) -> ReleaseCounts:
+        """Two points a round."""
+        return ReleaseCounts.points(2 * rounds + 1)
+
+    def round(self, federation: Federation, state: CentralState) -> CentralState:
+        """A trial step, and the step."""
+        ahead = federation.gradients(state.x - state.server_rate * descent(state.at, state.weights))
+        middle = dual_step(self.objective, state.losses, state.weights, state.dual_rate)
+        x = state.x - state.server_rate * descent(ahead, middle)
+        weights = dual_step(self.objective, ahead.losses, state.weights, state.dual_rate)
+        return self._moved(federation, state, x, weights)

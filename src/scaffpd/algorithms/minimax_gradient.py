@@ -23,7 +23,7 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import MinimaxMethod, MinimaxState, steepest
 from scaffpd.federation import Federation, Gradients, Vector
-from scaffpd.objectives.inputs import LARGEST
+from scaffpd.objectives.base import LARGEST
 from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.saddle import solve_saddle
 

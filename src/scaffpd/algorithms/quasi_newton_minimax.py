@@ -32,7 +32,7 @@ from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, MinimaxMethod, MinimaxS
 from scaffpd.certificate import EPSILON
 from scaffpd.errors import count
 from scaffpd.federation import Federation, Gradients, Vector
-from scaffpd.objectives.inputs import LARGEST
+from scaffpd.objectives.base import LARGEST
 from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.quasi_newton import InverseHessian, Pairs, compact, conjugated
 from scaffpd.saddle import solve_saddle

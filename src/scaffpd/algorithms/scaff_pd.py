@@ -14,6 +14,17 @@ Algorithm 2, Local-update: u ← u − η_ℓ (g_i(u) − c_i + c), J times from
 The code starts a round with step (3) and ends it with (1) and (2) at the new point, so that a finished round holds a
 pair (x, λ) with everything that its certificate needs. Off the simplex, c and λ enter local work as c/S and λ/S with
 S = Σ λ_i.
+
+Accelerated primal-dual is Scaff-PD without local steps:
+E. Y. Hamedani, N. S. Aybat,
+"A Primal-Dual Algorithm with Line Search for General Convex-Concave Saddle Point Problems", 2021, Algorithm 2.1.
+
+    s = (1 + θ_r) L(x^r) − θ_r L(x^{r−1})
+    λ^{r+1} = argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + ‖λ − λ^r‖²/(2σ_r)
+    x^{r+1} = x^r − τ_r Σ λ_i^{r+1} ∇f_i(x^r)
+
+After a single local step Δu_i = c for every client, so that the server can take it by itself: the iterates are those of
+Scaff-PD with J = 1, for one exchange a round instead of two.
 """
 
 from __future__ import annotations
@@ -28,10 +39,10 @@ from torch import Tensor
 from scaffpd.algorithms.base import GRADIENTS, UPDATES, MinimaxMethod, MinimaxState
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, LocalPlan, Vector
-from scaffpd.objectives.inputs import LARGEST
+from scaffpd.objectives.base import LARGEST
 from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.steps import Auto, StepRule
-from scaffpd.steps.base import Problem, Rates, Trial
+from scaffpd.steps.base import Rates, StepProblem, Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +111,7 @@ class ScaffPD(MinimaxMethod):
         """Steps (1) and (2) at x⁰."""
         x, constants, at = self._open(federation, x0, seed)
         weights, stochastic = self.objective.start(at.losses), self.batch_size is not None or constants.noisy
-        problem = Problem(self.objective, constants, self.local_steps, stochastic, self.exact, at.losses, at.norms)
+        problem = StepProblem(self.objective, constants, self.local_steps, stochastic, self.exact, at.losses, at.norms)
         state = ScaffPDState(
             x=x, weights=weights, centre=weights, losses=at.losses, previous=at.losses, direction=torch.zeros_like(x),
             seed=seed, answered=0, rule=self.steps.start(problem), constants=constants, at=at,
@@ -153,3 +164,28 @@ class ScaffPD(MinimaxMethod):
 
 def _precision(x: Tensor) -> float:
     return float(torch.finfo(x.dtype).eps)
+
+
+@dataclass(frozen=True)
+class AcceleratedPrimalDual(ScaffPD):
+    """The accelerated primal-dual method.
+
+    Args:
+        objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
+        steps: `Auto()`, `Fixed(...)` or `Theory(...)`.
+    """
+
+    published: ClassVar[str] = "APD"
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS})
+
+    local_steps: int = field(default=1, init=False, repr=False)
+    batch_size: None = field(default=None, init=False, repr=False)
+    full_gradients: bool = field(default=True, init=False, repr=False)
+
+    def _local_work(self, federation: Federation, state: ScaffPDState, rates: Rates) -> Tensor:
+        """Σ (λ_i/S) η_i c/S: one local step of everybody, made by the server."""
+        total, L = float(state.weights.sum()) or 1.0, state.constants.smoothness
+        eta = np.full(len(L), rates.local_rate or 0.0)
+        if rates.local_rate is None:  # nobody moves where the loss is flat
+            eta = np.divide(rates.local_scale, L, out=np.zeros_like(L), where=L > 0)
+        return float(state.weights @ eta) / total * (state.direction / total)

@@ -37,7 +37,7 @@ from scaffpd.algorithms.base import (
 )
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Gradients, ProximalPlan, Vector
-from scaffpd.objectives.inputs import LARGEST
+from scaffpd.objectives.base import LARGEST
 from scaffpd.subspace import SubspaceModel, orthonormal
 
 INEXACT = 1e-6  # accuracy of the server's problems, as a share of how far there is to go
@@ -51,7 +51,7 @@ MOVES = 0.01  # a weight that changes by more than this share of the largest one
 
 
 @dataclass(frozen=True)
-class Sight:
+class Neighbourhood:
     """What the clients have told about the neighbourhood of x.
 
     Attributes:
@@ -111,7 +111,7 @@ class SubspaceSaddleState(MinimaxState):
     careful: bool = False
     promise: float = np.inf
     at: Gradients = field(repr=False, metadata={"transient": True})
-    sight: Sight | None = field(default=None, repr=False, metadata={"transient": True})
+    sight: Neighbourhood | None = field(default=None, repr=False, metadata={"transient": True})
 
 
 Proven = TypeVar("Proven", bound=SubspaceSaddleState)
@@ -204,7 +204,7 @@ class SubspaceSaddle(MinimaxMethod):
             moving=max(state.moving, moving), promise=max(promised, 0.0), accepted=True,
         ))  # fmt: skip
 
-    def _rejected(self, state: SubspaceSaddleState, sight: Sight, tol: float) -> SubspaceSaddleState:
+    def _rejected(self, state: SubspaceSaddleState, sight: Neighbourhood, tol: float) -> SubspaceSaddleState:
         """The same place with a model that promises less: weights held, or more damping."""
         if self._held(state, sight.V.shape[1]):
             return replace(state, accepted=False, damping=max(4 * state.damping, 0.5), sight=sight)
@@ -212,7 +212,7 @@ class SubspaceSaddle(MinimaxMethod):
         sight = replace(sight, model=model, merit=model.merit(state.losses, tol))
         return replace(state, accepted=False, careful=True, sight=sight)
 
-    def _look(self, federation: Federation, state: SubspaceSaddleState) -> Sight:
+    def _look(self, federation: Federation, state: SubspaceSaddleState) -> Neighbourhood:
         """Steps (1) and (2), and the β and s that they suggest."""
         total, c, most = float(state.weights.sum()) or 1.0, state.direction, self._most(state)
         d = self._local_work(federation, state, c / total)
@@ -228,7 +228,7 @@ class SubspaceSaddle(MinimaxMethod):
         held, near = w * self._held(state, V.shape[1]), (state.losses, seen.slopes, seen.curvature)
         model = SubspaceModel(self.objective, *near, state.weights, held, STIFF * state.size)
         merit = model.merit(state.losses, self._accuracy(state))
-        return Sight(V, [d, c], model, w, merit, pull, scale, seen.sizes)
+        return Neighbourhood(V, [d, c], model, w, merit, pull, scale, seen.sizes)
 
     def _held(self, state: SubspaceSaddleState, k: int) -> bool:
         """Whether w is used: not where ψ is flat, D = I and V has a column for every weight that moves (observed).

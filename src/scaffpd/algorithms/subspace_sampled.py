@@ -36,10 +36,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.base import CLIENTS, STEPS
-from scaffpd.algorithms.subspace_saddle import MOVES, Sight, SubspaceSaddle, SubspaceSaddleState, damped
+from scaffpd.algorithms.subspace_saddle import MOVES, Neighbourhood, SubspaceSaddle, SubspaceSaddleState, damped
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, Memory, ProximalPlan, Restriction, Vector
-from scaffpd.objectives.inputs import LARGEST
+from scaffpd.objectives.base import LARGEST
 from scaffpd.subspace import Step
 
 GROWTH = 0.3  # of the damping, for each round of noise
@@ -51,7 +51,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Present:
+class PartialAnswers:
     """The answers of the clients that are there, with the last words of those that are not.
 
     Attributes:
@@ -106,7 +106,7 @@ class Present:
         slopes = own + pull
         return Restriction(slopes, seen.curvature + away * np.eye(len(pull)), unseen + (slopes**2).sum(1))
 
-    def own_sizes(self, sight: Sight, weights: Vector) -> Vector:
+    def own_sizes(self, sight: Neighbourhood, weights: Vector) -> Vector:
         """‖c_i‖²_{D⁻¹}: what was seen, without the others' pull."""
         slopes = sight.model.slopes
         own = slopes - self.pull(sight.V, weights)
@@ -195,7 +195,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         damping = max(here.damping, GROWTH * here.noisy)
         step = sight.model.solve(damping, tol)
         y = here.iterate + sight.V @ torch.from_numpy(step.alpha).to(sight.V)
-        answers = self._ask(federation, here, y, at.mask, told=len(step.alpha) + len(step.weights))
+        answers = self._answers(federation, here, y, at.mask, told=len(step.alpha) + len(step.weights))
         there = replace(at, at=answers, last=here.losses)
         promised, gained = sight.merit - step.value, -np.inf
         if np.all(np.abs(there.losses) < LARGEST / 4):
@@ -204,18 +204,18 @@ class SampledSubspaceSaddle(SubspaceSaddle):
             return self._proven(replace(here, accepted=False, damping=max(4 * damping, 0.5)), at)
         return self._taken(here, there, sight, step, y, promised, damped(damping, gained, promised))
 
-    def _arrive(self, federation: Federation, state: SampledState) -> tuple[SampledState, Present]:
+    def _arrive(self, federation: Federation, state: SampledState) -> tuple[SampledState, PartialAnswers]:
         """Step (0): the state as the clients of the round know it, before the step."""
         everyone = len(federation.names)
         mask, due = self._present(state, everyone), self._due(state, everyone)
         state = replace(state, rounds=state.rounds + 1)
         if due or mask.all():
             state = replace(state, checked=state.promise, round_checked=state.rounds)
-        answers = self._ask(federation, state, state.iterate.clone(), mask)  # sent, whoever has it already
+        answers = self._answers(federation, state, state.iterate.clone(), mask)  # sent, whoever has it already
         federation.traffic.add(down=int(state.missed @ mask) * state.x.numel() * state.x.element_size())
         absent = state.direction - state.kept.sum(state.counted * mask)
         absent = absent if not mask.all() else torch.zeros_like(absent)
-        at = Present(answers, mask, state.losses, absent, state.sizes, CAUTION * state.size)
+        at = PartialAnswers(answers, mask, state.losses, absent, state.sizes, CAUTION * state.size)
         c = at.sum(state.mixture)
         return replace(
             state, at=at, losses=at.losses, direction=c, noisy=state.noisy + self._noise(state, c, mask),
@@ -235,7 +235,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         long = state.rounds - state.round_checked >= everyone / (self.clients_per_round or everyone)
         return self.batch_size is None and long and state.promise <= SOONER * state.checked
 
-    def _ask(
+    def _answers(
         self, federation: Federation, state: SampledState, x: Tensor, mask: Mask, told: int | None = None
     ) -> Gradients:
         """The clients of the round at x, in every question of a round about the same samples."""
@@ -255,12 +255,12 @@ class SampledSubspaceSaddle(SubspaceSaddle):
 
     def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
         at = state.at
-        assert isinstance(at, Present)
+        assert isinstance(at, PartialAnswers)
         own = at.stand_in(state.weights)
         updates = federation.proximal_steps(at.at, c, ProximalPlan(state.pull, state.metric))
         return updates.sum(own / float(own.sum()))
 
-    def _steady(self, sight: Sight, before: SampledState, here: SampledState, tol: float) -> Sight:
+    def _steady(self, sight: Neighbourhood, before: SampledState, here: SampledState, tol: float) -> Neighbourhood:
         """With a model that holds weights against the noise of their losses."""
         if not here.noisy:
             return sight
@@ -270,7 +270,14 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         return replace(sight, model=model, merit=model.merit(here.losses, tol))
 
     def _taken(
-        self, here: SampledState, there: Present, sight: Sight, step: Step, y: Tensor, promised: float, damping: float
+        self,
+        here: SampledState,
+        there: PartialAnswers,
+        sight: Neighbourhood,
+        step: Step,
+        y: Tensor,
+        promised: float,
+        damping: float,
     ) -> SampledState:
         """The state after a step to y, where the clients of the round have answered."""
         moves = step.weights - here.mixture
@@ -290,7 +297,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         )  # fmt: skip
         return self._proven(state, there)
 
-    def _proven(self, state: SampledState, at: Present) -> SampledState:
+    def _proven(self, state: SampledState, at: PartialAnswers) -> SampledState:
         """With a certificate where everyone has answered at x; one that was given for the same x still holds."""
         if at.mask.all():
             return self._proven_at(state)

@@ -47,7 +47,7 @@ def doctor(
 
 def findings() -> dict[str, Any]:
     """All that there is to say, ready for JSON."""
-    from scaffpd.environment import environment
+    from scaffpd.system import environment
 
     checked = _self_check()
     return {
@@ -74,7 +74,7 @@ def _self_check() -> dict[str, str]:
 
 
 def _installed(needed: tuple[str | tuple[str, ...], ...]) -> bool:
-    from scaffpd.environment import version
+    from scaffpd.system import version
 
     options = ((name,) if isinstance(name, str) else name for name in needed)
     return all(any(version(name) is not None for name in any_of) for any_of in options)
@@ -117,7 +117,7 @@ Lines = list[tuple[str, str, str]]
 
 
 def _machine(found: dict[str, Any]) -> Lines:
-    from scaffpd.environment import PACKAGES
+    from scaffpd.system import PACKAGES
 
     about, screen, data = found["environment"], found["terminal"], found["data"]
     own = [f"{name} {about[name]}" for name in PACKAGES if name in about]

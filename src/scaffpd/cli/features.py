@@ -111,7 +111,7 @@ def _say_what(images: Any, network: Backbone) -> None:
 
 
 def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted: int) -> None:
-    from scaffpd.memory import words
+    from scaffpd.system import format_bytes
 
     meta = _meta(folder)
     rows, columns = table.values.shape
@@ -122,7 +122,7 @@ def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted:
     )
     if meta["kind"] == "entk" and columns < wanted:
         typer.echo(f"The network has {columns:,} coordinates; all are taken.")
-    typer.echo(f"{rows} × {columns} in {meta['dtype']} ({words(table.values.nbytes)}), {how}.")
+    typer.echo(f"{rows} × {columns} in {meta['dtype']} ({format_bytes(table.values.nbytes)}), {how}.")
     typer.echo(str(folder))
 
 

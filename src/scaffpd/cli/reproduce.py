@@ -39,9 +39,9 @@ def synthetic(
         scaffpd reproduce synthetic --quick --out synthetic
     """
     prepare(out)
-    from scaffpd.cores import cores
     from scaffpd.experiments.synthetic import figures, files, settings  # seconds, so not for --help
     from scaffpd.experiments.synthetic import study as runs
+    from scaffpd.system import cores
 
     plan = settings.quick(seed) if quick else settings.Plan(seed)
     command = f"scaffpd reproduce synthetic --seed {seed}{' --quick' if quick else ''}"

@@ -217,7 +217,7 @@ def predict(
     import csv
     import io
 
-    from scaffpd.checkpoint import replacing
+    from scaffpd.checkpoint import atomic_write
     from scaffpd.runs.predict import predict as answer
     from scaffpd.runs.predict import promise
 
@@ -229,7 +229,7 @@ def predict(
     probability = ["" if p != p else f"{p:.6f}" for p in found.probability]
     writer.writerows(zip(found.clients, found.predicted, probability, strict=True))
     try:
-        with replacing(out) as file:
+        with atomic_write(out) as file:
             file.write(text.getvalue().encode())
     except OSError as error:
         raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None

@@ -45,14 +45,14 @@ def _facts(found: dict[str, Any]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from scaffpd.memory import words
+    from scaffpd.system import format_bytes
 
     rows, features, size = found["rows"], found["features"], found["bytes"]
     lines = {
         "task": found["task"] if found["task"] != "prepared" else "the entry's own Cohort",
         "rows": f"{rows['train']} to train on, {rows['test']} held out",
         "features": f"{many(features['columns'], 'column')}, {features['encoded']} once encoded",
-        "memory": f"{words(size['read'])} as read, {words(size['encoded'])} encoded",
+        "memory": f"{format_bytes(size['read'])} as read, {format_bytes(size['encoded'])} encoded",
     }
     if found["task"] == "prepared":
         lines["features"] = f"a model of {many(features['encoded'], 'parameter')}"

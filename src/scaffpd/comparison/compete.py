@@ -25,9 +25,9 @@ from scaffpd.comparison.problem import Problem, fingerprint
 from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, RunKey
 from scaffpd.comparison.setting import Setting, make_setting, neighbours
 from scaffpd.comparison.tables import Comparison, write
-from scaffpd.cores import cores
 from scaffpd.errors import InputError, count
 from scaffpd.progress import Tally
+from scaffpd.system import cores
 from scaffpd.training import Algorithm
 
 ABOUT, LOG = "about.json", "runs.jsonl"

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.cores import cores
 from scaffpd.errors import InputError
+from scaffpd.system import cores
 
 
 @contextmanager

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.checkpoint import replacing
+from scaffpd.checkpoint import atomic_write
 from scaffpd.data import heart_disease
 from scaffpd.demo import NEGLIGIBLE, TEST_FRACTION, HospitalStudy, PairedChange, prepared, save
-from scaffpd.environment import environment
 from scaffpd.federation import ClientScores
 from scaffpd.runs import tables
 from scaffpd.runs.train import Trained
+from scaffpd.system import environment
 
 
 def percent(share: float) -> str:
@@ -165,7 +165,7 @@ def write(study: HospitalStudy, folder: Path, command: str) -> list[Path]:
         "partition.csv": tables.csv_text(tables.partition(problem)),
     }
     for name, text in files.items():
-        with replacing(folder / name) as file:
+        with atomic_write(folder / name) as file:
             file.write(text.encode())
     return [*(folder / name for name in files), *save(study, folder)]
 

@@ -31,7 +31,7 @@ from scaffpd.deploy.session import Session, answered
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
 from scaffpd.objectives import ChiSquare
-from scaffpd.training import Moment, Result, Status, train
+from scaffpd.training import Result, RoundInfo, Status, train
 
 PAUSED, FAILED = "paused", "failed"
 BREATH = 1.0  # seconds between two looks at who is there
@@ -257,7 +257,7 @@ class Coordination:
         """The training loop on this segment, from its checkpoint if there is one."""
         federation = self._federation(remote)
 
-        def after(moment: Moment) -> None:
+        def after(moment: RoundInfo) -> None:
             self._progress(segment, remote, moment, federation.traffic.exchanges)
             remote.roster.finish_round(segment.before + moment.rounds)
 
@@ -342,7 +342,7 @@ class Coordination:
         members = segments[-1].members if segments else ()
         return Outcome(PAUSED, False, f"{sentence} The run waits after round {done}.", members, done)
 
-    def _progress(self, segment: Segment, remote: Remote, moment: Moment, exchanges: int) -> None:
+    def _progress(self, segment: Segment, remote: Remote, moment: RoundInfo, exchanges: int) -> None:
         state = moment.state
         gap = float(state.certificate)
         self.folder.progress({

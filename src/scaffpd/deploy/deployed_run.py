@@ -26,7 +26,7 @@ from scaffpd.deploy.membership import QUARANTINED, SiloEvent
 from scaffpd.deploy.messages import Array, Setup
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
-from scaffpd.lock import alone
+from scaffpd.system import lock_folder
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class DeployedRun:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One coordinator at a time."""
-        with alone(self.path, f"Another coordinator is at work in {str(self.path)!r}."):
+        with lock_folder(self.path, f"Another coordinator is at work in {str(self.path)!r}."):
             for half in self.path.glob(".*"):  # files that a killed coordinator had begun to write
                 half.unlink(missing_ok=True)
             yield
@@ -115,7 +115,7 @@ class DeployedRun:
     def begin(self, segment: Segment, x: Array | None) -> None:
         """A new part, which starts at x (the federation's own start where it is `None`)."""
         if x is not None:
-            with disk.replacing(self.path / f"start-{segment.number}.npy") as file:
+            with disk.atomic_write(self.path / f"start-{segment.number}.npy") as file:
                 np.save(file, x)
         self._write("segments.json", {"segments": [asdict(s) for s in (*self.segments(), segment)]})
 
@@ -144,7 +144,7 @@ class DeployedRun:
     def progress(self, line: dict[str, Any]) -> None:
         """A line for whoever watches."""
         if "round" in line:
-            with disk.replacing(self.path / "round") as file:
+            with disk.atomic_write(self.path / "round") as file:
                 file.write(str(line["round"]).encode())
         with (self.path / "progress.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -170,7 +170,7 @@ class DeployedRun:
     def write_rounds(self, silos: Sequence[str]) -> None:
         """The table of all rounds of all parts; a silo that was no member has empty cells."""
         columns = ["segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
-        with disk.replacing(self.path / "rounds.csv") as raw:
+        with disk.atomic_write(self.path / "rounds.csv") as raw:
             raw.write((",".join(columns) + "\r\n").encode())
             for segment in self.segments():
                 if not self.checkpoint(segment).exists():
@@ -192,7 +192,7 @@ class DeployedRun:
 
     def write_model(self, x: Array, setup: Setup) -> None:
         """The parameters, with what they expect of a row."""
-        with disk.replacing(self.path / "model.safetensors") as file:
+        with disk.atomic_write(self.path / "model.safetensors") as file:
             file.write(model_bytes(x, setup))
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -208,7 +208,7 @@ class DeployedRun:
         return read
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
-        with disk.replacing(self.path / name) as file:
+        with disk.atomic_write(self.path / name) as file:
             file.write((json.dumps(value, indent=1) + "\n").encode())
 
 

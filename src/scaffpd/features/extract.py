@@ -28,7 +28,7 @@ from scaffpd.features.backbones import Backbone
 from scaffpd.features.compute import Extraction, ImageDataset
 from scaffpd.features.forward import check_precision
 from scaffpd.features.store import finished
-from scaffpd.lock import alone
+from scaffpd.system import lock_folder
 
 KINDS = ("entk", "penultimate")
 DTYPES = ("float16", "float32")
@@ -153,7 +153,7 @@ def features(
     done = finished(folder, fields, rows)
     if done is None:
         busy = f"Another process is writing the features in {str(folder)!r}: wait until it is done."
-        with alone(folder, busy):
+        with lock_folder(folder, busy):
             job = Extraction(given, backbone.to(where), folder, fields, budget, chunk)
             return _table(job.run(progress), key)
     store, meta = done

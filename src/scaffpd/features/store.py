@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from scaffpd.data.folder import checksum, checksums
 from scaffpd.errors import InputError, real
-from scaffpd.memory import free, words
+from scaffpd.system import format_bytes, free_memory
 
 SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free, for one chunk
 LARGEST = {"cpu": 64, "cuda": 1024}  # samples: beyond, nothing gets faster
@@ -50,10 +50,11 @@ def chunk(each: int, memory: int | None, device: torch.device, wanted: int | Non
     """Samples at a time, of which each needs so many bytes: `wanted`, or fewer where `memory` was given as well."""
     if wanted is not None and memory is None:
         return wanted
-    budget = int(SHARE.get(device.type, 0.25) * free(device)) if memory is None else memory
+    budget = int(SHARE.get(device.type, 0.25) * free_memory(device)) if memory is None else memory
     if budget < each:
         raise InputError(
-            f"One image at a time needs about {words(each)} of memory, and {words(budget)} may be used: set memory="
+            f"One image at a time needs about {format_bytes(each)} of memory, and {format_bytes(budget)} may be "
+            "used: set memory="
             f"'{-(-each // 10**6)}MB' or more, or take smaller images (size) or fewer coordinates."
         )
     return min(budget // each, LARGEST.get(device.type, 64) if wanted is None else wanted)
@@ -66,7 +67,7 @@ def check_table(where: Path | None, rows: int, columns: int, itemsize: int, ther
     """
     need = _need(rows, columns, itemsize, piece)
     if where is None:
-        room, place, remedy = free(torch.device("cpu")), "in memory", "a cache folder on a disk, "
+        room, place, remedy = free_memory(torch.device("cpu")), "in memory", "a cache folder on a disk, "
     else:
         room, place, remedy = shutil.disk_usage(where).free + there, f"on the disk of {str(where)!r}", ""
     if need <= room:
@@ -76,7 +77,8 @@ def check_table(where: Path | None, rows: int, columns: int, itemsize: int, ther
     fits = max((room - piece) // each, room // (2 * each))
     fewer = f"coordinates={fits}" if fits > 0 else "fewer images"
     raise InputError(
-        f"{rows} images × {columns} coordinates need {words(need)} and {words(room)} are free {place}: {remedy}{half}"
+        f"{rows} images × {columns} coordinates need {format_bytes(need)} and {format_bytes(room)} are free "
+        f"{place}: {remedy}{half}"
         f"{'or ' if remedy or half else ''}{fewer} would fit."
     )
 

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
-from scaffpd import secret
+from scaffpd import system as secret
 from scaffpd.errors import InputError
 from scaffpd.masking.terms import Ring, Terms
 
@@ -135,7 +135,7 @@ class Identity:
     @classmethod
     def kept(cls, name: str, path: Path, certificate: tuple[bytes, bytes] | None = None) -> Identity:
         """The key of a file that only its owner can read, made where there is none."""
-        return cls(name, X25519PrivateKey.from_private_bytes(secret.kept(path)), certificate)
+        return cls(name, X25519PrivateKey.from_private_bytes(secret.load_or_create(path)), certificate)
 
     def agreed(self, other: Card) -> bytes:
         """The secret that only the two know."""

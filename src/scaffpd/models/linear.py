@@ -13,7 +13,6 @@ from torch import Tensor
 
 from scaffpd.data.table import Selection
 from scaffpd.errors import InputError, count, real, unknown
-from scaffpd.memory import free, words
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.losses import loss_named
@@ -21,6 +20,7 @@ from scaffpd.models.oracle import Arrays, Features, Oracle, check_range
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.tables import MappedMatrix, numbered, stacked
 from scaffpd.models.wide import WideOracle
+from scaffpd.system import format_bytes, free_memory
 
 VECTORS = 6  # x, c, d, the last two points, and what an update needs besides; as many of every client's own
 SHARE = 0.8  # of free memory is taken for copies of rows that can also be read from where they are
@@ -52,7 +52,7 @@ def check_memory(
             return stored * sum(sizes) * features + 2 * number * outputs * sum(sizes)
         return needed(features, stored, sizes, outputs, number)
 
-    have, want = free(device), need(d, stored)
+    have, want = free_memory(device), need(d, stored)
     if want <= have:
         return
     fits = int(0.95 * d * (have - need(0, stored)) / (want - need(0, stored)))
@@ -61,7 +61,7 @@ def check_memory(
         advice = "a table in float16 would fit"
     raise InputError(
         f"{sum(sizes):,} samples × {d:,} features × {outputs} outputs in {len(sizes)} clients need "
-        f"{words(want)} on {device}, of which {words(have)} are free: {advice}."
+        f"{format_bytes(want)} on {device}, of which {format_bytes(have)} are free: {advice}."
     )
 
 
@@ -77,13 +77,15 @@ def fits(features: Sequence[NDArray[Any] | Selection], width: int, device: torch
     if not any(isinstance(x, Selection) for x in features):
         return True
     rows = sum(map(len, features))
-    have, want = free(device), rows * width * dtype.itemsize
+    have, want = free_memory(device), rows * width * dtype.itemsize
     if device.type == "cpu":
         return want <= SHARE * have
     if want > have:
         raise InputError(
-            f"This model copies its {rows:,} × {width:,} features to {device}, {words(want)} in {_name(dtype)}, and "
-            f"{words(have)} are free there: on device='cpu' they are read from where they are stored; squared loss "
+            f"This model copies its {rows:,} × {width:,} features to {device}, {format_bytes(want)} in "
+            f"{_name(dtype)}, and "
+            f"{format_bytes(have)} are free there: on device='cpu' they are read from where they are stored; "
+            "squared loss "
             "without intercept, on wide rows of one table, needs them in the table's own number format only."
         )
     return True
@@ -92,11 +94,12 @@ def fits(features: Sequence[NDArray[Any] | Selection], width: int, device: torch
 def check_compressed_memory(sizes: Sequence[int], width: int, dtype: torch.dtype) -> None:
     """Refuse squared loss on rows that stay on disk where the rows that it keeps of every client do not fit."""
     device = torch.device("cpu")
-    have, want = free(device), 2 * sum(min(size, width) for size in sizes) * width * dtype.itemsize
+    have, want = free_memory(device), 2 * sum(min(size, width) for size in sizes) * width * dtype.itemsize
     if want > have:
         raise InputError(
             f"Squared loss keeps up to {width:,} rows of {width:,} numbers for each of {len(sizes):,} clients, twice: "
-            f"{words(want)} in {_name(dtype)}, and {words(have)} are free. Take fewer features or clients."
+            f"{format_bytes(want)} in {_name(dtype)}, and {format_bytes(have)} are free. Take fewer features or "
+            "clients."
         )
 
 

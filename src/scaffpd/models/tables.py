@@ -35,9 +35,9 @@ from torch.nn.functional import pad
 
 from scaffpd.data.table import FORMATS, Selection, Table
 from scaffpd.errors import InputError
-from scaffpd.memory import free, words
 from scaffpd.models.numerics import EXACT, parallel_map, power_iteration, random_direction, thread_count
 from scaffpd.models.oracle import check_range
+from scaffpd.system import format_bytes, free_memory
 
 Numbers = NDArray[np.int64]
 LYING, COPIED = 2**22, 2**19  # numbers in a piece: where it lies, and in a buffer
@@ -498,9 +498,10 @@ class MappedMatrix:
         if lying is not None and lying[0].dtype == self.dtype and lying[1] == self.power == 1:
             return lying[0]
         size = numbers.size * self.shape[1] * self.dtype.itemsize
-        if size > CHECKED and size > (have := free(self.device)):
+        if size > CHECKED and size > (have := free_memory(self.device)):
             raise InputError(
-                f"{numbers.size:,} rows of features are needed at a time, {words(size)}, and {words(have)} are free: "
+                f"{numbers.size:,} rows of features are needed at a time, {format_bytes(size)}, and "
+                f"{format_bytes(have)} are free: "
                 "take minibatches, or a table that has each client's rows together and in the number format of x."
             )
         out = self.new_empty(numbers.size, self.shape[1])

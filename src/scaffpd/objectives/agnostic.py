@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import read_losses, read_step, read_weights
-from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.base import Objective, ProxStep, Vector, read_losses, read_step, read_weights
 from scaffpd.objectives.simplex import in_simplex, normalised, project_weighted, simplex_step
 
 

@@ -17,15 +17,53 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaffpd.errors import InputError
-from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.errors import InputError, positive
 
 Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+
+DEPENDENT = 1e-12  # a normal with less than this outside the span of the others is one of them, but for rounding
+
+
+@dataclass(frozen=True)
+class ProxStep:
+    r"""λ = prox_σ(s, l) and its derivative  ∂λ/∂s = D − DNᵀ(NDNᵀ)⁻¹ND  with D = diag(d).
+
+    Attributes:
+        weights: λ.
+        slope: d, between 0 and σ: how λ_i follows s_i alone; zero where λ_i stays at a bound.
+        normals: N, one row for each constraint that ties the weights together, such as Σ λ_i = 1.
+    """
+
+    weights: Vector
+    slope: Vector
+    normals: Matrix
+
+    def factors(self) -> tuple[Vector, Matrix]:
+        """D^½ and Q, QQᵀ = I, with  ∂λ/∂s = D^½ (I − QᵀQ) D^½."""
+        root = np.sqrt(self.slope)
+        rows: list[Vector] = []
+        for row in self.normals * root:
+            size = float(np.sqrt(row @ row))
+            for other in 2 * rows:  # twice, to make up for rounding
+                row = row - other * (other @ row)
+            left = float(np.sqrt(row @ row))
+            if left > DEPENDENT * size:
+                rows.append(row / left)
+        return root, np.array(rows).reshape(len(rows), len(root))
+
+    def jacobian(self) -> Matrix:
+        """∂λ/∂s: N×N, symmetric and positive semidefinite."""
+        root, Q = self.factors()
+        scaled = root * Q
+        jacobian: Matrix = np.diag(root**2) - scaled.T @ scaled
+        return jacobian
 
 
 class Objective(ABC):
@@ -116,3 +154,71 @@ def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
     normalised: Vector = p / p.max()
     normalised /= normalised.sum()
     return normalised
+
+
+LARGEST = 1e50  # a loss beyond it means divergence, and products of several such numbers would overflow
+
+
+def read_scale(owner: str, name: str, value: float) -> float:
+    """`value` as a positive number of a size with which floating-point numbers can still be multiplied."""
+    number = positive(owner, name, value)
+    if not 1.0 / LARGEST <= number <= LARGEST:
+        raise InputError(f"{owner} needs {name} between {1.0 / LARGEST:g} and {LARGEST:g}, got {value!r}.")
+    return number
+
+
+def read_scales(owner: str, name: str, values: Any, n: int) -> float | Vector:
+    """One such number for all, or one for each of `n` clients."""
+    if np.ndim(values) == 0:
+        return read_scale(owner, name, values)
+    vector = finite_vector(owner, name, values)
+    if len(vector) != n:
+        raise InputError(f"{owner} needs one {name} or one for each of {n} clients, got {len(vector)}.")
+    usable = (vector >= 1.0 / LARGEST) & (vector <= LARGEST)
+    if not usable.all():
+        first = int(np.argmin(usable))
+        limits = f"between {1.0 / LARGEST:g} and {LARGEST:g}"
+        raise InputError(f"{owner} needs {name} {limits}, but client {first} has {vector[first]}.")
+    return vector
+
+
+def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.inf) -> Vector:
+    """`values` as a float64 vector with one finite number per client, none beyond ±`largest`."""
+    try:
+        vector = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{owner} needs numbers in {name}, got {values!r}.") from None
+    if vector.ndim != 1 or vector.size == 0:
+        raise InputError(f"{owner} needs one number per client in {name}, got an array of shape {vector.shape}.")
+    usable = np.isfinite(vector) & (np.abs(vector) <= largest)
+    if not usable.all():
+        first = int(np.argmin(usable))
+        limit = f" of at most {largest:g}" if np.isfinite(vector[first]) else ""
+        raise InputError(f"{owner} needs finite {name}{limit}, but client {first} has {vector[first]}.")
+    return vector
+
+
+def read_weights(objective: Objective, weights: ArrayLike) -> Vector:
+    """λ: one finite number for every client that the prior knows."""
+    vector = finite_vector(type(objective).__name__, "weights", weights)
+    objective.weights(len(vector))
+    return vector
+
+
+def read_losses(objective: Objective, losses: ArrayLike) -> Vector:
+    """L: one finite number for every client that the prior knows."""
+    vector = finite_vector(type(objective).__name__, "losses", losses, LARGEST)
+    objective.weights(len(vector))
+    return vector
+
+
+def read_step(
+    objective: Objective, s: ArrayLike, old: ArrayLike, sigma: ArrayLike
+) -> tuple[Vector, Vector, float | Vector]:
+    """The three arguments s, l and σ of a proximal step, checked against each other."""
+    owner = type(objective).__name__
+    slope, anchor = finite_vector(owner, "s", s, LARGEST), finite_vector(owner, "l", old)
+    if len(slope) != len(anchor):
+        raise InputError(f"{owner} needs s and l of the same length, got {len(slope)} and {len(anchor)}.")
+    objective.weights(len(slope))
+    return slope, anchor, read_scales(owner, "sigma", sigma, len(slope))

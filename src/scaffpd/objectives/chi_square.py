@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
-from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.base import Objective, ProxStep, Vector, read_losses, read_scale, read_step, read_weights
 from scaffpd.objectives.simplex import EPSILON, in_simplex, inner, project_capped, project_weighted, simplex_step
 
 TRIED, ROUNDING = 16, 1e-9

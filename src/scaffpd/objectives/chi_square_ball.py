@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
-from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.base import Objective, ProxStep, Vector, read_losses, read_scale, read_step, read_weights
 from scaffpd.objectives.simplex import EPSILON, in_simplex, inner, measured, normalised, project_weighted, relative
 
 

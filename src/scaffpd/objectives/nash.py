@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import finite_vector, read_losses, read_step, read_weights
-from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.base import Objective, ProxStep, Vector, finite_vector, read_losses, read_step, read_weights
 from scaffpd.objectives.simplex import inner
 
 

@@ -8,9 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.objectives.base import Objective, Vector
-from scaffpd.objectives.inputs import read_losses, read_scale, read_step, read_weights
-from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.base import Objective, ProxStep, Vector, read_losses, read_scale, read_step, read_weights
 from scaffpd.objectives.simplex import inner
 
 TINY, HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)

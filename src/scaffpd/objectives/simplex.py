@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaffpd.objectives.base import Vector
-from scaffpd.objectives.prox_step import ProxStep
+from scaffpd.objectives.base import ProxStep, Vector
 
 EPSILON = float(np.finfo(np.float64).eps)
 UNEQUAL = 1e3  # rates in a projection, from which on a second pass pays

@@ -47,10 +47,10 @@ def write_figures(folder: Path, form: str, out: Path | None = None) -> tuple[Pat
 
 
 def _put(target: Path, content: bytes) -> None:
-    from scaffpd.checkpoint import replacing
+    from scaffpd.checkpoint import atomic_write
 
     try:
-        with replacing(target) as file:
+        with atomic_write(target) as file:
             file.write(content)
     except OSError as error:
         raise InputError(f"Cannot write {str(target)!r}: {error.strerror}.") from None

@@ -28,16 +28,15 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as save_tensors
 
-from scaffpd.checkpoint import replacing
+from scaffpd.checkpoint import atomic_write
 from scaffpd.config.run import RunConfig, toml_text
 from scaffpd.deploy.deployed_run import model_bytes
-from scaffpd.environment import environment
 from scaffpd.errors import InputError
-from scaffpd.lock import alone
 from scaffpd.runs import tables
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import SECRET as SECRET
 from scaffpd.runs.train import Trained, main_model
+from scaffpd.system import environment, lock_folder
 
 FILES = (
     *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "partition.csv", "path.csv"),
@@ -87,7 +86,7 @@ class RunFolder:
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"Cannot write to the folder {str(self.path)!r}: {error.strerror}.") from None
-        with alone(self.path, f"Another run is at work in {str(self.path)!r}."):
+        with lock_folder(self.path, f"Another run is at work in {str(self.path)!r}."):
             if fresh:
                 self._clear()
             self._write("config.toml", self._settings(kind, config))
@@ -127,13 +126,13 @@ class RunFolder:
     def _write_model(self, prepared: Prepared, one: Trained) -> None:
         x = np.ascontiguousarray(prepared.in_units(one.result.x))
         setup = prepared.setup(one.algorithm)
-        with replacing(self.path / "model.safetensors") as file:
+        with atomic_write(self.path / "model.safetensors") as file:
             file.write(save_tensors({"x": x}, prepared.metadata()) if setup is None else model_bytes(x, setup))
         if prepared.fills:
             self._write("fills.json", json.dumps(prepared.fills, ensure_ascii=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        with replacing(self.path / name) as file:
+        with atomic_write(self.path / name) as file:
             file.write(text.encode())
 
 

@@ -24,9 +24,9 @@ from scaffpd.models import Linear
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
 from scaffpd.runs.prepare import Prepared
-from scaffpd.secret import kept
+from scaffpd.system import load_or_create
 from scaffpd.tabular.schema import CLASSIFICATION
-from scaffpd.training import Moment, Result, Status, train
+from scaffpd.training import Result, RoundInfo, Status, train
 
 SECRET = "noise.secret"
 OTHERS = 0o077  # permissions that nobody but the owner should have
@@ -41,7 +41,7 @@ def noise_secret(folder: Path) -> bytes:
         )
     if file.exists() and os.name == "posix" and file.stat().st_mode & OTHERS:
         raise InputError(f"Others than its owner can read {str(file)!r}: chmod 600, or start anew with --fresh.")
-    return kept(file)
+    return load_or_create(file)
 
 
 CONFIDENCE = 0.95
@@ -121,7 +121,7 @@ class Scorer:
         self.found = dict(known or {})
         self.next = 0
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, moment: RoundInfo) -> None:
         """Look at the round, if it is its turn."""
         if moment.rounds >= self.next:
             self.score(moment.rounds, moment.state.x)
@@ -172,7 +172,7 @@ class Watcher(Protocol):
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
         """A model is about to be trained."""
 
-    def show(self, moment: Moment) -> None:
+    def show(self, moment: RoundInfo) -> None:
         """A round of it is done."""
 
 

@@ -37,8 +37,8 @@ import numpy as np
 
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Vector
-from scaffpd.objectives.inputs import LARGEST
-from scaffpd.steps.base import Problem, Rates, Trial
+from scaffpd.objectives.base import LARGEST
+from scaffpd.steps.base import Rates, StepProblem, Trial
 
 KAPPA = 3.0
 ROOM, STRICT = 2.0, 0.5
@@ -113,7 +113,7 @@ class Auto:
         if not 0 <= real("Auto", "extrapolation", self.extrapolation) <= 1:
             raise InputError(f"Auto needs extrapolation between 0 and 1, got {self.extrapolation!r}.")
 
-    def start(self, problem: Problem) -> AutoState:
+    def start(self, problem: StepProblem) -> AutoState:
         """One full local step first, without moving λ: it shows how strongly x and λ are coupled."""
         if not problem.exact:
             raise InputError(

@@ -19,7 +19,7 @@ from scaffpd.objectives.base import Objective
 
 
 @dataclass(frozen=True)
-class Problem:
+class StepProblem:
     """What a rule may know before the first round.
 
     Attributes:
@@ -98,7 +98,7 @@ class Trial:
 class StepRule(Protocol):
     """A rule: a pure state machine of plain numbers."""
 
-    def start(self, problem: Problem) -> Any:
+    def start(self, problem: StepProblem) -> Any:
         """The rule's state before the first round."""
 
     def rates(self, state: Any) -> Rates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scaffpd.errors import InputError, positive, real
-from scaffpd.steps.base import Problem, Rates, Trial
+from scaffpd.steps.base import Rates, StepProblem, Trial
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Fixed:
         if not 0 <= real("Fixed", "theta", self.theta) <= 1:
             raise InputError(f"Fixed needs theta between 0 and 1, got {self.theta!r}.")
 
-    def start(self, problem: Problem) -> FixedState:
+    def start(self, problem: StepProblem) -> FixedState:
         """No state."""
         return FixedState()
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scaffpd.errors import InputError, positive, unknown
-from scaffpd.steps.base import Problem, Rates, Trial
+from scaffpd.steps.base import Rates, StepProblem, Trial
 
 CONDITIONS = ("auto", "sc-sc", "sc-c")
 
@@ -71,7 +71,7 @@ class Theory:
         if positive("Theory", "factor", self.factor) < 1:
             raise InputError(f"Theory needs factor >= 1, got {self.factor!r}.")
 
-    def start(self, problem: Problem) -> TheoryState:
+    def start(self, problem: StepProblem) -> TheoryState:
         """Read the constants and solve for τ, σ, θ."""
         objective, constants = problem.objective, problem.constants
         if not objective.simplex:

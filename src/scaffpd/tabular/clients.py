@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from scaffpd.errors import InputError, unknown
-from scaffpd.memory import free, words
+from scaffpd.system import format_bytes, free_memory
 from scaffpd.tabular.agree import agree, deviation_of, mean_of
 from scaffpd.tabular.encode import ClientRows, Encoded, Target, held_rows, target
 from scaffpd.tabular.read import CATEGORY, DataColumn, FeatureTable, Mask, Matrix, column, read_csv, read_parquet, table
@@ -93,9 +93,10 @@ def read_clients(source: TableFile) -> Clients:
 def _check_room(source: TableFile, rows: list[ClientRows], schema: Json) -> None:
     """Refuse what cannot be held: the encoded rows, and once more while they are made."""
     cells = width(schema) * sum(sum(own.rows) for own in rows)
-    if 16 * cells > free(torch.device("cpu")):
+    if 16 * cells > free_memory(torch.device("cpu")):
         raise InputError(
-            f"{source.file.name!r} makes {width(schema)} columns once encoded, {words(8 * cells)} in all, which is "
+            f"{source.file.name!r} makes {width(schema)} columns once encoded, {format_bytes(8 * cells)} in "
+            "all, which is "
             "more than there is room for: choose fewer --columns."
         )
 

@@ -19,7 +19,7 @@ from scaffpd.federation import ClientScores, Vector
 from scaffpd.history import History
 from scaffpd.metrics import a_fifth
 from scaffpd.privacy import Spent
-from scaffpd.training import Moment
+from scaffpd.training import RoundInfo
 
 LONGEST = 120
 
@@ -58,7 +58,7 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         self._rounds = 0
         self._labels: list[str] = []
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, moment: RoundInfo) -> None:
         """Write the round that is done; before the first one, the starting point."""
         if moment.history is not self._history:
             self._begin(moment)
@@ -72,7 +72,7 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         self._try(moment.rounds, values)
         self._rounds = moment.rounds
 
-    def _begin(self, moment: Moment) -> None:
+    def _begin(self, moment: RoundInfo) -> None:
         if moment.rounds == 1 and self._rounds > 0:
             raise InputError(f"This {type(self).__name__} has shown another run already: make one for every run.")
         names = moment.history.names

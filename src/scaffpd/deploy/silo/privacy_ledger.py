@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.checkpoint import replacing
+from scaffpd.checkpoint import atomic_write
 from scaffpd.cohort import Cohort
 from scaffpd.deploy.messages import PRIVACY
 from scaffpd.errors import InputError, unknown
-from scaffpd.lock import waiting
 from scaffpd.privacy import Private
-from scaffpd.secret import kept
+from scaffpd.system import load_or_create, lock_file
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class PrivacyLedger:
         """The model with the agreement's noise and this silo's secret; its budget is the silo's own, if it has one."""
         about = {name: value for name, value in self.agreed.items() if name not in ("epsilon", "delta")}
         budget, delta = self._limits()
-        return Private(model, **about, secret=kept(self.rules.secret), budget=budget, delta=delta)
+        return Private(model, **about, secret=load_or_create(self.rules.secret), budget=budget, delta=delta)
 
     def _limits(self) -> tuple[float, float]:
         """ε and δ: of all runs together where the silo's file has them, else of this agreement."""
@@ -95,7 +94,7 @@ class PrivacyLedger:
     @contextmanager
     def while_answering(self, cohort: Cohort) -> Iterator[None]:
         """Begin with what was released before, and write down what is new before it leaves; one process at a time."""
-        with waiting(self.file.with_suffix(".lock")):
+        with lock_file(self.file.with_suffix(".lock")):
             self._read(cohort)
             before = 0 if cohort.account is None else cohort.account.total
             try:
@@ -120,7 +119,7 @@ class PrivacyLedger:
     def _write(self, cohort: Cohort, before: int) -> None:
         account = cohort.account
         if account is not None and account.total > before:
-            with replacing(self.file) as file:
+            with atomic_write(self.file) as file:
                 np.savez(file, **account.pack())  # type: ignore[arg-type]
             self._known = self._state()
 

@@ -16,7 +16,7 @@ from scaffpd.experiments.images import settings, tables
 from scaffpd.experiments.images.paper import NUMBERS
 from scaffpd.experiments.images.study import Study
 from scaffpd.experiments.writing import csv_file, markdown_table
-from scaffpd.memory import words
+from scaffpd.system import format_bytes
 
 COLUMNS = (
     *("table", "alpha", "method", "seeds", "average", "average_sd", "worst_20", "worst_20_sd", "best_20", "best_20_sd"),
@@ -128,7 +128,7 @@ def markdown(study: Study, command: str) -> str:
         *markdown_table(tables.TUNING, tables.tuning(study), words=4),
         "",
         f"Images: {study.ground.source} {train:,} for training, {test:,} for testing; {coordinates:,} coordinates of "
-        f"the eNTK at {plan.size} pixels, stored in {plan.stored} ({words(size)}).",
+        f"the eNTK at {plan.size} pixels, stored in {plan.stored} ({format_bytes(size)}).",
         "",
         f"![partition]({picture})",
         "",

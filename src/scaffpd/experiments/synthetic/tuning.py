@@ -17,7 +17,7 @@ import numpy as np
 from scaffpd.experiments.synthetic.grids import Candidate
 from scaffpd.experiments.synthetic.settings import TARGET, Bench
 from scaffpd.federation import Vector
-from scaffpd.training import Moment, Status, train
+from scaffpd.training import RoundInfo, Status, train
 
 WINDOW, LEAST = 30, 0.99  # a floor: the least error stays above 0.99 times that of 30 rounds ago
 PACE = 2.0  # errors fall ever more slowly, so twice the present pace is generous
@@ -68,7 +68,7 @@ def trace(
     """Run a method for so many rounds, or until `enough` of the errors."""
     errors = [bench.error(bench.cohort.start())]
 
-    def watch(moment: Moment) -> bool:
+    def watch(moment: RoundInfo) -> bool:
         errors.append(bench.error(moment.state.x))
         return enough is not None and enough(errors)
 

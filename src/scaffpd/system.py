@@ -1,0 +1,260 @@
+"""The machine under a run: cores, memory, versions, locks, secrets, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import scaffpd
+from scaffpd.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+
+UMASK = os.umask(0o077)
+os.umask(UMASK)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+ASSUMED_FREE = 4 * 2**30  # bytes that are taken to be free where the system does not say
+CGROUPS, OWN_CGROUP = (
+    Path("/sys/fs/cgroup"),
+    Path("/proc/self/cgroup"),
+)  # limits of containers, and which of them are ours
+CGROUP_FILES = {  # of limit, use and what the page cache would give back, in versions 2 and 1 of control groups
+    "": ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+}
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be had: on a GPU also those that torch holds and does not use, in a container its own."""
+    if device.type == "cuda":
+        import torch
+
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+    return min([_of_machine(), *_of_containers()])
+
+
+def _of_machine() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:  # what the page cache would give back counts as well
+            return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        pass
+    return _pages("SC_AVPHYS_PAGES") or ASSUMED_FREE
+
+
+def _of_containers() -> Iterator[int]:
+    """Bytes: limit - use + page cache, of every control group around us whose limit is below physical memory."""
+    for kind, (limit, use, cached) in CGROUP_FILES.items():
+        for folder in _groups(kind):
+            most, used = _number(folder / limit), _number(folder / use)
+            if most is not None and used is not None and most < (physical_memory() or float("inf")):
+                yield max(0, most - max(0, used - _cache(folder, cached)))
+
+
+def _groups(kind: str) -> Iterator[Path]:
+    """The folders of this process's own group and of those around it, of one version."""
+    root = CGROUPS / kind
+    yield root
+    try:
+        lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if kind in controllers.split(","):  # a line of version 2 names none
+            own = root / path.strip("/")
+            yield from (folder for folder in (own, *own.parents) if folder != root and folder.is_relative_to(root))
+
+
+def _number(file: Path) -> int | None:
+    """What a file says; None for "max" and for no file."""
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _cache(folder: Path, names: tuple[str, ...]) -> int:
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.split()[:1] and line.split()[0] in names)
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def format_bytes(size: float) -> str:
+    """6.0 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}" if unit != "B" else f"{int(size)} B"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+PACKAGES = (  # of which a version is noted where it is installed; nothing is imported for it
+    *("torch", "numpy", "scipy", "scikit-learn", "safetensors", "threadpoolctl", "matplotlib", "pillow"),
+    *("vl-convert-python", "rich", "typer", "click", "pandas", "pyarrow", "nvflare", "flwr", "tensorboard"),
+    *("mlflow", "mlflow-skinny"),
+)
+
+
+def environment() -> dict[str, Any]:
+    """Names and plain values, ready for JSON; packages that are not installed are left out.
+
+    `threads` are those that PyTorch computes with, `cores` those that this process may use, `memory` is the machine's
+    in bytes (None where the system does not say), `gpus` has a name and bytes of memory for each.
+    """
+    threads, gpus = _torch()
+    return {
+        "scaffpd": scaffpd.__version__,
+        "python": platform.python_version(),
+        **versions(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": cores(),
+        "threads": threads,
+        "memory": physical_memory(),
+        "gpus": gpus,
+    }
+
+
+def versions() -> dict[str, str]:
+    """The version of every package in `PACKAGES` that is installed."""
+    found = ((name, version(name)) for name in PACKAGES)
+    return {name: number for name, number in found if number is not None}
+
+
+def version(package: str) -> str | None:
+    """The version that is installed, without importing anything."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def physical_memory() -> int | None:
+    """Bytes of memory of the machine."""
+    return _pages("SC_PHYS_PAGES")
+
+
+def _pages(name: str) -> int | None:
+    try:
+        return int(os.sysconf(name)) * int(os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _torch() -> tuple[int | None, list[dict[str, Any]]]:
+    """Threads that PyTorch uses and the GPUs that it sees; None and none where it cannot be loaded."""
+    try:
+        import torch
+    except (ImportError, OSError):  # not there, or a library that it needs is not
+        return None, []
+    return torch.get_num_threads(), _gpus()
+
+
+def _gpus() -> list[dict[str, Any]]:
+    import torch
+
+    try:
+        found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    except RuntimeError:  # a driver that does not fit
+        return []
+    return [{"name": gpu.name, "memory": int(gpu.total_memory)} for gpu in found]
+
+
+LOCK_NAME = "lock"
+
+
+@contextmanager
+def lock_folder(folder: Path | None, busy: str) -> Iterator[None]:
+    """Hold the folder's lock, or refuse with the sentence `busy`; systems without file locks go without."""
+    if folder is None:
+        yield
+        return
+    with _locked(folder / LOCK_NAME, f"Cannot write to the folder {str(folder)!r}", busy):
+        yield
+
+
+@contextmanager
+def lock_file(path: Path) -> Iterator[None]:
+    """Hold a lock file, and wait for whoever has it; systems without file locks go without."""
+    with _locked(path, f"Cannot write {str(path)!r}"):
+        yield
+
+
+@contextmanager
+def _locked(path: Path, refused: str, busy: str | None = None) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise InputError(f"{refused}: {error.strerror}.") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
+        except OSError:
+            raise InputError(busy or refused) from None
+        yield
+
+
+SECRET_BYTES = 32
+
+
+def load_or_create(path: Path) -> bytes:
+    """The 32 random bytes of a file, written as hexadecimal digits; a new one where there is none."""
+    try:
+        if not path.exists():
+            _make_secret(path)
+        secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError):
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        raise InputError(f"The secret in {str(path)!r} cannot be read or written.")
+    return secret
+
+
+def _make_secret(path: Path) -> None:
+    """A whole file or none, and never over another process's."""
+    handle, name = tempfile.mkstemp(dir=path.resolve().parent)  # for its owner only
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(os.urandom(SECRET_BYTES).hex() + "\n")
+        with suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        os.unlink(name)
+
+
+@contextmanager
+def atomic_write(target: Path) -> Iterator[IO[bytes]]:
+    """A temporary file beside the target, flushed to disk, then renamed over it: all of it or nothing."""
+    handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.chmod(name, 0o666 & ~UMASK)  # as any other file of this user
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
