@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 from deploy_cases import cohort, federation, model_of, opened
+from hurting import kill_job, kill_server, kill_silo
 from test_conformance import OBJECTIVE, agrees, settings
 from test_faults import is_right
 
@@ -31,17 +32,18 @@ def outcome_of(path):
 @pytest.mark.parametrize("name", NAMES)
 def test_flower_in_this_process(tmp_path, name):
     pytest.importorskip("flwr", reason="needs scaffpd[flower]")
-    from scaffpd.deploy.flower.simulate import simulate
+    from flower_simulator import simulate
 
     path, places = settings(tmp_path, name)
-    agrees(path, places, simulate(path, places))
+    simulate(path, places)
+    agrees(path, places, outcome_of(path))
 
 
 @pytest.mark.deploy
 @pytest.mark.parametrize("name", NAMES)
 def test_flares_simulator(tmp_path, name):
     pytest.importorskip("nvflare", reason="needs scaffpd[flare]")
-    from scaffpd.deploy.flare.simulate import simulate
+    from flare_simulator import simulate
 
     path, places = settings(tmp_path, name)
     simulate(path, places, tmp_path / "work")
@@ -90,7 +92,7 @@ def engine(kind, factory):
         yield deployed
     finally:
         deployed.engine.stop()
-    assert deployed.engine.pids() == set()
+    assert deployed.engine.processes.pids() == set()
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,7 @@ def test_flares_processes_with_secure_sums_known_by_their_certificates(flare):
     folder = flare.write(more="\n[secure]\n")
     outcome, _ = flare.supervise(folder)
     is_right(flare.path, flare.places, outcome)
-    kit = flare.engine._kit("va") / "startup"
+    kit = flare.engine.kit("va") / "startup"
     card = Silo.open(flare.places["va"], kit)._masking.party.identity.card
     assert card.certificate == (kit / "client.crt").read_bytes()
 
@@ -156,7 +158,7 @@ def at_round(folder, number, act):
 @pytest.mark.deploy
 def test_a_killed_flare_site_is_dropped_or_back(flare):
     folder = flare.write(SLOWLY, FAULTS)
-    outcome, _ = flare.supervise(folder, at_round(folder, 3, lambda: flare.engine.kill_silo("va")))
+    outcome, _ = flare.supervise(folder, at_round(folder, 3, lambda: kill_silo(flare.engine, "va")))
     flare.engine.start_silo("va")
     is_right(flare.path, flare.places, outcome)
     assert "va" not in outcome.members
@@ -166,7 +168,7 @@ def test_a_killed_flare_site_is_dropped_or_back(flare):
 @pytest.mark.deploy
 def test_a_killed_flare_job_process_is_made_good(flare):
     folder = flare.write(SLOWLY, FAULTS)
-    outcome, said = flare.supervise(folder, at_round(folder, 3, lambda: flare.engine.kill_job("hungarian")))
+    outcome, said = flare.supervise(folder, at_round(folder, 3, lambda: kill_job(flare.engine, "hungarian")))
     is_right(flare.path, flare.places, outcome)
     assert any("started anew" in sentence for sentence in said)
 
@@ -178,7 +180,7 @@ def test_a_killed_server_goes_on_with_the_same_numbers(kind, request):
     folder = deployed.write(SLOWLY, FAULTS.replace("timeout = 8.0", "timeout = 60.0"))
 
     def strike():
-        deployed.engine.kill_server()
+        kill_server(deployed.engine)
         deployed.engine.start_server()
 
     outcome, _ = deployed.supervise(folder, at_round(folder, 4, strike))
@@ -244,12 +246,12 @@ def test_soak_twenty_random_kills(tmp_path_factory):
             is_right(deployed.path, deployed.places, outcome)
             for name in deployed.places:
                 if name not in deployed.engine.connected():
-                    deployed.engine.kill_silo(name)
+                    kill_silo(deployed.engine, name)
                     deployed.engine.start_silo(name)
             assert wait_for(lambda: deployed.engine.connected() == set(deployed.places), 90)
     finally:
         deployed.engine.stop()
-    assert deployed.engine.pids() == set()
+    assert deployed.engine.processes.pids() == set()
     shutil.rmtree(deployed.folder)
 
 
@@ -257,12 +259,12 @@ def _strike(engine, random, silos):
     """Kill something, and let it come back or not."""
     kind, name = random.choice(["silo", "job", "server", "silo and back"]), str(random.choice(silos))
     if kind == "server":
-        engine.kill_server()
+        kill_server(engine)
         engine.start_server()
     elif kind == "job":
-        engine.kill_job(name)
+        kill_job(engine, name)
     else:
-        engine.kill_silo(name)
+        kill_silo(engine, name)
         if kind == "silo and back":
             engine.start_silo(name)
     return kind, name

@@ -22,10 +22,10 @@ from nvflare.fuel.utils import fobs
 from scaffpd.deploy import supervise
 from scaffpd.deploy.flare import client, provision, server
 from scaffpd.deploy.flare.admin import AdminSession
-from scaffpd.deploy.flare.local import FlareEngine, free_ports
+from scaffpd.deploy.flare.local import FlareEngine
 from scaffpd.deploy.flare.provision import FlareProject, write_project
 from scaffpd.deploy.messages import Failure
-from scaffpd.deploy.processes import Processes
+from scaffpd.deploy.processes import Processes, free_ports
 from scaffpd.errors import InputError
 
 
@@ -256,7 +256,7 @@ def test_an_engine_that_was_never_started_stops_quietly(tmp_path):
     assert engine.connected() == set()
     engine.stop()
     engine.stop()
-    assert engine.pids() == set()
+    assert engine.processes.pids() == set()
 
 
 def test_ports_are_free_and_different():

@@ -15,8 +15,10 @@ import pytest
 
 pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd[flare]'")
 
+from flare_simulator import simulate
+from hurting import kill_job, kill_server, kill_silo, pause_silo, wake_silo
+
 from scaffpd.deploy.flare.local import FlareEngine
-from scaffpd.deploy.flare.simulate import simulate
 from scaffpd.deploy.supervise import RetryPolicy, Supervisor
 
 pytestmark = pytest.mark.deploy
@@ -129,11 +131,11 @@ def test_every_fault_is_survived_and_nothing_is_left_behind(tmp_path):
         assert first["good"] == ["north", "south"]
         assert "its operator finds the reason" in first["bad"]["east"]
 
-        engine.kill_job("south")
+        kill_job(engine, "south")
         came_back(federation, {"north", "south"})
         assert "ended early" in said[-1]
 
-        engine.kill_silo("south")
+        kill_silo(engine, "south")
         until(lambda: federation.rounds()[-1]["good"] == ["north"])
         assert "No reply" in next(row["bad"]["south"] for row in federation.rounds() if "south" in row["bad"])
         engine.start_silo("south")
@@ -141,7 +143,7 @@ def test_every_fault_is_survived_and_nothing_is_left_behind(tmp_path):
         assert "south can take part again" in "".join(said)
         assert "north can" not in "".join(said)
 
-        engine.kill_server()
+        kill_server(engine)
         assert engine.connected() == set()
         engine.start_server()
         came_back(federation, {"north", "south"})
@@ -153,10 +155,10 @@ def test_every_fault_is_survived_and_nothing_is_left_behind(tmp_path):
     finally:
         engine.stop()
     assert federation.final()
-    assert engine.pids() == set()
+    assert engine.processes.pids() == set()
     engine.stop()
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", engine._project.port), timeout=2)
+        socket.create_connection(("127.0.0.1", engine.port), timeout=2)
 
 
 def came_back(federation, names):
@@ -167,9 +169,9 @@ def came_back(federation, names):
 
 def strangers_are_refused(engine):
     """Nobody gets to talk to the server without a certificate of this federation."""
-    context = ssl.create_default_context(cafile=str(engine._kit("north") / "startup" / "rootCA.pem"))
+    context = ssl.create_default_context(cafile=str(engine.kit("north") / "startup" / "rootCA.pem"))
     context.set_alpn_protocols(["h2"])
-    with socket.create_connection(("127.0.0.1", engine._project.port), timeout=5) as plain:
+    with socket.create_connection(("127.0.0.1", engine.port), timeout=5) as plain:
         try:
             with context.wrap_socket(plain, server_hostname="localhost") as stream:
                 stream.settimeout(5)
@@ -187,10 +189,10 @@ def test_a_hanging_site_answers_again_without_a_new_job_and_five_million_numbers
         engine.submit()
         until(lambda: len(federation.rounds()) >= 2)
         assert federation.rounds()[1]["good"] == ["north", "south"]
-        engine.pause_silo("south")
+        pause_silo(engine, "south")
         time.sleep(12.0)
         assert engine.connected() == {"north"}
-        engine.wake_silo("south")
+        wake_silo(engine, "south")
         here = len(federation.rounds())
         until(lambda: len(federation.rounds()) > here + 2)
         assert federation.rounds()[-1]["good"] == ["north", "south"]
@@ -198,7 +200,7 @@ def test_a_hanging_site_answers_again_without_a_new_job_and_five_million_numbers
         assert engine.outside() == set()
     finally:
         engine.stop()
-    assert engine.pids() == set()
+    assert engine.processes.pids() == set()
 
 
 def test_the_simulator_runs_the_same_objects(tmp_path):

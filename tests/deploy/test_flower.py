@@ -16,12 +16,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs scaffpd[flower]")
 
+from flower_simulator import InProcessGrid, simulate
 from flwr.app import Context, Error, Message, RecordDict
 
 from scaffpd.deploy.flower import apps
 from scaffpd.deploy.flower.apps import GridTransport
 from scaffpd.deploy.flower.project import write_app, write_certificates, write_node_key
-from scaffpd.deploy.flower.simulate import InProcessGrid, simulate
 from scaffpd.deploy.messages import Failure
 from scaffpd.errors import InputError
 

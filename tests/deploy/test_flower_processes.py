@@ -10,6 +10,7 @@ import time
 
 import flower_stand_in
 import pytest
+from hurting import kill_server, kill_silo, pause_silo, wake_silo
 
 pytest.importorskip("flwr", reason="needs scaffpd[flower]")
 
@@ -72,7 +73,7 @@ def federation(folder):
         yield federation
     finally:
         federation.engine.stop()
-    assert federation.engine.pids() == set()
+    assert federation.engine.processes.pids() == set()
     assert list((folder / "home").iterdir()) == []
 
 
@@ -99,7 +100,7 @@ def test_only_tls_and_only_loopback(federation):
 
 
 def test_a_killed_silo_returns_under_its_name(federation):
-    federation.engine.kill_silo("south")
+    kill_silo(federation.engine, "south")
     assert federation.engine.connected() == {"north"}
     federation.engine.start_silo("south")
     federation.until(lambda: federation.engine.connected() == {"north", "south"})
@@ -110,7 +111,7 @@ def test_a_killed_silo_returns_under_its_name(federation):
 def test_a_killed_server_is_started_again_and_the_silos_find_it(federation):
     federation.submit({"ask": "echo", "times": 1000})
     federation.until(lambda: len(federation.seen()) >= 1)
-    federation.engine.kill_server()
+    kill_server(federation.engine)
     assert not federation.engine.running()
     assert federation.engine.connected() == set()
     federation.engine.start_server()
@@ -120,9 +121,9 @@ def test_a_killed_server_is_started_again_and_the_silos_find_it(federation):
 
 
 def test_a_hanging_silo_costs_the_timeout_and_no_more(federation):
-    federation.engine.pause_silo("north")
+    pause_silo(federation.engine, "north")
     seen = federation.run({"ask": "echo", "timeout": 8})
-    federation.engine.wake_silo("north")
+    wake_silo(federation.engine, "north")
     assert 8 <= seen[0]["seconds"] < 12
     assert sorted("failure" in reply for reply in seen[0]["replies"]) == [False, True]
 
@@ -138,7 +139,7 @@ def test_abort_leaves_the_processes_up(federation):
 def test_a_key_that_was_not_registered_is_not_let_in(federation):
     keys = federation.folder / "work" / "keys"
     kept = (keys / "silo-south.key").read_bytes()
-    federation.engine.kill_silo("south")
+    kill_silo(federation.engine, "south")
     write_node_key(keys, "stranger")
     (keys / "silo-south.key").write_bytes((keys / "stranger.key").read_bytes())
     federation.engine.start_silo("south")
@@ -156,4 +157,4 @@ def test_a_failed_start_is_a_sentence_and_leaves_nothing(folder):
     with socket.create_server(("127.0.0.1", broken.engine.port)), pytest.raises(InputError, match="SuperLink does not"):
         broken.engine.start()
     broken.engine.stop()
-    assert broken.engine.pids() == set()
+    assert broken.engine.processes.pids() == set()

@@ -2,7 +2,7 @@
 
 federation.toml, NAME/silo.toml, NAME/patients.csv    what was deployed (the hospitals, where nothing else is given)
 deployment.json                                       how, so that it can be resumed
-run/                                                  the coordinator's folder, see `run_folder`
+run/                                                  the coordinator's folder, see `deployed_run`
 engine/                                               what the engine writes; removed at the end
 """
 
@@ -25,66 +25,27 @@ from scaffpd.deploy.coordinate import FAILED, Outcome, finished
 from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.silo.silo_file import SiloFile
-from scaffpd.deploy.supervise import RetryPolicy, Supervisor
+from scaffpd.deploy.supervise import RetryPolicy, SupervisedJob, Supervisor
 from scaffpd.errors import InputError, not_installed, unknown
 
 ENGINES = {"flare": "FlareEngine", "flower": "FlowerEngine"}
 
 
-class Engine(Protocol):
-    """A server, and a process (tree) for every silo."""
+class Engine(SupervisedJob, Protocol):
+    """A server, and a process (tree) for every silo, on loopback."""
 
     def start(self) -> None:
-        """Everything up and connected."""
-
-    def submit(self) -> None:
-        """Start the federation's job, or start it again."""
-
-    def running(self) -> bool:
-        """Whether the job that was submitted last is still going."""
-
-    def abort(self) -> None:
-        """End the job, leave the processes up."""
-
-    def connected(self) -> set[str]:
-        """The silos that the server sees now."""
-
-    def outside(self) -> set[str]:
-        """Those of them that have no part in the running job, and can get one only by starting it again."""
-
-    def kill_silo(self, name: str) -> None:
-        """SIGKILL all of a silo."""
-
-    def kill_job(self, name: str) -> None:
-        """SIGKILL the process in which a silo answers, not the silo itself."""
-
-    def kill_server(self) -> None:
-        """SIGKILL all of the server."""
-
-    def start_silo(self, name: str) -> None:
-        """Bring a silo back, as who it was."""
-
-    def start_server(self) -> None:
-        """Bring the server back."""
-
-    def pause_silo(self, name: str) -> None:
-        """SIGSTOP: it hangs."""
-
-    def wake_silo(self, name: str) -> None:
-        """SIGCONT."""
+        """Bring everything up and wait until all silos are connected."""
 
     def logs(self) -> dict[str, Path]:
-        """Every process's log."""
-
-    def pids(self) -> set[int]:
-        """Everything alive that belongs to the engine."""
+        """Return the log file of every process."""
 
     def stop(self) -> None:
-        """Everything down, whatever state it is in."""
+        """Take everything down, whatever state it is in."""
 
 
 def engine_named(kind: str, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> Engine:
-    """An engine by its name, or a sentence where it is not installed."""
+    """Return an engine by its name, or refuse where it is not installed."""
     if kind not in ENGINES:
         raise unknown("engine", kind, ENGINES)
     made: Engine = getattr(engine_module(kind, "local"), ENGINES[kind])(federation, silos, work, tls)
@@ -92,7 +53,7 @@ def engine_named(kind: str, federation: Path, silos: Mapping[str, Path], work: P
 
 
 def engine_module(kind: str, name: str) -> Any:
-    """A module of an engine, or a sentence where the engine is not installed."""
+    """Import a module of an engine, or refuse where the engine is not installed."""
     try:
         return import_module(f"scaffpd.deploy.{kind}.{name}")
     except ModuleNotFoundError as error:
@@ -132,9 +93,9 @@ LEAST = 40  # patients of a silo
 
 
 def write_hospitals(folder: Path, silos: int = 4) -> tuple[Path, dict[str, Path]]:
-    """Write a federation.toml and the silos' folders; where they are.
+    """Write the hospitals of the heart-disease data as silos; return federation.toml and every silo.toml.
 
-    More than four silos are parts of hospitals: wards, say.
+    Each silo has a folder with its table and its silo.toml. More than four silos are parts of hospitals: wards, say.
     """
     places = {}
     for name, (raw, labels) in _wards(silos).items():
@@ -145,15 +106,15 @@ def write_hospitals(folder: Path, silos: int = 4) -> tuple[Path, dict[str, Path]
             writer.writerow([*COLUMNS, "disease"])
             for row, label in zip(raw.tolist(), labels.tolist(), strict=True):
                 writer.writerow([*("" if value != value else f"{value:g}" for value in row), label])
-        (home / "silo.toml").write_text(HOSPITAL_SILO.format(name=name), encoding="utf-8")
         places[name] = home / "silo.toml"
+        places[name].write_text(HOSPITAL_SILO.format(name=name), encoding="utf-8")
     path = folder / "federation.toml"
     path.write_text(HOSPITALS_FEDERATION.format(silos=", ".join(f'"{name}"' for name in places)), encoding="utf-8")
     return path, places
 
 
 def _wards(silos: int) -> dict[str, Client]:
-    """Whole hospitals, or nearly equal parts of them."""
+    """Return whole hospitals, or nearly equal parts of them."""
     hospitals = {name: read(name) for name in HOSPITALS}
     most = sum(len(labels) // LEAST for _, labels in hospitals.values())
     if not 2 <= silos <= most:
@@ -162,8 +123,7 @@ def _wards(silos: int) -> dict[str, Client]:
         return dict(list(hospitals.items())[:silos])
     parts = dict.fromkeys(hospitals, 1)
     while sum(parts.values()) < silos:
-        fullest = max(parts, key=lambda name: len(hospitals[name][1]) / parts[name])
-        parts[fullest] += 1
+        parts[max(parts, key=lambda name: len(hospitals[name][1]) / parts[name])] += 1
     wards = {}
     for name, (raw, labels) in hospitals.items():
         order = np.random.default_rng(0).permutation(len(labels))
@@ -181,7 +141,7 @@ class LocalDeployment:
     """What is deployed where.
 
     Attributes:
-        folder: of everything.
+        folder: for everything that is written.
         engine: "flare" or "flower".
         federation: federation.toml.
         silos: silo.toml of every silo.
@@ -196,7 +156,7 @@ class LocalDeployment:
 
     @classmethod
     def hospitals(cls, folder: Path, engine: str, silos: int, tls: bool = True) -> LocalDeployment:
-        """The heart-disease hospitals, written to a new folder."""
+        """Write the heart-disease hospitals to a new folder."""
         checked_folder(folder)
         if folder.exists() and any(folder.iterdir()):
             raise InputError(
@@ -204,11 +164,11 @@ class LocalDeployment:
                 f"`scaffpd deploy resume {folder}`."
             )
         federation, places = write_hospitals(folder, silos)
-        return cls(folder, engine, federation, places, tls)._noted()
+        return cls(folder, engine, federation, places, tls)._saved()
 
     @classmethod
     def of(cls, folder: Path, engine: str, federation: Path, silos: list[Path], tls: bool = True) -> LocalDeployment:
-        """A federation's own files; its silos are those that it names."""
+        """Deploy a federation's own files; its silos are those that it names."""
         file, places = FederationFile.read(federation), {SiloFile.read(path).name: path for path in silos}
         for name in file.silos:
             if name not in places:
@@ -222,11 +182,11 @@ class LocalDeployment:
             )
         checked_folder(folder).mkdir(parents=True, exist_ok=True)
         chosen = {name: places[name].resolve() for name in file.silos}
-        return cls(folder, engine, federation.resolve(), chosen, tls)._noted()
+        return cls(folder, engine, federation.resolve(), chosen, tls)._saved()
 
     @classmethod
     def read(cls, folder: Path) -> LocalDeployment:
-        """An earlier deployment, to be resumed."""
+        """Read an earlier deployment, to resume it."""
         try:
             note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
             silos = {str(name): Path(path) for name, path in note["silos"].items()}
@@ -237,7 +197,7 @@ class LocalDeployment:
                 "FLARE in production, federation.toml with --kit and --job."
             ) from None
 
-    def _noted(self) -> LocalDeployment:
+    def _saved(self) -> LocalDeployment:
         silos = {name: str(path.resolve()) for name, path in self.silos.items()}
         note = {"engine": self.engine, "federation": str(self.federation.resolve()), "silos": silos, "tls": self.tls}
         (self.folder / NOTE).write_text(json.dumps(note, indent=1), encoding="utf-8")
@@ -246,7 +206,7 @@ class LocalDeployment:
     def run(
         self, watch: Watch, say: Callable[[str], object], seconds: float = float("inf"), keep: bool = False
     ) -> Outcome:
-        """Bring everything up, see the run through, take everything down."""
+        """Bring everything up, supervise the run to its end, and take everything down."""
         file, work = FederationFile.read(self.federation), self.folder / WORK
         folder = DeployedRun(file.folder)
         if (done := finished(file, folder)) is not None:
@@ -268,13 +228,13 @@ class LocalDeployment:
         finally:
             engine.stop()
             if not well and not keep:
-                say(f"Logs are in {_rescued(engine.logs(), self.folder / 'logs')}.")
+                say(f"Logs are in {_copied(engine.logs(), self.folder / 'logs')}.")
             if not keep:
                 shutil.rmtree(work, ignore_errors=True)  # private keys are in there
         return Outcome.of(folder)
 
 
-def _rescued(logs: Mapping[str, Path], folder: Path) -> Path:
+def _copied(logs: Mapping[str, Path], folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     for part, log in logs.items():
         if log.exists():
@@ -283,21 +243,21 @@ def _rescued(logs: Mapping[str, Path], folder: Path) -> Path:
 
 
 def checked_folder(folder: Path) -> Path:
-    """A folder, or a place where one can be made."""
+    """Return the folder, or refuse it where it is a file."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{str(folder)!r} is a file: name a folder with --out.")
     return folder
 
 
 class Follower:
-    """Hands on the lines that a file has got since the last look."""
+    """Hand on the lines that a file of JSON has got since the last look."""
 
     def __init__(self, path: Path, watch: Watch) -> None:
         self.path, self.watch = path, watch
         self.place = path.stat().st_size if path.exists() else 0
 
     def __call__(self) -> None:
-        """Look."""
+        """Read the new lines."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:

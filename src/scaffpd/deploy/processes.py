@@ -1,8 +1,8 @@
 """Start the processes of an engine, find them by a mark in their environment, and end them.
 
 Engines start processes that start others, in sessions of their own, and a child that has lost its parent is nobody's
-child. The mark stays. Run as a script, this module is the watchdog of one process: it ends with the process that
-started it.
+child. The mark stays. Run as a script, this module is the watchdog of one process, which ends with the process that
+started it: whoever is killed takes the engine along.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -30,10 +30,10 @@ class Processes:
 
     def __init__(self, mark: str | None = None) -> None:
         self.mark = mark or uuid.uuid4().hex
-        self._started: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self.started: dict[str, list[subprocess.Popen[bytes]]] = {}
 
     def environment(self, part: str) -> dict[str, str]:
-        """What a process of this part has to have in its environment."""
+        """Return what a process of this part must have in its environment."""
         return {MARK: f"{self.mark}:{part}"}
 
     def start(
@@ -47,28 +47,16 @@ class Processes:
                 cwd=folder or log.parent, env={**environment, **self.environment(part)},
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        self._started.setdefault(part, []).append(process)
+        self.started.setdefault(part, []).append(process)
         return process.pid
 
-    def parts(self) -> list[str]:
-        """The parts that have been started and not killed."""
-        return [part for part, started in self._started.items() if started]
-
     def alive(self, part: str) -> bool:
-        """Whether all that was started for a part is still running."""
-        started = self._started.get(part, [])
+        """Tell whether all that was started for a part is still running."""
+        started = self.started.get(part, [])
         return bool(started) and all(process.poll() is None for process in started)
 
-    def code(self, part: str) -> int | None:
-        """With what the process that was started first for a part has ended, if it has."""
-        return self._started[part][0].poll()
-
-    def main(self, part: str) -> set[int]:
-        """The processes that were started for a part, without those that they have started."""
-        return {process.pid for process in self._started.get(part, [])}
-
     def members(self, part: str | None = None) -> list[psutil.Process]:
-        """Every living process of a part, or of all parts."""
+        """Return every living process of a part, or of all parts."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
@@ -79,15 +67,8 @@ class Processes:
         return found
 
     def pids(self, part: str | None = None) -> set[int]:
-        """The numbers of `members`."""
+        """Return the process ids of `members`."""
         return {process.pid for process in self.members(part)}
-
-    def signal(self, part: str, number: int, spare: Collection[int] = ()) -> None:
-        """Send a signal to every process of a part, but for some."""
-        for process in self.members(part):
-            with contextlib.suppress(psutil.Error):
-                if process.pid not in spare:
-                    process.send_signal(number)
 
     def kill(self, part: str | None = None, seconds: float = 10.0) -> None:
         """SIGKILL a part, or all, until nothing of it is left."""
@@ -99,23 +80,20 @@ class Processes:
             if time.monotonic() > end:
                 raise TimeoutError(f"These processes do not end: {[process.pid for process in members]}.")
             time.sleep(0.02)
-        for name in [part] if part else list(self._started):
-            for started in self._started.pop(name, []):
+        for name in [part] if part else list(self.started):
+            for started in self.started.pop(name, []):
                 started.kill()  # if it should have lost its mark
                 started.wait()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody uses now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [int(held.getsockname()[1]) for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()
+    """Return ports on loopback that nobody uses now."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(one.getsockname()[1]) for one in sockets]
 
 
-def watch(parent: int) -> None:
+def end_with(parent: int) -> None:
     """End this process and its group once it has another parent."""
     while os.getppid() == parent:
         time.sleep(0.5)
@@ -124,7 +102,7 @@ def watch(parent: int) -> None:
 
 if __name__ == "__main__":
     owner, sys.argv = int(sys.argv[1]), sys.argv[2:]
-    threading.Thread(target=watch, args=(owner,), daemon=True, name="watch parent").start()
+    threading.Thread(target=end_with, args=(owner,), daemon=True, name="watchdog").start()
     if Path(sys.argv[0]).is_file():
         runpy.run_path(sys.argv[0], run_name="__main__")
     else:

@@ -1,4 +1,4 @@
-"""Sees a run through: a job that ends early is handed in again, and the coordinator goes on from its last round."""
+"""Supervise a run: hand in again a job that ends early, so that the coordinator goes on from its last round."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from scaffpd.errors import InputError
 
 
 class SupervisedJob(Protocol):
-    """What is supervised: an engine on this machine, or a deployment in production."""
+    """An engine on this machine, or a job in production."""
 
     def submit(self) -> None:
-        """Hand in the job."""
+        """Hand in the job, or hand it in again."""
 
     def running(self) -> bool:
-        """Whether it is going."""
+        """Tell whether the job that was handed in last is still going."""
 
     def abort(self) -> None:
-        """End it."""
+        """End the job and leave the processes up."""
 
     def connected(self) -> set[str]:
-        """The sites that are there."""
+        """Return the sites that the server sees now."""
 
     def outside(self) -> set[str]:
-        """Those of them that have no part in the running job."""
+        """Return those of them that have no part in the running job, and can get one only by starting it again."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class RetryPolicy:
 
 
 class Supervisor:
-    """Keeps a job going until its outcome is final.
+    """Keep a job going until its outcome is final.
 
     Args:
         job: what is supervised.
         folder: the run's folder: its outcome, and its rounds to tell progress from standstill.
-        limits: when to give up.
+        policy: when to give up.
         say: is told, in a sentence, what is done.
         look: called again and again meanwhile.
     """
@@ -66,51 +66,49 @@ class Supervisor:
         self,
         job: SupervisedJob,
         folder: DeployedRun,
-        limits: RetryPolicy | None = None,
+        policy: RetryPolicy,
         say: Callable[[str], object] = lambda sentence: None,
         look: Callable[[], object] = lambda: None,
     ) -> None:
-        self.job, self.say, self.look = job, say, look
+        self.job, self.policy, self.say, self.look = job, policy, say, look
         self.final, self.rounds = folder.final, folder.seen
-        self.limits = limits or RetryPolicy()
         self._fruitless, self._seen = 0, -1
         self._submitted, self._ending = -float("inf"), False
         self._outside: dict[str, int] = {}
 
     def run(self) -> None:
         """Return once the outcome is final; raise an `InputError` when there is no use in going on."""
-        deadline = time.monotonic() + self.limits.seconds
+        deadline = time.monotonic() + self.policy.seconds
         while not self.final():
             self.look()
             if time.monotonic() > deadline:
-                raise InputError(f"The run is not over after {self.limits.seconds:g} seconds: resume it later.")
+                raise InputError(f"The run is not over after {self.policy.seconds:g} seconds: resume it later.")
             if self.job.running():
                 self._watch()
             elif not self.final():
-                self._again()
-            time.sleep(self.limits.every)
+                self._submit()
+            time.sleep(self.policy.every)
 
     def _watch(self) -> None:
+        """Start the job anew for a site that can take part again."""
         done = self.rounds()
-        if self._ending or time.monotonic() - self._submitted < self.limits.settle or done <= self._seen:
+        if self._ending or time.monotonic() - self._submitted < self.policy.settle or done <= self._seen:
             return
         # A job that is coming to its end has lost its sites already while it still counts as running. So a site is
         # back only if it is outside the job while the job completes a round.
-        back = self.job.outside()
-        since = {site: self._outside.get(site, done) for site in back}
-        self._outside = since
-        if ready := sorted(site for site, first in since.items() if done > first):
+        self._outside = {site: self._outside.get(site, done) for site in self.job.outside()}
+        if ready := sorted(site for site, first in self._outside.items() if done > first):
             self.say(f"{', '.join(ready)} can take part again: the job is started anew from its last round.")
             self.job.abort()
             self._ending = True
 
-    def _again(self) -> None:
+    def _submit(self) -> None:
         self._wait_for_sites()
         if self.final():
             return
         done = self.rounds()
         self._fruitless = 0 if done > self._seen else self._fruitless + 1
-        if self._fruitless >= self.limits.attempts:
+        if self._fruitless >= self.policy.attempts:
             raise InputError(
                 f"The job ended {self._fruitless} times without completing a round: the server's log says why; "
                 "put it right, then resume."
@@ -125,16 +123,16 @@ class Supervisor:
         self._submitted, self._ending, self._outside = time.monotonic(), False, {}
 
     def _wait_for_sites(self) -> None:
-        limits = self.limits
-        if not wait_for(lambda: len(self.job.connected()) >= limits.quorum, limits.waiting, limits.every):
+        policy = self.policy
+        if not wait_for(lambda: len(self.job.connected()) >= policy.quorum, policy.waiting, policy.every):
             raise InputError(
-                f"Only {len(self.job.connected())} of at least {limits.quorum} silos are connected after "
-                f"{limits.waiting:g} seconds: start the others (and the server), then resume."
+                f"Only {len(self.job.connected())} of at least {policy.quorum} silos are connected after "
+                f"{policy.waiting:g} seconds: start the others (and the server), then resume."
             )
 
 
 def wait_for(done: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:
-    """Whether something comes true in time."""
+    """Wait until something is true; return whether it was in time."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:

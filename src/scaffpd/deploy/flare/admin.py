@@ -1,29 +1,8 @@
-"""See a run on FLARE through as an administrator, and work round FLARE's failures.
+"""An administrator's session with FLARE, the job as an administrator sees it, and a run supervised by one.
 
 FLARE's session starts threads that it never ends, writes to the console and cannot be used again once the server was
-away. So it has a process of its own, spoken to in lines of JSON, which is killed and started again.
-
-What nvflare 2.9.0 does, with the settings of `provision` and `local` (two busy cores, three sites):
-
-- A site's *job process* is killed: the site reports it and FLARE ends the whole job, whatever `min_clients` says,
-  within about 8 seconds. The site itself stays. Cure: hand the job in again.
-- A *site* is killed: the job goes on, every call to the site takes its full timeout, and FLARE lists the site as
-  connected until `dead_after` has passed. When it is started again it is connected after 3 seconds, but gets no part in
-  the running job. Cure: abort the job (6 to 10 seconds) and hand it in again. Who has no part is told by FLARE's
-  `check_status client`.
-- A *site hangs* (SIGSTOP): like a killed one. When it wakes, its job process is still there and answers again: no cure
-  is needed, and the supervisor leaves the job alone.
-- The *server* is killed: its job is lost. Started again with the same kit, it is found by the sites without help: after
-  6 seconds in the one run with `maint_msg_timeout` at 3, after 29 in the one with FLARE's default of 30. The sites' old
-  job processes were still there then; a new job ran beside them. Cure: hand the job in again.
-- A job is handed in while a dead site is still listed as connected: FLARE left it out and started with the others.
-- Seconds, with other work on the machine all the time (load 6 to 13 on two cores), so upper bounds: start-up with
-  provisioning 8 to 24; from submission to the first call 13 to 34 with three sites (every process imports torch, about
-  3 seconds of processor time each); a call of ten numbers to three sites 0.03 to 0.2; one of 5 million doubles each way
-  3 to 7 (5 seconds of processor time in all); from the coordinator's end until FLARE calls the job finished 6 to 9, for
-  which nobody has to wait.
-- From the source, not tried: FLARE holds a finished job open for a site whose end it has not heard of, up to
-  `client_outcome_wait_timeout` (900 seconds unless the server's environment has NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT).
+away. So it gets a process of its own (this module, run as a script), which is spoken to in lines of JSON, killed and
+started again. What FLARE does when a site, a job or the server is lost is in docs/deploy/engines-and-faults.md.
 """
 
 from __future__ import annotations
@@ -31,20 +10,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
+import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from scaffpd.deploy.coordinate import Outcome, finished
-from scaffpd.deploy.coordinator.federation_file import FederationFile
-from scaffpd.deploy.deployed_run import DeployedRun
-from scaffpd.deploy.supervise import RetryPolicy, Supervisor
 from scaffpd.errors import InputError
+
+if TYPE_CHECKING:
+    from scaffpd.deploy.coordinate import Outcome
+    from scaffpd.deploy.coordinator.federation_file import FederationFile
+
+FINISHED = "FINISHED"
 
 
 class LostError(Exception):
@@ -68,20 +48,15 @@ class AdminSession:
             raise InputError(f"{str(kit)!r} is no administrator's startup kit: it holds no startup/fed_admin.json.")
         self.kit, self.log, self.patience = kit.resolve(), log, patience
         self._environment = dict(environment or {})
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
     def call(self, *request: str) -> Any:
-        """One command's result; raises `LostError` when the server cannot be asked."""
+        """Return the result of one command; raise `LostError` when the server cannot be asked."""
         with self._lock:
-            process = self._running()
-            assert process.stdin is not None
             try:
-                process.stdin.write(json.dumps(request) + "\n")
-                process.stdin.flush()
-                reply = json.loads(self._line(process))
-            except (OSError, queue.Empty, ValueError) as problem:
+                reply = json.loads(self._exchange(json.dumps(request).encode() + b"\n"))
+            except (OSError, ValueError) as problem:
                 self._kill()
                 raise LostError(f"FLARE's server did not answer {request[0]!r}.") from problem
             if "error" in reply:
@@ -92,111 +67,88 @@ class AdminSession:
         """End the session."""
         with self._lock:
             if self._process and self._process.stdin:
-                try:
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                     self._process.stdin.close()
                     self._process.wait(2.0)
-                except (OSError, subprocess.TimeoutExpired):
-                    pass
             self._kill()
 
-    def _line(self, process: subprocess.Popen[str]) -> str:
-        deadline = time.monotonic() + self.patience
-        while True:
-            try:
-                return self._lines.get(timeout=0.2)
-            except queue.Empty:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise
+    def _exchange(self, line: bytes) -> bytes:
+        """Send a line and return the reply's; an empty one when there is none in time."""
+        if self._process is None or self._process.poll() is not None:
+            self._kill()
+            self._start()
+        assert self._process is not None
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(line)
+        return stdout.readline() if select.select([stdout], [], [], self.patience)[0] else b""
 
-    def _running(self) -> subprocess.Popen[str]:
-        if self._process and self._process.poll() is None:
-            return self._process
-        self._kill()
+    def _start(self) -> None:
         with self.log.open("ab") as log:
-            self._process = process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "scaffpd.deploy.flare.admin", str(self.kit)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=self.kit,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0, cwd=self.kit,
                 env=os.environ | self._environment, start_new_session=True,
             )  # fmt: skip
-        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._lines = lines
-        threading.Thread(target=_drain, args=(process, lines), daemon=True, name="flare admin").start()
-        return process
 
     def _kill(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.poll() is None:
+        if process is not None:
             process.kill()
-        process.wait()
-        if process.stdin:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-
-
-def _drain(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
-    assert process.stdout is not None
-    with process.stdout as stream:
-        for line in stream:
-            lines.put(line)
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream:
+                    stream.close()
 
 
 class FlareJob:
-    """One job, handed in as often as need be.
+    """The federation's job on a FLARE server, handed in as often as need be.
 
     Args:
-        admin: the administrator's session.
-        job: the job's folder.
+        session: the administrator's.
+        folder: of the job.
     """
 
-    def __init__(self, admin: AdminSession, job: Path) -> None:
-        self.admin, self.job = admin, job.resolve()
+    def __init__(self, session: AdminSession, folder: Path) -> None:
+        self.session, self.folder = session, folder.resolve()
         self.current: str | None = None
 
     def adopt(self) -> bool:
-        """Take over a job of the same name that the server has not finished; whether there is one."""
-        going = self.admin.call("unfinished", self.job.name)
+        """Take over a job of the same name that the server has not finished; return whether there is one."""
+        going = self.session.call("unfinished", self.folder.name)
         self.current = going[-1] if going else self.current
         return bool(going)
 
     def submit(self) -> None:
         """Hand in the job."""
         try:
-            self.current = str(self.admin.call("submit", str(self.job)))
+            self.current = str(self.session.call("submit", str(self.folder)))
         except LostError as problem:
             raise InputError(f"FLARE did not take the job: {problem}") from problem
 
     def running(self) -> bool:
-        """Whether the job that was handed in last has not come to its end; so too while the server does not answer."""
-        if self.current is None:
-            return False
-        try:
-            return not str(self.admin.call("status", self.current)).startswith(FINISHED)
-        except LostError:
-            return True
+        """Tell whether the job that was handed in last has not ended; also true while the server does not answer."""
+        return self.current is not None and not self._ask("", "status", self.current).startswith(FINISHED)
 
     def abort(self) -> None:
-        """Tell the job to end."""
-        try:
-            if self.running():
-                self.admin.call("abort", str(self.current))
-        except LostError:
-            return
+        """End the job."""
+        if self.current is not None and self.running():
+            self._ask(None, "abort", self.current)
 
     def connected(self) -> set[str]:
-        """The sites that the server takes for connected; none while it does not answer."""
-        try:
-            return set(self.admin.call("sites"))
-        except LostError:
-            return set()
+        """Return the sites that the server takes for connected; none while it does not answer."""
+        return set(self._ask([], "sites"))
 
     def outside(self) -> set[str]:
-        """The connected sites that have no part in the running job."""
+        """Return the connected sites that have no part in the running job."""
+        return set(self._ask([], "outside", self.current)) if self.current else set()
+
+    def _ask(self, lost: Any, *request: str) -> Any:
         try:
-            return set(self.admin.call("outside", self.current)) if self.current else set()
+            return self.session.call(*request)
         except LostError:
-            return set()
+            return lost
 
 
 def resume(
@@ -207,27 +159,28 @@ def resume(
     say: Callable[[str], object] = lambda sentence: None,
     look: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """See a run through as the administrator to whom the startup kit belongs, on the machine with the run's folder.
+    """Supervise a run as the administrator to whom the startup kit belongs, on the machine with the run's folder.
 
     A job that is still running there is taken over; otherwise it is handed in.
     """
+    from scaffpd.deploy.coordinate import Outcome, finished  # not in the session's process: needs torch
+    from scaffpd.deploy.deployed_run import DeployedRun
+    from scaffpd.deploy.supervise import RetryPolicy, Supervisor
+
     folder = DeployedRun(file.folder)
     if (done := finished(file, folder)) is not None:
         say("This run had ended before: nothing was trained.")
         return done
-    limits = RetryPolicy(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
-    admin = AdminSession(kit, folder.path / "admin.log")
-    try:
-        deployment = FlareJob(admin, job.resolve())
-        if deployment.adopt():
+    policy = RetryPolicy(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
+    with contextlib.closing(AdminSession(kit, folder.path / "admin.log")) as session:
+        deployed = FlareJob(session, job)
+        if deployed.adopt():
             say("The job is running already.")
-        Supervisor(deployment, folder, limits, say, look).run()
-    finally:
-        admin.close()
+        Supervisor(deployed, folder, policy, say, look).run()
     return Outcome.of(folder)
 
 
-FINISHED = "FINISHED"
+# --- what the session's own process does
 
 
 def serve(kit: Path) -> None:
@@ -252,32 +205,22 @@ def serve(kit: Path) -> None:
 
 
 def connect(kit: Path) -> Any:
-    """A session as the user to whom the startup kit belongs."""
+    """Open a session as the user to whom the startup kit belongs."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     user = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]
     return new_secure_session(user, str(kit), timeout=5.0, auto_login_max_tries=1)
 
 
-def sites(session: Any) -> list[str]:
-    """The sites that the server knows as connected."""
-    return sorted(str(client.name) for client in session.get_connected_client_list())
-
-
-def status(session: Any, job: str) -> str:
-    """A job's status in FLARE's words."""
-    return str(session.get_job_status(job))
-
-
 def outside(session: Any, job: str) -> list[str]:
-    """The connected sites that have no process for the job: FLARE lets nobody into a running one."""
+    """Return the connected sites that have no process for the job: FLARE lets nobody into a running one."""
     rows = session.get_client_job_status() or []
     inside = {row["client_name"] for row in rows if row.get("job_id") == job}
     return sorted({str(row["client_name"]) for row in rows} - inside)
 
 
 def unfinished(session: Any, name: str) -> list[str]:
-    """The jobs of that name that are waiting or running, oldest first."""
+    """Return the jobs of that name that are waiting or running, oldest first."""
     jobs = session.list_jobs()
     going = [job for job in jobs if not str(job.get("status", "")).startswith(FINISHED) and job.get("job_name") == name]
     return [str(job["job_id"]) for job in sorted(going, key=lambda job: str(job.get("submit_time", "")))]
@@ -285,12 +228,11 @@ def unfinished(session: Any, name: str) -> list[str]:
 
 COMMANDS: dict[str, Any] = {
     "submit": lambda session, job: str(session.submit_job(job)),
-    "status": status,
+    "status": lambda session, job: str(session.get_job_status(job)),
     "abort": lambda session, job: session.abort_job(job) and None,
-    "sites": sites,
+    "sites": lambda session: sorted(str(client.name) for client in session.get_connected_client_list()),
     "outside": outside,
     "unfinished": unfinished,
-    "ping": lambda session: None,
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a site runs on FLARE: one published method, bytes in, bytes out.
+"""Run at a site on FLARE: one published method, bytes in, bytes out.
 
 The class is part of the installed package and its job carries no code: a site runs only what its operator installed.
 Where the silo's file is comes from the site alone, never from the job.
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class SiloClient:
-    """The object that FLARE keeps at a site for as long as a job runs."""
+    """The object that FLARE keeps at a site for as long as a job runs (startup kits name its path: leave it here)."""
 
     def __init__(self) -> None:
         self._silo: Responder | None = None
@@ -34,7 +34,7 @@ class SiloClient:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def answer(self, question: bytes) -> bytes:
-        """The silo's reply; nothing is ever raised."""
+        """Return the silo's reply; never raise."""
         try:
             with self._lock:
                 if self._silo is None:
@@ -50,12 +50,12 @@ class SiloClient:
 
 
 def site_root(workspace: Any) -> Path:
-    """The site's own folder: the one that holds FLARE's `startup` and `local`."""
+    """Return the site's own folder, which holds FLARE's `startup` and `local`."""
     return Path(str(workspace.get_root_dir()))
 
 
 def silo_file(root: Path, site: str) -> Path:
-    """Where this site's silo.toml is: the environment variable says so, or it is in the site's folder `local`.
+    """Find this site's silo.toml: the environment variable names it, or it is in the site's folder `local`.
 
     The variable may also name a folder that holds NAME.toml for every site on this machine.
     """
@@ -68,13 +68,13 @@ def silo_file(root: Path, site: str) -> Path:
 
 
 def open_silo(site: str, file: Path, kit: Path) -> Responder:
-    """The silo of a file, unless it is meant for another site than the one that FLARE has let in.
+    """Open the silo of a file, unless it is meant for another site than the one that FLARE has let in.
 
-    To other silos it is known by the certificate of its startup kit.
+    Other silos know it by the certificate of its startup kit.
     """
     from scaffpd.deploy.silo.silo import Silo
 
-    silo: Silo = Silo.open(file, kit)
+    silo = Silo.open(file, kit)
     if silo.name != site:
         raise InputError(
             f"{str(file)!r} is the silo {silo.name!r}, but FLARE knows this site as {site!r}: use its file."

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -44,56 +43,44 @@ class FlareEngine:
         silos: silo.toml of every silo, by name.
         work: an empty folder for everything that FLARE writes.
         tls: must stay true.
-        quorum: FLARE does not start the job with fewer sites.
     """
 
-    def __init__(
-        self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True, quorum: int = 1
-    ) -> None:
+    def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> None:
         if not tls:
             raise InputError("FLARE runs with mutual TLS here: leave it on.")
         self.federation, self.work = federation.resolve(), work.resolve()
         self.silos = {name: file.resolve() for name, file in silos.items()}
-        self.quorum = quorum
-        self._processes = Processes()
-        self._deployment: FlareJob | None = None
-        self._project = FlareProject(NAME, sorted(silos), HOST, 8002, 8003)
-        self._job = self.work / "job" / NAME
-
-    @property
-    def port(self) -> int:
-        """Where the server listens, on loopback."""
-        return self._project.port
+        self.processes = Processes()
+        self.port, admin_port = free_ports(2)
+        rules: dict[str, float | str] = {"dead_after": DEAD_AFTER, "schedule_every": 0.5, "patience": 3.0}
+        rules["store"] = str(self.work / "store")
+        self._project = FlareProject(NAME, sorted(silos), HOST, self.port, admin_port, rules=rules)
+        self._job: FlareJob | None = None
 
     # --- up and down
 
     def start(self) -> None:
         """Provision, start everything, and wait until all silos are connected."""
-        port, admin_port = free_ports(2)
-        store = self.work / "store"
-        rules: dict[str, float | str] = {"dead_after": DEAD_AFTER, "schedule_every": 0.5, "patience": 3.0}
-        rules["store"] = str(store)
-        self._project = FlareProject(NAME, sorted(self.silos), HOST, port, admin_port, self.quorum, rules=rules)
         self.work.mkdir(parents=True, exist_ok=True)
-        for old in (self.work / "kits", self.work / "job", store):  # of an earlier start, with other ports
-            shutil.rmtree(old, ignore_errors=True)
-        self._job = write_project(self._project, self.work).job
+        for old in ("kits", "job", "store"):  # of an earlier start
+            shutil.rmtree(self.work / old, ignore_errors=True)
+        write_project(self._project, self.work)
         self._provision()
         try:
             self.start_server()
             for name in self.silos:
                 self.start_silo(name)
-            self._wait(set(self.silos))
+            self._wait()
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
         """Take everything down at once; nothing is lost, since every round has its checkpoint."""
-        if self._deployment:
-            self._deployment.admin.close()
-            self._deployment = None
-        self._processes.kill()
+        if self._job:
+            self._job.session.close()
+            self._job = None
+        self.processes.kill()
 
     def _provision(self) -> None:
         command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"]
@@ -101,16 +88,17 @@ class FlareEngine:
             command, cwd=self.work, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
         (self.work / "provision.log").write_text(done.stdout + done.stderr, encoding="utf-8")
-        if done.returncode or not self._kit(HOST).is_dir():
+        if done.returncode or not self.kit(HOST).is_dir():
             raise InputError(f"FLARE could not be provisioned: {self.work / 'provision.log'} says why.")
 
-    def _kit(self, name: str) -> Path:
+    def kit(self, name: str) -> Path:
+        """Return the startup kit of the server, a silo or the administrator."""
         return self.work / "kits" / NAME / "prod_00" / name
 
-    def _wait(self, wanted: set[str]) -> None:
+    def _wait(self) -> None:
         deadline = time.monotonic() + PATIENCE
-        while missing := wanted - self.connected():
-            dead = [role for role in (SERVER, *wanted) if not self._processes.alive(role)]
+        while missing := set(self.silos) - self.connected():
+            dead = [role for role in (SERVER, *self.silos) if not self.processes.alive(role)]
             if dead or time.monotonic() > deadline:
                 who, log = (dead or sorted(missing))[0], self.logs()
                 raise InputError(f"FLARE did not come up: {who!r} is not there, and {log[who]} says why.")
@@ -120,87 +108,61 @@ class FlareEngine:
 
     def start_server(self) -> None:
         """Start the server's process, and an administrator's session for the engine's own use."""
-        kit = self._kit(HOST)
+        kit = self.kit(HOST)
         self._start(SERVER, "server.server_train", kit, "fed_server.json", TOGETHER, {server.VARIABLE: self.federation})
-        if self._deployment is None:
-            admin = AdminSession(self._kit(self._project.admin), self.logs()[ADMIN], self._processes.environment(ADMIN))
-            self._deployment = FlareJob(admin, self._job)
-        self._deployment.current = None  # a server that was killed has lost its job
+        if self._job is None:
+            log, environment = self.logs()[ADMIN], self.processes.environment(ADMIN)
+            session = AdminSession(self.kit(self._project.admin), log, environment)
+            self._job = FlareJob(session, self.work / "job" / NAME)
+        self._job.current = None  # a server that was killed has lost its job
 
     def start_silo(self, name: str) -> None:
         """Start a site's process with its silo's file."""
         options = TOGETHER | {"uid": name, "heart_beat_interval": str(BEAT)}
         extra = {client.VARIABLE: self.silos[name]}
-        self._start(name, "client.client_train", self._kit(name), "fed_client.json", options, extra)
+        self._start(name, "client.client_train", self.kit(name), "fed_client.json", options, extra)
 
     def _start(
         self, role: str, module: str, kit: Path, file: str, options: Mapping[str, str], extra: Mapping[str, Path]
     ) -> None:
-        if self._processes.pids(role):
+        if self.processes.pids(role):
             raise InputError(f"{role!r} is running already: stop it first.")
-        self._processes.kill(role)  # what has ended by itself is forgotten
+        self.processes.kill(role)  # forget what has ended by itself
         arguments = [f"nvflare.private.fed.app.{module}", "-m", str(kit), "-s", file, "--set"]
         arguments += [f"{key}={value}" for key, value in options.items()]
         environment = os.environ | QUICK | {key: str(path) for key, path in extra.items()}
-        self._processes.start(role, arguments, self.logs()[role], environment, kit)
-
-    def kill_silo(self, name: str) -> None:
-        """End a site's processes at once."""
-        self._processes.kill(name)
-
-    def kill_job(self, name: str) -> None:
-        """End the process that a site has for the job, not the site itself."""
-        self._processes.signal(name, signal.SIGKILL, spare=self._processes.main(name))
-
-    def kill_server(self) -> None:
-        """End the server's processes at once."""
-        self._processes.kill(SERVER)
-
-    def pause_silo(self, name: str) -> None:
-        """Let a site hang."""
-        self._processes.signal(name, signal.SIGSTOP)
-
-    def wake_silo(self, name: str) -> None:
-        """Let it go on."""
-        self._processes.signal(name, signal.SIGCONT)
+        self.processes.start(role, arguments, self.logs()[role], environment, kit)
 
     def connected(self) -> set[str]:
-        """The silos that the server takes for connected and that have a process; none when it does not answer."""
-        if not self._processes.alive(SERVER):
+        """Return the silos that the server takes for connected and that have a process; none when it is down."""
+        if not self.processes.alive(SERVER):
             return set()
-        alive = {name for name in self.silos if self._processes.alive(name)}
-        return self._deployed().connected() & alive
+        return self._started().connected() & {name for name in self.silos if self.processes.alive(name)}
 
     def outside(self) -> set[str]:
-        """The connected silos that have no part in the running job."""
-        return self._deployed().outside() & self.connected()
+        """Return the connected silos that have no part in the running job."""
+        return self._started().outside() & self.connected()
 
     # --- the job
 
     def submit(self) -> None:
         """Hand in the federation's job."""
-        self._deployed().submit()
+        self._started().submit()
 
     def running(self) -> bool:
-        """Whether the job that was handed in last is still going; not so when the server is down."""
-        return self._processes.alive(SERVER) and self._deployed().running()
+        """Tell whether the job that was handed in last is still going; not so when the server is down."""
+        return self.processes.alive(SERVER) and self._started().running()
 
     def abort(self) -> None:
         """End the job and leave the processes."""
         if self.running():
-            self._deployed().abort()
+            self._started().abort()
 
-    def _deployed(self) -> FlareJob:
-        if self._deployment is None:
+    def _started(self) -> FlareJob:
+        if self._job is None:
             raise InputError("The engine has not been started: call start() first.")
-        return self._deployment
-
-    # --- what there is to see
+        return self._job
 
     def logs(self) -> dict[str, Path]:
-        """Every process's log."""
+        """Return the log file of every process."""
         return {role: self.work / f"{role}.log" for role in (SERVER, ADMIN, *self.silos)}
-
-    def pids(self) -> set[int]:
-        """Everything alive that belongs to this engine."""
-        return self._processes.pids()

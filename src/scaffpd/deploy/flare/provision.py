@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from nvflare.collab import CollabRecipe
@@ -28,13 +28,7 @@ SITE_CLASSES = ("scaffpd.deploy.flare.client.SiloClient", "nvflare.collab.runtim
 
 
 def recipe(name: str, quorum: int = 1, federation: str = "") -> CollabRecipe:
-    """FLARE's recipe for the federation.
-
-    Args:
-        name: of the job.
-        quorum: with fewer sites than this FLARE does not start the job.
-        federation: path of federation.toml for the server, if it is not where the server expects it.
-    """
+    """Return FLARE's recipe of the job; `federation` is federation.toml, if not where the server expects it."""
     built = CollabRecipe(job_name=name, server=Coordinator(federation), client=SiloClient(), min_clients=quorum)
     built.add_server_config({"server": {"task_request_interval": 0.5}})
     built.add_client_config({"task_check_interval": 0.5, "get_task_timeout": 10.0})
@@ -42,7 +36,7 @@ def recipe(name: str, quorum: int = 1, federation: str = "") -> CollabRecipe:
 
 
 def write_job(name: str, folder: Path, quorum: int = 1, federation: str = "") -> Path:
-    """Write the job under `folder`; the job's own folder.
+    """Write the job under `folder` and return its own folder.
 
     FLARE would send along the source of our classes. It is taken out again: then the job needs no right to bring its
     own code, and every site decides by its list of allowed classes.
@@ -70,7 +64,10 @@ RIGHTS = {
 
 
 class SiteRules(Builder):  # type: ignore[misc]
-    """Name it in project.yml after FLARE's own StaticFileBuilder.
+    """Tell FLARE's provisioner what a server and a site may run; project.yml names it after StaticFileBuilder.
+
+    FLARE's default lets a project's administrator bring any code to every site and streams the sites' error logs to the
+    server. Here a site runs two installed classes and nothing else, and sends no logs.
 
     Args:
         dead_after: seconds without a heartbeat after which the server takes a site for dead.
@@ -82,10 +79,7 @@ class SiteRules(Builder):  # type: ignore[misc]
     def __init__(
         self, dead_after: float = 60.0, schedule_every: float = 1.0, store: str = "", patience: float = 10.0
     ) -> None:
-        self.patience = patience
-        self.store = store
-        self.dead_after = dead_after
-        self.schedule_every = schedule_every
+        self.dead_after, self.schedule_every, self.store, self.patience = dead_after, schedule_every, store, patience
 
     def build(self, project: Any, ctx: Any) -> None:
         """Write `local/resources.json` and `local/authorization.json` for the server and every site."""
@@ -142,7 +136,7 @@ class FlareProject:
         admin_port: where administrators reach it.
         quorum: the job does not start with fewer sites.
         admin: the administrator who submits the job.
-        rules: settings of `rules.SiteRules`.
+        rules: settings of `SiteRules`.
     """
 
     name: str
@@ -166,7 +160,7 @@ class FlareProject:
             raise InputError("A silo on FLARE must not be called like the server: rename it.")
 
     def document(self) -> dict[str, Any]:
-        """The content of FLARE's project.yml."""
+        """Return the content of FLARE's project.yml."""
         impl = "nvflare.lighter.impl"
         layout = {"config_folder": "config", "scheme": "grpc"}
         server = {"type": "server", "fed_learn_port": self.port, "admin_port": self.admin_port}
@@ -188,16 +182,8 @@ class FlareProject:
         }
 
 
-@dataclass(frozen=True)
-class FlareFiles:
-    """What `write_project` left behind.
-
-    Attributes:
-        project: FLARE's project.yml.
-        job: the job's folder.
-        coordinator: the commands for the coordinator, in order; lines with '#' explain.
-        silo: the commands for every silo's operator, with NAME for the silo's name.
-    """
+class FlareFiles(NamedTuple):
+    """FLARE's project.yml, the job's folder, and the commands in order; in those of silos NAME is the silo's name."""
 
     project: Path
     job: Path
@@ -205,9 +191,8 @@ class FlareFiles:
     silo: tuple[str, ...]
 
 
-def write_project(project: FlareProject, out: Path, federation: Path | None = None) -> FlareFiles:
+def write_project(project: FlareProject, out: Path, federation: Path | str = "federation.toml") -> FlareFiles:
     """Write project.yml and the job into `out`; the commands name the federation's file."""
-    settings = federation or Path("federation.toml")
     out.mkdir(parents=True, exist_ok=True)
     file = out / "project.yml"
     file.write_text(yaml.safe_dump(project.document(), sort_keys=False), encoding="utf-8")
@@ -218,7 +203,7 @@ def write_project(project: FlareProject, out: Path, federation: Path | None = No
         f"cd {out}",
         "nvflare provision -p project.yml -w kits   # certificates and startup kits, made by FLARE",
         f"# Send every silo its folder {kits}/NAME over a channel that you trust: it holds a private key.",
-        f"cp {settings} {kits}/{project.host}/local/federation.toml   # on the server",
+        f"cp {federation} {kits}/{project.host}/local/federation.toml   # on the server",
         f"{kits}/{project.host}/startup/start.sh   # on the server {project.host}",
         f"# to stop it: touch {kits}/{project.host}/shutdown.fl",
         f"scaffpd deploy resume {kits}/{project.host}/local/federation.toml --kit {kits}/{project.admin} --job {job}",

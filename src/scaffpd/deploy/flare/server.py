@@ -1,4 +1,4 @@
-"""What the server runs on FLARE: the coordinator, over a `Transport` made of Collab calls.
+"""Run at the server on FLARE: the coordinator, over a `Transport` made of Collab calls.
 
 Every site gets its own bytes in its own thread with its own timeout: FLARE's group call would send all of them the
 same, and one dead site would hold up the others.
@@ -41,16 +41,15 @@ class CollabTransport:
         self._aborted = aborted
 
     def sites(self) -> tuple[str, ...]:
-        """The sites of this job; FLARE lets nobody in later."""
+        """Return the sites of this job; FLARE lets nobody in later."""
         return tuple(sorted(self._proxies))
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
         """Ask the named sites side by side; those that are not named are not waited for."""
         arrived: queue.SimpleQueue[tuple[str, bytes | Failure | RunAborted]] = queue.SimpleQueue()
         for site, question in questions.items():
-            threading.Thread(
-                target=self._deliver, args=(site, question, timeout, arrived), name=f"ask {site}", daemon=True
-            ).start()
+            task = (site, question, timeout, arrived)
+            threading.Thread(target=self._deliver, args=task, name=f"ask {site}", daemon=True).start()
         late = Failure(f"No reply within {timeout:g} seconds.")
         answers: dict[str, bytes | Failure] = dict.fromkeys(questions, late)
         waiting, deadline = set(questions), time.monotonic() + timeout + GRACE
@@ -90,7 +89,7 @@ class CollabTransport:
 
 
 def failure(problem: CollabCallError, timeout: float) -> Failure:
-    """FLARE's error in words."""
+    """Put FLARE's error into words."""
     text = str(problem)
     if "timed out" in text:
         return Failure(f"No reply within {timeout:g} seconds.")
@@ -98,7 +97,7 @@ def failure(problem: CollabCallError, timeout: float) -> Failure:
 
 
 class Coordinator:
-    """The object that FLARE runs at the server.
+    """The object that FLARE runs at the server (startup kits name its path: leave it here).
 
     Args:
         federation: path of federation.toml on the server; if empty, `SCAFFPD_FEDERATION` or the server's own folder
@@ -120,7 +119,7 @@ class Coordinator:
 
 
 def federation_file(named: str, root: Path) -> Path:
-    """Where the federation's file is: the job says so, or the environment, or it is in the server's folder `local`."""
+    """Find federation.toml: the job names it, or the environment, or it is in the server's folder `local`."""
     file = Path(named or os.environ.get(VARIABLE) or root / "local" / "federation.toml")
     if not file.is_file():
         raise InputError(f"There is no federation file {str(file)!r}: put it there, or name it in {VARIABLE}.")

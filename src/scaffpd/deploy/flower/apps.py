@@ -22,29 +22,32 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from scaffpd.deploy.messages import Failure
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.coordinate import Outcome
-    from scaffpd.deploy.messages import Responder
+    from scaffpd.deploy.messages import Failure, Responder
 
 
-_RECORD = "scaffpd"
-_KEY = "bytes"
-_KIND = "scaffpd.bytes"
-_SMALL = 2**20
+QUESTION, SETTING, VARIABLE, FEDERATION = "query.scaffpd", "silo", "SCAFFPD_SILO", "federation"
+_RECORD, _KEY, _KIND, _KEPT = "scaffpd", "bytes", "scaffpd.bytes", "scaffpd.kept"
+_SMALL = 2**20  # bytes of a payload that is one record
+_POLL = 0.3  # seconds; a look costs the SuperLink some 15 ms of a core
+_SKEW = 60.0  # seconds that a site's clock may be ahead: it computes from the question's age until when it may reply
+_GONE = {5: "the SuperLink has had no heartbeat from the site"}  # flwr's ErrorCode.NODE_UNAVAILABLE
+
+log = logging.getLogger("scaffpd.silo")
+client_app, server_app = ClientApp(), ServerApp()
 
 
 def pack(data: bytes) -> RecordDict:
-    """`data` as the content of a message."""
+    """Return `data` as the content of a message."""
     content = RecordDict()
     put(content, _RECORD, data)
     return content
 
 
 def unpack(content: RecordDict) -> bytes:
-    """What `pack` packed; a `ValueError` for anything else."""
+    """Return what `pack` packed; raise a `ValueError` for anything else."""
     data = get(content, _RECORD)
     if data is None:
         raise ValueError("the message does not hold one array of bytes")
@@ -60,7 +63,7 @@ def put(records: RecordDict, name: str, data: bytes) -> None:
 
 
 def get(records: RecordDict, name: str) -> bytes | None:
-    """What is kept under a name, or None if there is nothing of our kind."""
+    """Return what is kept under a name, or `None` if there is nothing of our kind."""
     record = records.get(name)
     if not isinstance(record, (ArrayRecord, ConfigRecord)) or list(record) != [_KEY]:
         return None
@@ -70,17 +73,8 @@ def get(records: RecordDict, name: str) -> bytes | None:
     return value if isinstance(value, bytes) else None
 
 
-QUESTION = "query.scaffpd"
-SETTING = "silo"
-VARIABLE = "SCAFFPD_SILO"
-_KEPT = "scaffpd.kept"
-
-log = logging.getLogger("scaffpd.silo")
-client_app = ClientApp()
-
-
 def silo_file(context: Context) -> Path:
-    """Where this site's silo.toml is: the SuperNode's own `--node-config` or environment, never the coordinator."""
+    """Return the silo.toml that the SuperNode's own `--node-config` or environment names, never the coordinator."""
     path = context.node_config.get(SETTING) or os.environ.get(VARIABLE)
     if not path:
         raise InputError(
@@ -91,7 +85,7 @@ def silo_file(context: Context) -> Path:
 
 
 def open_silo(path: Path) -> Responder:
-    """The silo that answers; imported here so that everything else of this module stays light."""
+    """Open the silo; it is imported here so that the rest of this module stays light."""
     from scaffpd.deploy.silo.silo import Silo
 
     return Silo.open(path)
@@ -99,7 +93,7 @@ def open_silo(path: Path) -> Responder:
 
 @client_app.query("scaffpd")
 def reply(message: Message, context: Context) -> Message:
-    """Answer one question; what goes wrong is said in the site's log, for Flower would send it to the coordinator."""
+    """Answer one question; errors go to the site's log, for Flower would send them to the coordinator."""
     try:
         silo = open_silo(silo_file(context))
         before = get(context.state, _KEPT)
@@ -113,14 +107,6 @@ def reply(message: Message, context: Context) -> Message:
     return Message(pack(answer), reply_to=message)
 
 
-FEDERATION = "federation"
-_POLL = 0.3  # seconds; a look costs the SuperLink some 15 ms of a core
-_SKEW = 60.0  # seconds that a site's clock may be ahead: it computes from the question's age until when it may reply
-_GONE = {5: "the SuperLink has had no heartbeat from the site"}  # flwr's ErrorCode.NODE_UNAVAILABLE
-
-server_app = ServerApp()
-
-
 class GridTransport:
     """Sites over a Flower `Grid`: own loop of push and pull, since `send_and_receive` looks only every three seconds.
 
@@ -130,11 +116,10 @@ class GridTransport:
     """
 
     def __init__(self, grid: Grid, poll: float = _POLL) -> None:
-        self._grid = grid
-        self._poll = poll
+        self._grid, self._poll = grid, poll
 
     def sites(self) -> tuple[str, ...]:
-        """The nodes that the SuperLink holds for online, sorted."""
+        """Return the nodes that the SuperLink holds for online, sorted."""
         return tuple(sorted(str(node) for node in self._grid.get_node_ids()))
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
@@ -151,48 +136,45 @@ class GridTransport:
                 break
             if waiting:
                 time.sleep(self._poll)
-        late = Failure(f"no reply within {timeout:g} seconds")
+        late = _failure(f"no reply within {timeout:g} seconds")
         replies.update(dict.fromkeys(waiting.values(), late))
         return {site: replies[site] for site in questions}
 
     def _send(
         self, questions: Mapping[str, bytes], timeout: float, replies: dict[str, bytes | Failure]
     ) -> dict[str, str]:
-        """Push all questions; message id -> site for those that are on their way."""
+        """Push all questions; return {message id: site} for those that are on their way."""
         online = set(self.sites())
         sites = [site for site in questions if site in online]
-        replies.update(
-            {site: Failure("the site is not connected", gone=True) for site in questions if site not in online}
-        )
+        replies.update(dict.fromkeys(set(questions) - online, _failure("the site is not connected", gone=True)))
         messages = [Message(pack(questions[site]), int(site), QUESTION, ttl=timeout + _SKEW) for site in sites]
-        waiting: dict[str, str] = {}
-        for site, key in zip(sites, self._push(messages), strict=True):
-            if key:
-                waiting[key] = site
-            else:
-                replies[site] = Failure("the SuperLink did not take the question", gone=True)
-        return waiting
-
-    def _push(self, messages: list[Message]) -> list[str]:
-        """One id per message, "" for a message that was not taken."""
         keys = list(self._grid.push_messages(messages)) if messages else []
-        return [key or "" for key in keys] if len(keys) == len(messages) else [""] * len(messages)
+        taken = {key: site for key, site in zip(keys, sites, strict=True) if key} if len(keys) == len(sites) else {}
+        refused = _failure("the SuperLink did not take the question", gone=True)
+        replies.update(dict.fromkeys(set(sites) - set(taken.values()), refused))
+        return taken
 
 
 def _read(message: Message) -> bytes | Failure:
-    """The bytes of a reply, or why there are none."""
+    """Return the bytes of a reply, or why there are none."""
     if message.has_error():
         error = message.error
         known = _GONE.get(error.code)
-        return Failure(known or f"Flower reports error {error.code}: {error.reason}", gone=known is not None)
+        return _failure(known or f"Flower reports error {error.code}: {error.reason}", gone=known is not None)
     try:
         return unpack(message.content)
     except ValueError as error:
-        return Failure(str(error))
+        return _failure(str(error))
+
+
+def _failure(reason: str, gone: bool = False) -> Failure:
+    from scaffpd.deploy.messages import Failure  # loads torch, which a site's app can do without
+
+    return Failure(reason, gone)
 
 
 def federation_file(config: Mapping[str, object]) -> Path:
-    """The federation.toml that the run config names."""
+    """Return the federation.toml that the run config names."""
     path = config.get(FEDERATION)
     if not isinstance(path, str) or not path:
         raise InputError(
@@ -201,14 +183,9 @@ def federation_file(config: Mapping[str, object]) -> Path:
     return Path(path)
 
 
-def run(grid: Grid, context: Context) -> Outcome:
+@server_app.main()
+def run(grid: Grid, context: Context) -> None:
     """Run the federation that the run config names."""
     from scaffpd.deploy.coordinate import coordinate
 
-    return coordinate(federation_file(context.run_config), GridTransport(grid))
-
-
-@server_app.main()
-def main(grid: Grid, context: Context) -> None:
-    """What Flower calls."""
-    run(grid, context)
+    coordinate(federation_file(context.run_config), GridTransport(grid))

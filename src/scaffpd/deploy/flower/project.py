@@ -12,9 +12,9 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -23,7 +23,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from scaffpd.deploy.flower.apps import FEDERATION, SETTING
 
-_DAYS = 30
+if TYPE_CHECKING:
+    from scaffpd.deploy.coordinator.federation_file import FederationFile
+
+_AUTHORITY = "scaffpd local CA"
+_DAYS = 30  # that a certificate holds
 
 
 def write_certificates(folder: Path) -> None:
@@ -31,9 +35,38 @@ def write_certificates(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     authority = ec.generate_private_key(ec.SECP384R1())
     key = ec.generate_private_key(ec.SECP256R1())  # ten times faster than P-384 in every handshake
-    (folder / "ca.pem").write_bytes(_pem(_authority(authority)))
-    (folder / "server.pem").write_bytes(_pem(_server(authority, key)))
-    write_private(folder / "server.key", _private(key))
+    local = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    for_authority = {
+        x509.BasicConstraints(ca=True, path_length=0): True,
+        x509.KeyUsage(False, False, False, False, False, True, True, False, False): True,
+        x509.SubjectKeyIdentifier.from_public_key(authority.public_key()): False,
+    }
+    for_server = {
+        x509.SubjectAlternativeName(local): False,
+        x509.BasicConstraints(ca=False, path_length=None): True,
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()): False,
+    }
+    (folder / "ca.pem").write_bytes(_certificate(_AUTHORITY, authority, authority, for_authority))
+    (folder / "server.pem").write_bytes(_certificate("localhost", key, authority, for_server))
+    write_private(folder / "server.key", _private(key, serialization.PrivateFormat.PKCS8))
+
+
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    authority: ec.EllipticCurvePrivateKey,
+    extensions: Mapping[x509.ExtensionType, bool],
+) -> bytes:
+    """Sign a certificate for the owner of `key`; `extensions` says which of them are critical."""
+    subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (name, _AUTHORITY))
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
+    builder = builder.not_valid_after(now + datetime.timedelta(days=_DAYS))
+    for extension, critical in extensions.items():
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(authority, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
 
 
 def write_node_key(folder: Path, name: str) -> None:
@@ -52,44 +85,7 @@ def write_private(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    name = _name("scaffpd local CA")
-    builder = _builder(name, name, key.public_key())
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    builder = builder.add_extension(usage, critical=True)
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    return builder.add_extension(identifier, critical=False).sign(key, hashes.SHA384())
-
-
-def _server(authority: ec.EllipticCurvePrivateKey, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    builder = _builder(_name("localhost"), _name("scaffpd local CA"), key.public_key())
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
-    return builder.add_extension(issuer, critical=False).sign(authority, hashes.SHA384())
-
-
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
-    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
-    return builder.not_valid_after(now + datetime.timedelta(days=_DAYS))
-
-
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _private(
-    key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
-) -> bytes:
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
@@ -147,42 +143,13 @@ http {{
 """
 
 
-class _Server(Protocol):
-    """Where silos reach the coordinator."""
-
-    @property
-    def host(self) -> str:
-        """Name or address."""
-
-    @property
-    def port(self) -> int:
-        """Of the proxy."""
-
-
-class Described(Protocol):
-    """What is needed of a federation's file."""
-
-    @property
-    def path(self) -> Path:
-        """The file itself."""
-
-    @property
-    def silos(self) -> tuple[str, ...]:
-        """Who belongs to it."""
-
-    @property
-    def server(self) -> _Server:
-        """Where silos reach the coordinator."""
-
-
-@dataclass(frozen=True)
-class Commands:
+class Commands(NamedTuple):
     """What operators type, each in the folder that was written.
 
     Attributes:
         server: at the coordinator, once: bring up the SuperLink.
         admit: at the coordinator, for each silo: register the public key that it sent.
-        silos: name of a silo -> at that silo: its key, then its SuperNode.
+        silos: at each silo: its key, then its SuperNode.
         run: at the coordinator: start the federation, or go on with it.
     """
 
@@ -192,8 +159,8 @@ class Commands:
     run: str
 
 
-def write_app(federation: Described, out: Path) -> Commands:
-    """Write a Flower app with its connection and a proxy's configuration into `out`; the commands to use them."""
+def write_app(federation: FederationFile, out: Path) -> Commands:
+    """Write a Flower app, its connection and a proxy's configuration into `out`; return the commands to use them."""
     write_files(out, federation.path.resolve())
     home = out / "flwr"
     home.mkdir(parents=True, exist_ok=True)
@@ -216,8 +183,8 @@ def write_files(out: Path, federation: Path) -> None:
         (package / f"{part}.py").write_text("\n".join([*lines, '__all__ = ["app"]', ""]), encoding="utf-8")
 
 
-def commands(federation: Described) -> Commands:
-    """The commands for coordinator and silos."""
+def commands(federation: FederationFile) -> Commands:
+    """Return the commands for coordinator and silos."""
     certificates = "--ssl-ca-certfile certificates/ca.pem --ssl-certfile certificates/server.pem"
     superlink = (
         f"{_OFFLINE} flower-superlink --host 127.0.0.1 --port {LOOPBACK_PORT} {certificates} "
@@ -235,7 +202,7 @@ def commands(federation: Described) -> Commands:
 
 
 def _silo(name: str, address: str) -> tuple[str, ...]:
-    """A silo makes its key (and sends the .pub to the coordinator), then starts; its data stay in its silo.toml."""
+    """Return what a silo types: it makes its key (and sends the .pub to the coordinator), then starts."""
     node = (
         f"{_OFFLINE} flower-supernode --superlink {address} --root-certificates ca.pem "
         f"--auth-supernode-private-key {name}.key --node-config '{SETTING}=\"'\"$PWD\"'/silo.toml\"' "
@@ -245,7 +212,7 @@ def _silo(name: str, address: str) -> tuple[str, ...]:
     warm = "--superexec-auth-secret-file runtime.secret"
     return (
         f"ssh-keygen -t ecdsa -b 384 -N '' -C {name} -f {name}.key && mv {name}.key.pub {name}.pub",
-        f"{secret}",
+        secret,
         f"{node} --isolation process {warm} &",
         f"python -m scaffpd.deploy.flower.fork_executor --runtime-api-address 127.0.0.1:9094 --insecure {warm}",
     )

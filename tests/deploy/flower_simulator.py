@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -20,9 +19,6 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from scaffpd.deploy.flower import apps
-
-if TYPE_CHECKING:
-    from scaffpd.deploy.coordinate import Outcome
 
 _RUN = 1
 _FIRST = 101
@@ -107,7 +103,7 @@ class InProcessGrid(Grid):
         return message_from_proto(ProtoMessage.FromString(data))
 
 
-def simulate(federation: Path, silos: Mapping[str, Path]) -> Outcome:
+def simulate(federation: Path, silos: Mapping[str, Path]) -> None:
     """Run a federation in this process; the run folder is what `coordinate` writes."""
     context = Context(_RUN, SUPERLINK_NODE_ID, {}, RecordDict(), {apps.FEDERATION: str(Path(federation).resolve())})
-    return apps.run(InProcessGrid(silos), context)
+    apps.run(InProcessGrid(silos), context)
