@@ -2,7 +2,7 @@
 
 FLARE's session starts threads that it never ends, writes to the console and cannot be used again once the server was
 away. So it gets a process of its own (this module, run as a script), which is spoken to in lines of JSON, killed and
-started again. What FLARE does when a site, a job or the server is lost is in docs/deploy/engines-and-faults.md.
+started again. What FLARE does when a site, a job or the server is lost is in docs/deploy/what-happens-when.md.
 """
 
 from __future__ import annotations
