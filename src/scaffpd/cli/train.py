@@ -47,7 +47,7 @@ class RunRequest:
     def config(self, what: str) -> RunConfig:
         """The settings: what the file says, with the options in its place where they are given."""
         from scaffpd.config.run import RunConfig
-        from scaffpd.tabular.clients import is_table
+        from scaffpd.tabular.read import is_table
 
         self._check()
         tables = ("data", "model", "training", "path", "privacy", "algorithm")
@@ -119,11 +119,7 @@ def _columns(file: Path, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(file: Path) -> str:
-    from scaffpd.tabular.clients import CSV
     from scaffpd.tabular.read import column_names
-
-    if not file.name.lower().endswith(CSV):
-        return ""
 
     names = [name for name in column_names(file) if name]
     return f" There are {', '.join(map(repr, names[:12]))}{' and others' if len(names) > 12 else ''}."
