@@ -26,13 +26,13 @@ from pathlib import Path
 import psutil
 
 import scaffpd as sp
+from scaffpd.comparison.tables import markdown_table
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.local import engine_named
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.processes import MARK
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.deploy.supervise import wait_for
-from scaffpd.experiments.writing import markdown_table
 
 HERE = Path(__file__).parent
 SILOS = ("north", "south", "west")

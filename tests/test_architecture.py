@@ -34,7 +34,6 @@ FLOORS = [
     {"training", "config", "secure"},
     {"comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},
     {"runs", "report"},
-    {"experiments"},
     {"demo"},
     {"cli"},
 ]

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from scaffpd import cli
+from experiments import reproduce
+from experiments import synthetic_figures as figures
+from experiments import synthetic_study as study
+from experiments import synthetic_tuning as tuning
+from experiments.synthetic_problem import DEEP, L2, TARGET, Plan, bench, quick
+from experiments.synthetic_tuning import Candidate, Trace, at_edge, candidates, decided, drifting, settled, trace, tune
 from scaffpd.algorithms import AFL, DRFA, GradientDescentAscent, ScaffPD
-from scaffpd.experiments.synthetic import figures, grids, study, tables, tuning
-from scaffpd.experiments.synthetic.grids import Candidate, candidates, drifting
-from scaffpd.experiments.synthetic.settings import DEEP, L2, TARGET, Plan, bench, quick
-from scaffpd.experiments.synthetic.tuning import Trace, at_edge, decided, settled, trace, tune
 
 PLAN = Plan()
 SHIPPED = Path(__file__).parents[1] / "results" / "synthetic"
@@ -95,8 +96,8 @@ def test_drfa_needs_more_than_ten_times_the_rounds_at_every_local_rate(setting):
     """Every third local rate of the grid, at its middle dual rate; all are in `results/`."""
     place, limit = bench(setting), 10 * scaff_pd(setting).rounds_to(TARGET)
     base = DRFA(place.objective, local_steps=100)
-    for halvings in grids.HALVINGS[::3]:
-        point = drifting(base, base.automatic(place.cohort), halvings, grids.DUAL[0])
+    for halvings in tuning.HALVINGS[::3]:
+        point = drifting(base, base.automatic(place.cohort), halvings, tuning.DUAL[0])
         run = trace(point, place, limit, lambda errors: decided(errors, limit, TARGET))
         assert run.rounds_to(TARGET) is None, halvings
 
@@ -126,21 +127,21 @@ def test_local_steps_pay_where_the_local_rate_or_the_scaling_holds_a_round_back(
 # ------------------------------------------------------------------ tuning
 
 
-@pytest.mark.parametrize("name", grids.METHODS)
+@pytest.mark.parametrize("name", tuning.METHODS)
 def test_everybody_has_a_grid_of_the_same_size_or_nothing_to_tune(name):
     grid = candidates(name, bench(PLAN.paper), 100)
-    assert len(grid) == (1 if name in (grids.SCAFF_PD, grids.APD, grids.MINIMAX) else grids.SIZE)
+    assert len(grid) == (1 if name in (tuning.SCAFF_PD, tuning.APD, tuning.MINIMAX) else tuning.SIZE)
     assert len({tuple(sorted(c.knobs.items())) for c in grid}) == len(grid)
     assert len({repr(c.method) for c in grid}) == len(grid)
 
 
-@pytest.mark.parametrize("name", [grids.DRFA_, grids.AFL_, grids.FREE, grids.GDA, grids.EXTRA])
+@pytest.mark.parametrize("name", [tuning.DRFA_, tuning.AFL_, tuning.FREE, tuning.GDA, tuning.EXTRA])
 def test_dual_rates_are_relative_to_the_automatic_one_for_the_same_primal_rates(name):
     place = bench(PLAN.paper)
     for point in candidates(name, place, 100)[::7]:
         own = replace(point.method, dual_rate=None).automatic(place.cohort)["dual_rate"]
         assert point.method.dual_rate == pytest.approx(point.knobs["dual_rate"] * own)
-        primal = "server_rate" if name in (grids.GDA, grids.EXTRA) else "local_rate"
+        primal = "server_rate" if name in (tuning.GDA, tuning.EXTRA) else "local_rate"
         longest = type(point.method)(place.objective).automatic(place.cohort)[primal]
         assert getattr(point.method, primal) == pytest.approx(point.knobs[primal] * longest)
 
@@ -148,10 +149,10 @@ def test_dual_rates_are_relative_to_the_automatic_one_for_the_same_primal_rates(
 def test_drfa_with_a_free_server_rate_is_gda_in_the_limit():
     """100 tiny local steps, times a server rate that makes up for it."""
     place, halvings = bench(PLAN.paper), 30
-    tau = 0.5 * grids.longest(place)
+    tau = 0.5 * tuning.longest(place)
     gda = GradientDescentAscent(place.objective, server_rate=tau, dual_rate=3.0)
     free = DRFA(
-        place.objective, local_steps=100, local_rate=2.0**-halvings * grids.longest(place),
+        place.objective, local_steps=100, local_rate=2.0**-halvings * tuning.longest(place),
         server_rate=2.0**halvings / 200, dual_rate=0.03,
     )  # fmt: skip
     runs = [trace(Candidate(method, {}), place, 5) for method in (gda, free)]
@@ -237,7 +238,7 @@ def folder(done, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "synthetic"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "study", lambda plan, processes, progress: done if plan == quick(3) else None)
-        assert cli.run(["reproduce", "synthetic", "--quick", "--quiet", "--seed", "3", "--out", str(out)]) == 0
+        assert reproduce.run(["synthetic", "--quick", "--quiet", "--seed", "3", "--out", str(out)]) == 0
     return out
 
 
@@ -254,7 +255,7 @@ def test_the_command_writes_pictures_numbers_and_where_they_come_from(folder):
     ])  # fmt: skip
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     assert about["seed"] == 3
-    assert about["command"] == f"scaffpd reproduce synthetic --seed 3 --quick --out {folder.as_posix()}"
+    assert about["command"] == f"python -m experiments.reproduce synthetic --seed 3 --quick --out {folder.as_posix()}"
     readme = (folder / "README.md").read_text(encoding="utf-8")
     assert about["command"] in readme
     assert "mean nothing" in readme
@@ -288,11 +289,11 @@ def test_the_table_and_the_verdict_are_on_the_screen(done, tmp_path, capsys, mon
     monkeypatch.setattr(study, "study", lambda *_: done)
     monkeypatch.setattr(figures, "draw", lambda *_: [])
     monkeypatch.setenv("COLUMNS", "80")
-    assert cli.run(["reproduce", "synthetic", "--quick", "--out", str(tmp_path)]) == 0
+    assert reproduce.run(["synthetic", "--quick", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in tables.ROWS)
+    assert all(name in out for name in tuning.METHODS)
     row = next(line for line in out.splitlines() if line.startswith("Scaff-PD "))
-    assert tables.cell(done.find(replace(PLAN.paper, seed=3), grids.SCAFF_PD)) in row
+    assert figures.cell(done.find(replace(PLAN.paper, seed=3), tuning.SCAFF_PD)) in row
     assert "Verdict" in out
     assert str(tmp_path / "rho.csv") in out.replace("\n", "")
     assert max(map(len, out[: out.index("Written")].splitlines())) <= 80
@@ -301,15 +302,21 @@ def test_the_table_and_the_verdict_are_on_the_screen(done, tmp_path, capsys, mon
 @pytest.mark.parametrize("arguments", [["--seed", "-1"], ["--processes", "0"], ["--rounds", "5"], ["more"]])
 def test_what_cannot_work_is_said_in_one_sentence(arguments, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.run(["reproduce", "synthetic", *arguments]) == 2
+    assert reproduce.run(["synthetic", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_is_a_file(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    assert reproduce.run(["synthetic", "--out", str(tmp_path / "file")]) == 2
+    assert "it is a file" in capsys.readouterr().err
+
+
 def test_help(capsys):
-    assert cli.run(["reproduce", "--help"]) == 0
+    assert reproduce.run(["--help"]) == 0
     assert "synthetic" in capsys.readouterr().out
-    assert cli.run(["reproduce", "synthetic", "--help"]) == 0
+    assert reproduce.run(["synthetic", "--help"]) == 0
     out = capsys.readouterr().out
     assert all(option in out for option in ("--out", "--seed", "--quick", "--processes", "results/synthetic"))
 
@@ -330,11 +337,11 @@ def shipped():
 @pytest.mark.parametrize("setting", PLAN.settings, ids=lambda s: s.name)
 def test_the_shipped_numbers_are_what_is_claimed(shipped, setting):
     where = (setting.sigma, setting.rho, setting.scaled)
-    ours, drfa, afl = (shipped[*where, name] for name in (grids.SCAFF_PD, grids.DRFA_, grids.AFL_))
+    ours, drfa, afl = (shipped[*where, name] for name in (tuning.SCAFF_PD, tuning.DRFA_, tuning.AFL_))
     own = scaff_pd(setting)
     assert int(ours["rounds_to_1e-6"]) == own.rounds_to(TARGET)
     for other in (drfa, afl):
-        assert int(other["configurations"]) == grids.SIZE
+        assert int(other["configurations"]) == tuning.SIZE
         assert int(other["rounds_to_1e-6"] or other["rounds"]) >= 10 * own.rounds_to(TARGET)
         assert float(other["least_squared_distance"]) > 1e-8
 

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 import scaffpd as sp
+from scaffpd.comparison.tables import markdown_table, write_csv
 from scaffpd.data.silos import Silos
-from scaffpd.experiments.writing import csv_file, markdown_table
 from scaffpd.figures import BLUE, ORANGE, QUIET, STYLE
 from scaffpd.metrics import Summary, a_fifth
 
@@ -265,7 +265,7 @@ def main() -> None:
             about = (case.name, epsilon, method, seed, run.mean, run.worst, run.loss, cosine(run.x, again.x), run.spent)
             rows.append((*about, *setting))
         print(f"[{time.process_time() - started:4.0f} s] {case.name}, ε = {epsilon:g}, {method}: {setting}", flush=True)
-    csv_file(HERE / "differential.csv", HEAD, rows)
+    write_csv(HERE / "differential.csv", HEAD, rows)
     picture(rows, HERE / "differential.png")
     command = shlex.join(["python", "benchmarks/privacy/cost_of_privacy.py", *sys.argv[1:]])
     lines = table(rows)

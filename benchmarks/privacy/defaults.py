@@ -17,7 +17,7 @@ import torch
 
 import scaffpd as sp
 from scaffpd.comparison.problem import problem
-from scaffpd.experiments.writing import markdown_table
+from scaffpd.comparison.tables import markdown_table
 from scaffpd.metrics import a_fifth
 from scaffpd.privacy.private import LOCAL_STEPS, RADIUS, ROUNDS
 

@@ -42,7 +42,6 @@ def bash(line):
         ("scaffpd compare --methods FedAvg,S", {"FedAvg,SCAFFOLD", "FedAvg,Scaff-PD", "FedAvg,Subspace-saddle"}),
         ("scaffpd compare --cl", {"--clients"}),
         ("scaffpd silo c", {"check"}),
-        ("scaffpd reproduce ti", {"tinyimagenet"}),
         ("scaffpd features cifar10 --backbone r", {"resnet18-layer3"}),
         ("scaffpd features t", {"tiny-imagenet"}),
         ("scaffpd deploy local --engine fl", {"flare", "flower"}),

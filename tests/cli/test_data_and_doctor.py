@@ -65,16 +65,6 @@ def test_without_a_folder_everything_else_is_missing_and_says_how_to_provide_it(
     assert [found[name]["state"] for name in NAMES] == ["missing"] * 4
 
 
-def packed(file, labels, classes):
-    """A packed file whose images nobody decodes."""
-    n = len(labels)
-    names = np.array([f"c{k}" for k in range(classes)])
-    np.savez(
-        file, data=np.zeros(n, np.uint8), offsets=np.arange(n + 1), labels=np.array(labels), names=names,
-        header=np.zeros(1, np.uint8), header_offsets=np.array([0, 1]), header_id=np.zeros(n, int),
-    )  # fmt: skip
-
-
 def adult_files(folder, rows=120, columns=(*NUMBERS, *CATEGORIES, "native-country", "classification")):
     folder.mkdir(parents=True)
     cells = dict.fromkeys(NUMBERS, "1") | {"occupation": "Sales", "classification": ">50K"}
@@ -86,9 +76,11 @@ def adult_files(folder, rows=120, columns=(*NUMBERS, *CATEGORIES, "native-countr
 
 def test_what_is_found_is_counted_without_decoding(tmp_path, capsys, monkeypatch):
     adult_files(tmp_path / "adult")
-    (tmp_path / "cifar10").mkdir()
-    packed(tmp_path / "cifar10" / "train.npz", [0, 1] * 10, 10)
-    packed(tmp_path / "cifar10" / "test.npz", [0, 1], 10)
+    for part, each in (("train", 2), ("test", 1)):
+        for k in range(10):
+            (tmp_path / "cifar10" / part / f"c{k}").mkdir(parents=True)
+            for i in range(each):
+                (tmp_path / "cifar10" / part / f"c{k}" / f"{i}.png").write_bytes(b"no image")
     for part in ("train", "val"):
         for k in range(200):
             (tmp_path / "tiny-imagenet-200" / part / f"n{k}").mkdir(parents=True)
@@ -100,7 +92,7 @@ def test_what_is_found_is_counted_without_decoding(tmp_path, capsys, monkeypatch
     assert [found[name]["state"] for name in NAMES] == ["found", "found", "missing", "found"]
     assert (found["adult"]["rows"], found["adult"]["clients"]) == (120, "1 by occupation")
     assert found["adult"]["columns"] == len(sp.data.adult().features)
-    assert (found["cifar10"]["rows"], found["cifar10"]["test_rows"], found["cifar10"]["classes"]) == (20, 2, 10)
+    assert (found["cifar10"]["rows"], found["cifar10"]["test_rows"], found["cifar10"]["classes"]) == (20, 10, 10)
     assert found["tiny_imagenet"]["rows"] == found["tiny_imagenet"]["test_rows"] == 200
     assert found["tiny_imagenet"]["note"] == "a subset"
     assert found["weights/efficientnet_lite0_imagenet.npz"]["note"] == "1e-05 million numbers"
@@ -135,9 +127,8 @@ def test_python_batches_by_their_sizes(tmp_path, capsys):
             "has no 'education-num' in its header row",
         ),
         ("adult/adult.data.csv.gz", gzip.compress(b"age" * 9999, mtime=0)[:40], "adult", "is cut off or damaged"),
-        ("cifar10/train.npz", b"rubbish", "cifar10", "train.npz' is truncated or damaged"),
-        ("cifar10/test.npz", b"rubbish", "cifar10", "train.npz' is missing"),
-        ("cifar100/train_mosaic.jpg", b"rubbish", "cifar100", "labels.npz' is missing"),
+        ("cifar-10-batches-py/batches.meta", b"rubbish", "cifar10", "data_batch_1' is missing"),
+        ("cifar-100-python/meta", b"rubbish", "cifar100", "train' is missing"),
         ("weights/efficientnet_lite0_imagenet.npz", b"PK", "weights/efficientnet_lite0_imagenet.npz", "not a complete"),
     ],
 )

@@ -17,9 +17,8 @@ from scaffpd.deploy.coordinator.federation_file import FederationFile
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
 # Examples that need images and a GPU or start an engine's processes: their command lines are parsed, and no more. What
-# they do is tested elsewhere (tests/experiments/images, tests/deploy with the mark `deploy`).
-HEAVY = ("scaffpd features ", "scaffpd reproduce ", "scaffpd deploy local", "scaffpd deploy resume")
-LIGHT = ("scaffpd reproduce synthetic",)
+# they do is tested elsewhere (tests/features, tests/deploy with the mark `deploy`).
+HEAVY = ("scaffpd features ", "scaffpd deploy local", "scaffpd deploy resume")
 
 
 def commands(command=None, path=("scaffpd",)):
@@ -27,13 +26,14 @@ def commands(command=None, path=("scaffpd",)):
     command = command or typer.main.get_command(cli.app)
     yield " ".join(path), command
     for name, inner in getattr(command, "commands", {}).items():
-        yield from commands(inner, (*path, name))
+        if not inner.hidden:
+            yield from commands(inner, (*path, name))
 
 
 ALL = dict(commands())
 LEAVES = {path: command for path, command in ALL.items() if not isinstance(command, click.Group)}
 EXAMPLES = [example for command in ALL.values() for example in command.examples]
-RUN = [e for e in dict.fromkeys(EXAMPLES) if not e.startswith(HEAVY) or e.startswith(LIGHT)]
+RUN = [e for e in dict.fromkeys(EXAMPLES) if not e.startswith(HEAVY)]
 PARSED = [e for e in dict.fromkeys(EXAMPLES) if e not in RUN]
 
 
@@ -94,7 +94,7 @@ def test_the_top_groups_its_commands_and_names_the_exit_codes(capsys):
     panels = re.findall(r"╭─ ([^─]+) ─", out)
     assert panels[0] == "Options"
     assert panels[1] == "Start here"
-    assert panels[-2:] == ["Compare and reproduce", "Across organisations"]
+    assert panels[-2:] == ["Compare", "Across organisations"]
     flat = " ".join(out.split())
     for code, words in EXIT_CODES.items():
         assert f"{code} {words}" in flat

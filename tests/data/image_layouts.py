@@ -7,7 +7,10 @@ import pickle
 import struct
 
 import numpy as np
+import pytest
 from PIL import Image
+
+from scaffpd.errors import InputError
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR100 = tuple(f"thing {k:02}" for k in range(100))
@@ -148,3 +151,23 @@ def mosaic(place):
         made.append((seen, y))
     np.savez(place / "labels.npz", fine_names=np.array(CIFAR100))
     return made
+
+
+def check(images, made, classes, source):
+    for pictures, (x, y) in zip((images.train, images.test), made, strict=True):
+        np.testing.assert_array_equal(pictures.x, x)
+        np.testing.assert_array_equal(pictures.y, y)
+        assert pictures.x.dtype == np.uint8
+        assert pictures.y.dtype == np.int64
+    assert images.classes == tuple(classes)
+    assert images.source.startswith(source)
+    assert images.source.endswith("test images.")
+
+
+def refused(load, folder, match):
+    with pytest.raises(InputError, match=match) as caught:
+        load(folder)
+    text = str(caught.value)
+    assert text.endswith(".")
+    assert "\n" not in text
+    assert caught.value.__cause__ is None

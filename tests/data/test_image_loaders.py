@@ -9,22 +9,10 @@ import sys
 import image_layouts as layouts
 import numpy as np
 import pytest
+from image_layouts import check
 
 import scaffpd as sp
 from scaffpd.errors import InputError
-
-TINY_NAMES = {"wnids": np.array(layouts.WNIDS), "words": np.array([f"beast {k}, Latin" for k in range(200)])}
-
-
-def check(images, made, classes, source):
-    for pictures, (x, y) in zip((images.train, images.test), made, strict=True):
-        np.testing.assert_array_equal(pictures.x, x)
-        np.testing.assert_array_equal(pictures.y, y)
-        assert pictures.x.dtype == np.uint8
-        assert pictures.y.dtype == np.int64
-    assert images.classes == tuple(classes)
-    assert images.source.startswith(source)
-    assert images.source.endswith("test images.")
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -68,28 +56,11 @@ def test_tiny_imagenet_with_sorted_validation_images(tmp_path, inner):
     check(sp.data.tiny_imagenet(tmp_path), made, layouts.WNIDS, "The published layout")
 
 
-def test_packed_cifar10(tmp_path):
-    made = layouts.packed(tmp_path / "cifar10", 32, {"names": np.array(layouts.CIFAR10)})
-    check(sp.data.cifar10(tmp_path), made, layouts.CIFAR10, "Packed JPEG images (lossy) in 'cifar10'")
-
-
-def test_packed_tiny_imagenet(tmp_path):
-    made = layouts.packed(tmp_path / "tiny_imagenet", 64, TINY_NAMES, "train2.npz", "val.npz")
-    images = sp.data.tiny_imagenet(tmp_path)
-    check(images, made, [f"beast {k}" for k in range(200)], "Packed JPEG images in 'tiny_imagenet'")
-    assert "a subset, 400 of 100,000 training images (2 a class) and 200 of 10,000 test images" in images.source
-
-
-def test_a_mosaic(tmp_path):
-    made = layouts.mosaic(tmp_path / "cifar100")
-    check(sp.data.cifar100(tmp_path), made, layouts.CIFAR100, "A lossy JPEG mosaic in 'cifar100'")
-
-
 def test_the_better_layout_wins_and_the_root_comes_last(tmp_path, monkeypatch):
     layouts.class_folders(tmp_path, ("another", "dataset"), 32)
-    layouts.packed(tmp_path / "cifar10", 32, {"names": np.array(layouts.CIFAR10)})
+    layouts.class_folders(tmp_path / "cifar10", layouts.CIFAR10, 32)
     monkeypatch.setenv("SCAFFPD_DATA", str(tmp_path))
-    assert sp.data.cifar10().source.startswith("Packed")
+    assert sp.data.cifar10().source.startswith("Class folders")
     layouts.cifar10_batches(tmp_path / "cifar-10-batches-py")
     assert sp.data.cifar10().source.startswith("The python batches")
 

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from scaffpd import cli
+from experiments import image_plans, image_study
+from experiments import reproduce as commands
 from scaffpd.comparison import compete
-from scaffpd.experiments.images import settings, study
 from scaffpd.features import Backbone, EfficientNetLite0
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -119,10 +119,10 @@ def reproduce(root, what, out, *more, network=None, each=SMALLER, options=OPTION
     where = ("--data", str(root), "--cache", str(root / "features"), "--out", str(out), "--device", "cpu")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compete, "cores", lambda: 1)
-        patch.setattr(settings, "PER_CLASS", each)
+        patch.setattr(image_plans, "PER_CLASS", each)
         if network is not None:
-            patch.setattr(study, "backbone", network)
-        return cli.run(["reproduce", what, "--small", *where, *options, *more])
+            patch.setattr(image_study, "backbone", network)
+        return commands.run([what, "--small", *where, *options, *more])
 
 
 def sentence(capsys):

@@ -1,4 +1,4 @@
-"""`scaffpd reproduce` on images: from made-up images to tables and pictures, and what the folders hold."""
+"""`experiments.reproduce` on images: from made-up images to tables and pictures, and what the folders hold."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from image_study_cases import EACH, OPTIONS, contents, light, reproduce, rows, sentence, size_of_png
 
-from scaffpd import cli
-from scaffpd.comparison import runs as pool
-from scaffpd.experiments.images import causes, curves
-from scaffpd.experiments.images.paper import NUMBERS
-from scaffpd.experiments.images.settings import METHODS, RHOS
+from experiments import image_curves as curves
+from experiments import reproduce as commands
+from experiments.image_plans import METHODS, NUMBERS, RHOS
+from scaffpd.comparison.runs import Runner
 
 RUNS = ("about.json", "clients.csv", "runs.csv", "runs.jsonl", "table.csv")
 
@@ -96,8 +95,8 @@ def test_the_page_has_the_paper_beside_ours_and_names_the_network(cifar10):
 def test_how_it_came_about_can_be_read_and_done_again(cifar10):
     about = json.loads((cifar10 / "about.json").read_text(encoding="utf-8"))
     words = shlex.split(about["command"])
-    assert words[:4] == ["scaffpd", "reproduce", "cifar10", "--small"]
-    given = dict(zip(words[4::2], words[5::2], strict=True))
+    assert words[:5] == ["python", "-m", "experiments.reproduce", "cifar10", "--small"]
+    given = dict(zip(words[5::2], words[6::2], strict=True))
     assert given == dict(zip(OPTIONS[::2], OPTIONS[1::2], strict=True)) | {
         "--train-per-class": "80",
         "--out": cifar10.as_posix(),
@@ -113,7 +112,7 @@ def test_the_same_command_again_changes_nothing(root, cifar10, monkeypatch):
         raise AssertionError("there is nothing left to do")
 
     before = contents(cifar10)
-    monkeypatch.setattr(pool.Bench, "carry_out", never)
+    monkeypatch.setattr(Runner, "carry_out", never)
     assert reproduce(root, "cifar10", cifar10, "--train-per-class", "80", "--quiet") == 0
     assert contents(cifar10) == before
 
@@ -264,8 +263,8 @@ def test_causes(root, tmp_path, capsys):
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert page in capsys.readouterr().out
     points = rows(tmp_path / "causes.csv")
-    assert list(points[0]) == list(causes.COLUMNS)
-    labels = list(causes.contestants(2))
+    assert list(points[0]) == list(curves.CAUSE_COLUMNS)
+    labels = list(curves.contestants(2))
     expected = [(l2, label, str(r)) for l2 in ("0.001", "0.003", "0.01") for label in labels for r in range(4)]
     assert [(p["l2"], p["method"], p["round"]) for p in points] == expected
     for label in labels:
@@ -308,7 +307,7 @@ def test_two_processes_and_one_have_the_same_numbers(root, tmp_path):
     """Without the changes that make other tests fast: real network, spawned processes, `--small` as it is."""
     where = ("--data", str(root), "--cache", str(root / "features"), "--device", "cpu", "--quiet")
     more = (*where, *OPTIONS, "--train-per-class", "80")
-    assert cli.run(["reproduce", "cifar10", "--small", "--out", str(tmp_path / "two"), *more]) == 0
+    assert commands.run(["cifar10", "--small", "--out", str(tmp_path / "two"), *more]) == 0
     assert reproduce(root, "cifar10", tmp_path / "one", *more[-2:], "--quiet", each=EACH) == 0
     one, two = (tmp_path / name / "alpha-0.05" / "clients.csv" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()

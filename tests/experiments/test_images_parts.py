@@ -13,16 +13,18 @@ import torch
 from image_study_cases import pictures, size_of_png
 
 import scaffpd as sp
+from experiments import image_curves as curves
+from experiments import image_figures as figures
+from experiments import image_plans as settings
+from experiments import image_study as study
+from experiments import image_tables as tables
+from experiments.image_curves import Curve
+from experiments.image_plans import METHODS, NUMBERS, PLANS, Cut, Plan
 from scaffpd import data
 from scaffpd.comparison import compare, compete
 from scaffpd.comparison.tables import MethodSummary
 from scaffpd.data import Table
 from scaffpd.errors import InputError
-from scaffpd.experiments.images import causes, curves, figures, files, regulariser, settings, study, tables
-from scaffpd.experiments.images.curves import Curve
-from scaffpd.experiments.images.paper import NUMBERS
-from scaffpd.experiments.images.problem import Cut
-from scaffpd.experiments.images.settings import METHODS, PLANS, Plan
 from scaffpd.federation import ClientScores
 from scaffpd.models import Linear
 from scaffpd.models.tables import load_rows
@@ -298,7 +300,7 @@ def wild(ground):
 
 
 def test_a_diverged_method_is_in_all_files(wild, tmp_path):
-    written = files.save(wild, tmp_path, "scaffpd reproduce cifar10")
+    written = tables.save(wild, tmp_path, "command")
     assert [path.name for path in written] == ["table.csv", "about.json", "README.md"]
     text = (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines()
     (row,) = [entry for entry in text if ",FedProx," in entry]
@@ -309,14 +311,14 @@ def test_a_diverged_method_is_in_all_files(wild, tmp_path):
 
 
 def test_the_first_calls_seconds_stay(wild, tmp_path):
-    files.save(wild, tmp_path, "command")
+    tables.save(wild, tmp_path, "command")
     before = (tmp_path / "README.md").read_bytes()
-    files.save(replace(wild, seconds=0.1), tmp_path, "command")
+    tables.save(replace(wild, seconds=0.1), tmp_path, "command")
     assert (tmp_path / "README.md").read_bytes() == before
-    files.save(replace(wild, seconds=0.1), tmp_path, "another command")
+    tables.save(replace(wild, seconds=0.1), tmp_path, "another command")
     assert " in 0 s, of which" in (tmp_path / "README.md").read_text(encoding="utf-8")
     (tmp_path / "about.json").write_text("[]")
-    files.save(wild, tmp_path, "command")
+    tables.save(wild, tmp_path, "command")
     assert (tmp_path / "README.md").read_bytes() == before
 
 
@@ -376,17 +378,19 @@ def scores(rounds, level):
 
 def test_the_table_of_causes():
     found = [
-        causes.Cause(l2, [Curve(label, seed, scores(30, level + 0.1 * seed)) for seed in (0, 1) for label in "ab"])
+        Curve(label, seed, scores(30, level + 0.1 * seed), l2)
         for l2, level in ((1e-3, 0.5), (3e-3, 0.7))
+        for seed in (0, 1)
+        for label in "ab"
     ]
-    header, rows = causes.table(found)
+    header, rows = curves.cause_table(found)
     assert header == [
         "method", "l2 = 0.001, 10 rounds", "l2 = 0.001, 30 rounds", "l2 = 0.003, 10 rounds", "l2 = 0.003, 30 rounds",
     ]  # fmt: skip
     assert rows == [[label, "12.5 (25.0)", "27.5 (55.0)", "15.8 (31.7)", "37.5 (75.0)"] for label in "ab"]
-    assert len(list(causes.lines(found))) == 2 * 2 * 2 * 31
-    assert next(causes.lines(found)) == ("a", "0.001", 0, 0, "0.100000", "0.050000", "0.120000")
-    page = causes.markdown(found, "Title", "command", "a machine")
+    assert len(list(curves.lines(found, with_l2=True))) == 2 * 2 * 2 * 31
+    assert next(curves.lines(found, with_l2=True)) == ("a", "0.001", 0, 0, "0.100000", "0.050000", "0.120000")
+    page = curves.causes_page(found, "Title", "command", "a machine")
     assert page.startswith("# Title\n\nWritten by `command` on a machine.")
     assert "mean over 2 partitions" in page
     assert "| b | 12.5 (25.0) |" in page
@@ -395,12 +399,12 @@ def test_the_table_of_causes():
 def test_causes_of_few_rounds_and_of_failures():
     broken = scores(3, 0.5)
     broken[2:] = np.nan
-    found = [causes.Cause(1e-3, [Curve("a", 0, scores(3, 0.5)), Curve("b", 0, broken)])]
-    assert causes.table(found) == (["method", "l2 = 0.001, 3 rounds"], [["a", "25.0 (50.0)"], ["b", "failed"]])
+    found = [Curve("a", 0, scores(3, 0.5), 1e-3), Curve("b", 0, broken, 1e-3)]
+    assert curves.cause_table(found) == (["method", "l2 = 0.001, 3 rounds"], [["a", "25.0 (50.0)"], ["b", "failed"]])
 
 
 def test_contestants_differ_in_one_thing_at_a_time():
-    methods = causes.contestants(4)
+    methods = curves.contestants(4)
     assert len(methods) == 8
     assert {method.local_steps for method in methods.values()} == {4}
     assert len({repr(method) for method in methods.values()}) == 8
@@ -452,6 +456,6 @@ def test_ridge_regression_by_conjugate_gradients():
     values, labels = random.normal(size=(30, 50)).astype(np.float32), random.integers(0, 3, 30)
     A, Y = values.astype(float) * 0.1, np.eye(3)[labels]
     store = load_rows([Table(values, 0.1).rows(np.arange(30))], ["all"], torch.device("cpu"), torch.float64)
-    X = regulariser.ridge(store, torch.from_numpy(Y), 1e-2, steps=200)
+    X = study.ridge(store, torch.from_numpy(Y), 1e-2, steps=200)
     exact = np.linalg.solve(2 * A.T @ A / 30 + 1e-2 * np.eye(50), 2 * A.T @ Y / 30)
     np.testing.assert_allclose(X, exact, atol=1e-5)

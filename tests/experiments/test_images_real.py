@@ -1,4 +1,4 @@
-"""`scaffpd reproduce cifar10` on real images with ImageNet weights, where SCAFFPD_DATA names a folder that has them."""
+"""`experiments.reproduce cifar10` on real images with ImageNet weights, where SCAFFPD_DATA names a folder of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from image_study_cases import WEIGHTS, rows
 
-from scaffpd import cli
-from scaffpd.experiments.images.settings import METHODS
+from experiments import reproduce as commands
+from experiments.image_plans import METHODS
 
 ROOT = Path(os.environ.get("SCAFFPD_DATA") or "nowhere")
 NEEDED = ("cifar10/train.npz", "cifar10/test.npz", f"weights/{WEIGHTS}")
@@ -27,7 +27,7 @@ def test_real_images_are_learnt_and_the_same_command_gives_the_same_numbers(tmp_
     """Chance is 10 %; the two runs share nothing."""
     for name in ("first", "second"):
         folders = ("--data", str(ROOT), "--cache", str(tmp_path / name / "features"), "--out", str(tmp_path / name))
-        assert cli.run(["reproduce", "cifar10", "--small", *folders, *OPTIONS]) == 0
+        assert commands.run(["cifar10", "--small", *folders, *OPTIONS]) == 0
     first, second = (tmp_path / name / "alpha-0.05" / "clients.csv" for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()
     lines = {line["method"]: line for line in rows(tmp_path / "first" / "table.csv")}

@@ -70,7 +70,7 @@ def test_the_table_is_the_one_that_reproduce_looks_for(gpu, precision, folder, m
     import inspect
 
     import scaffpd.features
-    from scaffpd.cli.images import reproduce
+    from experiments.reproduce import app
 
     asked = {}
 
@@ -84,7 +84,7 @@ def test_the_table_is_the_one_that_reproduce_looks_for(gpu, precision, folder, m
     for option in ("--device", "--cache"):
         del line[line.index(option) : line.index(option) + 2]
     assert cli.run(line) == 2
-    (other,) = [c for c in reproduce.registered_commands if c.name == "cifar100"]
+    (other,) = [c for c in app.registered_commands if c.name == "cifar100"]
     assert asked["cache"] == inspect.signature(other.callback).parameters["cache"].default
     assert asked["precision"] == precision
     assert asked["device"].type == ("cuda" if gpu else "cpu")

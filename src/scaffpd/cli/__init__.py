@@ -21,7 +21,6 @@ from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
 from scaffpd.cli.doctor import doctor
 from scaffpd.cli.features import features
-from scaffpd.cli.images import reproduce
 from scaffpd.cli.path import path
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
@@ -29,7 +28,7 @@ from scaffpd.cli.train import train
 from scaffpd.cli.typer_ext import SETTINGS, Group, add
 from scaffpd.errors import InputError
 
-START, COMPARE, ORGANISATIONS = "Start here", "Compare and reproduce", "Across organisations"
+START, COMPARE, ORGANISATIONS = "Start here", "Compare", "Across organisations"
 
 app = typer.Typer(
     name="scaffpd",
@@ -48,9 +47,20 @@ add(app, data, panel=START)
 add(app, doctor, panel=START)
 add(app, compare, panel=COMPARE)
 add(app, features, panel=COMPARE)
-app.add_typer(reproduce, name="reproduce", rich_help_panel=COMPARE)
 app.add_typer(silo, name="silo", rich_help_panel=ORGANISATIONS)
 app.add_typer(deploy, name="deploy", rich_help_panel=ORGANISATIONS)
+
+
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+@app.command("reproduce", hidden=True, context_settings=ANYTHING)
+def _reproduce() -> None:
+    """Say where the paper's experiments are."""
+    raise InputError(
+        "scaffpd reproduce is now python -m experiments.reproduce, with the same options, in a checkout of the "
+        "repository: the paper's experiments are no longer part of the package."
+    )
 
 
 def _version(wanted: bool) -> None:
@@ -76,13 +86,13 @@ def _top(
         typer.echo(context.get_help())
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "scaffpd") -> int:
     """Carry out a command line and return its exit code; what the user got wrong is said in one sentence."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without λ shows "?", and nobody a traceback
     try:
-        code = app(list(arguments), prog_name="scaffpd", standalone_mode=False)
+        code = commands(list(arguments), prog_name=name, standalone_mode=False)
     except InputError as error:
         return usage_errors.complain(str(error), usage_errors.WRONG)
     except click.ClickException as error:

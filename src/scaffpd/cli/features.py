@@ -79,7 +79,7 @@ def features(
 
     parse(memory)
     where = place(device)
-    exact = precision or ("tf32" if where.type == "cuda" else "float32")  # as `scaffpd reproduce` has it
+    exact = precision or ("tf32" if where.type == "cuda" else "float32")  # as `python -m experiments.reproduce` has it
     network = known(backbone, data, size)
     images = getattr(sources, typer_ext.IMAGES[dataset])(data)
     if images_per_class is not None:

@@ -22,7 +22,7 @@ import torch
 
 import scaffpd
 from scaffpd.comparison.problem import Problem, fingerprint
-from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, RunKey
+from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, RunKey, Runner
 from scaffpd.comparison.setting import Setting, make_setting, neighbours
 from scaffpd.comparison.tables import Comparison, write
 from scaffpd.errors import InputError, count
@@ -51,7 +51,7 @@ class Journal:
                 self._read(folder / LOG)
             else:
                 _check_empty(folder)
-                note = {"setting": about, "versions": _versions()}
+                note = {"setting": about, "versions": versions()}
                 write(folder / ABOUT, json.dumps(note, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
             why = "it is a file" if folder.is_file() else error.strerror
@@ -97,7 +97,8 @@ def _check_empty(folder: Path) -> None:
             raise InputError(f"The folder {str(folder)!r} has a {name} of something else; use another folder.")
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What the numbers were computed with."""
     return {
         "scaffpd": scaffpd.__version__, "python": platform.python_version(), "torch": torch.__version__,
         "numpy": np.__version__,
@@ -150,8 +151,8 @@ def compare(
     alone = cores() if setting.problem.device == "cpu" else 1  # processes would not share a device's memory
     workers = alone if processes is None else count("compare", "processes", processes)
     journal = Journal(out, setting.about() | {"data": _checked_data(setting)})
-    with Pool(setting, workers) as pool, Tally(progress, len(_tuning(setting)) + len(_labels(setting))) as tally:
-        tuning = _tuning(setting)
+    tuning = _tuning(setting)
+    with Pool(Runner(setting), workers) as pool, Tally(progress, len(tuning) + len(_labels(setting))) as tally:
         _work(pool, tuning, journal, tally)
         while further := _further(setting, journal, tuning):
             tally.expect(len(further))

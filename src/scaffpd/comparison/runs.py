@@ -126,6 +126,11 @@ class Runner:
         self.room = KEPT if setting.problem.device == "cpu" else 1
         self.kept: dict[tuple[int, str], Cohort] = {}
 
+    @property
+    def name(self) -> str:
+        """The problem's name."""
+        return self.setting.problem.name
+
     def cohort(self, seed: int, phase: str) -> Cohort:
         """The clients of one seed, with validation rows in the place of test rows for tuning."""
         if (seed, phase) not in self.kept:
@@ -202,12 +207,14 @@ def one_thread() -> Iterator[None]:
 
 
 class Pool:
-    """Workers for one setting; a single process needs none."""
+    """Processes that carry out the jobs of a runner, which has a `name` and `carry_out(job)`; one process needs none.
 
-    def __init__(self, setting: Setting, processes: int) -> None:
-        self.processes = processes
-        self.payload = _packed(setting) if processes > 1 else b""
-        self.bench = Runner(setting)
+    A worker waits for jobs on a pipe of its own, so that one whose parent is gone reads the end of the pipe and ends.
+    """
+
+    def __init__(self, runner: Any, processes: int) -> None:
+        self.processes, self.runner = processes, runner
+        self.payload = _packed(runner) if processes > 1 else b""
         self.workers: dict[Connection, Any] = {}
 
     def __enter__(self) -> Pool:
@@ -219,12 +226,12 @@ class Pool:
             worker.join()
             pipe.close()
 
-    def work(self, jobs: Sequence[RunKey]) -> Iterator[Run]:
-        """The runs of these jobs, in whatever order they are done."""
+    def work(self, jobs: Sequence[Any]) -> Iterator[Any]:
+        """What becomes of these jobs, in whatever order they are done."""
         if min(self.processes, len(jobs)) <= 1:
             for job in jobs:
                 with one_thread():
-                    run = self.bench.carry_out(job)
+                    run = self.runner.carry_out(job)
                 yield run
             return
         self._hire(min(self.processes, len(jobs)))
@@ -270,7 +277,7 @@ def _answer(pipe: Connection, otherwise: Exception) -> Any:
     return answer
 
 
-def _hand(pipe: Connection, waiting: list[RunKey]) -> bool:
+def _hand(pipe: Connection, waiting: list[Any]) -> bool:
     if waiting:
         pipe.send(waiting.pop())
         return True
@@ -282,22 +289,22 @@ def _serve(pipe: Connection, payload: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
-        bench = Runner(pickle.loads(payload))
+        runner = pickle.loads(payload)
         pipe.send(READY)
         while True:
-            pipe.send(bench.carry_out(pipe.recv()))
+            pipe.send(runner.carry_out(pipe.recv()))
     except (EOFError, ConnectionError):  # nobody is there any more
         return
     except Exception:
         pipe.send(_Failure(traceback.format_exc()))
 
 
-def _packed(setting: Setting) -> bytes:
+def _packed(runner: Any) -> bytes:
     try:
-        return pickle.dumps(setting)
+        return pickle.dumps(runner)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InputError(
-            f"The problem {setting.problem.name!r} or a method cannot be sent to other processes ({error}): "
+            f"The problem {runner.name!r} or a method cannot be sent to other processes ({error}): "
             "use functions at the top level of a module, or processes=1."
         ) from None
 

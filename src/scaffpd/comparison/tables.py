@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -67,13 +67,21 @@ def client_rows(run: Run) -> list[Row]:
     return rows
 
 
-def csv_text(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Floats are written so that they read back exactly; what there is not, or is not a number, is an empty cell."""
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """Write a header and rows; floats read back exactly, and what is missing or not a number is an empty cell."""
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     writer.writerow(columns)
-    writer.writerows([_cell(row[name]) for name in columns] for row in rows)
-    return buffer.getvalue()
+    writer.writerows(map(_cell, row) for row in rows)
+    write(path, buffer.getvalue())
+    return path
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
+    """The lines of a table whose first columns, as many as `words`, are set flush left and the others flush right."""
+    rule = "|" + "---|" * words + "---:|" * (len(header) - words)
+    header, *others = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
+    return [header, rule, *others]
 
 
 def _cell(value: Any) -> Any:
@@ -397,10 +405,10 @@ class Comparison:
         place = Path(folder)
         if not place.is_dir():
             raise InputError(f"The folder {str(place)!r} does not exist.")
-        lines = [self._table_row(line) for line in self.table]
-        write(place / "runs.csv", csv_text(self.rows, list(self.rows[0])))
-        write(place / "clients.csv", csv_text(self.client_rows, CLIENT_COLUMNS))
-        write(place / "table.csv", csv_text(lines, list(lines[0])))
+        tables = {"runs": self.rows, "clients": self.client_rows, "table": [self._table_row(row) for row in self.table]}
+        for name, rows in tables.items():
+            columns = list(rows[0]) if rows else CLIENT_COLUMNS  # every method may have failed
+            write_csv(place / f"{name}.csv", columns, (list(row.values()) for row in rows))
 
     def _table_row(self, line: MethodSummary) -> Row:
         row: Row = {"method": line.method, "seeds": line.seeds, "failures": line.failures}

@@ -14,15 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaffpd.data import images
 from scaffpd.data.folder import Files, data_root, reading
 from scaffpd.data.images import SUFFIXES, Images, Raw, class_folders, is_class_folders, tiny_published
-from scaffpd.data.packed import ENTRIES, is_mosaic, is_packed, mosaic, packed
 from scaffpd.errors import InputError
 
 T = TypeVar("T")
@@ -46,20 +44,18 @@ class Published:
 CIFAR10 = Published(
     *("CIFAR-10", 10, 32, 5000, 1000),
     folders=("cifar10", "cifar10batchespy", "cifar10python", "cifar10images"),
-    accepted="'cifar-10-batches-py' with the python batches, 'cifar10' with class folders in train and test, or "
-    "'cifar10' with train.npz and test.npz",
+    accepted="'cifar-10-batches-py' with the python batches, or 'cifar10' with class folders in train and test",
 )
 CIFAR100 = Published(
     *("CIFAR-100", 100, 32, 500, 100),
     folders=("cifar100", "cifar100python", "cifar100images"),
-    accepted="'cifar-100-python' with the files train, test and meta, 'cifar100' with class folders in train and test, "
-    "or 'cifar100' with train_mosaic.jpg, test_mosaic.jpg and labels.npz",
+    accepted="'cifar-100-python' with the files train, test and meta, or 'cifar100' with class folders in train and "
+    "test",
 )
 TINY = Published(
     *("Tiny-ImageNet", 200, 64, 500, 50),
     folders=("tinyimagenet200", "tinyimagenet"),
-    accepted="'tiny-imagenet-200' as published with wnids.txt, train and val, or 'tiny_imagenet' with train*.npz and "
-    "val.npz",
+    accepted="'tiny-imagenet-200' as published with wnids.txt, train and val",
 )
 
 
@@ -67,43 +63,33 @@ def cifar10(folder: Folder = None) -> Images:
     """CIFAR-10: 32×32 pixels, ten classes; 50,000 images to train on and 10,000 to test on where all are there.
 
     Read are, in this order: the python batches (`cifar-10-batches-py`), class folders (`cifar10/train/<class>/*.png`
-    and `cifar10/test/<class>/*.png`, or jpg), packed JPEG files (`cifar10/train.npz` and `test.npz`).
+    and `cifar10/test/<class>/*.png`, or jpg).
     """
-    python: Layout = (images.is_cifar10, images.cifar10_batches)
-    return _load(CIFAR10, folder, [python, *_common(CIFAR10)])
+    return load_images(CIFAR10, folder)
 
 
 def cifar100(folder: Folder = None) -> Images:
     """CIFAR-100: 32×32 pixels, a hundred fine classes; 50,000 images to train on and 10,000 to test on.
 
-    Read are, in this order: the python files (`cifar-100-python`), class folders as for `cifar10`, packed JPEG files, a
-    mosaic (`cifar100/train_mosaic.jpg`, `test_mosaic.jpg` and `labels.npz`).
+    Read are, in this order: the python files (`cifar-100-python`), class folders as for `cifar10`.
     """
-    python: Layout = (images.is_cifar100, images.cifar100_batches)
-    return _load(CIFAR100, folder, [python, *_common(CIFAR100), (is_mosaic, partial(mosaic, side=CIFAR100.side))])
+    return load_images(CIFAR100, folder)
 
 
 def tiny_imagenet(folder: Folder = None) -> Images:
     """Tiny-ImageNet: 64×64 pixels, 200 classes; 100,000 images to train on, the 10,000 for validation to test on.
 
-    Read are, in this order: the published layout (`tiny-imagenet-200`, its `val` as published or sorted into class
-    folders), packed JPEG files (`tiny_imagenet/train*.npz` and `val.npz`). Classes are sorted by WordNet number.
+    Read is the published layout (`tiny-imagenet-200`, its `val` as published or sorted into class folders). Classes are
+    sorted by WordNet number.
     """
-    published: Layout = (is_class_folders, partial(tiny_published, side=TINY.side))
-    return _load(TINY, folder, [published, _common(TINY)[1]])
+    return load_images(TINY, folder)
 
 
-def _common(which: Published) -> list[Layout]:
-    """Class folders and packed files; the pixels of Tiny-ImageNet were published as JPEG, CIFAR's were not."""
-    jpeg = partial(packed, side=which.side, lossy=which is not TINY)
-    return [(is_class_folders, partial(class_folders, side=which.side)), (is_packed, jpeg)]
-
-
-def _load(which: Published, folder: Folder, layouts: list[Layout]) -> Images:
-    """The first layout that any place has, checked against what was published."""
+def load_images(which: Published, folder: Folder, more: Sequence[Layout] = ()) -> Images:
+    """Read the first layout that any place has, after ours those of `more`, and check it against what was published."""
     root = data_root(folder, which.name)
     with reading(root):
-        place, read = located(which, root, layouts)
+        place, read = located(which, root, [*((there, read) for there, read, _ in LAYOUTS[which.name]), *more])
         raw = read(place, Files.between(root, place))
     if len(raw.classes) != which.classes:
         raise InputError(
@@ -148,7 +134,7 @@ def _share(which: Published, raw: Raw) -> str:
     )
 
 
-Glance = Callable[[Published, Path], "Counts"]
+Counting = Callable[[Published, Path], "Counts"]
 
 
 @dataclass(frozen=True)
@@ -164,8 +150,8 @@ class Counts:
 def inspect(which: Published, root: Path) -> Counts:
     """What the loader would read, or the sentence with which it would refuse."""
     with reading(root):
-        place, look = located(which, root, LAYOUTS[which.name])
-        counts = look(which, place)
+        place, count = located(which, root, [(there, count) for there, _, count in LAYOUTS[which.name]])
+        counts = count(which, place)
     if counts.classes != which.classes:
         raise InputError(
             f"{which.name} has {which.classes} classes, but the files in {str(place)!r} name {counts.classes}."
@@ -202,67 +188,14 @@ def _images(folder: Path) -> int:
     return number
 
 
-def _packed(which: Published, place: Path) -> Counts:
-    test = place / ("val.npz" if (place / "val.npz").is_file() else "test.npz")
-    train = next(iter(sorted(place.glob("train*.npz"))), place / "train.npz")
-    first, second = (_labels(file) for file in (train, test))
-    return Counts(len(first["labels"]), len(second["labels"]), len(first["classes"]), place)
-
-
-def _labels(file: Path) -> dict[str, NDArray[Any]]:
-    """Labels and names of classes of one packed file; arrays that are not asked for stay on disk."""
-    with _archive(file) as arrays:
-        missing = [name for name in ENTRIES if name not in arrays.files]
-        names = next((name for name in ("names", "wnids") if name in arrays.files), None)
-        if missing or names is None:
-            raise InputError(f"{str(file)!r} has no {missing[0] if missing else 'names'!r}.")
-        found: dict[str, NDArray[Any]] = _read(file, lambda: {"labels": arrays["labels"], "classes": arrays[names]})
-    return found
-
-
-def _mosaic(which: Published, place: Path) -> Counts:
-    with _archive(place / "labels.npz") as arrays:
-        if "fine_names" not in arrays.files:
-            raise InputError(f"{str(place / 'labels.npz')!r} has no 'fine_names'.")
-        classes = len(_read(place / "labels.npz", lambda: arrays["fine_names"]))
-    train, test = (_tiles(place / f"{part}_mosaic.jpg", which.side) for part in ("train", "test"))
-    return Counts(train, test, classes, place)
-
-
-def _tiles(file: Path, side: int) -> int:
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            width, height = image.size
-    except FileNotFoundError:
-        raise InputError(f"{str(file)!r} is missing.") from None
-    except Exception:  # Pillow's plugins raise nearly everything for damaged files
-        raise InputError(f"{str(file)!r} is no readable image.") from None
-    return (width // side) * (height // side)
-
-
-def _archive(file: Path) -> Any:
-    if not file.is_file():
-        raise InputError(f"{str(file)!r} is missing.")
-    return _read(file, lambda: np.load(file, allow_pickle=False))
-
-
-def _read(file: Path, load: Callable[[], Any]) -> Any:
-    try:
-        return load()
-    except PermissionError:
-        raise
-    except Exception:  # zipfile, zlib and numpy each have their own
-        raise InputError(f"{str(file)!r} is truncated or damaged: it is no archive of plain arrays.") from None
-
-
-_shared: list[tuple[Callable[[Path], bool], Glance]] = [
-    (is_class_folders, partial(_folders, test="test")),
-    (is_packed, _packed),
-]
-LAYOUTS: dict[str, list[tuple[Callable[[Path], bool], Glance]]] = {  # in the order of the loaders
-    CIFAR10.name: [(images.is_cifar10, _batches), *_shared],
-    CIFAR100.name: [(images.is_cifar100, _batches), *_shared, (is_mosaic, _mosaic)],
-    TINY.name: [(is_class_folders, partial(_folders, test="val")), (is_packed, _packed)],
+LAYOUTS: dict[str, list[tuple[Callable[[Path], bool], Callable[[Path, Files], Raw], Counting]]] = {  # the first wins
+    CIFAR10.name: [
+        (images.is_cifar10, images.cifar10_batches, _batches),
+        (is_class_folders, partial(class_folders, side=CIFAR10.side), partial(_folders, test="test")),
+    ],
+    CIFAR100.name: [
+        (images.is_cifar100, images.cifar100_batches, _batches),
+        (is_class_folders, partial(class_folders, side=CIFAR100.side), partial(_folders, test="test")),
+    ],
+    TINY.name: [(is_class_folders, partial(tiny_published, side=TINY.side), partial(_folders, test="val"))],
 }

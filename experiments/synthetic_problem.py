@@ -50,9 +50,8 @@ class Setting:
         return f"{'badly scaled, ' if self.scaled else ''}σ = {self.sigma:g}, ρ = {self.rho:g}"
 
     def clients(self) -> list[Regression]:
-        """The data."""
-        draw = badly_scaled if self.scaled else synthetic
-        return draw(N=N, d=D, m=M, sigma=self.sigma, seed=self.seed)
+        """Draw the data."""
+        return (badly_scaled if self.scaled else synthetic)(N=N, d=D, m=M, sigma=self.sigma, seed=self.seed)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments import image_tables as tables
+from experiments.image_curves import BASELINE, Curve
+from experiments.image_plans import METHODS, Cut
 from scaffpd.comparison import Comparison
-from scaffpd.experiments.images import tables
-from scaffpd.experiments.images.curves import BASELINE, Curve
-from scaffpd.experiments.images.problem import Cut
-from scaffpd.experiments.images.settings import METHODS
 from scaffpd.figures import BLACK, BLUE, GREEN, ORANGE, PINK, QUIET, RED, RULE, SKY, STYLE, partition_picture
 
 COLOURS = dict(zip(METHODS, (BLACK, ORANGE, GREEN, PINK, SKY, QUIET, "#9a6324", RED), strict=True))

@@ -10,6 +10,8 @@ r"""Images packed into a few files.
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.data.folder import Files
-from scaffpd.data.images import Pictures, Pixels, Raw, decoded, short, sized, whole_labels
+from scaffpd.data.image_loaders import CIFAR10, CIFAR100, TINY, Folder, Layout, Published, load_images
+from scaffpd.data.images import Images, Pictures, Pixels, Raw, decoded, short, sized, whole_labels
 from scaffpd.errors import InputError
 
 ENTRIES = ("data", "offsets", "labels", "header", "header_offsets", "header_id")
+
+
+def cifar10(folder: Folder = None) -> Images:
+    """CIFAR-10, from a layout of `scaffpd.data.cifar10` or from packed files."""
+    return _load(CIFAR10, folder, [], "'cifar10' with train.npz and test.npz")
+
+
+def cifar100(folder: Folder = None) -> Images:
+    """CIFAR-100, from a layout of `scaffpd.data.cifar100`, from packed files or from a mosaic."""
+    tiles: Layout = (is_mosaic, partial(mosaic, side=CIFAR100.side))
+    return _load(CIFAR100, folder, [tiles], "'cifar100' with train_mosaic.jpg, test_mosaic.jpg and labels.npz")
+
+
+def tiny_imagenet(folder: Folder = None) -> Images:
+    """Tiny-ImageNet, from a layout of `scaffpd.data.tiny_imagenet` or from packed files."""
+    return _load(TINY, folder, [], "'tiny_imagenet' with train*.npz and val.npz")
+
+
+def _load(which: Published, folder: Folder, more: list[Layout], accepted: str) -> Images:
+    """The pixels of Tiny-ImageNet were published as JPEG, CIFAR's were not."""
+    jpeg: Layout = (is_packed, partial(packed, side=which.side, lossy=which is not TINY))
+    return load_images(replace(which, accepted=f"{which.accepted}, or {accepted}"), folder, [jpeg, *more])
 
 
 def is_packed(place: Path) -> bool:

@@ -1,0 +1,1 @@
+"""The paper's figures and tables, recomputed: `python -m experiments.reproduce --help`."""

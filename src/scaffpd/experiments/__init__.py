@@ -1,1 +1,0 @@
-"""Experiments: jobs that train several models on one dataset and return what was measured."""

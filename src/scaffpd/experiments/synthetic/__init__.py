@@ -1,1 +1,0 @@
-"""The paper's synthetic experiments, run again: rounds against distance to the optimum, with tuned baselines."""
