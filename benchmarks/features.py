@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from scaffpd.features import BACKBONES, Backbone, EfficientNetLite0, Entk, ResNet18Trunk, backbone
-from scaffpd.features.forward import PRECISIONS, mixed, tensor_cores
+from scaffpd.features.forward import PRECISIONS, mixed
+from scaffpd.models.numerics import tensor_cores
 
 Call = Callable[[], object]
 

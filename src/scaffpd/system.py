@@ -258,3 +258,9 @@ def atomic_write(target: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    if os.name == "posix":  # the new name survives a power failure, too
+        folder = os.open(target.resolve().parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -351,7 +351,7 @@ def test_a_cache_that_may_only_be_read(net, tmp_path, monkeypatch):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(store, "atomically", denied)
+    monkeypatch.setattr(store, "atomic_write", denied)
     assert len(features(pictures(), net, coordinates=40, cache=tmp_path)) == 85
 
 
@@ -383,8 +383,9 @@ def test_pieces_of_an_earlier_run_are_not_restored(net, tmp_path, monkeypatch):
     np.save(folder / "piece-0.npy", other)
     np.save(folder / f"piece-20-{store.checksum(other)}.npy", other)
     (folder / "draft-piece-20.npy").touch()
+    (folder / ".piece-20.npy.abc").touch()
     np.testing.assert_array_equal(features(pictures(), net, cache=tmp_path, **options).values, expected)
-    assert not [*folder.glob("piece-*"), *folder.glob("draft-*")]
+    assert not [*folder.glob("piece-*"), *folder.glob("draft-*"), *folder.glob(".*")]
 
 
 @pytest.mark.parametrize("damage", ["bits", "cut", "empty", "shape", "dtype", "pickle", "nameless"])
@@ -527,13 +528,13 @@ def test_chunks_grow_with_memory():
     ("text", "size"), [("4GB", 4e9), ("512MiB", 2**29), ("1.5 kB", 1500), ("100", 100), (7, 7), (None, None)]
 )
 def test_sizes(text, size):
-    assert store.parse(text) == size
+    assert store.parse_memory(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "4XB", "1.2.3MB", "-1GB", 0, -5, float("inf")])
 def test_what_is_no_size(text):
     with pytest.raises(InputError, match="such as '4GB'"):
-        store.parse(text)
+        store.parse_memory(text)
 
 
 def test_memory_that_runs_out_halves_the_chunk(net, monkeypatch):

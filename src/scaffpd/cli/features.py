@@ -75,9 +75,9 @@ def features(
     from scaffpd.features import backbone as known
     from scaffpd.features import features as extract
     from scaffpd.features.extract import place
-    from scaffpd.features.store import parse
+    from scaffpd.features.store import parse_memory
 
-    parse(memory)
+    parse_memory(memory)
     where = place(device)
     exact = precision or ("tf32" if where.type == "cuda" else "float32")  # as `python -m experiments.reproduce` has it
     network = known(backbone, data, size)

@@ -83,6 +83,9 @@ class InvertedBottleneck(nn.Module):
         self._bn2 = _norm(out)
         self.skips = stride == 1 and channels == out
 
+    def _get_name(self) -> str:
+        return "Block"  # its name in the digests of cached tables
+
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W) to (B, out, ⌈H / stride⌉, ⌈W / stride⌉)."""
         y = functional.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
@@ -142,7 +145,7 @@ class Residual(nn.Module):
 
 
 def load_weights(network: nn.Module, file: str, folder: str | os.PathLike[str] | None) -> nn.Module:
-    """The network with the weights of `folder`/weights/`file`, or one sentence about why not."""
+    """Load the weights of `folder`/weights/`file` into a network."""
     root = data_root(folder, f"weights/{file}")
     path = root / "weights" / file
     with reading(path):
@@ -160,7 +163,7 @@ def load_weights(network: nn.Module, file: str, folder: str | os.PathLike[str] |
 
 
 def digest(module: nn.Module) -> str:
-    """Tells a network's architecture and weights from any other's."""
+    """Hash a network's architecture and weights."""
     sha = hashlib.sha256(repr(module).encode())
     for name, value in module.state_dict().items():
         sha.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -209,15 +212,21 @@ class Trunk(nn.Module):
 
 
 def trunk(module: nn.Module, features: str | Features | None = None) -> Trunk:
-    """A copy of any network up to its features, in evaluation mode and without gradients; see `Backbone.of`."""
+    """Copy any network up to its features, in evaluation mode and without gradients; see `Backbone.of`."""
     if not isinstance(module, nn.Module):
         raise InputError(f"A network needs to be a torch.nn.Module, got {type(module).__name__}.")
     own = copy.deepcopy(module).eval().requires_grad_(False)
-    _own_statistics(own)
-    _out_of_place(own)
+    for name, part in own.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
+            raise InputError(
+                f"Backbone layer {name!r} is a batch norm without running statistics, so that features would "
+                "depend on an image's neighbours: set track_running_stats=True."
+            )
+        if getattr(part, "inplace", False) is True:  # would overwrite what derivatives need
+            part.inplace = False  # type: ignore[assignment]
     if isinstance(features, str):
         _behead(own, features)
-    return Trunk(own, features if callable(features) else _call).eval()
+    return Trunk(own, features if callable(features) else nn.Module.__call__).eval()
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,14 +252,14 @@ class Backbone:
     def of(
         cls,
         module: nn.Module,
-        features: str | Callable[[nn.Module, Tensor], Tensor] | None = None,
+        features: str | Features | None = None,
         *,
         name: str | None = None,
         size: int = 224,
         mean: Sequence[float] = IMAGENET[0],
         std: Sequence[float] = IMAGENET[1],
     ) -> Backbone:
-        """Any network; a copy of it is kept, in evaluation mode and without gradients.
+        """Make a backbone of a copy of any network, in evaluation mode and without gradients.
 
         Args:
             module: maps normalised images (B, 3, size, size) to outputs.
@@ -265,9 +274,8 @@ class Backbone:
             raise InputError(f"Backbone.of needs a size of at least {SMALLEST} pixels, got {size}.")
         if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
             raise InputError("Backbone.of needs three means and three deviations above zero, one per colour.")
-        own = trunk(module, features)
-        title = name or type(module).__name__
-        return cls(title, own, size, tuple(map(float, mean)), tuple(map(float, std)), digest(own.module))
+        own, scale = trunk(module, features), (tuple(map(float, mean)), tuple(map(float, std)))
+        return cls(name or type(module).__name__, own, size, *scale, digest(own.module))
 
     @property
     def module(self) -> nn.Module:
@@ -289,7 +297,7 @@ class Backbone:
         return features
 
     def preprocess(self, images: Tensor) -> Tensor:
-        """uint8 (B, h, w, 3) to normalised float (B, 3, size, size), on the device on which the images are.
+        """Turn uint8 (B, h, w, 3) into normalised float (B, 3, size, size), on the same device.
 
         Bilinear, corners not aligned; smoothed first (antialias) only where an image shrinks.
         """
@@ -304,7 +312,7 @@ class Backbone:
 def backbone(
     name: str = "efficientnet-lite0", folder: str | os.PathLike[str] | None = None, size: int = 224
 ) -> Backbone:
-    """A network with ImageNet weights from `folder` (or the folder that SCAFFPD_DATA names)."""
+    """Load a network with ImageNet weights from `folder` (or the folder that SCAFFPD_DATA names)."""
     if name == "efficientnet-lite0":
         network = load_weights(EfficientNetLite0(), "efficientnet_lite0_imagenet.npz", folder)
         return Backbone.of(network, _efficientnet, name=name, size=size, mean=LITE[0], std=LITE[1])
@@ -315,11 +323,6 @@ def backbone(
 
 
 BACKBONES = ("efficientnet-lite0", "resnet18-layer3")
-
-
-def _call(module: nn.Module, x: Tensor) -> Tensor:
-    output: Tensor = module(x)
-    return output
 
 
 def _efficientnet(module: nn.Module, x: Tensor) -> Tensor:
@@ -336,19 +339,3 @@ def _behead(module: nn.Module, head: str) -> None:
         children = [name for name, _ in module.named_children()]
         raise unknown("head", head, children) from None
     setattr(owner, last, nn.Identity())
-
-
-def _own_statistics(module: nn.Module) -> None:
-    for name, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
-            raise InputError(
-                f"Backbone layer {name!r} is a batch norm without running statistics, so that features would "
-                "depend on an image's neighbours: set track_running_stats=True."
-            )
-
-
-def _out_of_place(module: nn.Module) -> None:
-    """Activations that overwrite their input would overwrite what derivatives need."""
-    for part in module.modules():
-        if getattr(part, "inplace", False) is True:
-            part.inplace = False  # type: ignore[assignment]

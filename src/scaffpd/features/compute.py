@@ -146,36 +146,17 @@ PROBED = 2  # images on which the network is tried out
 NAMES = ("mean", "deviation", "first", "second", "largest")
 
 
-class ImageSplit(Protocol):
-    """Pictures, uint8 (n, height, width, 3)."""
-
-    @property
-    def x(self) -> NDArray[np.uint8]:
-        """The pictures."""
-
-
 class ImageDataset(Protocol):
-    """Training and test pictures, a name, and a digest that tells their content from any other."""
+    """Pictures for training and testing, uint8 (n, height, width, 3), as `train.x` and `test.x`."""
 
-    @property
-    def train(self) -> ImageSplit:
-        """What the statistics are of."""
-
-    @property
-    def test(self) -> ImageSplit:
-        """The rest."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    @property
-    def digest(self) -> str:
-        """Tells the content."""
+    train: Any
+    test: Any
+    name: str
+    digest: str  # identifies the content
 
 
 class Extraction:
-    """One table on its way."""
+    """The computation of one table."""
 
     def __init__(
         self, images: ImageDataset, backbone: Backbone, folder: Path | None, fields: dict[str, Any],
@@ -185,11 +166,11 @@ class Extraction:
         self.train, self.rows = len(images.train.x), len(images.train.x) + len(images.test.x)
         example = backbone.preprocess(self._upload(np.arange(min(PROBED, self.train))))
         kind, seed, precision = fields["kind"], fields["seed"], fields["precision"]
-        self.map: Entk | Penultimate
-        if kind == "entk":
-            self.map = Entk(backbone.trunk, example, fields["coordinates"], seed, precision)
-        else:
-            self.map = Penultimate(backbone.trunk, example, precision)
+        self.map: Entk | Penultimate = (
+            Entk(backbone.trunk, example, fields["coordinates"], seed, precision)
+            if kind == "entk"
+            else Penultimate(backbone.trunk, example, precision)
+        )
         self.columns = self.map.coordinates
         self.chunk = store.chunk(self.map.room + 48 * backbone.size**2, memory, self.device, chunk)
         self.store = FeatureStore(folder, self.rows, self.columns, fields["dtype"])
@@ -214,29 +195,16 @@ class Extraction:
             "samples_per_second": rate, "versions": {"scaffpd": scaffpd.__version__, "torch": torch.__version__},
         }  # fmt: skip
         chosen = self.map.chosen if isinstance(self.map, Entk) else np.arange(self.columns)
-        mean, deviation = self.mean + self.deviation * m, self.deviation * s
-        self.store.finish(
-            values,
-            meta,
-            sums,
-            not before,
-            coordinates=chosen,
-            mean=mean.cpu().numpy(),
-            deviation=deviation.cpu().numpy(),
-        )
+        mean, deviation = (t.cpu().numpy() for t in (self.mean + self.deviation * m, self.deviation * s))
+        self.store.finish(values, meta, sums, not before, coordinates=chosen, mean=mean, deviation=deviation)
         return values if self.store.folder is None else self.store.open()
-
-    # ------------------------------------------------------------------ rows
 
     def _upload(self, numbers: NDArray[np.int64]) -> Tensor:
         """Images by row number, uint8 on the device."""
         first, second = numbers[numbers < self.train], numbers[numbers >= self.train] - self.train
-        parts = [
-            torch.from_numpy(np.array(x[k]))
-            for x, k in ((self.images.train.x, first), (self.images.test.x, second))
-            if len(k)
-        ]
-        return torch.cat([part.to(self.device, non_blocking=True) for part in parts])
+        parts = ((self.images.train.x, first), (self.images.test.x, second))
+        some = [torch.from_numpy(np.array(x[k])) for x, k in parts if len(k)]
+        return torch.cat([part.to(self.device, non_blocking=True) for part in some])
 
     def _raw(self, numbers: NDArray[np.int64]) -> Tensor:
         """G of some images; where memory runs out, of fewer at a time from now on."""
@@ -244,9 +212,7 @@ class Extraction:
             return self.map(self.backbone.preprocess(self._upload(numbers)))
         except torch.OutOfMemoryError:
             if len(numbers) == 1:
-                raise InputError(
-                    "Memory ran out on a single image: take smaller images or fewer coordinates."
-                ) from None
+                raise InputError("Memory ran out on one image: take smaller images or fewer coordinates.") from None
         torch.cuda.empty_cache()
         self.chunk = max(1, len(numbers) // 2)
         return torch.cat([self._raw(numbers[: self.chunk]), self._raw(numbers[self.chunk :])])
@@ -291,8 +257,6 @@ class Extraction:
                 "dtype='float32'."
             )
 
-    # ------------------------------------------------------------------ state and the last correction
-
     def _commit(self, values: NDArray[Any], done: int, sums: list[str] | None = None) -> None:
         s = self.sums
         kept = (self.mean, self.deviation, s.first, s.second, s.largest)
@@ -329,13 +293,10 @@ class Extraction:
             if not self.store.restore(values, start):
                 piece = torch.from_numpy(np.array(values[start : start + self.store.piece])).to(self.device)
                 piece = ((piece.float() - shift) * factor).to(piece.dtype)
-                self._finite(piece, start)
+                if not bool(torch.isfinite(piece).all()):
+                    self._refuse(torch.tensor([False, True]), start, start + len(piece))
                 self.store.replace(values, start, piece.cpu().numpy())
             sums.append(checksum(values[start : start + self.store.piece]))
             self._commit(values, self.rows, sums)
             self.store.forget(start)
         return m, s, sums
-
-    def _finite(self, piece: Tensor, start: int) -> None:
-        if not bool(torch.isfinite(piece).all()):
-            self._refuse(torch.tensor([False, True]), start, start + len(piece))

@@ -12,22 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from scaffpd.data.silos import checked_seed
 from scaffpd.data.table import Table
 from scaffpd.errors import InputError, count, unknown
-from scaffpd.features import store as room
 from scaffpd.features.backbones import Backbone
 from scaffpd.features.compute import Extraction, ImageDataset
-from scaffpd.features.forward import check_precision
-from scaffpd.features.store import finished
+from scaffpd.features.forward import PRECISIONS
+from scaffpd.features.store import finished, parse_memory
 from scaffpd.system import lock_folder
 
 KINDS = ("entk", "penultimate")
@@ -35,25 +33,13 @@ DTYPES = ("float16", "float32")
 FORMAT = 1  # of what is stored; another number makes old caches unknown
 
 
-@dataclass(frozen=True)
-class _Rows:
-    x: NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class _Array:
-    train: _Rows
-    test: _Rows
-    name: str
-    digest: str
-
-
 def pictures(images: Any) -> ImageDataset:
-    """Images, or an array that is taken for training images; refused where they are no pictures."""
+    """Check that images are pictures; an array is taken for training images."""
     if isinstance(images, np.ndarray):
         sha = hashlib.sha256(f"{images.shape} {images.dtype}".encode())
         sha.update(np.ascontiguousarray(images).tobytes())
-        images = _Array(_Rows(images), _Rows(images[:0]), "images", sha.hexdigest())
+        train, test = SimpleNamespace(x=images), SimpleNamespace(x=images[:0])
+        images = SimpleNamespace(train=train, test=test, name="images", digest=sha.hexdigest())
     for part in ("train", "test"):
         x = getattr(getattr(images, part, None), "x", None)
         if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] != 3:
@@ -66,7 +52,7 @@ def pictures(images: Any) -> ImageDataset:
 
 
 def place(device: str | torch.device) -> torch.device:
-    """The device; "auto" is a GPU where there is one."""
+    """Return the device; "auto" is a GPU where there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -78,16 +64,8 @@ def place(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def options(kind: str, dtype: str) -> None:
-    """Refuse names that are none."""
-    if kind not in KINDS:
-        raise unknown("kind", kind, KINDS)
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
-
-
 def about(images: ImageDataset, backbone: Backbone, **chosen: Any) -> tuple[dict[str, Any], str]:
-    """Everything on which the values depend, and a hash of it."""
+    """Return everything on which the values depend, and a hash of it."""
     if chosen["kind"] == "penultimate":
         chosen |= {"coordinates": None, "seed": 0}  # neither matters
     fields = {
@@ -115,7 +93,7 @@ def features(
     progress: bool | None = None,
     verify: bool | None = None,
 ) -> Table:
-    """The table of features, from the cache where it is complete there, else computed (on from where it stopped).
+    """Return the table of features, from the cache where it is complete, else computed (from where it stopped).
 
     Args:
         images: has `train.x`, `test.x` (uint8, n × h × w × 3), `name` and `digest`; or an array of training images.
@@ -130,45 +108,39 @@ def features(
         precision: "float32", "tf32" or "bfloat16", of the network on a GPU.
         cache: folder; None keeps the table in memory.
         progress: a bar on standard error; None where a person looks.
-        verify: compare a cached table with its checksums: True, now; False, not; None, if the file of values is not
-            the one (by size and time of change) for which that was done last, or at all. A table that was computed here
-            needs it no more. It reads all values and hashes 0.3 to 1.5 GB/s on each core.
+        verify: compare a cached table with its checksums: always (True), never (False), or only if the file of values
+            has changed (by size and time) since that was done last (None). It hashes 0.3 to 1.5 GB/s on each core.
     """
     if not isinstance(backbone, Backbone):
         raise InputError(
             f"features needs a Backbone such as backbone('efficientnet-lite0') or Backbone.of(network, 'fc'), got "
             f"{type(backbone).__name__}."
         )
-    options(kind, dtype)
-    check_precision(precision)
-    budget, where, given = room.parse(memory), place(device), pictures(images)
+    for what, given, known in (("kind", kind, KINDS), ("dtype", dtype, DTYPES), ("precision", precision, PRECISIONS)):
+        if given not in known:
+            raise unknown(what, given, known)
+    budget, where, data = parse_memory(memory), place(device), pictures(images)
     coordinates, seed = count("features", "coordinates", coordinates), checked_seed("features", seed)
     if chunk is not None:
         count("features", "chunk", chunk)
-    fields, key = about(
-        given, backbone, kind=kind, coordinates=coordinates, seed=seed, dtype=dtype, precision=precision
-    )
-    rows = len(given.train.x) + len(given.test.x)
+    fields, key = about(data, backbone, kind=kind, coordinates=coordinates, seed=seed, dtype=dtype, precision=precision)
+    rows = len(data.train.x) + len(data.test.x)
     folder = None if cache is None else prepare(Path(cache) / key)
     done = finished(folder, fields, rows)
     if done is None:
         busy = f"Another process is writing the features in {str(folder)!r}: wait until it is done."
         with lock_folder(folder, busy):
-            job = Extraction(given, backbone.to(where), folder, fields, budget, chunk)
-            return _table(job.run(progress), key)
-    store, meta = done
-    values = store.open()
-    if verify is not False:
-        store.verify(values, meta["sha256"], again=bool(verify))
-    return _table(values, key)
-
-
-def _table(values: NDArray[Any], key: str) -> Table:
+            values = Extraction(data, backbone.to(where), folder, fields, budget, chunk).run(progress)
+    else:
+        store, meta = done
+        values = store.open()
+        if verify is not False:
+            store.verify(values, meta["sha256"], again=bool(verify))
     return Table(values, values.shape[1] ** -0.5, key)
 
 
 def prepare(folder: Path) -> Path:
-    """The folder, made; or one sentence about why it cannot be."""
+    """Make the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

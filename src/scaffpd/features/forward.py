@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import InputError
+from scaffpd.models.numerics import tensor_cores
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
-def check_precision(precision: str) -> None:
-    """Refuse a name that is none."""
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
-
-
-@contextmanager
-def tensor_cores(device: torch.device, allowed: bool) -> Iterator[None]:
-    """Whether single-precision products may be rounded to TF32; PyTorch's own default for convolutions is yes."""
-    if device.type != "cuda":
-        yield
-        return
-    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer releases prefer another spelling
-        before = [place.allow_tf32 for place in places]
-        for place in places:
-            place.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for place, value in zip(places, before, strict=True):
-                place.allow_tf32 = value
-
-
 def mixed(device: torch.device, precision: str) -> torch.autocast:
-    """Forward passes in bfloat16 where that was asked for."""
+    """Run forward passes in bfloat16 where that was asked for."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def dimension(trunk: nn.Module, example: Tensor) -> int:
-    """Of the features, after a look at what the network makes of one image."""
+    """Return the number of features that the network makes of one image."""
     try:
         with torch.no_grad():
             h = trunk(example[:1])
@@ -63,7 +34,7 @@ def dimension(trunk: nn.Module, example: Tensor) -> int:
 
 
 def watch(trunk: nn.Module, x: Tensor) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], int]:
-    """(input, output) of every call of every layer that has parameters of its own, and bytes of all layers' outputs."""
+    """Return (input, output) of every call of every layer without parts, and the bytes of all their outputs."""
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
     total = 0
 
@@ -86,7 +57,7 @@ def watch(trunk: nn.Module, x: Tensor) -> tuple[dict[str, list[tuple[Tensor, Ten
 
 
 def parameters_of(trunk: nn.Module) -> dict[str, Tensor]:
-    """All of them by name, each once; refused where there are none."""
+    """Return all parameters by name, each once."""
     parameters = {name: p.detach() for name, p in trunk.named_parameters()}
     if not parameters:
         raise InputError("The network has no parameters with respect to which a gradient could be taken.")
@@ -94,7 +65,7 @@ def parameters_of(trunk: nn.Module) -> dict[str, Tensor]:
 
 
 def owners_of(trunk: nn.Module) -> dict[str, list[tuple[str, str]]]:
-    """Every layer that has a parameter, and what it calls it; more than one where it is shared."""
+    """Return the layers that have each parameter, and their names for it; several where it is shared."""
     owners: dict[str, list[tuple[str, str]]] = {}
     same = {id(p): name for name, p in trunk.named_parameters()}
     for layer, module in trunk.named_modules():
@@ -104,7 +75,7 @@ def owners_of(trunk: nn.Module) -> dict[str, list[tuple[str, str]]]:
 
 
 class Penultimate:
-    """x ↦ h(x), with the same face as `Entk`."""
+    """x ↦ h(x), with the interface of `Entk`."""
 
     def __init__(self, trunk: nn.Module, example: Tensor, precision: str) -> None:
         self.trunk, self.device, self.precision = trunk, example.device, precision

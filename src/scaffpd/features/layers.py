@@ -36,14 +36,14 @@ class CoordinateRule:
 
     Attributes:
         rule: (δ, x) ↦ the derivatives (B, coordinates).
-        work: numbers of storage that it needs for a while, per sample.
+        work: numbers of temporary storage per sample.
     """
 
     rule: Rule
     work: int
 
     def write(self, delta: Tensor, x: Tensor, rows: Tensor) -> None:
-        """The derivatives into `rows`, so many samples at a time that what is needed for a while stays near."""
+        """Write the derivatives into `rows`, so many samples at a time that temporary storage stays in the cache."""
         step = max(1, NEAR.get(x.device.type, NEAR["cpu"]) // max(self.work, 1))
         for k in range(0, len(x), step):
             rows[k : k + step] = self.rule(delta[k : k + step], x[k : k + step])
@@ -60,23 +60,23 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def wide(kind: torch.dtype) -> torch.dtype:
-    """The format in which sums are taken: at least single precision."""
+    """Return the format in which sums are taken: at least single precision."""
     return torch.promote_types(kind, torch.float32)
 
 
 def plane(x: Tensor) -> int:
-    """Positions of one channel."""
+    """Count the positions of one channel."""
     return math.prod(x.shape[2:])
 
 
 def full_is_cheaper(wanted: int, size: int, moved: int, places: int, device: torch.device) -> bool:
-    """Whether to compute all `size` weights of a layer, for which `moved` numbers a position are read and written."""
+    """Decide whether to compute all `size` weights of a layer, which moves `moved` numbers per position."""
     full = (moved + size / PACE.get(device.type, PACE["cpu"])) * places + size
     return full < MOVES * wanted * places
 
 
 def conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> CoordinateRule | None:
-    """The rule for some weights; None where the padding is not of zeros, so many a side."""
+    """Return the rule for some weights of a convolution; None where the padding is not a number of zeros."""
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return None
     places, pointwise = plane(y), layer.kernel_size == (1, 1) and layer.padding == (0, 0)
@@ -108,7 +108,7 @@ def _full_conv(layer: Any, numbers: Tensor, pointwise: bool) -> Rule:
 
 
 def _channels(layer: Any, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every coordinate: its channel out, its channel in among all, and its place in the kernel."""
+    """Return the output channel, the input channel and the place in the kernel of every coordinate."""
     places, each = math.prod(layer.kernel_size), layer.in_channels // layer.groups
     o, i = numbers // (each * places), numbers // places % each
     return o, o // (layer.out_channels // layer.groups) * each + i, numbers % places
@@ -144,7 +144,7 @@ def _picked_conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> Rule:
 
 
 def rule_for(layer: Any, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> CoordinateRule | None:
-    """The rule for coordinates `numbers` of the parameter `name` of a layer that maps x to y; None: not known."""
+    """Return the rule for coordinates `numbers` of the parameter `name` of a layer that maps x to y, if known."""
     kind = type(layer)
     if x.ndim < 2 or len(x) != len(y):
         return None

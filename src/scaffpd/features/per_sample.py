@@ -26,8 +26,9 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.hooks import RemovableHandle
 
 from scaffpd.errors import InputError, count, unknown
-from scaffpd.features.forward import check_precision, dimension, mixed, owners_of, parameters_of, tensor_cores, watch
+from scaffpd.features.forward import PRECISIONS, dimension, mixed, owners_of, parameters_of, watch
 from scaffpd.features.layers import CoordinateRule, rule_for, wide
+from scaffpd.models.numerics import tensor_cores
 
 AGREE = 1e-3  # largest difference, relative to the largest entry of a parameter's gradient
 FAINT = 1e-6  # relative to the largest entry of all: below, rounding is all there is
@@ -48,15 +49,10 @@ class ParameterCoordinates:
     where: slice
 
 
-def choose(random: np.random.Generator, total: int, wanted: int) -> NDArray[np.int64]:
-    """So many different numbers below `total`, ascending; all, where there are no more."""
-    if wanted >= total:
-        return np.arange(total)
-    return np.sort(random.choice(total, wanted, replace=False))
-
-
-def spans(chosen: NDArray[np.int64], sizes: dict[str, int], device: torch.device) -> list[ParameterCoordinates]:
-    """The chosen ones parameter by parameter, of those that have any."""
+def split_by_parameter(
+    chosen: NDArray[np.int64], sizes: dict[str, int], device: torch.device
+) -> list[ParameterCoordinates]:
+    """Split the chosen coordinates by parameter, leaving out parameters without any."""
     starts = np.concatenate([[0], np.cumsum(list(sizes.values()))])
     cuts = np.searchsorted(chosen, starts).tolist()
     return [
@@ -67,7 +63,7 @@ def spans(chosen: NDArray[np.int64], sizes: dict[str, int], device: torch.device
 
 
 def agree(found: Tensor, reference: Tensor, parts: list[ParameterCoordinates]) -> bool:
-    """Whether the derivatives with respect to parameters are the same but for rounding."""
+    """Return whether the derivatives with respect to parameters are the same but for rounding."""
     found, reference = found.cpu(), reference.cpu()
     floor = FAINT * float(reference.abs().max())
     for part in parts:
@@ -79,7 +75,7 @@ def agree(found: Tensor, reference: Tensor, parts: list[ParameterCoordinates]) -
 
 
 Parameters = dict[str, Tensor]
-ROOM = 2**28  # bytes of whole gradients at a time
+MOST = 2**28  # bytes of whole gradients at a time
 
 
 def one_by_one(trunk: nn.Module, parameters: Parameters, w: Tensor, x: Tensor) -> list[Parameters]:
@@ -103,11 +99,6 @@ def at_once(trunk: nn.Module, parameters: Parameters, w: Tensor, x: Tensor) -> P
 
     found: Parameters = vmap(grad(score), in_dims=(None, 0))(parameters, x)
     return found
-
-
-def piece(parameters: Parameters) -> int:
-    """Samples at a time whose whole gradients fit into `ROOM`."""
-    return max(1, ROOM // (4 * sum(p.numel() for p in parameters.values())))
 
 
 METHODS = ("layers", "vmap", "loop")
@@ -144,9 +135,9 @@ class Entk:
         precision: str = "float32",
         method: str | None = None,
     ) -> None:
-        check_precision(precision)
-        if method is not None and method not in METHODS:
-            raise unknown("method", method, METHODS)
+        for what, given, known in (("precision", precision, PRECISIONS), ("method", method or METHODS[0], METHODS)):
+            if given not in known:
+                raise unknown(what, given, known)
         self.trunk, self.device, self.precision = trunk, example.device, precision
         random = np.random.default_rng(seed)
         self.parameters = parameters_of(trunk)
@@ -160,12 +151,15 @@ class Entk:
             self.parameters = {name: self.parameters[name] for name in reference[0]}
             sizes = {name: p.numel() for name, p in self.parameters.items()} | {"": self.features}
             self.total = sum(sizes.values())
-            self.chosen = choose(random, self.total, count("Entk", "coordinates", coordinates))
-            self.coordinates, self.spans = len(self.chosen), spans(self.chosen, sizes, self.device)
+            self.coordinates = min(count("Entk", "coordinates", coordinates), self.total)
+            every = self.coordinates == self.total
+            self.chosen = np.arange(self.total) if every else random.choice(self.total, coordinates, replace=False)
+            self.chosen.sort()
+            self.spans = split_by_parameter(self.chosen, sizes, self.device)
             self._settle(torch.stack([self._pick(row) for row in reference]), method)
 
     def _pick(self, gradients: dict[str, Tensor]) -> Tensor:
-        """The chosen coordinates of one sample's whole gradients; w's, which is h(x), are left zero."""
+        """Pick the chosen coordinates of one sample's whole gradients; w's, which is h(x), are left zero."""
         row = torch.zeros(self.coordinates, dtype=self.dtype, device=self.device)
         for span in self.spans:
             if span.name:
@@ -192,10 +186,8 @@ class Entk:
             "method or network."
         )
 
-    # ------------------------------------------------------------------ layer by layer
-
     def _plan(self) -> None:
-        """A rule for every parameter, or `UncoveredError`."""
+        """Find a rule for every parameter, or raise `UncoveredError`."""
         owners = owners_of(self.trunk)
         seen, self.bytes = watch(self.trunk, self.example)
         self.parts = {}
@@ -249,8 +241,6 @@ class Entk:
 
         return self.trunk.get_submodule(layer).register_forward_hook(forward)
 
-    # ------------------------------------------------------------------ any way
-
     def __call__(self, x: Tensor) -> Tensor:
         """The chosen derivatives of every sample, (B, coordinates)."""
         with tensor_cores(self.device, self.precision != "float32"):
@@ -259,7 +249,7 @@ class Entk:
     def _compute(self, x: Tensor, precision: str) -> Tensor:
         if self.method == "layers":
             return self._by_layers(x, precision)
-        size = piece(self.parameters) if self.method == "vmap" else 1
+        size = max(1, MOST // (4 * sum(p.numel() for p in self.parameters.values()))) if self.method == "vmap" else 1
         rows = [self._whole(x[k : k + size], precision) for k in range(0, len(x), size)]
         return torch.cat(rows) if rows else torch.empty(0, self.coordinates, dtype=self.dtype, device=self.device)
 
@@ -280,12 +270,12 @@ class Entk:
 
     @property
     def groups(self) -> Tensor:
-        """Of every coordinate the number of its parameter."""
+        """Return the number of every coordinate's parameter."""
         return torch.cat([torch.full_like(span.numbers, k) for k, span in enumerate(self.spans)])
 
     @property
     def room(self) -> int:
-        """Bytes that one sample needs while it is computed (an estimate from above)."""
+        """Estimate from above the bytes that one sample needs while it is computed."""
         rows = 48 * self.coordinates
         if self.method != "layers":
             return rows + 8 * self.total + 4 * watch(self.trunk, self.example)[1]

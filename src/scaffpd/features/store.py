@@ -14,9 +14,10 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from scaffpd.data.folder import checksum, checksums
 from scaffpd.errors import InputError, real
-from scaffpd.system import format_bytes, free_memory
+from scaffpd.system import atomic_write, format_bytes, free_memory
 
 SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free, for one chunk
 LARGEST = {"cpu": 64, "cuda": 1024}  # samples: beyond, nothing gets faster
@@ -32,8 +33,8 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {f"{unit}I": 1024**k for k, unit in enumerate("KMGT", start=1)}
 
 
-def parse(memory: int | float | str | None) -> int | None:
-    """Bytes: a number, or "4GB", "512MiB"."""
+def parse_memory(memory: int | float | str | None) -> int | None:
+    """Return bytes: of a number, or of "4GB" or "512MiB"."""
     if memory is None:
         return None
     if isinstance(memory, str):
@@ -65,14 +66,20 @@ def check_table(where: Path | None, rows: int, columns: int, itemsize: int, ther
 
     On disk, a copy of the rows that are being corrected takes room as well: at least one row, at most `piece` bytes.
     """
-    need = _need(rows, columns, itemsize, piece)
+
+    def need_with(itemsize: int) -> int:
+        """Bytes of all rows and of the largest piece."""
+        row = columns * itemsize
+        return row * (rows + (min(rows, max(1, piece // row)) if piece else 0))
+
+    need = need_with(itemsize)
     if where is None:
         room, place, remedy = free_memory(torch.device("cpu")), "in memory", "a cache folder on a disk, "
     else:
         room, place, remedy = shutil.disk_usage(where).free + there, f"on the disk of {str(where)!r}", ""
     if need <= room:
         return
-    half = "dtype='float16', " if itemsize > 2 and _need(rows, columns, 2, piece) <= room else ""
+    half = "dtype='float16', " if itemsize > 2 and need_with(2) <= room else ""
     each = rows * itemsize
     fits = max((room - piece) // each, room // (2 * each))
     fewer = f"coordinates={fits}" if fits > 0 else "fewer images"
@@ -83,12 +90,6 @@ def check_table(where: Path | None, rows: int, columns: int, itemsize: int, ther
     )
 
 
-def _need(rows: int, columns: int, itemsize: int, piece: int) -> int:
-    """Bytes of all rows and of the largest piece."""
-    row = columns * itemsize
-    return row * (rows + (min(rows, max(1, piece // row)) if piece else 0))
-
-
 VALUES, STATE, META, NORMALISATION = "values.npy", "state.npz", "meta.json", "normalisation.npz"
 VERIFIED = "verified.json"
 PIECE = 64 * 2**20  # bytes
@@ -96,17 +97,17 @@ State = dict[str, NDArray[Any]]
 
 
 def corrupt(folder: Path, why: str) -> InputError:
-    """One sentence that says which folder to delete."""
+    """Say which folder to delete."""
     return InputError(f"The cached features in {str(folder)!r} are damaged ({why}): delete that folder and run again.")
 
 
 def unreadable(folder: Path, error: OSError) -> InputError:
-    """One sentence that says what the system said."""
+    """Repeat what the system said."""
     return InputError(f"The cached features in {str(folder)!r} cannot be read: {error.strerror or error}.")
 
 
 def finished(folder: Path | None, about: dict[str, Any], rows: int) -> tuple[FeatureStore, dict[str, Any]] | None:
-    """A table that is complete, and what meta.json says about it; None where there is none yet."""
+    """Return a complete table and what meta.json says about it; None where there is none yet."""
     if folder is None:
         return None
     try:
@@ -133,13 +134,8 @@ class FeatureStore:
         self.piece = max(1, PIECE // (columns * self.dtype.itemsize))
         self.pieces = range(0, rows, self.piece)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the values."""
-        return self.shape[0] * self.shape[1] * self.dtype.itemsize
-
     def create(self) -> tuple[NDArray[Any], State | None]:
-        """Values to be written to, and the state in which they were left, if they were."""
+        """Return the values to write to, and the state in which an earlier run left them."""
         if self.folder is None:
             check_table(None, *self.shape, self.dtype.itemsize)
             return np.empty(self.shape, self.dtype), None
@@ -165,7 +161,8 @@ class FeatureStore:
     def _clear(self) -> None:
         """Remove everything that only a run on its way needs."""
         if self.folder is not None:
-            for path in (self.folder / STATE, self.folder / VERIFIED, *self._copies(), *self.folder.glob("draft-*")):
+            drafts = (*self.folder.glob("draft-*"), *self.folder.glob(".*.*"))
+            for path in (self.folder / STATE, self.folder / VERIFIED, *self._copies(), *drafts):
                 path.unlink(missing_ok=True)
 
     def open(self, mode: Any = "r") -> NDArray[Any]:
@@ -190,17 +187,16 @@ class FeatureStore:
             raise corrupt(self.folder, f"{STATE} cannot be read") from None
 
     def commit(self, values: NDArray[Any], **state: NDArray[Any]) -> None:
-        """Have the rows on disk, then say so."""
+        """Flush the rows to disk, then note that they are there."""
         if self.folder is not None:
             if isinstance(values, np.memmap):
                 values.flush()
-            with_arrays(self.folder / STATE, state)
+            self._write(STATE, lambda file: np.savez(file, **state))  # type: ignore[arg-type]
 
     def replace(self, values: NDArray[Any], start: int, piece: NDArray[Any]) -> None:
         """Overwrite rows so that an interruption leaves either the old ones or a copy of the new ones on disk."""
         if self.folder is not None:
-            copy = self.folder / f"piece-{start}-{checksum(piece)}.npy"
-            atomically(copy, lambda path: np.save(path, piece))
+            self._write(f"piece-{start}-{checksum(piece)}.npy", lambda file: np.save(file, piece))
         values[start : start + len(piece)] = piece
 
     def restore(self, values: NDArray[Any], start: int) -> bool:
@@ -223,21 +219,21 @@ class FeatureStore:
         return True
 
     def forget(self, start: int) -> None:
-        """Remove the copy of a piece whose checksum has been noted: one copy at a time takes room."""
+        """Remove the copy of a piece whose checksum has been noted."""
         for copy in self._copies(start):
             copy.unlink(missing_ok=True)
 
     def finish(
         self, values: NDArray[Any], meta: dict[str, Any], sums: list[str], fresh: bool = False, **normalisation: Any
     ) -> None:
-        """Write what it is; from now on it is only read. `fresh`: all sums are of what was written just now."""
+        """Write meta.json, after which the table is only read; `fresh`: all sums are of what was written just now."""
         if self.folder is None:
             return
         if isinstance(values, np.memmap):
             values.flush()
-        with_arrays(self.folder / NORMALISATION, normalisation)
+        self._write(NORMALISATION, lambda file: np.savez(file, **normalisation))
         text = json.dumps(meta | {"shape": self.shape, "dtype": self.dtype.name, "sha256": sums}, indent=2) + "\n"
-        atomically(self.folder / META, lambda path: path.write_text(text, encoding="utf-8"))
+        self._write(META, lambda file: file.write(text.encode()))
         self._clear()
         if fresh:
             self._note(self._stamp())
@@ -265,7 +261,7 @@ class FeatureStore:
         return {"size": about.st_size, "mtime_ns": about.st_mtime_ns}
 
     def _noted(self) -> Any:
-        """What `_stamp` was when all pieces had their checksums; None where nobody knows."""
+        """Return what `_stamp` was when all pieces had their checksums; None where that is not known."""
         assert self.folder is not None
         try:
             return json.loads((self.folder / VERIFIED).read_text(encoding="utf-8"))
@@ -273,30 +269,13 @@ class FeatureStore:
             return None
 
     def _note(self, stamp: dict[str, int]) -> None:
-        """Write it down, if this folder may be written to."""
-        assert self.folder is not None
         with suppress(OSError):
-            atomically(self.folder / VERIFIED, lambda path: path.write_text(json.dumps(stamp) + "\n", encoding="utf-8"))
+            self._write(VERIFIED, lambda file: file.write((json.dumps(stamp) + "\n").encode()))
 
-
-def with_arrays(path: Path, arrays: State) -> None:
-    """All arrays into one file, all of it or nothing."""
-    atomically(path, lambda draft: np.savez(draft, **arrays))  # type: ignore[arg-type]
-
-
-def atomically(path: Path, write: Any) -> None:
-    """Write a draft beside it, and put it in its place when it is on disk; then have the place on disk as well."""
-    draft = path.with_name(f"draft-{path.name}")
-    write(draft)
-    with draft.open("r+b") as file:
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    def _write(self, name: str, write: Callable[[IO[bytes]], object]) -> None:
+        assert self.folder is not None
+        with atomic_write(self.folder / name) as file:
+            write(file)
 
 
 def _allocated(path: Path) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -263,3 +264,24 @@ def power_iteration(
             break
         v = w / value
     return 1.02 * value
+
+
+@contextmanager
+def tensor_cores(device: torch.device, allowed: bool) -> Iterator[None]:
+    """Allow or forbid single-precision products on a GPU's matrix units (TF32: eleven digits of each factor)."""
+    if device.type != "cuda":
+        yield
+        return
+    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer releases prefer another spelling
+        before = [place.allow_tf32 for place in places]
+        for place in places:
+            place.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for place, value in zip(places, before, strict=True):
+                place.allow_tf32 = value

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -334,20 +333,6 @@ def _mm(A: Tensor, B: Tensor, rough: bool = False) -> Tensor:
     for k in range(terms, len(B), terms):
         torch.addmm(out, A[:, k : k + terms], B[k : k + terms], out_dtype=torch.float32, out=out)
     return out
-
-
-@contextmanager
-def tensor_cores(allowed: bool) -> Iterator[None]:
-    """Products in single precision on a GPU's matrix units, which take eleven digits of each factor, where allowed."""
-    if not allowed or not torch.cuda.is_available():
-        yield
-        return
-    place = torch.backends.cuda.matmul
-    before, place.allow_tf32 = place.allow_tf32, True
-    try:
-        yield
-    finally:
-        place.allow_tf32 = before
 
 
 def load_rows(

@@ -13,6 +13,7 @@ does, because A_i g = K_i r/m + l2 A_i x is known already.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import cast
@@ -26,10 +27,10 @@ from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import GraphReplay
+from scaffpd.models.numerics import GraphReplay, tensor_cores
 from scaffpd.models.oracle import Displacements, StackedDisplacements, same_point, shift
 from scaffpd.models.quadratic import LastPlan, local_gain
-from scaffpd.models.tables import StoredMatrix, load_rows, tensor_cores
+from scaffpd.models.tables import StoredMatrix, load_rows
 
 Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner
 RECENT = 2
@@ -96,7 +97,7 @@ class SpectralFunction:
 
     def _inner(self, T: Tensor) -> Tensor:
         """U diag(gain) UᵀT, for T = A g."""
-        with tensor_cores(self.rough):
+        with tensor_cores(T.device, True) if self.rough else nullcontext():
             return self.spectrum.back(self.gain * self.spectrum.within(T))
 
     def plain(self, rho: Tensor, T: Tensor | float) -> Tensor:
