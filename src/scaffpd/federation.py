@@ -270,11 +270,11 @@ class Federation(Protocol):
         key: tuple[int, ...] = (0,),
         clients: Clients = None,
         alone: bool = True,
-        told: int | None = None,
+        coefficients_sent: int | None = None,
     ) -> Gradients:
         """Losses and gradients at x, over all samples or over a seeded minibatch; `alone` as for `losses`.
 
-        Where clients can form x by themselves, from vectors that they have, it takes `told` numbers to tell them how.
+        Where clients can form x from vectors that they have, `coefficients_sent` numbers go down in place of x.
         """
 
     def local_updates(

@@ -189,7 +189,7 @@ class SubspaceSaddle(MinimaxMethod):
         tol, state = self._accuracy(state), replace(state, rounds=state.rounds + 1)
         step = sight.model.solve(state.damping, tol)
         x = state.x + sight.V @ torch.from_numpy(step.alpha).to(sight.V)
-        at = federation.gradients(x, told=len(step.alpha) + len(state.weights))
+        at = federation.gradients(x, coefficients_sent=len(step.alpha) + len(state.weights))
         promised, gained = sight.merit - step.value, -np.inf
         if np.all(np.abs(at.losses) < LARGEST / 4):
             gained = sight.merit - sight.model.merit(at.losses, tol)

@@ -195,7 +195,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         damping = max(here.damping, GROWTH * here.noisy)
         step = sight.model.solve(damping, tol)
         y = here.iterate + sight.V @ torch.from_numpy(step.alpha).to(sight.V)
-        answers = self._answers(federation, here, y, at.mask, told=len(step.alpha) + len(step.weights))
+        answers = self._answers(federation, here, y, at.mask, coefficients_sent=len(step.alpha) + len(step.weights))
         there = replace(at, at=answers, last=here.losses)
         promised, gained = sight.merit - step.value, -np.inf
         if np.all(np.abs(there.losses) < LARGEST / 4):
@@ -236,11 +236,13 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         return self.batch_size is None and long and state.promise <= SOONER * state.checked
 
     def _answers(
-        self, federation: Federation, state: SampledState, x: Tensor, mask: Mask, told: int | None = None
+        self, federation: Federation, state: SampledState, x: Tensor, mask: Mask, coefficients_sent: int | None = None
     ) -> Gradients:
         """The clients of the round at x, in every question of a round about the same samples."""
         clients = None if mask.all() else np.flatnonzero(mask)
-        return federation.gradients(x, self.batch_size, (state.seed, state.rounds, STEPS), clients, told=told)
+        return federation.gradients(
+            x, self.batch_size, (state.seed, state.rounds, STEPS), clients, coefficients_sent=coefficients_sent
+        )
 
     def _present(self, state: SampledState, everyone: int) -> Mask:
         """Who takes part in the next round: where a certificate is due, all that can be reached."""

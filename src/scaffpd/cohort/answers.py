@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +30,14 @@ class CohortMemory:
         return torch.as_tensor(weights).to(self.vectors) @ self.vectors
 
     def plus(self, scale: float, vectors: Any, clients: Clients = None) -> CohortMemory:
-        """v_i + scale·w_i, for one w or for every client's own."""
+        """Add scale·w_i to v_i, for one w or for every client's own."""
         rows, added = self._rows(vectors, clients)
         changed = self.vectors.clone()
         changed[rows] += scale * added
         return CohortMemory(changed)
 
     def replaced(self, vectors: Any, clients: Clients = None) -> CohortMemory:
-        """w_i in the place of v_i."""
+        """Put w_i in the place of v_i."""
         rows, new = self._rows(vectors, clients)
         changed = self.vectors.clone()
         changed[rows] = new
@@ -60,26 +60,19 @@ class CohortMemory:
         return chosen, each[[place[i] for i in chosen]]
 
 
-class TrafficCounter(Protocol):
-    """Whoever counts what is sent, in numbers of the format of x."""
-
-    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
-        """Add to the traffic."""
-
-
 @dataclass(frozen=True)
 class ClientSelection:
-    """Who was asked.
+    """The clients that were asked.
 
     Attributes:
-        cohort: of which cohort; it counts further traffic.
+        cohort: their federation, which counts further traffic.
         chosen: the numbers of those clients, in the order of their answers.
         n: N, how many clients there are.
         like: a tensor of the format of x.
         everyone: whether these are all clients, in order.
     """
 
-    cohort: TrafficCounter
+    cohort: TrafficLedger
     chosen: Chosen
     n: int
     like: Tensor
@@ -98,7 +91,7 @@ class ClientAnswers:
         self.asked, self.chosen = asked, asked.chosen
 
     def _weights(self, weights: Vector) -> Tensor:
-        """The weights of the clients that were asked; nobody else may have any."""
+        """Return the weights of the clients that were asked, on the device; others must have none."""
         w = np.asarray(weights, dtype=np.float64)
         picked = np.array(w[self.asked.index])
         if w.shape != (self.asked.n,) or np.count_nonzero(w) != np.count_nonzero(picked):
@@ -204,7 +197,7 @@ class CohortUpdates(ClientAnswers):
 
 
 def inner_products(each: Tensor, chosen: Chosen, n: int) -> NDArray[np.float64]:
-    """⟨v_i, v_j⟩ in the order of all clients, NaN for those that were not asked; float64 in any case."""
+    """Return ⟨v_i, v_j⟩ in float64 in the order of all clients, NaN for those that were not asked."""
     each = each.double()
     out = np.full((n, n), np.nan)
     out[np.ix_(chosen, chosen)] = (each @ each.T).cpu().numpy()
@@ -212,14 +205,14 @@ def inner_products(each: Tensor, chosen: Chosen, n: int) -> NDArray[np.float64]:
 
 
 def scattered(values: Tensor, asked: ClientSelection) -> Vector:
-    """Per-client numbers in the order of all clients, NaN for those that were not asked."""
+    """Put per-client numbers in the order of all clients, NaN for those that were not asked."""
     out = np.full((asked.n, *values.shape[1:]), np.nan)
     out[asked.index] = values.double().cpu().numpy()
     return out
 
 
 class TrafficLedger:
-    """The books of a federation.
+    """What a federation has sent: the part that all kinds of federations share.
 
     Args:
         names: the clients.
@@ -252,7 +245,7 @@ class TrafficLedger:
         self._traffic.add(exchanges=exchanges, up=up * size, down=down * size)
 
     def _chosen(self, clients: Clients) -> Chosen:
-        """The numbers of those who are asked."""
+        """Return the numbers of the clients to ask."""
         if clients is None:
             return self._everyone
         chosen = [int(i) for i in clients]
@@ -262,7 +255,7 @@ class TrafficLedger:
         return self._everyone if chosen == self._everyone else chosen
 
     def _send(self, x: Tensor, chosen: Chosen) -> int:
-        """How many numbers go down for these clients to have x: none to those that were asked about it just now."""
+        """Count the numbers that go down for these clients to have x; those that were just asked about it have it."""
         last, known = self._sent
         known = known if last is x else set()
         if known is None:  # everyone has it

@@ -27,7 +27,7 @@ from scaffpd.privacy.oracle import PrivateOracle
 def named_pairs(
     clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]], names: Sequence[str] | None
 ) -> tuple[list[tuple[Any, Any]], list[str]]:
-    """The clients' (X, y) and their names."""
+    """Return the clients' (X, y) and their names."""
     if isinstance(clients, Mapping):
         if names is not None:
             raise InputError("The clients are a mapping and carry their names: leave `names` out.")
@@ -57,7 +57,7 @@ def _checked_names(names: Any, n: int) -> list[str]:
 
 
 def agreed_columns(names: Sequence[str], features: Sequence[Any], known: list[str] | None) -> list[str] | None:
-    """The column names of those clients that have any (data frames): the same names in the same order, everywhere."""
+    """Return the column names of the clients that have any (data frames), the same in the same order everywhere."""
     for name, X in zip(names, features, strict=True):
         own = [str(column) for column in X.columns] if hasattr(X, "columns") else None
         known = own if known is None else known
@@ -70,13 +70,8 @@ def agreed_columns(names: Sequence[str], features: Sequence[Any], known: list[st
     return known
 
 
-def width(shape: tuple[int, ...]) -> str:
-    """A sample's shape in words."""
-    return "×".join(map(str, shape))
-
-
 def checked_device(device: str | torch.device) -> torch.device:
-    """A device that is there."""
+    """Return a device that can be used."""
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
@@ -85,13 +80,6 @@ def checked_device(device: str | torch.device) -> torch.device:
         reason = "there is no such kind of device" if reason.startswith("Expected one of") else reason
         raise InputError(f"Device {device!r} cannot be used here: {reason}.") from None
     return chosen
-
-
-def checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    """A floating-point type."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise InputError(f"dtype must be a floating-point type such as torch.float32, got {dtype!r}.")
-    return dtype
 
 
 SPLITS = ("train", "test")
@@ -137,7 +125,9 @@ class Cohort(TrafficLedger):
             raise InputError(f"Cohort needs a model such as Linear(...) or Module(...), got {model!r}.")
         pairs, self._names = named_pairs(clients, names)
         self.model = model
-        self._device, self._dtype = checked_device(device), checked_dtype(dtype)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InputError(f"dtype must be a floating-point type such as torch.float32, got {dtype!r}.")
+        self._device, self._dtype = checked_device(device), dtype
         self._train = self._bind(pairs, None)
         self._test = None if test is None else self._bind_test(test)
         super().__init__(self._names, self._oracle.start())
@@ -152,7 +142,8 @@ class Cohort(TrafficLedger):
         shape = X[0].shape[1:] if like is None else like.shape
         for name, a in zip(self._names, X, strict=True):
             if a.shape[1:] != shape:
-                raise InputError(f"Client {name!r} has {width(a.shape[1:])} features, but others have {width(shape)}.")
+                own, others = ("×".join(map(str, each)) for each in (a.shape[1:], shape))
+                raise InputError(f"Client {name!r} has {own} features, but others have {others}.")
         oracle = self.model.oracle(
             X, y, list(self._names), self._device, self._dtype, None if like is None else like.oracle
         )
@@ -231,11 +222,11 @@ class Cohort(TrafficLedger):
         key: tuple[int, ...] = (0,),
         clients: Clients = None,
         alone: bool = True,
-        told: int | None = None,
+        coefficients_sent: int | None = None,
     ) -> CohortGradients:
         """One exchange: x (or how to form it) down; c_i, L_i and the bounds on their rounding errors up."""
         oracle, chosen = self._among(clients)
-        down = self._send(x, chosen) if told is None else told * len(chosen)
+        down = self._send(x, chosen) if coefficients_sent is None else coefficients_sent * len(chosen)
         self.count(exchanges=alone, down=down, up=(self.dimension + 3) * len(chosen))
         return CohortGradients(self._asked(chosen), oracle.evaluate(x, batch_size, key), x)
 
@@ -306,7 +297,7 @@ class Cohort(TrafficLedger):
 
     @property
     def account(self) -> Account | None:
-        """The books of what private clients have released; `None` where the model is not `Private`."""
+        """What private clients have released; `None` where the model is not `Private`."""
         oracle = self._oracle
         return oracle.account if isinstance(oracle, PrivateOracle) else None
 

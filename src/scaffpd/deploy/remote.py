@@ -249,7 +249,7 @@ class Remote(TrafficLedger):
         key: tuple[int, ...] = (0,),
         clients: Clients = None,
         alone: bool = True,
-        told: int | None = None,
+        coefficients_sent: int | None = None,
     ) -> RemoteGradients:
         """One exchange: x down; c_i, L_i and the bounds on their rounding errors up."""
         chosen = self._chosen(clients)

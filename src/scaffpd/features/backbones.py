@@ -223,7 +223,7 @@ def trunk(module: nn.Module, features: str | Features | None = None) -> Trunk:
                 "depend on an image's neighbours: set track_running_stats=True."
             )
         if getattr(part, "inplace", False) is True:  # would overwrite what derivatives need
-            part.inplace = False  # type: ignore[assignment]
+            part.inplace = False
     if isinstance(features, str):
         _behead(own, features)
     return Trunk(own, features if callable(features) else nn.Module.__call__).eval()

@@ -25,7 +25,15 @@ from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.models.local_steps import LocalModel, pace
 from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
 from scaffpd.models.numerics import Draws, power_iteration, random_direction
-from scaffpd.models.oracle import Arrays, Features, Oracle, StackedDisplacements, SubspaceDerivatives, shift
+from scaffpd.models.oracle import (
+    Arrays,
+    Features,
+    Oracle,
+    StackedDisplacements,
+    StackedPoint,
+    SubspaceDerivatives,
+    shift,
+)
 
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
 Correct = Callable[[Tensor, Tensor], Tensor | None]
@@ -216,29 +224,18 @@ def class_correct(output: Tensor, y: Tensor) -> Tensor | None:
     return output.argmax(-1) == y if labels else None
 
 
-class ModulePoint:
+class ModulePoint(StackedPoint):
     """All clients at one x: losses and the stacked (N, d) gradients, over the given rows of each client."""
 
     def __init__(
         self, oracle: ModuleOracle, x: Tensor, rows: list[Tensor | None], losses: Tensor, gradients: Tensor
     ) -> None:
-        self.oracle, self.x, self.rows, self.losses, self.gradients = oracle, x, rows, losses, gradients
-
-    def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i c_i."""
-        return weights @ self.gradients
-
-    def project(self, direction: Tensor) -> Tensor:
-        """⟨c_i, v⟩ per client."""
-        return self.gradients @ direction
+        super().__init__(x, losses, gradients)
+        self.oracle, self.rows = oracle, rows
 
     def norms(self, scale: Tensor | None = None) -> Tensor:
         """Σ_k s_k c_ik² per client."""
         return torch.stack([c @ (c if scale is None else scale * c) for c in self.gradients])
-
-    def each(self) -> Tensor:
-        """The c_i themselves."""
-        return self.gradients
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
         """By k Hessian-vector products of every client that has weight."""
@@ -255,11 +252,6 @@ class ModulePoint:
     def diagonals(self) -> Tensor:
         """As for `diagonal`."""
         return self.diagonal(self.losses)
-
-    def rounding(self) -> tuple[Tensor, Tensor]:
-        """Nothing is known about a network's arithmetic."""
-        unknown_error = torch.full_like(self.losses, float("inf"))
-        return unknown_error, unknown_error
 
 
 class ModuleOracle:

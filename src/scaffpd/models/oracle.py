@@ -88,6 +88,23 @@ class StackedDisplacements:
         return self.vectors
 
 
+class StackedPoint(StackedDisplacements):
+    """The losses of all clients at one x and their c_i as one (N, d) tensor, about whose rounding nothing is known."""
+
+    def __init__(self, x: Tensor, losses: Tensor, gradients: Tensor) -> None:
+        super().__init__(gradients)
+        self.x, self.losses, self.gradients = x, losses, gradients
+
+    def project(self, direction: Tensor) -> Tensor:
+        """⟨c_i, v⟩ per client."""
+        return self.gradients @ direction
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """Return infinite bounds."""
+        unbounded = torch.full_like(self.losses, float("inf"))
+        return unbounded, unbounded
+
+
 def shift(at: EvaluatedPoint | Tensor | None, correction: Tensor | None) -> Tensor | float:
     """What local steps add to g_i(u), c − c_i: (N, d), or a single row or number where clients agree."""
     c = 0.0 if correction is None else correction

@@ -13,6 +13,7 @@ privacy loss distributions of dp-accounting are composed, rounded so that ε is 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -70,7 +71,7 @@ class Spent:
 
 
 def epsilon(releases: Releases, delta: float) -> float:
-    """ε of all these releases together."""
+    """Return ε of all these releases together."""
     made = tuple(sorted((release, n) for release, n in releases.items() if n > 0))
     return _epsilon(made, delta)
 
@@ -88,7 +89,7 @@ def _epsilon(made: tuple[tuple[Release, int], ...], delta: float) -> float:
 
 
 def event(releases: Releases) -> Any:
-    """The same as dp-accounting describes it."""
+    """Describe releases to dp-accounting."""
     dp = accounting()
 
     def one(release: Release) -> Any:
@@ -99,7 +100,7 @@ def event(releases: Releases) -> Any:
 
 
 def fresh(releases: Releases) -> Any:
-    """An accountant of privacy loss distributions for a record that is there or nothing.
+    """Make an accountant of privacy loss distributions for a record that is there or nothing.
 
     Its grid is a share of the smallest release's own privacy loss, about q/z: a finer one costs time and changes ε by
     less than a thousandth. ε is rounded up in any case.
@@ -110,7 +111,7 @@ def fresh(releases: Releases) -> Any:
 
 
 def solved(make: Callable[[float], Releases], target: float, delta: float) -> float:
-    """The smallest z for which the releases `make(z)` cost at most ε = `target`.
+    """Find the smallest z for which the releases `make(z)` cost at most ε = `target`.
 
     Args:
         make: z → the releases; all noise in them is proportional to z.
@@ -139,17 +140,12 @@ def solved(make: Callable[[float], Releases], target: float, delta: float) -> fl
 
 
 def accounting() -> Any:
-    """dp-accounting, or a sentence where it is not installed."""
+    """Import dp-accounting."""
     try:
         import dp_accounting
     except ModuleNotFoundError as error:
         raise not_installed("dp-accounting" if error.name == "dp_accounting" else str(error.name), "privacy") from None
     return dp_accounting
-
-
-def of_clients(names: tuple[str, ...], releases: list[dict[Release, int]], delta: float) -> Spent:
-    """What every client has spent."""
-    return Spent(names, np.array([epsilon(own, delta) for own in releases]), delta)
 
 
 AHEAD = (1.0, 1 / 4, 1 / 16)  # by which shares more releases are looked at, so that few have to be
@@ -184,37 +180,44 @@ class Account:
     def __init__(self, names: Sequence[str], delta: float, budget: float | None) -> None:
         self.names, self.delta, self.budget = tuple(names), delta, budget
         self.entries: dict[bytes, ReleaseEntry] = {}
-        self.releases: list[dict[Release, int]] = [{} for _ in names]
+        self.releases: list[Counter[Release]] = [Counter() for _ in names]
         self._fits: list[dict[Release, int]] = [{} for _ in names]
         self._exceeds: list[dict[Release, int]] = [{} for _ in names]
 
     @property
     def total(self) -> int:
         """How many releases have been made."""
-        return sum(sum(own.values()) for own in self.releases)
+        return sum(own.total() for own in self.releases)
 
     def charge(self, entries: Sequence[ReleaseEntry]) -> None:
-        """Count what is new among the entries; all of it or, beyond the budget, nothing and a sentence."""
-        new = [entry for entry in entries if entry.times > self._known(entry.mark)]
-        after: dict[int, dict[Release, int]] = {}
-        for entry in new:
-            own = after.setdefault(entry.client, dict(self.releases[entry.client]))
-            own[entry.release] = own.get(entry.release, 0) + entry.times - self._known(entry.mark)
+        """Count what is new among the entries; refuse all of them if a client would exceed its budget."""
+        after = self._after(entries)
         for client, own in after.items():
             if self.budget is not None and not self._affordable(client, own):
                 raise InputError(
                     f"Client {self.names[client]!r} has a privacy budget of ε = {self.budget:g}, and this answer would "
                     f"bring it to {epsilon(own, self.delta):.4g}: it does not answer."
                 )
+        self._count(entries, after)
+
+    def _after(self, entries: Sequence[ReleaseEntry]) -> dict[int, Counter[Release]]:
+        """Return all releases of the clients that would have new ones."""
+        after: dict[int, Counter[Release]] = {}
+        for entry in entries:
+            if (more := entry.times - self._known(entry.mark)) > 0:
+                after.setdefault(entry.client, self.releases[entry.client].copy())[entry.release] += more
+        return after
+
+    def _count(self, entries: Sequence[ReleaseEntry], after: dict[int, Counter[Release]]) -> None:
         for client, own in after.items():
             self.releases[client] = own
-        self.entries |= {entry.mark: entry for entry in new}
+        self.entries |= {entry.mark: entry for entry in entries if entry.times > self._known(entry.mark)}
 
     def _known(self, mark: bytes) -> int:
         return self.entries[mark].times if mark in self.entries else 0
 
     def _affordable(self, client: int, own: dict[Release, int]) -> bool:
-        """Whether ε is within the budget; looked at for more releases than these, which then need no look."""
+        """Check ε against the budget, for more releases than these first: those then need no further check."""
         fits, exceeds = self._fits[client], self._exceeds[client]
         if fits and all(n <= fits.get(release, 0) for release, n in own.items()):
             return True
@@ -229,11 +232,11 @@ class Account:
         return False
 
     def spent(self) -> Spent:
-        """What every client has spent."""
-        return of_clients(self.names, self.releases, self.delta)
+        """Return what every client has spent."""
+        return Spent(self.names, np.array([epsilon(own, self.delta) for own in self.releases]), self.delta)
 
     def pack(self) -> Arrays:
-        """Every entry as arrays, for a checkpoint."""
+        """Return every entry as arrays, for a checkpoint."""
         entries = list(self.entries.values())
         marks = np.frombuffer(b"".join(entry.mark for entry in entries), dtype=np.uint8)
         return {
@@ -246,12 +249,14 @@ class Account:
     def merge(self, arrays: Arrays) -> None:
         """Add what an earlier part of the run has released; questions that both have answered count once."""
         columns = [arrays[f"privacy.{name}"] for name in ("clients", "marks", "releases", "times")]
-        for client, mark, (noise, rate), times in zip(*columns, strict=True):
-            entry = ReleaseEntry(int(client), mark.tobytes(), Release(float(noise), float(rate)), int(times))
-            if (more := entry.times - self._known(entry.mark)) > 0:
-                own = self.releases[entry.client]
-                own[entry.release] = own.get(entry.release, 0) + more
-                self.entries[entry.mark] = entry
+        entries = [
+            ReleaseEntry(int(client), mark.tobytes(), Release(float(noise), float(rate)), int(times))
+            for client, mark, (noise, rate), times in zip(*columns, strict=True)
+        ]
+        self._count(entries, self._after(entries))
+
+
+COUNTED = ("gradients", "losses", "sampled_gradients", "sampled_losses")
 
 
 @dataclass(frozen=True)
@@ -285,27 +290,18 @@ class ReleaseCounts:
         return cls.over(batch_size, n, n)
 
     def __add__(self, other: ReleaseCounts) -> ReleaseCounts:
-        """Both."""
+        """Add up two plans that share one budget."""
         if None not in (self.batch_size, other.batch_size) and self.batch_size != other.batch_size:
             raise InputError(f"Batches of {self.batch_size} and of {other.batch_size} rows do not share one budget.")
-        return ReleaseCounts(
-            self.gradients + other.gradients,
-            self.losses + other.losses,
-            self.sampled_gradients + other.sampled_gradients,
-            self.sampled_losses + other.sampled_losses,
-            self.batch_size or other.batch_size,
-        )
+        sums = {name: getattr(self, name) + getattr(other, name) for name in COUNTED}
+        return ReleaseCounts(**sums, batch_size=self.batch_size or other.batch_size)
 
     def releases(self, noise: float, loss_noise: float, samples: int | None) -> dict[Release, int]:
-        """The same for a client of m_i records with these noise multipliers."""
+        """Return the releases of a client of m_i records with these noise multipliers."""
         rate = 1.0 if self.batch_size is None or samples is None else min(1.0, self.batch_size / samples)
-        counts: dict[Release, int] = {}
-        for release, n in (
-            (Release(noise), self.gradients),
-            (Release(noise, rate), self.sampled_gradients),
-            (Release(loss_noise), self.losses),
-            (Release(loss_noise, rate), self.sampled_losses),
-        ):
-            if n:
-                counts[release] = counts.get(release, 0) + n
-        return counts
+        counts: Counter[Release] = Counter()
+        counts[Release(noise)] += self.gradients
+        counts[Release(noise, rate)] += self.sampled_gradients
+        counts[Release(loss_noise)] += self.losses
+        counts[Release(loss_noise, rate)] += self.sampled_losses
+        return {release: n for release, n in counts.items() if n}

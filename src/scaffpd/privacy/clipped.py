@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 
 from scaffpd.errors import InputError
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.layout import PaddedBlock, StackedSamples, product
+from scaffpd.models.layout import StackedSamples, product
 from scaffpd.models.losses import Loss
 from scaffpd.models.module import ModuleOracle
 
@@ -58,7 +58,7 @@ class LinearSums:
 
     @classmethod
     def of(cls, oracle: LinearOracle, clip: float, loss_clip: float, radius: float | None) -> LinearSums:
-        """The same records; those longer than R are scaled to the length R."""
+        """Take the oracle's records; those longer than R are scaled to the length R."""
         rows = oracle.rows
         if rows.stored:
             raise InputError("Private needs features that fit into memory.")
@@ -92,13 +92,9 @@ class LinearSums:
         if at.ndim == 1:
             return self.rows.A @ at.view(-1, self.outputs)
         z, own = at.new_empty(len(self.rows.A), self.outputs), at.view(len(at), -1, self.outputs)
-
-        def place(block: PaddedBlock) -> None:
+        for block in self.rows.blocks:
             inside = block.weight > 0
             z[block.rows[inside]] = product(self.rows.of(block)[0], own[block.clients])[inside]
-
-        for block in self.rows.blocks:
-            place(block)
         return z
 
 

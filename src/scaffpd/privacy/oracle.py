@@ -13,7 +13,7 @@ What is made of released vectors (sums, projections, norms, d_i) costs nothing.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.oracle import Oracle, StackedDisplacements, SubspaceDerivatives, same_point, shift
+from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, SubspaceDerivatives, same_point, shift
 from scaffpd.privacy.accountant import Account, Release, ReleaseEntry
 from scaffpd.privacy.clipped import ClippedSums
 from scaffpd.privacy.noise import PrivateQuestion, digest, drawn, normals
@@ -32,46 +32,27 @@ SECOND_ORDER = (
 )
 
 
-class PrivatePoint:
-    """What all clients have released at one x; everything asked of it is made of that."""
+class PrivatePoint(StackedPoint):
+    """What all clients have released at one x; sums, projections and norms are made of that."""
 
     def __init__(self, x: Tensor, losses: Tensor, gradients: Tensor, whole: bool) -> None:
-        self.x, self.losses, self.gradients, self.whole = x, losses, gradients, whole
-
-    def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i c_i."""
-        return weights @ self.gradients
-
-    def project(self, direction: Tensor) -> Tensor:
-        """⟨c_i, v⟩ per client."""
-        return self.gradients @ direction
+        super().__init__(x, losses, gradients)
+        self.whole = whole
 
     def norms(self) -> Tensor:
         """‖c_i‖² per client, noise included."""
         return self.gradients.square().sum(1)
 
-    def each(self) -> Tensor:
-        """The c_i themselves."""
-        return self.gradients
-
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
-        """Not released."""
-        self._refuse()
+        """Refuse: second derivatives are not released."""
+        raise InputError(SECOND_ORDER)
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """Not released."""
-        self._refuse()
+        """Refuse: second derivatives are not released."""
+        raise InputError(SECOND_ORDER)
 
     def diagonals(self) -> Tensor:
-        """Not released."""
-        self._refuse()
-
-    def rounding(self) -> tuple[Tensor, Tensor]:
-        """Noise has no bound, so nothing can be proven."""
-        unbounded = torch.full_like(self.losses, float("inf"))
-        return unbounded, unbounded
-
-    def _refuse(self) -> NoReturn:
+        """Refuse: second derivatives are not released."""
         raise InputError(SECOND_ORDER)
 
 
@@ -183,7 +164,7 @@ class PrivateOracle:
         return StackedDisplacements(each)
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
-        """Not released."""
+        """Refuse: second derivatives are not released."""
         raise InputError(SECOND_ORDER)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:

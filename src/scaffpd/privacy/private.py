@@ -34,7 +34,7 @@ Multiplier = float | tuple[float, ...]  # of all clients, or of each
 
 
 def multiplier(name: str, value: Any, clip: float) -> Multiplier:
-    """One number or one for every client, >= 0; noise needs something that is clipped."""
+    """Check noise: one number or one for every client, >= 0, and only on what is clipped."""
     several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
     numbers = [real("Private", name, z) for z in (value if several else [value])]
     if not numbers or not all(0 <= z < float("inf") for z in numbers):
@@ -46,7 +46,7 @@ def multiplier(name: str, value: Any, clip: float) -> Multiplier:
 
 
 def spread(name: str, value: Multiplier, n: int) -> tuple[float, ...]:
-    """A number for every client."""
+    """Return a number for every client."""
     if not isinstance(value, tuple):
         return (value,) * n
     if len(value) != n:
@@ -55,13 +55,13 @@ def spread(name: str, value: Multiplier, n: int) -> tuple[float, ...]:
 
 
 def check_delta(delta: Any) -> None:
-    """A probability."""
+    """Check a probability."""
     if not 0 < real("Private", "delta", delta) < 1:
         raise InputError(f"Private needs 0 < delta < 1, got {delta!r}.")
 
 
 def check_secret(secret: Any) -> None:
-    """Enough of it; never with the secret in the sentence."""
+    """Check the length of a secret, without repeating it in the message."""
     whole = isinstance(secret, int | np.integer) and not isinstance(secret, bool) and secret >= 0
     if secret is not None and not whole and not (isinstance(secret, bytes) and len(secret) >= SECRET):
         raise InputError(f"Private needs a secret of at least {SECRET} bytes, or a whole number >= 0 for experiments.")
@@ -128,10 +128,10 @@ class Private:
         cls, model: Linear | Module, epsilon: float, algorithm: Any, rounds: int, samples: Sequence[int] | None = None,
         delta: float = 1e-5, loss_share: float = LOSS_SHARE, **rest: Any,
     ) -> Private:  # fmt: skip
-        """The same with the noise that makes `rounds` rounds of `algorithm` cost ε; more of them are refused.
+        """Find the noise with which `rounds` rounds of `algorithm` cost ε; more of them are refused.
 
         Args:
-            model: see above.
+            model: `Linear(...)` or `Module(...)`.
             epsilon: ε that every client may spend.
             algorithm: what will be trained with, such as `ScaffPD(...)`; local steps, batch size and the like count. A
                 list of them shares ε: each makes so many rounds, all on one `Cohort`.
@@ -219,7 +219,7 @@ class Private:
         return ModuleSums(inner, float(self.clip), float(self.loss_clip))
 
     def _public(self, members: list[PrivateClient]) -> Constants | None:
-        """Constants that no record has a part in."""
+        """Return constants on which no record has an influence."""
         linear = isinstance(self.model, Linear)
         L = self.smoothness
         if L is None and self.radius is not None:

@@ -302,11 +302,11 @@ class SecureAggregation(TrafficLedger):
         key: tuple[int, ...] = (0,),
         clients: Clients = None,
         alone: bool = True,
-        told: int | None = None,
+        coefficients_sent: int | None = None,
     ) -> SecureGradients:
         """One exchange: x (or how to form it) down; L_i and the bounds on rounding errors up. c_i stays there."""
         chosen = self._chosen(clients)
-        down = self._send(x, chosen) if told is None else told * len(chosen)
+        down = self._send(x, chosen) if coefficients_sent is None else coefficients_sent * len(chosen)
         self.count(exchanges=alone, down=down, up=3 * len(chosen))
         return SecureGradients(self._asked(chosen), self, self._reach.gradients(x, batch_size, key, chosen), x)
 
