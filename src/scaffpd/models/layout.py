@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.models.numerics import parallel_map
-from scaffpd.models.tables import MappedMatrix
+from scaffpd.models.tables import MappedMatrix, TableMatrix
 
 # Padded elements that cost as much as one more block (measured); on a GPU launches are dear and arithmetic is cheap.
 OVERHEAD = {"cpu": 30_000, "cuda": 10_000_000}
@@ -289,7 +289,8 @@ class StackedSamples:
 
     def slack(self, terms: int) -> float:
         """s(n): how many ε a sum of n products with A may be off."""
-        return float(self.A.slack(terms)) if hasattr(self.A, "slack") else 4 * terms**0.5
+        A: Tensor | TableMatrix = self.A
+        return A.slack(terms) if isinstance(A, TableMatrix) else 4 * terms**0.5
 
     def take(self, block: PaddedBlock) -> StackedSamples:
         """The rows of one block as a stack of their own."""

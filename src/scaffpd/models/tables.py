@@ -22,9 +22,10 @@ steps, on request), h alone goes. Elsewhere A is converted piece by piece.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -153,16 +154,65 @@ COLUMNS = 8  # in multiples of which products in half precision run at full spee
 DIGITS, LARGEST, SMALLEST = 11, 14, -126  # of a half: binary digits, the exponent that x is scaled to; the least 2^e
 
 
-class StoredMatrix:
+class TableMatrix(ABC):
+    """A matrix A whose rows stay in tables, with the few operations of a tensor that linear models need."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def __matmul__(self, X: Tensor) -> Tensor:
+        """A X."""
+
+    @abstractmethod
+    def transposed(self, V: Tensor) -> Tensor:
+        """AᵀV."""
+
+    @property
+    def mT(self) -> Transposed:  # noqa: N802
+        """Aᵀ."""
+        return Transposed(self)
+
+    T = mT
+
+    def new_zeros(self, *shape: int) -> Tensor:
+        """Zeros in the format of x."""
+        return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+
+    def new_empty(self, *shape: int) -> Tensor:
+        """Numbers in the format of x that are not set."""
+        return torch.empty(*shape, dtype=self.dtype, device=self.device)
+
+    def slack(self, terms: int) -> float:
+        """How many ε a sum of n products may be off, relative to the sizes of its terms.
+
+        4√n for sums whose roundings err in both directions (Higham and Mary, 2019).
+        """
+        return float(4 * terms**0.5)
+
+
+class Transposed:
+    """Aᵀ of a matrix that is no tensor."""
+
+    def __init__(self, matrix: TableMatrix) -> None:
+        self.matrix = matrix
+
+    def __matmul__(self, V: Tensor) -> Tensor:
+        """AᵀV."""
+        return self.matrix.transposed(V)
+
+
+class StoredMatrix(TableMatrix):
     """A = scale · values as a matrix; values in parts of consecutive rows, none of them copied."""
 
     def __init__(self, parts: Sequence[Tensor], scale: float, dtype: torch.dtype, rough: bool = False) -> None:
         self.parts, self.scale, self.dtype, self.rough = list(parts), scale, dtype, rough
         self.device = self.parts[0].device
         self.shape = (sum(map(len, self.parts)), self.parts[0].shape[1])
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __matmul__(self, X: Tensor) -> Tensor:
         """A X."""
@@ -171,11 +221,6 @@ class StoredMatrix:
             products = [_mm(part, halves, self.rough) for part in self.parts]
             return join_halves(torch.cat(products), self.scale * factor, X.shape[-1], self.rough)
         return self.scale * torch.cat([piece @ X for piece in self._pieces()])
-
-    @property
-    def T(self) -> Transposed:  # noqa: N802
-        """Aᵀ."""
-        return Transposed(self)
 
     def transposed(self, V: Tensor) -> Tensor:
         """AᵀV."""
@@ -254,19 +299,14 @@ class StoredMatrix:
         assert dim == 1
         return self.scale * torch.cat([piece.norm(dim=1) for piece in self._pieces()])
 
-    def new_zeros(self, *shape: int) -> Tensor:
-        """Zeros in the format of x."""
-        return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+    def slack(self, terms: int) -> float:
+        """Matrix units cut off digits, `DEPTH` products at a time.
 
-    def slack(self, terms: Any) -> Any:
-        """How many ε a sum of so many products may be off, relative to the sizes of its terms.
-
-        4√n for sums whose roundings err in both directions (Higham and Mary, 2019). Matrix units cut off digits
-        instead, `DEPTH` products at a time, so their errors add up within `TERMS` of them; splitting x adds 2ε.
+        Their errors add up within `TERMS` of them; splitting x adds 2ε.
         """
         if not self._split(self.new_zeros(0)):
-            return 4 * terms**0.5
-        return 2 + min(TERMS, self.shape[1]) / DEPTH + 4 * (1 + terms / TERMS) ** 0.5
+            return super().slack(terms)
+        return float(2 + min(TERMS, self.shape[1]) / DEPTH + 4 * (1 + terms / TERMS) ** 0.5)
 
     def double(self) -> StoredMatrix:
         """The same values, multiplied in double precision."""
@@ -288,24 +328,6 @@ class StoredMatrix:
             else:
                 for piece in torch.split(part, max(1, PIECE // self.shape[1])):
                     yield piece.to(self.dtype)
-
-
-class Turnable(Protocol):
-    """A matrix that is no tensor."""
-
-    def transposed(self, V: Tensor) -> Tensor:
-        """AᵀV."""
-
-
-class Transposed:
-    """Aᵀ of a matrix that is no tensor."""
-
-    def __init__(self, matrix: Turnable) -> None:
-        self.matrix = matrix
-
-    def __matmul__(self, V: Tensor) -> Tensor:
-        """AᵀV."""
-        return self.matrix.transposed(V)
 
 
 def split_halves(X: Tensor, rough: bool = False) -> tuple[Tensor, Tensor]:
@@ -389,7 +411,7 @@ HELD = 2**25  # numbers of a client from which on its rows are not held together
 CHECKED = 2**23  # bytes of a copy from which on it is asked whether there is room
 
 
-class MappedMatrix:
+class MappedMatrix(TableMatrix):
     """The rows of all clients as a matrix, not copied.
 
     Args:
@@ -406,9 +428,6 @@ class MappedMatrix:
         self.tables, self.numbers, self.intercept, self.dtype, self.power = tables, numbers, intercept, dtype, power
         self.columns = tables.columns
         self.shape = len(numbers), self.columns + intercept
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     @cached_property
     def _pieces(self) -> list[Piece]:
@@ -433,13 +452,6 @@ class MappedMatrix:
 
         parallel_map(work, self._split(), self.device)
         return out.add_(X[-1]) if self.intercept else out
-
-    @property
-    def mT(self) -> Transposed:  # noqa: N802
-        """Aᵀ."""
-        return Transposed(self)
-
-    T = mT
 
     def transposed(self, V: Tensor) -> Tensor:
         """AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
@@ -538,11 +550,3 @@ class MappedMatrix:
         """What tells the tables from any others, and which rows."""
         tables = repr([table.identity for table in self.tables.tables]).encode()
         return [torch.from_numpy(np.frombuffer(tables, dtype=np.uint8).copy()), torch.from_numpy(self.numbers)]
-
-    def new_zeros(self, *shape: int) -> Tensor:
-        """Zeros in the format of x."""
-        return torch.zeros(*shape, dtype=self.dtype)
-
-    def new_empty(self, *shape: int) -> Tensor:
-        """Numbers in the format of x."""
-        return torch.empty(*shape, dtype=self.dtype)
