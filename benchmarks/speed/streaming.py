@@ -100,7 +100,7 @@ def cohort(file: Path, order: str, mapped: bool) -> sp.Cohort:
     numbers = np.arange(len(values)) if order == ORDERS[0] else random.permutation(len(values))
     y = random.integers(0, 2, len(values))
     clients = [(stored.rows(part), y[part]) for part in np.array_split(numbers, CLIENTS)]
-    with mock.patch.object(linear, "free", return_value=0 if mapped else 2**60):
+    with mock.patch.object(linear, "free_memory", return_value=0 if mapped else 2**60):
         made = sp.Cohort(clients, sp.Linear("logistic", l2=1e-2), dtype=torch.float32)
     made.constants()  # once, before the first round
     return made

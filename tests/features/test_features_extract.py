@@ -165,7 +165,7 @@ def test_an_array_of_images(net):
 def test_the_second_time_nothing_is_computed(net, tmp_path, monkeypatch, capsys):
     first = features(pictures(), net, coordinates=100, cache=tmp_path, chunk=9, progress=True)
     assert "image 85/85" in capsys.readouterr().err
-    monkeypatch.setattr(extract, "Job", None)
+    monkeypatch.setattr(extract, "Extraction", None)
     again = features(pictures(), net, coordinates=100, cache=tmp_path, memory="1GB", verify=True)
     np.testing.assert_array_equal(first.values, again.values)
     assert isinstance(again.values, np.memmap)
@@ -505,7 +505,7 @@ def test_the_disk_needs_all_rows_and_one_piece(tmp_path, monkeypatch):
 def test_too_little_memory(net, monkeypatch):
     with pytest.raises(InputError, match=r"One image at a time needs about .* set memory='1MB' or more"):
         features(pictures(), net, coordinates=40, memory=1000)
-    monkeypatch.setattr(store, "free", lambda _: 10_000)
+    monkeypatch.setattr(store, "free_memory", lambda _: 10_000)
     with pytest.raises(InputError, match="a cache folder on a disk"):
         features(pictures(), net, coordinates=40, memory="1GB", chunk=5, dtype="float32")
 

@@ -55,7 +55,7 @@ def cohorts(tmp_path, monkeypatch):
         test = [(x[::-1][:50], b[::-1][:50]) for x, b in pairs]
         copied = sp.Cohort(pairs, model, dtype=dtype, test=test)
         with monkeypatch.context() as patch:
-            patch.setattr(linear, "free", lambda device: 1)
+            patch.setattr(linear, "free_memory", lambda device: 1)
             patch.setattr("scaffpd.models.linear.check_compressed_memory", lambda *args: None)
             disk = sp.Cohort(pairs, model, dtype=dtype, test=test)
         return disk, copied
@@ -130,7 +130,7 @@ def test_more_than_one_table_and_arrays(tmp_path, monkeypatch):
     X = [one.rows([39, 3, 38]), two.rows(np.arange(40)), np.arange(12).reshape(4, 3), one.rows([1, 0]), np.eye(3)]
     pairs = [(x, np.arange(len(x)) % 2) for x in X]
     copied = sp.Cohort(pairs, sp.Linear("logistic", intercept=True))
-    monkeypatch.setattr(linear, "free", lambda device: 1)
+    monkeypatch.setattr(linear, "free_memory", lambda device: 1)
     disk = sp.Cohort(pairs, sp.Linear("logistic", intercept=True))
     x = torch.arange(4.0, dtype=torch.float64) / 4
     close([disk.gradients(x).each()], [copied.gradients(x).each()])
@@ -154,7 +154,7 @@ def test_another_process_maps_the_file(cohorts):
 def test_numbers_that_are_none(monkeypatch, bad):
     values = np.zeros((6, 20), dtype=np.float32)
     values[4, 2] = bad
-    monkeypatch.setattr(linear, "free", lambda device: 1)
+    monkeypatch.setattr(linear, "free_memory", lambda device: 1)
     what = "feature beyond" if bad == 1e30 else "NaN or infinite"
     pairs = [(Table(values).rows([0]), [1]), (Table(values).rows([3, 4]), [0, 1])]
     with pytest.raises(sp.InputError, match=f"'spoilt' has a {what}.* in column 2"):
@@ -164,12 +164,12 @@ def test_numbers_that_are_none(monkeypatch, bad):
 def test_refusals(tmp_path, monkeypatch):
     rows = table(tmp_path)
     pairs = [(rows.rows(p), labels("squared")[p]) for p in parts("scattered")]
-    monkeypatch.setattr(linear, "free", lambda device: 1000)
+    monkeypatch.setattr(linear, "free_memory", lambda device: 1000)
     with pytest.raises(sp.InputError, match="keeps up to 10 rows of 10 numbers for each of 6 clients"):
         sp.Cohort(pairs, sp.Linear("squared", intercept=True))
     disk = sp.Cohort([(x, y[:, 0] > 0) for x, y in pairs], sp.Linear("logistic"))
     monkeypatch.setattr(tables, "CHECKED", 0)
-    monkeypatch.setattr(tables, "free", lambda device: 1000)
+    monkeypatch.setattr(tables, "free_memory", lambda device: 1000)
     with pytest.raises(sp.InputError, match="rows of features are needed at a time"):
         disk.local_updates(disk.start(), None, None, LocalPlan(3)).each()
 
@@ -185,7 +185,7 @@ clients = [(table.rows(np.arange(k, len(table), 30)), y[k::30] * 1.0) for k in r
 torch.ones(500, 500) @ torch.ones(500, 500)
 status = open("/proc/self/status").read()
 used = 1024 * int(status.split("VmData:")[1].split()[0])
-room.free = lambda device: 50 * 2**20
+room.free_memory = lambda device: 50 * 2**20
 resource.setrlimit(resource.RLIMIT_DATA, (used + 200 * 2**20,) * 2)
 cohort = sp.Cohort(clients, sp.Linear(loss, intercept=True), dtype=torch.float32)
 result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=2), cohort, rounds=2, progress=False)

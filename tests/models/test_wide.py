@@ -204,7 +204,7 @@ def test_more_samples_than_features_take_copies():
 
 
 def test_too_little_memory_is_refused_with_figures(monkeypatch):
-    monkeypatch.setattr(linear, "free", lambda device: 20_000)
+    monkeypatch.setattr(linear, "free_memory", lambda device: 20_000)
     figures = r"71 samples × 60 features × 4 outputs in 4 clients need [0-9.]+ kB on cpu, of which 20 kB are free"
     with pytest.raises(sp.InputError, match=figures):
         cohorts()
@@ -215,13 +215,13 @@ def test_what_would_fit_is_named(monkeypatch):
     need = linear.needed(1000, 4, [100], 2, 8)
     cases = [(need - 1, "float16 would fit"), (need // 2, "about [0-9]{3} features"), (10, "fewer samples")]
     for have, advice in cases:
-        monkeypatch.setattr(linear, "free", lambda device, have=have: have)
+        monkeypatch.setattr(linear, "free_memory", lambda device, have=have: have)
         with pytest.raises(sp.InputError, match=advice):
             sp.Cohort([(Table(values).rows(np.arange(100)), y)], sp.Linear("squared", classes=2))
 
 
 def test_a_copy_that_does_not_fit(monkeypatch):
-    monkeypatch.setattr(linear, "free", lambda device: 1300)
+    monkeypatch.setattr(linear, "free_memory", lambda device: 1300)
     few, many = table().rows([1, 2]), table().rows(np.arange(20))
     assert linear.fits([few], 60, torch.device("cpu"), torch.float64)
     assert not linear.fits([many], 60, torch.device("cpu"), torch.float64)
@@ -232,7 +232,7 @@ def test_a_copy_that_does_not_fit(monkeypatch):
 def test_test_rows_need_room_as_well(monkeypatch):
     one = table().rows(np.arange(79))
     need = linear.needed(FEATURES, 4, [1], 2, 8)
-    monkeypatch.setattr(linear, "free", lambda device: need)
+    monkeypatch.setattr(linear, "free_memory", lambda device: need)
     with pytest.raises(sp.InputError, match="test data cannot be used: 79 samples"):
         sp.Cohort([(one[:1], [0])], sp.Linear("squared", classes=2), test=[(one, np.arange(79) % 2)])
 
