@@ -33,7 +33,8 @@ FLOORS = [
     {"algorithms", "cohort"},
     {"training", "config", "secure"},
     {"comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},
-    {"runs", "report"},
+    {"runs"},
+    {"report"},
     {"demo"},
     {"cli"},
 ]

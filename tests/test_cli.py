@@ -24,7 +24,7 @@ from test_hospitals import fitted_by_sklearn, with_ones
 
 SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]
 RUN = {"clients.csv", "environment.json", "partition.csv", "report.html", "rounds.csv", "summary.json"}
-FILES = ["average/clients.csv", "average/rounds.csv", "demo.png", "fair/clients.csv", "fair/rounds.csv"]
+FILES = ["demo.png", "splits.csv"]
 
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
@@ -259,7 +259,7 @@ def test_quiet_writes_the_same_and_prints_nothing(demo, tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.out + captured.err == ""
     assert set(files_in(tmp_path)) == set(FILES) | RUN
-    for name in ("average/clients.csv", "fair/clients.csv"):
+    for name in ("clients.csv", "splits.csv"):
         assert (tmp_path / name).read_bytes() == (demo[2] / name).read_bytes()
 
 

@@ -16,13 +16,15 @@ from sklearn.metrics import accuracy_score, log_loss
 from sklearn.model_selection import StratifiedKFold
 
 import scaffpd as sp
-from scaffpd import demo
+from scaffpd import demo, report
 from scaffpd.data import heart_disease
 from scaffpd.demo import findings
-from scaffpd.demo.picture import draw
 from scaffpd.errors import InputError
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.reference import reference_optimum
+from scaffpd.report.read import read as read_run
+from scaffpd.report.verdict import verdict
+from scaffpd.runs import train as pipeline
 from scaffpd.training import Status
 
 
@@ -186,9 +188,9 @@ def test_bad_arguments_are_refused(arguments, word):
 
 
 def test_an_interrupted_run_interrupts_the_study(monkeypatch):
-    real = demo.train
+    real = pipeline.train
     monkeypatch.setattr(
-        demo, "train", lambda *a, **k: replace(real(*a, **k | {"rounds": 1}), status=Status.INTERRUPTED)
+        pipeline, "train", lambda *a, **k: replace(real(*a[:2], 1, *a[3:], **k), status=Status.INTERRUPTED)
     )
     with pytest.raises(KeyboardInterrupt):
         demo.study(splits=2)
@@ -209,42 +211,42 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def test_the_tables_read_back(study, tmp_path):
-    written = demo.save(study, tmp_path)
-    assert [p.relative_to(tmp_path).as_posix() for p in written] == [
-        *("average/rounds.csv", "average/clients.csv", "fair/rounds.csv", "fair/clients.csv"),
-    ]
+def test_the_tables_of_all_splits_read_back(study, tmp_path):
+    findings.write(study, tmp_path, "scaffpd demo")
+    rows = read(tmp_path / "splits.csv")
     for model, comparison in (("average", study.accuracy.average), ("fair", study.accuracy.fair)):
-        rows = read(tmp_path / model / "clients.csv")
-        assert len(rows) == 3 * 4
+        assert sum(row["model"] == model for row in rows) == 3 * 4
         for i, name in enumerate(study.names):
-            mine = [row for row in rows if row["hospital"] == name]
+            mine = [row for row in rows if row["model"] == model and row["client"] == name]
             np.testing.assert_array_equal([float(row["test_accuracy"]) for row in mine], comparison[:, i])
             assert [int(row["split"]) for row in mine] == list(study.seeds)
-            assert {int(r["train_patients"]) + int(r["test_patients"]) for r in mine} == {study.patients[i]}
-        rounds = read(tmp_path / model / "rounds.csv")
-        assert float(rounds[-1]["certificate"]) == study.models[model][0].result.certificate
-        assert "weight[Long Beach]" in rounds[0]
+            assert {int(r["train_rows"]) + int(r["test_rows"]) for r in mine} == {study.patients[i]}
+    rounds = [row for row in read(tmp_path / "rounds.csv") if row["model"] == "fair"]
+    assert float(rounds[-1]["certificate"]) == study.fair[0].result.certificate
+    assert "weight[Long Beach]" in rounds[0]
 
 
-def test_the_picture_is_a_picture(study, tmp_path):
-    draw(study, tmp_path / "demo.png")
-    pixels = matplotlib.image.imread(tmp_path / "demo.png")[:, :, :3]
-    height, width, _ = pixels.shape
-    assert (width, height) == (2400, 840)
-    ink = (pixels < 0.9).any(-1)
-    assert 0.01 < ink.mean() < 0.3
-    for third in np.split(ink, 3, axis=1):
-        assert third.mean() > 0.005
-    margin = np.concatenate([ink[:, :10].ravel(), ink[:, -10:].ravel(), ink[:10].ravel(), ink[-10:].ravel()])
-    assert not margin.any(), "something runs off the page"
+def test_the_folder_is_that_of_a_run_with_means_over_splits(study, tmp_path):
+    findings.write(study, tmp_path, "scaffpd demo")
+    found = read_run(tmp_path)
+    assert verdict(found) == (f"{findings.headline(study)}.", findings.caveat(study))
+    for name, table in (("average", study.accuracy.average), ("fair", study.accuracy.fair)):
+        scores = found.scores[name]
+        np.testing.assert_allclose([s.value for s in scores], table.mean(0))
+        np.testing.assert_allclose([s.deviation for s in scores], table.std(0, ddof=1))
+    assert [s.clear for s in found.scores["fair"]] == study.accuracy.clear.tolist()
+    assert findings.baseline(study) in found.remarks
 
 
 @pytest.mark.parametrize("rho", [1e-4, 1e3])
-def test_the_picture_stands_extremes(rho, tmp_path):
-    draw(demo.study(rho, splits=2), tmp_path / "demo.png")
-    ink = (matplotlib.image.imread(tmp_path / "demo.png")[:, :, :3] < 0.9).any(-1)
-    assert not np.concatenate([ink[:, :10].ravel(), ink[:, -10:].ravel()]).any()
+def test_the_report_stands_extremes(rho, tmp_path):
+    findings.write(demo.study(rho, splits=2), tmp_path, "scaffpd demo")
+    picture = report.write_picture(tmp_path, "clients", tmp_path / "demo.png")
+    pixels = matplotlib.image.imread(picture)[:, :, :3]
+    ink = (pixels < 0.9).any(-1)
+    assert 0.005 < ink.mean() < 0.3
+    margin = np.concatenate([ink[:, :10].ravel(), ink[:, -10:].ravel(), ink[:10].ravel(), ink[-10:].ravel()])
+    assert not margin.any(), "something runs off the page"
 
 
 # ------------------------------------------------------------------ sentences

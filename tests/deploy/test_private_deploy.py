@@ -277,11 +277,11 @@ def test_processes_share_one_set_of_books(tmp_path):
 
 
 def test_the_report_has_what_silos_have_said(tmp_path):
-    from scaffpd.report.deployed import read_deployed
+    from scaffpd.report.read import read
 
     path, places = private(tmp_path, more=PRIVACY + "\n[secure]\n")
     outcome = coordinate(path, InProcess(opened(places)))
-    story = read_deployed(FederationFile.read(path).folder)
+    story = read(FederationFile.read(path).folder)
     assert story.privacy.epsilon == outcome.privacy["epsilon"]
     assert set(story.privacy.clients) == set(places)
     assert "carry noise" in story.privacy.cautions({})[-1]

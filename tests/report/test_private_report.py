@@ -10,7 +10,7 @@ import run_folders
 from scaffpd.errors import InputError
 from scaffpd.report import write
 from scaffpd.report.data import NOT_COVERED, SEEDED
-from scaffpd.report.reading import read
+from scaffpd.report.read import read
 from scaffpd.report.verdict import cautions
 
 PRIVACY = {

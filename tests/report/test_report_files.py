@@ -14,10 +14,10 @@ import run_folders
 from scaffpd import report
 from scaffpd.cli import run as command
 from scaffpd.errors import InputError
+from scaffpd.report import pictures
 from scaffpd.report.figures import figures
 from scaffpd.report.page import embedded, harmless
-from scaffpd.report.reading import read
-from scaffpd.report.static import pictures
+from scaffpd.report.read import read
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -116,7 +116,7 @@ def test_hostile_names_stay_text(hostile, tmp_path):
     text = report.write(hostile, tmp_path / "page.html").read_text(encoding="utf-8")
     assert text.count("</script>") == 3
     assert not re.search("<img|<b>bold|onerror=alert[^&]*>", markup(text))
-    data = json.loads(re.search(r'id="story">(.*?)</script>', text, re.S).group(1))
+    data = json.loads(re.search(r'id="report-data">(.*?)</script>', text, re.S).group(1))
     assert {row["client"] for row in data["data"]["clients"]} == set(run_folders.HOSTILE)
 
 
@@ -171,8 +171,8 @@ def test_a_comparison_is_read_from_its_tables():
     assert digits.role("before").name == "FedAvg"
     assert digits.role("after").name == max(digits.overall, key=lambda n: digits.overall[n].worst_20)
     assert digits.overall["FedAvg"].worst_20 == pytest.approx(0.847, abs=1e-3)
-    assert "seed 0 alone" in digits.notes[0][1]  # other partitions under every seed
-    assert "mean over 5 seeds" in hospitals.notes[0][1]
+    assert "seed 0 alone" in digits.note  # other partitions under every seed
+    assert "mean over 5 seeds" in hospitals.note
     assert len(hospitals.clients) == 4
     assert hospitals.command.startswith("scaffpd compare hospitals --methods all")
 

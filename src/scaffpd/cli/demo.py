@@ -52,18 +52,18 @@ def demo(
     _section(console, "Four hospitals, one model", INTRODUCTION.format(splits=splits, rho=rho))
     from scaffpd import demo as hospitals
     from scaffpd.demo import findings  # seconds, so not before words
-    from scaffpd.demo import picture as hospitals_figure
-    from scaffpd.report import available, write
+    from scaffpd.report import available, write, write_picture
 
     with _progress(quiet) as progress:
         task = progress.add_task("training", total=splits)
         study = hospitals.study(rho, seed, splits, progress=lambda done: progress.update(task, completed=done))
-    picture = out / "demo.png"
-    hospitals_figure.draw(study, picture)
     command = f"scaffpd demo --rho {rho:g} --seed {seed} --splits {splits} --out {shlex.quote(out.as_posix())}"
-    written = [picture, *findings.write(study, out, command)]
+    written = findings.write(study, out, command)
     sorry = available()
-    _show(console, study, [write(out), *written] if sorry is None else written)
+    pages = [write(out), write_picture(out, "clients", out / "demo.png")] if sorry is None else []
+    _show(
+        console, study, [str(page) for page in pages] if sorry is None else [f"No report: {sorry}"], len(written), out
+    )
 
 
 def _console(quiet: bool) -> Console:
@@ -85,7 +85,7 @@ def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, width=min(console.width, WIDEST))
 
 
-def _show(console: Console, study: HospitalStudy, written: list[Path]) -> None:
+def _show(console: Console, study: HospitalStudy, pages: list[str], tables: int, out: Path) -> None:
     from scaffpd.demo import findings as words
 
     console.print()
@@ -93,7 +93,7 @@ def _show(console: Console, study: HospitalStudy, written: list[Path]) -> None:
     _section(console, None, LEGEND.format(splits=len(study.seeds)), words.baseline(study) or "")
     _section(console, "Verdict", *words.findings(study))
     _section(console, "Proven", study.method, *words.certificates(study))
-    _section(console, "Written", *map(str, written[:2]), f"and {len(written) - 2} tables in {written[0].parent}")
+    _section(console, "Written", *pages, f"and {tables} tables in {out}")
 
 
 def _section(console: Console, title: str | None, *lines: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,8 @@ from scaffpd.errors import InputError, unknown
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from scaffpd.report.data import ModelSummary, ReportData
 
 
 WIDEST, MOST = 100, 30  # columns of prose, and clients in a table
@@ -37,137 +38,105 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
 
 
 def show(folder: Path) -> None:
-    """Who is served how, the verdict, and what is proven."""
+    """Show who is served how, the verdict, and what is proven."""
     from rich.console import Console
 
-    from scaffpd.report.reading import read
+    from scaffpd.report.read import read
     from scaffpd.report.verdict import cautions, optimised, verdict
 
-    console, summary, story = Console(highlight=False), values(folder), read(folder)
+    console, run = Console(highlight=False), read(folder)
     console.print()
-    console.print(summary["title"], style="bold", markup=False)
-    console.print(_clients(summary, rows(folder / "clients.csv")))
-    for sentence in (*verdict(story), *cautions(story)):
+    console.print(run.title, style="bold", markup=False)
+    console.print(_clients(run))
+    for sentence in (*verdict(run), *cautions(run)):
         _say(console, sentence)
-    if (loss := optimised(story)) is not None:
+    if (loss := optimised(run)) is not None:
         moved = f"from {loss.before:.3f} to {loss.after:.3f}"
         _say(console, f"What was optimised, their loss on training rows, goes {moved}.")
     console.print()
-    if story.privacy is not None:
-        _say(console, story.privacy.sentence)
-    if summary["path"]:
-        console.print(_points(summary, rows(folder / "path.csv")))
-        _say(console, f"Suggested: {summary['path']['why']}")
-        _say(console, _cheaper(summary["path"], len(summary["models"])))
+    if run.privacy is not None:
+        _say(console, run.privacy.sentence)
+    if run.path:
+        console.print(_points(run, run.path))
+        _say(console, f"Suggested: {run.path['why']}")
+        warm, cold = run.path["rounds_warm"], run.path["rounds_cold"]
+        alone = "" if cold is None else f"; each alone, {cold}: {cold / warm:.1f} times as many"
+        _say(console, f"{len(run.models)} models in {warm} rounds{alone}.")
     else:
-        for model in summary["models"]:
+        for model in run.models:
             _say(console, _proof(model))
-    if summary["models"][-1]["certificate"] is not None:
+    if run.models[-1].certificate is not None:
         _say(console, "Certified gap: no model of this kind has an objective that is smaller by more than this.")
-
-
-def values(folder: Path) -> dict[str, Any]:
-    """The summary of a run."""
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return found
 
 
 def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
     """The summary, the clients and the folder, for `--json`."""
-    from scaffpd.report.reading import read
+    from scaffpd.report.read import read
     from scaffpd.report.verdict import cautions, verdict
+    from scaffpd.runs.tables import read_json, read_table
 
-    story = read(folder)
-    return values(folder) | {
-        "verdict": list(verdict(story)), "cautions": list(cautions(story)), "folder": str(folder),
-        "report": None if page is None else str(page), "clients": rows(folder / "clients.csv"),
+    run = read(folder)
+    return read_json(folder / "summary.json") | {
+        "verdict": list(verdict(run)), "cautions": list(cautions(run)), "folder": str(folder),
+        "report": None if page is None else str(page), "clients": read_table(folder / "clients.csv"),
     }  # fmt: skip
 
 
-def rows(file: Path) -> list[dict[str, Any]]:
-    """A table of a run's folder, with its numbers as numbers."""
-    with file.open(newline="", encoding="utf-8") as handle:
-        return [
-            {key: value if key in ("model", "client", "label") else _number(value) for key, value in row.items()}
-            for row in csv.DictReader(handle)
-        ]
-
-
-def _number(text: str) -> Any:
-    if text in ("True", "False"):
-        return text == "True"
-    return None if text == "" else float(text) if any(c in text for c in ".en") else int(text)
-
-
-def _clients(summary: dict[str, Any], clients: list[dict[str, Any]]) -> Table:
+def _clients(run: ReportData) -> Table:
     """A row per client, the one that gains most first."""
     from rich.text import Text
 
-    from scaffpd.report.data import FEW
     from scaffpd.report.formats import change, measured
+    from scaffpd.report.verdict import uncertain
 
-    measure, held = summary["measure"], summary["split"] == "test"
-    score, sign = f"{summary['split']}_{measure}", 1 if measure == "accuracy" else -1
-    before, after = _shown(summary)
-    at = {(row["model"], row["client"]): row for row in clients}
-    gain = {n: sign * (row[score] - at[before, n][score]) for (m, n), row in at.items() if m == after}
-    two, what = before != after, f"{'held-out ' if held else 'training '}{measure}"
+    roles = {model.role: model.name for model in run.models}
+    after = roles.get("after") or roles.get("before") or run.names[-1]
+    before = roles.get("before", after)
+    old, new = ({score.client: score for score in run.scores[name]} for name in (before, after))
+    gain = {n: run.sign * ((score.value or 0.0) - (old[n].value or 0.0)) for n, score in new.items()}
+    two, what = before != after, f"{'held-out ' if run.split == 'test' else 'training '}{run.measure}"
     scores = [f"{what}\n{before}", f"\n{after}", "\nchange"] if two else [what]
     lines = "\n" if two else ""
-    table = plain_table(f"{lines}{summary['clients_word']}", "trained on,\nheld out", *scores, "weight\nλ")
-    order = sorted(gain, key=lambda n: (-gain[n], sign * at[after, n][score]))
+    table = plain_table(f"{lines}{run.word}", "trained on,\nheld out", *scores, "weight\nλ")
+    order = sorted(gain, key=lambda n: (-gain[n], run.sign * (new[n].value or 0.0)))
     for name in order if len(order) <= MOST else [*order[: MOST // 2], *order[-MOST // 2 :]]:
-        row = at[after, name]
-        cells: list[str | Text] = [measured(row[score], measure)]
+        score = new[name]
+        cells: list[str | Text] = [measured(score.value, run.measure)]
         if two:
-            sure = "*" if row.get("change_clear") else ""
-            moved = Text(f"{change(sign * gain[name], measure)}{sure}", style=_style(gain[name]))
-            cells = [measured(at[before, name][score], measure), *cells, moved]
-        few = " †" if held and row["test_rows"] < FEW else ""
-        table.add_row(Text(f"{name}{few}"), f"{row['train_rows']}, {row['test_rows']}", *cells, f"{row['weight']:.3f}")
+            moved = f"{change(run.sign * gain[name], run.measure)}{'*' if score.clear else ''}"
+            cells = [measured(old[name].value, run.measure), *cells, Text(moved, style=_style(gain[name]))]
+        few = " †" if uncertain(run, score) else ""
+        table.add_row(Text(f"{name}{few}"), f"{score.train_rows}, {score.test_rows}", *cells, f"{score.weight:.3f}")
     if len(order) > MOST:
         table.caption = f"the first and last {MOST // 2} of {len(order)}; all are in clients.csv"
     return table
 
 
-def _points(summary: dict[str, Any], points: list[dict[str, Any]]) -> Table:
+def _points(run: ReportData, path: dict[str, Any]) -> Table:
     """A row per point of a path, the suggested one marked."""
     from scaffpd.report.formats import measured
 
-    table, measure = plain_table("point", "mean", "worst 20 %", "rounds", "certified gap"), summary["measure"]
-    for row in points:
-        scores = [measured(row[f"{name}_{measure}"], measure) for name in ("mean", "worst_20")]
-        gap = "none" if row["certificate"] is None else f"{row['certificate']:.1e}"
-        style = "bold" if row["model"] == summary["path"]["knee"] else None
-        table.add_row(row["model"], *scores, str(row["rounds"]), gap, style=style)
+    table = plain_table("point", "mean", "worst 20 %", "rounds", "certified gap")
+    for model in run.models:
+        one = run.overall[model.name]
+        scores = [measured(value, run.measure) for value in (one.mean, one.worst_20)]
+        gap = "none" if model.certificate is None else f"{model.certificate:.1e}"
+        style = "bold" if model.name == path["knee"] else None
+        table.add_row(model.name, *scores, f"{model.rounds:.0f}", gap, style=style)
     return table
-
-
-def _shown(summary: dict[str, Any]) -> tuple[str, str]:
-    """The models to compare: before and after, or the same one twice."""
-    roles = {model["role"]: model["name"] for model in summary["models"]}
-    after = roles.get("after") or roles.get("before") or summary["models"][-1]["name"]
-    return roles.get("before", after), after
 
 
 def _style(gain: float) -> str:
     return "dim" if abs(gain) < 5e-4 else "green" if gain > 0 else "red"
 
 
-def _proof(model: dict[str, Any]) -> str:
-    gap = model["certificate"]
+def _proof(model: ModelSummary) -> str:
+    gap, sent = model.certificate, model.megabytes or 0.0
     proven = "nothing is certified" if gap is None else f"certified gap {gap:.1e}"
-    goal = "" if model["objective"] is None else f" ({model['objective']})"
-    rounds = f"{model['rounds']} round{'' if model['rounds'] == 1 else 's'}"
-    sent = model["bytes_up"] + model["bytes_down"]
-    size = f"{sent / 1e6:.1f} MB" if sent >= 1e6 else f"{sent / 1e3:.0f} kB"
-    return f"{model['name']}{goal}: {model['status']} after {rounds}, {proven}, {size} of messages"
-
-
-def _cheaper(path: dict[str, Any], points: int) -> str:
-    warm, cold = path["rounds_warm"], path["rounds_cold"]
-    alone = "" if cold is None else f"; each alone, {cold}: {cold / warm:.1f} times as many"
-    return f"{points} models in {warm} rounds{alone}."
+    goal = f" ({model.objective})" if model.objective else ""
+    rounds = f"{model.rounds:.0f} round{'' if model.rounds == 1 else 's'}"
+    size = f"{sent:.1f} MB" if sent >= 1 else f"{1e3 * sent:.0f} kB"
+    return f"{model.name}{goal}: {model.status} after {rounds}, {proven}, {size} of messages"
 
 
 def _say(console: Console, text: str) -> None:
@@ -214,7 +183,6 @@ def predict(
     Examples:
         scaffpd predict runs/patients new-patients.csv
     """
-    import csv
     import io
 
     from scaffpd.checkpoint import atomic_write

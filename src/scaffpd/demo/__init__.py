@@ -22,11 +22,9 @@ hold out n₂ patients and train on n₁, the standard error of a mean change is
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,15 +36,12 @@ from scaffpd.comparison.runs import one_thread
 from scaffpd.data import heart_disease
 from scaffpd.data.silos import Silos
 from scaffpd.errors import InputError
-from scaffpd.federation import Vector
-from scaffpd.metrics import Spread, Summary
+from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear
-from scaffpd.objectives import Average, ChiSquare, Objective
+from scaffpd.objectives import Average, ChiSquare
 from scaffpd.runs.prepare import Prepared
-from scaffpd.runs.train import Scorer, Trained, trained
-from scaffpd.training import Status, train
-
-Table = NDArray[np.float64]
+from scaffpd.runs.train import Trained, train_model
+from scaffpd.training import Status
 
 NAMES = ("Cleveland", "Hungary", "Switzerland", "Long Beach")  # in the order of `heart_disease()`
 RHO, L2, TOL, SPLITS, TEST_FRACTION = 0.1, 0.03, 1e-8, 20, 0.3
@@ -57,7 +52,7 @@ NEGLIGIBLE = 5e-4  # a twentieth of a percentage point: zero in every table
 
 @dataclass(frozen=True)
 class PairedChange:
-    """One measure of both models, (splits × columns), and what became of it from one to the other.
+    """One measure of both models, (splits × columns), and how it changed from one to the other.
 
     Attributes:
         average: of the average model.
@@ -65,30 +60,25 @@ class PairedChange:
         overlap: n₂/n₁, held-out patients per patient trained on.
     """
 
-    average: Table
-    fair: Table
+    average: NDArray[np.float64]
+    fair: NDArray[np.float64]
     overlap: float
 
     @property
-    def change(self) -> Table:
-        """Fair minus average, split by split."""
-        return self.fair - self.average
-
-    @property
     def mean_change(self) -> Vector:
-        """Over splits."""
-        mean: Vector = self.change.mean(0)
+        """Fair minus average, mean over splits."""
+        mean: Vector = (self.fair - self.average).mean(0)
         return mean
 
     @property
     def deviation(self) -> Vector:
-        """The standard deviation of the change over splits."""
-        deviation: Vector = self.change.std(0, ddof=1)
+        """Standard deviation of the change over splits."""
+        deviation: Vector = (self.fair - self.average).std(0, ddof=1)
         return deviation
 
     @property
     def clear(self) -> NDArray[np.bool_]:
-        """Which mean changes are more than noise, by the corrected t-test, and not negligible."""
+        """Whether each mean change is more than noise, by the corrected t-test, and not negligible."""
         splits = len(self.average)
         error = self.deviation * np.sqrt(1 / splits + self.overlap)
         least = np.maximum(student.ppf((1 + CONFIDENCE) / 2, splits - 1) * error, NEGLIGIBLE)
@@ -101,29 +91,21 @@ class HospitalStudy:
     """Both models on all splits.
 
     Attributes:
-        names: the hospitals.
-        patients: how many each has.
-        ill: the share of them that is ill.
+        problem: hospitals and model on the first split.
         rho: ρ of the fair model.
         tol: the optimality gap that was asked for.
         seeds: one per split.
-        average: the runs of the average model, split by split.
-        fair: the runs of the fair model.
+        average: the average model, split by split.
+        fair: the fair model, split by split.
     """
 
-    names: tuple[str, ...]
-    patients: NDArray[np.int64]
-    ill: Vector
+    problem: Prepared
     rho: float
     tol: float
     seeds: tuple[int, ...]
     average: tuple[Trained, ...] = field(repr=False)
     fair: tuple[Trained, ...] = field(repr=False)
-
-    @property
-    def models(self) -> dict[str, tuple[Trained, ...]]:
-        """The runs by the name of their model."""
-        return {"average": self.average, "fair": self.fair}
+    names: tuple[str, ...] = NAMES
 
     @cached_property
     def accuracy(self) -> PairedChange:
@@ -137,18 +119,30 @@ class HospitalStudy:
 
     @cached_property
     def overall_accuracy(self) -> PairedChange:
-        """Of the held-out accuracies of each split: their mean over hospitals, and the worst."""
-        return self._compare(lambda run: _overall(Summary.of(run.shown).accuracy))
+        """Mean over hospitals, and worst, of the held-out accuracies of each split."""
+        return self._compare(lambda run: np.array([run.shown.accuracy.mean(), run.shown.accuracy.min()]))
 
     @cached_property
     def overall_log_loss(self) -> PairedChange:
-        """Of the held-out log-losses of each split: their mean over hospitals, and the worst."""
-        return self._compare(lambda run: _overall(Summary.of(run.shown).loss))
+        """Mean over hospitals, and worst, of the held-out log-losses of each split."""
+        return self._compare(lambda run: _mean_and_worst_loss(run.shown))
 
     @cached_property
     def training_log_loss(self) -> PairedChange:
-        """Of the log-losses on the patients trained on: their mean over hospitals, and the worst."""
-        return self._compare(lambda run: _overall(Summary.of(run.train).loss))
+        """Mean over hospitals, and worst, of the log-losses on the patients trained on."""
+        return self._compare(lambda run: _mean_and_worst_loss(run.train))
+
+    @cached_property
+    def patients(self) -> NDArray[np.int64]:
+        """How many patients each hospital has."""
+        found: NDArray[np.int64] = self.average[0].train.counts + self.average[0].shown.counts
+        return found
+
+    @cached_property
+    def ill(self) -> Vector:
+        """The share of each hospital's patients that is ill."""
+        pairs = zip(self.problem.train, self.problem.test, strict=True)
+        return np.array([np.concatenate([train[1], test[1]]).mean() for train, test in pairs])
 
     @property
     def majority(self) -> Vector:
@@ -177,9 +171,8 @@ class HospitalStudy:
         return PairedChange(average, fair, overlap=float(first.shown.counts.sum() / first.train.counts.sum()))
 
 
-def _overall(spread: Spread | None) -> Vector:
-    assert spread is not None  # labels are classes
-    return np.array([spread.mean, spread.worst])
+def _mean_and_worst_loss(scores: ClientScores) -> Vector:
+    return np.array([scores.loss.mean(), scores.loss.max()])
 
 
 def study(
@@ -199,73 +192,33 @@ def study(
         progress: called with the number of splits done after each one.
     """
     fair = ChiSquare(rho)
-    seeds = _seeds(seed, splits)
-    runs: list[tuple[Trained, Trained]] = []
+    if seed < 0:
+        raise InputError(f"The seed must be a whole number >= 0, got {seed}.")
+    if splits < 2:
+        raise InputError(f"At least two splits are needed to tell a change from noise, got {splits}.")
+    seeds = tuple(range(seed * splits, (seed + 1) * splits))
+    problems, average, fairly = [], [], []
     with one_thread():
         for k in seeds:
-            silos = heart_disease(TEST_FRACTION, seed=k)
-            problem = prepared(silos)
-            runs.append((_run("average", problem, Average(), tol), _run("fair", problem, fair, tol)))
+            problems.append(prepared(heart_disease(TEST_FRACTION, seed=k)))
+            average.append(_train("average", "before", problems[-1], Fair(Average()), tol))
+            fairly.append(_train("fair", "after", problems[-1], Fair(fair), tol))
             if progress is not None:
-                progress(len(runs))
-    average, fairly = zip(*runs, strict=True)
-    return HospitalStudy(NAMES, *_population(silos), fair.rho, tol, seeds, average, fairly)
+                progress(len(fairly))
+    return HospitalStudy(problems[0], fair.rho, tol, seeds, tuple(average), tuple(fairly))
 
 
 def prepared(silos: Silos) -> Prepared:
-    """The four hospitals and their model."""
+    """Return the four hospitals and their model."""
     model, rows = Linear("logistic", L2, intercept=True), sum(len(y) for _, y in [*silos.train, *silos.test])
     about = f"heart disease (UCI): {rows} patients, {len(silos.features)} columns"
     task, labels = "classification", ("healthy", "ill")
     return Prepared(NAMES, silos.train, silos.test, model, task, labels, about, "hospital")
 
 
-def _run(name: str, problem: Prepared, objective: Objective, tol: float) -> Trained:
+def _train(name: str, role: str, problem: Prepared, algorithm: Fair, tol: float) -> Trained:
     cohort = Cohort(problem.train, problem.model, NAMES, test=problem.test)
-    scorer, algorithm = Scorer(problem, cohort), Fair(objective)
-    result = train(algorithm, cohort, rounds=MOST_ROUNDS, tol=tol, progress=False, callbacks=[scorer])
-    if result.status is Status.INTERRUPTED:  # half a study is none
+    found = train_model(name, role, algorithm, problem, cohort, MOST_ROUNDS, tol)
+    if found.result.status is Status.INTERRUPTED:  # half a study is none
         raise KeyboardInterrupt
-    return trained(name, "before" if name == "average" else "after", algorithm, result, problem, cohort, scorer)
-
-
-def _population(silos: Silos) -> tuple[NDArray[np.int64], Vector]:
-    labels = [np.concatenate([a[1], b[1]]) for a, b in zip(silos.train, silos.test, strict=True)]
-    return np.array([len(y) for y in labels]), np.array([y.mean() for y in labels])
-
-
-def _seeds(seed: int, splits: int) -> tuple[int, ...]:
-    if seed < 0:
-        raise InputError(f"The seed must be a whole number >= 0, got {seed}.")
-    if splits < 2:
-        raise InputError(f"At least two splits are needed to tell a change from noise, got {splits}.")
-    return tuple(range(seed * splits, (seed + 1) * splits))
-
-
-def save(study: HospitalStudy, folder: Path) -> list[Path]:
-    """Write, for both models, `rounds.csv` (the first split) and `clients.csv` (every split and hospital)."""
-    written = []
-    for model, runs in study.models.items():
-        (folder / model).mkdir(parents=True, exist_ok=True)
-        rounds, clients = folder / model / "rounds.csv", folder / model / "clients.csv"
-        runs[0].result.history.to_csv(rounds)
-        _write_clients(clients, study, runs)
-        written += [rounds, clients]
-    return written
-
-
-COLUMNS = (
-    *("split", "hospital", "weight", "train_patients", "train_accuracy", "train_log_loss"),
-    *("test_patients", "test_accuracy", "test_log_loss"),
-)
-
-
-def _write_clients(path: Path, study: HospitalStudy, runs: tuple[Trained, ...]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for seed, run in zip(study.seeds, runs, strict=True):
-            scores = [(s.counts.tolist(), s.accuracy.tolist(), s.loss.tolist()) for s in (run.train, run.shown)]
-            for i, name in enumerate(study.names):
-                numbers = [column[i] for split in scores for column in split]
-                writer.writerow((seed, name, float(run.result.weights[i]), *numbers))
+    return found

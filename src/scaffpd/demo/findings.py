@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from scaffpd.checkpoint import atomic_write
-from scaffpd.data import heart_disease
-from scaffpd.demo import NEGLIGIBLE, TEST_FRACTION, HospitalStudy, PairedChange, prepared, save
+from scaffpd.demo import NEGLIGIBLE, HospitalStudy, PairedChange
 from scaffpd.federation import ClientScores
-from scaffpd.runs import tables
+from scaffpd.runs.folder import client_rows, environment_file, tables, write_files
+from scaffpd.runs.tables import csv_text
 from scaffpd.runs.train import Trained
-from scaffpd.system import environment
 
 
 def percent(share: float) -> str:
@@ -86,7 +82,7 @@ def baseline(study: HospitalStudy) -> str | None:
 def certificates(study: HospitalStudy) -> list[str]:
     """What is proven of each model, in how many rounds, and what of it can be seen."""
     lines = []
-    for model, runs in study.models.items():
+    for model, runs in (("average", study.average), ("fair", study.fair)):
         rounds, gap = [run.result.rounds for run in runs], max(run.result.certificate for run in runs)
         missed = "" if gap <= study.tol else f", NOT the {study.tol:.0e} asked for"
         spread = f"{min(rounds)} to {max(rounds)}"
@@ -148,62 +144,35 @@ def _list(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-MEASURE = "accuracy"
-
-
 def write(study: HospitalStudy, folder: Path, command: str) -> list[Path]:
-    """Write what the report is made from, and the tables of every split."""
-    problem = prepared(heart_disease(TEST_FRACTION, seed=study.seeds[0]))
-    models = [_mean(runs) for runs in study.models.values()]
+    """Write the folder of a run whose scores are means over splits, and the scores of every split."""
+    models = [_mean(study.average), replace(_mean(study.fair), clear=tuple(study.accuracy.clear.tolist()))]
+    remarks = [
+        f"Every score is a mean over {len(study.seeds)} random splits into patients to train on and patients held out; "
+        "the curves over rounds are those of the first split.",
+        *filter(None, [baseline(study)]),
+        certificates(study)[-1],
+    ]
     verdict = (f"{headline(study)}.", caveat(study))
-    about = ("demo", "Four hospitals, one model", command, problem, models)
-    files = {
-        "summary.json": tables.summary(*about, verdict=verdict, remarks=_remarks(study)),
-        "environment.json": json.dumps(environment(), indent=1) + "\n",
-        "rounds.csv": tables.csv_text(tables.rounds(models, MEASURE)),
-        "clients.csv": tables.csv_text(_clients(study, models)),
-        "partition.csv": tables.csv_text(tables.partition(problem)),
-    }
-    for name, text in files.items():
-        with atomic_write(folder / name) as file:
-            file.write(text.encode())
-    return [*(folder / name for name in files), *save(study, folder)]
+    files = tables(
+        "demo", "Four hospitals, one model", command, study.problem, models, verdict=verdict, remarks=remarks
+    )
+    runs = zip(study.seeds, study.average, study.fair, strict=True)
+    splits = [{"split": seed, **row} for seed, *pair in runs for row in client_rows(pair, study.problem.measure)]
+    files |= environment_file() | {"splits.csv": csv_text(splits)}
+    write_files(folder, files)
+    return [folder / name for name in files]
 
 
 def _mean(runs: tuple[Trained, ...]) -> Trained:
     """The run on the first split, with scores and weights that are means over all splits."""
     weights = np.mean([run.result.weights for run in runs], axis=0)
+    deviation = np.std([run.shown.accuracy for run in runs], axis=0, ddof=1)
     train, test = _mean_scores([run.train for run in runs]), _mean_scores([run.shown for run in runs])
-    return replace(runs[0], result=replace(runs[0].result, weights=weights), train=train, test=test)
+    result = replace(runs[0].result, weights=weights)
+    return replace(runs[0], result=result, train=train, test=test, deviation=deviation)
 
 
 def _mean_scores(scores: list[ClientScores]) -> ClientScores:
     loss, accuracy = (np.mean([getattr(one, name) for one in scores], axis=0) for name in ("loss", "accuracy"))
     return replace(scores[0], loss=loss, accuracy=accuracy)
-
-
-def _clients(study: HospitalStudy, models: list[Trained]) -> list[dict[str, Any]]:
-    rows = tables.clients(models, MEASURE)
-    deviation = {
-        one.name: np.std([run.shown.accuracy for run in runs], axis=0, ddof=1)
-        for one, runs in zip(models, study.models.values(), strict=True)
-    }
-    place = {name: i for i, name in enumerate(study.names)}
-    return [
-        row
-        | {
-            f"test_{MEASURE}_sd": float(deviation[row["model"]][place[row["client"]]]),
-            "change_clear": bool(study.accuracy.clear[place[row["client"]]]),
-        }
-        for row in rows
-    ]
-
-
-def _remarks(study: HospitalStudy) -> list[str]:
-    splits = len(study.seeds)
-    return [
-        f"Every score is a mean over {splits} random splits into patients to train on and patients held out; the "
-        "curves over rounds are those of the first split.",
-        *filter(None, [baseline(study)]),
-        *certificates(study)[-1:],
-    ]

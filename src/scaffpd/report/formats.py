@@ -69,3 +69,8 @@ def plural(word: str) -> str:
     if word.endswith("y") and word[-2:-1] not in tuple("aeiou"):
         return f"{word[:-1]}ies"
     return f"{word}es" if word.endswith(("s", "x", "ch", "sh")) else f"{word}s"
+
+
+def capital(sentence: str) -> str:
+    """A sentence with its first letter as a capital."""
+    return sentence[:1].upper() + sentence[1:]

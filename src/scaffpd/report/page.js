@@ -1,17 +1,17 @@
 (() => {
   "use strict";
-  const story = JSON.parse(document.getElementById("story").textContent);
+  const report = JSON.parse(document.getElementById("report-data").textContent);
   const root = document.documentElement;
   const all = (query, within = document) => Array.from(within.querySelectorAll(query));
-  const shown = new Set(story.shown);
+  const shown = new Set(report.shown);
   const drawn = new Map(); // the finished views by the figure's name
-  const chosen = new Map(story.figures.map((figure) => [figure.name, Object.keys(figure.views)[0]]));
+  const chosen = new Map(report.figures.map((figure) => [figure.name, Object.keys(figure.views)[0]]));
   const preferred = new Map();
   const system = matchMedia("(prefers-color-scheme: dark)");
   let drawing = Promise.resolve();
 
   const theme = () => root.dataset.theme || (system.matches ? "dark" : "light");
-  const onlyShown = () => story.models.filter((name) => shown.has(name));
+  const onlyShown = () => report.models.filter((name) => shown.has(name));
 
   function focus(figure) {
     const wanted = preferred.get(figure.name) || figure.focus[0];
@@ -36,16 +36,16 @@
 
   async function draw(figure) {
     const place = document.querySelector(`#figure-${figure.name} .chart`);
-    const spec = settled(figure.views[chosen.get(figure.name)], Math.min(place.clientWidth - story.margin, story.paper));
+    const spec = settled(figure.views[chosen.get(figure.name)], Math.min(place.clientWidth - report.margin, report.paper));
     spec.width = "container";
-    spec.datasets = Object.fromEntries(figure.tables.map((name) => [name, story.data[name]]));
+    spec.datasets = Object.fromEntries(figure.tables.map((name) => [name, report.data[name]]));
     for (const param of spec.params) {
       if (param.name === "shown") param.value = onlyShown();
       if (param.name === "focus") param.value = focus(figure);
     }
     drawn.get(figure.name)?.finalize();
     const { view } = await window.vegaEmbed(place, spec, {
-      actions: false, ast: true, config: story.themes[theme()], defaultStyle: false, hover: false, logLevel: 1, mode: "vega-lite",
+      actions: false, ast: true, config: report.themes[theme()], defaultStyle: false, hover: false, logLevel: 1, mode: "vega-lite",
       renderer: figure.heavy ? "canvas" : "svg", tooltip: { disableDefaultStyle: true, theme: "page" },
     });
     drawn.set(figure.name, view);
@@ -70,18 +70,18 @@
 
   const drawAll = () => later(async () => {
     root.dataset.drawn = theme();
-    for (const figure of story.figures) await draw(figure);
+    for (const figure of report.figures) await draw(figure);
   });
 
   const update = () => later(async () => {
-    for (const figure of story.figures) await signals(figure, drawn.get(figure.name)).runAsync();
+    for (const figure of report.figures) await signals(figure, drawn.get(figure.name)).runAsync();
   });
 
   function showModels() {
-    all(".chip").forEach((chip) => chip.setAttribute("aria-pressed", shown.has(story.models[chip.dataset.index])));
-    all("[data-model]").forEach((cell) => { cell.hidden = !shown.has(story.models[cell.dataset.model]); });
+    all(".chip").forEach((chip) => chip.setAttribute("aria-pressed", shown.has(report.models[chip.dataset.index])));
+    all("[data-model]").forEach((cell) => { cell.hidden = !shown.has(report.models[cell.dataset.model]); });
     const every = document.getElementById("every");
-    if (every) every.textContent = shown.size < story.models.length ? "Show all" : "Show fewer";
+    if (every) every.textContent = shown.size < report.models.length ? "Show all" : "Show fewer";
   }
 
   function toggle(name) {
@@ -92,7 +92,7 @@
   }
 
   function toggleEvery() {
-    const wanted = shown.size < story.models.length ? story.models : story.main;
+    const wanted = shown.size < report.models.length ? report.models : report.main;
     shown.clear();
     wanted.forEach((name) => shown.add(name));
     showModels();
@@ -136,7 +136,7 @@
     }
   }
 
-  all(".chip").forEach((chip) => chip.addEventListener("click", () => toggle(story.models[chip.dataset.index])));
+  all(".chip").forEach((chip) => chip.addEventListener("click", () => toggle(report.models[chip.dataset.index])));
   document.getElementById("every")?.addEventListener("click", toggleEvery);
   document.getElementById("copy")?.addEventListener("click", (event) => copy(event.currentTarget));
   all(".sortable th[aria-sort]").forEach((head) => head.querySelector("button").addEventListener("click", () => sort(head)));
@@ -146,7 +146,7 @@
     drawAll();
   });
   system.addEventListener("change", () => { if (!root.dataset.theme) drawAll(); });
-  for (const figure of story.figures) {
+  for (const figure of report.figures) {
     const frame = document.getElementById(`figure-${figure.name}`);
     all(".views button", frame).forEach((button) => button.addEventListener("click", () => {
       all(".views button", frame).forEach((other) => other.setAttribute("aria-pressed", other === button));

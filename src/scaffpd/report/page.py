@@ -1,4 +1,4 @@
-"""One HTML file with everything in it: opens from disk, asks for nothing, runs no script but its own."""
+"""One HTML file with everything in it: it opens from disk, loads nothing, and runs no script but its own."""
 
 from __future__ import annotations
 
@@ -6,52 +6,73 @@ import base64
 import hashlib
 import json
 import re
-from html import escape
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
-from scaffpd.report import tables
-from scaffpd.report.data import ReportData
-from scaffpd.report.figures import Figure, figures
-from scaffpd.report.figures.base import MARGIN, PAPER
-from scaffpd.report.formats import plural
-from scaffpd.report.theme import THEMES, config, css, places
-from scaffpd.report.top import chips, top
+from scaffpd.errors import not_installed
+from scaffpd.report import formats
+from scaffpd.report.data import FEW, ModelSummary, ReportData, Score
+from scaffpd.report.figures import figures
+from scaffpd.report.formats import NOTHING, change, count, measured, plain, small
+from scaffpd.report.theme import PATHS, THEMES, config, css, look, places
+from scaffpd.report.vega import MARGIN, PAPER, Figure
+from scaffpd.report.verdict import bottom, cautions, optimised, uncertain, verdict
 
 KINDS = {
     "train": "fairness report of a training run", "path": "fairness report of a path from average to worst case",
     "demo": "fairness report of the demo", "compare": "report of a comparison", "deploy": "report of a deployed run",
 }  # fmt: skip
-FOOTER = (
-    "The average counts every {word} alike. The worst 20 % are the ⌈N/5⌉ {words} that fare worst under the model in "
-    "question, so they may be others before and after."
-)
+FILTER_FROM = 12  # clients: a shorter table needs no filter
 
 
-def page(story: ReportData, library: str) -> str:
-    """The page's text; `library` is the JavaScript that draws."""
-    drawn = figures(story)
-    parts = {
-        "title": escape(story.title),
-        "eyebrow": escape(KINDS.get(story.kind, "fairness report")),
-        "colours": css(),
-        "style": _packaged("page.css"),
-        "chips": chips(story),
-        "figures": "\n".join(_figure(figure) for figure in drawn),
-        "tables": _tables(story),
-        "made": _made(story),
-        "footer": escape(FOOTER.format(word=story.word, words=plural(story.word))),
-        "data": embedded(_data(story, drawn)),
-        "library": harmless(library),
-        "script": _packaged("page.js"),
-        **top(story),
-    }
-    parts["hashes"] = " ".join(f"'sha256-{_hash(parts[name])}'" for name in ("library", "script"))
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], _packaged("page.html"))
+def page(run: ReportData, library: str) -> str:
+    """Make the page's text; `library` is the JavaScript that draws the figures."""
+    drawn, script, library = figures(run), packaged("page.js"), harmless(library)
+    looks = {model.name: look(place) for model, place in zip(run.models, _places(run), strict=True)}
+    text: str = _template().render(
+        run=run,
+        kind=KINDS.get(run.kind, "fairness report"),
+        colours=css(),
+        style=packaged("page.css"),
+        verdict=verdict(run),
+        tiles=_tiles(run),
+        cautions=cautions(run),
+        figures=drawn,
+        marks={name: (colour, PATHS[shape]) for name, (colour, shape, _) in looks.items()},
+        clients=_clients(run) if run.scores else (),
+        runs=_runs(run),
+        FEW=FEW,
+        FILTER_FROM=FILTER_FROM,
+        data=embedded(_data(run, drawn)),
+        library=library,
+        script=script,
+        hashes=" ".join(f"'sha256-{_hash(text)}'" for text in (library, script)),
+    )
+    return text
+
+
+def _template() -> Any:
+    """The page's template; values are escaped unless the template says otherwise."""
+    try:
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
+    except ImportError:
+        raise not_installed("Jinja2", "report") from None
+    environment = Environment(
+        loader=FunctionLoader(packaged), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )  # fmt: skip
+    environment.filters |= {name: getattr(formats, name) for name in ("count", "plain", "plural", "small")}
+    return environment.get_template("page.html")
+
+
+def packaged(name: str) -> str:
+    """Read a file of this package."""
+    return files("scaffpd.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def embedded(value: Any) -> str:
-    """JSON that no browser takes for the end of a script, and no parser for anything but JSON."""
+    """Write JSON that no browser takes for the end of a script."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for bad in "<>&\u2028\u2029":
         text = text.replace(bad, f"\\u{ord(bad):04x}")
@@ -59,7 +80,7 @@ def embedded(value: Any) -> str:
 
 
 def harmless(script: str) -> str:
-    """JavaScript in which nothing looks like the end of a script."""
+    """Rewrite JavaScript so that nothing in it looks like the end of a script."""
     return re.sub(r"</(script)", r"<\\/\1", script, flags=re.IGNORECASE).replace("<!--", "<\\!--")
 
 
@@ -67,79 +88,114 @@ def _hash(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
 
 
-def _packaged(name: str) -> str:
-    return files("scaffpd.report").joinpath(name).read_text(encoding="utf-8")
+def _places(run: ReportData) -> list[int]:
+    return places([model.role for model in run.models])
 
 
-def _data(story: ReportData, drawn: tuple[Figure, ...]) -> dict[str, Any]:
-    found = places([model.role for model in story.models])
+def _data(run: ReportData, drawn: tuple[Figure, ...]) -> dict[str, Any]:
+    """What the page's script needs."""
+    found = _places(run)
+    kept = ("name", "alt", "views", "focus", "heavy")
     return {
-        "models": list(story.names),
-        "shown": list(story.shown),
+        "models": run.names,
+        "shown": run.shown,
         "margin": MARGIN,
         "paper": PAPER,
-        "main": [m.name for m in story.models if m.role] or list(story.names[:1]),
+        "main": [m.name for m in run.models if m.role] or run.names[:1],
         "themes": {name: config(palette, found) for name, palette in THEMES.items()},
         "data": {name: rows for figure in drawn for name, rows in figure.data.items()},
-        "figures": [
-            {
-                "name": f.name,
-                "alt": f.alt,
-                "views": f.views,
-                "tables": list(f.data),
-                "focus": list(f.focus),
-                "heavy": f.heavy,
-            }
-            for f in drawn
-        ],
+        "figures": [{name: getattr(f, name) for name in kept} | {"tables": list(f.data)} for f in drawn],
     }
 
 
-def _figure(figure: Figure) -> str:
-    wide = ' class="full"' if figure.wide else ""
-    name = f"h-{figure.name}"
-    return (
-        f'<figure id="figure-{figure.name}"{wide} aria-labelledby="{name}"><div class="top">'
-        f'<h2 id="{name}">{escape(figure.heading)}</h2>{_controls(figure)}</div>'
-        f'<figcaption>{escape(figure.caption)}</figcaption><div class="chart"></div></figure>'
-    )
+def _tiles(run: ReportData) -> list[dict[str, str]]:
+    """The numbers beneath the verdict: a name, a value, perhaps an older one and a change, and what it is about."""
+    if not run.overall:
+        return []
+    tiles, proof = [], run.pair[1] if run.pair else run.models[0]
+    if run.pair:
+        old, new = (run.overall[model.name] for model in run.pair)
+        for name, which in ((f"The {bottom(run)}", "worst_20"), ("The average", "mean")):
+            was, now = getattr(old, which), getattr(new, which)
+            moved = change(now - was, run.measure) + (" points" if run.upwards else "")
+            tile = {"name": name, "old": measured(was, run.measure), "value": measured(now, run.measure)}
+            tiles.append(
+                tile
+                | {"moved": moved, "tone": _tone(run, now - was, moved), "more": " → ".join(m.name for m in run.pair)}
+            )
+        if (loss := optimised(run)) is not None:
+            more = "on training rows, of the worst-served: what was optimised"
+            tiles.append({"name": "Loss", "old": f"{loss.before:.3f}", "value": f"{loss.after:.3f}", "more": more})
+    else:
+        one = next(iter(run.overall.values()))
+        fifth, mean = (measured(value, run.measure) for value in (one.worst_20, one.mean))
+        tiles.append({"name": f"The {bottom(run)}", "value": fifth, "more": one.worst_client})
+        tiles.append({"name": "The average", "value": mean, "more": f"over {len(run.clients)}"})
+    if run.privacy is not None:
+        pair = run.privacy.pair.replace(", ", ",\u00a0")
+        tiles.append({"name": "Differential privacy", "value": pair, "more": run.privacy.scope})
+    if proof.certificate is not None:
+        gap = small(proof.certificate)
+        tiles.append({"name": "Proven gap to the optimum", "value": gap, "more": f"{proof.name}, {proof.status}"})
+    return tiles
 
 
-def _controls(figure: Figure) -> str:
-    if len(figure.focus) > 1:
-        options = "".join(f"<option>{escape(name)}</option>" for name in figure.focus)
-        return f"<label>of <select>{options}</select></label>"
-    if len(figure.views) < 2:
+def _tone(run: ReportData, moved: float, written: str) -> str:
+    """The colour of a change: none where it is written as zero."""
+    if not written.startswith(("+", "−")):
         return ""
-    buttons = "".join(
-        f'<button type="button" data-view="{escape(view)}" aria-pressed="{str(i == 0).lower()}">{escape(view)}</button>'
-        for i, view in enumerate(figure.views)
-    )
-    return f'<div class="views" role="group" aria-label="Cost">{buttons}</div>'
+    return "gain" if run.sign * moved > 0 else "loss"
 
 
-def _tables(story: ReportData) -> str:
-    parts = [
-        ("clients", f"Every {story.word}", tables.clients(story)),
-        ("events", "What happened to silos", tables.events(story)),
-        ("runs", "Every run" if len(story.models) > 1 else "The run", tables.runs(story)),
-    ]
-    return "\n".join(
-        f'<section aria-labelledby="h-table-{name}"><h2 id="h-table-{name}">{escape(heading)}</h2>{table}</section>'
-        for name, heading, table in parts
-        if table
-    )
+def _clients(run: ReportData) -> list[dict[str, Any]]:
+    """The rows of the table of clients."""
+    named = {name: {s.client: s for s in run.scores[name]} for name in run.names if name in run.scores}
+    after = run.role("after")
+    weigher, rows = named[after.name if after else next(iter(run.scores))], []
+    for client in run.clients:
+        own = weigher.get(client) or Score(client, None)
+        values = [(run.names.index(name), _value(run, scores.get(client))) for name, scores in named.items()]
+        row: dict[str, Any] = {"score": own, "values": values, "few": uncertain(run, own)}
+        if run.pair:
+            old, new = (named[model.name].get(client) for model in run.pair)
+            row["gain"] = _gain(run, old, new)
+        rows.append(row)
+    return rows
 
 
-def _made(story: ReportData) -> str:
-    words = "".join(f"<p>{escape(remark)}</p>" for remark in story.remarks)
-    if story.command:
-        words += (
-            '<p>The same once more:</p><div class="command"><pre id="command">'
-            f'{escape(story.command)}</pre><button type="button" class="plain" id="copy">Copy</button></div>'
-        )
-    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in story.settings)
-    words += f'<dl class="settings">{pairs}</dl>' if pairs else ""
-    for name, text in story.files:
-        words += f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>"
-    return words
+def _value(run: ReportData, score: Score | None) -> tuple[float | None, str]:
+    """A value to sort by, and as it is shown: with its standard deviation where there is one."""
+    value = score.value if score else None
+    shown = measured(value, run.measure)
+    if score is None or score.deviation is None:
+        return value, shown
+    if run.upwards:
+        return value, f"{shown.removesuffix(chr(0xA0) + '%')}\u202f±\u202f{100 * score.deviation:.1f}"
+    return value, f"{shown} ± {plain(score.deviation)}"
+
+
+def _gain(run: ReportData, old: Score | None, new: Score | None) -> tuple[float | None, str, str]:
+    """A change to sort by, as it is shown (with * where it is clear of noise), and its colour."""
+    if old is None or new is None or old.value is None or new.value is None:
+        return None, NOTHING, ""
+    moved = new.value - old.value
+    shown = change(moved, run.measure)
+    return moved, f"{shown}*" if new.clear else shown, _tone(run, moved, shown)
+
+
+def _runs(run: ReportData) -> dict[str, Any]:
+    """The table of runs: how each ended and what it cost, without columns that are empty throughout."""
+
+    def total(which: str) -> Callable[[ModelSummary], str]:
+        return lambda m: measured(getattr(run.overall.get(m.name), which, None), run.measure)
+
+    columns: dict[str, Callable[[ModelSummary], str]] = {
+        "status": lambda m: m.status, "proven gap": lambda m: small(m.certificate),
+        "rounds": lambda m: count(m.rounds), "exchanges": lambda m: count(m.exchanges),
+        "MB": lambda m: plain(m.megabytes), "seconds": lambda m: plain(m.seconds),
+        "mean": total("mean"), "worst\u00a020\u00a0%": total("worst_20"), "worst": total("worst"),
+    }  # fmt: skip
+    found = {name: [cell(m) for m in run.models] for name, cell in columns.items()}
+    kept = {name: cells for name, cells in found.items() if set(cells) - {"", NOTHING}}
+    messages = {m.message for m in run.models}
+    return {"columns": kept, "message": messages.pop() if len(messages) == 1 < len(run.models) else ""}

@@ -25,6 +25,11 @@ DARK: Palette = {
 THEMES = {"light": LIGHT, "dark": DARK}
 SHAPES = ("circle", "diamond", "square", "triangle-up", "cross", "triangle-down", "triangle-right")
 DASHES = ([5, 3], [1, 0], [2, 2], [8, 3], [8, 3, 2, 3], [1, 3], [12, 4])
+PATHS = {
+    "circle": "M2 7a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z", "diamond": "M7 1L13 7L7 13L1 7Z", "square": "M2.5 2.5h9v9h-9Z",
+    "triangle-up": "M7 1.5L13 12H1Z", "triangle-down": "M7 12.5L13 2H1Z", "triangle-right": "M12.5 7L2 13V1Z",
+    "cross": "M5 1h4v4h4v4h-4v4h-4v-4h-4v-4h4Z",
+}  # fmt: skip
 COLOURS = ("paper", "card", "ink", "soft", "line", "rest", "gain", "loss", "accent", "caution", "caution-paper")
 
 

@@ -1,4 +1,4 @@
-"""A run is a folder: settings, tables, the model, and everything that a report is made from.
+"""The folder of a run: settings, tables, the model, and everything that a report is made from.
 
 config.toml         complete, re-runnable
 environment.json    versions and machine
@@ -7,9 +7,9 @@ rounds.csv          a row for every model and round
 clients.csv         a row for every model and client
 partition.csv       which client has how many rows of which label
 path.csv            a row for every point of a fairness path
-model.safetensors   the model that is kept
+model.safetensors   the model that the run is about
 fills.json          what stands in for missing values, client by client
-noise.secret        of a private run: what noise is drawn from, for its owner alone
+noise.secret        of a private run: what noise is drawn from, readable by its owner alone
 checkpoint/         one file for every model
 report.html         all of it to look at
 """
@@ -22,38 +22,43 @@ import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save as save_tensors
 
+import scaffpd
 from scaffpd.checkpoint import atomic_write
 from scaffpd.config.run import RunConfig, toml_text
 from scaffpd.deploy.deployed_run import model_bytes
 from scaffpd.errors import InputError
-from scaffpd.runs import tables
-from scaffpd.runs.prepare import Prepared
-from scaffpd.runs.train import SECRET as SECRET
-from scaffpd.runs.train import Trained, main_model
+from scaffpd.runs.prepare import Prepared, described
+from scaffpd.runs.tables import csv_text
+from scaffpd.runs.train import SECRET, SPREAD, Trained, main_model
 from scaffpd.system import environment, lock_folder
+from scaffpd.tabular.schema import CLASSIFICATION
 
+FORMAT = 1
 FILES = (
     *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "partition.csv", "path.csv"),
     *("fills.json", "model.safetensors", "report.html", SECRET),
 )
-PASSING = ("rounds", "tol", "baseline")  # how long a run goes on does not make it another
+PASSING = ("rounds", "tol", "baseline")  # settings that may change when a run goes on
 MARK = re.compile(r"# scaffpd (\w+) ")
+COSTS = ("exchanges", "bytes_up", "bytes_down", "seconds")
+Rows = list[dict[str, Any]]
 
 
 class RunFolder:
-    """The folder of one run."""
+    """The folder of one run of `train` or `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def check(self, kind: str, config: RunConfig, fresh: bool) -> None:
-        """Find out before the work that the folder is a file, somebody else's, or that of another run."""
+        """Refuse, before any work, a folder that is a file, somebody else's, or that of another run."""
         place, other = str(self.path), self.kind()
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"Cannot write to the folder {place!r}: it is a file.")
@@ -68,7 +73,7 @@ class RunFolder:
             )
 
     def kind(self) -> str | None:
-        """Which command has written the folder; `None` where none has."""
+        """Return which command has written the folder; `None` where none has."""
         found = MARK.match(self._text())
         return found[1] if found else None
 
@@ -80,7 +85,7 @@ class RunFolder:
 
     @contextmanager
     def opened(self, kind: str, config: RunConfig, fresh: bool) -> Iterator[None]:
-        """Make the folder, keep others out of it, and write down the settings."""
+        """Make the folder, lock it, and write the settings."""
         self.check(kind, config, fresh)
         try:
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -88,18 +93,13 @@ class RunFolder:
             raise InputError(f"Cannot write to the folder {str(self.path)!r}: {error.strerror}.") from None
         with lock_folder(self.path, f"Another run is at work in {str(self.path)!r}."):
             if fresh:
-                self._clear()
-            self._write("config.toml", self._settings(kind, config))
-            self._write("environment.json", json.dumps(environment(), indent=1) + "\n")
+                for file in [*(self.path / name for name in FILES), *(self.path / "checkpoint").glob("*.npz")]:
+                    file.unlink(missing_ok=True)
+            write_files(self.path, {"config.toml": self._settings(kind, config)} | environment_file())
             yield
 
-    def _clear(self) -> None:
-        """Remove what a run has written, and nothing else."""
-        for file in [*(self.path / name for name in FILES), *(self.path / "checkpoint").glob("*.npz")]:
-            file.unlink(missing_ok=True)
-
     def fits(self, kind: str, config: RunConfig) -> bool:
-        """Whether there is no other run here: how long one goes on does not make it another."""
+        """Whether the folder is empty or holds the same run, made for more or fewer rounds."""
         text = self._text()
         return not text or (self.kind() == kind and _lasting(text) == _lasting(self._settings(kind, config)))
 
@@ -113,27 +113,27 @@ class RunFolder:
         self, kind: str, config: RunConfig, prepared: Prepared, models: Sequence[Trained],
         path: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Everything but settings and checkpoints."""
-        command = self._command(kind)
-        self._write("summary.json", tables.summary(kind, title(config, prepared), command, prepared, models, path))
-        self._write("rounds.csv", tables.csv_text(tables.rounds(models, prepared.measure)))
-        self._write("clients.csv", tables.csv_text(tables.clients(models, prepared.measure)))
-        self._write("partition.csv", tables.csv_text(tables.partition(prepared)))
-        if path is not None:
-            self._write("path.csv", tables.csv_text(tables.points(models, prepared)))
-        self._write_model(prepared, main_model(models))
-
-    def _write_model(self, prepared: Prepared, one: Trained) -> None:
-        x = np.ascontiguousarray(prepared.in_units(one.result.x))
-        setup = prepared.setup(one.algorithm)
+        """Write everything but settings and checkpoints."""
+        files = tables(kind, title(config, prepared), self._command(kind), prepared, models, path)
+        if prepared.fills:
+            files["fills.json"] = json.dumps(prepared.fills, ensure_ascii=False) + "\n"
+        write_files(self.path, files)
+        one = main_model(models)
+        x, setup = np.ascontiguousarray(prepared.in_units(one.result.x)), prepared.setup(one.algorithm)
         with atomic_write(self.path / "model.safetensors") as file:
             file.write(save_tensors({"x": x}, prepared.metadata()) if setup is None else model_bytes(x, setup))
-        if prepared.fills:
-            self._write("fills.json", json.dumps(prepared.fills, ensure_ascii=False) + "\n")
 
-    def _write(self, name: str, text: str) -> None:
-        with atomic_write(self.path / name) as file:
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write texts by file name, each all of it or nothing."""
+    for name, text in files.items():
+        with atomic_write(folder / name) as file:
             file.write(text.encode())
+
+
+def environment_file() -> dict[str, str]:
+    """Versions and machine, by file name."""
+    return {"environment.json": json.dumps(environment(), indent=1) + "\n"}
 
 
 def _lasting(text: str) -> dict[str, Any] | None:
@@ -142,13 +142,118 @@ def _lasting(text: str) -> dict[str, Any] | None:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return None
-    main_model = {key: value for key, value in values.items() if key not in ("name", "folder")}
-    training = values.get("training", {})
+    kept = {key: value for key, value in values.items() if key not in ("name", "folder")}
     passing = ("tol",) if "privacy" in values else PASSING  # noise is made for so many rounds and models
-    return main_model | {"training": {key: value for key, value in training.items() if key not in passing}}
+    return kept | {"training": {key: v for key, v in values.get("training", {}).items() if key not in passing}}
 
 
 def title(config: RunConfig, prepared: Prepared) -> str:
     """The run in a few words."""
     by = f" by {prepared.word}" if "file" in config.data else ""
     return f"{config.name}: {len(prepared.names)} {'client' if by else prepared.word}s{by}"
+
+
+def tables(
+    kind: str, title: str, command: str, prepared: Prepared, models: Sequence[Trained],
+    path: Mapping[str, Any] | None = None, verdict: Sequence[str] | None = None, remarks: Sequence[str] = (),
+) -> dict[str, str]:  # fmt: skip
+    """The summary and the tables of a run, by file name."""
+    summary = {
+        "format": FORMAT, "kind": kind, "title": title, "command": command,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"), "version": scaffpd.__version__,
+        "task": prepared.task, "measure": prepared.measure, "split": prepared.split,
+        "labels": list(prepared.labels), "clients_word": prepared.word, "model": described(prepared.model),
+        "data": prepared.about, "models": [_ended(one) for one in models],
+        "privacy": _privacy(models), "remarks": [*prepared.remarks, *remarks],
+        "verdict": None if verdict is None else list(verdict), "path": path,
+    }  # fmt: skip
+    found = {
+        "summary.json": json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
+        "rounds.csv": csv_text(_round_rows(models, prepared.measure)),
+        "clients.csv": csv_text(client_rows(models, prepared.measure)),
+        "partition.csv": csv_text(_partition_rows(prepared)),
+    }
+    return found if path is None else found | {"path.csv": csv_text(_point_rows(models, prepared))}
+
+
+def _ended(one: Trained) -> dict[str, Any]:
+    """How a model was trained and how that ended."""
+    result = one.result
+    return {
+        "name": one.name, "role": one.role, "objective": None if one.objective is None else repr(one.objective),
+        "algorithm": "chosen by itself" if one.algorithm == "Fair" else one.algorithm,
+        "status": str(result.status), "message": result.message,
+        "certificate": float(result.certificate) if np.isfinite(result.certificate) else None,
+        "rounds": result.rounds, **{name: result.history[name][-1].item() for name in COSTS},
+        "strength": one.strength,
+    }  # fmt: skip
+
+
+def _privacy(models: Sequence[Trained]) -> dict[str, Any] | None:
+    """What all models together have cost the clients' records; `None` where nothing was private."""
+    private, spent = models[-1].private, models[-1].result.privacy
+    if private is None or spent is None:
+        return None
+    return {
+        "epsilon": spent.worst, "delta": spent.delta, "budget": private.budget,
+        "clients": dict(zip(spent.names, spent.epsilon.tolist(), strict=True)),
+        "clip": private.clip, "loss_clip": private.loss_clip, "radius": private.radius,
+        "smoothness": private.smoothness, "noise": private.noise, "loss_noise": private.loss_noise,
+        "seeded": isinstance(private.secret, int), "models": [one.name for one in models],
+    }  # fmt: skip
+
+
+def _round_rows(models: Sequence[Trained], measure: str) -> Rows:
+    rows = []
+    for one in models:
+        history = one.result.history
+        table = {name: history[name].tolist() for name in history.columns}
+        scalars, vectors = ([name for name in table if ("[" in name) is several] for several in (False, True))
+        for k, number in enumerate(table["round"]):
+            found = one.scores.get(number)
+            scored = {f"{name}_{measure}": "" if found is None else found[name] for name in SPREAD}
+            front, back = ({name: table[name][k] for name in names} for names in (scalars, vectors))
+            rows.append({"model": one.name, **front, **scored, **back})
+    return rows
+
+
+def client_rows(models: Sequence[Trained], measure: str) -> Rows:
+    """A row for every model and client."""
+    rows = []
+    for one in models:
+        for i, name in enumerate(one.result.names):
+            train, test, spent = one.train, one.test, one.result.privacy
+            rows.append({
+                "model": one.name, "client": name, "train_rows": int(train.counts[i]),
+                "test_rows": 0 if test is None else int(test.counts[i]), "weight": float(one.result.weights[i]),
+                "train_loss": float(train.loss[i]), "test_loss": "" if test is None else float(test.loss[i]),
+                f"train_{measure}": float(train.accuracy[i]),
+                f"test_{measure}": "" if test is None else float(test.accuracy[i]),
+                "change_clear": "" if one.clear is None else one.clear[i],
+                **({} if spent is None else {"epsilon": float(spent.epsilon[i])}),
+                **({} if one.deviation is None else {f"test_{measure}_sd": float(one.deviation[i])}),
+            })  # fmt: skip
+    return rows
+
+
+def _partition_rows(prepared: Prepared) -> Rows:
+    rows = []
+    for i, name in enumerate(prepared.names):
+        y, held = prepared.train[i][1], prepared.test[i][1] if prepared.test else np.empty(0)
+        if prepared.task != CLASSIFICATION:
+            rows.append({"client": name, "label": "", "train_rows": len(y), "test_rows": len(held)})
+            continue
+        for k, label in enumerate(prepared.labels):
+            counts = [int((np.asarray(part) == k).sum()) for part in (y, held)]
+            rows.append({"client": name, "label": label, "train_rows": counts[0], "test_rows": counts[1]})
+    return rows
+
+
+def _point_rows(models: Sequence[Trained], prepared: Prepared) -> Rows:
+    rows = []
+    for one in models:
+        ended, found = _ended(one), one.spread(prepared)
+        cells = {name: ended[name] for name in ("rounds", *COSTS, "certificate")}
+        scored = {f"{name}_{prepared.measure}": getattr(found, name) for name in (*SPREAD, "best_20")}
+        rows.append({"model": one.name, "strength": "" if one.strength is None else one.strength, **cells, **scored})
+    return rows

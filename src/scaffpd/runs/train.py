@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -18,15 +17,16 @@ from scaffpd.checkpoint import Checkpoint
 from scaffpd.cohort import Cohort
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
-from scaffpd.federation import ClientScores
+from scaffpd.federation import ClientScores, Vector
 from scaffpd.metrics import Spread, spread
 from scaffpd.models import Linear
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
 from scaffpd.runs.prepare import Prepared
+from scaffpd.runs.tables import read_table
 from scaffpd.system import load_or_create
 from scaffpd.tabular.schema import CLASSIFICATION
-from scaffpd.training import Result, RoundInfo, Status, train
+from scaffpd.training import Callback, Result, RoundInfo, Status, train
 
 SECRET = "noise.secret"
 OTHERS = 0o077  # permissions that nobody but the owner should have
@@ -88,7 +88,8 @@ class Trained:
         test: on held-out rows, where there are some.
         strength: of the objective, on a fairness path.
         private: the model with its noise; `None` where there is none.
-        clear: whether each client's change against the model before is more than chance; `None` where it is not known.
+        clear: whether each client's change from the model before is more than chance; `None` where it is not known.
+        deviation: of each client's score over splits, where there are several.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Trained:
     strength: float | None = None
     private: Private | None = field(default=None, repr=False)
     clear: tuple[bool, ...] | None = None
+    deviation: Vector | None = field(default=None, repr=False)
 
     @property
     def shown(self) -> ClientScores:
@@ -183,29 +185,39 @@ def carry_out(config: RunConfig, prepared: Prepared, cohort: Cohort, folder: Pat
         secret = None if config.privacy.seed is not None else noise_secret(folder)
         cohort = prepared.cohort(config, private(config, prepared, secret))
     for name, role, algorithm in contestants(config):
-        scorer = Scorer(prepared, cohort, earlier_scores(folder, name, prepared.measure))
         watcher.begin(name, cohort.names, config.training.rounds, tol)
-        result = train(
-            algorithm, cohort, config.training.rounds, tol, config.training.seed, progress=False,
-            checkpoint=Checkpoint(checkpoint_file(folder, name)), callbacks=[scorer, watcher.show],
+        models.append(
+            train_model(
+                name, role, algorithm, prepared, cohort, config.training.rounds, tol, config.training.seed,
+                folder, [watcher.show],
+            )
         )  # fmt: skip
-        models.append(trained(name, role, algorithm, result, prepared, cohort, scorer))
-        if result.status is Status.INTERRUPTED:
+        if models[-1].result.status is Status.INTERRUPTED:
             break
     return judged(models, prepared)
 
 
+def train_model(
+    name: str, role: str, algorithm: Any, prepared: Prepared, cohort: Cohort, rounds: int, tol: float | None,
+    seed: int = 0, folder: Path | None = None, callbacks: Sequence[Callback] = (),
+) -> Trained:  # fmt: skip
+    """Train and score one model, going on from a checkpoint where the folder has one."""
+    scorer = Scorer(prepared, cohort, earlier_scores(folder, name, prepared.measure) if folder else None)
+    checkpoint = Checkpoint(checkpoint_file(folder, name)) if folder else None
+    result = train(
+        algorithm, cohort, rounds, tol, seed, progress=False, checkpoint=checkpoint, callbacks=[scorer, *callbacks]
+    )
+    return trained(name, role, algorithm, result, prepared, cohort, scorer)
+
+
 def earlier_scores(folder: Path, model: str, measure: str) -> dict[int, Scored]:
     """Read the scores of an earlier part of the run, by round."""
-    found: dict[int, Scored] = {}
     try:
-        with (folder / "rounds.csv").open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if row["model"] == model and row[f"mean_{measure}"]:
-                    found[int(row["round"])] = {name: float(row[f"{name}_{measure}"]) for name in SPREAD}
-    except (OSError, ValueError, KeyError, TypeError):
+        rows = read_table(folder / "rounds.csv", "model", "round")
+        scored = [row for row in rows if row["model"] == model and row[f"mean_{measure}"] is not None]
+        return {row["round"]: {name: float(row[f"{name}_{measure}"]) for name in SPREAD} for row in scored}
+    except (ValueError, KeyError, TypeError):  # of a run that was cut off: score again
         return {}
-    return found
 
 
 def checkpoint_file(folder: Path, model: str) -> Path:

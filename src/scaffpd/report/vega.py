@@ -1,4 +1,4 @@
-"""What the figures share: the parts of a Vega-Lite specification, and numbers that are short on disk."""
+"""Parts that the figures' Vega-Lite specifications share, and numbers that are short on disk."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Figure:
         name: of its file and its place on the page.
         heading: what it answers.
         caption: how to read it, in a sentence or two.
-        alt: what it shows, for who does not see it.
-        views: a specification for each way to look at it; the first is the usual one.
+        alt: a description for screen readers.
+        views: one specification per view; the first is shown at the start.
         data: the tables that the specifications name.
-        focus: models of which one at a time is drawn; empty where all are.
-        heavy: too many marks for SVG.
-        wide: it takes the page's whole width.
+        focus: models to choose one from; empty where all are drawn at once.
+        heavy: whether there are too many marks for SVG.
+        wide: whether it takes the full width of the page.
     """
 
     name: str
@@ -47,33 +47,29 @@ class Figure:
     wide: bool = False
 
 
-def specification(story: ReportData, **parts: Any) -> Spec:
-    """A specification with the signal that says which models are on."""
-    params = [{"name": "shown", "value": list(story.shown)}, *parts.pop("params", [])]
+def specification(run: ReportData, **parts: Any) -> Spec:
+    """Make a specification with the signal that says which models are shown."""
+    params = [{"name": "shown", "value": list(run.shown)}, *parts.pop("params", [])]
     return {
         "width": WIDTH, "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}, "params": params,
         **parts,
     }  # fmt: skip
 
 
-def colour(story: ReportData) -> Spec:
-    """The model's colour; the legend names those that are on."""
-    legend = {"values": {"expr": "shown"}, "title": None, "columns": columns(story.names), "symbolStrokeWidth": 0}
-    return {
-        "field": "model",
-        "type": "nominal",
-        "scale": {"domain": list(story.names)},
-        "legend": legend if len(story.models) > 1 else None,
-    }
+def colour(run: ReportData) -> Spec:
+    """Colour (or shape) by model; the legend names the models that are shown."""
+    legend = {"values": {"expr": "shown"}, "title": None, "columns": columns(run.names), "symbolStrokeWidth": 0}
+    shown = legend if len(run.models) > 1 else None
+    return {"field": "model", "type": "nominal", "scale": {"domain": list(run.names)}, "legend": shown}
 
 
 def columns(names: Sequence[str]) -> Spec:
-    """Of a legend: the room that each takes; whoever draws says how many that makes (`settled`, or the page)."""
+    """Columns of a legend, as the width of each; `settled`, or the page, turns that into a number of columns."""
     return {"room": 40 + 7 * min(max(map(len, names), default=1), 24)}
 
 
 def settled(spec: Any, width: int) -> Any:
-    """A specification for a certain width: every `room` becomes a number of columns."""
+    """Fit a specification to a width: every `room` becomes a number of columns."""
     if isinstance(spec, dict):
         if set(spec) == {"room"}:
             return max(1, min(width - MARGIN, PAPER) // int(spec["room"]))
@@ -81,79 +77,63 @@ def settled(spec: Any, width: int) -> Any:
     return [settled(part, width) for part in spec] if isinstance(spec, list) else spec
 
 
-def shape(story: ReportData) -> Spec:
-    """The model's shape."""
-    return {**colour(story), "field": "model"}
-
-
-def dashes(story: ReportData) -> list[Spec]:
-    """The model's dash: not by a scale, for the legend of shapes would draw dashes around them."""
-    found = [look(place)[2] for place in places([m.role for m in story.models])]
-    return [{"name": "order", "value": list(story.names)}, {"name": "dashes", "value": found}]
+def dashes(run: ReportData) -> list[Spec]:
+    """Dash by model; not by a scale, because the legend of shapes would draw dashes around them."""
+    found = [look(place)[2] for place in places([m.role for m in run.models])]
+    return [{"name": "order", "value": list(run.names)}, {"name": "dashes", "value": found}]
 
 
 def quantity(field: str, title: str, scale: Spec | None = None, **axis: Any) -> Spec:
-    """A channel of numbers."""
-    return {
-        "field": field,
-        "type": "quantitative",
-        "title": title,
-        "scale": scale or {},
-        "axis": {"tickCount": 6, **axis},
-    }
+    """A channel of numbers, with its axis."""
+    look = {"tickCount": 6, **axis}
+    return {"field": field, "type": "quantitative", "title": title, "scale": scale or {}, "axis": look}
 
 
 def across(field: str, title: str, scale: Spec | None = None, **axis: Any) -> Spec:
-    """The same from left to right: as many ticks as there is room for, and no grid."""
+    """A horizontal channel of numbers: as many ticks as fit, and no grid."""
     room = {"expr": "clamp(width / 75, 3, 8)"}
     return quantity(field, title, scale, **{"grid": False, "tickCount": room, **axis})
 
 
 def which(lines: Sequence[str]) -> Spec:
-    """Two lines a model: the first dashed, the second solid."""
+    """Two lines per model: the first dashed, the second solid."""
     legend = {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 2, "orient": "bottom"}
     scale = {"domain": list(lines), "range": [[4, 3], [1, 0]]}
     return {"field": "which", "type": "nominal", "scale": scale, "legend": legend}
 
 
 def named(clients: Sequence[str], **axis: Any) -> Spec:
-    """A row for every client, in this order."""
+    """A vertical channel with one row per client, in this order."""
     room = {"expr": "clamp(width / 3, 90, 220)"}
     look = {"labelLimit": room, "grid": True, "gridDash": [1, 3], "labelFontSize": 13, **axis}
-    return {
-        "field": "client",
-        "type": "nominal",
-        "sort": None,
-        "scale": {"domain": list(clients)},
-        "title": None,
-        "axis": look,
-    }
+    domain = {"domain": list(clients)}
+    return {"field": "client", "type": "nominal", "sort": None, "scale": domain, "title": None, "axis": look}
 
 
-def value_axis(story: ReportData) -> str:
-    """The measure and the rows it is about."""
-    rows = "test rows" if story.split == "test" else "rows trained on"
-    name = {"accuracy": "accuracy", "rmse": "error (RMSE)", "loss": "loss"}[story.measure]
-    return f"{name} on {rows}{', %' if story.upwards else ''}"
+def value_axis(run: ReportData) -> str:
+    """Name the measure and the rows it is computed on."""
+    rows = "test rows" if run.split == "test" else "rows trained on"
+    name = {"accuracy": "accuracy", "rmse": "error (RMSE)", "loss": "loss"}[run.measure]
+    return f"{name} on {rows}{', %' if run.upwards else ''}"
 
 
-def value_format(story: ReportData) -> str:
-    """How d3 writes a value."""
-    return ".1f" if story.upwards else ",.4~r"
+def value_format(run: ReportData) -> str:
+    """The number format of a value, for d3."""
+    return ".1f" if run.upwards else ",.4~r"
 
 
-def scaled(story: ReportData, value: float | None) -> float | None:
-    """Percent for accuracies."""
-    return None if value is None else short(100 * value if story.upwards else value)
+def scaled(run: ReportData, value: float | None) -> float | None:
+    """Convert accuracies to percent."""
+    return None if value is None else short(100 * value if run.upwards else value)
 
 
 def short(value: float | None) -> float | None:
-    """Seven digits are more than a screen has."""
+    """Round to seven digits: more than a screen shows."""
     return None if value is None else float(f"{value:.7g}")
 
 
 def thinned(numbers: Sequence[int], most: int = MOST_ROUNDS) -> set[int]:
-    """The first, the last, and evenly many between."""
+    """Choose at most so many numbers: the first, the last, and evenly spaced ones between."""
     unique = sorted(set(numbers))
     if len(unique) <= most:
         return set(unique)
@@ -162,7 +142,7 @@ def thinned(numbers: Sequence[int], most: int = MOST_ROUNDS) -> set[int]:
 
 
 def tip(field: str, title: str, form: str | None = None) -> Spec:
-    """A line of a tooltip."""
+    """One line of a tooltip."""
     title = title.capitalize() if title in ("title", "image") else title  # words that mean more to Vega's tooltip
     kind = {"type": "nominal"} if form is None else {"type": "quantitative", "format": form}
     return {"field": field, "title": title, **kind}

@@ -1,0 +1,267 @@
+"""Figures of clients: how each is served, who gains, and who has which rows."""
+
+from __future__ import annotations
+
+from scaffpd.report import vega
+from scaffpd.report.data import FEW, ReportData
+from scaffpd.report.formats import brief, change, plural
+from scaffpd.report.vega import MANY, ON, Figure, Rows, Spec, colour, named, quantity, specification, tip, value_axis
+from scaffpd.report.verdict import uncertain
+
+STEP = 24  # pixels per client
+MOST_CELLS = 20_000
+DAGGER = "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value"
+
+
+def clients(run: ReportData) -> Figure | None:
+    """Show how every client is served: dots joined by lines while names fit, else curves of gains."""
+    if not run.scores:
+        return None
+    return _curves(run) if len(run.clients) > MANY and run.pair else _dots(run)
+
+
+def _values(run: ReportData) -> dict[str, dict[str, float]]:
+    """Values by model and client, as shown."""
+    return {
+        name: {s.client: v for s in scores if (v := vega.scaled(run, s.value)) is not None}
+        for name, scores in run.scores.items()
+    }
+
+
+def _order(run: ReportData) -> list[str]:
+    """Sort the clients by gain, the largest first; by value where there is nothing to compare."""
+    found = _values(run)
+    if run.pair:
+        old, new = (found[model.name] for model in run.pair)
+        return sorted(run.clients, key=lambda c: -run.sign * (new.get(c, 0.0) - old.get(c, 0.0)))
+    only = next(iter(found.values()))
+    return sorted(run.clients, key=lambda c: run.sign * only.get(c, 0.0))
+
+
+def _dots(run: ReportData) -> Figure:
+    names, points, pairs = _order(run), _points(run), _pairs(run)
+    few = sorted({str(row["client"]) for row in points if row["few"]})
+    y, x = named(names, labelExpr=DAGGER), vega.across("value", value_axis(run), {"zero": False}, grid=True)
+    params: list[Spec] = [{"name": "few", "value": few}]
+    for model in run.pair or ():  # names go in as values, never into an expression
+        params.append({"name": f"{model.role}_name", "value": model.name})
+        params.append({"name": f"on_{model.role}", "expr": f"indexof(shown, {model.role}_name) >= 0"})
+    layers = [*(_lines(y, x) if pairs else []), _marks(run, y, x)]
+    return Figure(
+        name="clients",
+        heading="Who gains, who pays" if pairs else f"How every {run.word} is served",
+        caption=_caption(run, bool(pairs), bool(few)),
+        alt=f"For each of {len(names)} {plural(run.word)}, the {value_axis(run)} of every model that is on.",
+        views={"": specification(run, params=params, height=STEP * max(len(names), 2), layer=layers)},
+        data={"clients": points, "pairs": pairs},
+        wide=True,
+    )
+
+
+def _points(run: ReportData) -> Rows:
+    found = _values(run)
+    main = [model.name for model in run.pair or ()]
+    behind = [*(name for name in run.scores if name not in main), *main]  # before and after are drawn on top
+    return [
+        {
+            "client": s.client, "model": name, "value": found[name][s.client], "train_rows": s.train_rows,
+            "test_rows": s.test_rows, "few": uncertain(run, s),
+            "weight": "–" if s.weight is None else f"{s.weight:.3f}",
+        }
+        for name in behind
+        for s in run.scores[name]
+        if s.client in found[name]
+    ]  # fmt: skip
+
+
+def _pairs(run: ReportData) -> Rows:
+    if not run.pair:
+        return []
+    found, unit = _values(run), 100 if run.upwards else 1
+    before, after = (found[model.name] for model in run.pair)
+    return [
+        {
+            "client": c, "before": old, "after": new, "better": run.sign * (new - old) >= 0, "right": max(old, new),
+            "change": change((new - old) / unit, run.measure),
+        }
+        for c in run.clients
+        if c in before and c in after
+        for old, new in [(before[c], after[c])]
+    ]  # fmt: skip
+
+
+def _lines(y: Spec, x: Spec) -> list[Spec]:
+    """Lines from before to after with the change in words, gains and losses apart."""
+    layers: list[Spec] = []
+    for style, wanted in (("gain", "datum.better"), ("loss", "!datum.better")):
+        both = f"on_before && on_after && {wanted}"
+        layers.append({
+            "data": {"name": "pairs"}, "transform": [{"filter": both}], "mark": {"type": "rule", "style": style},
+            "encoding": {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}},
+        })  # fmt: skip
+        layers.append({
+            "data": {"name": "pairs"}, "transform": [{"filter": f"{both} && datum.before !== datum.after"}],
+            "mark": {"type": "text", "style": f"{style}-words", "align": "left", "dx": 11},
+            "encoding": {"y": y, "x": {**x, "field": "right"}, "text": {"field": "change"}},
+        })  # fmt: skip
+    return layers
+
+
+def _marks(run: ReportData, y: Spec, x: Spec) -> Spec:
+    tips = [
+        tip("client", run.word), tip("model", "model"), tip("value", value_axis(run), vega.value_format(run)),
+        tip("train_rows", "rows trained on", ",d"), tip("test_rows", "test rows", ",d"), tip("weight", "weight λ"),
+    ]  # fmt: skip
+    return {
+        "data": {"name": "clients"}, "transform": [{"filter": ON}],
+        "mark": {"type": "point", "size": 90, "opacity": 1, "strokeWidth": 1.8},
+        "encoding": {
+            "y": y, "x": x, "fill": colour(run), "shape": colour(run), "stroke": colour(run), "tooltip": tips,
+            "fillOpacity": {"condition": {"test": "datum.few", "value": 0.1}, "value": 1},
+        },
+    }  # fmt: skip
+
+
+def _caption(run: ReportData, paired: bool, few: bool) -> str:
+    words = f"Each row is one {run.word}; further {'right' if run.upwards else 'left'} is better."
+    if paired:
+        words += " Sorted by gain: the line runs from before to after, and is dashed where it is a loss."
+    if few:
+        words += f" † hollow: fewer than {FEW} test rows, so uncertain."
+    return f"{words} {run.note}" if run.note else words
+
+
+def _curves(run: ReportData) -> Figure:
+    """Show the gains of many clients, sorted: one curve per model, without names."""
+    assert run.pair is not None
+    before = run.pair[0].name
+    unit, crowd = ("points" if run.upwards else "units"), f"{len(run.clients)} {plural(run.word)}"
+    x, y = vega.across("rank", f"{plural(run.word)}, the largest gain first"), quantity("gain", f"gain, {unit}")
+    y["stack"] = None
+    tips = [
+        tip("client", run.word), tip("model", "model"), tip("gain", f"gain, {unit}", "+.2f"),
+        tip("before", "before", vega.value_format(run)), tip("value", "now", vega.value_format(run)),
+    ]  # fmt: skip
+    tone = colour(run)
+    tone["legend"] = tone["legend"] and {**tone["legend"], "symbolOpacity": 1, "symbolType": "circle"}
+    layers: list[Spec] = [
+        {"mark": {"type": "rule", "style": "quiet"}, "encoding": {"y": {"datum": 0}}},
+        {"mark": {"type": "area", "opacity": 0.16, "line": False}, "encoding": {"x": x, "y": y, "color": tone}},
+        {"mark": {"type": "point", "filled": True, "size": 22, "opacity": 0.9},
+         "encoding": {"x": x, "y": y, "color": tone, "tooltip": tips}},
+    ]  # fmt: skip
+    return Figure(
+        name="clients",
+        heading="Who gains, who pays",
+        caption=f"Each dot is one of {crowd}, sorted by gain: above the line they are served better than by "
+        f"“{brief(before)}”, below it worse.",
+        alt=f"The gain of each of {crowd} against {before}, sorted, a curve for every model.",
+        views={"": specification(run, data={"name": "gains"}, transform=[{"filter": ON}], layer=layers)},
+        data={"gains": [row for name in run.scores if name != before for row in _ranked(run, before, name)]},
+        heavy=True,
+        wide=True,
+    )
+
+
+def _ranked(run: ReportData, before: str, name: str) -> Rows:
+    found = _values(run)
+    old, new = found[before], found[name]
+    moved = [(round(run.sign * (new[c] - old[c]), 5), c) for c in run.clients if c in old and c in new]
+    return [
+        {"model": name, "client": c, "rank": i + 1, "gain": gain, "before": old[c], "value": new[c]}
+        for i, (gain, c) in enumerate(sorted(moved, key=lambda one: -one[0]))
+    ]
+
+
+def partition(run: ReportData) -> Figure | None:
+    """Show who has which rows: bubbles for few clients, a heat map for many, bars without labels."""
+    if not run.partition:
+        return None
+    labels = list(dict.fromkeys(share.label for share in run.partition))
+    total: dict[str, int] = {}
+    for share in run.partition:
+        total[share.client] = total.get(share.client, 0) + share.train_rows + share.test_rows
+    ranked = sorted(total, key=lambda c: -total[c])
+    if labels == [""] or sum(share.train_rows + share.test_rows > 0 for share in run.partition) > MOST_CELLS:
+        return _bars(run, ranked)
+    place = {client: i + 1 for i, client in enumerate(ranked)}
+    rows = [
+        {
+            "client": s.client, "label": s.label, "train": s.train_rows, "test": s.test_rows, "rank": place[s.client],
+            "rows": n, "share": round(n / total[s.client], 4),
+        }
+        for s in run.partition
+        if (n := s.train_rows + s.test_rows) > 0
+    ]  # fmt: skip
+    return (_heat if len(total) > MANY else _bubbles)(run, list(total), labels, rows)
+
+
+def _partition_figure(caption: str, alt: str, spec: Spec, rows: Rows, heavy: bool, wide: bool) -> Figure:
+    return Figure("partition", "Who has what", caption, alt, {"": spec}, {"partition": rows}, heavy=heavy, wide=wide)
+
+
+def _tips(run: ReportData) -> list[Spec]:
+    return [
+        tip("client", run.word), tip("label", "label"), tip("train", "rows trained on", ",d"),
+        tip("test", "test rows", ",d"), tip("share", f"of the {run.word}'s rows", ".0%"),
+    ]  # fmt: skip
+
+
+def _label(labels: list[str]) -> Spec:
+    return {"field": "label", "type": "nominal", "sort": None, "scale": {"domain": labels}, "title": "label"}
+
+
+def _rank(run: ReportData) -> Spec:
+    title, axis = f"{plural(run.word)}, the largest first", {"labels": False, "grid": False}
+    return {"field": "rank", "type": "ordinal", "title": title, "axis": axis, "scale": {"paddingInner": 0}}
+
+
+def _bubbles(run: ReportData, names: list[str], labels: list[str], rows: Rows) -> Figure:
+    axis = {"labelAngle": 0, "labelOverlap": True, "labelLimit": 90}
+    x = {**_label(labels), "axis": axis, "scale": {"padding": 0.5, "domain": labels}}
+    legend = {"title": "rows", "tickCount": 3, "symbolType": "circle"}
+    size: Spec = {"field": "rows", "type": "quantitative", "scale": {"range": [4, 420]}, "legend": legend}
+    spec = specification(
+        run, data={"name": "partition"}, height=STEP * max(len(names), 2), mark={"type": "circle", "style": "bubble"},
+        encoding={"y": named(names), "x": x, "size": size, "tooltip": _tips(run)},
+    )  # fmt: skip
+    caption = f"The area of a bubble is the number of rows of that label at that {run.word}."
+    alt = f"Rows of {len(labels)} labels at {len(names)} {plural(run.word)}, as bubbles."
+    return _partition_figure(caption, alt, spec, rows, heavy=False, wide=len(labels) > 12)
+
+
+def _heat(run: ReportData, names: list[str], labels: list[str], rows: Rows) -> Figure:
+    y = {**_label(labels), "axis": {"labelOverlap": True}}
+    legend = {"title": f"share of the {run.word}'s rows", "format": ".0%"}
+    tone: Spec = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 1]}, "legend": legend}
+    spec = specification(
+        run, data={"name": "partition"}, height=max(160, min(560, 20 * len(labels))), mark={"type": "rect"},
+        encoding={"x": _rank(run), "y": y, "color": tone, "tooltip": _tips(run)},
+    )  # fmt: skip
+    caption = f"Each column is one {run.word}; the stronger the colour, the more of its rows have that label."
+    alt = f"The share of {len(labels)} labels at each of {len(names)} {plural(run.word)}, as a heat map."
+    return _partition_figure(caption, alt, spec, rows, heavy=True, wide=True)
+
+
+def _bars(run: ReportData, ranked: list[str]) -> Figure:
+    totals: dict[str, list[int]] = {client: [0, 0] for client in ranked}
+    for share in run.partition:
+        totals[share.client][0] += share.train_rows
+        totals[share.client][1] += share.test_rows
+    rows: Rows = [
+        {"client": c, "rank": i + 1, "kind": kind, "place": k, "rows": totals[c][k]}
+        for i, c in enumerate(ranked)
+        for k, kind in enumerate(("trained on", "test"))
+        if totals[c][k]
+    ]
+    many, length = len(ranked) > MANY, quantity("rows", "rows")
+    kind = {"field": "kind", "type": "ordinal", "scale": {"domain": ["trained on", "test"]}, "legend": {"title": None}}
+    place: Spec = {"x": _rank(run), "y": length} if many else {"y": named(ranked), "x": length}
+    tips = [tip("client", run.word), tip("kind", "rows"), tip("rows", "how many", ",d")]
+    spec = specification(
+        run, data={"name": "partition"}, mark={"type": "bar", "opacity": 0.85} | ({} if many else {"height": 10}),
+        height=vega.HEIGHT if many else STEP * max(len(ranked), 2),
+        encoding={**place, "color": kind, "order": {"field": "place"}, "tooltip": tips},
+    )  # fmt: skip
+    alt = f"Rows trained on and test rows of {len(ranked)} {plural(run.word)}."
+    return _partition_figure(f"Rows of every {run.word}.", alt, spec, rows, heavy=many, wide=True)

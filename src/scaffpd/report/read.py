@@ -1,0 +1,374 @@
+"""The reader of run folders: `train`, `path`, `demo`, `compare` and deployed runs, today's and those of version 0.1.
+
+The page, the summary on the terminal and `--json` all start from `read`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scaffpd.errors import InputError
+from scaffpd.report.data import (
+    Event,
+    ModelSummary,
+    Overall,
+    PrivacyStatement,
+    ReportData,
+    Round,
+    Score,
+    Share,
+    overall,
+)  # fmt: skip
+from scaffpd.report.formats import plain
+from scaffpd.runs.tables import Row, megabytes, number, read_json, read_table, read_text, whole
+
+FORMAT = 1
+TRAINED, COMPARED, DEPLOYED = "summary.json", "table.csv", "settings.json"  # the file that tells which kind it is
+PLAIN = ("FedAvg", "SCAFFOLD", "FedProx")  # what a fair method is compared with: the first that took part
+SAME_ROWS = "Every dot is a mean over {seeds} seeds."
+OTHER_ROWS = (
+    "Clients are other groups of rows under every seed, so this chart and the table of clients are seed {seed} alone; "
+    "the verdict and the trade-off are means over {seeds} seeds."
+)
+CLIPS = {"clip": "gradient C", "loss_clip": "loss B", "radius": "length of a row R", "smoothness": "smoothness L"}
+NOISE = {"noise": "of gradients z", "loss_noise": "of losses z_L"}
+WORDS = ("role", "objective", "algorithm", "status", "message")
+Pairs = tuple[tuple[str, str], ...]
+
+
+def read(folder: Path) -> ReportData:
+    """Read the folder of a run, or refuse it with one sentence."""
+    if not folder.exists():
+        raise InputError(f"There is no folder {str(folder)!r}.")
+    if not folder.is_dir():
+        raise InputError(
+            f"{str(folder)!r} is a file; report needs the folder of a run, such as {str(folder.parent)!r}."
+        )
+    readers = {TRAINED: _trained, COMPARED: _compared, DEPLOYED: _deployed}
+    for mark, reader in readers.items():
+        if (folder / mark).is_file():
+            return reader(folder)
+    below = sorted({file.parent for mark in readers for file in folder.glob(f"*/{mark}")})
+    hint = f": did you mean {str(below[0])!r}?" if below else (
+        f": it has neither {TRAINED} (train, path, demo), nor {COMPARED} (compare), nor {DEPLOYED} (deploy)."
+    )  # fmt: skip
+    raise InputError(f"{str(folder)!r} is not the folder of a run{hint}")
+
+
+def _trained(folder: Path) -> ReportData:
+    """Read a run of `train`, `path` or `demo`."""
+    summary = read_json(folder / TRAINED)
+    if summary.get("format") != FORMAT:
+        raise InputError(
+            f"The run in {str(folder)!r} has format {summary.get('format')!r}; this version reads {FORMAT}."
+        )
+    for name, kind, what in (
+        *((name, list, f"list of {name}") for name in ("models", "remarks", "verdict", "labels")),
+        ("path", dict, "table of its path"),
+    ):
+        if not isinstance(summary.get(name) or kind(), kind):
+            raise InputError(f"{str(folder / TRAINED)!r} has no {what}; the run has to be made again.")
+    models = tuple(_model(folder, entry) for entry in summary.get("models") or [])
+    if not models:
+        raise InputError(f"The run in {str(folder)!r} has no models yet: was it interrupted?")
+    measure, split = str(summary.get("measure", "accuracy")), str(summary.get("split", "test"))
+    rows, names = read_table(folder / "clients.csv", "model", "client"), [model.name for model in models]
+    for row in rows:
+        if row["model"] not in names:
+            path = str(folder / "clients.csv")
+            raise InputError(f"{path!r} has a model {row['model']!r} that {TRAINED} does not name.")
+    scores, privacy = _scores(rows, f"{split}_{measure}", names), _privacy(summary.get("privacy"))
+    return ReportData(
+        kind=str(summary.get("kind", "train")),
+        title=str(summary.get("title") or folder.resolve().name),
+        command=str(summary.get("command", "")),
+        measure=measure,
+        split=split,
+        word=" ".join(str(summary.get("clients_word") or "client").split()) or "client",
+        models=models,
+        scores=scores,
+        overall=_totals(scores, measure),
+        rounds=_rounds(folder / "rounds.csv", measure),
+        partition=tuple(
+            Share(row["client"], row["label"], whole(row, "train_rows") or 0, whole(row, "test_rows") or 0)
+            for row in read_table(folder / "partition.csv", "client", "label", "train_rows", "test_rows")
+        ),
+        events=_events(folder),
+        settings=_trained_settings(summary) + (() if privacy is None else privacy.settings),
+        files=tuple((name, text) for name in ("config.toml", "environment.json") if (text := read_text(folder / name))),
+        remarks=tuple(map(str, summary.get("remarks") or [])),
+        verdict=tuple(map(str, summary.get("verdict") or [])),
+        path=summary.get("path"),
+        privacy=privacy,
+    )
+
+
+def _model(folder: Path, entry: Any) -> ModelSummary:
+    if not isinstance(entry, dict) or "name" not in entry:
+        raise InputError(f"A model in {str(folder / TRAINED)!r} has no name.")
+    numbers: dict[str, Any] = {
+        key: number(entry, key) for key in ("certificate", "rounds", "exchanges", "seconds", "strength")
+    }
+    words: dict[str, Any] = {key: str(entry.get(key) or "") for key in WORDS}
+    return ModelSummary(str(entry["name"]), **words, **numbers, megabytes=megabytes(entry))
+
+
+def _trained_settings(summary: Mapping[str, Any]) -> Pairs:
+    labels = [str(label) for label in summary.get("labels") or []]
+    shown = ", ".join(labels[:12]) + (f" and {len(labels) - 12} more" if len(labels) > 12 else "")
+    version = summary.get("version")
+    return _pairs(
+        ("Data", summary.get("data")), ("Model", summary.get("model")), ("Task", summary.get("task")),
+        ("Labels", shown), ("Made", summary.get("made")), ("Version", version and f"scaffpd {version}"),
+    )  # fmt: skip
+
+
+def _compared(folder: Path) -> ReportData:
+    """Read a comparison: many methods, several seeds."""
+    lines = read_table(folder / COMPARED, "model", "seeds", "failures")
+    if not lines:
+        raise InputError(f"The comparison in {str(folder)!r} has no methods.")
+    measure = "accuracy" if lines[0].get("test_accuracy_mean_mean") else "loss"
+    about = read_json(folder / "about.json")
+    setting: dict[str, Any] = about.get("setting") or {}
+    totals = {line["model"]: found for line in lines if (found := _mean_over_seeds(line, measure)) is not None}
+    models = _with_roles([_method(line, setting.get("methods") or {}) for line in lines], totals, measure)
+    rows = read_table(folder / "clients.csv", "model", "seed", "client")
+    seeds = sorted({row["seed"] for row in rows})
+    sizes: dict[str, set[Any]] = {}
+    for row in rows:
+        sizes.setdefault(row["client"], set()).add(row.get("train_rows"))
+    same = all(len(found) == 1 for found in sizes.values())
+    chosen = [row for row in rows if same or row["seed"] == seeds[0]]
+    scores = _scores(chosen, f"test_{measure}", [model.name for model in models])
+    worst = _totals(scores, measure) if same and len(seeds) > 1 else {}  # a client is the same under every seed
+    note = (SAME_ROWS if same else OTHER_ROWS).format(seeds=len(seeds), seed=seeds[0]) if len(seeds) > 1 else ""
+    title = str(setting.get("problem") or folder.resolve().name)
+    versions = ", ".join(f"{name} {value}" for name, value in (about.get("versions") or {}).items())
+    return ReportData(
+        kind="compare",
+        title=title if len(models) == 1 else f"{title}: {len(models)} methods",
+        command=read_text(folder / "command.txt").strip(),
+        measure=measure,
+        split="test",
+        word="client",
+        models=models,
+        scores=scores,
+        overall={n: replace(t, worst_client=worst[n].worst_client) if n in worst else t for n, t in totals.items()},
+        settings=_pairs(
+            ("Problem", setting.get("problem")), ("Model", setting.get("model")), ("Rounds", setting.get("rounds")),
+            ("Seeds", ", ".join(map(str, setting.get("seeds") or []))), ("Tuning", _tuning(setting.get("tune"))),
+            ("Versions", versions),
+        ),
+        note=note,
+    )  # fmt: skip
+
+
+def _mean_over_seeds(line: Row, measure: str) -> Overall | None:
+    mean, fifth, worst = (number(line, f"test_{measure}_{name}_mean") for name in ("mean", "worst_20", "worst"))
+    if mean is None or fifth is None or worst is None:
+        return None
+    deviations = (number(line, f"test_{measure}_{name}_sd") for name in ("mean", "worst_20"))
+    return Overall(mean, fifth, worst, "", *deviations)
+
+
+def _method(line: Row, algorithms: Mapping[str, Any]) -> ModelSummary:
+    costs: dict[str, Any] = {name: number(line, f"{name}_mean") for name in ("rounds", "exchanges", "seconds")}
+    sent = megabytes(line, "megabytes_up_mean", "megabytes_down_mean", unit=1.0)
+    status = f"{line['seeds']} seeds" if line["seeds"] != 1 else "1 seed"
+    name, failure = line["model"], line["failures"]
+    return ModelSummary(
+        name, algorithm=str(algorithms.get(name, "")), status=status, **costs, megabytes=sent, failure=failure
+    )
+
+
+def _with_roles(models: list[ModelSummary], totals: Mapping[str, Overall], measure: str) -> tuple[ModelSummary, ...]:
+    """Call a plain method "before", and the one that serves the worst-served best "after"."""
+    sign = 1 if measure == "accuracy" else -1
+    fit = [model.name for model in models if not model.failure and model.name in totals]
+    ranked = sorted(fit, key=lambda name: -sign * totals[name].worst_20)
+    best = max(ranked, key=lambda name: sign * totals[name].mean, default=None)
+    before = next((name for name in PLAIN if name in ranked), best)
+    after = next((name for name in ranked if name != before), None)
+    given = {before: "before", after: "after"}
+    return tuple(replace(model, role=given.get(model.name, "")) for model in models)
+
+
+def _tuning(budget: Any) -> str:
+    if not budget:
+        return ""
+    return "none: automatic rates" if budget == 1 else f"{budget} configurations a method, chosen on validation rows"
+
+
+def _deployed(folder: Path) -> ReportData:
+    """Read a run across organisations, finished or not: one model, silos that come and go."""
+    settings, outcome = read_json(folder / DEPLOYED), read_json(folder / "outcome.json")
+    about: dict[str, Any] = settings.get("about") or {}
+    rows = read_table(folder / "clients.csv", "client")
+    split = "test" if rows and "test_rows" in rows[0] else "train"
+    measure = "accuracy" if not rows or number(rows[0], f"{split}_accuracy") is not None else "loss"
+    name = "deployed"
+    scores = _scores([{**row, "model": name} for row in rows], f"{split}_{measure}", [name])
+    rounds = _rounds(folder / "rounds.csv", measure, name)
+    sentence = str(outcome.get("sentence") or "The run has no outcome yet.")
+    silos = about.get("list of silos") or []
+    shape = ", ".join(f"{key} = {value}" for key, value in (about.get("model") or {}).items())
+    method, masked = about.get("algorithm or objective"), about.get("way of masking")
+    place = folder.resolve()  # named after the federation around a folder that is merely called run
+    title = place.parent.name if place.name == "run" and place.parent.name else place.name
+    return ReportData(
+        kind="deploy",
+        title=f"{title}: {len(silos or rows)} silos",
+        command="scaffpd deploy resume federation.toml" if not outcome.get("final") else "",
+        measure=measure,
+        split=split,
+        word="silo",
+        models=(_deployed_model(name, str(method or ""), outcome, rounds, sentence),),
+        scores=scores,
+        overall=_totals(scores, measure),
+        rounds=rounds,
+        events=_events(folder),
+        settings=_pairs(
+            ("Silos", ", ".join(silos)), ("Model", shape), ("Method", method),
+            ("Rounds at most", settings.get("rounds")), ("Tolerance", settings.get("tol")), ("Seed", about.get("seed")),
+            ("Vectors", "masked: the coordinator saw sums over silos" if masked else None),
+        ),
+        files=((DEPLOYED, json.dumps(settings, indent=2, ensure_ascii=False)),) if settings else (),
+        privacy=_spent(outcome.get("privacy"), rows),
+        remarks=(sentence[:1].upper() + sentence[1:],),
+    )  # fmt: skip
+
+
+def _deployed_model(
+    name: str, algorithm: str, outcome: Mapping[str, Any], rounds: Sequence[Round], sentence: str
+) -> ModelSummary:
+    objective, last = re.search(r"objective=(\w+\([^()]*\))", algorithm), rounds[-1] if rounds else None
+    return ModelSummary(
+        name,
+        objective=objective.group(1) if objective else "",
+        algorithm=algorithm,
+        status=str(outcome.get("status") or "running"),
+        message=sentence,
+        certificate=number(outcome, "certificate"),
+        rounds=number(outcome, "rounds") if outcome else float(last.number) if last else None,
+        exchanges=last.exchanges if last else None,
+        megabytes=last.megabytes if last else None,
+    )
+
+
+def _pairs(*found: tuple[str, Any]) -> Pairs:
+    """Settings to show, without those that are missing."""
+    return tuple((name, str(value)) for name, value in found if value not in (None, ""))
+
+
+def _events(folder: Path) -> tuple[Event, ...]:
+    return tuple(
+        Event(whole(row, "round") or 0, row["client"], row["what"], row["sentence"])
+        for row in read_table(folder / "events.csv", "round", "client", "what", "sentence")
+    )
+
+
+def _scores(rows: Iterable[Row], column: str, names: Sequence[str]) -> dict[str, tuple[Score, ...]]:
+    """Scores by model; several rows of a client (one per seed) become their mean and standard deviation."""
+    groups: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        groups.setdefault(row["model"], {}).setdefault(row["client"], []).append(row)
+    return {
+        name: tuple(_score(client, found, column) for client, found in groups[name].items())
+        for name in names
+        if name in groups
+    }
+
+
+def _score(client: str, rows: Sequence[Row], column: str) -> Score:
+    values, weights = ([v for row in rows if (v := number(row, name)) is not None] for name in (column, "weight"))
+    first = rows[0]
+    return Score(
+        client,
+        value=fmean(values) if values else None,
+        train_rows=whole(first, "train_rows"),
+        test_rows=whole(first, "test_rows"),
+        weight=fmean(weights) if weights else None,
+        deviation=stdev(values) if len(values) > 1 else number(first, f"{column}_sd"),
+        clear=first.get("change_clear"),
+    )
+
+
+def _totals(scores: Mapping[str, Sequence[Score]], measure: str) -> dict[str, Overall]:
+    found = {name: overall(rows, measure == "accuracy") for name, rows in scores.items()}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _rounds(path: Path, measure: str, model: str | None = None) -> tuple[Round, ...]:
+    """Read rounds.csv; `model` names the one of a table without that column, and its segments are joined.
+
+    A segment of a deployed run counts its traffic from zero and repeats the point where the last one ended.
+    """
+    found: list[Round] = []
+    segment, spent, last = 0, (0.0, 0.0), (0.0, 0.0)
+    for row in read_table(path, "round", *(() if model else ("model",))):
+        if row.get("segment", segment) != segment:
+            segment, spent = row["segment"], last
+            if found and found[-1].number == row["round"]:
+                found.pop()
+        exchanges, sent = number(row, "exchanges"), megabytes(row)
+        one = Round(
+            model=model or row["model"],
+            number=whole(row, "round") or 0,
+            certificate=number(row, "certificate"),
+            exchanges=None if exchanges is None else exchanges + spent[0],
+            megabytes=None if sent is None else sent + spent[1],
+            absent=whole(row, "absent") or 0,
+            mean=number(row, f"mean_{measure}"),
+            worst_20=number(row, f"worst_20_{measure}"),
+            losses=_of_clients(row, "loss["),
+            weights=_of_clients(row, "weight["),
+        )
+        last = (one.exchanges or 0.0, one.megabytes or 0.0)
+        found.append(one)
+    return tuple(found)
+
+
+def _of_clients(row: Row, start: str) -> dict[str, float]:
+    """The columns loss[NAME] or weight[NAME] by client, without empty cells."""
+    names = [name for name in row if name.startswith(start) and name.endswith("]")]
+    values = {name[len(start) : -1]: number(row, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _privacy(found: Any) -> PrivacyStatement | None:
+    """Read "privacy" of a summary."""
+    if found is None:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("clients") or {}, dict):
+        raise InputError("The summary has no table of its privacy; the run has to be made again.")
+    epsilon, delta = number(found, "epsilon"), number(found, "delta")
+    if epsilon is None or delta is None:
+        raise InputError("The summary has a privacy without ε and δ; the run has to be made again.")
+    clients = {str(name): float(value) for name, value in (found.get("clients") or {}).items()}
+    clips = [f"{name} = {found[key]:g}" for key, name in CLIPS.items() if found.get(key) is not None]
+    noise = [f"{name} = {_range(found[key])}" for key, name in NOISE.items() if found.get(key) is not None]
+    settings = _pairs(("Privacy: clips", ", ".join(clips)), ("Privacy: noise multipliers", ", ".join(noise)))
+    models = len(found.get("models") or [1])
+    return PrivacyStatement(epsilon, delta, clients, models, bool(found.get("seeded")), settings)
+
+
+def _range(value: Any) -> str:
+    several = value if isinstance(value, list) else [value]
+    low, high = plain(min(several)), plain(max(several))
+    return low if low == high else f"{low} to {high}"
+
+
+def _spent(stated: Any, rows: Iterable[Row]) -> PrivacyStatement | None:
+    """What the silos of a deployed run state that it has cost."""
+    epsilon, delta = (number(stated, name) if isinstance(stated, dict) else None for name in ("epsilon", "delta"))
+    if epsilon is None or delta is None:
+        return None
+    clients = {row["client"]: own for row in rows if (own := number(row, "epsilon")) is not None}
+    return PrivacyStatement(epsilon, delta, clients, scored=False)

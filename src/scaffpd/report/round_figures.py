@@ -1,0 +1,231 @@
+"""Figures over rounds: the certificate, losses, weights, and silos that were absent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from scaffpd.report import vega
+from scaffpd.report.data import ReportData, Round
+from scaffpd.report.formats import plural
+from scaffpd.report.theme import DASHES, LIGHT
+from scaffpd.report.vega import (
+    MANY,
+    ON,
+    Figure,
+    Rows,
+    Spec,
+    across,
+    colour,
+    quantity,
+    short,
+    specification,
+    thinned,
+    tip,
+)
+
+TOP = 12  # clients that have lines of their own
+NOISY = " Losses that clients have sent carry their noise."
+
+
+def drawn_rounds(run: ReportData) -> Iterator[Round]:
+    """Choose the rounds to draw: no more per model than a line can show."""
+    for name in run.names:
+        mine = [r for r in run.rounds if r.model == name]
+        numbers = thinned([r.number for r in mine])
+        yield from (r for r in mine if r.number in numbers)
+
+
+def certificate(run: ReportData) -> Figure | None:
+    """Show the proven gap, where there is one."""
+    rows: Rows = [
+        {"model": r.model, "round": r.number, "certificate": short(r.certificate) if (r.certificate or 0) > 0 else None}
+        for r in drawn_rounds(run)
+    ]
+    proven = {row["model"] for row in rows if row["certificate"] is not None}
+    rows = [row for row in rows if row["model"] in proven]
+    if not rows:
+        return None
+    powers = _powers([row["certificate"] for row in rows if row["certificate"] is not None])
+    scale = {"type": "log", "domain": [powers[0], powers[-1]], "nice": False}
+    y = quantity("certificate", "proven gap to the optimum", scale, format="~e", values=powers)
+    tips = [tip("model", "model"), tip("round", "round", "d"), tip("certificate", "proven gap", ".2e")]
+    line: Spec = {"mark": {"type": "line", "strokeDash": vega.DASH}, "encoding": _ends(run, y)}
+    return Figure(
+        name="certificate",
+        heading="How close to optimal, proven",
+        caption="The objective is at most this far above its optimum, by proof and with rounding counted; lower is "
+        "closer. Gaps in a line are rounds that prove nothing.",
+        alt="The certificate of every model over rounds, on a logarithmic scale.",
+        views={"": _spec(run, "certificates", [line, _dots(run, y, tips)], vega.dashes(run))},
+        data={"certificates": rows},
+    )
+
+
+def losses(run: ReportData) -> Figure | None:
+    """Show the mean and the worst training loss."""
+    rows = [row for r in drawn_rounds(run) if r.losses for row in _two(r)]
+    if not rows:
+        return None
+    found = [row["loss"] for row in rows]
+    scale = {"type": "log", "domain": [0.97 * min(found), 1.03 * max(found)], "nice": False}  # whatever models are on
+    y = quantity("loss", "training loss", scale, format=",.3~r")
+    tips = [
+        tip("model", "model"), tip("which", "over clients"), tip("client", f"worst {run.word}"),
+        tip("round", "round", "d"), tip("loss", "loss", ",.4~r"),
+    ]  # fmt: skip
+    line: Spec = {"mark": {"type": "line"}, "encoding": {**_ends(run, y), "strokeDash": vega.which(("mean", "worst"))}}
+    return Figure(
+        name="losses",
+        heading="Losses while training",
+        caption=f"The {run.word} with the largest loss (solid) and the mean over all (dashed), on training rows, "
+        f"regulariser included.{NOISY if run.privacy else ''}",
+        alt="Mean and worst training loss of every model over rounds, on a logarithmic scale.",
+        views={"": _spec(run, "losses", [line, _dots(run, y, tips)], [])},
+        data={"losses": rows},
+    )
+
+
+def _powers(values: list[float]) -> list[float]:
+    """Powers of ten around some numbers, seven at most."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    step = max(1, math.ceil((high - low) / 6))
+    return [float(f"1e{power}") for power in range(low, max(high, low + 1) + step, step)]
+
+
+def _two(r: Round) -> Rows:
+    worst = max(r.losses, key=r.losses.__getitem__)
+    pairs = (("mean", sum(r.losses.values()) / len(r.losses), ""), ("worst", r.losses[worst], worst))
+    return [
+        {"model": r.model, "round": r.number, "which": name, "loss": short(value), "client": who}
+        for name, value, who in pairs
+        if value > 0
+    ]
+
+
+def _ends(run: ReportData, y: Spec) -> Spec:
+    return {"x": across("round", "round", tickMinStep=1), "y": y, "color": colour(run)}
+
+
+def _dots(run: ReportData, y: Spec, tips: list[Spec]) -> Spec:
+    mark = {"type": "point", "filled": True, "size": 26}
+    return {"mark": mark, "encoding": {**_ends(run, y), "shape": colour(run), "tooltip": tips}}
+
+
+def _spec(run: ReportData, data: str, layers: list[Spec], params: list[Spec]) -> Spec:
+    return specification(run, data={"name": data}, params=params, transform=[{"filter": ON}], layer=layers)
+
+
+def weights(run: ReportData) -> Figure | None:
+    """Show the weights λ: lines of the heaviest clients, all others dim."""
+    rounds = [r for r in run.rounds if r.weights]
+    names = tuple(name for name in run.names if sum(r.model == name for r in rounds) > 1)
+    if not names:
+        return None
+    after = run.role("after")
+    focus = after.name if after and after.name in names else names[0]
+    last = [r for r in rounds if r.model == focus][-1].weights
+    top = sorted(last, key=lambda c: -last[c])[:TOP]
+    kept = {name: thinned([r.number for r in rounds if r.model == name]) for name in names}
+    chosen = [r for r in rounds if r.model in names and r.number in kept[r.model]]
+    return Figure(
+        name="weights",
+        heading=f"How much each {run.word} counts",
+        caption=_caption(run, len(run.clients) - len(top)),
+        alt=f"The weight λ of the {len(top)} {plural(run.word)} that count most, over rounds, one model at a time.",
+        views={"": _weights_spec(run, focus, top)},
+        data={"weights": _lines(chosen, top), "others": _others(chosen, top)},
+        focus=(focus, *(name for name in names if name != focus)),
+        wide=len(top) > len(LIGHT["series"]),
+    )
+
+
+def _lines(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
+    return [
+        {"model": r.model, "round": r.number, "client": c, "weight": short(r.weights.get(c))}  # a gap where it was away
+        for r in rounds
+        for c in top
+    ]
+
+
+def _others(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
+    """All other clients: one by one while they are few, else the range of their weights."""
+    rows: Rows = []
+    for r in rounds:
+        start = {"model": r.model, "round": r.number}
+        rest = {c: w for c, w in r.weights.items() if c not in top}
+        if len(rest) > MANY:
+            low, high = min(rest.values()), max(rest.values())
+            rows.append({**start, "low": short(low), "high": short(high), "count": len(rest)})
+        else:
+            rows += [{**start, "client": c, "weight": short(w)} for c, w in rest.items()]
+    return rows
+
+
+def _weights_spec(run: ReportData, focus: str, top: Sequence[str]) -> Spec:
+    x, y = across("round", "round", tickMinStep=1), quantity("weight", "weight λ")
+    tips = [tip("client", run.word), tip("round", "round", "d"), tip("weight", "weight λ", ".4f")]
+    legend = {"title": None, "symbolType": "stroke", "columns": vega.columns(top)}
+    domain = {"domain": list(top)}
+    client: Spec = {"field": "client", "type": "ordinal", "sort": None, "scale": domain, "legend": legend}
+    hues = len(LIGHT["series"])
+    dashes = [[1, 0] if i < hues else DASHES[(1 + i // hues) % len(DASHES)] for i in range(len(top))]
+    dash = {**client, "scale": {**domain, "range": dashes}}
+    ends = {"x": x, "y": y, "color": client}
+    layers: list[Spec] = [
+        *_rest(run, x, y, tips, len(run.clients) - len(top)),
+        {"data": {"name": "weights"}, "mark": {"type": "line"}, "encoding": {**ends, "strokeDash": dash}},
+        {"data": {"name": "weights"}, "mark": {"type": "point", "filled": True, "size": 18},
+         "encoding": {**ends, "tooltip": tips}},
+    ]  # fmt: skip
+    for layer in layers:
+        layer["transform"] = [{"filter": "datum.model === focus"}]
+    even = {"y": {"datum": 1 / max(len(run.clients), 1)}}
+    layers.append({"mark": {"type": "rule", "style": "quiet", "strokeDash": [2, 3]}, "encoding": even})
+    return specification(run, params=[{"name": "focus", "value": focus}], layer=layers)
+
+
+def _rest(run: ReportData, x: Spec, y: Spec, tips: list[Spec], others: int) -> list[Spec]:
+    """Dim lines of the other clients while they are few, else a band."""
+    start: Spec = {"data": {"name": "others"}}
+    if others <= 0:
+        return []
+    if others <= MANY:
+        line: Spec = {"x": x, "y": y, "detail": {"field": "client"}, "tooltip": tips}
+        return [{**start, "mark": {"type": "line", "style": "rest"}, "encoding": line}]
+    band = [tip("count", f"other {plural(run.word)}", ",d"), tip("low", "from", ".4f"), tip("high", "to", ".4f")]
+    ends: Spec = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "tooltip": band}
+    return [{**start, "mark": {"type": "area", "style": "rest"}, "encoding": ends}]
+
+
+def _caption(run: ReportData, others: int) -> str:
+    words = (
+        f"λ is the weight of each {run.word} in the mixture that the model is trained against; the dotted line is "
+        f"1/{len(run.clients)}, all alike."
+    )
+    if others > MANY:
+        return f"{words} Lines: the {TOP} that count most at the end; the grey band: the other {others}."
+    return f"{words} Grey: the other {others}." if others > 0 else words
+
+
+def absent(run: ReportData) -> Figure | None:
+    """Show how many silos did not answer, round by round; nothing where all did."""
+    if not any(r.absent for r in run.rounds):
+        return None
+    rows = [{"model": r.model, "round": r.number, "absent": r.absent} for r in drawn_rounds(run)]
+    most = max(r.absent for r in run.rounds)
+    x = across("round", "round", {"domain": [0, max(r.number for r in run.rounds)], "nice": False}, tickMinStep=1)
+    y = quantity("absent", f"absent {plural(run.word)}", values=[*range(most + 1)], format="d")
+    spec = specification(
+        run, data={"name": "absences"}, height=140, mark={"type": "bar", "style": "bubble", "width": 5},
+        encoding={"x": x, "y": y, "tooltip": [tip("round", "round", "d"), tip("absent", "absent", "d")]},
+    )  # fmt: skip
+    return Figure(
+        name="absent",
+        heading="Who was away",
+        caption=f"{plural(run.word).capitalize()} that did not answer in a round: a bound on their loss stood in.",
+        alt="The number of absent silos in every round.",
+        views={"": spec},
+        data={"absences": rows},
+        wide=True,
+    )
