@@ -135,7 +135,7 @@ def test_flares_processes_with_secure_sums_known_by_their_certificates(flare):
     outcome, _ = flare.supervise(folder)
     is_right(flare.path, flare.places, outcome)
     kit = flare.engine.kit("va") / "startup"
-    card = Silo.open(flare.places["va"], kit)._masking.party.identity.card
+    card = Silo.open(flare.places["va"], kit).masking.party.identity.card
     assert card.certificate == (kit / "client.crt").read_bytes()
 
 

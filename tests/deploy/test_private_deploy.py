@@ -261,7 +261,7 @@ def test_processes_share_one_set_of_books(tmp_path):
     transport = InProcess(opened(places))
     coordinate(path, transport)
     (books,) = places["va"].parent.glob("privacy-spent-*.npz")
-    work, keeper = transport.silos["va"]._the_work(), transport.silos["va"]._books
+    work, keeper = transport.silos["va"].cohort, transport.silos["va"].ledger
     other = PrivacyLedger(keeper.rules, keeper.agreed, "0" * 32)
     other.file = books
     twin = Cohort({"va": (np.ones((30, work.cohort.dimension - 1)), np.arange(30) % 2)}, work.cohort.model)

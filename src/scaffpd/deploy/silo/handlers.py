@@ -35,20 +35,20 @@ POINTS = 2  # how many points' answers are kept: this round's and, where a step 
 
 
 class SiloCohort:
-    """A cohort of one that remembers its last answers, so that local steps need not compute c_i again."""
+    """A cohort of one that remembers its last answers, so that local steps do not compute c_i again."""
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort, self.like = cohort, cohort.start()
         self._points: dict[Any, CohortGradients] = {}
 
     def vector(self, array: Array) -> Tensor:
-        """A vector of the model's format, or a refusal."""
+        """Return a vector in the model's format, or refuse it."""
         if array.shape != self.like.shape:
             raise InputError(f"A vector of shape {array.shape} came for a model of {self.like.numel()} parameters.")
         return torch.from_numpy(array).to(self.like)
 
     def at(self, x: NamedVector, values: Mapping[str, Any]) -> CohortGradients:
-        """Losses and gradients at x, computed once."""
+        """Return losses and gradients at x, computed once."""
         asked = (x.name, *read_batch(values))
         if asked not in self._points:
             while len(self._points) >= POINTS:
@@ -56,13 +56,18 @@ class SiloCohort:
             self._points[asked] = self.cohort.gradients(x.value, *asked[1:])
         return self._points[asked]
 
-    @property
-    def points(self) -> list[CohortGradients]:
-        """Where it was asked last."""
-        return list(self._points.values())
+    def has_gone(self, way: Tensor, at: CohortGradients) -> bool:
+        """Tell whether `way` leads from `at` to a point that was asked about, or back."""
+        return any(torch.equal(way, p.x - at.x) or torch.equal(way, at.x - p.x) for p in self._points.values())
+
+    def spent(self) -> dict[str, float]:
+        """Return (ε, δ) so far: it says how often the silo was asked, and no fact about its rows."""
+        found = self.cohort.privacy
+        assert found is not None
+        return {"epsilon": found.worst, "delta": found.delta}
 
     def answer(self, kind: str, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
-        """The answer to one question."""
+        """Answer one question."""
         if kind not in HANDLERS:
             raise InputError(f"This silo knows no question {kind!r}.")
         with limit_threads(self.cohort.numbers):
@@ -124,7 +129,7 @@ def diagonal(work: SiloCohort, values: Mapping[str, Any], vectors: Vectors, arra
 def project(work: SiloCohort, values: Mapping[str, Any], vectors: Vectors, arrays: Mapping[str, Array]) -> Message:
     """⟨c_i, v⟩, for the way v between two points that were asked about, and no other direction."""
     at, v = work.at(vectors["at"], values), vectors["direction"].value
-    if not any(torch.equal(v, other.x - at.x) or torch.equal(v, at.x - other.x) for other in work.points):
+    if not work.has_gone(v, at):
         raise InputError("This silo shows its gradient along the way that x has gone, and nowhere else.")
     return _answer(scalars=at.project(v))
 

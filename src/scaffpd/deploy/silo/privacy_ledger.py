@@ -1,6 +1,6 @@
 r"""A silo's differential privacy: what it has released, in a file that outlives runs and processes.
 
-Noise comes from a secret that only this silo has, and the books are written before an answer leaves. So a restarted
+Noise comes from a secret that only this silo has, and the ledger is written before an answer leaves. So a restarted
 silo, or a process for every message, neither forgets what was spent nor gives the same answer with other noise.
 
 privacy.key        the secret, readable for its owner only
@@ -36,7 +36,7 @@ class PrivacyRules:
         delta: δ of its own budget; `None` takes the agreement's.
         columns: whether sums over columns may leave exactly: they are no part of ε.
         secret: the file that noise is drawn from.
-        spent: the file of the books.
+        spent: the file of the ledger.
     """
 
     required: bool
@@ -66,13 +66,13 @@ class PrivacyLedger:
         self._known: tuple[int, ...] = ()  # the file as it was read or written last
 
     def private(self, model: Any) -> Private:
-        """The model with the agreement's noise and this silo's secret; its budget is the silo's own, if it has one."""
+        """Return the model with the agreement's noise, this silo's secret and its own budget, if it has one."""
         about = {name: value for name, value in self.agreed.items() if name not in ("epsilon", "delta")}
         budget, delta = self._limits()
         return Private(model, **about, secret=load_or_create(self.rules.secret), budget=budget, delta=delta)
 
     def _limits(self) -> tuple[float, float]:
-        """ε and δ: of all runs together where the silo's file has them, else of this agreement."""
+        """Return ε and δ: of all runs together where the silo's file has them, else of this agreement."""
         epsilon, delta, own = self.agreed.get("epsilon"), self.agreed.get("delta"), self.rules
         if epsilon is None or delta is None or (own.delta is not None and delta > own.delta):
             raise InputError(f"This silo needs an agreement on ε, and on δ of {own.delta or 'any size'} at most.")
@@ -93,7 +93,7 @@ class PrivacyLedger:
 
     @contextmanager
     def while_answering(self, cohort: Cohort) -> Iterator[None]:
-        """Begin with what was released before, and write down what is new before it leaves; one process at a time."""
+        """Begin with what was released before, and write down what is new before it leaves, one process at a time."""
         with lock_file(self.file.with_suffix(".lock")):
             self._read(cohort)
             before = 0 if cohort.account is None else cohort.account.total
@@ -103,7 +103,7 @@ class PrivacyLedger:
                 self._write(cohort, before)
 
     def _state(self) -> tuple[int, ...]:
-        """Tells whether somebody else has written: a file that is replaced is another one."""
+        """Tell whether somebody else has written: a file that is replaced is another one."""
         about = self.file.stat()
         return about.st_ino, about.st_mtime_ns, about.st_size
 
@@ -122,10 +122,3 @@ class PrivacyLedger:
             with atomic_write(self.file) as file:
                 np.savez(file, **account.pack())  # type: ignore[arg-type]
             self._known = self._state()
-
-
-def spent(cohort: Cohort) -> dict[str, float]:
-    """(ε, δ) so far: how often a silo was asked, and no fact about its rows."""
-    found = cohort.privacy
-    assert found is not None
-    return {"epsilon": found.worst, "delta": found.delta}

@@ -1,10 +1,10 @@
-r"""`Silo`: what a site answers.
+r"""`Silo`: check a question against the site's own rules, and answer it.
 
 A silo is a function of its own data and of the question: everything else that it holds (the agreement, the last
 vectors) is a copy of what the coordinator has sent, and it says so when it lacks something. So a restarted silo goes on
 where another process of it was, and nothing needs to be saved at a site.
 
-It answers what its own file allows, with what `work` lists, and refuses everything else in one sentence.
+It answers what its own file allows, with what `handlers` lists, and refuses everything else in one sentence.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from scaffpd.deploy.messages import Message, MissingVectors, Setup, VectorCache,
 from scaffpd.deploy.questions import EVALUATE, GRADIENTS, PROJECT, SECRET, SPENT
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.handlers import NamedVector, SiloCohort
-from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger, spent
+from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 from scaffpd.tabular.schema import checked_schema, width
@@ -45,47 +46,86 @@ ATTEMPTS = {"schema": 4, "mean": 4, "agreement": 1}
 
 
 class Silo:
-    """One site: its file, its data, and the work that it has agreed to do."""
+    """One site: its file, its data, and the agreement under which it answers."""
 
     def __init__(self, file: SiloFile) -> None:
         self.file, self.name = file, file.name
-        self._data: Dataset | None = None
         self._setup: Setup | None = None
-        self._work: SiloCohort | None = None
-        self._shelf = VectorCache()
-        self._known: dict[str, frozenset[str]] = {}
+        self._vectors = VectorCache()
+        self._questions: dict[str, frozenset[str]] = {}
         self._agreed: dict[str, list[str]] = {}
-        self._secret: SiloMasking | None = None
-        self._books: PrivacyLedger | None = None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], kit: Path | None = None) -> Silo:
-        """The silo that a silo.toml describes; its data is read with the first question about it.
+        """Open the silo that a silo.toml describes; its data is read with the first question about it.
 
         With an engine's startup kit, other silos know it by the certificate in there.
         """
         file = SiloFile.read(Path(path))
         return cls(file if kit is None else replace(file, secure=file.secure.known_by(kit)))
 
-    @property
+    # --- made with the first question that needs it
+
+    @cached_property
     def data(self) -> Dataset:
         """The site's own table."""
-        if self._data is None:
-            data = self._own(Dataset.read, self.file)
-            data.check(self.file.limits)
-            self._data = data
-        return self._data
+        data: Dataset = self._local(Dataset.read, self.file)
+        data.check(self.file.limits)
+        return data
 
-    def _own(self, function: Callable[..., Any], *given: Any) -> Any:
-        """What only concerns this site: sentences about its files stay in its log."""
+    @cached_property
+    def masking(self) -> SiloMasking:
+        """The silo's part in secure sums."""
+        from scaffpd.deploy.silo.masking import SiloMasking  # needs a package that plain sums do not
+
+        masking: SiloMasking = self._local(SiloMasking, self.name, self.file.secure)
+        return masking
+
+    @cached_property
+    def ledger(self) -> PrivacyLedger | None:
+        """What the silo has released, under an agreement with noise."""
+        setup = self._setup
+        if setup is None or not setup.privacy:
+            return None
+        return PrivacyLedger(self.file.privacy, setup.privacy, setup.digest)
+
+    @cached_property
+    def cohort(self) -> SiloCohort:
+        """The site's rows and the agreed model."""
+        assert self._setup is not None
+        setup, own = self._setup, self.data.cohort
+        if own is None:
+            model, schema = self._model(setup), checked_schema(setup.schema)
+            self._check_dimension(width(schema) * max(1, getattr(model, "classes", None) or 1))
+            ready = self.data.encoded(schema, setup.mean, setup.deviation)
+            test = None if ready.test is None else {self.name: ready.test}
+            model = model if self.ledger is None else self.ledger.private(model)
+            own = Cohort({self.name: ready.train}, model, dtype=setup.dtype, test=test)
+        self._check_dimension(own.dimension)
+        if self.ledger is not None:
+            self._local(self.ledger.open, own)
+        return SiloCohort(own)
+
+    def _model(self, setup: Setup) -> Any:
+        kind = setup.model.get("kind", "linear")
+        if kind == "linear":
+            return linear(setup.model)
+        if kind not in self.file.models:
+            raise InputError(f"This silo knows no model {kind!r}; its file lists models under [models].")
+        return self._local(objects.load, self.file.path.parent, self.file.models[kind])
+
+    def _local(self, function: Callable[..., Any], *given: Any) -> Any:
+        """Call what only concerns this site: sentences about its files stay in its log."""
         try:
             return function(*given)
         except InputError as error:
             log.error("%s", error)
             raise InputError("The silo's own files cannot be read; its log says why.") from None
 
+    # --- one question
+
     def answer(self, question: bytes) -> bytes:
-        """The reply to a question; a refusal is a reply as well, nothing is ever raised."""
+        """Return the reply to a question; a refusal is a reply as well, nothing is ever raised."""
         number = None
         try:
             asked = decode(question, self.file.limits.message_mb * MEGABYTE)
@@ -103,19 +143,17 @@ class Silo:
         return encode(Message(reply.kind, {**reply.values, "question": number, "silo": self.name}, reply.arrays))
 
     def _reply(self, asked: Message) -> Message:
-        """The answer, as far as it may leave: where vectors are masked, all of it goes through one gate."""
+        """Return the answer, as far as it may leave: where vectors are masked, all of it goes through one gate."""
         hides = self._masks or asked.kind in SECRET
-        reply = self._masking.answer(asked, self._computed) if hides else self._computed(asked)
-        return self._masking.released(asked.kind, reply) if self._masks else reply  # an agreement may be new
+        reply = self.masking.answer(asked, self._compute) if hides else self._compute(asked)
+        return self.masking.released(asked.kind, reply) if self._masks else reply  # an agreement may be new
 
-    def _computed(self, asked: Message) -> Message:
-        opening: dict[str, Callable[[Message], Message]] = {
-            "hello": self._hello, "describe": self._describe, "totals": self._totals, "setup": self._agree,
-            "start": self._start,
+    def _compute(self, asked: Message) -> Message:
+        first: dict[str, Callable[[Message], Message]] = {
+            "hello": lambda _: Message("answer", {"version": scaffpd.__version__}),
+            "describe": self._describe, "totals": self._totals, "setup": self._agree, "start": self._start,
         }  # fmt: skip
-        if asked.kind in opening:
-            return opening[asked.kind](asked)
-        return self._train(asked)
+        return first.get(asked.kind, self._train)(asked)
 
     @property
     def _masks(self) -> bool:
@@ -123,15 +161,17 @@ class Silo:
         return self.file.secure.required or (self._setup is not None and bool(self._setup.secure))
 
     @property
-    def _masking(self) -> SiloMasking:
-        if self._secret is None:
-            from scaffpd.deploy.silo.masking import SiloMasking  # needs a package that plain sums do not
+    def _private(self) -> bool:
+        """Whether everything that rows have a part in carries noise."""
+        return self.file.privacy.required or (self._setup is not None and bool(self._setup.privacy))
 
-            self._secret = self._own(SiloMasking, self.name, self.file.secure)
-        return self._secret
+    @property
+    def _tested(self) -> int:
+        """How many held-out rows others may hear of: enough of them, or none."""
+        rows = self.data.rows[1]
+        return rows if rows >= self.file.limits.rows and not self._private else 0
 
-    def _hello(self, asked: Message) -> Message:
-        return Message("answer", {"version": scaffpd.__version__})
+    # --- before training
 
     def _describe(self, asked: Message) -> Message:
         return Message("answer", {"description": self.data.describe()})
@@ -149,66 +189,70 @@ class Silo:
             )
         schema, mean = checked_schema(asked.values.get("schema")), asked.arrays.get("mean")
         self._check_dimension(width(schema))
-        self._agreed_to("schema", json.dumps(schema, sort_keys=True))
+        self._limit("schema", json.dumps(schema, sort_keys=True))
         if mean is not None:
-            self._agreed_to("mean", mean.tobytes().hex())
+            self._limit("mean", mean.tobytes().hex())
         return Message("answer", {}, self.data.totals(schema, mean))
 
-    def _agreed_to(self, what: str, value: str) -> None:
-        """A run needs one agreement, and a few attempts at it while silos go away.
+    def _limit(self, what: str, value: str) -> None:
+        """Allow one agreement, and a few attempts at it while silos go away.
 
         Sums by ever other columns, means or models would tell single rows apart.
         """
-        name = hashlib.sha256(value.encode()).hexdigest()
-        seen = self._agreed.setdefault(what, [])
-        if name not in seen and len(seen) >= ATTEMPTS[what]:
-            raise InputError(f"This silo has answered for another {what} already: a new run needs a new start of it.")
-        self._agreed[what] = [*seen, name] if name not in seen else seen
+        name, seen = hashlib.sha256(value.encode()).hexdigest(), self._agreed.setdefault(what, [])
+        if name not in seen:
+            if len(seen) >= ATTEMPTS[what]:
+                raise InputError(
+                    f"This silo has answered for another {what} already: a new run needs a new start of it."
+                )
+            seen.append(name)
 
     def _agree(self, asked: Message) -> Message:
         self._bind(Setup.of(asked.values.get("setup")))
-        work = self._the_work()
-        known, cohort = work.cohort.constants(), work.cohort
-        start = work.like.numpy(force=True)
+        cohort, start = self.cohort.cohort, self.cohort.like.numpy(force=True)
+        known, d, probe = cohort.constants(), cohort.dimension, 0.0
+        if not self._private:  # the loss at an arbitrary point, by which the data are known again
+            probe = float(cohort.evaluate(np.random.default_rng(0).standard_normal(d) / np.sqrt(d)).loss[0])
         values = {
-            "dimension": cohort.dimension, "dtype": str(start.dtype), "convex": known.convex,
-            "quadratic": known.quadratic, "tested": self._tested, "start": digest(start) if start.any() else "",
+            "dimension": d, "dtype": str(start.dtype), "convex": known.convex, "quadratic": known.quadratic,
+            "tested": self._tested, "start": digest(start) if start.any() else "",
             "samples": int(known.samples[0]), "noisy": known.noisy,
         }  # fmt: skip
-        scalars = np.array([known.smoothness[0], known.strong_convexity[0], known.steepest[0], self._probe(work)])
+        scalars = np.array([known.smoothness[0], known.strong_convexity[0], known.steepest[0], probe])
         return Message("answer", values, {"constants": scalars})
 
-    def _probe(self, work: SiloCohort) -> float:
-        """The loss at one arbitrary point, by which the data are known again; nothing where it would be a release."""
-        if self._private:
-            return 0.0
-        d = work.cohort.dimension
-        return float(work.cohort.evaluate(np.random.default_rng(0).standard_normal(d) / np.sqrt(d)).loss[0])
-
-    @property
-    def _tested(self) -> int:
-        """How many held-out rows others may hear of: enough of them, or none."""
-        rows = self.data.rows[1]
-        return rows if rows >= self.file.limits.rows and not self._private else 0
-
-    @property
-    def _private(self) -> bool:
-        """Whether everything that rows have a part in carries noise."""
-        return self.file.privacy.required or (self._setup is not None and bool(self._setup.privacy))
+    def _bind(self, setup: Setup) -> None:
+        """Take an agreement, if this silo's file allows it."""
+        allowed = self.file.limits.algorithms
+        if allowed is not None and setup.algorithm not in allowed:
+            raise InputError(f"This silo takes part in {', '.join(allowed)}, not in {setup.algorithm}.")
+        self._asked_by(setup.algorithm)
+        if self.file.secure.required and not setup.secure:
+            raise InputError("This silo sends vectors masked only, and the agreement has no secure sums.")
+        if self.file.privacy.required and not setup.privacy:
+            raise InputError("This silo takes part with differential privacy only, and the agreement has none.")
+        if setup.secure.get("projections") and not self.file.secure.projections:
+            raise InputError("This silo does not show its gradient along directions that the coordinator chooses.")
+        self._limit("agreement", setup.digest)
+        if self._setup is None:
+            self._setup = setup
+            self._vectors.clear()
 
     def _start(self, asked: Message) -> Message:
         self._check_setup(asked.values.get("setup"))
-        return Message("answer", {}, {"x": self._the_work().like.numpy(force=True)})
+        return Message("answer", {}, {"x": self.cohort.like.numpy(force=True)})
+
+    # --- while training
 
     def _train(self, asked: Message) -> Message:
         values = asked.values
         setup = self._check_setup(values.get("setup"))
         if asked.kind == SPENT and self._private:
-            with self._booked(work := self._the_work()):
-                return Message("answer", spent(work.cohort))
+            with self._noted():
+                return Message("answer", self.cohort.spent())
         if self._private and asked.kind == EVALUATE:
             raise InputError("This silo is private: it releases no scores.")
-        answered = self._questions(setup.algorithm)
+        answered = self._asked_by(setup.algorithm)
         if asked.kind not in answered | ({PROJECT} if setup.secure and GRADIENTS in answered else set()):
             raise InputError(f"{setup.algorithm} needs no question {asked.kind!r}: it is not answered.")
         self._check_steps(values)
@@ -219,16 +263,25 @@ class Silo:
         named = values.get("vectors", {})
         if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
             raise InputError("The question does not name its vectors.")
-        self._shelf.put({name: array for name, array in asked.arrays.items() if name not in UNNAMED})
-        work = self._the_work()
-        found = self._shelf.find(named.values())
-        vectors = {role: NamedVector(name, work.vector(found[name])) for role, name in named.items()}
-        with self._booked(work):
-            return work.answer(asked.kind, values, vectors, asked.arrays)
+        self._vectors.put({name: array for name, array in asked.arrays.items() if name not in UNNAMED})
+        found = self._vectors.find(named.values())
+        vectors = {role: NamedVector(name, self.cohort.vector(found[name])) for role, name in named.items()}
+        with self._noted():
+            return self.cohort.answer(asked.kind, values, vectors, asked.arrays)
 
-    def _booked(self, work: SiloCohort) -> AbstractContextManager[None]:
-        """While something is answered that has to be written down."""
-        return nullcontext() if self._books is None else self._books.while_answering(work.cohort)
+    def _noted(self) -> AbstractContextManager[None]:
+        """Write down what an answer releases, where there is a ledger."""
+        cohort = self.cohort.cohort
+        return nullcontext() if self.ledger is None else self.ledger.while_answering(cohort)
+
+    def _asked_by(self, algorithm: str) -> frozenset[str]:
+        """Return what an algorithm asks; foreign code is looked at only where this silo's own file names it."""
+        if algorithm not in self._questions:
+            if ":" in algorithm and algorithm not in (self.file.limits.algorithms or ()):
+                raise InputError(f"This silo does not know {algorithm}: limits.algorithms has to name it.")
+            kind = algorithm_kind(algorithm, self.file.path.parent, look=objects.glimpse)
+            self._questions[algorithm] = kind.questions | {EVALUATE}
+        return self._questions[algorithm]
 
     def _check_setup(self, name: Any) -> Setup:
         if self._setup is None or self._setup.digest != name:
@@ -250,74 +303,19 @@ class Silo:
         if dimension > most:
             raise InputError(f"A model of {dimension} parameters is larger than the {most} that this silo allows.")
 
-    def _bind(self, setup: Setup) -> None:
-        """Take an agreement, if this silo's file allows it."""
-        limits = self.file.limits
-        if limits.algorithms is not None and setup.algorithm not in limits.algorithms:
-            raise InputError(f"This silo takes part in {', '.join(limits.algorithms)}, not in {setup.algorithm}.")
-        self._questions(setup.algorithm)
-        if self.file.secure.required and not setup.secure:
-            raise InputError("This silo sends vectors masked only, and the agreement has no secure sums.")
-        if self.file.privacy.required and not setup.privacy:
-            raise InputError("This silo takes part with differential privacy only, and the agreement has none.")
-        if setup.secure.get("projections") and not self.file.secure.projections:
-            raise InputError("This silo does not show its gradient along directions that the coordinator chooses.")
-        self._agreed_to("agreement", setup.digest)
-        if self._setup is None:
-            self._setup, self._work = setup, None
-            self._shelf.clear()
-
-    def _questions(self, algorithm: str) -> frozenset[str]:
-        """What an algorithm asks; code that is not ours is looked at only where this silo's own file names it."""
-        if algorithm not in self._known:
-            if ":" in algorithm and algorithm not in (self.file.limits.algorithms or ()):
-                raise InputError(f"This silo does not know {algorithm}: limits.algorithms has to name it.")
-            kind = algorithm_kind(algorithm, self.file.path.parent, look=objects.glimpse)
-            self._known[algorithm] = kind.questions | {EVALUATE}
-        return self._known[algorithm]
-
-    def _the_work(self) -> SiloCohort:
-        assert self._setup is not None
-        if self._work is None:
-            if self._setup.privacy:
-                self._books = PrivacyLedger(self.file.privacy, self._setup.privacy, self._setup.digest)
-            cohort = self._cohort(self._setup)
-            if self._books is not None:
-                self._own(self._books.open, cohort)
-            self._work = SiloCohort(cohort)
-        return self._work
-
-    def _cohort(self, setup: Setup) -> Cohort:
-        own = self.data.cohort
-        if own is None:
-            model, schema = self._model(setup), checked_schema(setup.schema)
-            self._check_dimension(width(schema) * max(1, getattr(model, "classes", None) or 1))
-            ready = self.data.encoded(schema, setup.mean, setup.deviation)
-            test = None if ready.test is None else {self.name: ready.test}
-            model = model if self._books is None else self._books.private(model)
-            own = Cohort({self.name: ready.train}, model, dtype=setup.dtype, test=test)
-        self._check_dimension(own.dimension)
-        return own
-
-    def _model(self, setup: Setup) -> Any:
-        kind = setup.model.get("kind", "linear")
-        if kind == "linear":
-            return linear(setup.model)
-        if kind not in self.file.models:
-            raise InputError(f"This silo knows no model {kind!r}; its file lists models under [models].")
-        return self._own(objects.load, self.file.path.parent, self.file.models[kind])
+    # --- from one process of the site to the next
 
     def kept(self) -> bytes:
-        """What another process of this site needs to go on: agreements, vectors, secrets of open sums; no rows."""
+        """Return what another process of this site needs to go on: agreements, vectors, secrets of sums; no rows."""
         values: dict[str, Any] = {"agreed": self._agreed, "stamp": self._stamp()}
         if self._setup is not None:
             values["setup"] = self._setup.values()
-        if self._secret is not None:
-            values["secrets"] = self._secret.kept()
-        return encode(Message("kept", values, self._shelf.last(CARRIED)))
+        if "masking" in vars(self):
+            values["secrets"] = self.masking.kept()
+        return encode(Message("kept", values, self._vectors.last(CARRIED)))
 
     def _stamp(self) -> list[int]:
-        """Tells whether the data's file is still the one that was read."""
+        """Tell whether the data's file is still the one that was read."""
         file = self.file.source.file
         if file is None or not file.exists():
             return []
@@ -332,9 +330,9 @@ class Silo:
             if isinstance(agreed, dict):
                 self._agreed = {str(what): [str(name) for name in names] for what, names in agreed.items()}
             if "secrets" in message.values:
-                self._masking.restore(message.values["secrets"])
+                self.masking.restore(message.values["secrets"])
             if "setup" in message.values and message.values.get("stamp") == self._stamp():
                 self._bind(Setup.of(message.values["setup"]))
-                self._shelf.put(message.arrays)
+                self._vectors.put(message.arrays)
         except InputError as error:
             log.warning("earlier work of this site is lost: %s", error)
