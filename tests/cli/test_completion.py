@@ -101,7 +101,7 @@ def test_the_names_are_those_of_their_homes():
     assert typer_ext.KINDS == extract.KINDS
     assert typer_ext.DTYPES == extract.DTYPES
     assert all(name in inspect.getsource(forward) for name in typer_ext.PRECISIONS)
-    assert algorithms is not None
+    assert set(typer_ext.ALGORITHMS) == set(algorithms.ALGORITHMS)
 
 
 def test_every_method_is_completed_and_understood():

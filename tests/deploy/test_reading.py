@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
-from scaffpd.tabular.read import spelt
+from scaffpd.tabular.columns import spelt
 
 
 def silo(folder: Path, data: str, rest: str = "", name: str = "a") -> Dataset:
@@ -86,7 +85,7 @@ def test_a_column_without_a_value_has_no_kind(tmp_path):
         ("x,x,y\n1,2,3\n", "", "two columns named 'x' in line 1"),
         ("x,z\n1,2\n", "", "column of 'a.csv', 'y'"),
         ("x,,y\n1,2,3\n", "", "Column 2 of 'a.csv' has no name"),
-        ("x;y\n1;2\n", "", "has semicolons between its columns (line 1); save it with commas"),
+        ("x;y\n1;2\n3\n", "", "has 1 values in line 3, but 2 columns: the last value belongs to 'x'."),
         ("x,y\n1,2\n1\n", "", "has 1 values in line 3, but 2 columns: the last value belongs to 'x'."),
         ("x,y\n1,2,3\n", "", "has 3 values in line 2, but 2 columns."),
         ("x,y\n1,2\ninf,2\n", "", "an infinite value in column 'x', line 3"),
@@ -113,15 +112,10 @@ def test_a_missing_file_and_a_missing_file_of_each_kind(tmp_path):
             silo(tmp_path, f'file = "{name}"\ntarget = "y"')
 
 
-def test_csv_needs_no_pandas(tmp_path):
-    from_csv(tmp_path, "x,y\n1,0\n2,1\n")
-    code = (
-        "import sys\nfor name in ('pandas', 'pyarrow', 'rich', 'typer'): sys.modules[name] = None\n"
-        "from scaffpd.deploy.silo.dataset import Dataset\nfrom scaffpd.deploy.silo.silo_file import SiloFile\n"
-        f"print(Dataset.read(SiloFile.read({str(tmp_path / 'silo.toml')!r})).rows)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "(2, 0)", done.stderr
+def test_csv_needs_no_pandas(tmp_path, monkeypatch):
+    for name in ("pandas", "rich", "typer"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert from_csv(tmp_path, "x,y\n1,0\n2,1\n").rows == (2, 0)
 
 
 # ------------------------------------------------------------------ the target and the split
@@ -252,24 +246,21 @@ def test_frames(tmp_path):
         from_entry(tmp_path, code, 'columns = ["agee"]')
 
 
-def test_parquet_without_pyarrow_is_one_sentence(tmp_path):
-    pytest.importorskip("pandas")
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        (tmp_path / "a.parquet").write_bytes(b"PAR1")
-        with pytest.raises(InputError, match="needs pandas and pyarrow"):
-            silo(tmp_path, 'file = "a.parquet"\ntarget = "y"')
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_without_pyarrow_there_is_one_sentence(tmp_path, monkeypatch, name):
+    (tmp_path / name).write_bytes(b"x,y\n1,2\n")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=f"Reading '{name}' needs pyarrow"):
+        silo(tmp_path, f'file = "{name}"\ntarget = "y"')
 
 
-def test_parquet_is_read_like_a_frame(tmp_path, monkeypatch):
+def test_parquet_is_read_like_a_frame(tmp_path):
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"x": [1.0, 2.0, 3.0], "y": [0, 1, None], "c": ["a", "b", "a"]})
-    monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
-    (tmp_path / "a.parquet").touch()
+    frame = pandas.DataFrame({"x": [1.0, 2.0, 3.0], "y": [0, 1, None], "c": ["a", "b", "a"]}, index=[3, 1, 2])
+    frame.to_parquet(tmp_path / "a.parquet")
     data = silo(tmp_path, 'file = "a.parquet"\ntarget = "y"', "[split]\ntest = 0\n")
     assert ([c.name for c in data.table.columns], data.dropped, data.target.labels) == (["x", "c"], 1, (0, 1))
-    with pytest.raises(InputError, match="no column 'z'"):
+    with pytest.raises(InputError, match=r"column of 'a\.parquet', 'z'"):
         silo(tmp_path, 'file = "a.parquet"\ntarget = "z"')
 
 

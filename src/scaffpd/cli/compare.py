@@ -31,7 +31,8 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help="All, or names such as FedAvg,DRFA,Scaff-PD.", autocompletion=completing_list(*typer_ext.METHODS)
+            help="All, or names such as FedAvg,AFL,module:Class.",
+            autocompletion=completing_list(*typer_ext.METHODS),
         ),
     ] = "all",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of every run.")] = 100,
@@ -94,13 +95,19 @@ def compare(
 
 def _methods(names: str, rho: float, local_steps: int, batch_size: int | None) -> dict[str, Algorithm]:
     from scaffpd.comparison.zoo import chosen, zoo
+    from scaffpd.config.objects import algorithm_kind
     from scaffpd.objectives import ChiSquare
 
-    methods = zoo(ChiSquare(rho), local_steps, batch_size)
+    settings = (ChiSquare(rho), local_steps, batch_size)
+    methods, own = zoo(*settings), {}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise InputError("compare needs --methods such as FedAvg,Scaff-PD, or all.")
-    return methods if [name.lower() for name in wanted] == ["all"] else chosen(methods, wanted)
+    for name in (name for name in wanted if ":" in name):
+        found = algorithm_kind(name, Path.cwd())
+        own |= found.usual(*settings) if isinstance(found, type) else {name: found}
+    ours = [name for name in wanted if ":" not in name]
+    return (methods if [name.lower() for name in ours] == ["all"] else chosen(methods, ours)) | own
 
 
 def _show(comparison: Comparison, out: Path | None) -> None:

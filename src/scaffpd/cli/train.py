@@ -42,14 +42,16 @@ class RunRequest:
     needs_strength: bool = True
     path: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, Any] = field(default_factory=dict)
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self, what: str) -> RunConfig:
         """The settings: what the file says, with the options in its place where they are given."""
         from scaffpd.config.run import RunConfig
-        from scaffpd.tabular.clients import is_table
+        from scaffpd.tabular.read import is_table
 
         self._check()
-        changes = {name: _given(getattr(self, name)) for name in ("data", "model", "training", "path", "privacy")}
+        tables = ("data", "model", "training", "path", "privacy", "algorithm")
+        changes = {name: _given(getattr(self, name)) for name in tables}
         if changes["privacy"] and "epsilon" not in changes["privacy"] and not what.lower().endswith(".toml"):
             given = next(iter(changes["privacy"])).replace("_", "-")
             raise InputError(f"--{given.replace('seed', 'noise-seed')} goes with --epsilon: how private is it to be?")
@@ -117,11 +119,7 @@ def _columns(file: Path, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(file: Path) -> str:
-    from scaffpd.tabular.clients import CSV
     from scaffpd.tabular.read import column_names
-
-    if not file.name.lower().endswith(CSV):
-        return ""
 
     names = [name for name in column_names(file) if name]
     return f" There are {', '.join(map(repr, names[:12]))}{' and others' if len(names) > 12 else ''}."
@@ -166,6 +164,13 @@ Goal = Annotated[
         autocompletion=completing(*typer_ext.OBJECTIVES),
     ),
 ]  # fmt: skip
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help="How it is trained: a name such as ScaffPD, or module:Class of your own.",
+        show_default="chosen for the problem", autocompletion=completing(*typer_ext.ALGORITHMS),
+    ),
+]  # fmt: skip
 Columns = Annotated[str | None, typer.Option(help="Columns to learn from, with commas.", show_default="all others")]
 Categories = Annotated[str | None, typer.Option(help="Columns of numbers that are names of categories.")]
 Task = Annotated[str | None, typer.Option(help="classification or regression.", show_default="goes by the target")]
@@ -189,6 +194,7 @@ def train(
     strength: Annotated[
         float | None, typer.Option(help="Its ρ, δ, α, q or b.", show_default="ρ 0.1, δ 0.5, α 0.2, q 1")
     ] = None,
+    algorithm: Method = None,
     columns: Columns = None,
     categories: Categories = None,
     task: Task = None,
@@ -245,6 +251,7 @@ def train(
         training={"rounds": rounds, "tol": tol, "seed": seed, "device": device, "baseline": baseline},
         objective=objective,
         strength=strength,
+        algorithm={"kind": algorithm},
         privacy={
             "epsilon": epsilon, "delta": delta, "clip": clip, "loss_clip": loss_clip, "radius": radius,
             "seed": noise_seed,

@@ -134,6 +134,11 @@ METHODS = (  # without blanks, which a shell would have to quote
     *("all", "FedAvg", "FedProx", "SCAFFOLD", "ProxSkip", "AFL", "AFL+local-steps", "DRFA", "q-FFL", "Δ-FL", "GDA"),
     *("Extragradient", "APD", "Quasi-Newton-minimax", "Scaff-PD", "Subspace-saddle"),
 )
+ALGORITHMS = (
+    *("FedAvg", "FedProx", "Scaffold", "ProxSkip", "AFL", "DRFA", "QFFL", "DeltaFL", "GradientDescentAscent"),
+    *("Extragradient", "AcceleratedPrimalDual", "MinimaxGradient", "QuasiNewtonMinimax", "ScaffPD", "SubspaceSaddle"),
+    *("SampledSubspaceSaddle", "Fair"),
+)
 OBJECTIVES = ("Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted")
 ENGINES = ("flare", "flower")
 IMAGES = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}  # and their loaders

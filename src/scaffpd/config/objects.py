@@ -27,6 +27,7 @@ def find(folder: Path, entry: str) -> Any:
     for place in (str(folder), str(Path.cwd())):
         if place not in sys.path:
             sys.path.append(place)
+    importlib.invalidate_caches()
     return _named(folder, entry)
 
 

@@ -15,20 +15,9 @@ from numpy.typing import NDArray
 from scaffpd.deploy.messages import Setup
 from scaffpd.deploy.silo.dataset import predict_encoded, read_model
 from scaffpd.errors import InputError
-from scaffpd.tabular.clients import CSV, PARQUET
+from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Target, filled, scaled
-from scaffpd.tabular.read import (
-    CATEGORY,
-    NUMBER,
-    DataColumn,
-    FeatureTable,
-    Mask,
-    Matrix,
-    column_names,
-    read_columns,
-    read_parquet,
-    table,
-)
+from scaffpd.tabular.read import column_names, read_columns
 
 NOBODY = ""  # rows without a client belong together
 
@@ -122,28 +111,17 @@ def _filled(columns: list[DataColumn], owner: DataColumn, known: dict[str, dict[
 def _columns(file: Path, setup: Setup, client: str | None) -> tuple[list[DataColumn], DataColumn | None]:
     names = [column["name"] for column in setup.schema["columns"]]
     categories = [column["name"] for column in setup.schema["columns"] if column["kind"] == CATEGORY]
-    if file.name.lower().endswith(CSV):
-        there = column_names(file)
-        _complete(file, names, there)
-        known = client is not None and client in there
-        extra = [client] if known and client is not None else []
-        found, _ = read_columns(file, [*names, *extra], [*categories, *extra])
-    elif file.name.lower().endswith(PARQUET):
-        frame = read_parquet(file)
-        there = [str(name) for name in frame.columns]
-        _complete(file, names, there)
-        known = client in there
-        extra = [client] if known and client is not None else []
-        found = list(table(repr(file.name), [frame], [*names, *extra], [*categories, *extra]).columns)
-    else:
-        raise InputError(f"{file.name!r} is neither CSV nor Parquet; save it as one of them (.csv, .parquet).")
+    there = column_names(file)
+    _complete(file, names, there)
+    extra = [client] if client is not None and client in there else []
+    found, _ = read_columns(file, [*names, *extra], [*categories, *extra])
     for one, agreed in zip(found, setup.schema["columns"], strict=False):
         if one.kind == CATEGORY and agreed["kind"] != CATEGORY:
             raise InputError(
                 f"Column {one.name!r} of {file.name!r} has texts such as {one.categories[0]!r}, and the model was "
                 "trained on numbers there."
             )
-    return (found[:-1], found[-1]) if known else (found, None)
+    return (found[:-1], found[-1]) if extra else (found, None)
 
 
 def _complete(file: Path, needed: list[str], there: list[str]) -> None:

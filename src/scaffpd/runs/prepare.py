@@ -22,8 +22,8 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Module
 from scaffpd.tabular.clients import Clients, TableFile, read_clients
+from scaffpd.tabular.columns import CATEGORY, NUMBER
 from scaffpd.tabular.encode import fills
-from scaffpd.tabular.read import CATEGORY, NUMBER
 from scaffpd.tabular.schema import CLASSIFICATION, REGRESSION
 
 Pair = tuple[Any, Any]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scaffpd.errors import InputError
-from scaffpd.tabular.read import CATEGORY, NUMBER, UNKNOWN, Matrix
+from scaffpd.tabular.columns import CATEGORY, NUMBER, UNKNOWN, Matrix
 from scaffpd.tabular.schema import (
     CLASSIFICATION,
     MOST_CATEGORIES,

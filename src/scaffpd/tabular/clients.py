@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import InputError
 from scaffpd.system import format_bytes, free_memory
 from scaffpd.tabular.agree import agree, deviation_of, mean_of
+from scaffpd.tabular.columns import CATEGORY, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Encoded, Target, held_rows, target
-from scaffpd.tabular.read import CATEGORY, DataColumn, FeatureTable, Mask, Matrix, column, read_csv, read_parquet, table
+from scaffpd.tabular.read import read_features
 from scaffpd.tabular.schema import Json, width
 
-CSV, PARQUET = (".csv", ".csv.gz"), (".parquet", ".pq")
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories
 
@@ -39,6 +39,8 @@ class TableFile:
         test: share of each client's rows that is held out.
         seed: chooses them.
         standardise: whether columns are scaled.
+        separator: between the columns of a CSV file: comma, semicolon, tab or pipe; `None` finds it out.
+        decimal: the decimal mark of a CSV file: point or comma; `None` finds it out.
     """
 
     file: Path
@@ -50,6 +52,8 @@ class TableFile:
     test: float = 0.2
     seed: int = 0
     standardise: bool = True
+    separator: str | None = None
+    decimal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,20 +114,16 @@ def _features(source: TableFile) -> tuple[dict[str, DataColumn], DataColumn, lis
             raise InputError(f"Column {name!r} is {what}, so it cannot be one to learn from.")
     wanted = None if source.columns is None else [*dict.fromkeys((*source.columns, source.client))]
     categories = [*source.categories, source.client]
-    name = source.file.name.lower()
-    if name.endswith(CSV):
-        found, goal, dropped = read_csv(source.file, source.target, wanted, categories)
-    elif name.endswith(PARQUET):
-        found, goal, dropped = _from_parquet(source, wanted, categories)
-    else:
-        raise InputError(f"{source.file.name!r} is neither CSV nor Parquet; save it as one of them (.csv, .parquet).")
+    found, goal, dropped = read_features(
+        source.file, source.target, wanted, categories, source.separator, source.decimal
+    )
     remarks = [f"{_rows(dropped)} without {source.target!r} left out."] if dropped else []
     there = ~next(c for c in found.columns if c.name == source.client).missing
     if not there.any():
         raise InputError(f"{source.file.name!r} has no row with a value in its client column {source.client!r}.")
     if not there.all():
         remarks.append(f"{_rows(int((~there).sum()))} without {source.client!r} left out.")
-        found, goal = found.take(there), _present(DataColumn(goal.name, goal.kind, goal.values[there], goal.categories))
+        found, goal = found.take(there), _present(goal.take(there))
     remarks += [f"Column {c.name!r} {c.note}." for c in found.columns if c.note]
     return {c.name: c for c in found.columns}, goal, remarks
 
@@ -134,25 +134,6 @@ def _present(column: DataColumn) -> DataColumn:
         return column
     used, codes = np.unique(column.values, return_inverse=True)
     return DataColumn(column.name, CATEGORY, codes.astype(np.int32), tuple(column.categories[k] for k in used))
-
-
-def _from_parquet(
-    source: TableFile, wanted: list[str] | None, categories: list[str]
-) -> tuple[FeatureTable, DataColumn, int]:
-    frame = read_parquet(source.file)
-    names = [str(name) for name in frame.columns]
-    for name in (source.target, source.client):
-        if name not in names:
-            raise unknown(f"column of {source.file.name!r},", name, names)
-    owner, at = repr(source.file.name), names.index(source.target)
-    goal = column(owner, source.target, [frame.iloc[:, at]])
-    there = ~goal.missing
-    if not there.any():
-        raise InputError(f"{owner} has no row with a value in its target column {source.target!r}.")
-    rest = frame.iloc[:, [k for k in range(len(names)) if k != at]]
-    found = table(owner, [rest], wanted, categories)
-    goal = DataColumn(goal.name, goal.kind, goal.values[there], goal.categories)
-    return found if there.all() else found.take(there), goal, int((~there).sum())
 
 
 def _usable(features: dict[str, DataColumn], source: TableFile, remarks: list[str]) -> list[DataColumn]:
@@ -212,8 +193,3 @@ def _client(source: TableFile, name: str, own: Mask, features: FeatureTable, goa
 
 def _rows(n: int) -> str:
     return f"{n} row" if n == 1 else f"{n} rows"
-
-
-def is_table(path: Path) -> bool:
-    """Whether the name of a file is that of a table."""
-    return path.name.lower().endswith((*CSV, *PARQUET))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scaffpd.data.silos import held_out
 from scaffpd.errors import InputError
-from scaffpd.tabular.read import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
+from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.schema import (
     CLASSIFICATION,
     LONGEST,

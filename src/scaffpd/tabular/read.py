@@ -1,242 +1,187 @@
-"""Read tables: CSV, Parquet and NPZ files, data frames and arrays."""
+"""Read CSV files (plain or gzip) and Parquet files by pyarrow.
+
+A column of a CSV file holds numbers where every cell is a number or missing, else categories. Whatever cannot be read
+is named by line and column in one sentence.
+"""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import math
 import re
-import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, shortened, unknown
+from scaffpd.tabular.columns import MISSING, DataColumn, FeatureTable, Mask, Matrix, categorical, is_missing, numeric
 
-Matrix = NDArray[np.float64]
-Codes = NDArray[np.int32]
-Mask = NDArray[np.bool_]
-
-NUMBER, CATEGORY, UNKNOWN = "number", "category", "unknown"
-MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "?", "null"})
-WHOLE = re.compile(r"([+-]?\d+)\.0*")
-
-
-@dataclass(frozen=True)
-class DataColumn:
-    """One column.
-
-    Attributes:
-        name: its name.
-        kind: "number", "category", or "unknown" where there is not a single value to tell by.
-        values: numbers with NaN where missing; for categories places in `categories`, -1 where missing.
-        categories: the values of a column of categories, sorted.
-        note: what the operator should know about it; it stays here.
-    """
-
-    name: str
-    kind: str
-    values: Matrix | Codes = field(repr=False)
-    categories: tuple[str, ...] = ()
-    note: str = ""
-
-    @property
-    def missing(self) -> Mask:
-        """Where there is no value."""
-        return np.asarray(self.values < 0) if self.kind == CATEGORY else np.isnan(self.values)
-
-    def counts(self, rows: Mask) -> NDArray[np.int64]:
-        """How many of the chosen rows have each category."""
-        codes = self.values[rows & ~self.missing].astype(np.int64)
-        return np.bincount(codes, minlength=len(self.categories)).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class FeatureTable:
-    """Rows of features: either `columns`, or `block` with the shape of one sample in `shape`."""
-
-    rows: int
-    columns: tuple[DataColumn, ...] = ()
-    block: Matrix | None = field(default=None, repr=False)
-    shape: tuple[int, ...] = ()
-
-    @property
-    def width(self) -> int:
-        """The number of features before encoding."""
-        return len(self.columns) if self.block is None else self.block.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        """Memory taken."""
-        return sum(c.values.nbytes for c in self.columns) + (0 if self.block is None else self.block.nbytes)
-
-    def take(self, rows: Mask) -> FeatureTable:
-        """Some of the rows."""
-        columns = tuple(DataColumn(c.name, c.kind, c.values[rows], c.categories, c.note) for c in self.columns)
-        return FeatureTable(int(rows.sum()), columns, None if self.block is None else self.block[rows], self.shape)
-
-
-def is_missing(cell: str) -> bool:
-    """Whether a cell of text stands for no value."""
-    return cell.strip().lower() in MISSING
-
-
-def parsed(cell: str) -> float | None:
-    """A cell of text as a number, or `None` if it is none."""
-    try:
-        return float(cell) if "_" not in cell else None
-    except ValueError:
-        return None
-
-
-def spelt(value: object) -> str:
-    """A category's name: 1, 1.0 and "1.0" are all "1", so that silos that store them differently agree."""
-    if isinstance(value, bool | np.bool_):
-        return str(bool(value))
-    if isinstance(value, int | np.integer):
-        return str(int(value))
-    if isinstance(value, float | np.floating):
-        return str(int(value)) if math.isfinite(value) and value == int(value) else repr(float(value))
-    text = str(value).strip()
-    whole = WHOLE.fullmatch(text)
-    return whole[1] if whole else text
-
-
-def categorical(name: str, cells: Sequence[str | None], note: str = "") -> DataColumn:
-    """A column of categories from cells, `None` where missing."""
-    names = sorted({cell for cell in cells if cell is not None})
-    place = {cell: k for k, cell in enumerate(names)}
-    codes = np.fromiter((-1 if c is None else place[c] for c in cells), dtype=np.int32, count=len(cells))
-    return DataColumn(name, CATEGORY, codes, tuple(names), note)
-
-
-def numeric(owner: str, name: str, values: Matrix) -> DataColumn:
-    """A column of numbers; infinite ones are refused."""
-    if np.isinf(values).any():
-        row = int(np.isinf(values).argmax())
-        raise InputError(f"{owner} has an infinite value in column {name!r} (row {row + 1}).")
-    return DataColumn(name, UNKNOWN if np.isnan(values).all() else NUMBER, values)
-
-
-DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 Records = Iterator[tuple[int, list[str]]]
 
-
-@dataclass
-class _Seen:
-    """What the first reading found in one column: a cell that is no number and its line, numbers, an infinite one."""
-
-    line: int = 0
-    cell: str = ""
-    numbers: int = 0
-    infinite: int = 0
+CSV, PARQUET = (".csv", ".csv.gz"), (".parquet", ".pq")
+SAMPLE = 20  # lines to find out the separator by
+SEPARATORS, DECIMALS = (",", ";", "\t", "|"), (".", ",")
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")  # could be a decimal comma, too
 
 
-def read_csv(
-    path: Path, target: str, columns: Sequence[str] | None, categories: Sequence[str]
+def is_table(path: Path) -> bool:
+    """Whether the name of a file is that of a table."""
+    return path.name.lower().endswith((*CSV, *PARQUET))
+
+
+def read_features(
+    path: Path,
+    target: str,
+    columns: Sequence[str] | None = None,
+    categories: Sequence[str] = (),
+    separator: str | None = None,
+    decimal: str | None = None,
 ) -> tuple[FeatureTable, DataColumn, int]:
-    """The features and the target of all rows that have a target, and how many have none."""
-    header = column_names(path)
+    """Return the features and the target of all rows that have a target, and how many have none.
+
+    Args:
+        path: a CSV file, plain or gzip, or a Parquet file.
+        target: the column to be predicted.
+        columns: the features; `None` for all other columns.
+        categories: columns of numbers that are names of categories.
+        separator: between the columns of a CSV file: comma, semicolon, tab or pipe; `None` finds it out.
+        decimal: the decimal mark in a CSV file: point or comma; `None` finds it out.
+    """
+    header = column_names(path, separator)
     names = list(columns) if columns is not None else [name for name in header if name != target]
-    (goal, *features), there = read_columns(path, [target, *names], categories, needed=True)
+    (goal, *features), there = read_columns(path, [target, *names], categories, True, separator, decimal)
     return FeatureTable(len(goal.values), tuple(features)), goal, int((~there).sum())
 
 
 def read_columns(
-    path: Path, names: Sequence[str], categories: Sequence[str], needed: bool = False
+    path: Path,
+    names: Sequence[str],
+    categories: Sequence[str] = (),
+    needed: bool = False,
+    separator: str | None = None,
+    decimal: str | None = None,
 ) -> tuple[list[DataColumn], Mask]:
-    """Columns by name, and which rows are kept: all, or those with a value in the first column if it is `needed`."""
-    header = column_names(path)
+    """Return columns by name, and which rows are kept: all, or those with a value in the first column if `needed`."""
+    header = column_names(path, separator)
+    known = set(header)
     for name in (*names, *categories):
-        _find(path, header, name)
-    places = [header.index(name) for name in names]
-    seen, kept = _first_reading(path, header, places, needed)
-    rows = int(kept.sum())
-    if rows == 0:
+        if not name:
+            raise InputError(
+                f"Column {header.index('') + 1} of {path.name!r} has no name; name it in line 1, or choose "
+                "data.columns."
+            )
+        if name not in known:
+            raise unknown(f"column of {path.name!r},", name, [column for column in header if column])
+    if decimal not in (None, *DECIMALS):
+        raise InputError(f"The decimal mark is '.' or ',', got {decimal!r}.")
+    text = path.name.lower().endswith(CSV)
+    mark = _separator(path, separator) if text else ""
+    cells = _csv_cells(path, header, names, mark) if text else _parquet_cells(path, names)
+    if not len(cells[0]):
+        raise InputError(f"{path.name!r} has column names but no rows.")
+    kept = _present(cells[0]) if needed else np.ones(len(cells[0]), dtype=bool)
+    if not kept.any():
         raise InputError(f"{path.name!r} has no row with a value in its target column {names[0]!r}.")
-    texts = [bool(found.line) or name in categories for name, found in zip(names, seen, strict=True)]
-    for name, found, text in zip(names, seen, texts, strict=True):
-        if found.infinite and not text:
-            raise InputError(f"{path.name!r} has an infinite value in column {name!r}, line {found.infinite}.")
-    values = _second_reading(path, header, places, texts, kept)
-    made = zip(names, values, seen, strict=True)
-    return [_column(path, name, value, found, name in categories) for name, value, found in made], kept
+    if not kept.all():
+        cells = [_filtered(column, kept) for column in cells]
+    if not text:
+        pairs = zip(names, cells, strict=True)
+        return [_parquet_column(path, name, column, name in categories) for name, column in pairs], kept
+    reader = _CsvColumns(path, mark, decimal, kept)
+    return [reader.column(name, own, name in categories) for name, own in zip(names, cells, strict=True)], kept
 
 
-def _column(path: Path, name: str, values: Matrix | list[str | None], seen: _Seen, chosen: bool) -> DataColumn:
-    if isinstance(values, np.ndarray):
-        return numeric(repr(path.name), name, values)
-    if DECIMAL_COMMA.fullmatch(seen.cell) and not chosen:
-        raise InputError(
-            f"{path.name!r} has {seen.cell!r} in column {name!r}, line {seen.line}: write numbers with a decimal point."
-        )
-    odd = seen.numbers > len(values) / 2 and not chosen
-    note = f"is read as categories because of {shortened(seen.cell)} in line {seen.line}" if odd else ""
-    return categorical(name, values, note)
-
-
-def _rows(path: Path) -> Records:
-    """Line numbers and cells, blank lines left out, what cannot be read in one sentence."""
-    try:
-        with _opened(path) as file:
-            reader = csv.reader(file, strict=True)
-            while True:
-                try:
-                    row = next(reader)
-                except StopIteration:
-                    return
-                except csv.Error as error:
-                    raise InputError(f"{path.name!r} is broken in line {reader.line_num}: {error}.") from None
-                if row:
-                    yield reader.line_num, row
-    except (gzip.BadGzipFile, zlib.error, EOFError):
-        raise InputError(f"{path.name!r} is no gzip file, or is cut off.") from None
-    except OSError as error:
-        raise InputError(f"Cannot read the data file {str(path)!r}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path.name!r} is not UTF-8 text; save it as UTF-8.") from None
-
-
-def _opened(path: Path) -> IO[str]:
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
-
-
-def column_names(path: Path) -> list[str]:
-    """The first line of a file, checked."""
-    first = next(_rows(path), None)
-    if first is None:
-        raise InputError(f"{path.name!r} is empty; a line with column names is expected first.")
-    header = [cell.strip() for cell in first[1]]
-    for name in header:
-        if name and header.count(name) > 1:
-            raise InputError(f"{path.name!r} has two columns named {name!r} in line {first[0]}; names must differ.")
-    for mark, words in ((";", "semicolons"), ("\t", "tabs")):
-        if len(header) == 1 and mark in header[0]:
-            raise InputError(f"{path.name!r} has {words} between its columns (line {first[0]}); save it with commas.")
+def column_names(path: Path, separator: str | None = None) -> list[str]:
+    """Return the names of all columns of a file, checked."""
+    name = path.name.lower()
+    if name.endswith(PARQUET):
+        header, line = _parquet_names(path), None
+    elif name.endswith(CSV):
+        first = next(_records(path, _separator(path, separator)), None)
+        if first is None:
+            raise InputError(f"{path.name!r} is empty; a line with column names is expected first.")
+        line, header = first[0], [cell.strip() for cell in first[1]]
+    else:
+        raise InputError(f"{path.name!r} is neither CSV nor Parquet; save it as one of them (.csv, .parquet).")
+    for name, number in Counter(header).items():
+        if name and number > 1:
+            where = f" in line {line}" if line else ""
+            raise InputError(f"{path.name!r} has two columns named {name!r}{where}; names must differ.")
     return header
 
 
-def _find(path: Path, header: list[str], name: str) -> None:
-    if not name:
-        raise InputError(
-            f"Column {header.index('') + 1} of {path.name!r} has no name; name it in line 1, or choose data.columns."
-        )
-    if name not in header:
-        raise unknown(f"column of {path.name!r},", name, [column for column in header if column])
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
+    """Import pyarrow, and turn what cannot be read into one sentence."""
+    try:
+        import pyarrow  # type: ignore[import-untyped, unused-ignore]
+
+        yield pyarrow
+    except ImportError:
+        raise InputError(f"Reading {path.name!r} needs pyarrow: pip install pyarrow.") from None
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        raise InputError(f"{path.name!r} is no gzip file, or is cut off.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path.name!r} is not UTF-8 text; save it as UTF-8.") from None
+    except OSError as error:
+        raise InputError(f"Cannot read the data file {str(path)!r}: {error.strerror or error}.") from None
 
 
-def _checked(path: Path, header: list[str]) -> Records:
-    """The rows below the header, each as long as the header."""
-    rows = _rows(path)
-    next(rows, None)
-    for line, row in rows:
+# ------------------------------------------------------------------ CSV
+
+
+def _separator(path: Path, given: str | None) -> str:
+    """Find what stands between columns: what cuts the first rows into equally many cells, and the most of them."""
+    if given is not None:
+        if given not in SEPARATORS:
+            raise InputError(f"The separator is a comma, a semicolon, a tab or '|', got {given!r}.")
+        return given
+    with _reading(path), _opened(path) as file:
+        lines = list(islice(file, SAMPLE))
+    fits = []
+    for mark in SEPARATORS:
+        try:
+            widths = [len(row) for row in csv.reader(lines, delimiter=mark) if row] or [0]
+        except csv.Error:  # too long a cell
+            widths = [0]
+        widths = widths[:-1] if len(widths) > 1 and len(lines) == SAMPLE else widths  # the last may go on
+        fits.append((len(set(widths)) == 1 and widths[0] > 1, widths[0]))
+    return SEPARATORS[fits.index(max(fits))]
+
+
+def _opened(path: Path) -> Any:
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    return opened(path, "rt", encoding="utf-8-sig", newline="")
+
+
+def _records(path: Path, separator: str) -> Records:
+    """Yield line numbers and cells, without blank lines."""
+    with _reading(path), _opened(path) as file:
+        reader = csv.reader(file, delimiter=separator, strict=True)
+        while True:
+            try:
+                row = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise InputError(f"{path.name!r} is broken in line {reader.line_num}: {error}.") from None
+            if row:
+                yield reader.line_num, row
+
+
+def _checked(path: Path, separator: str, header: list[str]) -> Records:
+    """Yield the rows below the header, each as long as the header."""
+    for line, row in islice(_records(path, separator), 1, None):
         if len(row) != len(header):
             raise InputError(
                 f"{path.name!r} has {len(row)} values in line {line}, but {len(header)} columns"
@@ -245,178 +190,205 @@ def _checked(path: Path, header: list[str]) -> Records:
         yield line, row
 
 
-def _first_reading(path: Path, header: list[str], places: list[int], needed: bool) -> tuple[list[_Seen], Mask]:
-    """What kind of cells each column has, among rows that are kept (by the first of `places`)."""
-    seen = [_Seen() for _ in places]
-    kept: list[bool] = []
-    pairs = list(zip(places, seen, strict=True))
-    for line, row in _checked(path, header):
-        kept.append(not needed or not is_missing(row[places[0]]))
-        if not kept[-1]:
-            continue
-        for place, found in pairs:
-            cell = row[place]
-            number = parsed(cell)
-            if number is not None:
-                found.numbers += 1
-                found.infinite = found.infinite or (line if math.isinf(number) else 0)
-            elif not found.line and not is_missing(cell):
-                found.line, found.cell = line, cell.strip()
-    if not kept:
-        raise InputError(f"{path.name!r} has column names but no rows.")
-    return seen, np.array(kept)
+def _csv_cells(path: Path, header: list[str], names: Sequence[str], separator: str) -> list[Any]:
+    """Read columns as pyarrow arrays of text."""
+    place = {name: k for k, name in enumerate(header)}
+    places = [place[name] for name in names]
+    with _reading(path) as arrow:
+        from pyarrow import csv as arrow_csv
 
-
-def _second_reading(
-    path: Path, header: list[str], places: list[int], texts: list[bool], kept: Mask
-) -> list[Matrix | list[str | None]]:
-    """Numbers as arrays, everything else as names of categories; equal names are stored once."""
-    values: list[Matrix | list[str | None]] = [[] if text else np.full(int(kept.sum()), np.nan) for text in texts]
-    pairs = list(zip(places, values, strict=True))
-    known: dict[str, str | None] = {}
-    k = 0
-    for here, (_, row) in zip(kept, _checked(path, header), strict=True):
-        if not here:
-            continue
-        for place, store in pairs:
-            cell = row[place]
-            if isinstance(store, list):
-                if cell not in known:
-                    known[cell] = None if is_missing(cell) else spelt(cell)
-                store.append(known[cell])
-            else:
-                number = parsed(cell)
-                store[k] = np.nan if number is None else number  # no number: missing, as the first reading has seen
-        k += 1
-    return values
-
-
-Parts = Sequence[Any]  # the same thing of training and of held-out rows, or of all rows
-
-
-def read_parquet(path: Path) -> Any:
-    """A data frame."""
-    if not path.is_file():
-        raise InputError(f"Cannot read the data file {str(path)!r}: No such file or directory.")
-    try:
-        import pandas
-
-        return pandas.read_parquet(path)
-    except ImportError:
-        raise InputError(
-            f"Reading {path.name!r} needs pandas and pyarrow: pip install 'scaffpd[parquet]', or use CSV."
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise InputError(f"{path.name!r} cannot be read as Parquet: {reason}.") from None
-
-
-def read_npz(path: Path, features: str, target: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Two arrays of an NPZ file; nothing in it is executed."""
-    try:
-        with path.open("rb") as file:
-            arrays = np.load(file, allow_pickle=False)
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise InputError(f"{path.name!r} is not an NPZ file of several arrays; write one with numpy.savez.")
-            for name in (features, target):
-                if name not in arrays.files:
-                    raise unknown(f"array of {path.name!r},", name, arrays.files)
-            return arrays[features], arrays[target]
-    except OSError as error:
-        raise InputError(f"Cannot read the data file {str(path)!r}: {error.strerror or 'it is cut off'}.") from None
-    except (zipfile.BadZipFile, EOFError):
-        raise InputError(f"{path.name!r} is not an NPZ file, or is cut off.") from None
-    except InputError:
-        raise
-    except ValueError:
-        raise InputError(
-            f"{path.name!r} is no NPZ file of plain arrays: save numbers or texts by numpy.savez, no Python objects."
-        ) from None
-
-
-def is_frame(X: Any) -> bool:
-    """Whether X has named columns."""
-    return hasattr(X, "columns") and hasattr(X, "dtypes")
-
-
-def table(owner: str, parts: Parts, columns: Sequence[str] | None, categories: Sequence[str]) -> FeatureTable:
-    """Features of one or several parts, one below the other."""
-    if not is_frame(parts[0]):
-        if columns is not None or categories:
-            raise InputError(f"{owner} has features without names, so data.columns and data.categories cannot be used.")
-        return _block(owner, parts)
-    header = [str(name) for name in parts[0].columns]
-    for part in parts:
-        if not is_frame(part) or sorted(map(str, part.columns)) != sorted(header):
-            raise InputError(f"{owner} has other columns in its held-out rows than in its training rows.")
-    names = header if columns is None else list(columns)
-    for name in names:
-        if header.count(name) > 1:
-            raise InputError(f"{owner} has two columns named {name!r}; names must differ.")
-    for name in (*names, *categories):
-        if name not in header:
-            raise unknown(f"column of {owner},", name, header)
-    place = [[str(name) for name in part.columns] for part in parts]
-    chosen = [
-        column(owner, name, [part.iloc[:, at.index(name)] for part, at in zip(parts, place, strict=True)], categories)
-        for name in names
-    ]
-    return FeatureTable(sum(len(part) for part in parts), tuple(chosen))
-
-
-def column(owner: str, name: str, parts: Parts, categories: Sequence[str] = ()) -> DataColumn:
-    """One column of one or several parts."""
-    arrays = [values(owner, f"column {name!r}", part) for part in parts]
-    if name not in categories and all(array.dtype.kind == "f" for array in arrays):
-        return numeric(owner, name, np.concatenate(arrays))
-    cells: list[str | None] = []
-    for array in arrays:
-        cells += [None if cell is None or cell != cell else spelt(cell) for cell in array.tolist()]
-    cells = [None if cell is None or is_missing(cell) else cell for cell in cells]
-    return categorical(name, cells)
-
-
-def values(owner: str, what: str, given: Any) -> NDArray[Any]:
-    """One column as float64 with NaN, or as an array of texts and `None`."""
-    objects: NDArray[Any]
-    if hasattr(given, "isna") and hasattr(given, "to_numpy"):  # a pandas series, whatever it keeps its values in
-        objects = np.array(given.astype(object), dtype=object)
-        objects[np.asarray(given.isna())] = None
-    else:
-        objects = _array(owner, what, given)
-    if objects.ndim != 1:
-        raise InputError(f"{owner} has a {what} of shape {objects.shape}; one value per row is expected.")
-    if objects.dtype.kind in "fiub":
-        return np.asarray(objects, dtype=np.float64)
-    if objects.dtype.kind in "mM" or any(type(cell).__name__ in ("Timestamp", "datetime", "date") for cell in objects):
-        raise InputError(f"{owner} has dates in {what}, which are neither numbers nor categories; leave it out.")
-    present = [cell for cell in objects.tolist() if cell is not None]
-    if all(isinstance(cell, bool | int | float | np.number | np.bool_) for cell in present):
-        return np.array([np.nan if cell is None else float(cell) for cell in objects.tolist()])
-    return np.asarray(objects, dtype=object)
-
-
-def _array(owner: str, what: str, given: Any) -> NDArray[Any]:
-    given = given.detach().cpu().numpy() if hasattr(given, "detach") else given
-    if isinstance(given, np.ma.MaskedArray):
-        given = np.ma.filled(given.astype(np.float64), np.nan)
-    try:
-        return np.asarray(given)
-    except (TypeError, ValueError):
-        raise InputError(f"{owner} has a {what} that does not form an array.") from None
-
-
-def _block(owner: str, parts: Parts) -> FeatureTable:
-    arrays = [_array(owner, "feature array", part) for part in parts]
-    for array in arrays:
-        if array.dtype.kind not in "fiub":
-            raise InputError(
-                f"{owner} has features that are not numbers ({array.dtype}); encode them, or use a CSV file."
+        data = _content(path)
+        quoted = b'"' in data
+        if quoted:  # pyarrow is lenient about quotes
+            for _ in _checked(path, separator, header):
+                pass
+        columns = [str(k) for k in range(len(header))]
+        try:
+            found = arrow_csv.read_csv(
+                arrow.BufferReader(data),
+                arrow_csv.ReadOptions(column_names=columns, skip_rows_after_names=1),
+                arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=quoted),
+                arrow_csv.ConvertOptions(
+                    include_columns=list(dict.fromkeys(columns[k] for k in places)),
+                    column_types=dict.fromkeys(columns, arrow.string()),
+                    null_values=["NaN", *MISSING, *(cell.upper() for cell in MISSING)],
+                    strings_can_be_null=True,
+                ),
             )
-        if array.ndim < 2 or array.shape[1:] != arrays[0].shape[1:] or 0 in array.shape[1:]:
-            raise InputError(f"{owner} has features of shape {array.shape}; rows × features are expected.")
-    block: Matrix = np.concatenate(arrays).astype(np.float64, copy=False)
-    if np.isinf(block).any():
-        place = np.unravel_index(int(np.isinf(block).argmax()), block.shape)
-        raise InputError(f"{owner} has an infinite feature in row {int(place[0]) + 1}.")
-    return FeatureTable(len(block), block=block.reshape(len(block), -1), shape=block.shape[1:])
+            return [found.column(columns[k]) for k in places]
+        except arrow.ArrowInvalid:
+            rows = [row for _, row in _checked(path, separator, header)]  # says what is wrong, in most cases
+            return [arrow.chunked_array([[row[k] for row in rows]], arrow.string()) for k in places]
+
+
+def _number(cell: str, decimal: str) -> float | None:
+    """A cell of text as a number, NaN where it stands for no value, or `None`."""
+    if is_missing(cell):
+        return math.nan
+    if "_" in cell or (decimal == "," and "." in cell):
+        return None
+    try:
+        return float(cell.replace(",", ".") if decimal == "," else cell)
+    except ValueError:
+        return None
+
+
+def _content(path: Path) -> bytes:
+    """Return the file from its first line that is not blank, checked to be UTF-8."""
+    data = gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for k in range(0, len(data), 2**24):
+        decoder.decode(data[k : k + 2**24], final=k + 2**24 >= len(data))
+    return data.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
+
+
+class _CsvColumns:
+    """Makes numbers or categories of the text in columns of one CSV file."""
+
+    def __init__(self, path: Path, separator: str, decimal: str | None, kept: Mask) -> None:
+        self.path, self.separator, self.kept = path, separator, kept
+        # between commas, "3,5" may as well be two values
+        self.decimals = (decimal,) if decimal else (".",) if separator == "," else DECIMALS
+        self.marks: dict[str, str] = {}  # the decimal mark, and a column that shows it
+
+    def column(self, name: str, cells: Any, chosen: bool) -> DataColumn:
+        """Numbers where all cells are numbers, else (or where `chosen`) categories."""
+        from pyarrow import ArrowInvalid, compute
+
+        if not chosen and "." in self.decimals:
+            try:
+                values = _floats(cells)
+                if len(self.decimals) == 2 and compute.any(compute.match_substring(cells, ".")).as_py():
+                    self._mark(".", name)
+                return self._numeric(name, values)
+            except ArrowInvalid:  # spaces, other marks of missing values, a comma, or texts
+                pass
+        distinct, codes = _distinct(cells)
+        if chosen:
+            return categorical(name, distinct, codes)
+        for decimal in self.decimals:
+            numbers = [_number(cell, decimal) for cell in distinct]
+            proof = decimal == "." or any("," in cell and not THOUSANDS.fullmatch(cell.strip()) for cell in distinct)
+            if None not in numbers and (proof or len(self.decimals) == 1):
+                if decimal == "," or any("." in cell for cell in distinct):
+                    self._mark(decimal, name)
+                return self._numeric(name, np.array(numbers, dtype=np.float64)[codes])
+        return self._texts(name, distinct, codes)
+
+    def _texts(self, name: str, distinct: list[str], codes: NDArray[Any]) -> DataColumn:
+        numbers = np.array([_number(cell, self.decimals[0]) is not None for cell in distinct])
+        row = int(numbers[codes].argmin())
+        cell = distinct[codes[row]].strip()
+        if DECIMAL_COMMA.fullmatch(cell):
+            raise InputError(
+                f"{self.path.name!r} has {cell!r} in column {name!r}, line {self._line(row)}: write numbers with a "
+                "decimal point."
+            )
+        there = numbers & np.array([not is_missing(cell) for cell in distinct])
+        odd = there[codes].sum() > len(codes) / 2
+        note = f"is read as categories because of {shortened(cell)} in line {self._line(row)}" if odd else ""
+        return categorical(name, distinct, codes, note)
+
+    def _numeric(self, name: str, values: Matrix) -> DataColumn:
+        if np.isinf(values).any():
+            line = self._line(int(np.isinf(values).argmax()))
+            raise InputError(f"{self.path.name!r} has an infinite value in column {name!r}, line {line}.")
+        return numeric(name, values, repr(self.path.name))
+
+    def _mark(self, decimal: str, name: str) -> None:
+        self.marks.setdefault(decimal, name)
+        if len(self.marks) == 2:
+            raise InputError(
+                f"{self.path.name!r} has decimal commas in column {self.marks[',']!r} and decimal points in column "
+                f"{self.marks['.']!r}: write all numbers alike."
+            )
+
+    def _line(self, row: int) -> int:
+        """The line in which a row that is kept ends."""
+        at = int(np.flatnonzero(self.kept)[row])
+        return next(islice(_records(self.path, self.separator), at + 1, None))[0]
+
+
+def _distinct(cells: Any) -> tuple[list[Any], NDArray[Any]]:
+    """The different cells, empty texts where there is none, and for each row the place of its own among them."""
+    encoded = cells.combine_chunks().dictionary_encode(null_encoding="encode")
+    distinct = ["" if cell is None else cell for cell in encoded.dictionary.to_pylist()]
+    return distinct, np.frombuffer(encoded.indices.buffers()[1], np.int32, len(encoded))
+
+
+def _present(cells: Any) -> Mask:
+    """Which cells hold a value."""
+    distinct, codes = _distinct(cells)
+    there = np.array([cell == cell and not is_missing(str(cell)) for cell in distinct], dtype=bool)
+    return np.asarray(there[codes])
+
+
+# pyarrow's own ways from and to NumPy import pandas where it is installed
+
+
+def _filtered(cells: Any, rows: Mask) -> Any:
+    import pyarrow
+
+    bits = pyarrow.py_buffer(np.packbits(rows, bitorder="little"))
+    return cells.filter(pyarrow.Array.from_buffers(pyarrow.bool_(), len(rows), [None, bits]))
+
+
+def _floats(cells: Any, safe: bool = True) -> Matrix:
+    """The cells as numbers, NaN where there is none."""
+    import pyarrow
+
+    array = cells.cast(pyarrow.float64(), safe=safe).combine_chunks()
+    there, values = array.buffers()
+    numbers = np.frombuffer(values, np.float64, len(array), 8 * array.offset)
+    if not array.null_count:
+        return numbers
+    bits = np.unpackbits(np.frombuffer(there, np.uint8), bitorder="little")
+    return np.where(bits[array.offset : array.offset + len(array)], numbers, np.nan)
+
+
+# ------------------------------------------------------------------ Parquet
+
+
+def _parquet_names(path: Path) -> list[str]:
+    """The columns of a file, without those that pandas has written as the index."""
+    schema = _parquet(path).schema_arrow
+    index = (schema.pandas_metadata or {}).get("index_columns", [])
+    return [name for name in schema.names if name not in index]
+
+
+def _parquet_cells(path: Path, names: Sequence[str]) -> list[Any]:
+    found = _parquet(path).read(columns=list(dict.fromkeys(names)))
+    return [found.column(name) for name in names]
+
+
+def _parquet(path: Path) -> Any:
+    with _reading(path) as arrow:
+        from pyarrow import parquet
+
+        path.open("rb").close()
+        try:
+            return parquet.ParquetFile(path)
+        except (arrow.ArrowException, OSError) as error:
+            reason = str(error).strip().split("\n")[0].rstrip(".")
+            raise InputError(f"{path.name!r} cannot be read as Parquet: {reason}.") from None
+
+
+def _parquet_column(path: Path, name: str, cells: Any, chosen: bool) -> DataColumn:
+    from pyarrow import types
+
+    kind = cells.type
+    if types.is_dictionary(kind):
+        cells, kind = cells.cast(kind.value_type), kind.value_type
+    if types.is_temporal(kind):
+        raise InputError(
+            f"{path.name!r} has dates in column {name!r}, which are neither numbers nor categories; leave it out."
+        )
+    if types.is_string(kind) or types.is_large_string(kind):
+        return categorical(name, *_distinct(cells))
+    if types.is_nested(kind) or types.is_binary(kind):
+        raise InputError(f"{path.name!r} has values of type {kind} in column {name!r}; leave it out.")
+    values = _floats(cells, safe=False)
+    if not chosen:
+        return numeric(name, values, repr(path.name))
+    distinct, codes = np.unique(values, return_inverse=True)
+    return categorical(name, distinct.tolist(), codes)

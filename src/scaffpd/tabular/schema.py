@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scaffpd.errors import InputError
-from scaffpd.tabular.read import CATEGORY, NUMBER, UNKNOWN
+from scaffpd.tabular.columns import CATEGORY, NUMBER, UNKNOWN
 
 VERSION = 1
 CLASSIFICATION, REGRESSION, PREPARED = "classification", "regression", "prepared"

@@ -16,8 +16,9 @@ from scaffpd.config.objects import load
 from scaffpd.deploy.messages import Setup, linear
 from scaffpd.deploy.silo.silo_file import SiloFile, SiloLimits
 from scaffpd.errors import InputError
+from scaffpd.tabular.columns import FeatureTable, Mask, Matrix, column, read_npz, table
 from scaffpd.tabular.encode import ClientRows, Target, held_rows, target
-from scaffpd.tabular.read import DataColumn, FeatureTable, Mask, Matrix, column, read_csv, read_npz, read_parquet, table
+from scaffpd.tabular.read import read_features
 from scaffpd.tabular.schema import PREPARED, VERSION
 
 WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
@@ -43,17 +44,11 @@ class Dataset(ClientRows):
                 return _prepared(file, given)
             return _from_entry(file, given)
         assert source.file is not None
-        if source.file.suffix.lower() == ".csv":
-            features, goal, dropped = read_csv(source.file, source.target, source.columns, source.categories)
-            return _split(file, features, target(owner, goal, source.task), dropped)
         if source.file.suffix.lower() == ".npz":
             X, y = read_npz(source.file, source.features, source.target)
             return _from_parts(file, [X], [y])
-        frame = read_parquet(source.file)
-        if source.target not in [str(name) for name in frame.columns]:
-            raise InputError(f"{source.file.name!r} has no column {source.target!r}, which data.target names.")
-        goal_name = next(name for name in frame.columns if str(name) == source.target)
-        return _from_parts(file, [frame.drop(columns=[goal_name])], [frame[goal_name]])
+        features, goal, dropped = read_features(source.file, source.target, source.columns, source.categories)
+        return _split(file, features, target(owner, goal, source.task), dropped)
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -102,8 +97,8 @@ def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
     there = ~goal.missing
     if not there.any():
         raise InputError(f"{owner} has no row with a target.")
-    goal = DataColumn(goal.name, goal.kind, goal.values[there], goal.categories)
-    features = features if there.all() else features.take(there)
+    if not there.all():
+        features, goal = features.take(there), goal.take(there)
     held = None if len(y) == 1 else (np.arange(len(there)) >= sizes[0])[there]
     return _split(file, features, target(owner, goal, source.task), int((~there).sum()), held)
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.silo_file import SiloFile
+from scaffpd.tabular.columns import CATEGORY, DataColumn
 from scaffpd.tabular.encode import named_categories
-from scaffpd.tabular.read import CATEGORY, DataColumn
 from scaffpd.tabular.schema import CLASSIFICATION, PREPARED, REGRESSION
 
 SHOWN = 30  # names in a list before it is cut off

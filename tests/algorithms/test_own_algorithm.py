@@ -1,0 +1,158 @@
+"""An algorithm in one file of its own, outside the package: trained, compared, deployed and run by commands."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import scaffpd as sp
+from scaffpd.algorithms import ALGORITHMS
+from scaffpd.cli import app
+from scaffpd.config.objects import kind_of
+from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.local import write_hospitals
+from scaffpd.deploy.messages import InProcess
+from scaffpd.deploy.silo.silo import Silo
+
+OWN = '''
+from dataclasses import dataclass
+
+from scaffpd import ChiSquare
+from scaffpd.algorithms.central import CentralMethod, descent
+
+
+@dataclass(frozen=True)
+class Alternating(CentralMethod):
+    """Gradient descent-ascent whose weights answer the new model."""
+
+    published = "Alternating GDA"
+
+    def round(self, federation, state):
+        x = state.x - state.server_rate * descent(state.at, state.weights)
+        state = self._moved(federation, state, x, state.weights)
+        weights = self.objective.prox(state.losses, state.weights, state.dual_rate)
+        return self._certified(state.__class__(**{**vars(state), "weights": weights}), state.at)
+
+
+@dataclass(frozen=True)
+class Shy(Alternating):
+    """Says that it asks for nothing."""
+
+    questions = frozenset()
+
+
+READY = Alternating(ChiSquare(rho=0.3))
+SETTINGS = {"rounds": 3}
+'''
+ALGORITHM = "own_algorithm:Alternating"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The module, in a folder that is the working directory."""
+    (tmp_path / "own_algorithm.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "own_algorithm", raising=False)
+    yield importlib.import_module("own_algorithm")
+    sys.modules.pop("own_algorithm", None)
+
+
+def command(*words):
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def refused(*words):
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code != 0
+    return " ".join((done.output + str(done.exception)).split())
+
+
+def test_it_trains_and_proves(own):
+    cohort = sp.Cohort(sp.data.synthetic(N=4, d=5, m=30), sp.Linear("squared", l2=0.1))
+    result = sp.train(own.Alternating(sp.ChiSquare(rho=0.1)), cohort, rounds=3000, tol=1e-6)
+    assert result.status == "converged"
+    known = sp.train(sp.fair(sp.ChiSquare(rho=0.1)), cohort, tol=1e-9)
+    assert np.sum((result.x - known.x) ** 2) <= 2 * (result.certificate + known.certificate) / 0.1
+    assert own.Alternating(sp.Average()).releases(7) == sp.GradientDescentAscent(sp.Average()).releases(7)
+    assert kind_of(own.READY) == ALGORITHM
+    assert kind_of(sp.FedAvg()) == "FedAvg"
+
+
+def test_it_is_compared(own):
+    problem = sp.Problem(sp.data.heart_disease(test_fraction=0.3), sp.Linear("logistic", l2=0.1))
+    found = sp.compare([own.READY, sp.FedAvg()], problem, rounds=2, tune=2, processes=1)
+    assert {line.method for line in found.table} == {"Alternating", "FedAvg"}
+
+
+def deployed(folder, listed, kind=ALGORITHM):
+    path, places = write_hospitals(folder, 2)
+    text = path.read_text().replace("[objective]", f'[algorithm]\nkind = "{kind}"\n\n[objective]')
+    path.write_text(text[: text.index("[training]")] + "[training]\nrounds = 4\ntol = 0\n")
+    for place in places.values():
+        text = place.read_text()
+        assert "[limits]" not in text
+        place.write_text(text + (f"\n[limits]\nalgorithms = {json.dumps(listed)}\n" if listed else ""))
+    return coordinate(path, InProcess({name: Silo.open(place) for name, place in places.items()}))
+
+
+def test_it_is_deployed_where_the_silos_name_it(own, tmp_path):
+    outcome = deployed(tmp_path / "named", [ALGORITHM])
+    assert outcome.rounds == 4
+    for listed, sentence in (
+        (None, "SubspaceSaddle, Fair, not in own_algorithm:Alternating."),
+        ("all", "This silo does not know own_algorithm:Alternating: limits.algorithms has to name it."),
+    ):
+        outcome = deployed(tmp_path / str(listed), listed)
+        assert outcome.status == "failed"
+        assert sentence in outcome.sentence
+
+
+def test_silos_answer_nothing_that_it_does_not_say_it_asks(own, tmp_path):
+    outcome = deployed(tmp_path, ["own_algorithm:Shy"], "own_algorithm:Shy")
+    assert outcome.rounds == 0
+    assert "needs no question 'gradients'" in outcome.sentence
+
+
+def test_commands_take_it(own, tmp_path):
+    command(
+        "train", "hospitals", "--algorithm", ALGORITHM, "--rounds", "3", "--tol", "0", "--no-report", "--out", "run"
+    )
+    config = (tmp_path / "run" / "config.toml").read_text()
+    assert f'kind = "{ALGORITHM}"' in config
+    (tmp_path / "again.toml").write_text(config.replace('folder = "."', 'folder = "second"'))
+    command("train", "again.toml", "--no-report", "--fresh")
+    (tmp_path / "ready.toml").write_text(
+        '[data]\nsource = "hospitals"\n[algorithm]\nkind = "own_algorithm:READY"\n[training]\nrounds = 2\ntol = 0\n'
+    )
+    command("train", "ready.toml", "--no-report", "--out", "ready")
+    said = command("compare", "hospitals", "--methods", f"FedAvg,{ALGORITHM}", "--rounds", "2", "--tune", "1", "--json")
+    assert {line["method"] for line in json.loads(said)["methods"]} == {"FedAvg", "Alternating GDA"}
+    alone = command("compare", "hospitals", "--methods", ALGORITHM, "--rounds", "2", "--tune", "1", "--processes", "1")
+    assert "Alternating GDA" in alone
+
+
+def test_what_is_no_algorithm_is_refused(own):
+    for kind, sentence in (
+        ("own_algorithm:SETTINGS", "'own_algorithm:SETTINGS' is no algorithm"),
+        ("own_algorithm:Missing", "'own_algorithm:Missing' is no algorithm"),
+        ("no_such_module:Algorithm", "There is no module 'no_such_module'"),
+        ("Alternating", "Unknown algorithm.kind"),
+    ):
+        assert sentence in refused("train", "hospitals", "--algorithm", kind, "--quiet")
+    assert "is complete" in refused("train", "hospitals", "--algorithm", "own_algorithm:READY", "--objective", "CVaR")
+
+
+def test_our_algorithms_say_what_they_are():
+    names = [kind.published for kind in ALGORITHMS.values() if kind.published]
+    assert len(set(names)) == len(names)
+    for name, kind in ALGORITHMS.items():
+        assert kind.questions, name
+        assert kind.__name__ == name

@@ -1,0 +1,227 @@
+"""Files become columns: separators and decimal marks, what a cell means, and sentences that name line and column."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import sys
+from datetime import date
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scaffpd.errors import InputError
+from scaffpd.tabular.read import column_names, read_columns, read_features
+
+arrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def write(folder, text, name="a.csv"):
+    content = text if isinstance(text, bytes) else text.encode()
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return folder / name
+
+
+def values(path, *names, **more):
+    found, _ = read_columns(path, names or column_names(path), **more)
+    return {c.name: [c.categories[k] for k in c.values] if c.kind == "category" else c.values.tolist() for c in found}
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_the_separator_is_found_out(tmp_path, mark, name):
+    text = "id,a;b|c\nx,1;2|3\n".replace(",", "\0").replace(";", "\0").replace("|", "\0").replace("\0", mark)
+    path = write(tmp_path, text, name)
+    assert column_names(path) == ["id", "a", "b", "c"]
+    assert values(path) == values(path, separator=mark) == {"id": ["x"], "a": [1], "b": [2], "c": [3]}
+
+
+def test_the_separator_that_cuts_rows_alike_wins(tmp_path):
+    path = write(tmp_path, 'size, cm;who;"a;b"\n1;x, y;2\n3;"u;v";4\n')
+    assert values(path) == {"size, cm": [1, 3], "who": ["x, y", "u;v"], "a;b": [2, 4]}
+    assert values(write(tmp_path, "only\n1\n2\n")) == {"only": [1, 2]}
+    assert values(write(tmp_path, "a;b,c\n1,2\n"), separator=",") == {"a;b": [1], "c": [2]}
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_a_decimal_comma_is_found_out_where_it_is_certain(tmp_path, mark):
+    path = write(tmp_path, f"x{mark}n{mark}t\n1,5{mark}1{mark}a\n2,250{mark}2{mark}b\n{mark}3{mark}c\n")
+    assert values(path, "n", "t") == {"n": [1, 2, 3], "t": ["a", "b", "c"]}
+    np.testing.assert_array_equal(values(path, "x")["x"], [1.5, 2.25, np.nan])
+    unsure = write(tmp_path, f"x{mark}y\n1,500{mark}1\n12,250{mark}2\n")
+    with pytest.raises(InputError, match=r"has '1,500' in column 'x', line 2: write numbers with a decimal point"):
+        values(unsure)
+    assert values(unsure, decimal=",")["x"] == [1.5, 12.25]
+
+
+def test_a_decimal_mark_may_be_given(tmp_path):
+    path = write(tmp_path, 'x,y\n"1,5",1\n"2",2\n')
+    with pytest.raises(InputError, match=r"has '1,5' in column 'x', line 2: write numbers with a decimal point"):
+        values(path)
+    assert values(path, decimal=",")["x"] == [1.5, 2]
+    path = write(tmp_path, "x;y\n1.234;1\n1,5;2\n2,5;3\n")
+    assert values(path, decimal=",")["x"] == ["1.234", "1,5", "2,5"]
+    with pytest.raises(InputError, match=r"write numbers with a decimal point"):
+        values(path, decimal=".")
+
+
+def test_two_decimal_marks_in_one_file_are_refused(tmp_path):
+    path = write(tmp_path, "x;y;z\n1,5;1.5;1\n2,5;2.5;2\n")
+    for names in (("x", "z", "y"), ("y", "x")):
+        with pytest.raises(InputError, match=r"decimal commas in column 'x' and decimal points in column 'y'"):
+            values(path, *names)
+    assert values(path, "y", "z") == {"y": [1.5, 2.5], "z": [1, 2]}
+
+
+def test_other_marks_are_refused(tmp_path):
+    path = write(tmp_path, "x,y\n1,2\n")
+    with pytest.raises(InputError, match=r"The separator is a comma, a semicolon, a tab or '|', got ':'"):
+        values(path, "x", separator=":")
+    with pytest.raises(InputError, match=r"The decimal mark is '.' or ',', got '·'"):
+        values(path, "x", decimal="·")
+
+
+def test_lines_are_counted_as_an_editor_does(tmp_path):
+    text = '\n\nx,"long\nname",y\n1,"two\nlines",2\n\n2,b,3\n1,c,4\nodd,d,5\n'
+    found, _ = read_columns(write(tmp_path, text), ["x", "long\nname"])
+    assert found[0].note == "is read as categories because of 'odd' in line 10"
+    assert found[1].categories == ("b", "c", "d", "two\nlines")
+    with pytest.raises(InputError, match=r"an infinite value in column 'x', line 10\."):
+        values(write(tmp_path, text.replace("odd", "-inf")), "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('x,y\n1,"a"b\n', "is broken in line 2"),
+        ('x,y\n1,"a\n2,b\n', "is broken in line 3"),
+        (b"x,y\n1,2\n3,\xff\n", "not UTF-8"),  # in a column that nobody asks for
+        ('x,y\n1,"2"\n1\n', "has 1 values in line 3"),
+        ("x,y\n1,2\n \n", "has 1 values in line 3"),
+    ],
+)
+def test_files_that_pyarrow_would_accept_or_explain_badly(tmp_path, text, words):
+    with pytest.raises(InputError, match=words):
+        values(write(tmp_path, text), "x")
+
+
+def test_a_gzip_file_that_is_cut_off_is_refused(tmp_path):
+    path = write(tmp_path, "x,y\n" + "".join(f"{k},2\n" for k in range(9999)), "a.csv.gz")
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"is no gzip file, or is cut off"):
+        values(path, "x")
+
+
+def test_rows_longer_than_pyarrow_s_blocks_are_read(tmp_path):
+    wide = 60_000
+    path = write(
+        tmp_path, ",".join(f"c{k}" for k in range(wide)) + "\n" + (",".join(["12345678901234567890"] * wide) + "\n") * 2
+    )
+    assert values(path, "c0", f"c{wide - 1}") == {
+        "c0": [12345678901234567890.0] * 2,
+        f"c{wide - 1}": [12345678901234567890.0] * 2,
+    }
+
+
+CELLS = [
+    *("1", "2.5", "-3", "+4", "1e5", "1.", " 7 ", "12345678901234567890123", "007", "1.0", "1_0", "0x10"),
+    *("  ", "", "NA", "na", "N/a", "NaN", "?", "Null", "<NA>", "\xa0"),
+    *("abc", "ü", "a,b", 'a"b', "line\nbreak", "2020-01-01", "a;b"),
+]
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(CELLS), min_size=1, max_size=4).flatmap(
+    lambda pool: st.lists(st.tuples(st.sampled_from(pool), st.sampled_from(["1", "", "?"])), min_size=1, max_size=9)
+))  # fmt: skip
+def test_every_cell_means_what_python_says(tmp_path, rows):
+    with (tmp_path / "h.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("x", "y"), *rows])
+    cells = [x for x, y in rows if y == "1"]
+    missing = [cell.strip().lower() in {"", "na", "n/a", "nan", "?", "null", "<na>"} for cell in cells]
+    try:
+        numbers = [
+            np.nan if gone else float(cell.replace("_", "no")) for cell, gone in zip(cells, missing, strict=True)
+        ]
+    except ValueError:
+        numbers = None
+    if not cells:
+        with pytest.raises(InputError, match=r"no row with a value in its target column 'y'"):
+            read_features(tmp_path / "h.csv", "y")
+        return
+    features, _, dropped = read_features(tmp_path / "h.csv", "y")
+    (x,) = features.columns
+    assert dropped == len(rows) - len(cells)
+    if numbers is not None:
+        np.testing.assert_array_equal(x.values, numbers)
+        return
+    names = [None if k < 0 else x.categories[k] for k in x.values]
+    whole = {"1.": "1", "1.0": "1"}
+    assert names == [
+        None if gone else whole.get(cell.strip(), cell.strip()) for cell, gone in zip(cells, missing, strict=True)
+    ]
+    assert list(x.categories) == sorted(set(names) - {None})
+
+
+def test_parquet_columns_of_every_type(tmp_path):
+    table = {
+        "PM2.5": arrow.array([1, None, 2**60]),
+        "flag": arrow.array([True, False, None]),
+        "price": arrow.array([Decimal("1.5"), None, Decimal("2.25")]),
+        "float": arrow.array([1.0, float("nan"), 2.5], arrow.float32()),
+        "text": ["a", "NA", None],
+        "digits": ["1.0", "2", "1"],
+        "levels": arrow.array(["u", None, "v"]).dictionary_encode(),
+        "none": arrow.nulls(3),
+    }
+    parquet.write_table(arrow.table(table), tmp_path / "a.parquet")
+    found, _ = read_columns(tmp_path / "a.parquet", list(table), ["float"])
+    shown = [(c.kind, [None if v != v or v == -1 else v for v in c.values.tolist()], c.categories) for c in found]
+    assert shown == [
+        ("number", [1, None, 2**60], ()),
+        ("number", [1, 0, None], ()),
+        ("number", [1.5, None, 2.25], ()),
+        ("category", [0, None, 1], ("1", "2.5")),
+        ("category", [0, None, None], ("a",)),
+        ("category", [0, 1, 0], ("1", "2")),
+        ("category", [0, None, 1], ("u", "v")),
+        ("unknown", [None, None, None], ()),
+    ]
+
+
+def test_parquet_mistakes_get_one_sentence(tmp_path):
+    odd = {"when": [date(2020, 1, 1)], "list": [[1]], "raw": [b"x"], "far": [np.inf], "x": [1]}
+    parquet.write_table(arrow.table(odd), tmp_path / "a.parquet")
+    for name, words in (
+        ("when", "has dates in column 'when', which are neither numbers nor categories; leave it out"),
+        ("list", "has values of type list.* in column 'list'; leave it out"),
+        ("raw", "has values of type binary in column 'raw'; leave it out"),
+        ("far", r"has an infinite value in column 'far' \(row 1\)"),
+        ("y", "Unknown column of 'a.parquet', 'y'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            values(tmp_path / "a.parquet", name)
+    parquet.write_table(
+        arrow.Table.from_arrays([arrow.array([1]), arrow.array([2])], ["x", "x"]), tmp_path / "b.parquet"
+    )
+    with pytest.raises(InputError, match=r"'b.parquet' has two columns named 'x'; names must differ"):
+        column_names(tmp_path / "b.parquet")
+    (tmp_path / "c.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=r"'c.parquet' cannot be read as Parquet"):
+        column_names(tmp_path / "c.parquet")
+    with pytest.raises(InputError, match=r"'d.xlsx' is neither CSV nor Parquet"):
+        column_names(tmp_path / "d.xlsx")
+
+
+def test_a_table_is_read_without_pandas_and_numbers_are_the_same(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    x = random.standard_normal(2000) * 10.0 ** random.integers(-20, 20, 2000)
+    lines = "".join(f"{v!r},{k % 2}\n" for k, v in enumerate(x.tolist()))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    features, goal, dropped = read_features(write(tmp_path, "x,y\n" + lines + ",1\n5,\n"), "y")
+    np.testing.assert_array_equal(features.columns[0].values, [*x, np.nan])
+    assert (goal.values.tolist(), dropped) == ([k % 2 for k in range(2000)] + [1], 1)
