@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: demo test test-deploy test-all lint format types bench docs clean
+.PHONY: demo test test-deploy test-all lint format types bench mutants docs clean
 
-demo: $(READY)
+demo: $(VENV)/.demo
 	$(BIN)/scaffpd demo $(DEMO)
 
 # one process per core; tests keep to one thread each
@@ -40,15 +41,25 @@ bench: $(READY)
 	$(BIN)/python benchmarks/privacy/cost_of_privacy.py
 	$(BIN)/python benchmarks/privacy/secure_cost.py
 
+# break one line at a time and see which tests notice: tests/MUTANTS.md
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py
+
 # the site, into site/: open site/index.html, or for the search as well: python3 -m http.server -d site
 docs: $(READY)
 	$(BIN)/python docs/generate_cli.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# the demo installs what it needs; everything else installs the rest
+$(VENV)/.demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) ".[report]"
+	touch $@
+
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $(READY)
+	$(INSTALL) ".[dev]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis scaffpd-demo site

@@ -16,14 +16,17 @@ PAGE = ROOT / "README.md"
 README = PAGE.read_text(encoding="utf-8")
 
 
-def test_the_python_snippets_run_in_order(tmp_path, monkeypatch, capsys):
+def test_the_example_prints_what_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_python(PAGE)
-    printed = capsys.readouterr().out
-    assert "converged after" in printed
-    assert "did you mean 'logistic'?" in printed
-    assert (tmp_path / "rounds.csv").exists()
-    assert (tmp_path / "run.ckpt").exists()
+    shown = next(block for block in blocks(PAGE, "text") if block.startswith("Average()"))
+    digits = re.compile(r"within \d")  # the proven gap's own digits may differ between processors; its order may not
+    assert digits.sub("within ·", capsys.readouterr().out).split() == digits.sub("within ·", shown).split()
+
+
+def test_it_fits_on_two_screens():
+    assert len(README.splitlines()) <= 100
+    assert len(blocks(PAGE, "python")[0].strip().splitlines()) == 8 + 1  # and one blank line
 
 
 def test_the_commands_are_the_two_that_are_checked_here():
@@ -37,11 +40,11 @@ def test_make_demo(tmp_path):
     (ready / "bin").mkdir(parents=True)
     for name in ("python", "scaffpd"):
         (ready / "bin" / name).symlink_to(Path(sys.executable).parent / name)
-    (ready / ".ready").touch()
+    (ready / ".demo").touch()
     command = ["make", "--no-print-directory", "demo", f"VENV={ready}", f"DEMO=--out {tmp_path / 'out'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "demo.png").stat().st_size > 10_000
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -56,8 +59,3 @@ def test_links_point_to_files_that_exist():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if not target.startswith("http"):
             assert (ROOT / target).exists(), target
-
-
-def test_files_named_in_commands_exist():
-    for target in re.findall(r"`python (\S+\.py)`", README):
-        assert (ROOT / target).exists(), target
