@@ -2,6 +2,7 @@
 
     python benchmarks/rounds.py                      all of it; can be interrupted: the same command goes on
     python benchmarks/rounds.py --families synthetic digits --no-write
+    python benchmarks/rounds.py --check              our methods anew, held against rounds.csv; fails on two rounds more
 
 Writes benchmarks/ROUNDS.md, benchmarks/rounds.csv and benchmarks/rounds.png. Methods: the subspace saddle method; the
 quasi-Newton and the gradient minimax methods, whose servers see every client's gradient; Scaff-PD with `Auto()` steps,
@@ -253,6 +254,24 @@ def costly(task: tuple[str, str, str, int]) -> int:
     return order if task[2] == FIXED else 10 + order if task[2] == AUTO else 20 + order
 
 
+def check(tasks: list[tuple[str, str, str, int]], processes: int) -> list[str]:
+    """Measure these cells anew and return those that need over one round more than rounds.csv says."""
+    with Path(__file__).with_name("rounds.csv").open(encoding="utf-8", newline="") as file:
+        before = {(r["family"], r["objective"], r["method"]): r["rounds"] for r in csv.DictReader(file)}
+    worse, same = [], 0
+    with get_context("spawn").Pool(processes) as pool:
+        for cell in pool.imap_unordered(measure, sorted(tasks, key=costly)):
+            was = float(before[cell["family"], cell["objective"], cell["method"]] or np.inf)
+            now = np.inf if cell["cost"] is None else float(cell["cost"][0])
+            same += was == now
+            if was != now:
+                print(cell["family"], cell["objective"], cell["method"], f"{was:g} -> {now:g}", sep=" | ", flush=True)
+            if now > was + 1:
+                worse.append(f"{cell['family']} / {cell['objective']} / {cell['method']}: {was:g} -> {now:g}")
+    print(f"{same} of {len(tasks)} cells as before, {len(worse)} over one round worse")
+    return worse
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="*", default=None, help="parts of family names; all by default")
@@ -260,12 +279,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--fresh", action="store_true", help="measure anew what an earlier call has measured")
     parser.add_argument("--no-write", action="store_true", help="print only")
+    parser.add_argument("--check", nargs="*", default=None, help="methods; by default ours", metavar="METHOD")
     options = parser.parse_args()
     names = chosen(options.families)
     problems = [(name, which) for name in names for which in OBJECTIVES]
     tasks = [
         (*problem, method, options.seed) for problem in problems for method in METHODS if applies(problem[1], method)
     ]
+    if options.check is not None:
+        wanted = options.check or [SUBSPACE, QUASI, AUTO]
+        sys.exit("\n".join(check([task for task in tasks if task[2] in wanted], options.processes)) or None)
     if options.fresh:
         rows_file(options.seed).unlink(missing_ok=True)
     known = read_cells(options.seed)
