@@ -13,7 +13,7 @@ from deploy_cases import QUICK, federation, run
 
 from scaffpd import cli
 from scaffpd.cli.usage_errors import EXIT_CODES
-from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.config.federation import FederationFile
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
 # Examples that need images and a GPU or start an engine's processes: their command lines are parsed, and no more. What

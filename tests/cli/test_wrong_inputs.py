@@ -188,7 +188,10 @@ LINES = [
     # settings files
     ("silo check none.toml", "Cannot read 'HERE/none.toml': No such file or directory."),
     ("silo check full", "Cannot read 'HERE/full': Is a directory."),
-    ("silo check empty.toml", "'empty.toml' needs the silo's name in quotes for name, but it is missing."),
+    (
+        "silo check empty.toml",
+        "'empty.toml' needs a name of up to 63 letters, digits, - and _ (the first a letter or digit) for name",
+    ),
     ("silo check binary2.toml", "The file 'HERE/binary2.toml' is not UTF-8 text."),
     ("silo check latin2.toml", "The file 'HERE/latin2.toml' is not UTF-8 text."),
     ("silo check wrong.toml", "The file 'wrong.toml' is not TOML: Invalid value (at line 1, column 8)."),
@@ -209,7 +212,7 @@ LINES = [
     ("silo check table.toml", "Unknown key in 'table.toml', 'splt': did you mean 'split'?"),
     (
         "silo check name.toml",
-        "'name.toml' needs up to 63 letters, digits, - and _ (the first a letter or digit) for name",
+        "'name.toml' needs a name of up to 63 letters, digits, - and _ (the first a letter or digit) for name",
     ),
     ("silo check task.toml", "Unknown data.task in 'task.toml', 'classify': did you mean 'classification'?"),
     ("silo check test.toml", "'test.toml' needs a share from 0 to below 1 for split.test, got 1.5."),
@@ -222,8 +225,8 @@ LINES = [
     ),
     ("silo check both.toml", "'both.toml' needs either file or entry in [data], and has both."),
     ("deploy flare silos.toml", "'silos.toml' needs the names of all silos (letters, digits, - and _), such as"),
-    ("deploy flare l2.toml", "[model] of 'l2.toml': Linear needs l2 >= 0 and finite, got -1."),
-    ("deploy flare loss.toml", "[model] of 'loss.toml': Unknown loss 'logisitc': did you mean 'logistic'?"),
+    ("deploy flare l2.toml", "'l2.toml' needs a number >= 0 for model.l2, got -1."),
+    ("deploy flare loss.toml", "Unknown model.loss in 'loss.toml', 'logisitc': did you mean 'logistic'?"),
     ("deploy flare rho.toml", "[objective] of 'rho.toml': ChiSquare needs rho > 0 and finite, got 0."),
     ("deploy flare kind.toml", "Unknown objective.kind in 'kind.toml', 'chisquare': did you mean 'ChiSquare'?"),
     ("deploy flare method.toml", "Unknown algorithm.kind in 'method.toml', 'scaffpd': did you mean 'ScaffPD'?"),

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 import scaffpd as sp
+from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode, linear

@@ -8,8 +8,8 @@ import numpy as np
 from deploy_cases import events, opened
 from test_faults import is_right
 
+from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
 
 

@@ -7,7 +7,7 @@ from deploy_cases import QUICK, Faulty, cohort, federation, model_of
 from scipy.stats import chi2
 
 import scaffpd as sp
-from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.messages import decode
 from scaffpd.deploy.silo.silo import Silo
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.silo.dataset import Dataset
-from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 from scaffpd.tabular.agree import agree, deviation_of, mean_of
 

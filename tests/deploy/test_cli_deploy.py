@@ -11,9 +11,9 @@ from deploy_cases import federation, progress, run
 
 from scaffpd.cli import run as cli
 from scaffpd.cli.screens import DeploymentScreen
-from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.config.federation import FederationFile
+from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.local import write_hospitals
-from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 
 
@@ -30,7 +30,7 @@ def refused(capsys, *arguments):
         ("silos = [", "silo = [", "Unknown key in 'federation.toml', 'silo': did you mean 'silos'?"),
         ('silos = ["cleveland", "hungarian", "switzerland", "va"]', "", "needs the names of all silos"),
         ('"va"]', '"cleveland"]', "names 'cleveland' twice in silos"),
-        ("l2 = 0.03", "l2 = -1", "Linear needs l2 >= 0"),
+        ("l2 = 0.03", "l2 = -1", "needs a number >= 0 for model.l2, got -1."),
         ("l2 = 0.03", "los = 1", "Unknown key in [model] of 'federation.toml', 'los': did you mean 'loss'?"),
         ('"logistic"', '"logistik"', "did you mean 'logistic'?"),
         (
@@ -53,9 +53,13 @@ def refused(capsys, *arguments):
         ("tol = 1e-6", "tol = -1", "training.tol"),
         ("rounds = 500", "rounds = 0", "a whole number >= 1 for training.rounds"),
         ("[training]", "[faults]\nquorum = 9\n[training]", "a quorum of 9, but only 4 silos"),
-        ("[training]", '[faults]\nmissing = "wait"\n[training]', "Unknown policy for missing silos"),
-        ("[training]", "[faults]\ntimeout = 0\n[training]", "timeout > 0"),
-        ("[training]", "[faults]\nmax_age = -1\n[training]", "max_age >= 0"),
+        (
+            "[training]",
+            '[faults]\nmissing = "wait"\n[training]',
+            "Unknown faults.missing in 'federation.toml', 'wait'",
+        ),
+        ("[training]", "[faults]\ntimeout = 0\n[training]", "a number above 0 for faults.timeout, got 0."),
+        ("[training]", "[faults]\nmax_age = -1\n[training]", "a whole number >= 0 for faults.max_age, got -1."),
         ("[training]", '[features]\nnumbers = "float16"\n[training]', "did you mean"),
         ("[training]", "[server]\nport = 99999\n[training]", "from 1 to 65535"),
         ("[training]", "[training", "is not TOML"),

@@ -7,8 +7,8 @@ import pytest
 from deploy_cases import MODEL, cohort, federation, model_of, opened
 
 import scaffpd as sp
+from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.messages import InProcess
 
 OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'

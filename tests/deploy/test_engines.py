@@ -15,8 +15,8 @@ from test_conformance import OBJECTIVE, agrees, settings
 from test_faults import is_right
 
 import scaffpd as sp
+from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import Outcome, coordinate
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import LocalDeployment, engine_named
 from scaffpd.deploy.messages import InProcess

@@ -18,8 +18,8 @@ from deploy_cases import (
 )
 
 import scaffpd as sp
+from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate, finished
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
 

@@ -8,8 +8,8 @@ from deploy_cases import QUICK, events, federation, model_of, opened
 from hostile_cases import Liar, array, attacked, is_quarantined, loss, stale
 from test_faults import SCAFF_PD
 
+from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.messages import InProcess
 
 ATTACKS = {

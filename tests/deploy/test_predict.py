@@ -9,7 +9,7 @@ import pytest
 from deploy_cases import MODEL, QUICK, federation, run
 
 from scaffpd.cli import run as cli
-from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.config.federation import FederationFile
 
 
 @pytest.mark.parametrize("loss", ["logistic", "softmax", "squared"])

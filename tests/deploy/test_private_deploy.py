@@ -9,12 +9,12 @@ import pytest
 from deploy_cases import Faulty, cohort, federation, model_of, opened
 
 from scaffpd import Cohort, Linear, Private
+from scaffpd.config.federation import FederationFile
+from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.deploy.silo.silo import Silo
-from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 from scaffpd.privacy.accountant import Release, epsilon
 

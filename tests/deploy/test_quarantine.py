@@ -11,8 +11,8 @@ from hostile_cases import Liar, array, attacked, is_quarantined, loss, weights
 from test_faults import LIES, SCAFF_PD, is_right
 
 import scaffpd as sp
+from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
 from scaffpd.deploy.session import Session, SiloRequest
 from scaffpd.errors import InputError

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.silo.dataset import Dataset
-from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 from scaffpd.tabular.columns import spelt
 

@@ -18,8 +18,8 @@ from secure_silos import (
 )
 
 import scaffpd as sp
+from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo

@@ -16,11 +16,10 @@ from secure_silos import is_right, leaks, secured
 from typer.testing import CliRunner
 
 from scaffpd.cli import app
-from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.config.federation import FederationFile
+from scaffpd.config.silo import SecureRules, SiloFile
 from scaffpd.deploy.messages import Message, decode, encode
-from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.deploy.silo.silo import Silo
-from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 from scaffpd.masking import Identity
 from scaffpd.masking.keys import Authority
@@ -184,14 +183,14 @@ def test_files_that_cannot_be_read_are_named_in_the_log_alone(tmp_path, caplog):
 
 
 def test_a_kits_certificates_are_used_unless_the_file_names_others(tmp_path):
-    office, rules = Office(tmp_path / "kit"), SecureRules(True, tmp_path / "identity.key")
+    office, rules = Office(tmp_path / "kit"), SecureRules(required=True, identity=tmp_path / "identity.key")
     kit = tmp_path / "kit"
     assert rules.known_by(kit) is rules  # it is not complete
     office.issue("va", kit)
     known = rules.known_by(kit)
     assert known.authority == kit / "rootCA.pem"
-    assert known.certificate == (kit / "client.crt", kit / "client.key")
-    own = SecureRules(True, tmp_path / "identity.key", authority=tmp_path / "other.pem")
+    assert (known.certificate, known.certificate_key) == (kit / "client.crt", kit / "client.key")
+    own = SecureRules(required=True, identity=tmp_path / "identity.key", authority=tmp_path / "other.pem")
     assert own.known_by(kit) is own
     _, places = secured(tmp_path / "hospitals")
     silo = Silo.open(places["va"], kit)

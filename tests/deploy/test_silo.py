@@ -9,8 +9,8 @@ from test_conformance import EVERYTHING, settings
 
 import scaffpd as sp
 from scaffpd.algorithms import ALGORITHMS
+from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, digest, encode
 from scaffpd.deploy.silo.silo import Silo

@@ -11,7 +11,7 @@ import pytest
 
 from scaffpd import cli
 from scaffpd.cli.silo import silo
-from scaffpd.deploy.silo.silo_file import SiloFile
+from scaffpd.config.silo import SiloFile
 
 if "silo" not in [group.name for group in cli.app.registered_groups]:
     cli.app.add_typer(silo, name="silo")
@@ -140,7 +140,7 @@ def test_init_writes_a_template_that_can_be_read_and_is_never_overwritten(tmp_pa
     file = SiloFile.read(path)
     path.with_name("short.toml").write_text('name = "my-hospital"\n[data]\nfile = "data.csv"\ntarget = "disease"\n')
     short = SiloFile.read(path.with_name("short.toml"))
-    assert (file.limits, file.source, file.test, file.seed) == (short.limits, short.source, short.test, short.seed)
+    assert (file.limits, file.data, file.split) == (short.limits, short.data, short.split)
     text = path.read_text()
     assert cli.run(["silo", "init", "--out", str(path)]) == 2
     assert "is there already" in capsys.readouterr().err
@@ -150,4 +150,4 @@ def test_init_writes_a_template_that_can_be_read_and_is_never_overwritten(tmp_pa
     bare = re.sub(r"(?m)^# (?=\w+ = |\[)(?!entry)", "", text)
     path.write_text(bare)
     file = SiloFile.read(path)
-    assert (file.source.columns, file.models) == (("age", "sex"), {"small": "networks:small"})
+    assert (file.data.columns, file.models) == (("age", "sex"), {"small": "networks:small"})

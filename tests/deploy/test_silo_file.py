@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scaffpd.algorithms import ALGORITHMS
-from scaffpd.deploy.silo.silo_file import SiloFile
+from scaffpd.config.silo import SiloFile
 from scaffpd.errors import InputError
 
 FULL = """
@@ -52,10 +52,10 @@ def refused(folder: Path, text: str) -> str:
 
 def test_everything_can_be_said(tmp_path):
     file = read(tmp_path, FULL)
-    assert (file.name, file.test, file.seed) == ("cleveland", 0.3, 7)
-    assert file.source.file == tmp_path / "data" / "cleveland.csv"
-    assert (file.source.target, file.source.entry, file.source.task) == ("disease", None, "classification")
-    assert (file.source.columns, file.source.categories) == (("age", "sex"), ("cp",))
+    assert (file.name, file.split.test, file.split.seed) == ("cleveland", 0.3, 7)
+    assert file.data.file == tmp_path / "data" / "cleveland.csv"
+    assert (file.data.target, file.data.entry, file.data.task) == ("disease", None, "classification")
+    assert (file.data.columns, file.data.categories) == (("age", "sex"), ("cp",))
     assert file.models == {"small": "networks:small"}
     limits = file.limits
     assert limits.algorithms == ("ScaffPD", "Fair")
@@ -64,7 +64,7 @@ def test_everything_can_be_said(tmp_path):
 
 def test_little_has_to_be_said(tmp_path):
     file = read(tmp_path, SHORT)
-    assert (file.test, file.seed, file.source.columns, file.source.categories) == (0.2, 0, None, ())
+    assert (file.split.test, file.split.seed, file.data.columns, file.data.categories) == (0.2, 0, None, ())
     limits = file.limits
     assert (limits.dimension, limits.local_steps, limits.message_mb) == (1_000_000, 10_000, 512)
     assert (limits.rarest, limits.rows) == (5, 20)
@@ -76,13 +76,13 @@ def test_little_has_to_be_said(tmp_path):
 def test_the_path_may_be_relative(tmp_path, monkeypatch):
     read(tmp_path, SHORT)
     monkeypatch.chdir(tmp_path)
-    assert SiloFile.read("silo.toml").source.file == tmp_path / "a.csv"
+    assert SiloFile.read("silo.toml").data.file == tmp_path / "a.csv"
 
 
 def test_npz_and_entries_have_defaults(tmp_path):
-    source = read(tmp_path, 'name = "a"\n[data]\nfile = "a.npz"\n').source
+    source = read(tmp_path, 'name = "a"\n[data]\nfile = "a.npz"\n').data
     assert (source.features, source.target) == ("X", "y")
-    source = read(tmp_path, 'name = "a"\n[data]\nentry = "hospital.data:load"\n').source
+    source = read(tmp_path, 'name = "a"\n[data]\nentry = "hospital.data:load"\n').data
     assert (source.file, source.entry) == (None, "hospital.data:load")
 
 
@@ -95,8 +95,8 @@ def test_all_algorithms_can_be_allowed(tmp_path):
     [
         (SHORT + "[split]\ntets = 0.1\n", "Unknown key in [split] of 'silo.toml', 'tets': did you mean 'test'?"),
         ('nmae = "a"\n', "Unknown key in 'silo.toml', 'nmae': did you mean 'name'?"),
-        ("[data]\n", "needs the silo's name in quotes for name, but it is missing."),
-        ("name = 3\n", "needs the silo's name in quotes for name, got 3."),
+        ("[data]\n", "(the first a letter or digit) for name, but it is missing."),
+        ("name = 3\n", "(the first a letter or digit) for name, got 3."),
         ('name = "a b/../c"\n', "letters, digits, - and _"),
         ('name = "a"\ndata = 3\n', "needs a table [data], got data = 3."),
         ('name = "a"\n', "needs either file or entry in [data], and has neither."),

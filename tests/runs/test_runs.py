@@ -293,7 +293,7 @@ def test_settings_of_functions_are_found_again_from_any_folder(tmp_path):
     run(RunConfig.read(tmp_path / "code" / "c.toml"), tmp_path / "one")
     run(RunConfig.read(tmp_path / "one" / "config.toml"), tmp_path / "two")
     run(RunConfig.read(tmp_path / "two" / "config.toml"), tmp_path / "three")
-    with pytest.raises(InputError, match="an entry returns held-out rows itself"):
+    with pytest.raises(InputError, match=r"data\.test, which goes with data\.file or data\.source, but not with entry"):
         RunConfig.read(tmp_path / "one" / "config.toml", {"data": {"test": 0.5}})
 
 

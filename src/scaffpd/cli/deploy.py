@@ -14,8 +14,8 @@ from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.cli.screens import DeploymentScreen
+    from scaffpd.config.federation import FederationFile, Server
     from scaffpd.deploy.coordinate import Outcome
-    from scaffpd.deploy.coordinator.federation_file import FederationFile, Server
 
 deploy = group(
     """Across real organisations, on NVIDIA FLARE or Flower.
@@ -100,7 +100,7 @@ def flare(federation: FederationFileArgument, out: Out = Path("flare")) -> None:
     Examples:
         scaffpd deploy flare federation.toml --out flare
     """
-    from scaffpd.deploy.coordinator.federation_file import FederationFile
+    from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.local import engine_module
 
     project = engine_module("flare", "provision")
@@ -122,7 +122,7 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
     Examples:
         scaffpd deploy flower federation.toml --out flower
     """
-    from scaffpd.deploy.coordinator.federation_file import FederationFile
+    from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.local import engine_module
 
     project = engine_module("flower", "project")
@@ -168,7 +168,7 @@ def _steps(title: str, lines: tuple[str, ...]) -> None:
 
 def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> None:
     from scaffpd.cli.screens import DeploymentScreen
-    from scaffpd.deploy.coordinator.federation_file import FederationFile
+    from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.deployed_run import DeployedRun
 
     file = FederationFile.read(deployment.federation)
@@ -192,7 +192,7 @@ def _end(screen: DeploymentScreen, outcome: Outcome, folder: Path) -> None:
 
 def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bool) -> None:
     from scaffpd.cli.screens import DeploymentScreen
-    from scaffpd.deploy.coordinator.federation_file import FederationFile
+    from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.deployed_run import DeployedRun
     from scaffpd.deploy.local import Follower, engine_module
 

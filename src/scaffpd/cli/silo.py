@@ -185,9 +185,9 @@ def check(
         scaffpd silo check silo.toml
         scaffpd silo check silo.toml --json
     """
+    from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.silo.dataset import Dataset
     from scaffpd.deploy.silo.disclosure import site_overview
-    from scaffpd.deploy.silo.silo_file import SiloFile
 
     settings = SiloFile.read(file)
     data = Dataset.read(settings)
@@ -207,7 +207,7 @@ def key(
     Examples:
         scaffpd silo key silo.toml
     """
-    from scaffpd.deploy.silo.silo_file import SiloFile
+    from scaffpd.config.silo import SiloFile
     from scaffpd.masking import Identity
 
     settings = SiloFile.read(file)
@@ -226,9 +226,9 @@ def predict(
     """
     import csv
 
+    from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.silo import dataset as own
     from scaffpd.deploy.silo.dataset import Dataset
-    from scaffpd.deploy.silo.silo_file import SiloFile
 
     x, setup = own.read_model(model)
     found = own.predict(Dataset.read(SiloFile.read(file)), x, setup)

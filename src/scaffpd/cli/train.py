@@ -278,7 +278,6 @@ def place(config: RunConfig, out: Path | None, fresh: bool, kind: str = "train")
 
 def begin(config: RunConfig, screen: TrainingScreen) -> tuple[RunConfig, Prepared, Cohort]:
     """Read the data, say what was found, and settle what was left open."""
-    from scaffpd.config.run import noise_of
     from scaffpd.runs.prepare import prepare
     from scaffpd.runs.train import private, settled
 
@@ -312,3 +311,15 @@ def _carry_out(config: RunConfig, folder: RunFolder, fresh: bool, report: bool, 
         if not (quiet or as_json):
             typer.echo("Interrupted; the same command goes on.", err=True)
         raise typer.Exit(usage_errors.INTERRUPTED)
+
+
+def noise_of(model: Any, rounds: int) -> str:
+    """Say in a sentence how much noise was found."""
+    z, z_L = _range(model.noise), _range(model.loss_noise)
+    return f"Noise for ε = {model.budget:g} in {rounds} rounds: z = {z} for gradients, z_L = {z_L} for losses."
+
+
+def _range(noise: float | tuple[float, ...] | None) -> str:
+    several = noise if isinstance(noise, tuple) else (noise or 0.0,)
+    low, high = min(several), max(several)
+    return f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"

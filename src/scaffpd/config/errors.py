@@ -1,117 +1,172 @@
-"""Read a settings file strictly; what is wrong with it becomes one sentence with the nearest right word."""
+"""Read a settings file into tables; whatever is wrong with it becomes one sentence with the nearest right word."""
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from scaffpd.errors import InputError, shortened, unknown
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # of a silo: it goes into paths, commands and certificates
 LARGEST = 2**20  # bytes: nobody writes more than that by hand
 
 
-class Section:
-    """A table of a settings file whose keys are taken one by one.
+class Table(BaseModel):
+    """A table of a settings file. Unknown keys, and values of another type, are refused.
 
-    Args:
-        file: the file, for messages.
-        values: what was read.
-        known: all keys that there are.
-        name: the table's name; empty for the top of the file.
+    The `description` of a field says what its key needs, as in "'c.toml' needs a whole number >= 1 for rounds". The
+    validation context is the path of the file.
     """
 
-    def __init__(self, file: Path, values: dict[str, Any], known: Iterable[str], name: str = "") -> None:
-        self.file, self.values, self.name = file, values, name
-        options = list(known)
-        for key in values:
-            if key not in options:
-                what = f"key in [{name}] of {file.name!r}," if name else f"key in {file.name!r},"
-                raise unknown(what, key, options)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    @classmethod
-    def read(cls, path: Path, known: Iterable[str], others: Mapping[str, str] | None = None) -> Section:
-        """The top of a file; `others` says by which key which other file is known, and what is needed instead."""
-        try:
-            if path.stat().st_size > LARGEST:
-                raise InputError(f"The file {str(path)!r} is too large to be a settings file.")
-            values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        except OSError as error:
-            raise InputError(f"Cannot read {str(path)!r}: {error.strerror}.") from None
-        except UnicodeDecodeError:
-            raise InputError(f"The file {str(path)!r} is not UTF-8 text.") from None
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"The file {path.name!r} is not TOML: {str(error).rstrip('.')}.") from None
-        except RecursionError:
-            raise InputError(f"The file {path.name!r} is nested too deeply to be a settings file.") from None
-        for key, what in (others or {}).items():
-            if key in values:
-                raise InputError(f"The file {path.name!r} looks like {what}.")
-        return cls(path, values, known)
 
-    def section(self, name: str, known: Iterable[str]) -> Section:
-        """A table within this one; one that is left out is empty."""
-        values = self.values.get(name, {})
-        if not isinstance(values, dict):
-            raise InputError(f"{self.file.name!r} needs a table [{name}], got {name} = {values!r}.")
-        return Section(self.file, values, known, name)
+T = TypeVar("T", bound=Table)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self.values
 
-    def refusal(self, key: str, needs: str) -> InputError:
-        """An error about one key: what it needs, and what it has."""
-        given = f"got {shortened(self.values[key])}" if key in self.values else "but it is missing"
-        return InputError(f"{self.file.name!r} needs {needs} for {self.label(key)}, {given}.")
+def one_of(names: Collection[str]) -> AfterValidator:
+    """Return a validator that accepts these names only, and suggests the nearest one."""
 
-    def label(self, key: str) -> str:
-        """A key with its table, such as data.file."""
-        return f"{self.name}.{key}" if self.name else key
+    def check(given: str) -> str:
+        if given not in names:
+            raise PydanticCustomError("unknown_name", "unknown name", {"names": list(names)})
+        return given
 
-    def text(self, key: str, default: str | None = None, needs: str = "a text in quotes") -> str:
-        """A text that is not empty."""
-        value = self.values.get(key, default)
-        if not isinstance(value, str) or not value.strip():
-            raise self.refusal(key, needs)
-        return value.strip()
+    return AfterValidator(check)
 
-    def maybe(self, key: str, needs: str = "a text in quotes") -> str | None:
-        """A text, or `None` where it is left out."""
-        return self.text(key, needs=needs) if key in self.values else None
 
-    def texts(self, key: str) -> tuple[str, ...] | None:
-        """A list of texts that differ, or `None` where it is left out."""
-        value = self.values.get(key)
-        if key not in self.values:
-            return None
-        if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
-            raise self.refusal(key, 'a list such as ["a", "b"]')
-        for item in value:
-            if value.count(item) > 1:
-                raise InputError(f"{self.file.name!r} names {item!r} twice in {self.label(key)}.")
-        return tuple(value)
+def _distinct(given: tuple[str, ...]) -> tuple[str, ...]:
+    for name in given:
+        if given.count(name) > 1:
+            raise PydanticCustomError("named_twice", "named twice", {"name": name})
+    return given
 
-    def whole(self, key: str, default: int | None, least: int = 0, most: int = 2**62) -> int:
-        """A whole number."""
-        value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            limits = f">= {least}" if most == 2**62 else f"from {least} to {most}"
-            raise self.refusal(key, f"a whole number {limits}")
-        return value
 
-    def number(self, key: str, default: float | None, needs: str, least: float, below: float) -> float:
-        """A number with least <= number < below."""
-        value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < below:
-            raise self.refusal(key, needs)
-        return float(value)
+def _beside(given: Any, info: ValidationInfo[Path]) -> Any:
+    """Resolve a file name from the folder of the settings file."""
+    return info.context.parent / Path(given.strip()).expanduser() if isinstance(given, str) and given.strip() else given
 
-    def boolean(self, key: str, default: bool) -> bool:
-        """True or false."""
-        value = self.values.get(key, default)
-        if not isinstance(value, bool):
-            raise self.refusal(key, "true or false")
-        return value
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), Field(description="a text in quotes")]
+Name = Annotated[  # of a silo: it goes into paths, commands and certificates
+    str,
+    StringConstraints(strip_whitespace=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"),
+    Field(description="a name of up to 63 letters, digits, - and _ (the first a letter or digit)"),
+]
+Entry = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"),
+    Field(description="module:function"),
+]
+FileName = Annotated[Path, BeforeValidator(_beside), Field(description="the name of a file")]
+_listed = BeforeValidator(lambda given: tuple(given) if isinstance(given, list) else given)
+Texts = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    Field(min_length=1, description='a list such as ["a", "b"]'),
+    _listed,
+    AfterValidator(_distinct),
+]
+Names = Annotated[
+    tuple[Name, ...],
+    Field(min_length=1, description='the names of all silos (letters, digits, - and _), such as ["north", "south"],'),
+    _listed,
+    AfterValidator(_distinct),
+]
+Switch = Annotated[bool, Field(description="true or false")]
+Whole = Annotated[int, Field(ge=0, description="a whole number >= 0")]
+Count = Annotated[int, Field(ge=1, description="a whole number >= 1")]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, description="a number >= 0")]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
+Between = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1")]
+HeldOut = Annotated[float, Field(ge=0, lt=1, description="a share from 0 to below 1")]
+Numbers = Annotated[str, one_of(("float32", "float64"))]
+
+
+def read_toml(path: Path, others: Mapping[str, str]) -> dict[str, Any]:
+    """Read a settings file; a key of `others` tells that it is another kind of file, and which one."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise InputError(f"The file {str(path)!r} is too large to be a settings file.")
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"Cannot read {str(path)!r}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"The file {str(path)!r} is not UTF-8 text.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"The file {path.name!r} is not TOML: {str(error).rstrip('.')}.") from None
+    except RecursionError:
+        raise InputError(f"The file {path.name!r} is nested too deeply to be a settings file.") from None
+    for key, what in others.items():
+        if key in values:
+            raise InputError(f"The file {path.name!r} looks like {what}.")
+    return values
+
+
+def validated(kind: type[T], values: Mapping[str, Any], file: Path) -> T:
+    """Return the tables of a settings file, or refuse the first mistake; unknown keys come first."""
+    try:
+        return kind.model_validate(values, context=file)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+        raise _refusal(kind, first, file.name) from None
+
+
+def _refusal(kind: type[Table], error: ErrorDetails, file: str) -> InputError:
+    """Turn one of pydantic's errors into a sentence with the file, the key, what it needs and what it has."""
+    path = [part for part in error["loc"] if isinstance(part, str)]
+    known, needs = _described(kind, path)
+    label, given, about = ".".join(path), error["input"], error.get("ctx", {})
+    if isinstance(about.get("error"), InputError):
+        return InputError(str(about["error"]))
+    match error["type"]:
+        case "extra_forbidden":
+            table = f"[{'.'.join(path[:-1])}] of " if path[1:] else ""
+            return unknown(f"key in {table}{file!r},", path[-1], known)
+        case "unknown_name":
+            return unknown(f"{label} in {file!r},", given, about["names"])
+        case "named_twice":
+            return InputError(f"{file!r} names {about['name']!r} twice in {label}.")
+        case "model_type" | "dict_type":
+            return InputError(f"{file!r} needs a table [{label}], got {label} = {given!r}.")
+        case "missing":
+            return InputError(f"{file!r} needs {needs} for {label}, but it is missing.")
+    return InputError(f"{file!r} needs {needs} for {label}, got {shortened(given)}.")
+
+
+def _described(kind: type[Table], path: list[str]) -> tuple[list[str], str]:
+    """Return the keys of the table that the last key stands in, and what that key needs."""
+    table: type[Table] | None = kind
+    known, needs = list(kind.model_fields), "a text in quotes"
+    for key in path:
+        if table is None:
+            break
+        known, field = list(table.model_fields), table.model_fields.get(key)
+        if field is None:
+            break
+        inner = list(_inside(field.annotation))
+        described = [part.description for part in (*inner, field) if isinstance(part, FieldInfo) and part.description]
+        needs = described[-1] if described else needs
+        table = next((part for part in inner if isinstance(part, type) and issubclass(part, Table)), None)
+    return known, needs
+
+
+def _inside(annotation: Any) -> Iterator[Any]:
+    """Yield a type and everything inside it: `X | None`, `dict[str, X]`, `Annotated[X, ...]`."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _inside(part)

@@ -1,4 +1,4 @@
-"""Objects that settings name: a class of ours by its `kind`, a class or function of the user's by `module:name`."""
+"""Objects that settings name: a class by its `kind`, and the user's own class or function by `module:name`."""
 
 from __future__ import annotations
 
@@ -6,60 +6,112 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from scaffpd import objectives, steps
 from scaffpd.algorithms import ALGORITHMS, Algorithm
-from scaffpd.config.errors import Section
 from scaffpd.errors import InputError, unknown
 from scaffpd.objectives import Objective
 
 
-def find(folder: Path, entry: str) -> Any:
-    """A class or object of the user's, `module:name`, from this folder, the working directory or what is installed.
+def kind_of(algorithm: Algorithm) -> str:
+    """Return the name of an algorithm in settings: that of its class, with its module where it is not one of ours."""
+    kind = type(algorithm)
+    return kind.__name__ if ALGORITHMS.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
 
-    The module stays importable, so that other processes can be sent what it makes.
+
+def algorithm_kind(kind: Any, folder: Path, what: str = "algorithm", keep: bool = True) -> type[Algorithm] | Algorithm:
+    """Return a class of ours by its name; a class, or an object of it, of the user's by `module:name`.
+
+    `keep` leaves the user's module importable, so that other processes can be sent what it makes. Without it, several
+    folders may have modules of one name.
     """
-    for place in (str(folder), str(Path.cwd())):
-        if place not in sys.path:
-            sys.path.append(place)
-    importlib.invalidate_caches()
-    return _named(folder, entry)
+    if not isinstance(kind, str) or ":" not in kind:
+        if kind not in ALGORITHMS:
+            raise unknown(what, kind, ALGORITHMS)
+        return ALGORITHMS[kind]
+    if keep:
+        sys.path += [place for place in (str(folder), str(Path.cwd())) if place not in sys.path]
+        importlib.invalidate_caches()
+    with nullcontext() if keep else _searching(folder, kind):
+        found = _named(folder, kind)
+    if isinstance(found, Algorithm) or (isinstance(found, type) and issubclass(found, Algorithm)):
+        return found
+    raise InputError(f"{kind!r} is no algorithm: it has to be a class of scaffpd.algorithms.Algorithm, got {found!r}.")
+
+
+def algorithm_of(given: Mapping[str, Any], objective: Mapping[str, Any] | None, file: Path) -> Any:
+    """Make the algorithm that [algorithm] and [objective] describe, with its step rule."""
+    values = dict(given)
+    kind = values.pop("kind", "Fair")
+    chosen = algorithm_kind(kind, file.parent, f"algorithm.kind in {file.name!r},")
+    if isinstance(chosen, Algorithm):
+        if values or objective is not None:
+            raise InputError(f"{kind} is complete: leave [objective] and other keys of [algorithm] out.")
+        return chosen
+    if isinstance(values.get("steps"), dict):
+        values["steps"] = _made("algorithm.steps", values["steps"], steps, file)
+    if objective is not None:
+        if "objective" not in inspect.signature(chosen).parameters:
+            raise InputError(f"{kind} has an objective of its own: leave [objective] out of {file.name!r}.")
+        values["objective"] = objective_of(objective, file)
+    elif chosen.needs_objective():
+        raise InputError(f'{kind} needs an [objective] in {file.name!r}, such as kind = "ChiSquare" and rho = 0.1.')
+    return called(chosen, "algorithm", values, file)
+
+
+def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
+    """Make the objective that [objective] describes."""
+    made: Objective = _made("objective", given, objectives, file)
+    return made
+
+
+def _made(table: str, given: Mapping[str, Any], module: ModuleType, file: Path) -> Any:
+    values = dict(given)
+    kind = values.pop("kind", None)
+    known = [name for name in module.__all__ if isinstance(getattr(module, name), type)]
+    if kind not in known:
+        raise unknown(f"{table}.kind in {file.name!r},", kind, known)
+    return called(getattr(module, kind), table, values, file)
+
+
+def called(made: Any, table: str, values: Mapping[str, Any], file: Path) -> Any:
+    """Make an object of the keys of a table; what it refuses is said with the table's name."""
+    takes = [name for name in inspect.signature(made).parameters if name != "kind"]
+    for name in values:
+        if name not in takes:
+            raise unknown(f"key in [{table}] of {file.name!r},", name, takes)
+    try:
+        return made(**values)
+    except InputError as error:
+        raise InputError(f"[{table}] of {file.name!r}: {error}") from None
+    except TypeError as error:
+        raise InputError(f"[{table}] of {file.name!r} is not complete: {str(error).split(') ')[-1]}.") from None
 
 
 def load(folder: Path, entry: str) -> Any:
-    """What the function returns; whatever goes wrong in it is said in one sentence with its line."""
-    with _looking_in(folder, entry.partition(":")[0]):
+    """Call the user's own function, looked up in `folder` first; its failure is said in one sentence with its line."""
+    with _searching(folder, entry):
         function = _named(folder, entry)
         if not callable(function):
-            raise _lacking("function", entry)
+            module, _, name = entry.partition(":")
+            raise InputError(f"The module {module!r} has no function {name!r}, which the entry {entry!r} names.")
         try:
             return function()
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"The entry {entry!r} failed with {_words(error)}.") from error
-
-
-def glimpse(folder: Path, entry: str) -> Any:
-    """The same as `find`, without a trace: for processes in which several folders have modules of one name."""
-    with _looking_in(folder, entry.partition(":")[0]):
-        return _named(folder, entry)
-
-
-def _lacking(what: str, entry: str) -> InputError:
-    module, _, name = entry.partition(":")
-    return InputError(f"The module {module!r} has no {what} {name!r}, which the entry {entry!r} names.")
+            raise InputError(f"The entry {entry!r} failed with {_cause(error)}.") from error
 
 
 def _named(folder: Path, entry: str) -> Any:
     module_name, _, name = entry.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        return getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise InputError(
@@ -67,15 +119,14 @@ def _named(folder: Path, entry: str) -> Any:
             ) from None
         raise InputError(f"The entry {entry!r} needs the module {error.name!r}, which is not installed.") from error
     except Exception as error:
-        raise InputError(f"The module of the entry {entry!r} failed with {_words(error)}.") from error
-    return getattr(module, name, None)
+        raise InputError(f"The module of the entry {entry!r} failed with {_cause(error)}.") from error
 
 
 @contextmanager
-def _looking_in(folder: Path, module: str) -> Iterator[None]:
-    """The folder on the search path for a while; modules from there are forgotten, as other silos have their own."""
-    top, path = module.partition(".")[0], str(folder)
-    own = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+def _searching(folder: Path, entry: str) -> Iterator[None]:
+    """Search the folder first; modules from there are forgotten afterwards, as other silos have their own."""
+    top, path = entry.partition(":")[0].partition(".")[0], str(folder)
+    own = _holds(folder, top)
     taken = {name: m for name, m in sys.modules.items() if own and (name == top or name.startswith(f"{top}."))}
     for name in taken:
         del sys.modules[name]
@@ -86,89 +137,18 @@ def _looking_in(folder: Path, module: str) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(path)
-        for name in [name for name in sys.modules if name not in before and _from(folder, name)]:
+        for name in [name for name in sys.modules if name not in before and _holds(folder, name.partition(".")[0])]:
             del sys.modules[name]
         sys.modules.update(taken)
 
 
-def _from(folder: Path, module: str) -> bool:
-    top = folder / module.partition(".")[0]
-    return top.is_dir() or top.with_suffix(".py").is_file()
+def _holds(folder: Path, module: str) -> bool:
+    return (folder / module).is_dir() or (folder / f"{module}.py").is_file()
 
 
-def _words(error: Exception) -> str:
+def _cause(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None
     where = "" if last is None else f" ({Path(last.filename).name}, line {last.lineno})"
     text = " ".join(str(error).split()).rstrip(".")
     return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
-
-
-def kind_of(algorithm: Algorithm) -> str:
-    """The name of an algorithm in settings: that of its class, with its module where it is not one of ours."""
-    kind = type(algorithm)
-    return kind.__name__ if ALGORITHMS.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
-
-
-def algorithm_kind(
-    kind: Any, folder: Path, what: str = "algorithm", look: Callable[[Path, str], Any] = find
-) -> type[Algorithm] | Algorithm:
-    """A class of ours by its name; a class, or an object of it, of the user's by `module:name`."""
-    if not isinstance(kind, str) or ":" not in kind:
-        if kind not in ALGORITHMS:
-            raise unknown(what, kind, ALGORITHMS)
-        return ALGORITHMS[kind]
-    found = look(folder, kind)
-    if isinstance(found, Algorithm) or (isinstance(found, type) and issubclass(found, Algorithm)):
-        return found
-    raise InputError(f"{kind!r} is no algorithm: it has to be a class of scaffpd.algorithms.Algorithm, got {found!r}.")
-
-
-def algorithm_of(top: Section) -> Any:
-    """The algorithm that [algorithm] and [objective] describe, with its step rule."""
-    given = dict(top.section("algorithm", top.values.get("algorithm", {}) or ()).values)
-    kind = given.pop("kind", "Fair")
-    chosen = algorithm_kind(kind, top.file.parent, f"algorithm.kind in {top.file.name!r},")
-    if isinstance(chosen, Algorithm):
-        if given or "objective" in top.values:
-            raise InputError(f"{kind} is complete: leave [objective] and other keys of [algorithm] out.")
-        return chosen
-    takes = inspect.signature(chosen).parameters
-    if isinstance(given.get("steps"), dict):
-        given["steps"] = _made(top, "algorithm.steps", given["steps"], steps)
-    if "objective" in top.values:
-        if "objective" not in takes:
-            raise InputError(f"{kind} has an objective of its own: leave [objective] out of {top.file.name!r}.")
-        given["objective"] = objective_of(top)
-    elif chosen.needs_objective():
-        raise InputError(f'{kind} needs an [objective] in {top.file.name!r}, such as kind = "ChiSquare" and rho = 0.1.')
-    return _called(top, "algorithm", chosen, given)
-
-
-def objective_of(top: Section) -> Objective:
-    """The objective that [objective] describes."""
-    made: Objective = _made(top, "objective", top.section("objective", top.values["objective"]).values, objectives)
-    return made
-
-
-def _made(top: Section, table: str, given: Mapping[str, Any], module: ModuleType) -> Any:
-    """An object of one of a module's public classes."""
-    values = dict(given)
-    kind = values.pop("kind", None)
-    known = [name for name in module.__all__ if isinstance(getattr(module, name), type)]
-    if kind not in known:
-        raise unknown(f"{table}.kind in {top.file.name!r},", kind, known)
-    return _called(top, table, getattr(module, kind), values)
-
-
-def _called(top: Section, table: str, made: Any, values: Mapping[str, Any]) -> Any:
-    takes = [name for name in inspect.signature(made).parameters if name != "kind"]
-    for name in values:
-        if name not in takes:
-            raise unknown(f"key in [{table}] of {top.file.name!r},", name, takes)
-    try:
-        return made(**values)
-    except InputError as error:
-        raise InputError(f"[{table}] of {top.file.name!r}: {error}") from None
-    except TypeError as error:
-        raise InputError(f"[{table}] of {top.file.name!r} is not complete: {str(error).split(') ')[-1]}.") from None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.coordinator.federation_file import FederationFile
+from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.membership import Membership
 from scaffpd.deploy.messages import Array, Failure, Message, Setup, digest, plain
 from scaffpd.deploy.questions import SPENT

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from scaffpd.checkpoint import Checkpoint
+from scaffpd.config.federation import PAUSE, FederationFile
 from scaffpd.config.objects import kind_of
 from scaffpd.deploy.agreement import Facts, Refusal, Unanswered, negotiate, propose_noise, settle, spent_budgets
 from scaffpd.deploy.byzantine import absurd_facts
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.deployed_run import DeployedRun, Segment
-from scaffpd.deploy.membership import PAUSE, Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
+from scaffpd.deploy.membership import Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
 from scaffpd.deploy.messages import Setup, Transport
 from scaffpd.deploy.remote import Remote
 from scaffpd.deploy.session import Session, answered

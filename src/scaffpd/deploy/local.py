@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from scaffpd.config.federation import FederationFile
+from scaffpd.config.silo import SiloFile
 from scaffpd.data.heart_disease import COLUMNS, HOSPITALS, read
 from scaffpd.data.silos import Client
 from scaffpd.deploy.coordinate import FAILED, Outcome, finished
-from scaffpd.deploy.coordinator.federation_file import FederationFile
 from scaffpd.deploy.deployed_run import DeployedRun
-from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.deploy.supervise import RetryPolicy, SupervisedJob, Supervisor
 from scaffpd.errors import InputError, not_installed, unknown
 

@@ -21,9 +21,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from scaffpd.config.federation import PAUSE, FaultPolicy
 from scaffpd.deploy.messages import Failure, Message, plain
 from scaffpd.deploy.session import Replies, Session, SiloRequest, answered
-from scaffpd.errors import InputError, count, positive, unknown
+from scaffpd.errors import InputError
 
 QUARANTINED = "quarantined"
 
@@ -70,43 +71,7 @@ def accuse(verdicts: Mapping[str, str], number: int, record: Callable[[SiloEvent
         raise Quarantined(list(verdicts))
 
 
-DROP, PAUSE = "drop", "pause"
-LEAST_OUTLIER = 10.0
 STRIKES = 3  # answers that cannot be used, or refusals, after which a silo is not asked again
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What a federation does about silos that do not answer.
-
-    Args:
-        quorum: the fewest silos with which a run goes on.
-        timeout: seconds that a silo has for an answer.
-        max_age: rounds for which an absent silo's last answers stand in for it.
-        missing: what comes after that, "drop" or "pause".
-        start_timeout: seconds to wait for all silos before a run starts (or goes on) without some of them.
-        probe: seconds that an absent silo has to say that it is back.
-        outlier: how many times larger than the median of the others' a gradient or an update may be.
-    """
-
-    quorum: int = 2
-    timeout: float = 60.0
-    max_age: int = 3
-    missing: str = DROP
-    start_timeout: float = 120.0
-    probe: float = 10.0
-    outlier: float = 1e4
-
-    def __post_init__(self) -> None:
-        count("faults", "quorum", self.quorum)
-        for name in ("timeout", "start_timeout", "probe", "outlier"):
-            positive("faults", name, getattr(self, name))
-        if self.outlier < LEAST_OUTLIER:
-            raise InputError(f"faults needs outlier >= {LEAST_OUTLIER:g}: honest silos differ; got {self.outlier!r}.")
-        if isinstance(self.max_age, bool) or not isinstance(self.max_age, int) or self.max_age < 0:
-            raise InputError(f"faults needs a whole number max_age >= 0, got {self.max_age!r}.")
-        if self.missing not in (DROP, PAUSE):
-            raise unknown("policy for missing silos", self.missing, (DROP, PAUSE))
 
 
 class Membership:
@@ -126,7 +91,7 @@ class Membership:
         self,
         line: Session,
         members: Sequence[str],
-        policy: Policy,
+        policy: FaultPolicy,
         record: Callable[[SiloEvent], None],
         dropped: Sequence[str] = (),
         absences: Counter[str] | None = None,

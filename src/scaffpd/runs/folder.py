@@ -31,7 +31,7 @@ from safetensors.numpy import save as save_tensors
 
 import scaffpd
 from scaffpd.checkpoint import atomic_write
-from scaffpd.config.run import RunConfig, toml_text
+from scaffpd.config.run import RunConfig
 from scaffpd.deploy.deployed_run import model_bytes
 from scaffpd.errors import InputError
 from scaffpd.runs.prepare import Prepared, described
@@ -104,7 +104,7 @@ class RunFolder:
         return not text or (self.kind() == kind and _lasting(text) == _lasting(self._settings(kind, config)))
 
     def _settings(self, kind: str, config: RunConfig) -> str:
-        return toml_text(config.complete(self.path), self._command(kind))
+        return config.toml(self.path, self._command(kind))
 
     def _command(self, kind: str) -> str:
         return f"scaffpd {kind} {shlex.quote((self.path / 'config.toml').as_posix())}"

@@ -80,7 +80,7 @@ class Prepared:
 
     def cohort(self, config: RunConfig, model: Any = None) -> Cohort:
         """The clients in this process; `model` takes the place of the run's own, as a private one does."""
-        numbers = FORMATS.get(config.training.numbers)
+        numbers = FORMATS.get(config.training.numbers or "")
         device, test = config.training.device, self.test or None
         chosen = self.model if model is None else model
         return Cohort(self.train, chosen, self.names, device=device, dtype=numbers, test=test)

@@ -253,9 +253,9 @@ def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
     if config.privacy is not None:  # nobody is asked before the account is open
         if tol is not None:
             raise InputError("tol needs a certificate, and with noise there is none: leave it out.")
-        return replace(config, training=replace(config.training, tol=0.0))
+        return config.with_tol(0.0)
     reason = config.algorithm.uncertified(config.algorithm.init(cohort, config.training.seed, None))
     if reason is not None and tol is not None:
         raise InputError(f"tol needs a certificate, and there is none: {reason} Leave it out.")
     found = TOL if tol is None else tol
-    return replace(config, training=replace(config.training, tol=0.0 if reason is not None else found))
+    return config.with_tol(0.0 if reason is not None else found)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
+    from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.coordinate import Outcome
-    from scaffpd.deploy.coordinator.federation_file import FederationFile
 
 FINISHED = "FINISHED"
 

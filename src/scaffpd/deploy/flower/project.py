@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from scaffpd.deploy.flower.apps import FEDERATION, SETTING
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.coordinator.federation_file import FederationFile
+    from scaffpd.config.federation import FederationFile
 
 _AUTHORITY = "scaffpd local CA"
 _DAYS = 30  # that a certificate holds

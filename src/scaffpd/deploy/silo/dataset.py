@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from scaffpd.cohort import Cohort
 from scaffpd.config.objects import load
+from scaffpd.config.silo import SiloFile, SiloLimits
 from scaffpd.deploy.messages import Setup, linear
-from scaffpd.deploy.silo.silo_file import SiloFile, SiloLimits
 from scaffpd.errors import InputError
 from scaffpd.tabular.columns import FeatureTable, Mask, Matrix, column, read_npz, table
 from scaffpd.tabular.encode import ClientRows, Target, held_rows, target
@@ -37,7 +37,7 @@ class Dataset(ClientRows):
     @classmethod
     def read(cls, file: SiloFile) -> Dataset:
         """Read what a `silo.toml` points to."""
-        source, owner = file.source, f"Silo {file.name!r}"
+        source, owner = file.data, f"Silo {file.name!r}"
         if source.entry is not None:
             given = load(file.path.parent, source.entry)
             if isinstance(given, Cohort):
@@ -82,13 +82,13 @@ class Dataset(ClientRows):
 
 def _from_entry(file: SiloFile, given: Any) -> Dataset:
     if not isinstance(given, tuple | list) or len(given) not in (2, 4):
-        raise InputError(f"The entry {file.source.entry!r} must return {WANTED}, got {type(given).__name__}.")
+        raise InputError(f"The entry {file.data.entry!r} must return {WANTED}, got {type(given).__name__}.")
     return _from_parts(file, list(given[0::2]), list(given[1::2]))
 
 
 def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
     """Features and targets of all rows, or of training rows and held-out rows."""
-    source, owner = file.source, f"Silo {file.name!r}"
+    source, owner = file.data, f"Silo {file.name!r}"
     features = table(owner, X, source.columns, source.categories)
     goal = column(owner, source.target, y)
     sizes = [len(part) for part in y]
@@ -107,7 +107,7 @@ def _split(file: SiloFile, features: FeatureTable, goal: Target, dropped: int, h
     if features.width == 0:
         raise InputError(f"Silo {file.name!r} has no columns besides its target.")
     if held is None:
-        held = held_rows(file.name, goal, file.test, file.seed)
+        held = held_rows(file.name, goal, file.split.test, file.split.seed)
     if held.all():
         raise InputError(f"Silo {file.name!r} has no training rows.")
     return Dataset(file.name, features, goal, held, dropped, file.limits.rarest)
@@ -116,7 +116,7 @@ def _split(file: SiloFile, features: FeatureTable, goal: Target, dropped: int, h
 def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:
     if tuple(cohort.names) != (file.name,):
         raise InputError(
-            f"The entry {file.source.entry!r} must return a Cohort of one client named {file.name!r}, got one of "
+            f"The entry {file.data.entry!r} must return a Cohort of one client named {file.name!r}, got one of "
             f"{', '.join(map(repr, cohort.names))}."
         )
     nothing: Matrix = np.empty(0)

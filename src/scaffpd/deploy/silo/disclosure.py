@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.silo.dataset import Dataset
-from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.tabular.columns import CATEGORY, DataColumn
 from scaffpd.tabular.encode import named_categories
 from scaffpd.tabular.schema import CLASSIFICATION, PREPARED, REGRESSION

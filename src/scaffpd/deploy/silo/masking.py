@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from scaffpd.config.silo import SecureRules
 from scaffpd.deploy import mask_messages, questions
 from scaffpd.deploy.messages import Array, Message, MissingVectors, names_of, number
-from scaffpd.deploy.silo.secure_rules import SecureRules
 from scaffpd.errors import InputError
 from scaffpd.masking import Card, Identity, Party, Terms
 from scaffpd.masking.keys import Authority
@@ -39,7 +39,9 @@ class SiloMasking:
 
     def __init__(self, name: str, rules: SecureRules) -> None:
         self.rules = rules
-        signed = None if rules.certificate is None else (_read(rules.certificate[0]), _read(rules.certificate[1]))
+        signed = None
+        if rules.certificate is not None and rules.certificate_key is not None:
+            signed = _read(rules.certificate), _read(rules.certificate_key)
         own = Identity.kept(name, rules.identity, signed)
         authority = None if rules.authority is None else Authority.read(rules.authority)
         self.party = Party(own, rules.pins, authority, rules.colluding)

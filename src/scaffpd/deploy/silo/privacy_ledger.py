@@ -12,39 +12,17 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scaffpd.checkpoint import atomic_write
 from scaffpd.cohort import Cohort
+from scaffpd.config.silo import PrivacyRules
 from scaffpd.deploy.messages import PRIVACY
 from scaffpd.errors import InputError, unknown
 from scaffpd.privacy import Private
 from scaffpd.system import load_or_create, lock_file
-
-
-@dataclass(frozen=True)
-class PrivacyRules:
-    """What a silo's file says about differential privacy.
-
-    Attributes:
-        required: whether the silo takes part with noise only.
-        epsilon: the largest ε that its rows may ever cost, all runs together; `None` leaves it to every agreement.
-        delta: δ of its own budget; `None` takes the agreement's.
-        columns: whether sums over columns may leave exactly: they are no part of ε.
-        secret: the file that noise is drawn from.
-        spent: the file of the ledger.
-    """
-
-    required: bool
-    epsilon: float | None
-    delta: float | None
-    columns: bool
-    secret: Path
-    spent: Path
 
 
 class PrivacyLedger:

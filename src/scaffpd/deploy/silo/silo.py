@@ -15,7 +15,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +25,12 @@ import scaffpd
 from scaffpd.cohort import Cohort
 from scaffpd.config import objects
 from scaffpd.config.objects import algorithm_kind
+from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.messages import Message, MissingVectors, Setup, VectorCache, decode, digest, encode, linear
 from scaffpd.deploy.questions import EVALUATE, GRADIENTS, PROJECT, SECRET, SPENT
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.handlers import NamedVector, SiloCohort
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
-from scaffpd.deploy.silo.silo_file import SiloFile
 from scaffpd.errors import InputError
 from scaffpd.tabular.schema import checked_schema, width
 
@@ -62,7 +61,7 @@ class Silo:
         With an engine's startup kit, other silos know it by the certificate in there.
         """
         file = SiloFile.read(Path(path))
-        return cls(file if kit is None else replace(file, secure=file.secure.known_by(kit)))
+        return cls(file if kit is None else file.with_kit(kit))
 
     # --- made with the first question that needs it
 
@@ -279,7 +278,7 @@ class Silo:
         if algorithm not in self._questions:
             if ":" in algorithm and algorithm not in (self.file.limits.algorithms or ()):
                 raise InputError(f"This silo does not know {algorithm}: limits.algorithms has to name it.")
-            kind = algorithm_kind(algorithm, self.file.path.parent, look=objects.glimpse)
+            kind = algorithm_kind(algorithm, self.file.path.parent, keep=False)
             self._questions[algorithm] = kind.questions | {EVALUATE}
         return self._questions[algorithm]
 
@@ -316,7 +315,7 @@ class Silo:
 
     def _stamp(self) -> list[int]:
         """Tell whether the data's file is still the one that was read."""
-        file = self.file.source.file
+        file = self.file.data.file
         if file is None or not file.exists():
             return []
         about = file.stat()

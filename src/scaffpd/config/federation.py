@@ -1,0 +1,245 @@
+"""`federation.toml`: everything that a coordinator has to say, in one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationInfo, model_validator
+
+from scaffpd.algorithms import ALGORITHMS, Algorithm
+from scaffpd.config import errors as key
+from scaffpd.config.errors import Table, read_toml, validated
+from scaffpd.config.objects import algorithm_of, called
+from scaffpd.config.run import LinearSettings, Loss, PrivacyBudget, Tolerance
+from scaffpd.errors import InputError
+from scaffpd.models import Linear
+from scaffpd.privacy.private import LOCAL_STEPS, ROUNDS
+
+SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
+DROP, PAUSE = "drop", "pause"
+Port = Annotated[int, Field(ge=1, le=65535, description="a whole number from 1 to 65535")]
+
+
+class FederationModel(LinearSettings):
+    """[model] of a federation: a linear model, or the name under which silos know a network."""
+
+    kind: key.Text = "linear"
+    loss: Loss = "logistic"
+    classes: key.Count | None = None
+
+    @model_validator(mode="after")
+    def _networks_have_a_name_only(self, info: ValidationInfo[Path]) -> Self:
+        if self.kind == "linear":
+            called(Linear, "model", self.model_dump(exclude={"kind"}, exclude_none=True), info.context)
+        elif more := self.model_fields_set - {"kind"}:
+            raise InputError(
+                f"{info.context.name!r} has model.{min(more)}, which goes with a linear model, but not with "
+                f"{self.kind!r}: silos know that network by its name."
+            )
+        return self
+
+    def values(self) -> dict[str, Any]:
+        """Return what silos are told."""
+        return self.model_dump(exclude_none=True) if self.kind == "linear" else {"kind": self.kind}
+
+
+class FeatureSettings(Table):
+    """[features]: whether columns are standardised, and the number format."""
+
+    standardise: key.Switch = True
+    numbers: key.Numbers | None = None
+
+
+class FederationTraining(Table):
+    """[training]: the most rounds, the certified gap to stop at, and the seed of all randomness."""
+
+    rounds: key.Count | None = None
+    tol: Tolerance | None = None
+    seed: key.Whole = 0
+
+
+class MaskingSettings(Table):
+    """[secure]: how many silos may collude or leave, and whether gradients are shown along chosen directions."""
+
+    colluding: key.Count | None = None
+    leaving: key.Whole | None = None
+    projections: key.Switch = False
+
+
+class FaultPolicy(Table):
+    """[faults]: what a federation does about silos that do not answer.
+
+    Attributes:
+        quorum: the fewest silos with which a run goes on.
+        timeout: seconds that a silo has for an answer.
+        max_age: rounds for which an absent silo's last answers stand in for it.
+        missing: what comes after that, "drop" or "pause".
+        start_timeout: seconds to wait for all silos before a run starts (or goes on) without some of them.
+        probe: seconds that an absent silo has to say that it is back.
+        outlier: how many times larger than the median of the others' a gradient or an update may be.
+    """
+
+    quorum: key.Count = 2
+    timeout: key.Positive = 60.0
+    max_age: key.Whole = 3
+    missing: Annotated[str, key.one_of((DROP, PAUSE))] = DROP
+    start_timeout: key.Positive = 120.0
+    probe: key.Positive = 10.0
+    outlier: Annotated[float, Field(ge=10, allow_inf_nan=False, description="a number >= 10 (honest silos differ)")] = (
+        1e4
+    )
+
+
+class Server(Table):
+    """[server]: where silos reach the coordinator; administrators of FLARE have a port of their own."""
+
+    host: key.Text = "localhost"
+    port: Port = 8002
+    admin_port: Port = 8003
+
+    @model_validator(mode="after")
+    def _ports_differ(self, info: ValidationInfo[Path]) -> Self:
+        if self.port == self.admin_port:
+            raise InputError(f"{info.context.name!r} has the same server.port and server.admin_port: FLARE needs two.")
+        return self
+
+
+class FederationTables(Table):
+    """A `federation.toml` as it is written."""
+
+    name: key.Text = "federation"
+    silos: key.Names
+    folder: key.FileName = Field(default="run", validate_default=True)
+    model: FederationModel = Field(default_factory=dict, validate_default=True)
+    features: FeatureSettings = FeatureSettings()
+    algorithm: dict[str, Any] = Field(default_factory=dict)
+    objective: dict[str, Any] | None = None
+    training: FederationTraining = FederationTraining()
+    secure: MaskingSettings | None = None
+    privacy: PrivacyBudget | None = None
+    faults: FaultPolicy = FaultPolicy()
+    server: Server = Field(default_factory=dict, validate_default=True)
+
+
+@dataclass(frozen=True)
+class FederationFile:
+    """A coordinator's settings.
+
+    Attributes:
+        path: the file itself.
+        name: of the federation.
+        silos: who belongs to it, in the order of the results.
+        folder: where the run is kept: checkpoints, tables, the model.
+        model: the loss and its settings, or a name under which silos know a network.
+        features: whether columns are standardised, and the number format.
+        algorithm: what is run.
+        rounds: the most rounds.
+        tol: the certified gap to stop at.
+        seed: of all randomness.
+        policy: what happens when silos do not answer.
+        secure: how vectors are masked; empty where they are not.
+        privacy: ε, δ and clips; empty where there is no noise.
+        server: where silos reach it.
+    """
+
+    path: Path
+    name: str
+    silos: tuple[str, ...]
+    folder: Path
+    model: Mapping[str, Any]
+    features: Mapping[str, Any]
+    algorithm: Any
+    rounds: int
+    tol: float | None
+    seed: int
+    policy: FaultPolicy
+    secure: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+    server: Server = field(default_factory=Server.model_construct)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> FederationFile:
+        """Read and check a `federation.toml`."""
+        file = Path(path).absolute()
+        tables = validated(FederationTables, read_toml(file, SILO), file)
+        algorithm = algorithm_of(tables.algorithm, tables.objective, file)
+        privacy = tables.privacy
+        if privacy is not None:
+            _check_private(algorithm, file)
+            if hasattr(algorithm, "local_steps") and "local_steps" not in tables.algorithm:
+                algorithm = replace(algorithm, local_steps=LOCAL_STEPS)
+        certified, tol = algorithm.proves and privacy is None, tables.training.tol
+        if tol and not certified:
+            kind = type(algorithm).__name__ if privacy is None else "A run with noise"
+            raise InputError(f"{kind} certifies nothing: leave training.tol out of {file.name!r}.")
+        secure = {} if tables.secure is None else _checked_masking(tables.secure, len(tables.silos), algorithm, file)
+        return cls(
+            file, tables.name, tables.silos, tables.folder, tables.model.values(),
+            {"standardise": tables.features.standardise, "numbers": tables.features.numbers or ""}, algorithm,
+            tables.training.rounds or (1000 if privacy is None else ROUNDS),
+            (1e-6 if certified else None) if tol is None else tol or None, tables.training.seed,
+            _policy(tables, _fewest(secure, len(tables.silos)), file), secure,
+            {} if privacy is None else privacy.model_dump(exclude_none=True), tables.server,
+        )  # fmt: skip
+
+    def identity(self) -> dict[str, Any]:
+        """Return what makes a run another run: everything but how long it goes and what it does about faults."""
+        about: dict[str, Any] = {
+            "algorithm or objective": repr(self.algorithm), "model": dict(self.model), "features": dict(self.features),
+            "seed": self.seed, "list of silos": list(self.silos),
+        }  # fmt: skip
+        more = {"way of masking": dict(self.secure), "budget of privacy": dict(self.privacy)}
+        return about | {name: part for name, part in more.items() if part}
+
+
+def _check_private(algorithm: Algorithm, file: Path) -> None:
+    if not algorithm.asks_losses:
+        able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
+        raise InputError(
+            f"[privacy] of {file.name!r} needs a method that asks for losses itself, for nothing else may leave "
+            f"silos: {able}, not {type(algorithm).__name__}."
+        )
+
+
+def _checked_masking(secure: MaskingSettings, silos: int, algorithm: Algorithm, file: Path) -> dict[str, Any]:
+    if algorithm.sees_vectors or algorithm.keeps_vectors:
+        raise InputError(
+            f"{type(algorithm).__name__} looks at every silo's own vectors, or keeps them: take [secure] out of "
+            f"{file.name!r}, or use another algorithm, such as ScaffPD."
+        )
+    found = secure.model_dump()
+    if (why := _unbearable(found, silos)) is not None:
+        raise InputError(f"[secure] of {file.name!r}: {why}")
+    return found
+
+
+def _unbearable(secure: Mapping[str, Any], silos: int) -> str | None:
+    """Say why so few silos cannot make secure sums; `None` where they can."""
+    from scaffpd.masking import Terms  # needs a package that plain sums do not
+
+    try:
+        Terms.usual("", [str(i) for i in range(silos)], secure["colluding"], secure["leaving"])
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _fewest(secure: Mapping[str, Any], silos: int) -> int:
+    """Return how many silos there have to be at any time."""
+    while secure and _unbearable(secure, silos - 1) is None:
+        silos -= 1
+    return silos if secure else 1
+
+
+def _policy(tables: FederationTables, fewest: int, file: Path) -> FaultPolicy:
+    """Complete [faults]. A silo that leaves masked sums shows its vector by the sums without it: they wait for it."""
+    silos, given = len(tables.silos), tables.faults.model_fields_set
+    quorum = max(tables.faults.quorum if "quorum" in given else max(1, silos - 1), fewest)
+    if quorum > silos:
+        raise InputError(f"{file.name!r} has a quorum of {quorum}, but only {silos} silos.")
+    missing = tables.faults.missing if "missing" in given else PAUSE if fewest > 1 else DROP
+    return tables.faults.model_copy(update={"quorum": quorum, "missing": missing})

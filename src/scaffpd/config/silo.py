@@ -1,0 +1,230 @@
+"""`silo.toml`: everything that the operator of a silo has to say, in one file that stays at the site."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+
+from scaffpd.algorithms import ALGORITHMS
+from scaffpd.config import errors as key
+from scaffpd.config.errors import Table, read_toml, validated
+from scaffpd.config.objects import algorithm_kind
+from scaffpd.errors import InputError, unknown
+from scaffpd.tabular.schema import TASKS
+
+FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
+FORMATS = (".csv", ".parquet", ".npz")
+Fingerprint = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, pattern="^[0-9a-f]{64}$"),
+    Field(description="a fingerprint of 64 digits, as `scaffpd silo key` shows it at that silo,"),
+]
+
+
+class SiloData(Table):
+    """[data]: where the data is.
+
+    Attributes:
+        file: a CSV, Parquet or NPZ file; `None` where there is an entry.
+        entry: "module:function"; `None` where there is a file.
+        target: the column, or the array of an NPZ file, that is to be predicted.
+        features: the array of an NPZ file that holds the features.
+        columns: which columns to use; `None` for all others than the target.
+        categories: columns of numbers that are to be read as categories.
+        task: "classification" or "regression"; `None` to go by the target.
+    """
+
+    file: key.FileName | None = None
+    entry: key.Entry | None = None
+    target: Annotated[key.Text, Field(description="the name of the column to be predicted")] = "y"
+    features: key.Text = "X"
+    columns: key.Texts | None = None
+    categories: key.Texts = ()
+    task: Annotated[str, key.one_of(TASKS)] | None = None
+
+    @model_validator(mode="after")
+    def _keys_go_together(self, info: ValidationInfo[Path]) -> Self:
+        name, given = repr(info.context.name), self.model_fields_set
+        if (self.file is None) == (self.entry is None):
+            found = "both" if self.file else "neither"
+            raise InputError(f"{name} needs either file or entry in [data], and has {found}.")
+        kind = "" if self.file is None else self.file.suffix.lower()
+        if self.file is not None and kind not in FORMATS:
+            raise InputError(
+                f"{name} needs a name that ends in .csv, .parquet or .npz for data.file, got {self.file.name!r}."
+            )
+        if "features" in given and kind != ".npz":
+            raise InputError(f"{name} names data.features, which only NPZ files have; use data.columns.")
+        if "target" in given and self.entry is not None:
+            raise InputError(f"{name} names data.target, but an entry returns the target itself; leave it out.")
+        if "target" not in given and kind in (".csv", ".parquet"):
+            raise InputError(f"{name} needs the name of the column to be predicted for data.target, but it is missing.")
+        if kind in (".csv", ".parquet") and self.target in (self.columns or ()):
+            raise InputError(f"{name} names the target {self.target!r} in data.columns as well; leave it out there.")
+        return self
+
+
+class SplitSettings(Table):
+    """[split]: the share of rows held out, label by label, and the seed that chooses them."""
+
+    test: key.HeldOut = 0.2
+    seed: key.Whole = 0
+
+
+class SiloLimits(Table):
+    """[limits]: what the silo agrees to.
+
+    Attributes:
+        algorithms: names of algorithms; `None` for all; left out, those that ask for no more than sums and scalars.
+        dimension: the largest d.
+        local_steps: the most local steps per question.
+        message_mb: the largest message taken, in megabytes.
+        rarest: a category with fewer training rows than this is not named to others.
+        rows: the fewest training rows with which the silo takes part.
+    """
+
+    algorithms: key.Texts | None = tuple(name for name, kind in ALGORITHMS.items() if not kind.sees_vectors)
+    dimension: key.Count = 1_000_000
+    local_steps: key.Count = 10_000
+    message_mb: key.Count = 512
+    rarest: key.Count = 5
+    rows: key.Count = 20
+
+    @field_validator("algorithms", mode="before")
+    @classmethod
+    def _all(cls, given: Any) -> Any:
+        return None if given == "all" else given
+
+    @field_validator("algorithms")
+    @classmethod
+    def _known(cls, given: tuple[str, ...] | None, info: ValidationInfo[Path]) -> tuple[str, ...] | None:
+        for name in given or ():
+            algorithm_kind(name, info.context.parent, f"algorithm in {info.context.name!r},", keep=False)
+        return given
+
+
+class SecureRules(Table):
+    """[secure]: how the silo's vectors are masked.
+
+    Attributes:
+        required: whether the silo takes part with masked vectors only.
+        identity: the file of its own long-term key; made where there is none.
+        pins: fingerprints of other silos' keys.
+        authority: a root certificate that has to stand behind every card; `None` to take cards as they come.
+        certificate: the silo's own certificate, to sign its card with.
+        certificate_key: the key of that certificate.
+        colluding: the fewest colluding silos that a sum has to bear.
+        share: the largest share of a sum that its vector may have.
+        quantum: its losses leave as multiples of this; 0 leaves them as they are.
+        projections: whether it shows its gradient along directions that the coordinator chooses.
+        changing: whether the same vector may be in sums of other silos; who leaves, or comes back, shows its own by it.
+    """
+
+    required: key.Switch = False
+    identity: key.FileName = Field(default="identity.key", validate_default=True)
+    pins: dict[str, Fingerprint] = Field(default_factory=dict)
+    authority: key.FileName | None = None
+    certificate: key.FileName | None = None
+    certificate_key: key.FileName | None = None
+    colluding: key.Count = 1
+    share: Annotated[float, Field(gt=0, le=1, description="a share above 0, up to 1")] = 0.9
+    quantum: key.NonNegative = 0.0
+    projections: key.Switch = False
+    changing: key.Switch = False
+
+    @model_validator(mode="after")
+    def _certificates_have_keys(self, info: ValidationInfo[Path]) -> Self:
+        if (self.certificate is None) != (self.certificate_key is None):
+            raise InputError(f"{info.context.name!r} needs secure.certificate and secure.certificate_key, or neither.")
+        return self
+
+    def known_by(self, kit: Path) -> SecureRules:
+        """Take the certificates of an engine's startup kit, unless the silo's file names its own."""
+        files = {"authority": "rootCA.pem", "certificate": "client.crt", "certificate_key": "client.key"}
+        found = {name: kit / file for name, file in files.items()}
+        if self.authority is not None or self.certificate is not None or not all(f.is_file() for f in found.values()):
+            return self
+        return self.model_copy(update=found)
+
+
+def _exact(given: Any) -> Any:
+    if isinstance(given, str) and given not in ("exact", "never"):
+        raise unknown("privacy.columns", given, ("exact", "never"))
+    return given == "exact" if isinstance(given, str) else given
+
+
+class PrivacyRules(Table):
+    """[privacy]: how much the silo's rows may cost.
+
+    Attributes:
+        required: whether the silo takes part with noise only; left out, whether it has a budget.
+        epsilon: the largest ε that its rows may ever cost, all runs together; `None` leaves it to every agreement.
+        delta: δ of its own budget; `None` takes the agreement's.
+        columns: whether sums over columns may leave exactly ("exact", not "never"): they are no part of ε.
+        secret: the file that noise is drawn from.
+        spent: the file of all releases so far.
+    """
+
+    required: key.Switch = False
+    epsilon: key.Positive | None = None
+    delta: key.Between | None = None
+    columns: Annotated[bool, BeforeValidator(_exact), Field(description='"exact" or "never"')] = False
+    secret: key.FileName = Field(default="privacy.key", validate_default=True)
+    spent: key.FileName = Field(default="privacy-spent.npz", validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _budgets_are_kept(cls, given: Any) -> Any:
+        """A budget that plain answers would not count is none."""
+        return {"required": "epsilon" in given, **given} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _budgets_have_both(self, info: ValidationInfo[Path]) -> Self:
+        if self.epsilon is not None and self.delta is None:
+            raise InputError(f"{info.context.name!r} needs privacy.delta with privacy.epsilon, such as 1e-5.")
+        return self
+
+
+class SiloFile(Table):
+    """A silo's own settings.
+
+    Attributes:
+        name: the silo's name in the federation.
+        data: where the data is.
+        split: which rows are held out.
+        limits: what the silo agrees to.
+        secure: how its vectors are masked.
+        privacy: how much its rows may cost.
+        models: entries "module:function" of networks, by the names under which a coordinator may ask for them.
+    """
+
+    name: key.Name
+    data: SiloData = Field(default_factory=dict, validate_default=True)
+    split: SplitSettings = SplitSettings()
+    limits: SiloLimits = SiloLimits()
+    secure: SecureRules = Field(default_factory=dict, validate_default=True)
+    privacy: PrivacyRules = Field(default_factory=dict, validate_default=True)
+    models: dict[str, key.Entry] = Field(default_factory=dict)
+    _path: Path
+
+    def model_post_init(self, context: Any) -> None:
+        """Remember the file."""
+        self._path = context
+
+    @property
+    def path(self) -> Path:
+        """The file itself."""
+        return self._path
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> SiloFile:
+        """Read and check a `silo.toml`; the data is not looked at."""
+        file = Path(path).resolve()
+        return validated(cls, read_toml(file, FEDERATION), file)
+
+    def with_kit(self, kit: Path) -> SiloFile:
+        """Take the certificates of an engine's startup kit, unless the file names its own."""
+        return self.model_copy(update={"secure": self.secure.known_by(kit)})
