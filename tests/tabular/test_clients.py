@@ -129,7 +129,7 @@ def test_a_client_may_be_called_infinity(tmp_path):
 
 
 def test_what_does_not_fit_into_memory_is_refused(tmp_path, rows, monkeypatch):
-    monkeypatch.setattr("scaffpd.tabular.clients.free", lambda device: 1000)
+    monkeypatch.setattr("scaffpd.tabular.clients.free_memory", lambda device: 1000)
     with pytest.raises(InputError, match="which is more than there is room for: choose fewer --columns"):
         read(table(tmp_path / "a.csv", rows))
 

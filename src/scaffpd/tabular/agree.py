@@ -73,9 +73,6 @@ def _unusable(silo: str, why: str) -> InputError:
     return InputError(f"Silo {silo!r} sent sums that cannot be used: {why}.")
 
 
-WORDS = {NUMBER: "numbers", CATEGORY: "categories"}
-
-
 def agree(descriptions: Mapping[str, Any], standardise: bool = True) -> Json:
     """The schema that all silos can follow, or a sentence that names the silo and the column that cannot.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,179 +97,6 @@ class Encoded:
     features: tuple[str, ...] = field(repr=False)
 
 
-def describe(data: ClientRows) -> Json:
-    """Names and kinds of columns, categories with at least `rarest` training rows, labels, and numbers of rows."""
-    train, test = data.rows
-    about: Json = {"version": VERSION, "task": data.target.task, "train": train, "test": test}
-    if data.target.task == CLASSIFICATION:
-        about["labels"] = list(data.target.labels)
-    if data.table.block is not None:
-        return about | {"shape": list(data.table.shape)}
-    return about | {"columns": [_described(column, ~data.held, data.rarest) for column in data.table.columns]}
-
-
-def _described(column: DataColumn, train: Mask, rarest: int) -> Json:
-    about: Json = {"name": column.name, "kind": column.kind, "any": bool((~column.missing[train]).any())}
-    if column.kind == CATEGORY:
-        named = named_categories(column, train, rarest)
-        kept = set(named)
-        held_back = np.array([name not in kept for name in column.categories], dtype=bool)
-        there = column.counts(np.ones(len(train), dtype=bool)) > 0
-        about |= {"categories": named, "other": bool((held_back & there).any())}
-    return about
-
-
-def named_categories(column: DataColumn, train: Mask, rarest: int) -> list[str]:
-    """The categories that others may hear of."""
-    counts = column.counts(train)
-    frequent = [
-        name
-        for name, count in zip(column.categories, counts, strict=True)
-        if count >= max(rarest, 1) and 1 <= len(name) <= LONGEST
-    ]
-    return frequent if len(frequent) <= MOST_CATEGORIES else []
-
-
-def totals(data: ClientRows, schema: Mapping[str, Any], mean: Any = None) -> dict[str, NDArray[Any]]:
-    """Per encoded column n and Σx over training rows, or n and Σ(x − mean)² where the mean is given."""
-    agreed = _own_schema(data, schema)
-    X = filled(data, agreed, ~data.held)
-    there = ~np.isnan(X).any(0)
-    n = np.where(there, len(X), 0).astype(np.int64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        if mean is None:
-            values, name = X.sum(0), "sum"
-        else:
-            values, name = ((X - _vector(mean, "mean", width(agreed))) ** 2).sum(0), "squares"
-    values = np.where(there, values, 0.0)
-    if not np.isfinite(values).all():
-        at = features(agreed)[int((~np.isfinite(values)).argmax())]
-        raise InputError(f"Silo {data.name!r} has numbers in column {at!r} that are too large to be added.")
-    return {"n": n, name: values}
-
-
-def encoded(data: ClientRows, schema: Mapping[str, Any], mean: Any, deviation: Any) -> Encoded:
-    """Training and held-out rows, filled, encoded and standardised."""
-    agreed = _own_schema(data, schema)
-    centre = _vector(mean, "mean", width(agreed))
-    scale = _vector(deviation, "deviation", width(agreed)) if agreed["standardise"] else None
-    if scale is not None and not (scale > 0).all():
-        raise InputError("The coordinator sent a deviation that is not above zero.")
-    y = _targets(data, agreed)
-
-    def part(rows: Mask) -> Pair:
-        X = scaled(filled(data, agreed, rows), centre, scale)
-        return X.reshape(len(X), *data.table.shape) if data.table.block is not None else X, y[rows]
-
-    return Encoded(part(~data.held), part(data.held) if data.held.any() else None, features(agreed))
-
-
-def scaled(X: Matrix, centre: Matrix, scale: Matrix | None) -> Matrix:
-    """Encoded rows without gaps, in units of the deviation."""
-    X = np.where(np.isnan(X), centre, X)
-    return X if scale is None else (X - centre) / scale
-
-
-def filled(data: ClientRows, schema: Json, rows: Mask) -> Matrix:
-    """Encoded rows, not yet scaled; NaN is left only in columns of which this silo has no training value."""
-    if schema["shape"] is not None:
-        if data.table.block is None or list(data.table.shape) != schema["shape"]:
-            raise InputError(f"Silo {data.name!r} has other features than the agreement: {data.table.width}.")
-        return _filled_block(data.table.block, ~data.held, rows)
-    own = {column.name: column for column in data.table.columns}
-    return np.concatenate(list(_blocks(data, own, schema, rows)), axis=1)
-
-
-def _blocks(data: ClientRows, own: dict[str, DataColumn], schema: Json, rows: Mask) -> Iterator[Matrix]:
-    train = ~data.held
-    for agreed in schema["columns"]:
-        column = own.get(agreed["name"])
-        if column is None:
-            raise InputError(f"Silo {data.name!r} has no column {agreed['name']!r}, which the agreement names.")
-        if column.kind in (NUMBER, CATEGORY) and column.kind != agreed["kind"]:
-            raise InputError(f"Silo {data.name!r} has a column {column.name!r} of another kind than the agreement.")
-        if agreed["kind"] == NUMBER:
-            yield _filled_block(column.values[:, None], train, rows)
-        elif column.kind == CATEGORY:
-            summed = bool((rows & train).any())  # only training rows go into sums
-            known = named_categories(column, train, data.rarest) if summed else agreed["categories"]
-            yield _one_hot(column, agreed, set(known), train, rows)
-        else:
-            yield np.full((int(rows.sum()), len(agreed["categories"]) + agreed["other"]), np.nan)
-
-
-def _filled_block(values: NDArray[Any], train: Mask, rows: Mask) -> Matrix:
-    """Numbers with each column's own median over training rows where they are missing."""
-    chosen: Matrix = values[rows].astype(np.float64)
-    for j in np.flatnonzero(np.isnan(chosen).any(0)):
-        median = _median(values[train, j])
-        if median is not None:
-            chosen[np.isnan(chosen[:, j]), j] = median
-    return chosen
-
-
-def _median(values: NDArray[Any]) -> float | None:
-    there = values[~np.isnan(values)]
-    return float(np.median(there)) if len(there) else None
-
-
-def _commonest(column: DataColumn, train: Mask) -> int | None:
-    counts = column.counts(train)
-    return int(counts.argmax()) if counts.any() else None
-
-
-def fills(data: ClientRows) -> dict[str, float | str]:
-    """By column, what stands in for missing values here: of training rows the median, or the most frequent category."""
-    found: dict[str, float | str | None] = {}
-    for column in data.table.columns:
-        if column.kind == CATEGORY:
-            code = _commonest(column, ~data.held)
-            found[column.name] = None if code is None else column.categories[code]
-        else:
-            found[column.name] = _median(column.values[~data.held])
-    return {name: fill for name, fill in found.items() if fill is not None}
-
-
-def _one_hot(column: DataColumn, agreed: Json, known: set[str], train: Mask, rows: Mask) -> Matrix:
-    """A column of zeros and ones per agreed category; the most frequent one where it is missing.
-
-    What is not `known` is "other", and none of the categories where the agreement has no "other". In training rows that
-    is what this silo does not name itself, whoever else names it: a sum must not tell who is rare.
-    """
-    other = len(agreed["categories"])
-    places = {name: k for k, name in enumerate(agreed["categories"]) if name in known}
-    codes, fill = column.values[rows].astype(np.int64), _commonest(column, train)
-    codes = codes if fill is None else np.where(codes < 0, fill, codes)
-    place = np.array([*(places.get(name, other) for name in column.categories), -1])[codes]  # -1 stays -1
-    block: Matrix = np.equal(place[:, None], np.arange(other + agreed["other"])).astype(np.float64)
-    block[place < 0] = np.nan
-    return block
-
-
-def _targets(data: ClientRows, schema: Json) -> NDArray[Any]:
-    if data.target.task != CLASSIFICATION:
-        return data.target.values
-    place = {label: k for k, label in enumerate(schema["labels"])}
-    if not all(label in place for label in data.target.labels):
-        raise InputError(f"Silo {data.name!r} has a label that the agreement does not have.")
-    codes = np.array([place[label] for label in data.target.labels], dtype=np.int64)
-    return np.take(codes, data.target.values)
-
-
-def _own_schema(data: ClientRows, schema: Mapping[str, Any]) -> Json:
-    agreed = checked_schema(schema)
-    if agreed["task"] != data.target.task or agreed["task"] == PREPARED:
-        raise InputError(f"Silo {data.name!r} has data for {data.target.task}, the agreement is on {agreed['task']}.")
-    return agreed
-
-
-def _vector(given: Any, name: str, length: int) -> Matrix:
-    values = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else np.empty(0)
-    if values.dtype.kind not in "fiu" or values.shape != (length,) or not np.isfinite(values).all():
-        raise InputError(f"The coordinator sent a {name} that is no list of {length} finite numbers.")
-    return values.astype(np.float64)
-
-
 @dataclass(frozen=True)
 class ClientRows:
     """All rows of a client that have a target.
@@ -295,23 +122,176 @@ class ClientRows:
         """How many training rows and held-out rows there are."""
         return int((~self.held).sum()), int(self.held.sum())
 
-    def describe(self) -> dict[str, Any]:
-        """What the others have to know of this client's columns and labels, and nothing else."""
-        return describe(self)
+    def describe(self) -> Json:
+        """Tell the others what they have to know of columns and labels, and nothing else.
 
-    def totals(self, schema: Mapping[str, Any], mean: Any = None) -> dict[str, Any]:
-        """Per encoded column n and Σx of the training rows, or n and Σ(x − mean)² once the mean is known."""
-        return totals(self, schema, mean)
+        These are names and kinds of columns, categories with at least `rarest` training rows, labels, numbers of rows.
+        """
+        train, test = self.rows
+        about: Json = {"version": VERSION, "task": self.target.task, "train": train, "test": test}
+        if self.target.task == CLASSIFICATION:
+            about["labels"] = list(self.target.labels)
+        if self.table.block is not None:
+            return about | {"shape": list(self.table.shape)}
+        return about | {"columns": [_described(column, ~self.held, self.rarest) for column in self.table.columns]}
+
+    def totals(self, schema: Mapping[str, Any], mean: Any = None) -> dict[str, NDArray[Any]]:
+        """Sum the training rows: per encoded column n and Σx, or n and Σ(x − mean)² where the mean is given."""
+        agreed = self._own(schema)
+        X = filled(self, agreed, ~self.held)
+        there = ~np.isnan(X).any(0)
+        n = np.where(there, len(X), 0).astype(np.int64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if mean is None:
+                values, name = X.sum(0), "sum"
+            else:
+                values, name = ((X - _vector(mean, "mean", width(agreed))) ** 2).sum(0), "squares"
+        values = np.where(there, values, 0.0)
+        if not np.isfinite(values).all():
+            at = features(agreed)[int((~np.isfinite(values)).argmax())]
+            raise InputError(f"Silo {self.name!r} has numbers in column {at!r} that are too large to be added.")
+        return {"n": n, name: values}
 
     def encoded(self, schema: Mapping[str, Any], mean: Any, deviation: Any) -> Encoded:
-        """Rows as the agreement has them: filled, encoded and, if agreed, standardised."""
-        return encoded(self, schema, mean, deviation)
+        """Encode training and held-out rows as agreed: filled, and standardised if that was agreed."""
+        agreed = self._own(schema)
+        centre = _vector(mean, "mean", width(agreed))
+        scale = _vector(deviation, "deviation", width(agreed)) if agreed["standardise"] else None
+        if scale is not None and not (scale > 0).all():
+            raise InputError("The coordinator sent a deviation that is not above zero.")
+        y = self._targets(agreed)
+
+        def part(rows: Mask) -> Pair:
+            X = scaled(filled(self, agreed, rows), centre, scale)
+            return X.reshape(len(X), *self.table.shape) if self.table.block is not None else X, y[rows]
+
+        return Encoded(part(~self.held), part(self.held) if self.held.any() else None, features(agreed))
+
+    def _own(self, schema: Mapping[str, Any]) -> Json:
+        agreed, task = checked_schema(schema), self.target.task
+        if agreed["task"] != task or task == PREPARED:
+            raise InputError(f"Silo {self.name!r} has data for {task}, the agreement is on {agreed['task']}.")
+        return agreed
+
+    def _targets(self, schema: Json) -> NDArray[Any]:
+        if self.target.task != CLASSIFICATION:
+            return self.target.values
+        place = {label: k for k, label in enumerate(schema["labels"])}
+        if not all(label in place for label in self.target.labels):
+            raise InputError(f"Silo {self.name!r} has a label that the agreement does not have.")
+        return np.take(np.array([place[label] for label in self.target.labels], dtype=np.int64), self.target.values)
 
 
 def held_rows(name: str, target: Target, fraction: float, seed: int) -> Mask:
-    """The rows to hold out that seed and name choose, label by label."""
+    """Choose the rows to hold out by seed and name, label by label."""
     if fraction > 0 and len(target.values) < 2:
         raise InputError(f"{name!r} has a single row, which cannot be split; use test = 0.")
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     labels = target.values if target.task == CLASSIFICATION else np.zeros(len(target.values), dtype=np.int64)
     return held_out(labels, fraction, np.random.default_rng(int.from_bytes(digest[:16])))
+
+
+def _described(column: DataColumn, train: Mask, rarest: int) -> Json:
+    about: Json = {"name": column.name, "kind": column.kind, "any": bool((~column.missing[train]).any())}
+    if column.kind == CATEGORY:
+        named = named_categories(column, train, rarest)
+        there = column.counts(np.ones(len(train), dtype=bool)) > 0
+        held_back = {name for name, some in zip(column.categories, there, strict=True) if some} - set(named)
+        about |= {"categories": named, "other": bool(held_back)}
+    return about
+
+
+def named_categories(column: DataColumn, train: Mask, rarest: int) -> list[str]:
+    """The categories that others may hear of."""
+    pairs = zip(column.categories, column.counts(train), strict=True)
+    frequent = [name for name, count in pairs if count >= max(rarest, 1) and 1 <= len(name) <= LONGEST]
+    return frequent if len(frequent) <= MOST_CATEGORIES else []
+
+
+def scaled(X: Matrix, centre: Matrix, scale: Matrix | None) -> Matrix:
+    """Encoded rows without gaps, in units of the deviation."""
+    X = np.where(np.isnan(X), centre, X)
+    return X if scale is None else (X - centre) / scale
+
+
+def filled(data: ClientRows, schema: Json, rows: Mask) -> Matrix:
+    """Encoded rows, not yet scaled; NaN is left only in columns of which this silo has no training value."""
+    if schema["shape"] is not None:
+        if data.table.block is None or list(data.table.shape) != schema["shape"]:
+            raise InputError(f"Silo {data.name!r} has other features than the agreement: {data.table.width}.")
+        return _filled_block(data.table.block, ~data.held, rows)
+    own = {column.name: column for column in data.table.columns}
+    return np.concatenate([_encoded(data, own.get(agreed["name"]), agreed, rows) for agreed in schema["columns"]], 1)
+
+
+def _encoded(data: ClientRows, column: DataColumn | None, agreed: Json, rows: Mask) -> Matrix:
+    """One agreed column of some rows."""
+    train = ~data.held
+    if column is None:
+        raise InputError(f"Silo {data.name!r} has no column {agreed['name']!r}, which the agreement names.")
+    if column.kind in (NUMBER, CATEGORY) and column.kind != agreed["kind"]:
+        raise InputError(f"Silo {data.name!r} has a column {column.name!r} of another kind than the agreement.")
+    if agreed["kind"] == NUMBER:
+        return _filled_block(column.values[:, None], train, rows)
+    if column.kind != CATEGORY:
+        return np.full((int(rows.sum()), len(agreed["categories"]) + agreed["other"]), np.nan)
+    summed = bool((rows & train).any())  # only training rows go into sums
+    known = named_categories(column, train, data.rarest) if summed else agreed["categories"]
+    return _one_hot(column, agreed, set(known), train, rows)
+
+
+def _one_hot(column: DataColumn, agreed: Json, known: set[str], train: Mask, rows: Mask) -> Matrix:
+    """A column of zeros and ones per agreed category; the most frequent one where it is missing.
+
+    What is not `known` is "other", and none of the categories where the agreement has no "other". In training rows that
+    is what this silo does not name itself, whoever else names it: a sum must not tell who is rare.
+    """
+    other = len(agreed["categories"])
+    places = {name: k for k, name in enumerate(agreed["categories"]) if name in known}
+    codes, fill = column.values[rows].astype(np.int64), _commonest(column, train)
+    codes = codes if fill is None else np.where(codes < 0, fill, codes)
+    place = np.array([*(places.get(name, other) for name in column.categories), -1])[codes]  # -1 stays -1
+    block: Matrix = np.equal(place[:, None], np.arange(other + agreed["other"])).astype(np.float64)
+    block[place < 0] = np.nan
+    return block
+
+
+def _filled_block(values: NDArray[Any], train: Mask, rows: Mask) -> Matrix:
+    """Numbers with each column's own median over training rows where they are missing."""
+    chosen: Matrix = values[rows].astype(np.float64)
+    for j in np.flatnonzero(np.isnan(chosen).any(0)):
+        median = _median(values[train, j])
+        if median is not None:
+            chosen[np.isnan(chosen[:, j]), j] = median
+    return chosen
+
+
+def _median(values: NDArray[Any]) -> float | None:
+    there = values[~np.isnan(values)]
+    return float(np.median(there)) if len(there) else None
+
+
+def _commonest(column: DataColumn, train: Mask) -> int | None:
+    counts = column.counts(train)
+    return int(counts.argmax()) if counts.any() else None
+
+
+def fills(data: ClientRows) -> dict[str, float | str]:
+    """By column, what stands in for missing values here: of training rows the median, or the most frequent category."""
+    found: dict[str, float | str] = {}
+    for column in data.table.columns:
+        if column.kind == CATEGORY:
+            code = _commonest(column, ~data.held)
+            fill: float | str | None = None if code is None else column.categories[code]
+        else:
+            fill = _median(column.values[~data.held])
+        if fill is not None:
+            found[column.name] = fill
+    return found
+
+
+def _vector(given: Any, name: str, length: int) -> Matrix:
+    values = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else np.empty(0)
+    if values.dtype.kind not in "fiu" or values.shape != (length,) or not np.isfinite(values).all():
+        raise InputError(f"The coordinator sent a {name} that is no list of {length} finite numbers.")
+    return values.astype(np.float64)

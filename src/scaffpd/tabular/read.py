@@ -351,23 +351,26 @@ def _floats(cells: Any, safe: bool = True) -> Matrix:
 
 def _parquet_names(path: Path) -> list[str]:
     """The columns of a file, without those that pandas has written as the index."""
-    schema = _parquet(path).schema_arrow
+    with _parquet(path) as file:
+        schema = file.schema_arrow
     index = (schema.pandas_metadata or {}).get("index_columns", [])
     return [name for name in schema.names if name not in index]
 
 
 def _parquet_cells(path: Path, names: Sequence[str]) -> list[Any]:
-    found = _parquet(path).read(columns=list(dict.fromkeys(names)))
+    with _parquet(path) as file:
+        found = file.read(columns=list(dict.fromkeys(names)))
     return [found.column(name) for name in names]
 
 
-def _parquet(path: Path) -> Any:
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
     with _reading(path) as arrow:
         from pyarrow import parquet
 
         path.open("rb").close()
         try:
-            return parquet.ParquetFile(path)
+            yield parquet.ParquetFile(path)
         except (arrow.ArrowException, OSError) as error:
             reason = str(error).strip().split("\n")[0].rstrip(".")
             raise InputError(f"{path.name!r} cannot be read as Parquet: {reason}.") from None

@@ -1,4 +1,4 @@
-"""What silos and coordinator tell each other about columns, checked before it is used: both sides may be mistaken.
+"""Check what silos and coordinator tell each other about columns before it is used: both sides may be mistaken.
 
 A description comes from a silo, a schema from the coordinator. Both are plain JSON.
 """
@@ -6,6 +6,7 @@ A description comes from a silo, a schema from the coordinator. Both are plain J
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from scaffpd.errors import InputError
@@ -22,24 +23,24 @@ Json = dict[str, Any]
 
 
 def checked_description(silo: str, given: Any) -> Json:
-    """A silo's description with all its parts, or a sentence that names the silo."""
+    """Return a silo's description with all its parts, or refuse it by the silo's name."""
     return _checked(f"Silo {silo!r} sent a description", given, (NUMBER, CATEGORY, UNKNOWN), of_silo=True)
 
 
 def checked_schema(given: Any) -> Json:
-    """The coordinator's schema with all its parts, or a sentence."""
+    """Return the coordinator's schema with all its parts, or refuse it."""
     return _checked("The coordinator sent an agreement", given, (NUMBER, CATEGORY), of_silo=False)
 
 
 def width(schema: Json) -> int:
-    """How many numbers a row has once it is encoded."""
-    return len(features(schema)) if schema["shape"] is None else _product(schema["shape"])
+    """Count the numbers that a row has once it is encoded."""
+    return len(features(schema)) if schema["shape"] is None else prod(schema["shape"])
 
 
 def features(schema: Json) -> tuple[str, ...]:
-    """Names of the encoded columns: "age", "cp=1", …, and "cp (other)" for what is not named."""
+    """Name the encoded columns: "age", "cp=1", …, and "cp (other)" for what is not named."""
     if schema["shape"] is not None:
-        return tuple(f"x{j}" for j in range(_product(schema["shape"])))
+        return tuple(f"x{j}" for j in range(prod(schema["shape"])))
     names: list[str] = []
     for column in schema["columns"]:
         if column["kind"] == CATEGORY:
@@ -51,7 +52,7 @@ def features(schema: Json) -> tuple[str, ...]:
 
 
 def _checked(owner: str, given: Any, kinds: tuple[str, ...], of_silo: bool) -> Json:
-    read = _Reader(owner)
+    read = _Checks(owner)
     table = read.table(given, "it")
     if table.get("version") != VERSION:
         raise InputError(
@@ -60,108 +61,74 @@ def _checked(owner: str, given: Any, kinds: tuple[str, ...], of_silo: bool) -> J
     task = read.one_of(table, "task", (CLASSIFICATION, REGRESSION, PREPARED))
     out: Json = {"version": VERSION, "task": task, "labels": [], "shape": None, "columns": [], "dimension": None}
     if of_silo:
-        out |= {"train": read.whole(table, "train", 1), "test": read.whole(table, "test", 0)}
+        out |= {"train": read.whole(table.get("train"), "train", 1), "test": read.whole(table.get("test"), "test", 0)}
     else:
         out["standardise"] = read.boolean(table, "standardise")
     if task == PREPARED:
-        return out | {"dimension": read.whole(table, "dimension", 1)}
+        return out | {"dimension": read.whole(table.get("dimension"), "dimension", 1)}
     if task == CLASSIFICATION:
-        out["labels"] = read.labels(table)
+        labels = read.items(table, "labels", MOST_LABELS, 1)
+        numbers = all(isinstance(label, int) and not isinstance(label, bool) for label in labels)
+        out["labels"] = read.different(labels, "labels") if numbers else read.texts(table, "labels", MOST_LABELS)
+        read.need(not numbers or all(abs(label) <= LARGEST for label in labels), "a label is too large")
     if table.get("shape") is not None:
-        return out | {"shape": read.shape(table)}
-    return out | {"columns": read.columns(table, kinds, of_silo)}
+        out["shape"] = [read.whole(size, "shape", 1) for size in read.items(table, "shape", 8, 1)]
+        read.need(prod(out["shape"]) <= MOST_FEATURES, "it has too many features")
+        return out
+    for item in (read.table(item, "a column") for item in read.items(table, "columns", MOST_COLUMNS, 1)):
+        column = {"name": read.text(item.get("name"), "name"), "kind": read.one_of(item, "kind", kinds)}
+        if of_silo:
+            column["any"] = read.boolean(item, "any")
+        if column["kind"] == CATEGORY:
+            column["categories"] = read.texts(item, "categories", MOST_CATEGORIES)
+            column["other"] = read.boolean(item, "other")
+        out["columns"].append(column)
+    read.different([column["name"] for column in out["columns"]], "columns")
+    return out
 
 
-class _Reader:
-    """Takes untrusted JSON apart; every refusal starts with whose it is."""
+class _Checks:
+    """Take untrusted JSON apart; every refusal starts with whose it is."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
 
-    def refusal(self, what: str) -> InputError:
-        return InputError(f"{self.owner} that cannot be used: {what}.")
+    def need(self, fits: bool, why: str) -> None:
+        if not fits:
+            raise InputError(f"{self.owner} that cannot be used: {why}.")
 
-    def table(self, given: Any, what: str) -> Mapping[str, Any]:
-        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-            raise self.refusal(f"{what} is no table")
+    def table(self, given: Any, what: str) -> Any:
+        self.need(isinstance(given, Mapping) and all(isinstance(key, str) for key in given), f"{what} is no table")
         return given
 
-    def items(self, table: Mapping[str, Any], key: str, most: int, least: int = 0) -> list[Any]:
+    def items(self, table: Any, key: str, most: int, least: int = 0) -> list[Any]:
         value = table.get(key)
-        if not isinstance(value, list) or not least <= len(value) <= most:
-            raise self.refusal(f"{key!r} is no list of {least} to {most} entries")
+        fits = isinstance(value, list) and least <= len(value) <= most
+        self.need(fits, f"{key!r} is no list of {least} to {most} entries")
+        return list(value)
+
+    def different(self, values: list[Any], key: str) -> list[Any]:
+        self.need(len(set(values)) == len(values), f"{key!r} names something twice")
+        return values
+
+    def one_of(self, table: Any, key: str, known: tuple[str, ...]) -> Any:
+        self.need(isinstance(table.get(key), str) and table[key] in known, f"{key!r} is none of {', '.join(known)}")
+        return table[key]
+
+    def text(self, value: Any, key: str) -> Any:
+        fits = isinstance(value, str) and 1 <= len(value) <= LONGEST
+        self.need(fits, f"{key!r} is no text of 1 to {LONGEST} characters")
+        self.need(not any("\ud800" <= letter <= "\udfff" for letter in value), f"{key!r} is no valid text")
         return value
 
-    def one_of(self, table: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
-        value = table.get(key)
-        if not isinstance(value, str) or value not in known:
-            raise self.refusal(f"{key!r} is none of {', '.join(known)}")
+    def texts(self, table: Any, key: str, most: int) -> list[Any]:
+        return self.different([self.text(item, key) for item in self.items(table, key, most)], key)
+
+    def whole(self, value: Any, key: str, least: int) -> Any:
+        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
+        self.need(fits, f"{key!r} is no whole number >= {least}")
         return value
 
-    def text(self, value: Any, key: str) -> str:
-        if not isinstance(value, str) or not 1 <= len(value) <= LONGEST:
-            raise self.refusal(f"{key!r} is no text of 1 to {LONGEST} characters")
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise self.refusal(f"{key!r} is no valid text") from None
-        return value
-
-    def texts(self, table: Mapping[str, Any], key: str, most: int) -> list[str]:
-        found = [self.text(item, key) for item in self.items(table, key, most)]
-        if len(set(found)) < len(found):
-            raise self.refusal(f"{key!r} names something twice")
-        return found
-
-    def whole(self, table: Mapping[str, Any], key: str, least: int) -> int:
-        value = table.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
-            raise self.refusal(f"{key!r} is no whole number >= {least}")
-        return value
-
-    def boolean(self, table: Mapping[str, Any], key: str) -> bool:
-        value = table.get(key)
-        if not isinstance(value, bool):
-            raise self.refusal(f"{key!r} is neither true nor false")
-        return value
-
-    def labels(self, table: Mapping[str, Any]) -> list[int | str]:
-        found = self.items(table, "labels", MOST_LABELS, 1)
-        numbers = all(isinstance(item, int) and not isinstance(item, bool) for item in found)
-        if numbers and any(abs(item) > LARGEST for item in found):
-            raise self.refusal("a label is too large")
-        if not numbers:
-            return list(self.texts(table, "labels", MOST_LABELS))
-        if len(set(found)) < len(found):
-            raise self.refusal("'labels' names something twice")
-        return list(found)
-
-    def shape(self, table: Mapping[str, Any]) -> list[int]:
-        found = self.items(table, "shape", 8, 1)
-        sizes = [self.whole({"shape": item}, "shape", 1) for item in found]
-        if _product(sizes) > MOST_FEATURES:
-            raise self.refusal("it has too many features")
-        return sizes
-
-    def columns(self, table: Mapping[str, Any], kinds: tuple[str, ...], of_silo: bool) -> list[Json]:
-        found = [self.table(item, "a column") for item in self.items(table, "columns", MOST_COLUMNS, 1)]
-        columns = [self._column(item, kinds, of_silo) for item in found]
-        if len({column["name"] for column in columns}) < len(columns):
-            raise self.refusal("two columns have the same name")
-        return columns
-
-    def _column(self, item: Mapping[str, Any], kinds: tuple[str, ...], of_silo: bool) -> Json:
-        column: Json = {"name": self.text(item.get("name"), "name"), "kind": self.one_of(item, "kind", kinds)}
-        if of_silo:
-            column["any"] = self.boolean(item, "any")
-        if column["kind"] == CATEGORY:
-            column["categories"] = self.texts(item, "categories", MOST_CATEGORIES)
-            column["other"] = self.boolean(item, "other")
-        return column
-
-
-def _product(sizes: list[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
+    def boolean(self, table: Any, key: str) -> Any:
+        self.need(isinstance(table.get(key), bool), f"{key!r} is neither true nor false")
+        return table[key]
