@@ -315,7 +315,7 @@ def test_who_cannot_work_is_skipped_with_the_reason():
     assert "theory is not ranked: Theory needs weights on the simplex" in str(result)
     assert result.verdict("hopeless") == "hopeless is not ranked: It diverged with each of its 3 configurations."
     assert "only method that is ranked" in result.verdict("fine")
-    assert not any(row["method"] == "theory" for row in result.client_rows)
+    assert not any(row["model"] == "theory" for row in result.client_rows)
 
 
 def test_who_fails_on_some_seeds_is_not_ranked():
@@ -500,11 +500,11 @@ def test_clients_csv_reads_back(comparison, folder):
     rows = read(folder / "clients.csv")
     assert len(rows) == 2 * 3 * 6
     for run in comparison.finals:
-        mine = [row for row in rows if row["method"] == run.job.method and int(row["seed"]) == run.job.seed]
+        mine = [row for row in rows if row["model"] == run.job.method and int(row["seed"]) == run.job.seed]
         assert [row["client"] for row in mine] == list(cases.NAMES)
         assert [float(row["test_loss"]) for row in mine] == run.scores["test"].loss.tolist()
         assert [float(row["train_accuracy"]) for row in mine] == run.scores["train"].accuracy.tolist()
-        assert [int(row["test_samples"]) for row in mine] == [9] * 6
+        assert [int(row["test_rows"]) for row in mine] == [9] * 6
         assert [float(row["weight"]) for row in mine] == run.weights
 
 

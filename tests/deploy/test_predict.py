@@ -18,7 +18,7 @@ def test_predictions_have_the_accuracy_that_the_coordinator_was_told(tmp_path, c
     outcome, _ = run(path, places)
     assert outcome.status == "converged"
     folder = FederationFile.read(path).folder
-    clients = {row["silo"]: row for row in csv.DictReader((folder / "clients.csv").read_text().splitlines())}
+    clients = {row["client"]: row for row in csv.DictReader((folder / "clients.csv").read_text().splitlines())}
     for name, place in places.items():
         out = tmp_path / f"{name}.csv"
         assert cli(["silo", "predict", str(place), str(folder / "model.safetensors"), "--out", str(out)]) == 0
@@ -28,8 +28,8 @@ def test_predictions_have_the_accuracy_that_the_coordinator_was_told(tmp_path, c
         for split, held in (("train", "False"), ("test", "True")):
             part = [row for row in rows if row["held out"] == held]
             right = np.mean([row["target"] == row["predicted"] for row in part])
-            assert len(part) == int(clients[name][f"{split} rows"])
-            assert right == pytest.approx(float(clients[name][f"{split} accuracy"]), abs=1e-12)
+            assert len(part) == int(clients[name][f"{split}_rows"])
+            assert right == pytest.approx(float(clients[name][f"{split}_accuracy"]), abs=1e-12)
             if loss != "squared":
                 assert all(0.5 <= float(row["probability"]) <= 1 for row in part)
 

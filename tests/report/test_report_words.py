@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scaffpd.report.data import ModelSummary, Overall, ReportData, Score, overall
+from scaffpd.report.data import ModelSummary, Overall, ReportData, Score, Share, overall
 from scaffpd.report.formats import brief, change, count, measured, plain, plural, small
 from scaffpd.report.verdict import cautions, verdict
 
@@ -195,3 +195,25 @@ def test_changes_that_somebody_has_judged_are_not_judged_again():
     judged = tuple(replace(s, clear=i == 0) for i, s in enumerate(told.scores["fair"]))
     said = cautions(replace(told, scores={**told.scores, "fair": judged}))
     assert said == ("Of 3 clients, 1 change in accuracy is clear of noise (marked *).",)
+
+
+def test_where_one_label_would_do_as_well_that_is_said():
+    """Switzerland: 93.5 % of the patients are ill, and a model that is right for 90 % is worth little there."""
+    shares = [
+        ("a", "ill", 60),
+        ("a", "well", 40),
+        ("b", "ill", 93),
+        ("b", "well", 7),
+        ("c", "ill", 5),
+        ("c", "well", 95),
+    ]
+    partition = tuple(Share(client, label, train_rows=50, test_rows=rows) for client, label, rows in shares)
+    values = ([0.7, 0.9, 0.96], [0.8, 0.9, 0.96])
+    told = story(*values, rows=100, names=["a", "b", "c"], partition=partition, word="hospital")
+    tail = "one label for every row would be right at least as often: accuracy says little there."
+    assert cautions(told) == (f"At b, {tail}",)
+    worse = story(values[0], [0.8, 0.9, 0.9], rows=100, names=["a", "b", "c"], partition=partition, word="hospital")
+    assert f"At 2 of 3 hospitals, {tail}" in cautions(worse)
+    assert cautions(replace(told, kind="demo")) == ()
+    on_training_rows = replace(told, split="train")  # 50 to 50 there: no label is right more often
+    assert not any(tail in sentence for sentence in cautions(on_training_rows))

@@ -31,8 +31,8 @@ MEASURES = tuple(f.name for f in fields(Spread))
 COSTS = ("rounds", "exchanges", "megabytes_up", "megabytes_down", "seconds")
 WORK = ("local_steps", "batch_size")
 CLIENT_COLUMNS = (
-    *("method", "seed", "client", "weight", "train_samples", "train_loss", "train_accuracy"),
-    *("test_samples", "test_loss", "test_accuracy"),
+    *("model", "seed", "client", "weight", "train_rows", "train_loss", "train_accuracy"),
+    *("test_rows", "test_loss", "test_accuracy"),
 )
 Row = dict[str, Any]
 
@@ -57,10 +57,10 @@ def client_rows(run: Run) -> list[Row]:
     """The rows of `clients.csv` of one final run."""
     rows = []
     for i, client in enumerate(run.scores["train"].names):
-        row: Row = {"method": run.job.method, "seed": run.job.seed, "client": client, "weight": run.weights[i]}
+        row: Row = {"model": run.job.method, "seed": run.job.seed, "client": client, "weight": run.weights[i]}
         for split in ("train", "test"):
             scores = run.scores[split]
-            row[f"{split}_samples"] = int(scores.counts[i])
+            row[f"{split}_rows"] = int(scores.counts[i])
             row[f"{split}_loss"] = float(scores.loss[i])
             row[f"{split}_accuracy"] = float(scores.accuracy[i])
         rows.append(row)

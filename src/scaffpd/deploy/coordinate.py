@@ -23,7 +23,7 @@ from scaffpd.config.federation import PAUSE, FederationFile
 from scaffpd.config.objects import kind_of
 from scaffpd.deploy.agreement import Facts, Refusal, Unanswered, negotiate, propose_noise, settle, spent_budgets
 from scaffpd.deploy.byzantine import absurd_facts
-from scaffpd.deploy.deployed_run import DeployedRun, Segment
+from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.membership import Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
 from scaffpd.deploy.messages import Setup, Transport
 from scaffpd.deploy.remote import Remote
@@ -316,13 +316,13 @@ class Coordination:
         tables = {split: remote.evaluate(result.x, split, complete=False) for split in asked}
         rows = []
         for i, name in enumerate(segment.members):
-            row: dict[str, Any] = {"silo": name, "weight": float(result.weights[i])}
+            row: dict[str, Any] = {"model": MODEL, "client": name, "weight": float(result.weights[i])}
             for split, scores in tables.items():
-                row |= {f"{split} rows": int(scores.counts[i]), f"{split} loss": float(scores.loss[i])}
-                row |= {f"{split} accuracy": float(scores.accuracy[i])}
+                row |= {f"{split}_rows": int(scores.counts[i]), f"{split}_loss": float(scores.loss[i])}
+                row |= {f"{split}_accuracy": float(scores.accuracy[i])}
             if self.file.privacy:
-                row |= {"train rows": int(remote.facts.constants.samples[i])}
-                row |= {"train loss": float(result.history[f"loss[{name}]"][-1])}
+                row |= {"train_rows": int(remote.facts.constants.samples[i])}
+                row |= {"train_loss": float(result.history[f"loss[{name}]"][-1])}
                 row |= {"epsilon": spent.get(name, {}).get("epsilon", "")}
             rows.append(row)
         return rows

@@ -28,6 +28,8 @@ from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
 from scaffpd.system import lock_folder
 
+MODEL = "deployed"  # what the tables call the one model of a deployed run
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -169,7 +171,7 @@ class DeployedRun:
 
     def write_rounds(self, silos: Sequence[str]) -> None:
         """The table of all rounds of all parts; a silo that was no member has empty cells."""
-        columns = ["segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
+        columns = ["model", "segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
         with disk.atomic_write(self.path / "rounds.csv") as raw:
             raw.write((",".join(columns) + "\r\n").encode())
             for segment in self.segments():
@@ -179,9 +181,9 @@ class DeployedRun:
                 history = History.unpack(about["names"], arrays)
                 table = {name: history[name].tolist() for name in history.columns}
                 for row in range(len(history)):
-                    cells = [table[name][row] if name in table else "" for name in columns[2:]]
+                    cells = [table[name][row] if name in table else "" for name in columns[3:]]
                     number = table["round"][row] + segment.before
-                    raw.write((",".join(map(str, [segment.number, number, *cells])) + "\r\n").encode())
+                    raw.write((",".join(map(str, [MODEL, segment.number, number, *cells])) + "\r\n").encode())
 
     def write_clients(self, rows: Sequence[dict[str, Any]]) -> None:
         """The table of silos."""
