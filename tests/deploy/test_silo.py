@@ -116,7 +116,7 @@ def test_sound_questions_are_answered(ready):
         ("local_updates", {"plan": {**PLAN, "steps": -1}}, "cannot be carried out"),
         ("local_updates", {"plan": {**PLAN, "steps": "many"}}, "local steps are asked for"),
         ("local_updates", {"plan": {"steps": 1}}, "not complete"),
-        ("local_updates", {"plan": {**PLAN, "rate": "x"}}, "number rate"),
+        ("local_updates", {"plan": {**PLAN, "rate": "x"}}, "cannot be carried out (rate)"),
         ("local_updates", {"plan": {**PLAN, "batch_size": 1}}, "A batch of 1 rows"),
         ("gradients", {"batch_size": 1}, "A batch of 1 rows is asked for; this silo answers for 20 or more"),
         ("gradients", {"batch_size": True}, "A batch of True rows"),

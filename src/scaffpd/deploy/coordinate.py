@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,22 @@ import numpy as np
 
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.config.federation import PAUSE, FederationFile
-from scaffpd.config.objects import kind_of
-from scaffpd.deploy.agreement import Facts, Refusal, Unanswered, negotiate, propose_noise, settle, spent_budgets
+from scaffpd.deploy.agreement import Facts, Refusal, Unanswered, negotiate, settle
 from scaffpd.deploy.byzantine import absurd_facts
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.membership import Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
 from scaffpd.deploy.messages import Setup, Transport
+from scaffpd.deploy.questions import SPENT
 from scaffpd.deploy.remote import Remote
-from scaffpd.deploy.session import Session, answered
+from scaffpd.deploy.session import Session, SiloRequest, answered
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
 from scaffpd.objectives import ChiSquare
 from scaffpd.training import Result, RoundInfo, Status, train
 
 PAUSED, FAILED = "paused", "failed"
-BREATH = 1.0  # seconds between two looks at who is there
+PAUSE_SECONDS = 1.0  # between two looks at who is there
+JOINED, DROPPED = "Silo {!r} is part of the objective again.", "Silo {!r} is left out from here on."
 
 
 @dataclass(frozen=True)
@@ -61,50 +61,51 @@ class Outcome:
 
     @classmethod
     def of(cls, folder: DeployedRun) -> Outcome:
-        """What a run's folder says."""
-        ended = folder.outcome()
+        """Read it from a run's folder."""
+        ended = folder.read("outcome.json")
         if ended is None:
             raise InputError(f"The run in {str(folder.path)!r} has no outcome yet.")
         return cls(**{**ended, "members": tuple(ended["members"])})
 
 
 def coordinate(path: Path, transport: Transport) -> Outcome:
-    """Carry out the federation of a federation.toml, or go on with it; the run's folder has the result."""
+    """Carry out the federation of a federation.toml, or resume it; the run's folder has the result."""
     file = FederationFile.read(path)
     folder = DeployedRun(file.folder)
     with folder.locked():
         try:
             if (done := finished(file, folder)) is not None:
                 return done
-            outcome = Coordination(file, folder, transport).go()
+            outcome = Coordination(file, folder, transport).run()
         except InputError as error:
             rounds = _rescued(folder)
             words = f" The model of round {rounds} is kept." if rounds else ""
             outcome = Outcome(FAILED, True, f"{error}{words}", rounds=rounds)
-        folder.write_outcome(asdict(outcome))
+        folder.write("outcome.json", asdict(outcome))
     return outcome
 
 
 def finished(file: FederationFile, folder: DeployedRun) -> Outcome | None:
-    """The outcome of a run that needs nothing more; `None`, and no outcome is left, where there is something to do.
+    """Return the outcome of a run that needs nothing more; otherwise `None`, and remove its outcome.
 
-    There is after a failure, and where more rounds or another tolerance are asked for. A folder is for one federation.
+    A run goes on after a failure, and where more rounds or another tolerance are asked for. A folder is for one
+    federation.
     """
     about = file.identity()
     settings: dict[str, Any] = {"about": about, "rounds": file.rounds, "tol": file.tol}
-    kept = folder.settings() or settings
-    if kept.get("about") != about:
-        other = next((name for name in about if kept.get("about", {}).get(name) != about[name]), "federation")
+    before = folder.read("settings.json") or settings
+    if before.get("about") != about:
+        other = next((name for name in about if before.get("about", {}).get(name) != about[name]), "federation")
         raise InputError(f"The run in {str(folder.path)!r} is of another {other}: use a new folder.")
-    folder.write_settings(settings)
-    if folder.final() and kept == settings and (outcome := Outcome.of(folder)).status != FAILED:
+    folder.write("settings.json", settings)
+    if folder.final() and before == settings and (outcome := Outcome.of(folder)).status != FAILED:
         return outcome
-    folder.forget_outcome()
+    (folder.path / "outcome.json").unlink(missing_ok=True)
     return None
 
 
 def _rescued(folder: DeployedRun) -> int:
-    """After a failure: the model of the last finished round is kept, for a budget may be spent on it; which round."""
+    """After a failure, write the model of the last finished round, for a budget may be spent on it; which round."""
     setup, segments = folder.setup(), folder.segments()
     x = None if not segments else folder.reached(segments[-1])[0]
     if setup is None or x is None:
@@ -114,7 +115,7 @@ def _rescued(folder: DeployedRun) -> int:
 
 
 def _fewest(file: FederationFile) -> int:
-    """How many silos it takes to have all of the weight, where an objective caps that of each."""
+    """Return how many silos it takes to have all of the weight, where an objective caps that of each."""
     objective, silos = getattr(file.algorithm, "objective", None), len(file.silos)
     if not isinstance(objective, ChiSquare) or objective.cap is None:
         return 1
@@ -123,79 +124,74 @@ def _fewest(file: FederationFile) -> int:
 
 
 class Coordination:
-    """One coordinator at work."""
+    """One run, as its coordinator carries it out."""
 
     def __init__(self, file: FederationFile, folder: DeployedRun, transport: Transport) -> None:
         self.file, self.folder, self.policy = file, folder, file.policy
-        self.line = Session(transport)
-        self.line.barred = folder.quarantined()
+        self.session, self.started = Session(transport), time.monotonic()
+        self.session.barred = folder.quarantined()
         self.fewest = max(self.policy.quorum, _fewest(file))
-        self.started = time.monotonic()
         self.absences: Counter[str] = Counter()
         self.strikes: Counter[str] = Counter()
 
-    def go(self) -> Outcome:
-        """Segments until one of them ends the run."""
+    def run(self) -> Outcome:
+        """Train segments until one of them ends the run."""
         members = self._gather()
         while True:
             if (reason := self._too_few(members)) is not None:
                 return self._pause(reason)
             try:
                 setup = self._agreement(members)
-                facts = settle(self.line, members, setup, self.policy.timeout)
+                facts = settle(self.session, members, setup, self.policy.timeout)
                 absurd = absurd_facts(facts, self.policy.outlier)
-                accuse({members[i]: why for i, why in absurd.items()}, self.folder.rounds(), self._record)
+                accuse({members[i]: why for i, why in absurd.items()}, self.folder.rounds(), self.folder.event)
             except (Unanswered, Refusal) as trouble:
                 members = self._without(members, trouble)
                 continue
             except Quarantined as found:
-                members = self._barring(members, found)
+                members = self._bar(members, found)
                 continue
-            segment = self._segment(members)
-            outcome = self._train(segment, setup, facts)
+            outcome = self._train(self._segment(members), setup, facts)
             if isinstance(outcome, Outcome):
                 return outcome
             members = outcome
 
     def _too_few(self, members: Sequence[str]) -> str | None:
-        """Why a run cannot start, or go on, with these silos."""
+        """Say why a run cannot start, or go on, with these silos; `None` where it can."""
         away = [name for name in self.file.silos if name not in members]
         if away and self.policy.missing == PAUSE:
-            return f"Silo {away[0]!r} is {'quarantined' if away[0] in self.line.barred else 'not there'}."
+            return f"Silo {away[0]!r} is {'quarantined' if away[0] in self.session.barred else 'not there'}."
         if len(members) < self.fewest:
-            barred = "".join(f"; {name} is quarantined" for name in self._in_order(self.line.barred))
+            barred = "".join(f"; {name} is quarantined" for name in self._in_order(self.session.barred))
             return f"Fewer than {self.fewest} silos are there ({', '.join(members) or 'nobody'}{barred})."
         return None
 
-    def _barring(self, members: Sequence[str], found: Quarantined) -> list[str]:
-        """Nothing more is asked of silos that have given themselves away; who is left."""
-        self.line.barred |= {*found.names}
-        return [name for name in members if name not in self.line.barred]
+    def _bar(self, members: Sequence[str], found: Quarantined) -> list[str]:
+        """Ask nothing more of quarantined silos, and return the remaining members."""
+        self.session.barred |= {*found.names}
+        return [name for name in members if name not in self.session.barred]
 
     def _gather(self) -> list[str]:
-        """Wait until everybody is there, or for the time that the policy gives them."""
+        """Wait until everybody is there, or for as long as the policy says."""
         deadline, here = time.monotonic() + self.policy.start_timeout, list[str]()
-        awaited = {*self.file.silos} - self.line.barred
+        awaited = {*self.file.silos} - self.session.barred
         while len(here) < len(awaited):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            for name, reply in self.line.greet(min(self.policy.timeout, max(left, 1.0)), here).items():
+            for name, reply in self.session.greet(min(self.policy.timeout, max(left, 1.0)), here).items():
                 if answered(reply) and name in awaited and name not in here:
                     here.append(name)
             if len(here) < len(awaited):
-                time.sleep(min(BREATH, max(left, 0)))
+                time.sleep(min(PAUSE_SECONDS, max(left, 0)))
         return self._in_order({*here})
 
     def _agreement(self, members: Sequence[str]) -> Setup:
-        """The run's one agreement: made by those who were there first, kept for good."""
+        """Return the run's one agreement, made by those who were there first."""
         setup = self.folder.setup()
         if setup is None:
-            name = kind_of(self.file.algorithm)
-            file, timeout = self.file, self.policy.timeout
-            noise = partial(propose_noise, file) if file.privacy else None
-            setup = negotiate(self.line, members, name, file.model, file.features, timeout, file.secure, noise)
-            self.folder.write_setup(setup)
+            setup = negotiate(self.session, members, self.file)
+            self.folder.write("setup.json", setup.values())
         return setup
 
     def _without(self, members: Sequence[str], trouble: Unanswered | Refusal) -> list[str]:
@@ -204,47 +200,44 @@ class Coordination:
             raise trouble
         self.absences[trouble.name] += 1
         self.strikes[trouble.name] += isinstance(trouble, Refusal)
-        self._record(SiloEvent(self.folder.rounds(), trouble.name, "absent", str(trouble)))
+        self.folder.event(SiloEvent(self.folder.rounds(), trouble.name, "absent", str(trouble)))
         return [name for name in members if name != trouble.name]
 
     def _segment(self, members: Sequence[str]) -> Segment:
-        """The last segment, if it had these members and answers of all of them; or a new one from where that ended."""
+        """Return the last segment, if it had these members and answers of all of them; or begin a new one."""
         segments = self.folder.segments()
-        if segments and segments[-1].members == tuple(members) and not self.folder.stood_in(segments[-1]):
-            return segments[-1]
-        x, rounds = (None, 0) if not segments else self.folder.reached(segments[-1])
-        before = rounds + (segments[-1].before if segments else 0)
-        segment = Segment(len(segments), tuple(members), before)
-        for name in self.file.silos if segments else ():
-            was, now = name in segments[-1].members, name in members
-            if was != now:
-                what, words = (
-                    ("joined", "is part of the objective again") if now else ("dropped", "is left out from here on")
-                )
-                self._record(SiloEvent(before, name, what, f"Silo {name!r} {words}."))
+        last = segments[-1] if segments else Segment(-1, tuple(members), 0)
+        if segments and last.members == tuple(members) and not self.folder.stood_in(last):
+            return last
+        x, rounds = self.folder.reached(last) if segments else (None, 0)
+        segment = Segment(len(segments), tuple(members), last.before + rounds)
+        for name in self.file.silos:
+            if name in members and name not in last.members:
+                self.folder.event(SiloEvent(segment.before, name, "joined", JOINED.format(name)))
+            elif name in last.members and name not in members:
+                self.folder.event(SiloEvent(segment.before, name, "dropped", DROPPED.format(name)))
         self.folder.begin(segment, x)
         return segment
 
     def _train(self, segment: Segment, setup: Setup, facts: Facts) -> Outcome | list[str]:
-        """One segment: the run's outcome, or the members of the next segment."""
-        dropped = [name for name in self.file.silos if name not in {*segment.members} | self.line.barred]
-        roster = Membership(
-            self.line, segment.members, self.policy, self._record, dropped, self.absences, self.strikes
-        )  # fmt: skip
-        roster.round = self.folder.rounds()
-        remote = Remote(roster, facts)
+        """Train one segment, and return the run's outcome or the members of the next segment."""
+        dropped = [name for name in self.file.silos if name not in {*segment.members} | self.session.barred]
+        membership = Membership(
+            self.session, segment.members, self.policy, self.folder.event, dropped, self.absences, self.strikes
+        )
+        membership.round = self.folder.rounds()
+        remote = Remote(membership, facts)
         while True:
             try:
-                result = self._fit(segment, remote)
-                return self._finish(segment, setup, remote, result)
+                return self._finish(segment, setup, remote, self._fit(segment, remote))
             except Quarantined as found:
-                return self._barring(segment.members, found)
+                return self._bar(segment.members, found)
             except Returned as returned:
                 return self._in_order({*segment.members, *returned.names})
             except (Lost, Paused) as reason:
                 if isinstance(reason, Lost) and self.policy.missing != PAUSE:
                     return self._in_order({*segment.members} - {*reason.names})
-                there = self._wait(roster)
+                there = self._wait(membership)
                 if self._too_few(there) is not None:
                     return self._pause(str(reason))
                 if remote.stood_in or there != list(segment.members):
@@ -254,63 +247,63 @@ class Coordination:
         return [name for name in self.file.silos if name in names]
 
     def _fit(self, segment: Segment, remote: Remote) -> Result:
-        """The training loop on this segment, from its checkpoint if there is one."""
-        federation = self._federation(remote)
+        """Run the training loop on this segment, from its checkpoint if there is one."""
+        federation, file = self._federation(remote), self.file
 
-        def after(moment: RoundInfo) -> None:
-            self._progress(segment, remote, moment, federation.traffic.exchanges)
-            remote.roster.finish_round(segment.before + moment.rounds)
+        def after(info: RoundInfo) -> None:
+            self._progress(segment, remote, info, federation.traffic.exchanges)
+            remote.membership.finish_round(segment.before + info.rounds)
 
-        rounds = max(self.file.rounds - segment.before, 1)
-        keeper = Checkpoint(self.folder.checkpoint(segment), every=1)
-        algorithm, x0 = self._algorithm(len(segment.members)), self.folder.start(segment)
+        algorithm, members = file.algorithm, len(segment.members)
+        if (getattr(algorithm, "clients_per_round", None) or 0) > members:  # no more of them can be drawn
+            algorithm = replace(algorithm, clients_per_round=members)
         return train(
-            algorithm, federation, rounds, self.file.tol, self.file.seed, x0,
-            progress=False, checkpoint=keeper, callbacks=[after],
+            algorithm, federation, max(file.rounds - segment.before, 1), file.tol, file.seed,
+            self.folder.start(segment), progress=False,
+            checkpoint=Checkpoint(self.folder.checkpoint(segment), every=1), callbacks=[after],
         )  # fmt: skip
 
     def _federation(self, remote: Remote) -> Federation:
-        """The silos, with masked vectors where the federation has [secure]."""
+        """Return the silos, with masked vectors where the federation has [secure]."""
         if not self.file.secure:
             return remote
         from scaffpd.secure import SecureAggregation  # needs a package that plain sums do not
 
         return SecureAggregation(remote, **self.file.secure)
 
-    def _algorithm(self, members: int) -> Any:
-        """The algorithm for so many silos: no more of them can be drawn."""
-        algorithm = self.file.algorithm
-        drawn = getattr(algorithm, "clients_per_round", None)
-        return algorithm if drawn is None or drawn <= members else replace(algorithm, clients_per_round=members)
-
-    def _wait(self, roster: Membership) -> list[str]:
-        """Give the absent and the dropped time to come back; who is there then."""
-        deadline, there = time.monotonic() + self.policy.start_timeout, {*roster.present}
+    def _wait(self, membership: Membership) -> list[str]:
+        """Give the absent and the dropped time to come back, and return who is there then."""
+        deadline, there = time.monotonic() + self.policy.start_timeout, {*membership.present}
         while self._too_few(self._in_order(there)) is not None and time.monotonic() < deadline:
-            there |= {*roster.welcome()}
-            time.sleep(0 if self._too_few(self._in_order(there)) is None else BREATH)
+            there |= {*membership.welcome()}
+            time.sleep(0 if self._too_few(self._in_order(there)) is None else PAUSE_SECONDS)
         return self._in_order(there)
 
     def _finish(self, segment: Segment, setup: Setup, remote: Remote, result: Result) -> Outcome:
-        """Write the result down."""
-        remote.roster.ending = True
-        spent = spent_budgets(remote.roster, remote.names) if self.file.privacy else {}
-        rows = self._rows(segment, remote, result, spent)
-        self.folder.write_clients(rows)
+        """Write the result, and say how the run ended."""
+        remote.membership.ending = True
+        spent = self._spent(remote) if self.file.privacy else {}
+        self.folder.write_clients(self._rows(segment, remote, result, spent))
         self.folder.write_rounds(self.file.silos)
         self.folder.write_model(result.x, setup)
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
-        final = result.status is not Status.INTERRUPTED
         whole = replace(result, rounds=segment.before + result.rounds)
         worst = max(spent.values(), key=lambda own: own["epsilon"], default=None)
         words = _privately(worst) if self.file.privacy else ""
-        sentence = f"{whole}{words}{self._missing(segment, remote)}"
+        sentence, final = f"{whole}{words}{self._missing(segment, remote)}", result.status is not Status.INTERRUPTED
         return Outcome(str(result.status), final, sentence, segment.members, whole.rounds, proven, worst)
+
+    def _spent(self, remote: Remote) -> dict[str, dict[str, Any]]:
+        """Return (ε, δ) of every silo that answers."""
+        replies = remote.membership.ask(SiloRequest(SPENT), list(remote.names))
+        pairs = {name: (reply.values.get("epsilon"), reply.values.get("delta")) for name, reply in replies.items()}
+        both = {name: pair for name, pair in pairs.items() if all(isinstance(value, float) for value in pair)}
+        return {name: {"epsilon": epsilon, "delta": delta} for name, (epsilon, delta) in both.items()}
 
     def _rows(
         self, segment: Segment, remote: Remote, result: Result, spent: Mapping[str, Mapping[str, float]]
     ) -> list[dict[str, Any]]:
-        """The table of silos: scores, or, where they are private, the last noisy loss and what that has cost."""
+        """Return the table of silos: scores, or, where they are private, the last noisy loss and its cost."""
         splits = ("train", "test") if remote.facts.tested.any() else ("train",)
         asked = () if self.file.privacy else splits
         tables = {split: remote.evaluate(result.x, split, complete=False) for split in asked}
@@ -328,12 +321,12 @@ class Coordination:
         return rows
 
     def _missing(self, segment: Segment, remote: Remote) -> str:
-        """What the reader must know about silos that are not in the result, or not fully."""
+        """Say which silos are not in the result, or not fully."""
         gone = {*self.file.silos} - {*segment.members}
-        sorts = ((gone - self.line.barred, "dropped"), (gone & self.line.barred, "quarantined"))
+        sorts = ((gone - self.session.barred, "dropped"), (gone & self.session.barred, "quarantined"))
         fates = [f"{', '.join(self._in_order(who))} had been {what}" for who, what in sorts if who]
         words = f" It is about {', '.join(segment.members)}; {'; '.join(fates)}." if gone else ""
-        stale = sorted(remote.roster.absent)
+        stale = sorted(remote.membership.absent)
         return words + (f" {', '.join(stale)} did not answer at the end." if stale else "")
 
     def _pause(self, sentence: str) -> Outcome:
@@ -342,24 +335,20 @@ class Coordination:
         members = segments[-1].members if segments else ()
         return Outcome(PAUSED, False, f"{sentence} The run waits after round {done}.", members, done)
 
-    def _progress(self, segment: Segment, remote: Remote, moment: RoundInfo, exchanges: int) -> None:
-        state = moment.state
+    def _progress(self, segment: Segment, remote: Remote, info: RoundInfo, exchanges: int) -> None:
+        state, wire = info.state, self.session.wire
         gap = float(state.certificate)
         self.folder.progress({
-            "round": segment.before + moment.rounds, "segment": segment.number, "members": list(segment.members),
+            "round": segment.before + info.rounds, "segment": segment.number, "members": list(segment.members),
             "certificate": gap if np.isfinite(gap) else None, "losses": [float(v) for v in state.losses],
-            "weights": [float(v) for v in state.weights], "absent": sorted(remote.roster.absent),
-            "exchanges": exchanges, "messages_up": self.line.wire.bytes_up,
-            "messages_down": self.line.wire.bytes_down, "seconds": round(time.monotonic() - self.started, 3),
+            "weights": [float(v) for v in state.weights], "absent": sorted(remote.membership.absent),
+            "exchanges": exchanges, "messages_up": wire.bytes_up, "messages_down": wire.bytes_down,
+            "seconds": round(time.monotonic() - self.started, 3),
         })  # fmt: skip
-
-    def _record(self, event: SiloEvent) -> None:
-        self.folder.event(event)
-        self.folder.progress({"event": asdict(event)})
 
 
 def _privately(worst: Mapping[str, float] | None) -> str:
-    """What the run has cost, in words."""
+    """Say what the run has cost."""
     if worst is None:
         return " No silo said what this has cost."
     pair = f"(ε, δ) = ({worst['epsilon']:.2f}, {worst['delta']:g})"

@@ -78,7 +78,7 @@ class Membership:
     """The members of a segment, which of them are absent, and for how many rounds they have not answered.
 
     Args:
-        line: to all silos.
+        session: with all silos.
         members: whose losses make up the objective.
         policy: what to do about the absent.
         record: takes every event.
@@ -89,7 +89,7 @@ class Membership:
 
     def __init__(
         self,
-        line: Session,
+        session: Session,
         members: Sequence[str],
         policy: FaultPolicy,
         record: Callable[[SiloEvent], None],
@@ -97,7 +97,7 @@ class Membership:
         absences: Counter[str] | None = None,
         strikes: Counter[str] | None = None,
     ) -> None:
-        self.line, self.members, self.policy, self.record = line, tuple(members), policy, record
+        self.session, self.members, self.policy, self.record = session, tuple(members), policy, record
         self.absent: set[str] = set()
         self.age = dict.fromkeys([*members, *dropped], 0)
         self.round = 0
@@ -119,7 +119,7 @@ class Membership:
     ) -> dict[str, Message]:
         """The answers of those among `names` who are present; who gives none, or one that fails `check`, is absent."""
         asked = [name for name in names if name not in self.absent]
-        replies = self.line.exchange(question, asked, self.policy.timeout) if asked else {}
+        replies = self.session.exchange(question, asked, self.policy.timeout) if asked else {}
         self._refused(replies)
         answers = {name: reply for name, reply in replies.items() if answered(reply)}
         troubles = check(answers)
@@ -174,7 +174,7 @@ class Membership:
 
     def welcome(self) -> list[str]:
         """The absent and dropped who are back; those whose answers could not be used again and again are not."""
-        replies = self.line.greet(self.policy.probe, self.present)
+        replies = self.session.greet(self.policy.probe, self.present)
         away = {*self.absent, *self._dropped}
         back = [n for n, reply in replies.items() if n in away and answered(reply) and self._strikes[n] < STRIKES]
         for name in back:

@@ -19,13 +19,14 @@ import secrets
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache, cached_property
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import FiniteFloat, PositiveInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
@@ -44,22 +45,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Message:
-    """One question or one answer.
-
-    Attributes:
-        kind: what it is.
-        values: names, numbers and lists of them, as JSON has them.
-        arrays: vectors and matrices.
-    """
+    """One question or one answer: its kind, its JSON values, and its vectors and matrices."""
 
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
-
-    @property
-    def numbers(self) -> int:
-        """Bytes of numbers that it carries."""
-        return sum(array.nbytes for array in self.arrays.values())
 
 
 class WireError(InputError):
@@ -115,7 +105,7 @@ REMEMBERED = 6  # x, c and D of this round and of the last one
 
 
 class MissingVectors(Exception):
-    """A question names vectors that this site does not have."""
+    """A question names vectors, `names`, that this site does not have."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()
@@ -157,10 +147,6 @@ class VectorCache:
         while len(self._held) > REMEMBERED:
             self._held.popitem(last=False)
         return self._held[name]
-
-    def clear(self) -> None:
-        """Forget all of it."""
-        self._held.clear()
 
     def put(self, arrays: Mapping[str, Array]) -> None:
         """Take what came with a question."""
@@ -227,57 +213,69 @@ class Responder(Protocol):
         """Go on from what `kept` returned in an earlier process."""
 
 
-def local_plan(values: Any) -> LocalPlan:
-    """A plan as JSON has it, checked; `plan_values` makes it."""
-    names = {item.name for item in fields(LocalPlan)}
-    if not isinstance(values, dict) or set(values) != names:
-        raise InputError("The plan of local steps is not complete.")
-    numbers = {name: number(values, name) for name in ("steps", "scale", "prox")}
-    rate = None if values["rate"] is None else number(values, "rate")
-    snapshot = None if values["snapshot"] is None else int(number(values, "snapshot"))
-    batch, key = read_batch(values)
-    steps = int(numbers["steps"])
-    if steps < 1 or (snapshot is not None and not 1 <= snapshot <= steps):
-        raise InputError("The plan of local steps cannot be carried out.")
-    return LocalPlan(steps, rate, numbers["scale"], batch, key, numbers["prox"], snapshot)
+@cache
+def _type(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-def plan_values(plan: LocalPlan) -> dict[str, Any]:
-    """A plan as JSON has it."""
-    values = {item.name: getattr(plan, item.name) for item in fields(plan)}
-    return {**values, "key": [int(k) for k in plan.key]}
+def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[str, Any]:
+    """Read values of these types, strictly, by their names; refuse anything else with the sentence and its name."""
+    read = {}
+    for name, kind in kinds.items():
+        try:
+            read[name] = _type(kind).validate_python(values.get(name), strict=True)
+        except (ValidationError, AttributeError):
+            raise InputError(f"{sentence.rstrip('.')} ({name}).") from None
+    return read
+
+
+def names_of(values: Mapping[str, Any], key: str) -> list[str]:
+    """Read a list of names."""
+    names: list[str] = read_values({key: list[str]}, values, "The question does not name what it is about.")[key]
+    return names
+
+
+def number(values: Mapping[str, Any], name: str) -> float:
+    """Read a finite number."""
+    return float(read_values({name: FiniteFloat}, values, f"The question needs a number {name}.")[name])
+
+
+BATCH: dict[str, Any] = {"batch_size": PositiveInt | None, "key": list[int]}
+PLAN: dict[str, Any] = {"steps": PositiveInt, "rate": FiniteFloat | None, "scale": FiniteFloat, "prox": FiniteFloat}
+PLAN |= BATCH | {"snapshot": PositiveInt | None}
 
 
 def batch_values(batch_size: int | None, key: tuple[int, ...]) -> dict[str, Any]:
-    """A minibatch as JSON has it."""
+    """Write a minibatch as JSON values."""
     return {"batch_size": batch_size, "key": [int(k) for k in key]}
 
 
 def read_batch(values: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
-    """The minibatch's size and key, checked."""
-    batch, key = values.get("batch_size"), values.get("key", [0])
-    whole = isinstance(key, list) and all(isinstance(k, int) and not isinstance(k, bool) for k in key)
-    if not whole or not (batch is None or (isinstance(batch, int) and batch >= 1)):
-        raise InputError("The question's batch size or key cannot be used.")
-    return batch, tuple(key)
+    """Read the size and the key of a minibatch."""
+    batch = read_values(BATCH, {"key": [0], **values}, "The question's batch size or key cannot be used.")
+    return batch["batch_size"], tuple(batch["key"])
 
 
-def names_of(values: Any) -> list[str]:
-    """A list of names, checked."""
-    if not isinstance(values, list) or not all(isinstance(name, str) for name in values):
-        raise InputError("The question does not name what it is about.")
-    return values
+def plan_values(plan: LocalPlan) -> dict[str, Any]:
+    """Write a plan as JSON values."""
+    return asdict(plan) | batch_values(plan.batch_size, plan.key)
 
 
-def number(values: Mapping[str, Any], name: str) -> float:
-    """A finite number of a question."""
-    value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-        raise InputError(f"The question needs a number {name}.")
-    return float(value)
+def local_plan(values: Any) -> LocalPlan:
+    """Read what `plan_values` wrote."""
+    sentence = "The plan of local steps is not complete, or cannot be carried out."
+    plan = read_values(PLAN, values, sentence)
+    if (plan["snapshot"] or 1) > plan["steps"]:
+        raise InputError(sentence)
+    return LocalPlan(**{**plan, "key": tuple(plan["key"])})
 
 
 FORMATS = {"float32": torch.float32, "float64": torch.float64}
+SETUP = {
+    "algorithm": str, "model": dict[str, Any], "schema": dict[str, Any], "mean": list[FiniteFloat],
+    "deviation": list[FiniteFloat], "numbers": Literal["", *FORMATS], "secure": dict[str, Any],
+    "privacy": dict[str, Any],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -305,14 +303,10 @@ class Setup:
     privacy: Mapping[str, Any] = field(default_factory=dict)
 
     def values(self) -> dict[str, Any]:
-        """As JSON has it; floats come back exactly."""
-        values = {
-            "algorithm": self.algorithm, "model": dict(self.model), "schema": dict(self.schema),
-            "mean": np.asarray(self.mean).tolist(), "deviation": np.asarray(self.deviation).tolist(),
-            "numbers": self.numbers,
-        }  # fmt: skip
-        more = {"secure": dict(self.secure), "privacy": dict(self.privacy)}
-        return values | {name: part for name, part in more.items() if part}
+        """Return its JSON values; floats come back exactly."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        more = {name: np.asarray(values[name]).tolist() for name in ("mean", "deviation")}
+        return {name: part for name, part in (values | more).items() if part or name not in ("secure", "privacy")}
 
     @cached_property
     def digest(self) -> str:
@@ -321,20 +315,14 @@ class Setup:
 
     @classmethod
     def of(cls, values: Any) -> Setup:
-        """What `values` made, checked."""
-        try:
-            algorithm, model, schema = values["algorithm"], values["model"], values["schema"]
-            mean, deviation = (np.array(values[name], dtype=np.float64) for name in ("mean", "deviation"))
-            numbers, *more = values["numbers"], values.get("secure", {}), values.get("privacy", {})
-        except (KeyError, TypeError, ValueError):
-            raise InputError("The coordinator's agreement is not complete.") from None
-        if not (isinstance(algorithm, str) and all(isinstance(part, dict) for part in (model, schema, *more))):
-            raise InputError("The coordinator's agreement is not complete.")
-        if mean.ndim != 1 or mean.shape != deviation.shape or not (np.isfinite(mean).all() and (deviation > 0).all()):
-            raise InputError("The coordinator's means and deviations cannot be used.")
-        if numbers not in ("", *FORMATS):
-            raise unknown("number format", numbers, FORMATS)
-        return cls(algorithm, model, schema, mean, deviation, numbers, *more)
+        """Read what `values` returned."""
+        sentence = "The coordinator's agreement is not complete, or cannot be used."
+        given = {"secure": {}, "privacy": {}, **values} if isinstance(values, dict) else values
+        read = read_values(SETUP, given, sentence)
+        mean, deviation = (np.array(read[name], dtype=np.float64) for name in ("mean", "deviation"))
+        if mean.shape != deviation.shape or not (deviation > 0).all():
+            raise InputError(sentence)
+        return cls(**{**read, "mean": mean, "deviation": deviation})
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -367,9 +355,5 @@ class InProcess:
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
         """One after another; they always answer."""
-        return {
-            site: self.silos[site].answer(question)
-            if site in self.silos
-            else Failure("there is no such site", gone=True)
-            for site, question in questions.items()
-        }
+        gone = Failure("there is no such site", gone=True)
+        return {s: self.silos[s].answer(asked) if s in self.silos else gone for s, asked in questions.items()}

@@ -175,17 +175,17 @@ class Remote(TrafficLedger):
     """N silos; implements `Federation`.
 
     Args:
-        roster: the members and how they are reached.
+        membership: the members and how they are reached.
         facts: what they said when the agreement was made.
 
     Attributes:
         stood_in: whether anything has stood in for an absent silo so far.
     """
 
-    def __init__(self, roster: Membership, facts: Facts) -> None:
-        super().__init__(roster.members, torch.from_numpy(np.array(facts.start)))
-        self.roster, self.facts = roster, facts
-        self.judge = Judge(facts, roster.line.setup, roster.policy.outlier)
+    def __init__(self, membership: Membership, facts: Facts) -> None:
+        super().__init__(membership.members, torch.from_numpy(np.array(facts.start)))
+        self.membership, self.facts = membership, facts
+        self.judge = Judge(facts, membership.session.setup, membership.policy.outlier)
         self._last: dict[int, tuple[Tensor, Tensor, NDArray[np.float64]]] = {}  # y_i, c_i and L_i of the last answer
         self.stood_in = False
         self._scores: dict[tuple[int, str], NDArray[np.float64]] = {}
@@ -194,12 +194,12 @@ class Remote(TrafficLedger):
     @property
     def absent(self) -> int:
         """How many members do not answer at present."""
-        return len(self.roster.absent)
+        return len(self.membership.absent)
 
     @property
     def fingerprint(self) -> str:
         """Of the agreement and of what silos say about their losses: other data has other constants."""
-        known, setup = self.facts.constants, self.roster.line.setup
+        known, setup = self.facts.constants, self.membership.session.setup
         numbers = (known.smoothness, known.strong_convexity, known.steepest, known.samples, self.facts.probes)
         words = [f"{value:.6e}" for part in numbers for value in part]
         about = (tuple(self.names), "" if setup is None else setup.digest, words)
@@ -390,12 +390,12 @@ class Remote(TrafficLedger):
         names = {self.names[i]: i for i in chosen}
         personal = {self.names[i]: parts for i, parts in (own or {}).items()}
         question = SiloRequest(kind, values, vectors, personal, arrays or {})
-        replies = self.roster.ask(question, list(names), lambda answers: troubles(answers, shapes, self._like))
+        replies = self.membership.ask(question, list(names), lambda answers: troubles(answers, shapes, self._like))
         return {names[name]: answer.arrays for name, answer in replies.items()}
 
     def accuse(self, verdicts: Verdicts) -> None:
         """Answers that give a silo away are not used, nor is the silo any more."""
-        accuse({self.names[i]: why for i, why in verdicts.items()}, self.roster.round, self.roster.record)
+        accuse({self.names[i]: why for i, why in verdicts.items()}, self.membership.round, self.membership.record)
 
     def _known_loss(self, i: int, x: Tensor) -> float:
         """The lower bound of a silo's loss where there is one, or else the last loss that it gave."""

@@ -210,7 +210,7 @@ class SiloChannel(SiloParties):
 
     def put(self, question: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
         """A question that everybody has to answer; only shares may come from fewer."""
-        replies = self.remote.roster.ask(question, list(names), check)
+        replies = self.remote.membership.ask(question, list(names), check)
         lacking = [name for name in names if name not in replies]
         if lacking and question.kind != questions.REVEAL:
             raise Lost(lacking)
@@ -233,7 +233,7 @@ class SiloChannel(SiloParties):
             for name, reply in replies.items()
             if weights[name] and reply.exponent > SMALLEST
         }
-        found = absurd(sizes, sizes, self.remote.roster.policy.outlier**2)
+        found = absurd(sizes, sizes, self.remote.membership.policy.outlier**2)
         self.remote.accuse({
             i: f"its masked vector has size {sizes[i]:.3g}, and the median of the others' {median:.3g} (absurd size)"
             for i, median in found.items()

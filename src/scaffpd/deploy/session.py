@@ -27,20 +27,20 @@ from scaffpd.deploy.questions import SPENT
 from scaffpd.federation import Traffic
 
 Replies = dict[str, Message | Failure]
-LEAST_ROOM = 64 * 2**20  # descriptions of columns and categories are the largest replies before training
+LARGEST_REPLY = 64 * 2**20  # bytes before training: descriptions of columns and categories
 
 
 @dataclass(frozen=True)
 class SiloRequest:
-    """What is asked of several silos at once.
+    """A question to several silos at once.
 
     Attributes:
-        kind: see `needs`.
+        kind: see `questions`.
         values: the same for everybody.
         vectors: by their role; sent to those who lack them.
-        own: further vectors, of one silo each, sent in any case.
+        own: further vectors, of one silo each, always sent.
+        arrays: matrices, always sent.
         personal: values and arrays for one silo alone.
-        arrays: matrices, sent in any case.
     """
 
     kind: str
@@ -61,111 +61,104 @@ class Session:
 
     Attributes:
         wire: every byte of every message so far, evaluation and set-up included.
-        barred: silos that are not listened to any more.
+        barred: silos whose answers are ignored from now on.
+        setup: the agreement.
+        constants: what every silo said about its losses when it took the agreement.
+        largest: the most bytes of a reply.
     """
 
     def __init__(self, transport: Transport) -> None:
-        self.transport, self.wire = transport, Traffic()
-        self.most = LEAST_ROOM  # bytes of a reply
+        self.transport, self.wire, self.largest = transport, Traffic(), LARGEST_REPLY
         self.sites: dict[str, str] = {}
         self.barred: set[str] = set()
         self.setup: Setup | None = None
-        self.taken: dict[str, Array] = {}  # what every silo said about its losses when it took the agreement
-        self._shelves: dict[str, VectorCache] = {}
+        self.constants: dict[str, Array] = {}
+        self._sent: dict[str, VectorCache] = {}
         self._name = TensorNames()
 
     def greet(self, timeout: float, present: Sequence[str] = ()) -> Replies:
         """Ask every connected site that is none of `present` who it is, and remember who is where."""
-        taken = {self.sites[name] for name in (*present, *self.barred) if name in self.sites}
-        sites = {site: site for site in self.transport.sites() if site not in taken}
+        known = {self.sites[name] for name in (*present, *self.barred) if name in self.sites}
+        sites = {site: site for site in self.transport.sites() if site not in known}
         found: Replies = {}
-        for site, reply in self._ask(dict.fromkeys(sites, SiloRequest("hello")), sites, timeout, anyone=True).items():
-            name = site if isinstance(reply, Failure) else plain(reply.values.get("silo"), 200)
+        for site, reply in self._ask(SiloRequest("hello"), sites, timeout, anyone=True).items():
+            name = site
             if isinstance(reply, Message):
-                reply = self._identified(site, name, reply, {*found, *present})
-            if isinstance(reply, Message):
-                self.sites[name] = site
+                name = plain(reply.values.get("silo"), 200)
+                if name in found or name in present:
+                    reply = Failure(f"a second site calls itself {name!r}")
+                elif getattr(self.transport, "named", False) and name != site:
+                    reply = Failure(f"the site {site!r} calls itself {name!r}")
+                else:
+                    self.sites[name] = site
             if name not in self.barred:
                 found.setdefault(name, reply)
         return found
 
-    def _identified(self, site: str, name: str, reply: Message, taken: set[str]) -> Message | Failure:
-        """A site is who it says it is, unless somebody else is, or the engine's own certificates know better."""
-        if name in taken:
-            return Failure(f"a second site calls itself {name!r}")
-        if getattr(self.transport, "named", False) and name != site:
-            return Failure(f"the site {site!r} calls itself {name!r}")
-        return reply
-
-    def exchange(self, question: SiloRequest, names: Sequence[str], timeout: float) -> Replies:
-        """Ask these silos; who lacks something is sent it and asked again, once."""
+    def exchange(self, request: SiloRequest, names: Sequence[str], timeout: float) -> Replies:
+        """Ask these silos; send those that lack something the agreement, and ask them again, once."""
         sites = {name: self.sites[name] for name in names}
-        replies = self._ask(dict.fromkeys(names, question), sites, timeout)
-        lacking = [name for name, reply in replies.items() if isinstance(reply, Message) and reply.kind == "missing"]
+        replies = self._ask(request, sites, timeout)
+        lacking = {
+            n: sites[n] for n, reply in replies.items() if isinstance(reply, Message) and reply.kind == "missing"
+        }
         if lacking and self.setup is not None:
             for name in lacking:
-                self._shelves.pop(name, None)
+                self._sent.pop(name, None)
             setup = SiloRequest("setup", {"setup": self.setup.values()})
-            again = self._ask(dict.fromkeys(lacking, setup), sites, timeout)
-            again = {name: self._same(name, reply) for name, reply in again.items()}
-            able = [name for name in lacking if answered(again[name])]
-            replies |= again | self._ask(dict.fromkeys(able, question), sites, timeout)
+            again = {n: self._same(n, reply) for n, reply in self._ask(setup, lacking, timeout).items()}
+            able = {name: sites[name] for name in lacking if answered(again[name])}
+            replies |= again | self._ask(request, able, timeout)
         return replies
 
     def _same(self, name: str, reply: Message | Failure) -> Message | Failure:
-        """A silo that takes the agreement once more must say the same about its losses as before."""
-        if not answered(reply) or name not in self.taken:
+        """Fail a silo that takes the agreement once more and says something else about its losses than before."""
+        if not answered(reply) or name not in self.constants:
             return reply
-        same = np.array_equal(reply.arrays.get("constants", np.zeros(0)), self.taken[name])
+        same = np.array_equal(reply.arrays.get("constants", np.zeros(0)), self.constants[name])
         return reply if same else Failure("its data are not those that the run began with", garbage=True)
 
-    def _ask(
-        self, questions: Mapping[str, SiloRequest], sites: Mapping[str, str], timeout: float, anyone: bool = False
-    ) -> Replies:
-        """One turn: encode, carry, decode, and check that the answer is to this question and from this silo."""
-        if not questions:
+    def _ask(self, request: SiloRequest, sites: Mapping[str, str], timeout: float, anyone: bool = False) -> Replies:
+        """Encode, carry, decode, and check that the answer is to this question and from this silo."""
+        if not sites:
             return {}
-        number, done, out = secrets.token_hex(8), {}, {}
-        for name, question in questions.items():
-            sent = self._parcel(name, question)
-            key = (id(question), tuple(sent))
-            if question.own.get(name) or name in question.personal or key not in done:
-                done[key] = encode(self._message(name, question, sent, number))
-            out[name] = done[key]
+        number, encoded, out = secrets.token_hex(8), dict[tuple[str, ...], bytes](), {}
+        for name, site in sites.items():
+            lacking = self._lacking(name, request)
+            key = (name,) if request.own.get(name) or name in request.personal else ("", *lacking)
+            if key not in encoded:
+                encoded[key] = encode(self._message(name, request, lacking, number))
+            out[site] = encoded[key]
         self.wire.add(exchanges=1, down=sum(map(len, out.values())))
-        carried = self.transport.ask({sites[name]: data for name, data in out.items()}, timeout)
-        return {
-            name: self._checked(name, carried.get(sites[name], Failure("no answer")), number, anyone)
-            for name in questions
-        }
+        carried = self.transport.ask(out, timeout)
+        return {n: self._checked(n, carried.get(s, Failure("no answer")), number, anyone) for n, s in sites.items()}
 
-    def _parcel(self, name: str, question: SiloRequest) -> dict[str, Array]:
-        """The vectors that this silo lacks, by their names."""
-        shelf = self._shelves.setdefault(name, VectorCache())
-        sent = {}
-        for tensor in (*question.vectors.values(), *question.own.get(name, {}).values()):
+    def _lacking(self, name: str, request: SiloRequest) -> dict[str, Array]:
+        """Return the vectors that this silo lacks, by their names."""
+        cache, lacking = self._sent.setdefault(name, VectorCache()), {}
+        for tensor in (*request.vectors.values(), *request.own.get(name, {}).values()):
             label = self._name(tensor)
-            if label not in shelf:
-                sent[label] = tensor.detach().numpy()
-            shelf.use(label)
-        return sent
+            if label not in cache:
+                lacking[label] = tensor.detach().numpy()
+            cache.use(label)
+        return lacking
 
-    def _message(self, name: str, question: SiloRequest, sent: Mapping[str, Array], number: str) -> Message:
-        roles = {**question.vectors, **question.own.get(name, {})}
-        more, arrays = question.personal.get(name, ({}, {}))
-        values = {**question.values, **more, "question": number}
-        if roles or question.kind in ("start", SPENT):
+    def _message(self, name: str, request: SiloRequest, lacking: Mapping[str, Array], number: str) -> Message:
+        roles = {**request.vectors, **request.own.get(name, {})}
+        more, arrays = request.personal.get(name, ({}, {}))
+        values = {**request.values, **more, "question": number}
+        if roles or request.kind in ("start", SPENT):
             assert self.setup is not None
             values |= {"setup": self.setup.digest, "vectors": {role: self._name(v) for role, v in roles.items()}}
-        return Message(question.kind, values, {**sent, **question.arrays, **arrays})
+        return Message(request.kind, values, {**lacking, **request.arrays, **arrays})
 
     def _checked(self, name: str, reply: bytes | Failure, number: str, anyone: bool) -> Message | Failure:
         if isinstance(reply, Failure):
-            self._shelves.pop(name, None)
+            self._sent.pop(name, None)
             return reply
         self.wire.add(up=len(reply))
         try:
-            message = decode(reply, self.most)
+            message = decode(reply, self.largest)
         except WireError as error:
             return Failure(f"an unreadable answer: {error}", garbage=True)
         if message.values.get("question") != number:

@@ -82,13 +82,13 @@ class SiloMasking:
             terms = Terms.of(values.get("terms"))
             return Message("answer", {}, mask_messages.opened_arrays(self.party.share(terms), terms, name))
         terms, following = Terms.of(values.get("terms")), Terms.of(values.get("following"))
-        shares = self.party.reveal(terms.exchange, names_of(values.get("survivors")))
+        shares = self.party.reveal(terms.exchange, names_of(values, "survivors"))
         opened = mask_messages.opened_arrays(self.party.share(following), following, name)
         return Message("answer", {}, mask_messages.share_arrays(shares, terms, name) | opened)
 
     def _hidden(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
         """A vector that another question is about: masked, or no more than its length."""
-        about, parts = str(asked.values.get("about")), names_of(asked.values.get("parts"))
+        about, parts = str(asked.values.get("about")), names_of(asked.values, "parts")
         found = compute(Message(about, asked.values, asked.arrays)).arrays
         if not parts or not set(parts) <= set(found):
             raise InputError(f"There is nothing to be masked in the answer to {about!r}.")

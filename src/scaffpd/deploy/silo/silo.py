@@ -235,7 +235,7 @@ class Silo:
         self._limit("agreement", setup.digest)
         if self._setup is None:
             self._setup = setup
-            self._vectors.clear()
+            self._vectors = VectorCache()
 
     def _start(self, asked: Message) -> Message:
         self._check_setup(asked.values.get("setup"))
