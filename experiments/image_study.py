@@ -19,7 +19,8 @@ from scaffpd.comparison import Comparison, Problem, compare
 from scaffpd.errors import InputError
 from scaffpd.features import backbone, features
 from scaffpd.models import Linear
-from scaffpd.models.tables import StoredMatrix, load_rows
+from scaffpd.models.tables import StoredMatrix
+from scaffpd.models.wide import load_rows
 
 LOADERS = {"cifar10": packed.cifar10, "cifar100": packed.cifar100, "tinyimagenet": packed.tiny_imagenet}
 BACKBONE = "efficientnet-lite0"

@@ -27,7 +27,7 @@ from scaffpd.data import Table
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.models import Linear
-from scaffpd.models.tables import load_rows
+from scaffpd.models.wide import load_rows
 from scaffpd.training import Status
 
 TRAIN, TEST = np.repeat(np.arange(10), 60), np.repeat(np.arange(10), 30)

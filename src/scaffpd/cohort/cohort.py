@@ -19,7 +19,7 @@ from scaffpd import federation
 from scaffpd.cohort.answers import Chosen, CohortGradients, CohortMemory, CohortUpdates, TrafficLedger, scattered
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.oracle import Arrays, Displacements, Features, Oracle, read_features, read_labels, same_point
+from scaffpd.models.oracle import ClientData, Displacements, Oracle, read_features, read_labels, same_point
 from scaffpd.privacy.accountant import Account, Spent
 from scaffpd.privacy.oracle import PrivateOracle
 
@@ -88,15 +88,7 @@ SPLITS = ("train", "test")
 class ModelSpec(Protocol):
     """A description that can be bound to clients' data."""
 
-    def oracle(
-        self,
-        features: Features,
-        labels: Arrays,
-        names: list[str],
-        device: torch.device,
-        dtype: torch.dtype | None,
-        like: Oracle | None = None,
-    ) -> Oracle:
+    def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to data; held-out data is bound `like` the training data, with an x of the same length."""
 
 
@@ -144,9 +136,8 @@ class Cohort(TrafficLedger):
             if a.shape[1:] != shape:
                 own, others = ("×".join(map(str, each)) for each in (a.shape[1:], shape))
                 raise InputError(f"Client {name!r} has {own} features, but others have {others}.")
-        oracle = self.model.oracle(
-            X, y, list(self._names), self._device, self._dtype, None if like is None else like.oracle
-        )
+        data = ClientData(X, y, list(self._names), self._device, self._dtype)
+        oracle = self.model.oracle(data, None if like is None else like.oracle)
         return _Split(oracle, np.array([len(a) for a in X]), shape, columns)
 
     def _bind_test(self, test: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]) -> _Split:

@@ -16,9 +16,9 @@ from scaffpd.errors import InputError, count, real, unknown
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.losses import loss_named
-from scaffpd.models.oracle import Arrays, Features, Oracle, check_range
+from scaffpd.models.oracle import ClientData, Features, Oracle, check_range, dtype_name
 from scaffpd.models.quadratic import QuadraticOracle
-from scaffpd.models.tables import MappedMatrix, numbered, stacked
+from scaffpd.models.tables import MappedMatrix, numbered
 from scaffpd.models.wide import WideOracle
 from scaffpd.system import format_bytes, free_memory
 
@@ -27,7 +27,7 @@ SHARE = 0.8  # of free memory is taken for copies of rows that can also be read 
 
 
 def needed(features: int, stored: int, sizes: Sequence[int], outputs: int, number: int) -> int:
-    """Bytes of one copy of the data, of the clients' eigenvectors (and the largest one's workspace), and of vectors.
+    """Count the bytes of one copy of the data, of the clients' eigenvectors (and one workspace), and of vectors.
 
     Args:
         features: d.
@@ -44,7 +44,7 @@ def needed(features: int, stored: int, sizes: Sequence[int], outputs: int, numbe
 def check_memory(
     one: Selection, sizes: Sequence[int], outputs: int, device: torch.device, dtype: torch.dtype, testing: bool
 ) -> None:
-    """Refuse a problem that does not fit, with the figures and what would; test rows need the data alone."""
+    """Refuse a problem that does not fit and say what would; test rows need the data alone."""
     d, stored, number = one.shape[1], one.dtype.itemsize, dtype.itemsize
 
     def need(features: int, stored: int) -> int:
@@ -55,8 +55,8 @@ def check_memory(
     have, want = free_memory(device), need(d, stored)
     if want <= have:
         return
-    fits = int(0.95 * d * (have - need(0, stored)) / (want - need(0, stored)))
-    advice = f"about {fits:,} features would fit" if fits > 0 else "take fewer samples"
+    fitting = int(0.95 * d * (have - need(0, stored)) / (want - need(0, stored)))
+    advice = f"about {fitting:,} features would fit" if fitting > 0 else "take fewer samples"
     if stored > 2 and need(d, 2) <= have:
         advice = "a table in float16 would fit"
     raise InputError(
@@ -66,14 +66,7 @@ def check_memory(
 
 
 def fits(features: Sequence[NDArray[Any] | Selection], width: int, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether rows of tables can be copied; on a GPU, where they cannot be read from disk, they have to.
-
-    Args:
-        features: of every client.
-        width: columns of the copy, an intercept included.
-        device: where the copy would be.
-        dtype: its number format.
-    """
+    """Return whether rows of tables can be copied, `width` columns each; on a GPU they have to be."""
     if not any(isinstance(x, Selection) for x in features):
         return True
     rows = sum(map(len, features))
@@ -83,28 +76,42 @@ def fits(features: Sequence[NDArray[Any] | Selection], width: int, device: torch
     if want > have:
         raise InputError(
             f"This model copies its {rows:,} × {width:,} features to {device}, {format_bytes(want)} in "
-            f"{_name(dtype)}, and "
-            f"{format_bytes(have)} are free there: on device='cpu' they are read from where they are stored; "
-            "squared loss "
-            "without intercept, on wide rows of one table, needs them in the table's own number format only."
+            f"{dtype_name(dtype)}, and {format_bytes(have)} are free there: on device='cpu' they are read from where "
+            "they are stored; squared loss without intercept, on wide rows of one table, needs them in the table's own "
+            "number format only."
         )
     return True
 
 
 def check_compressed_memory(sizes: Sequence[int], width: int, dtype: torch.dtype) -> None:
-    """Refuse squared loss on rows that stay on disk where the rows that it keeps of every client do not fit."""
-    device = torch.device("cpu")
-    have, want = free_memory(device), 2 * sum(min(size, width) for size in sizes) * width * dtype.itemsize
-    if want > have:
+    """Refuse squared loss on rows that stay on disk where the rows of every client's triangle do not fit."""
+    want = 2 * sum(min(size, width) for size in sizes) * width * dtype.itemsize
+    if want > (have := free_memory(torch.device("cpu"))):
         raise InputError(
             f"Squared loss keeps up to {width:,} rows of {width:,} numbers for each of {len(sizes):,} clients, twice: "
-            f"{format_bytes(want)} in {_name(dtype)}, and {format_bytes(have)} are free. Take fewer features or "
+            f"{format_bytes(want)} in {dtype_name(dtype)}, and {format_bytes(have)} are free. Take fewer features or "
             "clients."
         )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def stack(
+    features: Sequence[NDArray[Any] | Selection], intercept: bool, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Stack the rows of all clients in one tensor, rows of tables copied piece by piece; an intercept is a last 1."""
+    width = features[0].shape[1]
+    A = torch.empty(sum(map(len, features)), width + intercept, dtype=dtype, device=device)
+    A[:, width:] = 1
+    kind = torch.empty(0, dtype=dtype).numpy().dtype
+    start = 0
+    for x in features:
+        pieces = [len(piece) for piece in x.pieces()] if isinstance(x, Selection) else [len(x)]
+        for k, size in zip(np.cumsum([0, *pieces[:-1]]), pieces, strict=True):
+            values = x[int(k) : int(k) + size]
+            if isinstance(values, Selection) or not values.flags.writeable:
+                values = np.array(values, dtype=kind)
+            A[start : start + size, :width] = torch.from_numpy(values)  # converted on the way
+            start += size
+    return A
 
 
 DTYPES = (torch.float32, torch.float64)
@@ -151,17 +158,10 @@ class Linear:
         if self.classes is not None and self.loss == "logistic":
             raise InputError("Linear takes classes with loss='softmax' or 'squared'; logistic loss has two.")
 
-    def oracle(
-        self,
-        features: Features,
-        labels: Arrays,
-        names: list[str],
-        device: torch.device,
-        dtype: torch.dtype | None,
-        like: Oracle | None = None,
-    ) -> Oracle:
-        """Bind to the clients' checked features and labels; x takes its length from `like` where that is given."""
-        loss, dtype = loss_named(self.loss), dtype or torch.float64
+    def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
+        """Bind to the clients' checked data; x takes its length from `like` where that is given."""
+        features, names, device = data.features, data.names, data.device
+        loss, dtype = loss_named(self.loss), data.dtype or torch.float64
         if dtype not in DTYPES:
             raise InputError(f"Linear computes in torch.float32 or torch.float64, not in {dtype}.")
         if features[0].ndim != 2:
@@ -171,7 +171,7 @@ class Linear:
             )
         width, sizes = features[0].shape[1] + self.intercept, [len(a) for a in features]
         classes = self.classes if like is None or self.loss != "softmax" else like.dimension // width
-        targets = loss.encode(labels, names, classes)
+        targets = loss.encode(data.labels, names, classes)
         y = torch.as_tensor(np.concatenate(targets.arrays), device=device)
         y = y.to(dtype) if y.is_floating_point() else y
         check_range(names, sizes, y.to(dtype), "target")
@@ -191,7 +191,7 @@ class Linear:
         """The checked rows of all clients: a copy, or, of tables that are too large for one, what reads them."""
         width, sizes = features[0].shape[1] + self.intercept, [len(x) for x in features]
         if fits(features, width, device, dtype):
-            A = stacked(features, self.intercept, device, dtype)
+            A = stack(features, self.intercept, device, dtype)
             check_range(names, sizes, A, "feature")
             return A
         if self.loss == "squared" and not testing:

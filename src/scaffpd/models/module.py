@@ -27,11 +27,12 @@ from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
 from scaffpd.models.numerics import Draws, power_iteration, random_direction
 from scaffpd.models.oracle import (
     Arrays,
-    Features,
+    ClientData,
     Oracle,
     StackedDisplacements,
     StackedPoint,
     SubspaceDerivatives,
+    dtype_name,
     shift,
 )
 
@@ -95,26 +96,19 @@ class Module:
         nn.utils.vector_to_parameters(flat.to(trained[0]), trained)
         return network
 
-    def oracle(
-        self,
-        features: Features,
-        labels: Arrays,
-        names: list[str],
-        device: torch.device,
-        dtype: torch.dtype | None,
-        like: Oracle | None = None,
-    ) -> Oracle:
-        """Bind to the clients' checked features and labels."""
-        network = copy.deepcopy(self.module).to(device=device, dtype=dtype)
+    def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
+        """Bind to the clients' checked data."""
+        names, device = data.names, data.device
+        network = copy.deepcopy(self.module).to(device=device, dtype=data.dtype)
         kind = next(p.dtype for p in network.parameters() if p.requires_grad)
-        X = [_tensor(np.asarray(a), device, kind) for a in features]
+        X = [_tensor(np.asarray(a), device, kind) for a in data.features]
         outputs = _try_out(network, X[0][:TRIED])
         if isinstance(self.loss, str):
             loss = LOSSES[self.loss]()
-            arrays = _encoded(self.loss, loss, labels, names, outputs)
+            arrays = _encoded(self.loss, loss, data.labels, names, outputs)
             y = [_tensor(b, device, kind) for b in arrays]
             return ModuleOracle(network, _mean(loss), loss_correct(loss), float(self.l2), X, y, names)
-        y = [_tensor(b, device, kind) for b in labels]
+        y = [_tensor(b, device, kind) for b in data.labels]
         _try_out_loss(self.loss, outputs, y[0][:TRIED])
         return ModuleOracle(network, self.loss, class_correct, float(self.l2), X, y, names)
 
@@ -152,7 +146,7 @@ def _try_out(network: nn.Module, X: Tensor) -> Tensor:
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            f"The network cannot take samples of shape {tuple(X.shape[1:])} and type {_plain(X.dtype)}: {reason}."
+            f"The network cannot take samples of shape {tuple(X.shape[1:])} and type {dtype_name(X.dtype)}: {reason}."
         ) from None
     if not isinstance(first, Tensor) or first.ndim == 0 or len(first) != len(X):
         raise InputError("The network must return one tensor with a row of outputs for every sample.")
@@ -203,10 +197,6 @@ def _has_own_function(value: Tensor) -> bool:
             seen.add(node)
             nodes += [following for following, _ in node.next_functions]
     return False
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _mean(loss: Loss) -> MeanLoss:

@@ -7,6 +7,7 @@ exist here exactly once: a simulated cohort holds an oracle over N clients, a re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -158,8 +159,24 @@ class Oracle(Protocol):
         """f_i(x) and accuracy per client."""
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name a number format without its package."""
+    return str(dtype).removeprefix("torch.")
+
+
 Arrays = list[NDArray[np.generic]]
 Features = list[NDArray[np.generic] | Selection]  # of each client: an array, or rows of a table
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What a model is bound to: the clients' checked features, labels and names, the device and the number format."""
+
+    features: Features
+    labels: Arrays
+    names: list[str]
+    device: torch.device
+    dtype: torch.dtype | None
 
 
 Array = NDArray[np.generic]
@@ -211,7 +228,7 @@ def check_range(names: Sequence[str], sizes: Sequence[int], values: Tensor, what
         raise InputError(f"Client {names[client]!r} has a NaN or infinite {what} in column {column}.")
     raise InputError(
         f"Client {names[client]!r} has a {what} beyond ±{limit:.0e} in column {column}, "
-        f"too large for {str(values.dtype).removeprefix('torch.')}: scale the data first."
+        f"too large for {dtype_name(values.dtype)}: scale the data first."
     )
 
 

@@ -357,56 +357,6 @@ def _mm(A: Tensor, B: Tensor, rough: bool = False) -> Tensor:
     return out
 
 
-def load_rows(
-    features: Sequence[Selection], names: Sequence[str], device: torch.device, dtype: torch.dtype
-) -> StoredMatrix:
-    """The rows of all clients, one client after the other, in the table's own format: one copy on the device."""
-    table = features[0].table
-    table.check()
-    kind = torch.from_numpy(np.empty(0, dtype=table.values.dtype)).dtype
-    values = torch.empty(sum(map(len, features)), features[0].shape[1], dtype=kind, device=device)
-    start = 0
-    for name, x in zip(names, features, strict=True):
-        for numbers in x.pieces():
-            piece = torch.from_numpy(table.values[numbers]).to(device)
-            check_values(name, float(piece.abs().amax()) * abs(table.scale), dtype)
-            values[start : start + len(numbers)] = piece
-            start += len(numbers)
-    return StoredMatrix([values], table.scale, dtype)
-
-
-def check_values(name: str, largest: float, dtype: torch.dtype) -> None:
-    """Refuse numbers that are none, or whose squares would overflow."""
-    limit = torch.finfo(dtype).max ** 0.5 * 1e-4
-    if not np.isfinite(largest):
-        raise InputError(f"Client {name!r} has a NaN or infinite value in its rows of the table of features.")
-    if largest > limit:
-        kind = str(dtype).removeprefix("torch.")
-        raise InputError(
-            f"Client {name!r} has a feature beyond ±{limit:.0e}, too large for {kind}: scale the data first."
-        )
-
-
-def stacked(
-    features: Sequence[NDArray[Any] | Selection], intercept: bool, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    """The rows of all clients as one dense tensor, rows of tables copied piece by piece; an intercept is a last 1."""
-    width = features[0].shape[1]
-    A = torch.empty(sum(map(len, features)), width + intercept, dtype=dtype, device=device)
-    A[:, width:] = 1
-    kind = torch.empty(0, dtype=dtype).numpy().dtype
-    start = 0
-    for x in features:
-        pieces = [len(piece) for piece in x.pieces()] if isinstance(x, Selection) else [len(x)]
-        for k, size in zip(np.cumsum([0, *pieces[:-1]]), pieces, strict=True):
-            values = x[int(k) : int(k) + size]
-            if isinstance(values, Selection) or not values.flags.writeable:
-                values = np.array(values, dtype=kind)
-            A[start : start + size, :width] = torch.from_numpy(values)  # converted on the way
-            start += size
-    return A
-
-
 HELD = 2**25  # numbers of a client from which on its rows are not held together unless they have to be
 CHECKED = 2**23  # bytes of a copy from which on it is asked whether there is room
 

@@ -23,14 +23,15 @@ import torch
 from torch import Tensor
 
 from scaffpd.data.table import Selection
+from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import GraphReplay, tensor_cores
-from scaffpd.models.oracle import Displacements, StackedDisplacements, same_point, shift
+from scaffpd.models.oracle import Displacements, StackedDisplacements, dtype_name, same_point, shift
 from scaffpd.models.quadratic import LastPlan, local_gain
-from scaffpd.models.tables import StoredMatrix, load_rows
+from scaffpd.models.tables import StoredMatrix
 
 Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner
 RECENT = 2
@@ -304,6 +305,30 @@ class WideOracle(LinearOracle):
             solved = torch.cholesky_solve(root[:, None] * (A @ b), torch.linalg.cholesky(inside))
             each.append((b - (A.T @ (root[:, None] * solved)) / e[:, None]).flatten())
         return StackedDisplacements(torch.stack(each))
+
+
+def load_rows(
+    features: Sequence[Selection], names: Sequence[str], device: torch.device, dtype: torch.dtype
+) -> StoredMatrix:
+    """Copy the rows of all clients to the device, one client after the other, in the table's own format."""
+    table, limit = features[0].table, torch.finfo(dtype).max ** 0.5 * 1e-4
+    table.check()
+    kind = torch.from_numpy(np.empty(0, dtype=table.values.dtype)).dtype
+    values, start = torch.empty(sum(map(len, features)), features[0].shape[1], dtype=kind, device=device), 0
+    for name, x in zip(names, features, strict=True):
+        for numbers in x.pieces():
+            piece = torch.from_numpy(table.values[numbers]).to(device)
+            largest = float(piece.abs().amax()) * abs(table.scale)
+            if not np.isfinite(largest):
+                raise InputError(f"Client {name!r} has a NaN or infinite value in its rows of the table of features.")
+            if largest > limit:
+                raise InputError(
+                    f"Client {name!r} has a feature beyond ±{limit:.0e}, too large for {dtype_name(dtype)}: scale the "
+                    "data first."
+                )
+            values[start : start + len(numbers)] = piece
+            start += len(numbers)
+    return StoredMatrix([values], table.scale, dtype)
 
 
 def store(rows: StackedSamples) -> StoredMatrix:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 
 from scaffpd.errors import InputError, count, positive, real
 from scaffpd.federation import Constants
@@ -17,7 +16,7 @@ from scaffpd.models import Linear, Module
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import loss_named
 from scaffpd.models.module import ModuleOracle
-from scaffpd.models.oracle import Arrays, Features, Oracle
+from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.privacy.accountant import Account, ReleaseCounts, solved
 from scaffpd.privacy.clipped import ClippedSums, LinearSums, ModuleSums
 from scaffpd.privacy.noise import client_key, digest, secret_bytes
@@ -165,23 +164,14 @@ class Private:
             budget=float(epsilon), **rest,
         )  # fmt: skip
 
-    def oracle(
-        self,
-        features: Features,
-        labels: Arrays,
-        names: list[str],
-        device: torch.device,
-        dtype: torch.dtype | None,
-        like: Oracle | None = None,
-    ) -> Oracle:
-        """Bind to the clients' checked features and labels; held-out rows are the experimenter's and bound as ever."""
-        bare = like.inner if isinstance(like, PrivateOracle) else like
+    def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
+        """Bind to the clients' checked data; held-out rows are the experimenter's and bound without privacy."""
         if self._open or like is not None:
-            return self.model.oracle(features, labels, names, device, dtype, bare)
-        arrays: Features = [np.asarray(x) for x in features]
-        inner = self.model.oracle(arrays, labels, names, device, dtype)
+            return self.model.oracle(data, like.inner if isinstance(like, PrivateOracle) else like)
+        data = replace(data, features=[np.asarray(x) for x in data.features])
+        inner, names = self.model.oracle(data), data.names
         account = Account(names, float(self.delta), self.budget)
-        members = self._members(arrays, labels, names)
+        members = self._members(data)
         clips, l2 = (float(self.clip), float(self.loss_clip)), float(self.model.l2)
         return PrivateOracle(inner, self._sums(inner), clips, l2, self._public(members), members, account)
 
@@ -191,11 +181,11 @@ class Private:
         free = self.clip == self.loss_clip == float("inf") and self.radius is None
         return free and not np.any(np.asarray(self.noise)) and not np.any(np.asarray(self.loss_noise))
 
-    def _members(self, features: Features, labels: Arrays, names: list[str]) -> list[PrivateClient]:
-        n, secret, network = len(names), secret_bytes(self.secret), self._network()
+    def _members(self, data: ClientData) -> list[PrivateClient]:
+        n, secret, network = len(data.names), secret_bytes(self.secret), self._network()
         z, z_L = (spread(name, getattr(self, name), n) for name in ("noise", "loss_noise"))
         members = []
-        for i, (name, X, y) in enumerate(zip(names, features, labels, strict=True)):
+        for i, (name, X, y) in enumerate(zip(data.names, data.features, data.labels, strict=True)):
             key = client_key(secret, name, repr(self), network, _content(X), _content(y))
             members.append(PrivateClient(i, key, len(X), z[i], z_L[i]))
         return members
