@@ -53,12 +53,12 @@ class ColumnMoments:
 
     @classmethod
     def zeros(cls, columns: int, device: torch.device) -> ColumnMoments:
-        """Nothing yet."""
+        """Start with no rows."""
         first, second, largest = (torch.zeros(columns, dtype=torch.float64, device=device) for _ in range(3))
         return cls(first, second, largest)
 
     def add(self, z: Tensor) -> None:
-        """More rows."""
+        """Add rows."""
         if len(z):
             z = z.double()
             self.first += z.sum(0)
@@ -67,14 +67,14 @@ class ColumnMoments:
             self.rows += len(z)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation; zero for a column that does not vary."""
+        """Return mean and deviation; zero for a column that does not vary."""
         mean = self.first / max(self.rows, 1)
         deviation = (self.second / max(self.rows, 1) - mean.square()).clamp_min(0).sqrt()
         return mean, torch.where(deviation > STILL * self.largest, deviation, torch.zeros_like(deviation))
 
 
 def scales(sums: ColumnMoments, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and floored deviation of every column: what to take away, and what to divide by."""
+    """Return mean and floored deviation of every column."""
     mean, deviation = sums.moments()
     return mean, floored(deviation, groups)
 
@@ -88,7 +88,7 @@ def correction(sums: ColumnMoments, mean: Tensor, deviation: Tensor, groups: Ten
 
 
 def floored(deviation: Tensor, groups: Tensor) -> Tensor:
-    """At least FLOOR of the median positive deviation of the same group, and for a constant coordinate that median.
+    """Raise deviations to FLOOR times the median positive one of their group, those of constants to that median.
 
     A group without any positive deviation takes the median of all; one, where there is none at all.
     """
@@ -107,7 +107,7 @@ UNDER_WAY = 2  # chunks that may wait to be written
 
 
 class Writer(AbstractContextManager["Writer"]):
-    """Writes chunks of rows in order, in a thread of its own where they come from a GPU."""
+    """Write chunks of rows in order, in a thread where they come from a GPU."""
 
     def __init__(self, values: NDArray[Any], device: torch.device) -> None:
         self.values, self.thread = values, ThreadPoolExecutor(1) if device.type == "cuda" else None
@@ -118,7 +118,7 @@ class Writer(AbstractContextManager["Writer"]):
             self.thread.shutdown(cancel_futures=True)
 
     def put(self, start: int, rows: Tensor) -> None:
-        """Rows from `start` on; they are copied before this returns or in the background."""
+        """Write rows from `start` on, at once or in the background."""
         if self.thread is None:
             self.values[start : start + len(rows)] = rows.numpy()
             return
@@ -135,7 +135,7 @@ class Writer(AbstractContextManager["Writer"]):
         self.values[start : start + len(host)] = host.numpy()
 
     def wait(self) -> None:
-        """Until everything is written."""
+        """Wait until everything is written."""
         while self.waiting:
             self.waiting.pop(0).result()
 
@@ -177,7 +177,7 @@ class Extraction:
         self.sums = ColumnMoments.zeros(self.columns, self.device)
 
     def run(self, progress: bool | None) -> NDArray[Any]:
-        """All rows, standardised; with a folder, mapped from there."""
+        """Compute all rows, standardised; with a folder, map them from there."""
         values, state = self.store.create()
         with Tally(progress, self.rows, "image") as bar:
             if state is None:
@@ -200,14 +200,14 @@ class Extraction:
         return values if self.store.folder is None else self.store.open()
 
     def _upload(self, numbers: NDArray[np.int64]) -> Tensor:
-        """Images by row number, uint8 on the device."""
+        """Copy images, by row number, to the device."""
         first, second = numbers[numbers < self.train], numbers[numbers >= self.train] - self.train
         parts = ((self.images.train.x, first), (self.images.test.x, second))
         some = [torch.from_numpy(np.array(x[k])) for x, k in parts if len(k)]
         return torch.cat([part.to(self.device, non_blocking=True) for part in some])
 
     def _raw(self, numbers: NDArray[np.int64]) -> Tensor:
-        """G of some images; where memory runs out, of fewer at a time from now on."""
+        """Compute g of some images; where memory runs out, of fewer at a time from now on."""
         try:
             return self.map(self.backbone.preprocess(self._upload(numbers)))
         except torch.OutOfMemoryError:
@@ -218,7 +218,7 @@ class Extraction:
         return torch.cat([self._raw(numbers[: self.chunk]), self._raw(numbers[self.chunk :])])
 
     def _provisional(self) -> None:
-        """m⁰ and s⁰ from a few training images."""
+        """Find m⁰ and s⁰ from a few training images."""
         numbers = np.arange(self.train)
         if self.train > SAMPLE:
             numbers = np.sort(np.random.default_rng(self.fields["seed"]).choice(self.train, SAMPLE, replace=False))
@@ -228,7 +228,7 @@ class Extraction:
         self.mean, self.deviation = scales(few, self.map.groups)
 
     def _fill(self, values: NDArray[Any], done: int, bar: Tally, started: float) -> None:
-        """Z = (g - m⁰) / s⁰ of every image that is not there yet."""
+        """Write z = (g - m⁰) / s⁰ of every image that is not there yet."""
         kind, first, noted, begin = getattr(torch, self.fields["dtype"]), done, time.monotonic(), done
         flags = torch.zeros(2, dtype=torch.bool, device=self.device)
         with Writer(values, self.device) as writer:
@@ -266,7 +266,7 @@ class Extraction:
         )  # fmt: skip
 
     def _resume(self, state: State) -> int:
-        """How many rows are there, after a look at whether the state can be one of this table."""
+        """Check that the state belongs to this table and return how many rows are done."""
         if not self._fits(state):
             assert self.store.folder is not None
             raise corrupt(self.store.folder, f"{STATE} is not one of this table")
@@ -286,7 +286,7 @@ class Extraction:
         return bool(complete) and all(c.shape == (self.columns,) and c.dtype == np.float64 for c in columns)
 
     def _correct(self, values: NDArray[Any], sums: list[str]) -> tuple[Tensor, Tensor, list[str]]:
-        """Z ← (z - m¹) / s¹ in place, piece by piece, of those that do not have a checksum yet."""
+        """Replace z by (z - m¹) / s¹, piece by piece, where there is no checksum yet."""
         m, s = correction(self.sums, self.mean, self.deviation, self.map.groups)
         sums, shift, factor = list(sums), m.float(), (1 / s).float()
         for start in self.store.pieces[len(sums) :]:

@@ -48,7 +48,7 @@ def parse_memory(memory: int | float | str | None) -> int | None:
 
 
 def chunk(each: int, memory: int | None, device: torch.device, wanted: int | None = None) -> int:
-    """Samples at a time, of which each needs so many bytes: `wanted`, or fewer where `memory` was given as well."""
+    """Return samples at a time, if each needs so many bytes: `wanted`, or fewer where `memory` was given as well."""
     if wanted is not None and memory is None:
         return wanted
     budget = int(SHARE.get(device.type, 0.25) * free_memory(device)) if memory is None else memory
@@ -152,21 +152,21 @@ class FeatureStore:
         return values, None
 
     def _copies(self, start: int | None = None) -> list[Path]:
-        """The copies of pieces, or of one piece, that are there."""
+        """List the copies of pieces, or of one piece."""
         if self.folder is None:
             return []
         names = ("piece-*.npy",) if start is None else (f"piece-{start}.npy", f"piece-{start}-*.npy")
         return [path for name in names for path in self.folder.glob(name)]
 
     def _clear(self) -> None:
-        """Remove everything that only a run on its way needs."""
+        """Remove everything that only an unfinished run needs."""
         if self.folder is not None:
             drafts = (*self.folder.glob("draft-*"), *self.folder.glob(".*.*"))
             for path in (self.folder / STATE, self.folder / VERIFIED, *self._copies(), *drafts):
                 path.unlink(missing_ok=True)
 
     def open(self, mode: Any = "r") -> NDArray[Any]:
-        """The values, mapped from disk."""
+        """Map the values from disk."""
         assert self.folder is not None
         try:
             values = np.load(self.folder / VALUES, mmap_mode=mode)
@@ -200,7 +200,7 @@ class FeatureStore:
         values[start : start + len(piece)] = piece
 
     def restore(self, values: NDArray[Any], start: int) -> bool:
-        """Rows from the copy of a piece whose overwriting was interrupted; refused unless it is as it was written."""
+        """Restore rows whose overwriting was interrupted from their copy, if its checksum is right."""
         copies = self._copies(start)
         if not copies:
             return False
@@ -255,7 +255,7 @@ class FeatureStore:
         self._note(stamp)
 
     def _stamp(self) -> dict[str, int]:
-        """Size and time of the values' last change."""
+        """Return the size of the values and the time of their last change."""
         assert self.folder is not None
         about = (self.folder / VALUES).stat()
         return {"size": about.st_size, "mtime_ns": about.st_mtime_ns}
@@ -279,7 +279,7 @@ class FeatureStore:
 
 
 def _allocated(path: Path) -> int:
-    """Bytes that a file takes on disk; none where it is not there or nobody knows."""
+    """Return the bytes that a file takes on disk; 0 where that is not known."""
     try:
         return 512 * path.stat().st_blocks
     except (AttributeError, FileNotFoundError):

@@ -73,7 +73,7 @@ class MixedDisplacements:
 
 @dataclass(frozen=True)
 class FullBatches:
-    """The steps of all clients.
+    """J local steps of all clients.
 
     Attributes:
         rows: the samples.
@@ -147,7 +147,7 @@ SLAB = {"cpu": 2**22, "cuda": 2**27}  # numbers that are drawn and looked up at 
 
 @dataclass(frozen=True)
 class Minibatches:
-    """The steps of all clients.
+    """J local steps of all clients.
 
     Attributes:
         rows: the samples.
@@ -193,7 +193,7 @@ class Minibatches:
         return out
 
     def slabs(self, who: Tensor, numbers: int) -> list[int]:
-        """How many steps of some clients to draw at a time, if a step of one takes so many numbers."""
+        """Return how many steps of some clients to draw at a time, if a step of one takes so many numbers."""
         most = max(1, SLAB.get(who.device.type, SLAB["cuda"]) // (len(who) * numbers))
         return [min(most, self.steps - first) for first in range(0, self.steps, most)]
 
@@ -239,7 +239,7 @@ class FeatureSteps:
         self.replay = GraphReplay(self.run)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        """`run`, recorded where that pays."""
+        """Run the steps, as a recorded graph where that pays."""
         return self.run(*tensors) if self.stored else self.replay(*tensors)
 
     def run(
@@ -269,6 +269,6 @@ class FeatureSteps:
 
 
 def cache_pieces(clients: Tensor, numbers: int) -> list[Tensor]:
-    """Clients of so many numbers each in pieces that fit into a cache; a GPU takes them all at once."""
+    """Split clients of so many numbers each into pieces that fit into a cache; a GPU takes them all at once."""
     size = max(1, CACHE // max(1, numbers)) if clients.device.type == "cpu" else max(1, len(clients))
     return list(torch.split(clients, size)) if len(clients) else []

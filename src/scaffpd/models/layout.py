@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class PaddedBlock:
     number: int | None = None
 
     def of(self, stack: Tensor) -> Tensor:
-        """The block's part of a stack (M, ...) as (n, m, ...): a view where nothing is padded, else a copy."""
+        """Return the block's part of a stack (M, ...) as (n, m, ...): a view where nothing is padded, else a copy."""
         if self.first is None:
             return stack[self.rows]
         return stack[self.first : self.first + self.rows.numel()].view(*self.rows.shape, *stack.shape[1:])
@@ -78,18 +78,18 @@ class Ragged:
 
     @cached_property
     def owner(self) -> Tensor:
-        """Whose each row is."""
+        """The client of each row."""
         return torch.repeat_interleave(torch.arange(len(self), device=self.sizes.device), self.sizes)
 
     def rows_of(self, clients: list[int]) -> Tensor:
-        """The row numbers of some clients, one client after the other."""
+        """Return the row numbers of some clients, one client after the other."""
         sizes = self.sizes[clients]
         ends = torch.cumsum(sizes, 0)
         rows = torch.arange(int(ends[-1]) if clients else 0, device=sizes.device)
         return rows + torch.repeat_interleave(self.starts[clients] - (ends - sizes), sizes)
 
     def places(self, clients: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """Where the first `rows` rows of some clients are in the stack, and which of those (n, rows) there are."""
+        """Locate the first `rows` rows of some clients in the stack, and mark which of those (n, rows) exist."""
         position = torch.arange(rows, device=self.sizes.device)
         inside = position < self.sizes[clients, None]
         return (self.starts[clients, None] + position)[inside], inside
@@ -105,11 +105,11 @@ class Ragged:
         return torch.segment_reduce(rows, "max", lengths=self.sizes, unsafe=True)
 
     def blocks(self, share: Tensor, width: int) -> list[PaddedBlock]:
-        """All rows, weighted by their (M,) `share`, in the cheapest padded blocks for rows of `width` numbers."""
+        """Cut all rows, weighted by their (M,) `share`, into the cheapest padded blocks for rows of `width` numbers."""
         return self._cut(share, width, lambda _: CACHE // width, range(len(self)))
 
     def squares(self, share: Tensor, width: int) -> list[PaddedBlock]:
-        """The same, in blocks for which it is m × m matrices that have to fit into the cache."""
+        """Cut all rows into blocks whose m × m matrices fit into the cache."""
         return self._cut(share, width, lambda m: CACHE // m, range(-1, -len(self) - 1, -1))
 
     def _cut(self, share: Tensor, width: int, rows: Callable[[int], int], numbers: range) -> list[PaddedBlock]:
@@ -132,7 +132,7 @@ class Ragged:
         return PaddedBlock(clients, rows, torch.where(inside, share[rows], 0), first, number)
 
     def minibatch(self, uniform: Tensor, clients: Tensor | None = None) -> PaddedBlock:
-        """Rows drawn with replacement, by (N, …, b) `uniform` numbers in [0, 1): b of every client, for every step.
+        """Draw rows with replacement, by (N, …, b) `uniform` numbers in [0, 1): b of every client, for every step.
 
         A client with no more than b rows gives them all. Of some `clients` only, where they are named.
         """
@@ -148,7 +148,7 @@ class Ragged:
 
 
 def outside(blocks: list[PaddedBlock], clients: int, device: torch.device) -> Tensor:
-    """The numbers of those clients who are in none of the blocks (without waiting for a device if all or none are)."""
+    """Return the clients that are in none of the blocks, without waiting for a device if all or none are."""
     everyone = torch.arange(clients, device=device)
     inside = sum(len(block.clients) for block in blocks)
     if inside in (0, clients):
@@ -160,7 +160,7 @@ def outside(blocks: list[PaddedBlock], clients: int, device: torch.device) -> Te
 
 
 def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
-    """Where to end each block of descending `sizes` so that Σ_blocks (overhead + clients · longest) is least.
+    """Find the ends of blocks of descending `sizes` for which Σ_blocks (overhead + clients · longest) is least.
 
     Dynamic programming over the places where sizes, rounded up to six binary digits, change; there are few of them.
     """
@@ -181,7 +181,7 @@ def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
 
 
 def finer(ends: list[int], sizes: NDArray[np.int64], rows: Callable[[int], int]) -> list[int]:
-    """The same ends of blocks and more, so that no block of several clients has more padded rows than `rows` says.
+    """Add ends of blocks, so that no block of several clients has more padded rows than `rows` says.
 
     Args:
         ends: where blocks end.
@@ -223,7 +223,7 @@ class StackedSamples:
         return self._copies.get(block.number) or (block.of(self.A), block.of(self.y))
 
     def alone(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
-        """The same with zeros for padding, so that only a client's own rows count in what is made of them."""
+        """Return a block's (A, y) with zeros for padding, so that only a client's own rows count in products."""
         A, y = self.of(block)
         if block.first is not None:
             return A, y
@@ -232,19 +232,18 @@ class StackedSamples:
 
     @property
     def stored(self) -> bool:
-        """Whether A stays where it is stored: copies of its rows are not kept."""
-        A: Any = self.A
-        return not isinstance(A, Tensor)
+        """Whether A stays in a table: copies of its rows are not cached."""
+        return not isinstance(cast(Any, self.A), Tensor)
 
     def large(self, block: PaddedBlock) -> MappedMatrix | None:
-        """A block's A where it is read piece by piece: it is one client's and larger than should be held together."""
-        A: Any = self.A
+        """Return a block's A if it is to be read piece by piece: one client's, and too large to be held together."""
+        A = cast(Any, self.A)
         if not isinstance(A, MappedMatrix) or block.first is None or len(block.rows) > 1:
             return None
         return A.large(block.first, block.rows.numel())
 
     def squared(self) -> StackedSamples:
-        """The same with A ∘ A."""
+        """Return the samples with A ∘ A."""
         return replace(self, A=self.A.square())
 
     @cached_property
@@ -293,10 +292,18 @@ class StackedSamples:
         return A.slack(terms) if isinstance(A, TableMatrix) else 4 * terms**0.5
 
     def take(self, block: PaddedBlock) -> StackedSamples:
-        """The rows of one block as a stack of their own."""
-        picked = block.rows.flatten()
-        layout = Ragged([block.rows.shape[1]] * len(block.rows), self.A.device, self.A.dtype)
-        return StackedSamples(self.A[picked], self.y[picked], layout, block.weight.flatten())
+        """Return the rows of one block as a stack of their own."""
+        picked, (n, m) = block.rows.flatten(), block.rows.shape
+        return self._part(self.A[picked], picked, [m] * n, block.weight.flatten())
+
+    def only(self, clients: list[int]) -> StackedSamples:
+        """Return the rows of some clients as a stack of their own."""
+        picked, A = self.layout.rows_of(clients), cast(Any, self.A)
+        own = A.take(picked) if isinstance(A, MappedMatrix) else A[picked]
+        return self._part(own, picked, self.layout.sizes[clients].tolist(), self.share[picked])
+
+    def _part(self, A: Any, rows: Tensor | slice, lengths: list[int], share: Tensor) -> StackedSamples:
+        return StackedSamples(A, self.y[rows], Ragged(lengths, self.A.device, self.A.dtype), share)
 
     @cached_property
     def pieces(self) -> list[tuple[slice, StackedSamples]]:
@@ -310,16 +317,7 @@ class StackedSamples:
         return [(slice(i, j), self._piece(i, j, slice(ends[i], ends[j]))) for i, j in pairwise(cuts)]
 
     def _piece(self, first: int, last: int, rows: slice) -> StackedSamples:
-        layout = Ragged(self.layout.lengths[first:last], self.A.device, self.A.dtype)
-        return StackedSamples(self.A[rows], self.y[rows], layout, self.share[rows])
-
-    def only(self, clients: list[int]) -> StackedSamples:
-        """The rows of some clients as a stack of their own."""
-        picked = self.layout.rows_of(clients)
-        layout = Ragged(self.layout.sizes[clients].tolist(), self.A.device, self.A.dtype)
-        A: Any = self.A
-        own: Any = A.take(picked) if isinstance(A, MappedMatrix) else A[picked]
-        return StackedSamples(own, self.y[picked], layout, self.share[picked])
+        return self._part(self.A[rows], rows, self.layout.lengths[first:last], self.share[rows])
 
 
 def product(A: Tensor, v: Tensor) -> Tensor:

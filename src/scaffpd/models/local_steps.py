@@ -129,7 +129,7 @@ LARGEST = 2**22  # numbers of one client's inner products
 
 
 def pays(m: int, batch: int, features: int, outputs: int, steps: int, collected: bool, kept: bool) -> bool:
-    """Whether J steps of clients with m samples are cheaper here.
+    """Return whether J steps of clients with m samples are cheaper in the space of samples.
 
     Args:
         m: samples of a client, padding included.
@@ -238,7 +238,7 @@ class SampleSpaces:
                 self.kept.add(block.number)
 
     def near(self, batch: int | None, steps: int) -> list[PaddedBlock]:
-        """The blocks for which J steps with so many samples each (`None`: all) are cheaper here."""
+        """Return the blocks for which J steps with so many samples each (`None`: all) are cheaper here."""
         if self.rows.stored:
             return []
         features, collected = self.rows.A.shape[1], batch is not None
@@ -263,18 +263,18 @@ def total(keep: Tensor, steps: int) -> Tensor:
 
 
 def widened(rows: Tensor, k: int) -> Tensor:
-    """Zero rows at the end, up to a multiple of what a processor works on at a time (see `lanes`)."""
+    """Append zero rows, up to a multiple of `lanes`."""
     missing = -rows.shape[-2] % lanes(rows.dtype, k)
     return pad(rows.mT, (0, missing)).mT if missing else rows
 
 
 def lanes(dtype: torch.dtype, k: int) -> int:
-    """Numbers that a processor works on at a time: of what is left over, a softmax of k outputs makes heavy weather."""
+    """Return how many numbers a processor works on at a time; a softmax of k outputs is slow on the rest."""
     return 64 // dtype.itemsize if k > 1 else 1
 
 
 def counted(positions: Tensor, share: Tensor, m: int, k: int) -> Tensor:
-    """The weights of n clients' m samples in every step, (J, n, 1, m): a sample drawn c times has c of its shares.
+    """Return the weights of n clients' samples in every step, (J, n, 1, m): one drawn c times has c shares.
 
     Args:
         positions: (n, J, b), which of a client's samples are drawn.
@@ -306,7 +306,7 @@ class Pace(NamedTuple):
 
 
 def pace(plan: ProximalPlan, smoothness: Vector, l2: float) -> Pace:
-    """With L_i/min D for L_i, and μ = l2/max D + β, which is what is known of the curvature from below."""
+    """Plan the steps with L_i/min D for L_i and μ = l2/max D + β, a lower bound on the curvature."""
     L = np.append(smoothness, plan.steepest) / float(plan.metric.min()) + plan.pull
     mu = l2 / float(plan.metric.max()) + plan.pull
     q = np.sqrt(np.minimum(np.divide(mu, L, out=np.ones_like(L), where=L > 0), 1))

@@ -87,7 +87,7 @@ class Module:
         return f"Module({network}, loss={loss!r}, l2={self.l2!r})"
 
     def network(self, x: NDArray[np.floating[Any]] | Tensor) -> nn.Module:
-        """A copy of the network with the parameters x."""
+        """Return a copy of the network with the parameters x."""
         network = copy.deepcopy(self.module)
         trained = [p for p in network.parameters() if p.requires_grad]
         flat, length = torch.as_tensor(x).detach(), sum(p.numel() for p in trained)
@@ -133,13 +133,13 @@ def _refuse_random_or_stateful(name: str, part: nn.Module) -> None:
 
 
 def _tensor(array: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A copy on the device, floats in the network's own type; whole numbers stay (embeddings want them)."""
+    """Copy to the device, floats in the network's own type; whole numbers stay, for embeddings."""
     values = torch.tensor(array, device=device)
     return values.to(dtype) if values.is_floating_point() else values
 
 
 def _try_out(network: nn.Module, X: Tensor) -> Tensor:
-    """The network's outputs on a few samples, or one sentence about why there are none."""
+    """Return the network's outputs on a few samples, or say why there are none."""
     try:
         with torch.no_grad():
             first, again = network(X), network(X)
@@ -183,7 +183,7 @@ def _try_out_loss(loss: MeanLoss, outputs: Tensor, y: Tensor) -> None:
 
 
 def _has_own_function(value: Tensor) -> bool:
-    """Whether a user's own `Function` has a part in the value.
+    """Return whether a user's own `Function` has a part in the value.
 
     Where its gradient cannot be differentiated, autograd leaves that part of the Hessian out and says nothing.
     """
@@ -236,11 +236,11 @@ class ModulePoint(StackedPoint):
         return SubspaceDerivatives(self.project(V), Q, self.norms(1 / metric))
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """It would take d Hessian-vector products."""
+        """Refuse: it would take d Hessian-vector products."""
         raise InputError("The diagonal of a network's Hessian is not known; take D = I instead.")
 
     def diagonals(self) -> Tensor:
-        """As for `diagonal`."""
+        """Refuse as `diagonal` does."""
         return self.diagonal(self.losses)
 
 

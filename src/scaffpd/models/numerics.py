@@ -35,7 +35,7 @@ _allowed: ContextVar[int] = ContextVar("allowed", default=1)
 
 @contextmanager
 def limit_threads(numbers: float) -> Iterator[None]:
-    """Operations on one thread where the data has few numbers; what was set before holds again afterwards."""
+    """Run PyTorch on one thread where the data has few numbers; the setting before is restored afterwards."""
     before = torch.get_num_threads()
     if before == 1 or numbers > SMALL:
         yield
@@ -50,12 +50,12 @@ def limit_threads(numbers: float) -> Iterator[None]:
 
 
 def thread_count() -> int:
-    """How many pieces of work there may be at a time."""
+    """Return how many pieces of work may run at a time."""
     return max(_allowed.get(), torch.get_num_threads())
 
 
 def parallel_map(work: Callable[[Item], None], items: Sequence[Item], device: torch.device) -> None:
-    """`work` for every item, on as many threads as PyTorch may use; results go where `work` puts them.
+    """Call `work` for every item, on as many threads as PyTorch may use; results go where `work` puts them.
 
     Nothing runs any more when this returns, or raises what the first item to fail has raised.
     """
@@ -105,7 +105,7 @@ class GraphReplay:
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy records for itself."""
+        """Leave out the graph: a copy records its own."""
         return {"function": self.function}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ class GraphReplay:
         self.out: Tensor | None = None
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        """The function's value; recorded, replayed or simply computed."""
+        """Compute the function, record it or replay it."""
         if not tensors[0].is_cuda:
             return self.function(*tensors)
         key = tuple((t.shape, t.dtype, t.device) for t in tensors)
@@ -151,7 +151,7 @@ class GraphReplay:
 
 
 def _signed(number: int) -> int:
-    """The 64 bits of a number as PyTorch has them."""
+    """Convert 64 bits to PyTorch's signed numbers."""
     return number - 2**64 if number >= 2**63 else number
 
 
@@ -190,12 +190,12 @@ class Draws:
 
 
 def streams(names: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
-    """What tells the clients' numbers apart."""
+    """Return every client's own seed, from its name."""
     return torch.tensor([_signed(_hash(name)) for name in names], dtype=torch.int64, device=device)
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
-    """The bits of z moved down, with zeros from above."""
+    """Shift the bits of z down, with zeros from above."""
     return (z >> by).bitwise_and_(2 ** (64 - by) - 1)
 
 

@@ -33,14 +33,14 @@ KEY, MARK = 32, 16  # bytes of a key, and of what tells questions apart
 
 
 def secret_bytes(secret: bytes | int | None) -> bytes:
-    """The secret as it is, that of an experiment's seed, or one from the operating system."""
+    """Return the secret itself, that of an experiment's seed, or one from the operating system."""
     if secret is None:
         return os.urandom(KEY)
     return secret if isinstance(secret, bytes) else hashlib.sha256(b"seed %d" % secret).digest()
 
 
 def client_key(secret: bytes, *about: str | bytes) -> bytes:
-    """K_i: a key of its own for every client, model and data set."""
+    """Derive K_i, a key for one client, model and data set."""
     try:
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -50,7 +50,7 @@ def client_key(secret: bytes, *about: str | bytes) -> bytes:
 
 
 def digest(*parts: Any) -> bytes:
-    """A hash of texts, numbers and vectors, in which none can be mistaken for another."""
+    """Hash texts, numbers and vectors so that none can be mistaken for another."""
     whole = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):
@@ -74,7 +74,7 @@ class PrivateQuestion:
 
     @cached_property
     def mark(self) -> bytes:
-        """Tells this question from others; with another secret the same question has another mark."""
+        """Identifies this question; with another secret the same question has another mark."""
         return hmac.digest(self._key, b"mark", "sha256")[:MARK]
 
     @cached_property
@@ -98,12 +98,12 @@ class KeyStream:
         self._cipher = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def uniform(self, size: int) -> NDArray[np.float64]:
-        """The next numbers, strictly between 0 and 1."""
+        """Draw the next numbers, strictly between 0 and 1."""
         bits = np.frombuffer(self._cipher.update(bytes(8 * size)), dtype="<u8")
         return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
     def normal(self, size: int) -> NDArray[np.float64]:
-        """The next numbers as standard Gaussians."""
+        """Draw the next numbers as standard Gaussians."""
         from scipy.special import ndtri
 
         gaussian: NDArray[np.float64] = ndtri(self.uniform(size))
@@ -111,12 +111,12 @@ class KeyStream:
 
 
 def normals(questions: Sequence[PrivateQuestion], size: int) -> NDArray[np.float64]:
-    """The next Gaussians of every client, (N, size)."""
+    """Draw the next Gaussians of every client, (N, size)."""
     return np.stack([question.noise.normal(size) for question in questions])
 
 
 def drawn(questions: Sequence[PrivateQuestion], sizes: Sequence[int], rates: Sequence[float]) -> NDArray[np.bool_]:
-    """A Poisson sample of every client: row j of client i takes part with probability q_i, whatever others do."""
+    """Draw a Poisson sample of every client: row j of client i takes part with probability q_i, independently."""
     return np.concatenate([
         question.rows.uniform(size) < rate for question, size, rate in zip(questions, sizes, rates, strict=True)
     ])  # fmt: skip
