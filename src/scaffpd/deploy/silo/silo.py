@@ -29,7 +29,7 @@ from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.messages import Message, MissingVectors, Setup, VectorCache, decode, digest, encode, linear
 from scaffpd.deploy.questions import EVALUATE, GRADIENTS, PROJECT, SECRET, SPENT
 from scaffpd.deploy.silo.dataset import Dataset
-from scaffpd.deploy.silo.handlers import NamedVector, SiloCohort
+from scaffpd.deploy.silo.handlers import SiloCohort
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.errors import InputError
 from scaffpd.tabular.schema import checked_schema, width
@@ -248,7 +248,7 @@ class Silo:
         setup = self._check_setup(values.get("setup"))
         if asked.kind == SPENT and self._private:
             with self._noted():
-                return Message("answer", self.cohort.spent())
+                return self.cohort.spent()
         if self._private and asked.kind == EVALUATE:
             raise InputError("This silo is private: it releases no scores.")
         answered = self._asked_by(setup.algorithm)
@@ -264,7 +264,7 @@ class Silo:
             raise InputError("The question does not name its vectors.")
         self._vectors.put({name: array for name, array in asked.arrays.items() if name not in UNNAMED})
         found = self._vectors.find(named.values())
-        vectors = {role: NamedVector(name, self.cohort.vector(found[name])) for role, name in named.items()}
+        vectors = {role: (name, found[name]) for role, name in named.items()}
         with self._noted():
             return self.cohort.answer(asked.kind, values, vectors, asked.arrays)
 
