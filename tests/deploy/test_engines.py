@@ -34,7 +34,7 @@ def test_flower_in_this_process(tmp_path, name):
     pytest.importorskip("flwr", reason="needs scaffpd[flower]")
     from flower_simulator import simulate
 
-    path, places = settings(tmp_path, name)
+    path, places = settings(tmp_path, name, rounds=5)
     simulate(path, places)
     agrees(path, places, outcome_of(path))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from deploy_cases import QUICK, Faulty, federation, opened, run
@@ -35,15 +37,27 @@ WORDS = {  # what an answer says besides, for every kind
 }
 
 
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory):
+    """Every question and answer of a short run, with the agreement and the algorithm's name; each run is made once."""
+
+    @functools.cache
+    def log(name, loss):
+        path, places = settings(tmp_path_factory.mktemp(name), name, rounds=4)
+        path.write_text(path.read_text().replace('"logistic"', f'"{loss}"'))
+        transport, file = Faulty(places), FederationFile.read(path)
+        assert coordinate(path, transport).final
+        pairs = [(decode(question, 2**31), decode(answer, 2**31)) for _, question, answer in transport.log]
+        return pairs, DeployedRun(file.folder).setup(), type(file.algorithm).__name__
+
+    return log
+
+
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_nothing_leaves_but_what_the_algorithm_needs(tmp_path, name):
-    path, places = settings(tmp_path, name, rounds=4)
-    transport = Faulty(places)
-    assert coordinate(path, transport).final
-    algorithm = type(FederationFile.read(path).algorithm).__name__
-    asked, setup = set(), DeployedRun(FederationFile.read(path).folder).setup()
-    for _, question, answer in transport.log:
-        question, answer = decode(question, 2**31), decode(answer, 2**31)
+def test_nothing_leaves_but_what_the_algorithm_needs(exchanged, name):
+    pairs, setup, algorithm = exchanged(name, "logistic")
+    asked = set()
+    for question, answer in pairs:
         if answer.kind == "missing":
             continue
         assert answer.kind == "answer"
@@ -59,30 +73,25 @@ def test_nothing_leaves_but_what_the_algorithm_needs(tmp_path, name):
     assert asked <= ALGORITHMS[algorithm].questions | {"evaluate"}
 
 
-def test_algorithms_ask_what_they_say_they_ask(tmp_path):
+def test_algorithms_ask_what_they_say_they_ask(exchanged):
     """Every algorithm of the package is listed, and every question that it declares is asked by some run."""
     classes = {name for name in sp.algorithms.__all__ if isinstance(getattr(sp.algorithms, name), type)}
     assert set(ALGORITHMS) == classes - {"Algorithm"}
     declared = {name: set(kind.questions) for name, kind in ALGORITHMS.items()}
     asked = {name: set() for name in ALGORITHMS}
-    for i, name in enumerate(EVERYTHING):
+    for name in EVERYTHING:
         for loss in ("logistic", "squared"):
-            path, places = settings(tmp_path / f"{i}{loss}", name, rounds=3)
-            path.write_text(path.read_text().replace('"logistic"', f'"{loss}"'))
-            transport = Faulty(places)
-            coordinate(path, transport)
-            kinds = {decode(question, 2**31).kind for _, question, _ in transport.log}
-            asked[type(FederationFile.read(path).algorithm).__name__] |= kinds & set().union(*declared.values())
+            pairs, _, algorithm = exchanged(name, loss)
+            asked[algorithm] |= {question.kind for question, _ in pairs} & set().union(*declared.values())
     asked["Fair"] |= {"local_updates"}  # where it chooses Scaff-PD
     assert declared == asked
 
 
-@pytest.fixture
-def ready(tmp_path):
-    """A silo after a run, and what it would be asked next."""
-    path, places = federation(
-        tmp_path, replacing={"[objective]": '[algorithm]\nkind = "ScaffPD"\n\n[objective]'}, more=QUICK
-    )
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """A silo after a run, and what it would be asked next; its answers depend on nothing that was asked before."""
+    change = {"[objective]": '[algorithm]\nkind = "ScaffPD"\n\n[objective]', "rounds = 500": "rounds = 3"}
+    path, places = federation(tmp_path_factory.mktemp("ready"), replacing=change, more=QUICK)
     outcome, transport = run(path, places)
     assert outcome.final
     setup = DeployedRun(FederationFile.read(path).folder).setup()

@@ -116,7 +116,9 @@ class GridTransport:
     """
 
     def __init__(self, grid: Grid, poll: float = _POLL) -> None:
-        self._grid, self._poll = grid, poll
+        from scaffpd.deploy.messages import Failure  # loads torch, which the app of a site does without
+
+        self._grid, self._poll, self._failure = grid, poll, Failure
 
     def sites(self) -> tuple[str, ...]:
         """Return the nodes that the SuperLink holds for online, sorted."""
@@ -131,12 +133,12 @@ class GridTransport:
             for message in self._grid.pull_messages(list(waiting)):
                 site = waiting.pop(message.metadata.reply_to_message_id, None)
                 if site is not None:
-                    replies[site] = _read(message)
+                    replies[site] = self._read(message)
             if time.monotonic() >= end:
                 break
             if waiting:
                 time.sleep(self._poll)
-        late = _failure(f"no reply within {timeout:g} seconds")
+        late = self._failure(f"no reply within {timeout:g} seconds")
         replies.update(dict.fromkeys(waiting.values(), late))
         return {site: replies[site] for site in questions}
 
@@ -146,31 +148,24 @@ class GridTransport:
         """Push all questions; return {message id: site} for those that are on their way."""
         online = set(self.sites())
         sites = [site for site in questions if site in online]
-        replies.update(dict.fromkeys(set(questions) - online, _failure("the site is not connected", gone=True)))
+        replies.update(dict.fromkeys(set(questions) - online, self._failure("the site is not connected", gone=True)))
         messages = [Message(pack(questions[site]), int(site), QUESTION, ttl=timeout + _SKEW) for site in sites]
         keys = list(self._grid.push_messages(messages)) if messages else []
         taken = {key: site for key, site in zip(keys, sites, strict=True) if key} if len(keys) == len(sites) else {}
-        refused = _failure("the SuperLink did not take the question", gone=True)
+        refused = self._failure("the SuperLink did not take the question", gone=True)
         replies.update(dict.fromkeys(set(sites) - set(taken.values()), refused))
         return taken
 
-
-def _read(message: Message) -> bytes | Failure:
-    """Return the bytes of a reply, or why there are none."""
-    if message.has_error():
-        error = message.error
-        known = _GONE.get(error.code)
-        return _failure(known or f"Flower reports error {error.code}: {error.reason}", gone=known is not None)
-    try:
-        return unpack(message.content)
-    except ValueError as error:
-        return _failure(str(error))
-
-
-def _failure(reason: str, gone: bool = False) -> Failure:
-    from scaffpd.deploy.messages import Failure  # loads torch, which a site's app can do without
-
-    return Failure(reason, gone)
+    def _read(self, message: Message) -> bytes | Failure:
+        """Return the bytes of a reply, or why there are none."""
+        if message.has_error():
+            error = message.error
+            known = _GONE.get(error.code)
+            return self._failure(known or f"Flower reports error {error.code}: {error.reason}", gone=known is not None)
+        try:
+            return unpack(message.content)
+        except ValueError as error:
+            return self._failure(str(error))
 
 
 def federation_file(config: Mapping[str, object]) -> Path:

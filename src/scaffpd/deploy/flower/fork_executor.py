@@ -1,4 +1,4 @@
-"""A SuperExec that is warm: Python, Flower and torch are loaded once and every ClientApp is a fork of that.
+"""A SuperExec that forks: Python, Flower and torch are loaded once and every ClientApp is a fork of that.
 
 `flower-supernode --isolation process` leaves starting ClientApp processes to a SuperExec that the operator runs.
 Flower's own (`flower-superexec`) starts a new Python for every message: 2 to 5 seconds of one core. This one is
@@ -8,17 +8,16 @@ is loaded beforehand: no data, no silo, no threads.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from flwr.supercore.auth import load_superexec_auth_secret
+from flwr.supercore.cli import flower_superexec
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit.exit_handler import registered_exit_handlers
 from flwr.supercore.superexec import run_superexec as superexec
@@ -32,21 +31,12 @@ class ForkExecutor:
     def __init__(self) -> None:
         self._children: set[int] = set()
 
-    def get_eligible_capacity(
-        self, supported_task_types: set[TaskType], *, insecure: bool = False, root_certificates_path: str | None = None
-    ) -> tuple[set[TaskType], set[str]]:
-        """Only ClientApps, any number of them."""
-        return supported_task_types & {TaskType.CLIENT_APP}, set()
+    def get_eligible_capacity(self, supported: set[TaskType], **_: Any) -> tuple[set[TaskType], set[str]]:
+        """Take ClientApps only, any number of them."""
+        return supported & {TaskType.CLIENT_APP}, set()
 
-    def wait_for_capacity(
-        self,
-        task_type: TaskType | None = None,
-        *,
-        fab_hash: str | None = None,
-        insecure: bool = False,
-        root_certificates_path: str | None = None,
-    ) -> None:
-        """There is always room."""
+    def wait_for_capacity(self, *_: Any, **__: Any) -> None:
+        """Return at once: there is always room."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Fork a ClientApp."""
@@ -96,35 +86,18 @@ def _be_client_app(spec: ExecutionSpec) -> None:
 
 
 def _load() -> None:
-    """Import what a ClientApp needs; what is not there is missed when a message comes."""
+    """Import what a ClientApp needs; what is missing shows when a message comes."""
     for name in ("torch", "scaffpd.deploy.flower.apps", "scaffpd.deploy.silo.silo"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve one SuperNode until it ends."""
-    parser = argparse.ArgumentParser(prog="python -m scaffpd.deploy.flower.fork_executor", description=__doc__)
-    parser.add_argument("--runtime-api-address", required=True, help="the SuperNode's --host and --port")
-    parser.add_argument(
-        "--insecure", action="store_true", help="the SuperNode's runtime API has no TLS (loopback only)"
-    )
-    parser.add_argument("--root-certificates", help="the CA of the SuperNode's runtime API")
-    parser.add_argument("--superexec-auth-secret-file", help="the secret that the SuperNode was started with")
-    parser.add_argument("--parent-pid", type=int, help="end when this process has ended")
-    given = parser.parse_args(arguments)
-    secret = given.superexec_auth_secret_file
+def main() -> None:
+    """Serve one SuperNode until it ends; the options are those of `flower-superexec`."""
     _load()
     executor = ForkExecutor()
     vars(superexec)["get_executor"] = lambda *_, **__: executor
-    superexec.run_superexec(
-        runtime_api_address=given.runtime_api_address,
-        insecure=given.insecure,
-        root_certificates_path=given.root_certificates,
-        superexec_auth_secret=load_superexec_auth_secret(secret_file=secret) if secret else None,
-        parent_pid=given.parent_pid,
-        runtime_dependency_install=False,
-    )
+    flower_superexec()
 
 
 if __name__ == "__main__":

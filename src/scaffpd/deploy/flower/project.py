@@ -203,16 +203,16 @@ def commands(federation: FederationFile) -> Commands:
 
 def _silo(name: str, address: str) -> tuple[str, ...]:
     """Return what a silo types: it makes its key (and sends the .pub to the coordinator), then starts."""
+    here, secret = "127.0.0.1:9094", "--superexec-auth-secret-file runtime.secret"
     node = (
         f"{_OFFLINE} flower-supernode --superlink {address} --root-certificates ca.pem "
         f"--auth-supernode-private-key {name}.key --node-config '{SETTING}=\"'\"$PWD\"'/silo.toml\"' "
-        "--host 127.0.0.1 --port 9094"
+        f"--host 127.0.0.1 --port 9094 --isolation process {secret} &"
     )
-    secret = "head -c 32 /dev/urandom > runtime.secret && chmod 600 runtime.secret"
-    warm = "--superexec-auth-secret-file runtime.secret"
+    executor = f"python -m scaffpd.deploy.flower.fork_executor --runtime-api-address {here} --insecure {secret}"
     return (
         f"ssh-keygen -t ecdsa -b 384 -N '' -C {name} -f {name}.key && mv {name}.key.pub {name}.pub",
-        secret,
-        f"{node} --isolation process {warm} &",
-        f"python -m scaffpd.deploy.flower.fork_executor --runtime-api-address 127.0.0.1:9094 --insecure {warm}",
+        "head -c 32 /dev/urandom > runtime.secret && chmod 600 runtime.secret",
+        node,
+        f"{_OFFLINE} {executor}",
     )

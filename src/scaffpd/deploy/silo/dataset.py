@@ -42,7 +42,9 @@ class Dataset(ClientRows):
             given = load(file.path.parent, source.entry)
             if isinstance(given, Cohort):
                 return _prepared(file, given)
-            return _from_entry(file, given)
+            if not isinstance(given, tuple | list) or len(given) not in (2, 4):
+                raise InputError(f"The entry {source.entry!r} must return {WANTED}, got {type(given).__name__}.")
+            return _from_parts(file, list(given[0::2]), list(given[1::2]))
         assert source.file is not None
         if source.file.suffix.lower() == ".npz":
             X, y = read_npz(source.file, source.features, source.target)
@@ -53,25 +55,29 @@ class Dataset(ClientRows):
     @property
     def rows(self) -> tuple[int, int]:
         """How many training rows and held-out rows there are."""
-        if self.cohort is not None:
-            return _rows_of(self.cohort)
-        return super().rows
+        if self.cohort is None:
+            return super().rows
+        x = self.cohort.start()
+        try:
+            test = int(self.cohort.evaluate(x, "test").counts[0])
+        except InputError:
+            test = 0
+        return int(self.cohort.evaluate(x, "train").counts[0]), test
 
     def check(self, limits: SiloLimits) -> None:
         """Refuse to take part with too few rows: a sum over them would say too much about each."""
-        if self.rows[0] < limits.rows:
+        train, labels = self.rows[0], len(self.target.labels)
+        if train < limits.rows:
+            rows = f"{train} training row{'s' * (train != 1)}"
+            raise InputError(f"Silo {self.name!r} has {rows}, and its limits.rows asks for {limits.rows}.")
+        if labels > max(2, train // 2):
             raise InputError(
-                f"Silo {self.name!r} has {self.rows[0]} training row{'s' * (self.rows[0] != 1)}, and its limits.rows "
-                f"asks for {limits.rows}."
-            )
-        if len(self.target.labels) > max(2, self.rows[0] // 2):
-            raise InputError(
-                f"Silo {self.name!r} has {len(self.target.labels)} labels for {self.rows[0]} training rows: that is a "
-                'name for every row, not a class; choose another target, or task = "regression".'
+                f"Silo {self.name!r} has {labels} labels for {train} training rows: that is a name for every row, not "
+                'a class; choose another target, or task = "regression".'
             )
 
     def describe(self) -> dict[str, Any]:
-        """What the others have to know of this silo's columns and labels, and nothing else."""
+        """Return what the others have to know of this silo's columns and labels, and nothing else."""
         if self.cohort is None:
             return super().describe()
         train, test = self.rows
@@ -80,14 +86,8 @@ class Dataset(ClientRows):
         }  # fmt: skip
 
 
-def _from_entry(file: SiloFile, given: Any) -> Dataset:
-    if not isinstance(given, tuple | list) or len(given) not in (2, 4):
-        raise InputError(f"The entry {file.data.entry!r} must return {WANTED}, got {type(given).__name__}.")
-    return _from_parts(file, list(given[0::2]), list(given[1::2]))
-
-
 def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
-    """Features and targets of all rows, or of training rows and held-out rows."""
+    """Take features and targets of all rows, or of training rows and held-out rows."""
     source, owner = file.data, f"Silo {file.name!r}"
     features = table(owner, X, source.columns, source.categories)
     goal = column(owner, source.target, y)
@@ -123,15 +123,6 @@ def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:
     return Dataset(file.name, FeatureTable(0), Target(PREPARED, nothing), np.zeros(0, dtype=bool), cohort=cohort)
 
 
-def _rows_of(cohort: Cohort) -> tuple[int, int]:
-    counts = [int(cohort.evaluate(cohort.start(), "train").counts[0])]
-    try:
-        counts.append(int(cohort.evaluate(cohort.start(), "test").counts[0]))
-    except InputError:
-        counts.append(0)
-    return counts[0], counts[1]
-
-
 @dataclass(frozen=True)
 class Predictions:
     """One row for every row of the silo that has a target, in the file's order.
@@ -150,7 +141,7 @@ class Predictions:
 
 
 def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
-    """X and the agreement that it belongs to, from a run's model.safetensors."""
+    """Read x and the agreement that it belongs to from a run's model.safetensors."""
     try:
         with safe_open(path, framework="np") as file:
             return file.get_tensor("x"), Setup.of(json.loads(file.metadata()["setup"]))
@@ -161,7 +152,7 @@ def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
 
 
 def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> Predictions:
-    """The linear model x on all rows of a silo."""
+    """Apply the linear model x to all rows of a silo."""
     if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
         raise InputError("Only linear models predict from tables; a network's own code has to be used for it.")
     ready = data.encoded(dict(setup.schema), setup.mean, setup.deviation)
@@ -176,7 +167,7 @@ def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> Predictions:
 
 
 def predict_encoded(X: NDArray[np.float64], x: NDArray[Any], setup: Setup) -> tuple[list[Any], NDArray[np.float64]]:
-    """What the linear model x says of encoded rows, and the probability of that; NaN where the loss knows none."""
+    """Predict encoded rows by the linear model x, with probabilities; NaN where the loss knows none."""
     model, labels = linear(setup.model), setup.schema["labels"]
     z = model.outputs(x, X)
     if not labels:

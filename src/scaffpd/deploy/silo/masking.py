@@ -7,7 +7,6 @@ that nobody has thought of is refused, not answered in the clear.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,26 +40,29 @@ class SiloMasking:
         self.rules = rules
         signed = None
         if rules.certificate is not None and rules.certificate_key is not None:
-            signed = _read(rules.certificate), _read(rules.certificate_key)
+            try:
+                signed = rules.certificate.read_bytes(), rules.certificate_key.read_bytes()
+            except OSError as error:
+                raise InputError(f"The certificate or its key in {str(error.filename)!r} cannot be read.") from None
         own = Identity.kept(name, rules.identity, signed)
         authority = None if rules.authority is None else Authority.read(rules.authority)
         self.party = Party(own, rules.pins, authority, rules.colluding)
-        self.company = DisclosureGuard(rules.changing, counted=not rules.projections)
+        self.guard = DisclosureGuard(rules.changing, counted=not rules.projections)
 
     def kept(self) -> dict[str, Any]:
-        """What another process of this silo needs to go on; it holds secrets."""
-        return {"party": self.party.kept(), "company": self.company.kept()}
+        """Return what another process of this silo needs to go on; it holds secrets."""
+        return {"party": self.party.kept(), "company": self.guard.kept()}
 
     def restore(self, kept: Any) -> None:
         """Go on from what `kept` returned."""
         try:
             self.party.restore(kept["party"])
-            self.company.restore(kept["company"])
+            self.guard.restore(kept["company"])
         except (KeyError, TypeError, ValueError):
             raise InputError("the secrets of secure sums cannot be read") from None
 
     def answer(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
-        """The answer to any question; `compute` has those that are not about keys and masks."""
+        """Answer any question; `compute` answers those that are not about keys and masks."""
         try:
             if asked.kind in (questions.MASKED, questions.SIZES):
                 return self._hidden(asked, compute)
@@ -87,7 +89,7 @@ class SiloMasking:
         return Message("answer", {}, mask_messages.share_arrays(shares, terms, name) | opened)
 
     def _hidden(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
-        """A vector that another question is about: masked, or no more than its length."""
+        """Answer with a vector that another question is about: masked, or no more than its length."""
         about, parts = str(asked.values.get("about")), names_of(asked.values, "parts")
         found = compute(Message(about, asked.values, asked.arrays)).arrays
         if not parts or not set(parts) <= set(found):
@@ -100,10 +102,10 @@ class SiloMasking:
         if "beyond" in asked.values:  # the digits that a coarser sum has left
             bits = int(np.clip(number(asked.values, "beyond"), -LARGEST, LARGEST))
             vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
-        return self.masked(asked.values, asked.arrays, vector)
+        return self._masked(asked.values, asked.arrays, vector)
 
-    def masked(self, values: Mapping[str, Any], arrays: Mapping[str, Array], vector: Array) -> Message:
-        """The vector, masked, or its size."""
+    def _masked(self, values: Mapping[str, Any], arrays: Mapping[str, Array], vector: Array) -> Message:
+        """Answer with the masked vector, or with its size."""
         part = Contribution(number(values, "weight"), number(values, "total"), self.rules.share)
         numbers = mask_messages.format_of(values.get("numbers"))
         terms, around = None, {}
@@ -111,14 +113,14 @@ class SiloMasking:
             terms = Terms.of(values.get("terms"))
             around = mask_messages.around_of(arrays, terms, self.party.name)
         try:
-            found = GuardedParty(self.party, self.company).answer(part, terms, around, numbers, vector)
+            found = GuardedParty(self.party, self.guard).answer(part, terms, around, numbers, vector)
         except TooLarge as refusal:  # an answer: the run ends with it, rather than going on without this silo
             return Message("answer", {"declined": str(refusal)})
         sent = {} if found.vector is None else {"masked": found.vector.view(np.int64)}
         return Message("answer", {"exponent": found.exponent}, sent)
 
     def released(self, kind: str, message: Message) -> Message:
-        """What may leave of an answer: the arrays that belong to its question, with losses rounded."""
+        """Return what may leave of an answer: the arrays that belong to its question, with losses rounded."""
         allowed = SLOPES if kind == questions.CURVATURE and self.rules.projections else RELEASED.get(kind)
         if allowed is None:
             raise InputError(
@@ -133,16 +135,9 @@ class SiloMasking:
         return Message(message.kind, message.values, arrays)
 
     def _rounded(self, kind: str, scalars: Array, place: int = 0) -> Array:
-        """The loss as a multiple of the quantum; the bound on its rounding error allows for that."""
+        """Round the loss to a multiple of the quantum; the bound on its rounding error allows for that."""
         out = np.array(scalars)
         out[place] = quantised(out[place : place + 1], self.rules.quantum)[0]
         if kind == questions.GRADIENTS:
             out[1] += self.rules.quantum / 2
         return out
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        raise InputError(f"The certificate or its key in {str(path)!r} cannot be read.") from None
