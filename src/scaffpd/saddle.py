@@ -66,6 +66,7 @@ def solve_saddle(
     With w, `start` is also the l that weights are held to. The best pair found is returned; where rounding does not
     allow `tol`, its gap says so.
     """
+    objective.weights(len(a))
     shift = float(start @ a / start.sum()) if objective.simplex else 0.0
     held = np.zeros(len(a)) if w is None else w
     with np.errstate(all="ignore"):  # what overflows is refused by the line search, or shows in the gap
@@ -144,7 +145,7 @@ class _SaddleProblem:
         if not np.all(np.abs(v) <= LARGEST):
             return Saddle(weights, z, np.inf, np.inf, 0), 0.0
         away, pulled = weights - self.l, self.E @ weights
-        gap = self.objective.support(v) - float(v @ weights) + point.penalty
+        gap = self.objective._support(v) - float(v @ weights) + point.penalty
         gap = max(gap, 0.0) + 0.5 * float(point.gradient @ point.gradient)
         held = float(self.square @ away**2)
         below = float(self.a @ weights) - point.penalty - 0.5 * (float(pulled @ pulled) + held)
@@ -159,9 +160,9 @@ class _SaddleProblem:
         s = v - self.square * (anchor - self.l)
         if not np.all(np.abs(s) <= LARGEST):
             return None
-        step = self.objective.prox_step(s, anchor, 1 / total)
+        step = self.objective._prox_step(s, anchor, 1 / total)
         weights, away, moved = step.weights, step.weights - self.l, step.weights - anchor
-        gain, penalty, square = float(v @ weights), self.objective.value(weights), float(z @ z)
+        gain, penalty, square = float(v @ weights), self.objective._value(weights), float(z @ z)
         held = 0.5 * float(self.square @ away**2) + 0.5 * pi * float(moved @ moved)
         size = float(np.abs(v) @ weights) + abs(penalty) + held + square
         if not np.isfinite(size):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from scaffpd.objectives.base import Objective, ProxStep, Vector, read_losses, read_step, read_weights
-from scaffpd.objectives.simplex import inner
+from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector
 
 
 class Average(Objective):
@@ -16,32 +14,19 @@ class Average(Objective):
     Its optimum guarantees the smallest prior-weighted mean loss, and nothing for any single client.
     """
 
-    def value(self, weights: ArrayLike) -> float:
-        """ψ(λ) = 0."""
-        read_weights(self, weights)
-        return 0.0
-
-    def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
+    def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Whether λ = p up to `tolerance`."""
-        weights = read_weights(self, weights)
         return bool(np.max(np.abs(weights - self.weights(len(weights)))) <= tolerance)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """The prior p: there is no other weight to choose."""
-        s, _, _ = read_step(self, s, l, sigma)
         return self.weights(len(s)).copy()
 
-    def maximizer(self, losses: ArrayLike) -> Vector:
+    def _maximizer(self, losses: Vector) -> Vector:
         """The prior p."""
-        return self.weights(len(read_losses(self, losses))).copy()
+        return self.weights(len(losses)).copy()
 
-    def support(self, losses: ArrayLike) -> float:
-        """Σ p_i L_i."""
-        losses = read_losses(self, losses)
-        worst = losses.max()
-        return float(worst + inner(losses - worst, self.weights(len(losses))))
-
-    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """Zero: the step never moves."""
-        weights = self.prox(s, l, sigma)
+        weights = self._prox(s, old, sigma)
         return ProxStep(weights, np.zeros(len(weights)), np.empty((0, len(weights))))

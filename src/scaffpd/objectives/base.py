@@ -27,8 +27,14 @@ from scaffpd.errors import InputError, positive
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
+Scale = float | Vector  # one σ, or one for each client
 
 DEPENDENT = 1e-12  # a normal with less than this outside the span of the others is one of them, but for rounding
+
+
+def inner(a: Vector, b: Vector) -> float:
+    """⟨a, b⟩, summed pairwise: more exact than a BLAS product, and the same wherever in memory a and b lie."""
+    return float(np.sum(a * b))
 
 
 @dataclass(frozen=True)
@@ -88,33 +94,55 @@ class Objective(ABC):
             raise InputError(f"{type(self).__name__} has a prior for {len(self.prior)} clients, but there are {n}.")
         return self.prior
 
-    @abstractmethod
     def value(self, weights: ArrayLike) -> float:
         """ψ(λ); +∞ where ψ is not defined. Whether λ lies in Λ is `contains`' question."""
+        return self._value(read_weights(self, weights))
 
-    @abstractmethod
     def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Whether λ ∈ Λ up to `tolerance`."""
+        return self._contains(read_weights(self, weights), tolerance)
 
-    @abstractmethod
     def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741 - the paper's letter
         """argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + Σ (λ_i − l_i)²/(2σ_i), for one σ or one for each client."""
+        return self._prox(*read_step(self, s, l, sigma))
 
-    @abstractmethod
-    def maximizer(self, losses: ArrayLike) -> Vector:
-        """argmax_{λ∈Λ} ⟨L, λ⟩ − ψ(λ) (one of them where there are several)."""
-
-    @abstractmethod
-    def support(self, losses: ArrayLike) -> float:
-        """max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ): the objective that x minimises, as a function of the losses."""
-
-    @abstractmethod
     def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
         """prox_σ(s, l) and its derivative in s, an element of the generalised Jacobian."""
+        return self._prox_step(*read_step(self, s, l, sigma))
 
     def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> NDArray[np.float64]:  # noqa: E741
         """∂ prox_σ(s, l) / ∂s: N×N, positive semidefinite."""
         return self.prox_step(s, l, sigma).jacobian()
+
+    def maximizer(self, losses: ArrayLike) -> Vector:
+        """argmax_{λ∈Λ} ⟨L, λ⟩ − ψ(λ) (one of them where there are several)."""
+        return self._maximizer(read_losses(self, losses))
+
+    def support(self, losses: ArrayLike) -> float:
+        """max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ): the objective that x minimises, as a function of the losses."""
+        return self._support(read_losses(self, losses))
+
+    # What an objective defines: the same for vectors of finite numbers that have been checked, one for each client.
+
+    def _value(self, weights: Vector) -> float:
+        return 0.0
+
+    @abstractmethod
+    def _contains(self, weights: Vector, tolerance: float) -> bool: ...
+
+    @abstractmethod
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep: ...
+
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
+        return self._prox_step(s, old, sigma).weights
+
+    @abstractmethod
+    def _maximizer(self, losses: Vector) -> Vector: ...
+
+    def _support(self, losses: Vector) -> float:
+        """⟨L, λ⟩ − ψ(λ) at the maximizer, where λ sums to one."""
+        weights, worst = self._maximizer(losses), losses.max()
+        return float(worst + (inner(losses - worst, weights) - self._value(weights)))
 
     def strong_convexity(self, n: int) -> float:
         """μ_λ: the modulus of strong convexity of ψ on all of Λ, 0 where there is none."""
@@ -167,7 +195,7 @@ def read_scale(owner: str, name: str, value: float) -> float:
     return number
 
 
-def read_scales(owner: str, name: str, values: Any, n: int) -> float | Vector:
+def read_scales(owner: str, name: str, values: Any, n: int) -> Scale:
     """One such number for all, or one for each of `n` clients."""
     if np.ndim(values) == 0:
         return read_scale(owner, name, values)
@@ -212,9 +240,7 @@ def read_losses(objective: Objective, losses: ArrayLike) -> Vector:
     return vector
 
 
-def read_step(
-    objective: Objective, s: ArrayLike, old: ArrayLike, sigma: ArrayLike
-) -> tuple[Vector, Vector, float | Vector]:
+def read_step(objective: Objective, s: ArrayLike, old: ArrayLike, sigma: ArrayLike) -> tuple[Vector, Vector, Scale]:
     """The three arguments s, l and σ of a proximal step, checked against each other."""
     owner = type(objective).__name__
     slope, anchor = finite_vector(owner, "s", s, LARGEST), finite_vector(owner, "l", old)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import Objective, ProxStep, Vector, read_losses, read_scale, read_step, read_weights
-from scaffpd.objectives.simplex import EPSILON, in_simplex, inner, project_capped, project_weighted, simplex_step
+from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_scale
+from scaffpd.objectives.simplex import EPSILON, in_simplex, project_capped, project_weighted, simplex_step
 
 TRIED, ROUNDING = 16, 1e-9
 
@@ -46,38 +46,28 @@ class ChiSquare(Objective):
     def start(self, losses: ArrayLike) -> Vector:
         """λ⁰: the prior, or what is nearest to it below the cap."""
         prior = super().start(losses)
-        return prior if self.cap is None or prior.max() <= self.cap else self.maximizer(np.zeros(len(prior)))
+        return prior if self.cap is None or prior.max() <= self.cap else self._maximizer(np.zeros(len(prior)))
 
-    def value(self, weights: ArrayLike) -> float:
+    def _value(self, weights: Vector) -> float:
         """(ρ/2) Σ (λ_i − p_i)²/p_i."""
-        weights = read_weights(self, weights)
         p = self.weights(len(weights))
         return float(0.5 * self.rho * np.sum((weights - p) ** 2 / p))
 
-    def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
+    def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Whether λ lies in the simplex and below the cap."""
-        weights = read_weights(self, weights)
         return in_simplex(weights, tolerance) and (self.cap is None or bool(weights.max() <= self.cap + tolerance))
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such that Σ λ_i = 1."""
-        s, old, sigma = read_step(self, s, l, sigma)
         return self._projected(s, old / sigma, self._rate(len(s), sigma))
 
-    def maximizer(self, losses: ArrayLike) -> Vector:
+    def _maximizer(self, losses: Vector) -> Vector:
         """λ_i = min(p_i [(L_i − ν)/ρ]₊, κ) with ν such that Σ λ_i = 1."""
-        losses = read_losses(self, losses)
         return self._projected(losses, 0.0, self.weights(len(losses)) / self.rho)
 
-    def support(self, losses: ArrayLike) -> float:
-        """⟨L, λ⟩ − ψ(λ) at the maximizer."""
-        losses = read_losses(self, losses)
-        weights, worst = self.maximizer(losses), losses.max()
-        return float(worst + (inner(losses - worst, weights) - self.value(weights)))
-
-    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i on the clients strictly between zero and the cap, zero elsewhere."""
-        weights = self.prox(s, l, sigma)
+        weights = self._prox(s, old, sigma)
         free = weights > 0.0 if self.cap is None else (weights > 0.0) & (weights < self.cap)
         return simplex_step(weights, np.where(free, self._rate(len(weights), sigma), 0.0))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.objectives.base import Objective, ProxStep, Vector, read_losses, read_scale, read_step, read_weights
+from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_scale
 from scaffpd.objectives.simplex import EPSILON, in_simplex, inner, measured, normalised, project_weighted, relative
 
 
@@ -28,35 +28,21 @@ class ChiSquareBall(Objective):
         self.delta = read_scale("ChiSquareBall", "delta", delta)
         super().__init__(prior)
 
-    def value(self, weights: ArrayLike) -> float:
-        """ψ(λ) = 0."""
-        read_weights(self, weights)
-        return 0.0
-
-    def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
+    def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Whether λ lies in the simplex and in the ball."""
-        weights = read_weights(self, weights)
         near = _distance(weights, self.weights(len(weights))) <= self.delta + tolerance
         return near and in_simplex(weights, tolerance)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """λ_i = [s_i + l_i/σ_i − ν]₊/(1/σ_i + κ/p_i), with κ = 0 inside the ball."""
-        return self._project(*read_step(self, s, l, sigma))[0]
+        return self._project(s, old, sigma)[0]
 
-    def maximizer(self, losses: ArrayLike) -> Vector:
+    def _maximizer(self, losses: Vector) -> Vector:
         """λ_i = p_i [1 + t(L_i − ν)]₊ with the largest t that keeps λ in the ball."""
-        losses = read_losses(self, losses)
         return _farthest(losses, self.weights(len(losses)), self.delta)[0]
 
-    def support(self, losses: ArrayLike) -> float:
-        """⟨L, λ⟩ at the maximizer."""
-        losses = read_losses(self, losses)
-        worst = losses.max()
-        return float(worst + inner(losses - worst, self.maximizer(losses)))
-
-    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i = 1/(1/σ_i + κ/p_i) on the clients with weight; on the sphere, its normal λ/p ties them as well."""
-        s, old, sigma = read_step(self, s, l, sigma)
         weights, kappa = self._project(s, old, sigma)
         p, (top, share) = self.weights(len(s)), relative(sigma, len(s))
         slope = np.where(weights > 0.0, top * (p * share / (p + kappa * share)), 0.0)

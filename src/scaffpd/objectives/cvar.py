@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import Objective, ProxStep, Vector, read_losses, read_scale, read_step, read_weights
-from scaffpd.objectives.simplex import UNEQUAL, in_simplex, inner, normalised, project_capped, relative, simplex_step
+from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_scale
+from scaffpd.objectives.simplex import UNEQUAL, in_simplex, normalised, project_capped, relative, simplex_step
 
 
 class CVaR(Objective):
@@ -36,19 +36,12 @@ class CVaR(Objective):
         """The largest weight of every client: p_i/α, and never above one."""
         return np.minimum(self.weights(n) / self.alpha, 1.0)
 
-    def value(self, weights: ArrayLike) -> float:
-        """ψ(λ) = 0."""
-        read_weights(self, weights)
-        return 0.0
-
-    def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
+    def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Whether λ lies in the simplex and below its caps."""
-        weights = read_weights(self, weights)
         return in_simplex(weights, tolerance) and bool(np.all(weights <= self.caps(len(weights)) + tolerance))
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """λ_i = clip(l_i + σ_i(s_i − ν), 0, p_i/α) with ν such that Σ λ_i = 1."""
-        s, old, sigma = read_step(self, s, l, sigma)
         caps, (top, share) = self.caps(len(s)), relative(sigma, len(s))
         # Measured from the quantile, ν stays of the size of l however large σs is, and keeps its digits. With unequal
         # steps it may lie elsewhere, at one of the nearest s_i: the one from which the weights sum to one.
@@ -61,23 +54,16 @@ class CVaR(Objective):
         found = [weights, *(project_capped(old / share + top * (s - other), caps, share)[0] for other in others)]
         return min(found, key=lambda weights: abs(float(weights.sum()) - 1.0))
 
-    def maximizer(self, losses: ArrayLike) -> Vector:
+    def _maximizer(self, losses: Vector) -> Vector:
         """Fill the largest losses up to their caps; the next, or those that tie, share the rest by prior."""
-        losses = read_losses(self, losses)
         p, quantile = self.weights(len(losses)), self._quantile(losses)
         weights = np.where(losses > quantile, p / self.alpha, 0.0)
         last = np.where(losses == quantile, p, 0.0)
         return normalised(weights + last * (max(1.0 - weights.sum(), 0.0) / last.sum()))
 
-    def support(self, losses: ArrayLike) -> float:
-        """The mean of the largest losses that together have prior weight α."""
-        losses = read_losses(self, losses)
-        worst = losses.max()
-        return float(worst + inner(losses - worst, self.maximizer(losses)))
-
-    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i = σ_i on the clients strictly between zero and their cap, zero elsewhere."""
-        weights = self.prox(s, l, sigma)
+        weights = self._prox(s, old, sigma)
         free = (weights > 0.0) & (weights < self.caps(len(weights)))
         return simplex_step(weights, np.where(free, sigma, 0.0))
 

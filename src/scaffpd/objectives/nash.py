@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import Objective, ProxStep, Vector, finite_vector, read_losses, read_step, read_weights
+from scaffpd.objectives.base import (
+    Objective,
+    ProxStep,
+    Scale,
+    Vector,
+    finite_vector,
+    read_losses,
+    read_weights,
+)
 from scaffpd.objectives.simplex import inner
 
 
@@ -44,37 +52,33 @@ class Nash(Objective):
             raise InputError(f"Nash has b for {len(self.b)} clients, but there are {n}.")
         return self.b
 
-    def value(self, weights: ArrayLike) -> float:
+    def _value(self, weights: Vector) -> float:
         """Σ λ_i b_i − p_i − p_i log(λ_i/p_i); +∞ unless every weight is positive."""
-        weights = read_weights(self, weights)
         p, b = self.weights(len(weights)), self.levels(len(weights))
         if weights.min() <= 0.0:
             return float("inf")
         return float(np.sum(weights * b - p - p * np.log(weights / p)))
 
-    def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
+    def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Whether every weight is positive; Λ is open, so there is no tolerance to give."""
-        return bool(read_weights(self, weights).min() > 0.0)
+        return bool(weights.min() > 0.0)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """λ_i = (k_i + √(k_i² + 4σp_i))/2 with k = l − σ(b − s)."""
-        return self._solve(*read_step(self, s, l, sigma))[0]
+        return self._solve(s, old, sigma)[0]
 
-    def maximizer(self, losses: ArrayLike) -> Vector:
+    def _maximizer(self, losses: Vector) -> Vector:
         """λ_i = p_i/(b_i − L_i); losses that are not below b are refused, because there is no maximum."""
-        losses = read_losses(self, losses)
         self.check(losses, range(len(losses)))
         return self.weights(len(losses)) / (self.levels(len(losses)) - losses)
 
-    def support(self, losses: ArrayLike) -> float:
+    def _support(self, losses: Vector) -> float:
         """−Σ p_i log(b_i − L_i); +∞ if a loss is not below b."""
-        losses = read_losses(self, losses)
         gain = self.levels(len(losses)) - losses
         return float("inf") if gain.min() <= 0.0 else -inner(self.weights(len(losses)), np.log(gain))
 
-    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i = 1/(p_i/λ_i² + 1/σ) = σλ_i/√(k_i² + 4σp_i)."""
-        s, old, sigma = read_step(self, s, l, sigma)
         weights, root = self._solve(s, old, sigma)
         return ProxStep(weights, sigma * (weights / root), np.empty((0, len(weights))))
 

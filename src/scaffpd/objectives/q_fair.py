@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.objectives.base import Objective, ProxStep, Vector, read_losses, read_scale, read_step, read_weights
+from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_losses, read_scale, read_weights
 from scaffpd.objectives.simplex import inner
 
 TINY, HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
@@ -32,39 +32,36 @@ class QFair(Objective):
         self.q = read_scale("QFair", "q", q)
         super().__init__(prior)
 
-    def value(self, weights: ArrayLike) -> float:
+    def _value(self, weights: Vector) -> float:
         """Σ p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q}; +∞ if a weight is negative."""
-        weights = read_weights(self, weights)
         p, q = self.weights(len(weights)), self.q
         if weights.min() < 0.0:
             return float("inf")
         with np.errstate(over="ignore"):
             return float(q / (q + 1.0) * inner(p, (weights / p) ** ((q + 1.0) / q)))
 
-    def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
+    def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Whether λ ≥ 0."""
-        return bool(read_weights(self, weights).min() >= -tolerance)
+        return bool(weights.min() >= -tolerance)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """λ_i = p_i v_i with v_i^{1/q} + v_i p_i/σ = s_i + l_i/σ; zero where the right side is negative."""
-        return self._solve(*read_step(self, s, l, sigma))[0]
+        return self._solve(s, old, sigma)[0]
 
-    def maximizer(self, losses: ArrayLike) -> Vector:
+    def _maximizer(self, losses: Vector) -> Vector:
         """λ_i = p_i [L_i]₊^q."""
-        losses = read_losses(self, losses)
         with np.errstate(over="ignore"):
             return self.weights(len(losses)) * np.maximum(losses, 0.0) ** self.q
 
-    def support(self, losses: ArrayLike) -> float:
+    def _support(self, losses: Vector) -> float:
         """Σ p_i [L_i]₊^{q+1}/(q+1)."""
-        losses = read_losses(self, losses)
         with np.errstate(over="ignore"):
             powers = np.maximum(losses, 0.0) ** (self.q + 1.0)
             return inner(self.weights(len(losses)), powers) / (self.q + 1.0)
 
-    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i = 1/(ψ''(λ_i) + 1/σ), zero where λ_i = 0."""
-        weights, slope = self._solve(*read_step(self, s, l, sigma))
+        weights, slope = self._solve(s, old, sigma)
         return ProxStep(weights, slope, np.empty((0, len(weights))))
 
     def strong_convexity(self, n: int) -> float:
@@ -83,7 +80,7 @@ class QFair(Objective):
         losses = read_losses(self, losses)
         top = float(losses.max())
         raised = np.maximum(losses, 1e-3 * top) if top > 0.0 else np.ones(len(losses))
-        return np.clip(self.maximizer(raised), TINY, HUGE)
+        return np.clip(self._maximizer(raised), TINY, HUGE)
 
     def _solve(self, s: Vector, old: Vector, sigma: float | Vector) -> tuple[Vector, Vector]:
         """λ and ∂λ/∂s of the proximal step.

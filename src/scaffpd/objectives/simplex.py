@@ -9,14 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from scaffpd.objectives.base import ProxStep, Vector
+from scaffpd.objectives.base import inner as inner
 
 EPSILON = float(np.finfo(np.float64).eps)
 UNEQUAL = 1e3  # rates in a projection, from which on a second pass pays
-
-
-def inner(a: Vector, b: Vector) -> float:
-    """⟨a, b⟩, summed pairwise: more exact than a BLAS product, and the same wherever in memory a and b lie."""
-    return float(np.sum(a * b))
 
 
 def in_simplex(weights: Vector, tolerance: float) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import xlog1py, xlogy
 
-from scaffpd.objectives.base import Objective, ProxStep, Vector, read_losses, read_scale, read_step, read_weights
+from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_scale, read_weights
 from scaffpd.objectives.simplex import (
     EPSILON,
     corrected,
@@ -39,13 +39,12 @@ class Tilted(Objective):
         self.rho = read_scale("Tilted", "rho", rho)
         super().__init__(prior)
 
-    def value(self, weights: ArrayLike) -> float:
+    def _value(self, weights: Vector) -> float:
         """ρ Σ λ_i log(λ_i/p_i), with 0 log 0 = 0; +∞ if a weight is negative.
 
         Summed as λ_i log(λ_i/p_i) − λ_i + p_i, the same on the simplex: no term is negative, and none cancels
         where λ is close to p.
         """
-        weights = read_weights(self, weights)
         p = self.weights(len(weights))
         if weights.min() < 0.0:
             return float("inf")
@@ -54,39 +53,36 @@ class Tilted(Objective):
         entropy = np.where(np.abs(change) < 0.5, close, xlogy(ratio, ratio))
         return float(self.rho * np.sum(p * (entropy - change)))
 
-    def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
+    def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Whether λ lies in the simplex."""
-        return in_simplex(read_weights(self, weights), tolerance)
+        return in_simplex(weights, tolerance)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """λ_i + k_i log(λ_i/p_i) = l_i + σ_i(s_i − ν) with k_i = σ_iρ.
 
         So λ_i = k_i ω(x_i − n) with Wright's omega function ω, x = s/ρ + l/k + log(p/k), and n from Σ λ_i = 1.
         """
-        s, old, sigma = read_step(self, s, l, sigma)
         top, share = relative(sigma, len(s))
         k = top * self.rho * share
         x = (s - s.max()) / self.rho + old / k + np.log(self.weights(len(s)) / share)
         weights = k * _omega_with_sum(measured(x, share), 1.0 / (top * self.rho), share)
         return corrected(weights, share * (weights / (k + weights)))
 
-    def maximizer(self, losses: ArrayLike) -> Vector:
+    def _maximizer(self, losses: Vector) -> Vector:
         """λ_i ∝ p_i exp(L_i/ρ)."""
-        losses = read_losses(self, losses)
         return normalised(self.weights(len(losses)) * np.exp((losses - losses.max()) / self.rho))
 
-    def support(self, losses: ArrayLike) -> float:
+    def _support(self, losses: Vector) -> float:
         """ρ log Σ p_i exp(L_i/ρ)."""
-        losses = read_losses(self, losses)
         p, worst = self.weights(len(losses)), losses.max()
         tilt = (losses - worst) / self.rho
         excess = inner(p, np.expm1(tilt))  # Σ p exp − 1, with all its digits where ρ is large
         logarithm = np.log1p(excess) if excess > -0.5 else np.log(inner(p, np.exp(tilt)))
         return float(worst + self.rho * logarithm)
 
-    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i = 1/(ρ/λ_i + 1/σ_i)."""
-        weights = self.prox(s, l, sigma)
+        weights = self._prox(s, old, sigma)
         steps = np.asarray(sigma, dtype=np.float64)
         return simplex_step(weights, steps * (weights / (weights + steps * self.rho)))
 
