@@ -6,7 +6,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -23,15 +23,12 @@ os.umask(UMASK)
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return how many processor cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 ASSUMED_FREE = 4 * 2**30  # bytes that are taken to be free where the system does not say
-CGROUPS, OWN_CGROUP = (
-    Path("/sys/fs/cgroup"),
-    Path("/proc/self/cgroup"),
-)  # limits of containers, and which of them are ours
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # limits of containers, and our own group
 CGROUP_FILES = {  # of limit, use and what the page cache would give back, in versions 2 and 1 of control groups
     "": ("memory.max", "memory.current", ("inactive_file", "active_file")),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
@@ -97,7 +94,7 @@ def _cache(folder: Path, names: tuple[str, ...]) -> int:
 
 
 def format_bytes(size: float) -> str:
-    """6.0 GB."""
+    """Return a number of bytes as text, such as 6 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}" if unit != "B" else f"{int(size)} B"
@@ -182,7 +179,7 @@ LOCK_NAME = "lock"
 
 @contextmanager
 def lock_folder(folder: Path | None, busy: str) -> Iterator[None]:
-    """Hold the folder's lock, or refuse with the sentence `busy`; systems without file locks go without."""
+    """Hold the lock of a folder, or refuse with the sentence `busy`; it is released when the process ends."""
     if folder is None:
         yield
         return
@@ -190,30 +187,29 @@ def lock_folder(folder: Path | None, busy: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def lock_file(path: Path) -> Iterator[None]:
-    """Hold a lock file, and wait for whoever has it; systems without file locks go without."""
-    with _locked(path, f"Cannot write {str(path)!r}"):
-        yield
+def lock_file(path: Path) -> AbstractContextManager[None]:
+    """Hold a lock file; wait for whoever has it."""
+    return _locked(path, f"Cannot write {str(path)!r}")
 
 
 @contextmanager
 def _locked(path: Path, refused: str, busy: str | None = None) -> Iterator[None]:
     try:
-        import fcntl
-    except ImportError:
+        from filelock import FileLock, Timeout
+    except ImportError:  # numerics alone are installed
         yield
         return
+    lock = FileLock(path, timeout=-1 if busy is None else 0)
     try:
-        file = path.open("w")
+        lock.acquire()
+    except Timeout:
+        raise InputError(busy or refused) from None
     except OSError as error:
         raise InputError(f"{refused}: {error.strerror}.") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
-        except OSError:
-            raise InputError(busy or refused) from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 SECRET_BYTES = 32

@@ -130,8 +130,8 @@ def test_mean_and_floored_deviation_of_sums():
     mean, deviation = scales(sums, torch.tensor([0, 0, 1, 0]))
     torch.testing.assert_close(mean, z.double().mean(0))
     usual = float(torch.median(z.double().std(0, correction=0)[[0, 3]]))  # of those that move: the lower of two
-    lock_folder = [(8 / 3) ** 0.5, usual, usual, z[:, 3].double().std(correction=0)]
-    torch.testing.assert_close(deviation, torch.tensor(lock_folder, dtype=torch.float64))
+    alone = [(8 / 3) ** 0.5, usual, usual, z[:, 3].double().std(correction=0)]
+    torch.testing.assert_close(deviation, torch.tensor(alone, dtype=torch.float64))
 
 
 def test_the_last_features(net, tmp_path):

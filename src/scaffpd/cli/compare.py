@@ -99,7 +99,8 @@ def _methods(names: str, rho: float, local_steps: int, batch_size: int | None) -
     from scaffpd.objectives import ChiSquare
 
     settings = (ChiSquare(rho), local_steps, batch_size)
-    methods, own = zoo(*settings), {}
+    methods = zoo(*settings)
+    own: dict[str, Algorithm] = {}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise InputError("compare needs --methods such as FedAvg,Scaff-PD, or all.")
