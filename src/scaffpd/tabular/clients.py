@@ -16,9 +16,9 @@ import torch
 from scaffpd.errors import InputError
 from scaffpd.system import format_bytes, free_memory
 from scaffpd.tabular.agree import agree, deviation_of, mean_of
-from scaffpd.tabular.columns import CATEGORY, DataColumn, FeatureTable, Mask, Matrix
+from scaffpd.tabular.columns import CATEGORY, DataColumn, FeatureTable, Matrix
 from scaffpd.tabular.encode import ClientRows, Encoded, Target, held_rows, target
-from scaffpd.tabular.read import read_features
+from scaffpd.tabular.read import column_names, read_columns
 from scaffpd.tabular.schema import Json, width
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
@@ -79,75 +79,47 @@ class Clients:
 
 def read_clients(source: TableFile) -> Clients:
     """Read a file, cut it into clients, and let them agree."""
-    features, goal, remarks = _features(source)
-    owner = features[source.client]
-    others = _usable(features, source, remarks)
-    if not others:
-        raise InputError(f"{source.file.name!r} has no columns besides {source.client!r} and {source.target!r}.")
+    goal, owner, features, remarks = _read(source)
     wanted = target(repr(source.file.name), goal, source.task)
-    rows = _cut(source, owner, FeatureTable(len(owner.values), tuple(others)), wanted, remarks)
+    rows = _cut(source, owner, features, wanted, remarks)
     schema = agree({own.name: own.describe() for own in rows}, source.standardise)
-    _check_room(source, rows, schema)
+    cells = width(schema) * sum(sum(own.rows) for own in rows)
+    if 16 * cells > free_memory(torch.device("cpu")):  # the encoded rows, and once more while they are made
+        raise InputError(
+            f"{source.file.name!r} makes {width(schema)} columns once encoded, {format_bytes(8 * cells)} in all, which "
+            "is more than there is room for: choose fewer --columns."
+        )
     mean = mean_of({own.name: own.totals(schema) for own in rows}, schema)
     deviation = deviation_of({own.name: own.totals(schema, mean) for own in rows}, mean)
     encoded = tuple(own.encoded(schema, mean, deviation) for own in rows)
     return Clients(tuple(rows), encoded, schema, mean, deviation, tuple(remarks))
 
 
-def _check_room(source: TableFile, rows: list[ClientRows], schema: Json) -> None:
-    """Refuse what cannot be held: the encoded rows, and once more while they are made."""
-    cells = width(schema) * sum(sum(own.rows) for own in rows)
-    if 16 * cells > free_memory(torch.device("cpu")):
-        raise InputError(
-            f"{source.file.name!r} makes {width(schema)} columns once encoded, {format_bytes(8 * cells)} in "
-            "all, which is "
-            "more than there is room for: choose fewer --columns."
-        )
+def _read(source: TableFile) -> tuple[DataColumn, DataColumn, FeatureTable, list[str]]:
+    """Target, client and features of rows that have both a client and a target, and remarks on what is left out.
 
-
-def _features(source: TableFile) -> tuple[dict[str, DataColumn], DataColumn, list[str]]:
-    """All columns by name and the target, of rows that have both a client and a target."""
-    if source.client == source.target:
+    Dates, names of rows and columns without a difference are no features, unless they are asked for.
+    """
+    needed = {source.target: "target", source.client: "client"}
+    if len(needed) == 1:
         raise InputError(f"Column {source.client!r} cannot be both the client and the target.")
-    for name, what in ((source.target, "the target"), (source.client, "the client")):
+    for name, what in needed.items():
         if name in (source.columns or ()):
-            raise InputError(f"Column {name!r} is {what}, so it cannot be one to learn from.")
-    wanted = None if source.columns is None else [*dict.fromkeys((*source.columns, source.client))]
+            raise InputError(f"Column {name!r} is the {what}, so it cannot be one to learn from.")
+    header = column_names(source.file, source.separator) if source.columns is None else source.columns
+    names = [*needed, *(name for name in dict.fromkeys(header) if name not in needed)]
     categories = [*source.categories, source.client]
-    found, goal, dropped = read_features(
-        source.file, source.target, wanted, categories, source.separator, source.decimal
+    (goal, owner, *found), dropped = read_columns(
+        source.file, names, categories, needed, source.separator, source.decimal
     )
-    remarks = [f"{_rows(dropped)} without {source.target!r} left out."] if dropped else []
-    there = ~next(c for c in found.columns if c.name == source.client).missing
-    if not there.any():
-        raise InputError(f"{source.file.name!r} has no row with a value in its client column {source.client!r}.")
-    if not there.all():
-        remarks.append(f"{_rows(int((~there).sum()))} without {source.client!r} left out.")
-        found, goal = found.take(there), _present(goal.take(there))
-    remarks += [f"Column {c.name!r} {c.note}." for c in found.columns if c.note]
-    return {c.name: c for c in found.columns}, goal, remarks
-
-
-def _present(column: DataColumn) -> DataColumn:
-    """The column with the categories that its rows have, and no others."""
-    if column.kind != CATEGORY:
-        return column
-    used, codes = np.unique(column.values, return_inverse=True)
-    return DataColumn(column.name, CATEGORY, codes.astype(np.int32), tuple(column.categories[k] for k in used))
-
-
-def _usable(features: dict[str, DataColumn], source: TableFile, remarks: list[str]) -> list[DataColumn]:
-    """The columns to learn from; dates, names of rows and columns without a difference are none, unless asked for."""
-    used = []
-    for name, one in features.items():
-        if name == source.client:
-            continue
-        why = None if source.columns is not None else _useless(one)
-        if why is None:
-            used.append(one)
-        else:
-            remarks.append(f"Column {name!r} left out: {why}.")
-    return used
+    remarks = [f"{_rows(number)} without {name!r} left out." for name, number in dropped.items() if number]
+    remarks += [f"Column {column.name!r} {column.note}." for column in found if column.note]
+    useless = {} if source.columns is not None else {column.name: _useless(column) for column in found}
+    remarks += [f"Column {name!r} left out: {why}." for name, why in useless.items() if why]
+    features = tuple(column for column in found if not useless.get(column.name))
+    if not features:
+        raise InputError(f"{source.file.name!r} has no columns besides {source.client!r} and {source.target!r}.")
+    return goal, owner, FeatureTable(len(goal.values), features), remarks
 
 
 def _useless(column: DataColumn) -> str | None:
@@ -183,12 +155,13 @@ def _cut(
         )
     if small:
         remarks.append(f"{len(small)} client{'s' if len(small) > 1 else ''} with a single row left out.")
-    return [_client(source, owner.categories[k], owner.values == k, features, goal) for k in large]
-
-
-def _client(source: TableFile, name: str, own: Mask, features: FeatureTable, goal: Target) -> ClientRows:
-    wanted = Target(goal.task, goal.values[own], goal.labels)
-    return ClientRows(name, features.take(own), wanted, held_rows(name, wanted, source.test, source.seed))
+    clients = []
+    for k in large:
+        name, own = owner.categories[k], owner.values == k
+        wanted = Target(goal.task, goal.values[own], goal.labels)
+        held = held_rows(name, wanted, source.test, source.seed)
+        clients.append(ClientRows(name, features.take(own), wanted, held))
+    return clients
 
 
 def _rows(n: int) -> str:

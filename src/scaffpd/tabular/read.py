@@ -13,8 +13,9 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -59,19 +60,29 @@ def read_features(
     """
     header = column_names(path, separator)
     names = list(columns) if columns is not None else [name for name in header if name != target]
-    (goal, *features), there = read_columns(path, [target, *names], categories, True, separator, decimal)
-    return FeatureTable(len(goal.values), tuple(features)), goal, int((~there).sum())
+    needed = {target: "target"}
+    (goal, *features), dropped = read_columns(path, [target, *names], categories, needed, separator, decimal)
+    return FeatureTable(len(goal.values), tuple(features)), goal, dropped[target]
 
 
 def read_columns(
     path: Path,
     names: Sequence[str],
     categories: Sequence[str] = (),
-    needed: bool = False,
+    needed: Mapping[str, str] | None = None,
     separator: str | None = None,
     decimal: str | None = None,
-) -> tuple[list[DataColumn], Mask]:
-    """Return columns by name, and which rows are kept: all, or those with a value in the first column if `needed`."""
+) -> tuple[list[DataColumn], dict[str, int]]:
+    """Return columns by name, of rows with a value in all columns that are `needed`, and how many rows lack which.
+
+    Args:
+        path: a CSV file, plain or gzip, or a Parquet file.
+        names: the columns to return, in this order.
+        categories: columns of numbers that are names of categories.
+        needed: columns without which a row is left out, and what they are, as in {"ill": "target"}.
+        separator: see `read_features`.
+        decimal: see `read_features`.
+    """
     header = column_names(path, separator)
     known = set(header)
     for name in (*names, *categories):
@@ -89,16 +100,17 @@ def read_columns(
     cells = _csv_cells(path, header, names, mark) if text else _parquet_cells(path, names)
     if not len(cells[0]):
         raise InputError(f"{path.name!r} has column names but no rows.")
-    kept = _present(cells[0]) if needed else np.ones(len(cells[0]), dtype=bool)
-    if not kept.any():
-        raise InputError(f"{path.name!r} has no row with a value in its target column {names[0]!r}.")
+    kept, dropped = np.ones(len(cells[0]), dtype=bool), {}
+    for name, what in (needed or {}).items():
+        there = _present(cells[list(names).index(name)])
+        dropped[name] = int((kept & ~there).sum())
+        kept = kept & there
+        if not kept.any():
+            raise InputError(f"{path.name!r} has no row with a value in its {what} column {name!r}.")
     if not kept.all():
         cells = [_filtered(column, kept) for column in cells]
-    if not text:
-        pairs = zip(names, cells, strict=True)
-        return [_parquet_column(path, name, column, name in categories) for name, column in pairs], kept
-    reader = _CsvColumns(path, mark, decimal, kept)
-    return [reader.column(name, own, name in categories) for name, own in zip(names, cells, strict=True)], kept
+    made = _CsvColumns(path, mark, decimal, kept).column if text else partial(_parquet_column, path)
+    return [made(name, own, name in categories) for name, own in zip(names, cells, strict=True)], dropped
 
 
 def column_names(path: Path, separator: str | None = None) -> list[str]:
