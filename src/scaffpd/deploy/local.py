@@ -25,7 +25,7 @@ from scaffpd.data.heart_disease import COLUMNS, HOSPITALS, read
 from scaffpd.data.silos import Client
 from scaffpd.deploy.coordinate import FAILED, Outcome, finished
 from scaffpd.deploy.deployed_run import DeployedRun
-from scaffpd.deploy.supervise import RetryPolicy, SupervisedJob, Supervisor
+from scaffpd.deploy.supervise import SupervisedJob, ended_before, supervise
 from scaffpd.errors import InputError, not_installed, unknown
 
 ENGINES = {"flare": "FlareEngine", "flower": "FlowerEngine"}
@@ -208,30 +208,25 @@ class LocalDeployment:
     ) -> Outcome:
         """Bring everything up, supervise the run to its end, and take everything down."""
         file, work = FederationFile.read(self.federation), self.folder / WORK
-        folder = DeployedRun(file.folder)
-        if (done := finished(file, folder)) is not None:
-            say("This run had ended before: nothing was trained.")
+        if (done := ended_before(file, say)) is not None:
             return done
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         engine = engine_named(self.engine, self.federation, self.silos, work, self.tls)
-        follow = Follower(folder.path / "progress.jsonl", watch)
-        well = False
+        follow = Follower(file.folder / "progress.jsonl", watch)
+        outcome = None
         try:
             say(f"{self.engine}: starting the server and {len(self.silos)} silos.")
             engine.start()
             say("All silos are connected; the run starts.")
-            limits = RetryPolicy(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
-            Supervisor(engine, folder, limits, say, follow).run()
-            follow()
-            well = Outcome.of(folder).status != FAILED
+            outcome = supervise(engine, file, seconds, say, follow)
+            return outcome
         finally:
             engine.stop()
-            if not well and not keep:
-                say(f"Logs are in {_copied(engine.logs(), self.folder / 'logs')}.")
             if not keep:
+                if outcome is None or outcome.status == FAILED:
+                    say(f"Logs are in {_copied(engine.logs(), self.folder / 'logs')}.")
                 shutil.rmtree(work, ignore_errors=True)  # private keys are in there
-        return Outcome.of(folder)
 
 
 def _copied(logs: Mapping[str, Path], folder: Path) -> Path:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from scaffpd.config.federation import FederationFile
+from scaffpd.deploy.coordinate import Outcome, finished
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.errors import InputError
 
@@ -129,6 +131,29 @@ class Supervisor:
                 f"Only {len(self.job.connected())} of at least {policy.quorum} silos are connected after "
                 f"{policy.waiting:g} seconds: start the others (and the server), then resume."
             )
+
+
+def supervise(
+    job: SupervisedJob,
+    file: FederationFile,
+    seconds: float = float("inf"),
+    say: Callable[[str], object] = lambda sentence: None,
+    look: Callable[[], object] = lambda: None,
+) -> Outcome:
+    """Keep the job of a federation going, by the federation's own policy, and return its outcome."""
+    folder = DeployedRun(file.folder)
+    policy = RetryPolicy(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
+    Supervisor(job, folder, policy, say, look).run()
+    look()
+    return Outcome.of(folder)
+
+
+def ended_before(file: FederationFile, say: Callable[[str], object]) -> Outcome | None:
+    """Return the outcome of a run that is over already, and say so."""
+    done = finished(file, DeployedRun(file.folder))
+    if done is not None:
+        say("This run had ended before: nothing was trained.")
+    return done
 
 
 def wait_for(done: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:

@@ -163,21 +163,15 @@ def resume(
 
     A job that is still running there is taken over; otherwise it is handed in.
     """
-    from scaffpd.deploy.coordinate import Outcome, finished  # not in the session's process: needs torch
-    from scaffpd.deploy.deployed_run import DeployedRun
-    from scaffpd.deploy.supervise import RetryPolicy, Supervisor
+    from scaffpd.deploy.supervise import ended_before, supervise  # loads torch: not in the session's process
 
-    folder = DeployedRun(file.folder)
-    if (done := finished(file, folder)) is not None:
-        say("This run had ended before: nothing was trained.")
+    if (done := ended_before(file, say)) is not None:
         return done
-    policy = RetryPolicy(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
-    with contextlib.closing(AdminSession(kit, folder.path / "admin.log")) as session:
+    with contextlib.closing(AdminSession(kit, file.folder / "admin.log")) as session:
         deployed = FlareJob(session, job)
         if deployed.adopt():
             say("The job is running already.")
-        Supervisor(deployed, folder, policy, say, look).run()
-    return Outcome.of(folder)
+        return supervise(deployed, file, seconds, say, look)
 
 
 # --- what the session's own process does

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,16 +123,8 @@ def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:
     return Dataset(file.name, FeatureTable(0), Target(PREPARED, nothing), np.zeros(0, dtype=bool), cohort=cohort)
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """One row for every row of the silo that has a target, in the file's order.
-
-    Attributes:
-        targets: what is true.
-        predicted: labels, or numbers for regression.
-        probability: of the predicted label; NaN where the loss knows none.
-        held: whether the row was held out.
-    """
+class SitePredictions(NamedTuple):
+    """Targets and predictions of all rows that have a target, in the file's order, and which rows were held out."""
 
     targets: list[Any]
     predicted: list[Any]
@@ -151,7 +143,7 @@ def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
         raise InputError(f"{str(path)!r} is not a model that a run has written (model.safetensors).") from None
 
 
-def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> Predictions:
+def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
     """Apply the linear model x to all rows of a silo."""
     if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
         raise InputError("Only linear models predict from tables; a network's own code has to be used for it.")
@@ -163,7 +155,7 @@ def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> Predictions:
     predicted, probability = predict_encoded(X, x, setup)
     labels, places = data.target.labels, data.target.values
     truth = [labels[k] for k in places] if labels else places.tolist()
-    return Predictions(truth, predicted, probability, data.held)
+    return SitePredictions(truth, predicted, probability, data.held)
 
 
 def predict_encoded(X: NDArray[np.float64], x: NDArray[Any], setup: Setup) -> tuple[list[Any], NDArray[np.float64]]:

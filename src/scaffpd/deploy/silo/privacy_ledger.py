@@ -91,7 +91,7 @@ class PrivacyLedger:
                 with np.load(self.file, allow_pickle=False) as earlier:
                     cohort.account.merge(dict(earlier))
             except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-                raise InputError(f"The books {str(self.file)!r} cannot be read.") from None
+                raise InputError(f"The privacy ledger {str(self.file)!r} cannot be read.") from None
             self._known = self._state()
 
     def _write(self, cohort: Cohort, before: int) -> None:
