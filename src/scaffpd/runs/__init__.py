@@ -1,1 +1,1 @@
-"""Training as a command does it: a settings file or a table in, a folder with everything about the run out."""
+"""Runs as commands make them: a settings file or a table in, a folder with everything about the run out."""

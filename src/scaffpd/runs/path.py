@@ -16,13 +16,13 @@ from scaffpd.metrics import Spread, spread
 from scaffpd.objectives import Average, Objective
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import AVERAGE, Scorer, Trained, Watcher, judged, main_model, trained
-from scaffpd.training import Callback, Result, Status, train
+from scaffpd.training import Callback, Status, train
 
 LEAST = 0.002  # of a share (0.2 points of accuracy) or of an error: less is no reason to leave the average
 
 
 def knee(points: Sequence[Spread], upwards: bool) -> int:
-    """The point with the largest gain − cost, the first one being the average model; 0 where that is hardly anything.
+    """Return the point with the largest gain − cost; 0, the average model, where that is hardly anything.
 
     Gain is that of the worst 20 %, cost that of the mean, both against the first point: a point of the worst-served
     fifth counts as much as a point of the mean. A mean that rises is no cost, and no reason either.
@@ -35,20 +35,41 @@ def knee(points: Sequence[Spread], upwards: bool) -> int:
 
 
 def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher) -> list[Trained]:
-    """Train a grid of objectives of the kind that the settings name."""
+    """Train a grid of objectives of the kind that the settings name, each from where the last one ended."""
     walkable(config)
-    kind = type(config.objective).__name__
-    walker, settings = _Walker(config, prepared, cohort, watcher), config.training
+    assert config.objective is not None
+    settings, prior, models = config.training, config.objective.prior, list[Trained]()
+    tol, average = settings.tol or None, cast(Objective, Average(prior=prior))
+    point, scorer = (AVERAGE, average), Scorer(prepared, cohort)
+
+    def objectives() -> Iterator[Objective]:
+        nonlocal point
+        yield average
+        known = grid(type(config.objective).__name__, models[0].result.history.losses[-1], config.points, prior)
+        for point in list(known.items())[1:]:
+            yield point[1]
+
+    def watching(_: Objective) -> Sequence[Callback]:
+        nonlocal scorer
+        scorer = Scorer(prepared, cohort)
+        watcher.begin(point[0], cohort.names, settings.rounds, tol)
+        return [scorer, watcher.show]
+
     for result in along(
-        walker.objectives(kind, config.points), cohort, settings.rounds, settings.tol or None, settings.seed,
-        config.algorithm_for, False, walker.watching, True,
-    ):  # fmt: skip
-        walker.arrive(result)
-    return suggested(walker.models, prepared)
+        objectives(), cohort, settings.rounds, tol, settings.seed, config.algorithm_for, False, watching, True
+    ):
+        if result.status is Status.INTERRUPTED:  # half a path is none
+            raise KeyboardInterrupt
+        name, objective = point
+        parameter = PARAMETERS.get(type(objective).__name__)
+        strength = None if parameter is None else float(getattr(objective, parameter))
+        algorithm, role = config.algorithm_for(objective), "" if models else "before"
+        models.append(trained(name, role, algorithm, result, prepared, cohort, scorer, strength))
+    return suggested(models, prepared)
 
 
 def walkable(config: RunConfig) -> None:
-    """Refuse what no path goes along."""
+    """Refuse settings that no path goes along."""
     if config.privacy is not None:
         raise InputError("A fairness path trains many models, which would share one ε: train a single one privately.")
     kind = type(config.algorithm if config.objective is None else config.objective).__name__
@@ -56,43 +77,8 @@ def walkable(config: RunConfig) -> None:
         raise InputError(f"A fairness path goes along {', '.join(SYMBOLS)}, not along {kind}.")
 
 
-class _Walker:
-    """Where a path has come to."""
-
-    def __init__(self, config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher) -> None:
-        self.config, self.prepared, self.cohort, self.watcher = config, prepared, cohort, watcher
-        self.models: list[Trained] = []
-        prior = None if config.objective is None else config.objective.prior
-        self.name, self.objective = AVERAGE, cast(Objective, Average(prior=prior))
-        self.scorer = Scorer(prepared, self.cohort)
-
-    def objectives(self, kind: str, points: int) -> Iterator[Objective]:
-        """The average, and then what its losses suggest."""
-        yield self.objective
-        known = grid(kind, self.models[0].result.history.losses[-1], points, self.objective.prior)
-        for self.name, self.objective in list(known.items())[1:]:
-            yield self.objective
-
-    def watching(self, _: Objective) -> Sequence[Callback]:
-        """A point is about to be trained."""
-        self.scorer = Scorer(self.prepared, self.cohort)
-        settings = self.config.training
-        self.watcher.begin(self.name, self.cohort.names, settings.rounds, settings.tol or None)
-        return [self.scorer, self.watcher.show]
-
-    def arrive(self, result: Result) -> None:
-        """A point is trained."""
-        if result.status is Status.INTERRUPTED:  # half a path is none
-            raise KeyboardInterrupt
-        parameter = PARAMETERS.get(type(self.objective).__name__)
-        strength = None if parameter is None else float(getattr(self.objective, parameter))
-        algorithm, role = self.config.algorithm_for(self.objective), "" if self.models else "before"
-        about = (self.prepared, self.cohort, self.scorer, strength)
-        self.models.append(trained(self.name, role, algorithm, result, *about))
-
-
 def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
-    """The same, with the knee marked; nothing is where the average itself is the best.
+    """Mark the knee; nothing is marked where the average itself is the best.
 
     Training rows choose it, so that held-out rows can tell what it is worth.
     """
@@ -103,24 +89,21 @@ def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
 
 
 def reason(models: Sequence[Trained], prepared: Prepared) -> str:
-    """What the suggested point brings, and what it costs."""
+    """Say what the suggested point brings, and what it costs."""
     chosen, rows = main_model(models), "held-out" if prepared.test else "training"
     if chosen is models[0]:
         return "On training rows no point serves the worst-served fifth better by more than the mean loses by it."
     before, after = (one.spread(prepared) for one in (models[0], chosen))
-    sign, percent = (1, True) if prepared.measure == "accuracy" else (-1, False)
-    gain, cost = sign * (after.worst_20 - before.worst_20), sign * (before.mean - after.mean)
-    moved = f"{_moved(gain, percent)} for the worst-served fifth, {_moved(-cost, percent)} for the mean"
+    gains = [getattr(after, name) - getattr(before, name) for name in ("worst_20", "mean")]
+    accuracy = prepared.measure == "accuracy"
+    texts = [f"{100 * gain * (1 + 1e-9):+.1f} points" if accuracy else f"{gain:+.3g} in error" for gain in gains]
+    worst, mean = (text.replace("-", "−") for text in texts)
+    moved = f"{worst} for the worst-served fifth, {mean} for the mean"
     return f"{chosen.name}, chosen on training rows; on {rows} rows {moved}."
 
 
-def _moved(change: float, percent: bool) -> str:
-    text = f"{100 * change * (1 + 1e-9):+.1f} points" if percent else f"{-change:+.3g} in error"
-    return text.replace("-", "−")
-
-
 def cold_rounds(config: RunConfig, cohort: Cohort, models: Sequence[Trained]) -> int:
-    """How many rounds the same points take when each is trained on its own."""
+    """Count the rounds that the same points take when each is trained on its own."""
     settings, total = config.training, 0
     for one in models:
         assert one.objective is not None
@@ -130,7 +113,7 @@ def cold_rounds(config: RunConfig, cohort: Cohort, models: Sequence[Trained]) ->
 
 
 def about(config: RunConfig, prepared: Prepared, models: Sequence[Trained], alone: int | None) -> dict[str, Any]:
-    """The path in `summary.json`."""
+    """Describe the path for `summary.json`."""
     kind = type(config.objective).__name__
     return {
         "parameter": PARAMETERS[kind], "symbol": SYMBOLS[kind], "objective": kind, "average": AVERAGE,

@@ -24,7 +24,7 @@ NOBODY = ""  # rows without a client belong together
 
 @dataclass(frozen=True)
 class Predictions:
-    """One for every row of the file, in its order.
+    """Predictions for all rows of a file, in its order.
 
     Attributes:
         clients: whose each row is; empty texts where that is not known.
@@ -61,37 +61,42 @@ def predict(run: Path, file: Path) -> Predictions:
 
 
 def promise(run: Path) -> str | None:
-    """What the model's training has promised every record, as its folder says; `None` where there is no such word."""
-    file = (run if run.is_dir() else run.parent) / "summary.json"
+    """Return the (ε, δ) that the model was trained with; `None` where its folder states none."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["privacy"]
+        found = json.loads(_text(run, "summary.json"))["privacy"]
         return f"(ε, δ) = ({float(found['epsilon']):.2f}, {float(found['delta']):g})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
-def _client_column(run: Path) -> str | None:
-    """What the run's settings call the client; `None` where there are none."""
-    file = run / "config.toml" if run.is_dir() else run.parent / "config.toml"
+def _text(run: Path, name: str) -> str:
+    """Read a file beside the model; empty where there is none."""
     try:
-        client = tomllib.loads(file.read_text(encoding="utf-8")).get("data", {}).get("client")
-    except (OSError, ValueError, AttributeError):
+        return ((run if run.is_dir() else run.parent) / name).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _client_column(run: Path) -> str | None:
+    """Return the name of the column of clients in the run's settings; `None` where there is none."""
+    try:
+        client = tomllib.loads(_text(run, "config.toml")).get("data", {}).get("client")
+    except (ValueError, AttributeError):
         return None
     return client if isinstance(client, str) else None
 
 
 def _fills(run: Path) -> dict[str, dict[str, float | str]]:
-    """What stood in for missing values in training, by client and column."""
-    file = run / "fills.json" if run.is_dir() else run.parent / "fills.json"
+    """Return what stood in for missing values in training, by client and column."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(_text(run, "fills.json"))
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _filled(columns: list[DataColumn], owner: DataColumn, known: dict[str, dict[str, float | str]]) -> list[DataColumn]:
-    """Gaps of clients that were trained on, filled as they were then."""
+    """Fill the gaps of clients that were trained on as in training."""
     made = []
     for one in columns:
         values, names, gaps = one.values.copy(), list(one.categories), one.missing
@@ -112,7 +117,11 @@ def _columns(file: Path, setup: Setup, client: str | None) -> tuple[list[DataCol
     names = [column["name"] for column in setup.schema["columns"]]
     categories = [column["name"] for column in setup.schema["columns"] if column["kind"] == CATEGORY]
     there = column_names(file)
-    _complete(file, names, there)
+    for name in names:
+        if name not in there:
+            near = get_close_matches(name, there, n=1)
+            hint = f"; is it {near[0]!r}?" if near else "."
+            raise InputError(f"{file.name!r} has no column {name!r}, which the model needs{hint}")
     extra = [client] if client is not None and client in there else []
     found, _ = read_columns(file, [*names, *extra], [*categories, *extra])
     for one, agreed in zip(found, setup.schema["columns"], strict=False):
@@ -122,14 +131,6 @@ def _columns(file: Path, setup: Setup, client: str | None) -> tuple[list[DataCol
                 "trained on numbers there."
             )
     return (found[:-1], found[-1]) if extra else (found, None)
-
-
-def _complete(file: Path, needed: list[str], there: list[str]) -> None:
-    for name in needed:
-        if name not in there:
-            near = get_close_matches(name, there, n=1)
-            hint = f"; is it {near[0]!r}?" if near else "."
-            raise InputError(f"{file.name!r} has no column {name!r}, which the model needs{hint}")
 
 
 def _encoded(file: Path, own: FeatureTable, setup: Setup) -> Matrix:

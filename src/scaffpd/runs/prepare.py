@@ -27,6 +27,8 @@ from scaffpd.tabular.encode import fills
 from scaffpd.tabular.schema import CLASSIFICATION, REGRESSION
 
 Pair = tuple[Any, Any]
+SHOWN = 20  # names of columns in a sentence
+WANTED = "clients as a mapping from names to (X, y), or two such mappings, the second of held-out rows"
 LOSS = {"logistic": "logistic regression", "softmax": "softmax regression", "squared": "least squares"}
 
 
@@ -70,7 +72,7 @@ class Prepared:
 
     @property
     def measure(self) -> str:
-        """What a client is scored by."""
+        """The measure that clients are scored by."""
         return "accuracy" if self.task == CLASSIFICATION else "rmse"
 
     @property
@@ -79,14 +81,14 @@ class Prepared:
         return "test" if self.test else "train"
 
     def cohort(self, config: RunConfig, model: Any = None) -> Cohort:
-        """The clients in this process; `model` takes the place of the run's own, as a private one does."""
+        """Return the clients in this process; `model` replaces the run's own, as a private one does."""
         numbers = FORMATS.get(config.training.numbers or "")
         device, test = config.training.device, self.test or None
         chosen = self.model if model is None else model
         return Cohort(self.train, chosen, self.names, device=device, dtype=numbers, test=test)
 
     def scores(self, cohort: Cohort, x: Any, split: str) -> ClientScores:
-        """Losses without the regulariser; for regression, the root of the mean squared error in the data's units."""
+        """Score x: losses without the regulariser; for regression, root mean squared errors in the data's units."""
         found, l2 = cohort.evaluate(x, split), float(self.model.l2)
         point = torch.as_tensor(x).double()
         found = replace(found, loss=found.loss - l2 / 2 * float(point @ point))
@@ -95,7 +97,7 @@ class Prepared:
         return replace(found, accuracy=self.unit * np.sqrt(np.maximum(found.loss, 0.0)))
 
     def setup(self, algorithm: str) -> Setup | None:
-        """What the parameters expect of a row; `None` where the rows are no table."""
+        """Describe what the parameters expect of a row; `None` where the rows are no table."""
         if self.schema is None or not isinstance(self.model, Linear):
             return None
         model = {"kind": "linear", **{name: getattr(self.model, name) for name in ("loss", "l2", "intercept")}}
@@ -104,7 +106,7 @@ class Prepared:
         return Setup(algorithm, model, self.schema, self.mean, self.deviation)
 
     def metadata(self) -> dict[str, str]:
-        """What a network's parameters expect of a row of a table, and what its outputs mean."""
+        """Describe what a network expects of a row of a table, and what its outputs mean."""
         about = {"unit": repr(self.unit), "centre": repr(self.centre), "labels": json.dumps(self.labels)}
         if self.schema is None:
             return about
@@ -112,7 +114,7 @@ class Prepared:
         return about | {"schema": json.dumps(self.schema), **scale}
 
     def in_units(self, x: NDArray[Any]) -> NDArray[Any]:
-        """The parameters for the target as it is in the file."""
+        """Convert the parameters to the units of the target in the file."""
         if self.task == CLASSIFICATION or not isinstance(self.model, Linear):
             return x
         scaled = x * self.unit
@@ -122,23 +124,17 @@ class Prepared:
 
 
 def described(model: Any) -> str:
-    """A model in a phrase."""
+    """Describe a model in a phrase."""
     if isinstance(model, Linear):
         return f"{LOSS[model.loss]}, l2 = {model.l2:g}{'' if model.intercept else ', no intercept'}"
     return repr(model)
-
-
-SHOWN = 20  # names of columns in a sentence
-WANTED = "clients as a mapping from names to (X, y), or two such mappings, the second of held-out rows"
 
 
 def prepare(config: RunConfig) -> Prepared:
     """Read the data and make the model."""
     if "file" in config.data:
         return _from_file(config)
-    if "source" in config.data:
-        return _from_source(config)
-    return _from_entry(config)
+    return _from_source(config) if "source" in config.data else _from_entry(config)
 
 
 def _from_file(config: RunConfig) -> Prepared:
@@ -158,13 +154,13 @@ def _from_file(config: RunConfig) -> Prepared:
     return Prepared(
         tuple(own.name for own in found.rows), train, test, _model(config, task, len(labels)), task, labels,
         _about(file, found), source.client, unit, centre, found.schema, found.mean, found.deviation,
-        (*_learnt_from(found), *found.remarks),
+        (*_kinds(found), *found.remarks),
         {own.name: fills(own) for own in found.rows},
     )  # fmt: skip
 
 
 def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, float]:
-    """Deviation and mean of the target, from the clients' sums; without an intercept nothing can be centred."""
+    """Return deviation and mean of the target; without an intercept, the mean is taken as zero."""
     n = sum(len(y) for _, y in train)
     centre = sum(float(y.sum()) for _, y in train) / n if config.model.get("intercept", False) else 0.0
     squares = sum(float(((y - centre) ** 2).sum()) for _, y in train) / n
@@ -173,23 +169,22 @@ def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, floa
 
 def _about(file: Path, found: Clients) -> str:
     rows, width = sum(sum(own.rows) for own in found.rows), found.encoded[0].train[0].shape[1]
-    return f"{file.name}: {_count(rows, 'row')}, {_count(len(found.schema['columns']), 'column')}, {width} once encoded"
+    counted = [
+        f"{n} {word}{'' if n == 1 else 's'}" for n, word in ((rows, "row"), (len(found.schema["columns"]), "column"))
+    ]
+    return f"{file.name}: {', '.join(counted)}, {width} once encoded"
 
 
-def _count(n: int, word: str) -> str:
-    return f"{n} {word}{'' if n == 1 else 's'}"
-
-
-def _learnt_from(found: Clients) -> tuple[str, ...]:
-    """Which columns are numbers, and which are categories: nobody should have to guess."""
-    numbers = [c["name"] for c in found.schema["columns"] if c["kind"] == NUMBER]
-    categories = [f"{c['name']} ({len(c['categories'])})" for c in found.schema["columns"] if c["kind"] == CATEGORY]
-    kinds = (("Numbers", numbers), ("Categories", categories))
-    return tuple(f"{kind}: {', '.join(names[:SHOWN])}{_more(names)}." for kind, names in kinds if names)
-
-
-def _more(names: list[str]) -> str:
-    return "" if len(names) <= SHOWN else f" and {len(names) - SHOWN} more"
+def _kinds(found: Clients) -> tuple[str, ...]:
+    """Say which columns are numbers, and which are categories."""
+    columns = found.schema["columns"]
+    numbers = [c["name"] for c in columns if c["kind"] == NUMBER]
+    categories = [f"{c['name']} ({len(c['categories'])})" for c in columns if c["kind"] == CATEGORY]
+    sentences = []
+    for kind, names in (("Numbers", numbers), ("Categories", categories)):
+        more = "" if len(names) <= SHOWN else f" and {len(names) - SHOWN} more"
+        sentences += [f"{kind}: {', '.join(names[:SHOWN])}{more}."] if names else []
+    return tuple(sentences)
 
 
 def _from_source(config: RunConfig) -> Prepared:

@@ -30,10 +30,16 @@ from scaffpd.training import Callback, Result, RoundInfo, Status, train
 
 SECRET = "noise.secret"
 OTHERS = 0o077  # permissions that nobody but the owner should have
+CONFIDENCE = 0.95
+SPREAD = ("mean", "worst_20", "worst")
+Scored = dict[str, float]  # what SPREAD names, after a round
+ALL, PACE = 50, 1.05  # after so many rounds, score only when their number has grown by 5 %
+AVERAGE, FAIR = "average", "fair"
+TOL = 1e-6
 
 
 def noise_secret(folder: Path) -> bytes:
-    """The run's secret; one from the operating system where the run is new."""
+    """Return what a private run draws its noise from; a new secret from the operating system where the run is new."""
     file = folder / SECRET
     if not file.exists() and any((folder / "checkpoint").glob("*.npz")):
         raise InputError(
@@ -44,11 +50,12 @@ def noise_secret(folder: Path) -> bytes:
     return load_or_create(file)
 
 
-CONFIDENCE = 0.95
-
-
 def clear(prepared: Prepared, before: NDArray[Any], after: NDArray[Any]) -> tuple[bool, ...] | None:
-    """Client by client, each for itself; `None` where there are no labels, no held-out rows or no linear model."""
+    """Tell whether each client's change in accuracy is more than chance, by the rows on which two models disagree.
+
+    Of the held-out rows that exactly one of the two gets right, either should have half if nothing had changed
+    (McNemar's test, exact: a binomial with probability ½). `None` without labels, held-out rows or a linear model.
+    """
     model = prepared.model
     if prepared.task != CLASSIFICATION or not prepared.test or not isinstance(model, Linear):
         return None
@@ -56,7 +63,7 @@ def clear(prepared: Prepared, before: NDArray[Any], after: NDArray[Any]) -> tupl
 
 
 def _right(model: Linear, x: NDArray[Any], X: Any, y: Any) -> NDArray[np.bool_]:
-    """Which rows the model x gets right."""
+    """Tell which rows the model x gets right."""
     z = model.outputs(x, np.asarray(X, dtype=np.float64))
     found: NDArray[np.bool_] = (z[:, 0] > 0 if model.loss == "logistic" else z.argmax(1)) == np.asarray(y)
     return found
@@ -67,19 +74,13 @@ def _differs(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> bool:
     return gained + lost > 0 and bool(binomtest(gained, gained + lost).pvalue < 1 - CONFIDENCE)
 
 
-SPREAD = ("mean", "worst_20", "worst")
-Scored = dict[str, float]  # what SPREAD names, after a round
-ALL = 50  # rounds that are all scored; later ones ever more rarely
-PACE = 1.05
-
-
 @dataclass(frozen=True)
 class Trained:
     """One model.
 
     Attributes:
         name: such as "average" or "fair".
-        role: "before", "after" or nothing, for whoever compares.
+        role: "before", "after" or "", for comparisons.
         algorithm: its name.
         objective: what was minimised; `None` where the algorithm has one of its own.
         result: of the run.
@@ -107,16 +108,16 @@ class Trained:
 
     @property
     def shown(self) -> ClientScores:
-        """On held-out rows, or on training rows where nothing is held out."""
+        """Scores on held-out rows, or on training rows where nothing is held out."""
         return self.train if self.test is None else self.test
 
     def spread(self, prepared: Prepared) -> Spread:
-        """The clients' scores in a few numbers."""
+        """Summarise the clients' scores."""
         return spread(self.shown, self.shown.accuracy, upwards=prepared.measure == "accuracy")
 
 
 class Scorer:
-    """A callback that scores the model after rounds: all of the first, then ever fewer; `known` are scored already."""
+    """A callback that scores the model after every one of the first rounds, then ever more rarely."""
 
     def __init__(self, prepared: Prepared, cohort: Cohort, known: Mapping[int, Scored] | None = None) -> None:
         self.prepared, self.cohort = prepared, cohort
@@ -124,13 +125,13 @@ class Scorer:
         self.next = 0
 
     def __call__(self, moment: RoundInfo) -> None:
-        """Look at the round, if it is its turn."""
+        """Score the model after this round, if it is due."""
         if moment.rounds >= self.next:
             self.score(moment.rounds, moment.state.x)
             self.next = moment.rounds + 1 if moment.rounds < ALL else math.ceil(moment.rounds * PACE)
 
     def score(self, rounds: int, x: Any) -> None:
-        """Score x as the model after so many rounds."""
+        """Score x, the model after so many rounds."""
         scores = self.prepared.scores(self.cohort, x, self.prepared.split)
         found = spread(scores, scores.accuracy, upwards=self.prepared.measure == "accuracy")
         self.found[rounds] = {name: getattr(found, name) for name in SPREAD}
@@ -140,7 +141,7 @@ def trained(
     name: str, role: str, algorithm: Any, result: Result, prepared: Prepared, cohort: Cohort, scorer: Scorer,
     strength: float | None = None,
 ) -> Trained:  # fmt: skip
-    """Put together what a run has found."""
+    """Score the model that a run has found."""
     scorer.score(result.rounds, result.x)
     train = prepared.scores(cohort, result.x, "train")
     test = prepared.scores(cohort, result.x, "test") if prepared.test else None
@@ -150,7 +151,7 @@ def trained(
 
 
 def judged(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
-    """The same, the model after with a word on which of its changes are more than chance."""
+    """Mark which changes of the model after are more than chance."""
     before = next((one for one in models if one.role == "before"), None)
     if before is None:
         return list(models)
@@ -159,27 +160,23 @@ def judged(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
 
 
 def main_model(models: Sequence[Trained]) -> Trained:
-    """The model that a run is about: the one after; where there is none, the one before, or the only one."""
+    """Return the model that a run is about: the one after, else the one before, else the last."""
     by_role = {one.role: one for one in models}
     return by_role.get("after") or by_role.get("before") or models[-1]
 
 
-AVERAGE, FAIR = "average", "fair"
-TOL = 1e-6
-
-
 class Watcher(Protocol):
-    """Whoever looks on while models are trained."""
+    """What is called while models are trained, such as a screen."""
 
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
-        """A model is about to be trained."""
+        """Called before a model is trained."""
 
     def show(self, moment: RoundInfo) -> None:
-        """A round of it is done."""
+        """Called after every round."""
 
 
 def carry_out(config: RunConfig, prepared: Prepared, cohort: Cohort, folder: Path, watcher: Watcher) -> list[Trained]:
-    """Train what the settings ask for; a list of one or two models, the last of them perhaps interrupted."""
+    """Train the one or two models that the settings ask for; the last may have been interrupted."""
     models, tol = [], config.training.tol or None
     if config.privacy is not None:
         secret = None if config.privacy.seed is not None else noise_secret(folder)
@@ -226,7 +223,7 @@ def checkpoint_file(folder: Path, model: str) -> Path:
 
 
 def contestants(config: RunConfig) -> list[tuple[str, str, Any]]:
-    """Name, role and algorithm of the models to train, the average one first."""
+    """List name, role and algorithm of the models to train, the average one first."""
     asked, objective = config.algorithm, config.objective
     if isinstance(objective, Average):
         return [(AVERAGE, "", asked)]
@@ -239,18 +236,18 @@ def contestants(config: RunConfig) -> list[tuple[str, str, Any]]:
 
 
 def private(config: RunConfig, prepared: Prepared, secret: bytes | None = None) -> Private:
-    """The run's model with noise: ε is that of all models that will be trained, together."""
+    """Add noise to the run's model, such that ε covers all models that will be trained."""
     assert config.privacy is not None
     methods, samples = [method for _, _, method in contestants(config)], [len(y) for _, y in prepared.train]
     return config.privacy.model(prepared.model, methods, config.training.rounds, samples, secret)
 
 
 def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
-    """The settings with a tol: the one asked for, 1e-6 where something can be proven, or 0 where nothing can."""
+    """Settle tol: the one asked for, else 1e-6 where a gap can be proven and 0 where none can."""
     tol = config.training.tol
     if tol == 0:
         return config
-    if config.privacy is not None:  # nobody is asked before the account is open
+    if config.privacy is not None:  # no client is asked before the privacy account is open
         if tol is not None:
             raise InputError("tol needs a certificate, and with noise there is none: leave it out.")
         return config.with_tol(0.0)
