@@ -223,7 +223,7 @@ def test_a_silo_whose_schema_differs_is_refused_with_its_column(tmp_path):
 def test_an_exception_in_a_silo_says_its_kind_and_nothing_else(tmp_path, monkeypatch, caplog):
     _, places = federation(tmp_path)
     silo = opened(places)["va"]
-    monkeypatch.setattr("scaffpd.deploy.silo.silo.Silo._describe", lambda *_: 1 / 0)
+    monkeypatch.setattr("scaffpd.deploy.silo.dataset.Dataset.describe", lambda *_: 1 / 0)
     answer = decode(silo.answer(encode(Message("describe", {"question": "7"}))), 2**20)
     assert answer.kind == "failed"
     assert answer.values == {"sentence": "ZeroDivisionError; the silo's log says more.", "question": "7", "silo": "va"}

@@ -32,13 +32,9 @@ class LostError(Exception):
 
 
 class AdminSession:
-    """An administrator of a federation, by the startup kit that FLARE made for him.
+    """An administrator of a federation, by the startup kit that FLARE made for him (the folder that holds `startup`).
 
-    Args:
-        kit: the administrator's startup kit: the folder that holds `startup`.
-        log: where FLARE's own messages go.
-        environment: what the session's process gets in addition.
-        patience: seconds to wait for a reply.
+    FLARE's own messages go to `log`; `environment` is added to the process's; a reply is waited for `patience` seconds.
     """
 
     def __init__(
@@ -103,12 +99,7 @@ class AdminSession:
 
 
 class FlareJob:
-    """The federation's job on a FLARE server, handed in as often as need be.
-
-    Args:
-        session: the administrator's.
-        folder: of the job.
-    """
+    """The federation's job on a FLARE server, by its folder; it is handed in as often as need be."""
 
     def __init__(self, session: AdminSession, folder: Path) -> None:
         self.session, self.folder = session, folder.resolve()

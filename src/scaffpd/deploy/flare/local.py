@@ -36,14 +36,7 @@ QUICK = {
 
 
 class FlareEngine:
-    """Server and silos as processes on loopback.
-
-    Args:
-        federation: federation.toml.
-        silos: silo.toml of every silo, by name.
-        work: an empty folder for everything that FLARE writes.
-        tls: must stay true.
-    """
+    """Server and silos as processes on loopback, by federation.toml and every silo.toml; FLARE writes into `work`."""
 
     def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> None:
         if not tls:

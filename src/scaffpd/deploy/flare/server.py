@@ -27,12 +27,7 @@ GONE = ("target_unreachable", "no connection", "cannot send")
 
 
 class CollabTransport:
-    """Sites that take part in the running job.
-
-    Args:
-        proxies: FLARE's stand-in for every site.
-        aborted: whether the job has been told to end.
-    """
+    """Sites that take part in the running job, each by FLARE's stand-in for it; `aborted` tells when to end."""
 
     named = True  # a site's name is in its certificate
 

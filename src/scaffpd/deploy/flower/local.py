@@ -53,12 +53,7 @@ _SILO_SETTINGS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds until 
 
 
 class SuperLinkApi:
-    """The control API of a SuperLink, as the `flwr` command uses it.
-
-    Args:
-        address: host and port.
-        authority: the CA's certificate; `None` for plaintext.
-    """
+    """The control API of a SuperLink, as the `flwr` command uses it; without the CA's certificate in plaintext."""
 
     def __init__(self, address: str, authority: Path | None) -> None:
         self._address, self._authority = address, authority
@@ -133,15 +128,10 @@ class SuperLinkApi:
 
 
 class FlowerEngine:
-    """A federation of real processes on loopback.
+    """SuperLink and SuperNodes as processes on loopback, by federation.toml and every silo.toml.
 
-    A part is the server or a silo, with a folder of its own and Flower's home in it.
-
-    Args:
-        federation: the coordinator's federation.toml.
-        silos: silo.toml of every silo, by name.
-        work: an empty folder for everything that the engine writes.
-        tls: certificates and authenticated nodes; plaintext without.
+    A part is the server or a silo, with a folder of its own in `work` and Flower's home in it. Without `tls` they speak
+    in plaintext and nodes are not authenticated.
     """
 
     def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> None:

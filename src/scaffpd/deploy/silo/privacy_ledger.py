@@ -26,13 +26,7 @@ from scaffpd.system import load_or_create, lock_file
 
 
 class PrivacyLedger:
-    """The privacy of one silo under one agreement.
-
-    Args:
-        rules: of the silo.
-        agreed: what the agreement says, see `Private`.
-        digest: the agreement's name.
-    """
+    """The releases of one silo under one agreement: its own rules, what is agreed (see `Private`) and its digest."""
 
     def __init__(self, rules: PrivacyRules, agreed: Mapping[str, Any], digest: str) -> None:
         for name in agreed:

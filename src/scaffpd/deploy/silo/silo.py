@@ -150,7 +150,8 @@ class Silo:
     def _compute(self, asked: Message) -> Message:
         first: dict[str, Callable[[Message], Message]] = {
             "hello": lambda _: Message("answer", {"version": scaffpd.__version__}),
-            "describe": self._describe, "totals": self._totals, "setup": self._agree, "start": self._start,
+            "describe": lambda _: Message("answer", {"description": self.data.describe()}),
+            "totals": self._totals, "setup": self._agree, "start": self._start,
         }  # fmt: skip
         return first.get(asked.kind, self._train)(asked)
 
@@ -171,9 +172,6 @@ class Silo:
         return rows if rows >= self.file.limits.rows and not self._private else 0
 
     # --- before training
-
-    def _describe(self, asked: Message) -> Message:
-        return Message("answer", {"description": self.data.describe()})
 
     def _totals(self, asked: Message) -> Message:
         private, rules = asked.values.get("private") is True, self.file.privacy
