@@ -204,9 +204,10 @@ def test_ten_clients_and_650_parameters():
     assert_optimal(result, clients, "softmax", 1e-3, Agnostic(), intercept=True)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from(sorted(OBJECTIVES)), st.integers(1, 30))
-def test_random_problems(seed, name, d):
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(sorted(OBJECTIVES)), d=st.integers(1, 30))
+def test_random_problems(part, seed, name, d):
     random = np.random.default_rng(seed)
     sizes = random.integers(1, 30, 5).tolist()
     clients = synthetic(N=5, d=d, sizes=sizes, sigma=10 ** random.uniform(-2, 1), seed=seed, scaling=1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -69,7 +71,7 @@ def test_other_local_models_are_approached_by_accelerated_steps(loss):
     updates = cohort.proximal_steps(cohort.gradients(x), c, ProximalPlan(pull, D))
     q = np.sqrt((0.05 / float(D.max()) + pull) / (L + pull))
     steps = min(30, int(np.ceil(2 / q).max()))
-    for i, client in enumerate(clients):
+    for i, client in [*enumerate(clients)][:: 1 if loss == "logistic" else 3]:
 
         def gradient(u, client=client):
             return client.gradient(u) - client.gradient(x.numpy()) + c.numpy() + pull * D.numpy() * (u - x.numpy())
@@ -133,20 +135,20 @@ def test_it_needs_fewer_rounds_than_scaff_pd():
     cohort = sp.Cohort(silos.train, sp.Linear("softmax", l2=1e-2, intercept=True, classes=10))
     objective = sp.ChiSquare(rho=0.05)
     ours = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=60, tol=1e-6)
-    theirs = sp.train(sp.ScaffPD(objective, local_steps=20), cohort, rounds=60, tol=1e-6)
+    theirs = sp.train(sp.ScaffPD(objective, local_steps=20), cohort, rounds=2 * ours.rounds, tol=1e-6)
     assert ours.status is sp.Status.CONVERGED
-    assert theirs.rounds > 2 * ours.rounds
+    assert theirs.status is sp.Status.ROUND_LIMIT
 
 
 def test_a_resumed_run_is_the_run(tmp_path):
-    """From every round, rejected trials included."""
+    """From the first round, the last, and around a rejected trial."""
     method, cohort, accepted = sp.SubspaceSaddle(sp.CVaR(alpha=0.4), memory=5), problem("logistic")[0], []
     x0 = 30 * point(cohort)
     whole = sp.train(
         method, cohort, rounds=9, x0=x0, callbacks=[lambda moment: accepted.append(moment.state.accepted) or False]
     )
-    assert not all(accepted)
-    for stop in range(1, 9):
+    rejected = accepted.index(False) + 1
+    for stop in sorted({1, rejected, rejected + 1, 8} & set(range(1, 9))):
         path = tmp_path / str(stop)
         sp.train(method, problem("logistic")[0], rounds=stop, x0=x0, checkpoint=path)
         rest = sp.train(method, problem("logistic")[0], rounds=9, checkpoint=path)
@@ -258,7 +260,7 @@ def test_mistakes_get_a_sentence(make, words):
 
 @pytest.mark.parametrize(
     "objective",
-    [sp.ChiSquare(rho=0.05), sp.CVaR(alpha=0.3), pytest.param(sp.Agnostic(), marks=pytest.mark.long)],
+    [sp.CVaR(alpha=0.3), *(pytest.param(slow, marks=pytest.mark.long) for slow in (sp.ChiSquare(0.05), sp.Agnostic()))],
     ids=str,
 )
 def test_a_linear_layer_gets_as_far_as_a_linear_model(objective):
@@ -276,9 +278,19 @@ def test_a_linear_layer_gets_as_far_as_a_linear_model(objective):
     assert "not known to be convex" in results[0].message
 
 
-@pytest.mark.parametrize("objective", [sp.Average(), sp.ChiSquare(rho=0.05), sp.CVaR(alpha=0.3)], ids=str)
-@pytest.mark.parametrize("activation", [torch.nn.Tanh, torch.nn.ReLU])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+NETWORKS = [
+    pytest.param(objective, activation, dtype, marks=[] if number in (0, 3, 10) else pytest.mark.long)
+    for number, (objective, activation, dtype) in enumerate(
+        product(
+            (sp.Average(), sp.ChiSquare(rho=0.05), sp.CVaR(alpha=0.3)),
+            (torch.nn.Tanh, torch.nn.ReLU),
+            (torch.float64, torch.float32),
+        )
+    )
+]
+
+
+@pytest.mark.parametrize(("objective", "activation", "dtype"), NETWORKS)
 def test_networks_learn(objective, activation, dtype):
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(6, 5), activation(), torch.nn.Linear(5, 3))
