@@ -106,16 +106,19 @@ SMALLER = {"cifar10": (100, 5), "cifar100": (5, 2), "tinyimagenet": (2, 1)}
 OPTIONS = ("--size", "16", "--coordinates", "300", "--rounds", "3", "--tune", "2", "--seeds", "2", "--local-steps", "2")
 
 
-def light(name="efficientnet-lite0", folder=None, size=224):
+def light(name="efficientnet-lite0", folder=None, size=224, seed=0):
     """A network of two layers in the place of EfficientNet-Lite0, for tests that are not about features."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         layers = nn.Conv2d(3, 16, 3, stride=3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 16)
         return Backbone.of(nn.Sequential(*layers), name="light", size=size)
 
 
-def reproduce(root, what, out, *more, network=None, each=SMALLER, options=OPTIONS):
-    """The command's exit code; in one process, with as few images of a class as `each` says."""
+def reproduce(root, what, out, *more, network=light, each=SMALLER, options=OPTIONS):
+    """The command's exit code; in one process, with as few images of a class as `each` says.
+
+    Without a network, EfficientNet-Lite0 is read from the data folder.
+    """
     where = ("--data", str(root), "--cache", str(root / "features"), "--out", str(out), "--device", "cpu")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compete, "cores", lambda: 1)

@@ -10,6 +10,7 @@ import pytest
 from image_study_cases import EACH, OPTIONS, contents, light, reproduce, rows, sentence, size_of_png
 
 from experiments import image_curves as curves
+from experiments import image_study
 from experiments import reproduce as commands
 from experiments.image_plans import METHODS, NUMBERS, RHOS
 from scaffpd.comparison.runs import Runner
@@ -39,7 +40,7 @@ def check_table(folder, name, clients=20, seeds=2):
     return lines
 
 
-# ------------------------------------------------------------------ CIFAR-10, with the real network
+# ------------------------------------------------------------------ CIFAR-10
 
 
 @pytest.fixture(scope="module")
@@ -107,16 +108,6 @@ def test_how_it_came_about_can_be_read_and_done_again(cifar10):
     assert "EfficientNet-Lite0" in about["features"]["backbone"]
 
 
-def test_the_same_command_again_changes_nothing(root, cifar10, monkeypatch):
-    def never(*_):
-        raise AssertionError("there is nothing left to do")
-
-    before = contents(cifar10)
-    monkeypatch.setattr(Runner, "carry_out", never)
-    assert reproduce(root, "cifar10", cifar10, "--train-per-class", "80", "--quiet") == 0
-    assert contents(cifar10) == before
-
-
 @pytest.mark.long
 def test_an_interrupted_study_goes_on_to_the_same_numbers(root, cifar10, tmp_path):
     log = cifar10 / "alpha-0.05" / "runs.jsonl"
@@ -140,14 +131,24 @@ def test_other_settings_need_another_folder(option, value, root, cifar10, capsys
     assert contents(cifar10) == before
 
 
+def other_weights(name="efficientnet-lite0", folder=None, size=224):
+    return light(name, folder, size, seed=1)
+
+
 def test_other_weights_need_another_folder(root, cifar10, capsys):
     """The same command, but features that differ."""
-    assert reproduce(root, "cifar10", cifar10, "--train-per-class", "80", "--quiet", network=light) == 2
+    assert reproduce(root, "cifar10", cifar10, "--train-per-class", "80", "--quiet", network=other_weights) == 2
     assert "has a comparison with other data; use another folder" in sentence(capsys)
 
 
-def test_the_screen(root, cifar10, capsys):
+def test_the_same_command_again_changes_nothing_and_shows_the_table(root, cifar10, capsys, monkeypatch):
+    def never(*_):
+        raise AssertionError("there is nothing left to do")
+
+    before = contents(cifar10)
+    monkeypatch.setattr(Runner, "carry_out", never)
     assert reproduce(root, "cifar10", cifar10, "--train-per-class", "80") == 0
+    assert contents(cifar10) == before
     out = capsys.readouterr().out
     assert "α = 0.05" in out
     for line in rows(cifar10 / "table.csv"):
@@ -160,14 +161,14 @@ def test_the_screen(root, cifar10, capsys):
     assert str(cifar10 / "table.csv") in out.replace("\n", "")
 
 
-# ------------------------------------------------------------------ the other commands, with a light network
+# ------------------------------------------------------------------ the other commands
 
 
 @pytest.fixture(scope="module")
 def tiny(root, tmp_path_factory):
     """Folders of `tradeoff` and, beside it, of the comparison behind it."""
     out = tmp_path_factory.mktemp("tiny")
-    assert reproduce(root, "tradeoff", out / "tradeoff", "--quiet", network=light) == 0
+    assert reproduce(root, "tradeoff", out / "tradeoff", "--quiet") == 0
     return out
 
 
@@ -177,9 +178,9 @@ def test_tradeoff(tiny, root):
     assert len(rows(tiny / "tradeoff" / "tradeoff.csv")) == 2 * len(METHODS)
     assert size_of_png(tiny / "tradeoff" / "tradeoff.png")[0] > 1000
     command = (tiny / "tradeoff" / "command.txt").read_text(encoding="utf-8")
-    assert command.startswith("scaffpd reproduce tradeoff --small --seeds 2")
+    assert command.startswith("python -m experiments.reproduce tradeoff --small --seeds 2")
     before = contents(tiny)
-    assert reproduce(root, "tradeoff", tiny / "tradeoff", "--quiet", network=light) == 0
+    assert reproduce(root, "tradeoff", tiny / "tradeoff", "--quiet") == 0
     assert contents(tiny) == before
 
 
@@ -187,30 +188,31 @@ def test_tradeoff(tiny, root):
 def test_the_tradeoff_of_a_study_that_is_there(root, tmp_path):
     """`tradeoff` beside `tinyimagenet` shows its runs and makes none."""
     study, out = tmp_path / "tinyimagenet", tmp_path / "tradeoff"
-    assert reproduce(root, "tinyimagenet", study, "--quiet", network=light) == 0
+    assert reproduce(root, "tinyimagenet", study, "--quiet") == 0
     lines = check_table(study, "tinyimagenet")
     assert [float(line["alpha"]) for line in lines] == [a for a in (0.01, 0.05, 0.1) for _ in METHODS]
     page = (study / "README.md").read_text(encoding="utf-8")
     assert page.count("(paper) |") == 6
     assert page.count("\n- α = ") == 3
     before = contents(study)
-    assert reproduce(root, "tradeoff", out, "--quiet", network=light) == 0
+    assert reproduce(root, "tradeoff", out, "--quiet") == 0
     assert contents(study) == before
     assert sorted(contents(out)) == ["command.txt", "tradeoff.csv", "tradeoff.png"]
 
 
-@pytest.mark.parametrize("option", ["--balanced", "--climb"])
-def test_other_partitions_and_more_tuning(root, tmp_path, option):
-    assert reproduce(root, "cifar10", tmp_path, option, "--quiet", "--seeds", "1", network=light) == 0
+def test_other_partitions_and_more_tuning(root, tmp_path):
+    assert reproduce(root, "cifar10", tmp_path, "--balanced", "--climb", "--quiet", "--seeds", "1") == 0
     about = json.loads((tmp_path / "about.json").read_text(encoding="utf-8"))
-    assert about["plan"][option.removeprefix("--")] is True
-    assert option in about["command"]
+    for option in ("--balanced", "--climb"):
+        assert about["plan"][option.removeprefix("--")] is True
+        assert option in about["command"]
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert page.count("\n| 0.05 | ") == len(METHODS)  # what was chosen, and what it cost
 
 
-def test_which_regulariser(root, tmp_path, capsys):
-    assert reproduce(root, "regulariser", tmp_path, network=light) == 0
+def test_which_regulariser(root, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(image_study, "L2S", image_study.L2S[::4])
+    assert reproduce(root, "regulariser", tmp_path) == 0
     found = rows(tmp_path / "regulariser.csv")
     assert {row["dataset"] for row in found} == {"cifar10", "cifar100", "tinyimagenet"}
     said = capsys.readouterr().out
@@ -223,7 +225,7 @@ def test_which_regulariser(root, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def rho(root, tmp_path_factory):
     out = tmp_path_factory.mktemp("rho")
-    assert reproduce(root, "rho", out, "--quiet", network=light) == 0
+    assert reproduce(root, "rho", out, "--quiet") == 0
     return out
 
 
@@ -253,13 +255,13 @@ def test_the_tuned_baseline_of_rho_is_the_one_of_the_comparison(rho):
 @pytest.mark.long
 def test_rho_again_gives_the_same_numbers(rho, root):
     before = contents(rho)
-    assert reproduce(root, "rho", rho, "--quiet", network=light) == 0
+    assert reproduce(root, "rho", rho, "--quiet") == 0
     after = contents(rho)
     assert {k: v for k, v in after.items() if k != "rho.png"} == {k: v for k, v in before.items() if k != "rho.png"}
 
 
 def test_causes(root, tmp_path, capsys):
-    assert reproduce(root, "causes", tmp_path, "--seeds", "1", network=light) == 0
+    assert reproduce(root, "causes", tmp_path, "--seeds", "1") == 0
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert page in capsys.readouterr().out
     points = rows(tmp_path / "causes.csv")
@@ -280,7 +282,7 @@ def test_causes(root, tmp_path, capsys):
 
 @pytest.mark.long
 def test_fifty_clients(root, tmp_path):
-    assert reproduce(root, "cifar100-50clients", tmp_path, "--quiet", each=EACH, network=light) == 0
+    assert reproduce(root, "cifar100-50clients", tmp_path, "--quiet", each=EACH) == 0
     lines = check_table(tmp_path, "cifar100-50clients", clients=50)
     assert [line["method"] for line in lines] == list(METHODS)
     assert (tmp_path / "README.md").read_text(encoding="utf-8").startswith("# CIFAR-100, 50 clients\n")
@@ -289,7 +291,7 @@ def test_fifty_clients(root, tmp_path):
 @pytest.mark.long
 def test_all_of_it(root, tmp_path):
     each = EACH | {"tinyimagenet": (2, 1)}
-    assert reproduce(root, "all", tmp_path, "--quiet", each=each, network=light) == 0
+    assert reproduce(root, "all", tmp_path, "--quiet", each=each) == 0
     names = {"cifar10", "cifar100", "cifar100-50clients", "tinyimagenet", "rho", "tradeoff", "causes", "regulariser"}
     assert {path.name for path in tmp_path.iterdir()} == names
     for name, clients in (("cifar10", 20), ("cifar100", 20), ("tinyimagenet", 20), ("cifar100-50clients", 50)):
@@ -297,7 +299,7 @@ def test_all_of_it(root, tmp_path):
         about = json.loads((tmp_path / name / "about.json").read_text(encoding="utf-8"))
         assert about["command"].endswith(f"--out {(tmp_path / name).as_posix()}")
     before = contents(tmp_path)
-    assert reproduce(root, "all", tmp_path, "--quiet", each=each, network=light) == 0
+    assert reproduce(root, "all", tmp_path, "--quiet", each=each) == 0
     after = contents(tmp_path)
     assert [name for name in before if before[name] != after[name] and not name.endswith(".png")] == []
 
@@ -308,6 +310,6 @@ def test_two_processes_and_one_have_the_same_numbers(root, tmp_path):
     where = ("--data", str(root), "--cache", str(root / "features"), "--device", "cpu", "--quiet")
     more = (*where, *OPTIONS, "--train-per-class", "80")
     assert commands.run(["cifar10", "--small", "--out", str(tmp_path / "two"), *more]) == 0
-    assert reproduce(root, "cifar10", tmp_path / "one", *more[-2:], "--quiet", each=EACH) == 0
+    assert reproduce(root, "cifar10", tmp_path / "one", *more[-2:], "--quiet", each=EACH, network=None) == 0
     one, two = (tmp_path / name / "alpha-0.05" / "clients.csv" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()

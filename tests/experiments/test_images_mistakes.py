@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-from image_study_cases import WEIGHTS, contents, light, reproduce, sentence
+from image_study_cases import WEIGHTS, contents, reproduce, sentence
 
 from experiments import image_study
 from experiments import reproduce as commands
@@ -35,7 +35,7 @@ def test_a_folder_without_the_images(root, tmp_path, capsys):
 
 def test_a_folder_without_the_weights(root, tmp_path, capsys):
     shutil.copytree(root / "cifar-10-batches-py", tmp_path / "cifar-10-batches-py")
-    assert reproduce(tmp_path, "cifar10", tmp_path / "out") == 2
+    assert reproduce(tmp_path, "cifar10", tmp_path / "out", network=None) == 2
     assert f"weights/{WEIGHTS}" in sentence(capsys)
 
 
@@ -43,7 +43,7 @@ def test_weights_of_another_network(root, tmp_path, capsys):
     shutil.copytree(root / "cifar-10-batches-py", tmp_path / "cifar-10-batches-py")
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / WEIGHTS).write_bytes(b"no archive")
-    assert reproduce(tmp_path, "cifar10", tmp_path / "out") == 2
+    assert reproduce(tmp_path, "cifar10", tmp_path / "out", network=None) == 2
     assert "not a complete file of weights" in sentence(capsys)
 
 
@@ -86,7 +86,7 @@ def test_a_folder_in_the_device_of_nothing(root, capsys):
 def test_a_folder_with_somebody_elses_runs(root, tmp_path, capsys):
     (tmp_path / "alpha-0.05").mkdir()
     (tmp_path / "alpha-0.05" / "runs.csv").write_text("mine")
-    assert reproduce(root, "cifar10", tmp_path, "--quiet", network=light) == 2
+    assert reproduce(root, "cifar10", tmp_path, "--quiet") == 2
     assert "has a runs.csv of something else" in sentence(capsys)
     assert (tmp_path / "alpha-0.05" / "runs.csv").read_text() == "mine"
 
@@ -100,7 +100,7 @@ def test_a_folder_with_somebody_elses_runs(root, tmp_path, capsys):
     ],
 )
 def test_too_few_images_for_the_clients(each, words, root, tmp_path, capsys):
-    assert reproduce(root, "cifar10", tmp_path, "--train-per-class", str(each), "--quiet", network=light) == 2
+    assert reproduce(root, "cifar10", tmp_path, "--train-per-class", str(each), "--quiet") == 2
     assert words in sentence(capsys)
     assert not (tmp_path / "table.csv").exists()
 
