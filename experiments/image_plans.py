@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.algorithms import AFL
-from scaffpd.comparison.zoo import zoo
+from scaffpd.comparison.setting import zoo
 from scaffpd.data import Silos, Table, dirichlet, like_training, thinned
 from scaffpd.errors import unknown
 from scaffpd.objectives import ChiSquare

@@ -30,9 +30,8 @@ from scaffpd.comparison.compete import Journal
 from scaffpd.comparison.problem import Problem, carve
 from scaffpd.comparison.problem import problem as known_problem
 from scaffpd.comparison.runs import Run, RunKey, Runner
-from scaffpd.comparison.setting import configured, grid, labelled, make_setting, neighbours
+from scaffpd.comparison.setting import choose_methods, configured, grid, labelled, make_setting, neighbours, zoo
 from scaffpd.comparison.tables import MEASURES
-from scaffpd.comparison.zoo import chosen, zoo
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.metrics import Summary
@@ -594,14 +593,14 @@ def test_fair_is_compared_as_what_it_chooses():
 
 def test_methods_by_name():
     methods = zoo(sp.ChiSquare(0.1))
-    assert list(chosen(methods, ["scaffpd", "FEDAVG", "Δ-FL"])) == ["FedAvg", "Δ-FL", "Scaff-PD"]
-    assert list(chosen(methods, ["delta-fl", "gradientdescentascent"])) == ["Δ-FL", "GDA"]
-    assert list(chosen(methods, ["subspace-saddle", "QuasiNewtonMinimax"])) == [
+    assert list(choose_methods(methods, ["scaffpd", "FEDAVG", "Δ-FL"])) == ["FedAvg", "Δ-FL", "Scaff-PD"]
+    assert list(choose_methods(methods, ["delta-fl", "gradientdescentascent"])) == ["Δ-FL", "GDA"]
+    assert list(choose_methods(methods, ["subspace-saddle", "QuasiNewtonMinimax"])) == [
         "Quasi-Newton minimax",
         "Subspace saddle",
     ]
     with pytest.raises(InputError, match="did you mean 'FedAvg'"):
-        chosen(methods, ["FedAvgg"])
+        choose_methods(methods, ["FedAvgg"])
 
 
 def test_every_method_of_the_zoo_runs_tuned_and_scored():
@@ -718,7 +717,7 @@ def test_strengths_are_tuned_only_where_asked():
 def test_every_label_selects_itself():
     methods = zoo(sp.ChiSquare(0.1))
     for label in methods:
-        assert list(chosen(methods, [label])) == [label]
+        assert list(choose_methods(methods, [label])) == [label]
         assert "," not in label
 
 

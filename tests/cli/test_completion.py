@@ -12,7 +12,7 @@ import pytest
 from scaffpd import algorithms, data, objectives
 from scaffpd.cli import typer_ext
 from scaffpd.comparison import problem
-from scaffpd.comparison.zoo import chosen, zoo
+from scaffpd.comparison.setting import choose_methods, zoo
 from scaffpd.deploy import local
 from scaffpd.features import backbones, extract, forward
 
@@ -108,4 +108,4 @@ def test_every_method_is_completed_and_understood():
     methods = zoo(objectives.Average())
     names = [name for name in typer_ext.METHODS if name != "all"]
     assert not any(" " in name for name in names)
-    assert [list(chosen(methods, [name])) for name in names] == [[label] for label in methods]
+    assert [list(choose_methods(methods, [name])) for name in names] == [[label] for label in methods]

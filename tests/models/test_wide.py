@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from scaffpd import system
-from scaffpd.comparison.zoo import zoo
+from scaffpd.comparison.setting import zoo
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
 from scaffpd.models import linear

@@ -71,10 +71,10 @@ def compare(
     from scaffpd.comparison import compare as compete  # seconds, so not for --help
     from scaffpd.comparison.problem import problem as known
 
-    chosen, contestants = known(problem, clients, alpha), _methods(methods, rho, local_steps, batch_size)
+    choose_methods, contestants = known(problem, clients, alpha), _methods(methods, rho, local_steps, batch_size)
     try:
         comparison = compete(
-            contestants, chosen, seeds=range(seeds), rounds=rounds, tune=tune, out=out, processes=processes,
+            contestants, choose_methods, seeds=range(seeds), rounds=rounds, tune=tune, out=out, processes=processes,
             progress=False if quiet else None, strengths=True,
         )  # fmt: skip
     except KeyboardInterrupt:
@@ -94,7 +94,7 @@ def compare(
 
 
 def _methods(names: str, rho: float, local_steps: int, batch_size: int | None) -> dict[str, Algorithm]:
-    from scaffpd.comparison.zoo import chosen, zoo
+    from scaffpd.comparison.setting import choose_methods, zoo
     from scaffpd.config.objects import algorithm_kind
     from scaffpd.objectives import ChiSquare
 
@@ -108,7 +108,7 @@ def _methods(names: str, rho: float, local_steps: int, batch_size: int | None) -
         found = algorithm_kind(name, Path.cwd())
         own |= found.usual(*settings) if isinstance(found, type) else {name: found}
     ours = [name for name in wanted if ":" not in name]
-    return (methods if [name.lower() for name in ours] == ["all"] else chosen(methods, ours)) | own
+    return (methods if [name.lower() for name in ours] == ["all"] else choose_methods(methods, ours)) | own
 
 
 def _show(comparison: Comparison, out: Path | None) -> None:
