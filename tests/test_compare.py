@@ -353,7 +353,7 @@ def test_bugs_in_other_processes_are_not_hidden():
         for name in ("fine", "broken"):
             ours.send(RunKey(name, 0, "final", 0))
         ours.send("no job at all")
-        pool._serve(theirs, pickle.dumps(setting))
+        pool._serve(theirs, pickle.dumps(Runner(setting)))
         assert pool._answer(ours, EOFError()) == pool.READY
         assert pool._answer(ours, EOFError()).status == "round limit"
         assert "ZeroDivisionError: a bug" in pool._answer(ours, EOFError()).message
@@ -365,7 +365,7 @@ def test_bugs_in_other_processes_are_not_hidden():
         ours.close()
         ours, theirs = multiprocessing.Pipe()
         ours.close()
-        pool._serve(theirs, pickle.dumps(setting))
+        pool._serve(theirs, pickle.dumps(Runner(setting)))
     finally:
         signal.signal(signal.SIGINT, handler)
 
@@ -552,7 +552,7 @@ def test_labels_are_short_and_unique():
 
 
 # A choice between two of the zoo; what quasi-Newton minimax replaces; the subspace saddle method with clients away.
-ELSEWHERE = {"Fair", "fair", "MinimaxGradient", "SampledSubspaceSaddle"}
+ELSEWHERE = {"Fair", "fair", "MinimaxGradient", "SampledSubspaceSaddle", "ALGORITHMS", "Algorithm"}
 
 
 def test_the_zoo_is_complete_and_can_be_sent():

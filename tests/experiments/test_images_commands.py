@@ -26,7 +26,7 @@ def check_table(folder, name, clients=20, seeds=2):
         alpha = float(line["alpha"])
         scores = {}
         for row in rows(folder / f"alpha-{alpha:g}" / "clients.csv"):
-            if row["method"] == line["method"]:
+            if row["model"] == line["method"]:
                 scores.setdefault(row["seed"], []).append(float(row["test_accuracy"]))
         accuracy = np.sort(np.array(list(scores.values())), axis=1)
         assert accuracy.shape == (seeds, clients)

@@ -24,10 +24,10 @@ import scaffpd
 from scaffpd.comparison.problem import Problem, fingerprint
 from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, RunKey, Runner
 from scaffpd.comparison.setting import Setting, make_setting, neighbours
-from scaffpd.comparison.tables import Comparison, write
+from scaffpd.comparison.tables import Comparison
 from scaffpd.errors import InputError, count
 from scaffpd.progress import Tally
-from scaffpd.system import cores
+from scaffpd.system import atomic_write, cores
 from scaffpd.training import Algorithm
 
 ABOUT, LOG = "about.json", "runs.jsonl"
@@ -52,7 +52,8 @@ class Journal:
             else:
                 _check_empty(folder)
                 note = {"setting": about, "versions": versions()}
-                write(folder / ABOUT, json.dumps(note, indent=2, ensure_ascii=False) + "\n")
+                with atomic_write(folder / ABOUT) as file:
+                    file.write(f"{json.dumps(note, indent=2, ensure_ascii=False)}\n".encode())
         except OSError as error:
             why = "it is a file" if folder.is_file() else error.strerror
             raise InputError(f"Cannot write to the folder {str(folder)!r}: {why}.") from None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from scaffpd.comparison.runs import FINAL, Run
 from scaffpd.comparison.setting import Setting
 from scaffpd.errors import InputError, unknown
 from scaffpd.metrics import Spread, Summary, a_fifth
+from scaffpd.system import atomic_write
 from scaffpd.training import Status
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ MEASURES = tuple(f.name for f in fields(Spread))
 COSTS = ("rounds", "exchanges", "megabytes_up", "megabytes_down", "seconds")
 WORK = ("local_steps", "batch_size")
 CLIENT_COLUMNS = (
-    *("model", "seed", "client", "weight", "train_rows", "train_loss", "train_accuracy"),
-    *("test_rows", "test_loss", "test_accuracy"),
+    *("model", "seed", "client", "weight"),
+    *(f"{split}_{name}" for split in ("train", "test") for name in ("rows", "loss", "accuracy")),
 )
 Row = dict[str, Any]
 
@@ -53,27 +54,23 @@ def run_row(setting: Setting, run: Run) -> Row:
     return row
 
 
-def client_rows(run: Run) -> list[Row]:
+def client_rows(run: Run) -> Iterator[Row]:
     """The rows of `clients.csv` of one final run."""
-    rows = []
-    for i, client in enumerate(run.scores["train"].names):
-        row: Row = {"model": run.job.method, "seed": run.job.seed, "client": client, "weight": run.weights[i]}
-        for split in ("train", "test"):
-            scores = run.scores[split]
-            row[f"{split}_rows"] = int(scores.counts[i])
-            row[f"{split}_loss"] = float(scores.loss[i])
-            row[f"{split}_accuracy"] = float(scores.accuracy[i])
-        rows.append(row)
-    return rows
+    train, test = run.scores["train"], run.scores["test"]
+    columns = [c.tolist() for scores in (train, test) for c in (scores.counts, scores.loss, scores.accuracy)]
+    for client, weight, *numbers in zip(train.names, run.weights, *columns, strict=True):
+        cells = (run.job.method, run.job.seed, client, weight, *numbers)
+        yield dict(zip(CLIENT_COLUMNS, cells, strict=True))
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """Write a header and rows; floats read back exactly, and what is missing or not a number is an empty cell."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer)
+    text = io.StringIO()
+    writer = csv.writer(text)
     writer.writerow(columns)
     writer.writerows(map(_cell, row) for row in rows)
-    write(path, buffer.getvalue())
+    with atomic_write(path) as file:
+        file.write(text.getvalue().encode())
     return path
 
 
@@ -155,86 +152,80 @@ GAP = 2
 LABEL = 30  # a longer one may be broken into lines
 
 
-@dataclass(frozen=True)
-class TableColumn:
+class TableColumn(NamedTuple):
     """One column.
 
     Attributes:
         heading: two lines.
+        keep: columns with the smallest are left out first where the screen is narrow.
         cell: the text of a method.
         value: the number behind it, for the best to be bold; `None` where there is no best.
         sign: 1 where larger is better, −1 where smaller is.
-        keep: columns with the smallest are left out first where the screen is narrow.
     """
 
     heading: tuple[str, str]
-    cell: Callable[[MethodSummary], str]
-    value: Callable[[MethodSummary], float] | None
-    sign: int
     keep: int
+    cell: Callable[[MethodSummary], str]
+    value: Callable[[MethodSummary], float] | None = None
+    sign: int = -1
 
 
 def columns(comparison: Comparison) -> list[TableColumn]:
     """All columns, in the order in which they are shown."""
     main = "accuracy" if comparison.classification else "loss"
-    chosen = [TableColumn(("", "method"), lambda line: line.method, None, 0, 99)]
-    chosen += [
-        _measure(main, ("accuracy %" if main == "accuracy" else main, "worst 20 %"), "worst_20", 98),
-        _measure(main, ("", "mean"), "mean", 97),
-        _measure(main, ("", "best 20 %"), "best_20", 90),
-        _measure(main, ("", "sd"), "deviation", 60),
-        _measure(main, ("", "Gini"), "gini", 30),
+    measures = [
+        (main, ("accuracy %" if main == "accuracy" else main, "worst 20 %"), "worst_20", 98),
+        (main, ("", "mean"), "mean", 97),
+        (main, ("", "best 20 %"), "best_20", 90),
+        (main, ("", "sd"), "deviation", 60),
+        (main, ("", "Gini"), "gini", 30),
     ]
     if comparison.classification:
-        chosen += [
-            _measure("loss", ("loss", "worst 20 %"), "worst_20", 50),
-            _measure("loss", ("", "mean"), "mean", 40),
-        ]
+        measures += [("loss", ("loss", "worst 20 %"), "worst_20", 50), ("loss", ("", "mean"), "mean", 40)]
     return [
-        *chosen,
-        TableColumn(("", "J"), lambda line: _or(line.local_steps, "–"), None, 0, 95),
-        TableColumn(("", "batch"), lambda line: _or(line.batch_size, "all"), None, 0, 94),
-        _cost(("ex-", "changes"), lambda line: line.mean["exchanges"], 93),
-        _cost(("", "MB"), lambda line: line.mean["megabytes_up"] + line.mean["megabytes_down"], 92, digits=2),
-        _cost(("", "seconds"), lambda line: line.mean["seconds"], 20, digits=1),
+        TableColumn(("", "method"), 99, lambda row: row.method),
+        *(_measure(*measure) for measure in measures),
+        TableColumn(("", "J"), 95, lambda row: "–" if row.local_steps is None else str(row.local_steps)),
+        TableColumn(("", "batch"), 94, lambda row: "all" if row.batch_size is None else str(row.batch_size)),
+        _cost(("ex-", "changes"), lambda row: row.mean["exchanges"], 93),
+        _cost(("", "MB"), lambda row: row.mean["megabytes_up"] + row.mean["megabytes_down"], 92, digits=2),
+        _cost(("", "seconds"), lambda row: row.mean["seconds"], 20, digits=1),
     ]
 
 
 def _measure(kind: str, heading: tuple[str, str], measure: str, keep: int) -> TableColumn:
     name = f"test_{kind}_{measure}"
     percent = kind == "accuracy" and measure != "gini"
-    larger = kind == "accuracy" and measure not in ("gini", "deviation")
+    larger = percent and measure != "deviation"
     return TableColumn(
         heading,
-        lambda line: with_deviation(line.mean[name], line.deviation[name], percent),
-        lambda line: line.mean[name],
-        1 if larger else -1,
         keep,
+        lambda row: with_deviation(row.mean[name], row.deviation[name], percent),
+        lambda row: row.mean[name],
+        1 if larger else -1,
     )
 
 
 def _cost(heading: tuple[str, str], value: Callable[[MethodSummary], float], keep: int, digits: int = 0) -> TableColumn:
-    def cell(line: MethodSummary) -> str:
-        number = value(line)
+    def cell(row: MethodSummary) -> str:
+        number = value(row)
         if digits and 0 < number < 10**-digits / 2:
             return f"{number:.0e}"
         return f"{number:.{digits if number < 10 else min(digits, 1)}f}"
 
-    return TableColumn(heading, cell, value, -1, keep)
+    return TableColumn(heading, keep, cell, value)
 
 
 def fitting(comparison: Comparison, width: int) -> tuple[list[TableColumn], list[MethodSummary]]:
     """The columns that fit, and the lines that are ranked."""
     lines = [line for line in comparison.table if not line.failures]
     chosen = columns(comparison)
-    while len(chosen) > 3 and _total(chosen, lines) > width:
+    while len(chosen) > 3:
+        first, *others = (_width(column, lines) + GAP for column in chosen)
+        if min(first - GAP, LABEL) + sum(others) <= width:
+            break
         chosen.remove(min(chosen, key=lambda column: column.keep))
     return chosen, lines
-
-
-def _total(chosen: list[TableColumn], lines: list[MethodSummary]) -> int:
-    widths = [_width(column, lines) for column in chosen]
-    return min(widths[0], LABEL) + sum(width + GAP for width in widths[1:])
 
 
 def _width(column: TableColumn, lines: list[MethodSummary]) -> int:
@@ -284,10 +275,6 @@ def plain_table(comparison: Comparison) -> str:
     table += [row([column.cell(line) for column in chosen]) for line in lines]
     below = [textwrap.fill(sentence, screen) for sentence in caption(comparison, {c.heading[1] for c in chosen})]
     return "\n".join([*table, "", *below] if lines else below)
-
-
-def _or(value: Any, default: str) -> str:
-    return default if value is None else str(value)
 
 
 @dataclass(frozen=True)
@@ -431,17 +418,3 @@ def _failures(runs: Sequence[Run]) -> str:
         return ""
     reason = "It diverged with the rates that were chosen." if bad[0].status == Status.DIVERGED else bad[0].message
     return reason if len(bad) == len(runs) else f"On {len(bad)} of {len(runs)} seeds: {reason}"
-
-
-def write(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
