@@ -283,12 +283,10 @@ def test_a_sample_drawn_often_counts_often(m, b, n, steps, seed):
     share = torch.rand(n, b, dtype=torch.float64, generator=random)
     weights = local_steps.counted(positions, share, m, 1 + seed % 2)
     assert weights.shape[:3] == (steps, n, 1)
-    naive = torch.zeros(steps, n, weights.shape[3], dtype=torch.float64)
-    for i in range(n):
-        for j in range(steps):
-            for r in range(b):
-                naive[j, i, positions[i, j, r]] += share[i, r]
-    torch.testing.assert_close(weights[:, :, 0], naive)
+    naive = np.zeros((steps, n, weights.shape[3]))
+    step, client = np.arange(steps)[None, :, None], np.arange(n)[:, None, None]
+    np.add.at(naive, (step, client, positions.numpy()), share.numpy()[:, None])
+    torch.testing.assert_close(weights[:, :, 0], torch.from_numpy(naive))
 
 
 def test_draws_are_splitmix64():
