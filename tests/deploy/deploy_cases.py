@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import scaffpd as sp
 from scaffpd.config.federation import FederationFile
@@ -97,18 +98,64 @@ def changed(**arrays):
     return lie
 
 
+def mostly_long(every, *short):
+    """All of these values as parameters; those that are not in `short` only repeat, and take `make test-all`."""
+    values = list(every)
+    marks = [() if value in short else pytest.mark.long for value in values]
+    return [pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=m) for v, m in zip(values, marks, strict=True)]
+
+
+_ENCODED, _COHORTS, _BEST = {}, {}, {}
+
+
+def _same_data(path, places):
+    """What makes two federations one problem: the agreement, and every silo's rows."""
+    setup = DeployedRun(FederationFile.read(path).folder).setup()
+    rows = ((place.parent / "patients.csv").read_bytes() for place in places.values())
+    return setup, (setup.digest, tuple(places), *rows)
+
+
 def encoded(path, places):
     """Every silo's rows as the run's agreement has them, and the model: what a cohort needs."""
-    setup = DeployedRun(FederationFile.read(path).folder).setup()
-    silos = opened(places)
-    rows = {n: silos[n].data.encoded(dict(setup.schema), setup.mean, setup.deviation) for n in places}
-    return rows, linear(setup.model)
+    setup, key = _same_data(path, places)
+    if key not in _ENCODED:
+        silos = opened(places)
+        _ENCODED[key] = {n: silos[n].data.encoded(dict(setup.schema), setup.mean, setup.deviation) for n in places}
+    return _ENCODED[key], linear(setup.model)
 
 
 def cohort(path, places, members=None):
     rows, model = encoded(path, places)
     chosen = members or list(places)
-    return sp.Cohort({n: rows[n].train for n in chosen}, model, test={n: rows[n].test for n in chosen})
+    key = (*_same_data(path, places)[1], *chosen)
+    if key not in _COHORTS:
+        train, test = ({n: getattr(rows[n], split) for n in chosen} for split in ("train", "test"))
+        _COHORTS[key] = sp.Cohort(train, model, test=test)
+    return _COHORTS[key]
+
+
+def value(path, places, members, x):
+    """max_λ Σ λ_i f_i(x) − ψ(λ)."""
+    objective = FederationFile.read(path).algorithm.objective
+    return objective.support(cohort(path, places, list(members)).evaluate(x).loss)
+
+
+def best_value(path, places, members):
+    """The least such value for these members, by the cohort's own means."""
+    objective = FederationFile.read(path).algorithm.objective
+    key = (*_same_data(path, places)[1], *members, repr(objective))
+    if key not in _BEST:
+        best = sp.train(sp.SubspaceSaddle(objective), cohort(path, places, list(members)), rounds=200, tol=1e-13)
+        _BEST[key] = value(path, places, members, best.x)
+    return _BEST[key]
+
+
+def is_right(path, places, outcome, tol=1e-6):
+    """The result is the optimum among its members, and its certificate is true."""
+    assert outcome.final
+    assert outcome.status == "converged", outcome
+    gap = value(path, places, outcome.members, model_of(path)) - best_value(path, places, outcome.members)
+    assert -1e-10 <= gap <= outcome.certificate + 1e-12 <= tol + 1e-12
 
 
 def model_of(path):

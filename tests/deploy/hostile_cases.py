@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 
 import numpy as np
-from deploy_cases import events, opened
-from test_faults import is_right
+from deploy_cases import events, is_right, opened
 
 from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate

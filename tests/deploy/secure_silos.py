@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from deploy_cases import QUICK, Faulty, cohort, federation, model_of
+from deploy_cases import QUICK, Faulty, federation
 from scipy.stats import chi2
 
-import scaffpd as sp
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.messages import decode
 from scaffpd.deploy.silo.silo import Silo
 
@@ -15,7 +13,6 @@ OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
 SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 5\n\n[objective]'}
 SECURE = QUICK + "\n[secure]\n"
 REQUIRED = "\n[secure]\nrequired = true\n"
-TOL = 1e-6
 
 
 def secured(folder, silos=4, more="", rules="", drop=False, **how):
@@ -34,17 +31,6 @@ def secured(folder, silos=4, more="", rules="", drop=False, **how):
 def uncertified(kind, drawn="", rounds=6):
     """Changes to federation.toml for a method without a certificate."""
     return {OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{drawn}', "rounds = 500\ntol = 1e-6": f"rounds = {rounds}"}
-
-
-def is_right(path, places, outcome):
-    """The result is the optimum among its members, by a cohort's own means, and its certificate is true."""
-    assert outcome.final
-    assert outcome.status == "converged", outcome
-    objective, members = FederationFile.read(path).algorithm.objective, list(outcome.members)
-    whole = cohort(path, places, members)
-    best = sp.train(sp.SubspaceSaddle(objective), whole, rounds=200, tol=1e-12)
-    gap = objective.support(whole.evaluate(model_of(path)).loss) - objective.support(whole.evaluate(best.x).loss)
-    assert -1e-10 <= gap <= outcome.certificate + 1e-12 <= TOL + 1e-12
 
 
 ALLOWED = {

@@ -38,7 +38,7 @@ MORE = {
 EVERYTHING = {**ALGORITHMS, **MORE}
 
 
-def settings(folder, name, rounds=20):
+def settings(folder, name, rounds=6):
     """The files of a run of so many rounds, without a tolerance that would end it sooner."""
     text, _ = EVERYTHING[name]
     path, places = federation(

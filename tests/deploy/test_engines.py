@@ -9,10 +9,9 @@ import time
 import numpy as np
 import psutil
 import pytest
-from deploy_cases import cohort, federation, model_of, opened
+from deploy_cases import cohort, federation, is_right, model_of, opened
 from hurting import kill_job, kill_server, kill_silo
 from test_conformance import OBJECTIVE, agrees, settings
-from test_faults import is_right
 
 import scaffpd as sp
 from scaffpd.config.federation import FederationFile

@@ -12,6 +12,7 @@ from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess
 
+pytestmark = pytest.mark.usefixtures("fake_clock")
 ATTACKS = {
     "absurd gradient": ("absurd size", {"gradients": array("c", lambda c: 1e9 * c, 2)}),
     "large gradient": ("size of the gradient", {"gradients": array("c", lambda c: 1e2 * c)}),

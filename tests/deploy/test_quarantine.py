@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from deploy_cases import QUICK, Faulty, Killed, cohort, encoded, events, federation, model_of, opened
+from deploy_cases import QUICK, Faulty, Killed, cohort, encoded, events, federation, is_right, model_of, opened
 from hostile_cases import Liar, array, attacked, is_quarantined, loss, weights
-from test_faults import LIES, SCAFF_PD, is_right
+from test_faults import LIES, SCAFF_PD
 
 import scaffpd as sp
 from scaffpd.config.federation import FederationFile
@@ -16,6 +16,8 @@ from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
 from scaffpd.deploy.session import Session, SiloRequest
 from scaffpd.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("fake_clock")
 
 
 @pytest.mark.parametrize("lie", ["nan", "inf", "shape", "format"])

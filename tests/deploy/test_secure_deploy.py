@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from deploy_cases import QUICK, Faulty, Killed, changed, cohort, events, federation, model_of, run
+from deploy_cases import (
+    QUICK,
+    Faulty,
+    Killed,
+    changed,
+    cohort,
+    events,
+    federation,
+    is_right,
+    model_of,
+    mostly_long,
+    run,
+)
 from secure_silos import (
     OBJECTIVE,
     REQUIRED,
     SCAFF_PD,
     SECURE,
     EveryTime,
-    is_right,
     leaks,
     secured,
     uncertified,
@@ -24,6 +35,8 @@ from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("fake_clock")
 
 
 def setup(path):
@@ -98,7 +111,7 @@ def survives(folder, moment, who="va"):
 SAMPLE = (4, 7, 8, 18, 24, 25, 28, 30, 33)  # of the agreement and of the first rounds, masked vectors and shares
 
 
-@pytest.mark.parametrize("moment", SAMPLE)
+@pytest.mark.parametrize("moment", mostly_long(SAMPLE, 4, 8, 24, 25, 30))
 def test_a_silo_killed_at_some_exchange(tmp_path, moment):
     survives(tmp_path, moment)
 
@@ -136,7 +149,7 @@ def test_two_silos_killed_between_masked_vectors_and_shares(tmp_path):
     assert leaks(transport.log) == []
 
 
-@pytest.mark.parametrize("moment", [6, 10, 20, 27, 31])
+@pytest.mark.parametrize("moment", mostly_long([6, 10, 20, 27, 31], 10, 27))
 def test_restarted_silos(tmp_path, moment):
     """Their secrets of an exchange are gone with them: they are left out of the round, and may be back."""
     path, places = secured(tmp_path, drop=True)
@@ -145,7 +158,7 @@ def test_restarted_silos(tmp_path, moment):
     assert leaks(transport.log) == []
 
 
-@pytest.mark.parametrize("moment", [20, 24, 28, 31])
+@pytest.mark.parametrize("moment", mostly_long([20, 24, 28, 31], 20, 31))
 def test_without_leave_to_go_on_a_run_waits_and_nobody_is_shown(tmp_path, moment):
     """Who leaves is waited for: no vector is ever summed in two companies, which would show the one that has left."""
     path, places = secured(tmp_path)
@@ -176,7 +189,7 @@ def test_a_coordinator_that_goes_on_regardless_is_refused(tmp_path):
     )
 
 
-@pytest.mark.parametrize("moment", [27, 31])
+@pytest.mark.parametrize("moment", mostly_long([27, 31], 27))
 def test_everybody_restarted_at_once(tmp_path, moment):
     path, places = secured(tmp_path)
     outcome, transport = run(path, places, {moment: [("restart", name) for name in places]})
@@ -206,7 +219,7 @@ def test_a_process_for_every_question(tmp_path, undisturbed):
     np.testing.assert_array_equal(model_of(path), model_of(undisturbed[0]))
 
 
-@pytest.mark.parametrize("moment", [6, 16, 25, 33])
+@pytest.mark.parametrize("moment", mostly_long([6, 16, 25, 33], 6, 25))
 def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, undisturbed, moment):
     path, places = secured(tmp_path / "a")
     transport = Faulty(places, {moment: [("crash",)]})
@@ -227,7 +240,6 @@ def test_nothing_else_leaves_and_the_detector_can_tell(tmp_path, monkeypatch):
     plain, elsewhere = federation(tmp_path / "b", replacing=SCAFF_PD, more=QUICK)
     _, open_ = run(plain, elsewhere)
     assert any("'c'" in leak for leak in leaks(open_.log))
-    monkeypatch.setattr("scaffpd.masking.exchange.add_stream", lambda total, key, sign: None)
     monkeypatch.setattr("scaffpd.masking.exchange.add_stream", lambda total, key, sign: None)
     bare, where = secured(tmp_path / "c")
     _, unmasked = run(bare, where)
@@ -265,7 +277,19 @@ LIES = {
 EARLY = [(lie, 3) for lie in ("another shape", "wrong shares", "wrong seals")]
 
 
-@pytest.mark.parametrize(("lie", "moment"), [*((lie, 23) for lie in LIES), *EARLY])
+@pytest.mark.parametrize(
+    ("lie", "moment"),
+    mostly_long(
+        [*((lie, 23) for lie in LIES), *EARLY],
+        *[
+            ("another shape", 23),
+            ("wrong shares", 23),
+            ("wrong seals", 23),
+            ("a mad exponent", 23),
+            ("wrong shares", 3),
+        ],
+    ),
+)
 def test_garbage_never_gives_a_wrong_model(tmp_path, lie, moment):
     path, places = secured(tmp_path)
     outcome, transport = run(path, places, {moment: [("lie", "va", LIES[lie])]})

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
-from deploy_cases import run
-from secure_silos import is_right, leaks, secured
+from deploy_cases import is_right, run
+from secure_silos import leaks, secured
 from typer.testing import CliRunner
 
 from scaffpd.cli import app
