@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,46 +15,47 @@ from scaffpd.runs.train import Trained
 
 
 def percent(share: float) -> str:
-    """A share, such as 73.9 %."""
+    """Write a share, such as 73.9 %."""
     return f"{100 * share:.1f} %"
 
 
 def signed(value: float, digits: int) -> str:
-    """A change with its sign, such as +1.7 or −3.2; no sign on what rounds to zero."""
+    """Write a change with its sign, such as +1.7 or −3.2; without one where it rounds to zero."""
     text = f"{value * (1 + 1e-9):+.{digits}f}"  # ties go away from zero, whoever adds up
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
 def change(of: PairedChange, column: int, points: bool) -> str:
-    """A mean change and its standard deviation over splits, such as +1.7 ± 3.0."""
+    """Write a mean change and its standard deviation over splits, such as +1.7 ± 3.0."""
     scale, digits = (100, 1) if points else (1, 3)
     return f"{signed(scale * of.mean_change[column], digits)} ± {scale * of.deviation[column]:.{digits}f}"
 
 
 def findings(study: HospitalStudy) -> tuple[str, str]:
-    """What came of it for the hospital that is served worst, and for all of them."""
+    """State what changed for the hospital that is served worst, and for all of them."""
     worst = int(study.order[0])
     right, loss = study.accuracy, study.log_loss
     first = (
-        f"{study.names[worst]}, which the average model serves worst, goes {_from_to(right, worst, percent)} "
+        f"{study.names[worst]}, which the average model serves worst, goes {_from_to(right, worst, share=True)} "
         f"right diagnoses of held-out patients ({change(right, worst, points=True)} points, "
-        f"{_noise(right, worst)}), and its log-loss {_from_to(loss, worst, _loss)} ({_noise(loss, worst)})."
+        f"{_noise(right, worst)}), and its log-loss {_from_to(loss, worst)} ({_noise(loss, worst)})."
     )
     second = (
-        f"The mean over hospitals goes {_from_to(study.overall_accuracy, 0, percent)} right diagnoses and "
-        f"{_from_to(study.overall_log_loss, 0, _loss)} in log-loss; {_clear_changes(study)}."
+        f"The mean over hospitals goes {_from_to(study.overall_accuracy, 0, share=True)} right diagnoses and "
+        f"{_from_to(study.overall_log_loss, 0)} in log-loss; {_clear_changes(study)}."
     )
     return first, second
 
 
 def headline(study: HospitalStudy) -> str:
-    """The finding in one line: the hospital served worst, the one that pays most, and how sure that is."""
+    """State in one line what changed for the hospital served worst and the one that pays most, and how sure that is."""
     right, worst = study.accuracy, int(study.order[0])
     payer = int(right.mean_change.argmin())
-    if not _visible(right, worst) and not _visible(right, payer):
+    visible = np.abs(right.mean_change) >= NEGLIGIBLE
+    if not visible[worst] and not visible[payer]:
         return f"{study.names[worst]}, served worst, is served as before"
     hospitals = {worst: f"{study.names[worst]}, served worst, {_moved(right, worst)}"}
-    if right.mean_change[payer] < 0 and _visible(right, payer):
+    if right.mean_change[payer] < 0 and visible[payer]:
         hospitals.setdefault(payer, f"{study.names[payer]} {_moved(right, payer)}")
     sure = {_noise(right, i) for i in hospitals}
     if len(sure) == 1:
@@ -65,12 +65,12 @@ def headline(study: HospitalStudy) -> str:
 
 
 def caveat(study: HospitalStudy) -> str:
-    """Everything else that was measured, in one line."""
+    """State everything else that was measured, in one line."""
     return f"One model for four hospitals, average against fair. On held-out patients {_clear_changes(study)}."
 
 
 def baseline(study: HospitalStudy) -> str | None:
-    """Where the average model is about as often right as the same answer for every patient."""
+    """Name hospitals where the same answer for every patient is about as often right as the average model."""
     right = study.accuracy.average
     little = right.mean(0) - study.majority < right.std(0, ddof=1)
     places = [f"{percent(study.majority[i])} in {study.names[i]}" for i in study.order if little[i]]
@@ -80,7 +80,7 @@ def baseline(study: HospitalStudy) -> str | None:
 
 
 def certificates(study: HospitalStudy) -> list[str]:
-    """What is proven of each model, in how many rounds, and what of it can be seen."""
+    """State what is proven of each model, and in how many rounds."""
     lines = []
     for model, runs in (("average", study.average), ("fair", study.fair)):
         rounds, gap = [run.result.rounds for run in runs], max(run.result.certificate for run in runs)
@@ -89,21 +89,14 @@ def certificates(study: HospitalStudy) -> list[str]:
         lines.append(f"{model:8} {rounds[0]} rounds on the first split, {spread} on all; gap ≤ {gap:.1e}{missed}")
     lines.append(
         "The proof is about the patients trained on: there the worst hospital's log-loss goes "
-        f"{_from_to(study.training_log_loss, 1, _loss)}. Held-out patients are a measurement, not a proof."
+        f"{_from_to(study.training_log_loss, 1)}. Held-out patients are a measurement, not a proof."
     )
     return lines
 
 
-def _from_to(of: PairedChange, column: int, write: Callable[[float], str]) -> str:
-    return f"from {write(of.average[:, column].mean())} to {write(of.fair[:, column].mean())}"
-
-
-def _loss(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _visible(of: PairedChange, column: int) -> bool:
-    return bool(abs(of.mean_change[column]) >= NEGLIGIBLE)
+def _from_to(of: PairedChange, column: int, share: bool = False) -> str:
+    before, after = (table[:, column].mean() for table in (of.average, of.fair))
+    return f"from {percent(before)} to {percent(after)}" if share else f"from {before:.3f} to {after:.3f}"
 
 
 def _moved(of: PairedChange, column: int) -> str:
@@ -131,12 +124,10 @@ def _clear_changes(study: HospitalStudy) -> str:
 
 def _clear(of: PairedChange, owners: tuple[str, ...], measure: str) -> list[str]:
     found = []
-    for i, owner in enumerate(owners):
+    for i in np.flatnonzero(of.clear):
         size, higher = abs(of.mean_change[i]), of.mean_change[i] > 0
         text = f"{100 * size:.1f} points" if measure == "accuracy" else f"{size:.3f}"
-        better = higher == (measure == "accuracy")
-        if of.clear[i]:
-            found.append(f"{owner} {measure} ({text} {'better' if better else 'worse'})")
+        found.append(f"{owners[i]} {measure} ({text} {'better' if higher == (measure == 'accuracy') else 'worse'})")
     return found
 
 
