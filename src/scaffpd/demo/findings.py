@@ -124,7 +124,7 @@ def _clear_changes(study: HospitalStudy) -> str:
 
 def _clear(of: PairedChange, owners: tuple[str, ...], measure: str) -> list[str]:
     found = []
-    for i in np.flatnonzero(of.clear):
+    for i in np.flatnonzero(of.clear[: len(owners)]):
         size, higher = abs(of.mean_change[i]), of.mean_change[i] > 0
         text = f"{100 * size:.1f} points" if measure == "accuracy" else f"{size:.3f}"
         found.append(f"{owners[i]} {measure} ({text} {'better' if higher == (measure == 'accuracy') else 'worse'})")
