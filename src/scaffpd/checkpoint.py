@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, count
-from scaffpd.system import atomic_write as atomic_write
+from scaffpd.system import atomic_write
 
 FORMAT = 1
 Arrays = dict[str, NDArray[Any]]

@@ -224,8 +224,9 @@ class LocalMethod(Algorithm):
         return {"local_rate": safe_rate(federation, self.batch_size)}
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """J local steps in every round."""
-        return ReleaseCounts.over(self.batch_size, gradients=rounds * self.local_steps)
+        """J local steps in every round, and a loss over all records where losses are asked for."""
+        steps = ReleaseCounts.over(self.batch_size, gradients=rounds * self.local_steps)
+        return steps + ReleaseCounts(losses=rounds if LOSSES in self.questions else 0)
 
     def _plan(self, state: ServerState, **more: Any) -> LocalPlan:
         key = (state.seed, state.rounds + 1, STEPS)

@@ -23,7 +23,6 @@ from scaffpd.algorithms.base import LOSSES, UPDATES
 from scaffpd.algorithms.fed_avg import FedAvg, FedAvgState
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Federation, Vector
-from scaffpd.privacy.accountant import ReleaseCounts
 
 TIE = 1e-6
 
@@ -47,10 +46,6 @@ class DeltaFL(FedAvg):
         super().__post_init__()
         if not 0 < real("DeltaFL", "tail", self.tail) <= 1:
             raise InputError(f"DeltaFL needs 0 < tail <= 1, got {self.tail!r}.")
-
-    def releases(self, rounds: int) -> ReleaseCounts:
-        """A loss in every round besides."""
-        return super().releases(rounds) + ReleaseCounts(losses=rounds)
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """The losses of some clients; FedAvg's step among those that are served worst."""

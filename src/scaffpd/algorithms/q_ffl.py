@@ -22,17 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import LOSSES, UPDATES, AveragingMethod, begin, moved
-from scaffpd.algorithms.fed_avg import FedAvgState
+from scaffpd.algorithms.base import LOSSES, UPDATES, moved
+from scaffpd.algorithms.fed_avg import FedAvg, FedAvgState
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Federation, Vector
-from scaffpd.privacy.accountant import ReleaseCounts
 
 TINY = 1e-300  # a loss of zero has no q−1 st power
 
 
 @dataclass(frozen=True, kw_only=True)
-class QFFL(AveragingMethod):
+class QFFL(FedAvg):
     """q-FedSGD (`local_steps=1`) and q-FedAvg; see `AveragingMethod` for the other arguments.
 
     Args:
@@ -52,17 +51,11 @@ class QFFL(AveragingMethod):
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedAvgState:
         """As FedAvg; losses must not be negative."""
-        x, losses, samples = begin(federation, x0)
-        if np.any(losses < 0):
-            raise InputError(
-                f"QFFL needs losses >= 0; that of client {federation.names[int(losses.argmin())]!r} is not."
-            )
-        prior = self._prior(federation, samples)
-        return FedAvgState(x=x, weights=prior, losses=losses, seed=seed, local_rate=self._rate(federation), prior=prior)
-
-    def releases(self, rounds: int) -> ReleaseCounts:
-        """A loss in every round besides."""
-        return super().releases(rounds) + ReleaseCounts(losses=rounds)
+        state = super().init(federation, seed, x0)
+        if np.any(state.losses < 0):
+            name = federation.names[int(state.losses.argmin())]
+            raise InputError(f"QFFL needs losses >= 0; that of client {name!r} is not.")
+        return state
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """Local steps of some clients, weighted by F^q, with the step length that q asks for."""

@@ -185,9 +185,9 @@ def predict(
     """
     import io
 
-    from scaffpd.checkpoint import atomic_write
     from scaffpd.runs.predict import predict as answer
     from scaffpd.runs.predict import promise
+    from scaffpd.system import atomic_write
 
     if out.resolve() == table.resolve():
         raise InputError(f"{str(out)!r} is the table itself: choose another file with --out.")

@@ -99,7 +99,7 @@ def library() -> str:
 
 
 def _put(target: Path, content: bytes) -> None:
-    from scaffpd.checkpoint import atomic_write
+    from scaffpd.system import atomic_write
 
     try:
         with atomic_write(target) as file:

@@ -30,14 +30,13 @@ import numpy as np
 from safetensors.numpy import save as save_tensors
 
 import scaffpd
-from scaffpd.checkpoint import atomic_write
 from scaffpd.config.run import RunConfig
 from scaffpd.deploy.deployed_run import model_bytes
 from scaffpd.errors import InputError
 from scaffpd.runs.prepare import Prepared, described
 from scaffpd.runs.tables import csv_text
 from scaffpd.runs.train import SECRET, SPREAD, Trained, main_model
-from scaffpd.system import environment, lock_folder
+from scaffpd.system import atomic_write, environment, lock_folder
 from scaffpd.tabular.schema import CLASSIFICATION
 
 FORMAT = 1

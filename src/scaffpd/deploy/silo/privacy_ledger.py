@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.checkpoint import atomic_write
 from scaffpd.cohort import Cohort
 from scaffpd.config.silo import PrivacyRules
 from scaffpd.deploy.messages import PRIVACY
 from scaffpd.errors import InputError, unknown
 from scaffpd.privacy import Private
-from scaffpd.system import load_or_create, lock_file
+from scaffpd.system import atomic_write, load_or_create, lock_file
 
 
 class PrivacyLedger:
