@@ -7,6 +7,7 @@ import pytest
 from test_runs import asked, patients, run
 
 from scaffpd import cli
+from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.runs.predict import predict
 from scaffpd.tabular.clients import TableFile, read_clients
@@ -121,3 +122,14 @@ def test_numbers_come_in_the_units_of_the_file(tmp_path):
     for name, error in zip(prepared.names, models[1].train.accuracy, strict=True):
         mine = np.array([c == name for c in found.clients])
         assert np.sqrt(np.mean((np.array(found.predicted)[mine] - truth[mine]) ** 2)) == pytest.approx(error)
+
+
+@pytest.mark.parametrize("given", [{}, {"separator": ";", "decimal": ","}])
+def test_semicolons_and_decimal_commas_change_nothing(trained, given):
+    folder, models, _ = trained
+    text = (folder / "p.csv").read_text()
+    (folder / "q.csv").write_text(text.replace(",", ";").replace(".", ","))
+    data = {"file": str(folder / "q.csv"), "client": "hospital", "target": "outcome", "test": 0.0, **given}
+    others, _ = run(RunConfig.of({"data": data}, "q.csv"), folder / "other")
+    np.testing.assert_array_equal(others[1].result.x, models[1].result.x)
+    assert predict(folder / "other", folder / "q.csv").predicted == predict(folder / "run", folder / "p.csv").predicted

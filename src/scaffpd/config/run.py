@@ -20,11 +20,12 @@ from scaffpd.models.losses import LOSSES
 from scaffpd.objectives import Objective
 from scaffpd.privacy import Private
 from scaffpd.privacy.private import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS
+from scaffpd.tabular.read import DECIMALS, SEPARATORS
 from scaffpd.tabular.schema import TASKS
 
 OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
 OBJECTIVE = {"kind": "ChiSquare", "rho": 0.1}
-OF_TABLE = ("client", "target", "columns", "categories", "task", "standardise")
+OF_TABLE = ("client", "target", "columns", "categories", "task", "standardise", "separator", "decimal")
 GOES_WITH = {  # which keys go with which source of data
     **dict.fromkeys(OF_TABLE, ("file",)),
     **dict.fromkeys(("clients", "alpha"), ("source",)),
@@ -47,6 +48,8 @@ class DataSettings(Table):
     categories: key.Texts | None = None
     task: Annotated[str, key.one_of(TASKS)] | None = None
     standardise: key.Switch = True
+    separator: Annotated[str, key.one_of(SEPARATORS)] | None = None
+    decimal: Annotated[str, key.one_of(DECIMALS)] | None = None
     clients: Annotated[int, Field(ge=2, description="a whole number >= 2")] | None = None
     alpha: key.Positive | None = None
     test: key.HeldOut = 0.2

@@ -40,14 +40,15 @@ class Predictions:
 def predict(run: Path, file: Path) -> Predictions:
     """Apply the model of a run's folder to a table."""
     file_of = run / "model.safetensors" if run.is_dir() else run
-    if _client_column(run) is None and (file_of.parent / "config.toml").exists():
+    settings = _data_settings(run)
+    if not isinstance(settings.get("client"), str) and (file_of.parent / "config.toml").exists():
         raise InputError(
             f"The run in {str(file_of.parent)!r} was not trained on a table, so it cannot predict from one."
         )
     x, setup = read_model(file_of)
     if setup.schema["shape"] is not None or setup.model.get("kind", "linear") != "linear":
         raise InputError("Only linear models of tables with named columns predict from tables.")
-    columns, owner = _columns(file, setup, _client_column(run))
+    columns, owner = _columns(file, setup, settings.get("client"), settings.get("decimal"))
     if owner is not None:
         columns = _filled(columns, owner, _fills(run))
     rows = len(columns[0].values)
@@ -77,13 +78,13 @@ def _text(run: Path, name: str) -> str:
         return ""
 
 
-def _client_column(run: Path) -> str | None:
-    """Return the name of the column of clients in the run's settings; `None` where there is none."""
+def _data_settings(run: Path) -> dict[str, Any]:
+    """Return [data] of the run's settings; empty where there are none."""
     try:
-        client = tomllib.loads(_text(run, "config.toml")).get("data", {}).get("client")
-    except (ValueError, AttributeError):
-        return None
-    return client if isinstance(client, str) else None
+        found = tomllib.loads(_text(run, "config.toml")).get("data")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _fills(run: Path) -> dict[str, dict[str, float | str]]:
@@ -113,7 +114,9 @@ def _filled(columns: list[DataColumn], owner: DataColumn, known: dict[str, dict[
     return made
 
 
-def _columns(file: Path, setup: Setup, client: str | None) -> tuple[list[DataColumn], DataColumn | None]:
+def _columns(
+    file: Path, setup: Setup, client: str | None, decimal: str | None
+) -> tuple[list[DataColumn], DataColumn | None]:
     names = [column["name"] for column in setup.schema["columns"]]
     categories = [column["name"] for column in setup.schema["columns"] if column["kind"] == CATEGORY]
     there = column_names(file)
@@ -123,7 +126,7 @@ def _columns(file: Path, setup: Setup, client: str | None) -> tuple[list[DataCol
             hint = f"; is it {near[0]!r}?" if near else "."
             raise InputError(f"{file.name!r} has no column {name!r}, which the model needs{hint}")
     extra = [client] if client is not None and client in there else []
-    found, _ = read_columns(file, [*names, *extra], [*categories, *extra])
+    found, _ = read_columns(file, [*names, *extra], [*categories, *extra], decimal=decimal)
     for one, agreed in zip(found, setup.schema["columns"], strict=False):
         if one.kind == CATEGORY and agreed["kind"] != CATEGORY:
             raise InputError(

@@ -143,7 +143,8 @@ def _from_file(config: RunConfig) -> Prepared:
     file = config.place / Path(config.data["file"]).expanduser()
     source = TableFile(
         file, columns=tuple(chosen) if chosen else None, categories=tuple(config.data.get("categories", ())),
-        task=config.data.get("task"), **known,
+        task=config.data.get("task"), separator=config.data.get("separator"), decimal=config.data.get("decimal"),
+        **known,
     )  # fmt: skip
     found = read_clients(source)
     task, labels = found.schema["task"], tuple(map(str, found.schema["labels"]))
