@@ -235,9 +235,8 @@ class Pool:
                 yield run
             return
         self._hire(min(self.processes, len(jobs)))
-        waiting, running = list(reversed(jobs)), dict.fromkeys(self.workers, False)
-        for pipe in self.workers:
-            running[pipe] = _hand(pipe, waiting)
+        waiting = list(reversed(jobs))
+        running = {pipe: _hand(pipe, waiting) for pipe in self.workers}
         while any(running.values()):
             for pipe in [p for p in connection.wait([p for p in running if running[p]]) if isinstance(p, Connection)]:
                 run = _answer(pipe, RuntimeError(KILLED))
@@ -259,11 +258,8 @@ class Pool:
             _answer(pipe, InputError(NO_START))
 
 
-class _Failure:
-    """An exception of a worker, as text."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
+class _Failure(str):
+    """The traceback of a worker's exception."""
 
 
 def _answer(pipe: Connection, otherwise: Exception) -> Any:
@@ -273,7 +269,7 @@ def _answer(pipe: Connection, otherwise: Exception) -> Any:
     except (EOFError, ConnectionError):
         raise otherwise from None
     if isinstance(answer, _Failure):
-        raise RuntimeError(f"A run failed in another process:\n{answer.text}")
+        raise RuntimeError(f"A run failed in another process:\n{answer}")
     return answer
 
 

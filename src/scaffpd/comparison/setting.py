@@ -220,9 +220,9 @@ def labelled(methods: Any) -> dict[str, Any]:
 
 
 def _named(methods: Sequence[Any]) -> dict[str, Any]:
-    labels = [_label(method, [m for m in methods if type(m) is type(method)]) for method in methods]
     table: dict[str, Any] = {}
-    for label, method in zip(labels, methods, strict=True):
+    for method in methods:
+        label = _label(method, [m for m in methods if type(m) is type(method)])
         number = 1 + sum(other == label or other.startswith(f"{label} #") for other in table)
         table[label if number == 1 else f"{label} #{number}"] = method
     return table
@@ -250,16 +250,15 @@ def _shortened(text: str) -> str:
 def _checked_seeds(seeds: Any) -> tuple[int, ...]:
     if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
         raise InputError(f"compare needs a list of seeds such as range(5), got {seeds!r}.")
-    numbers = list(seeds)
-    for seed in numbers:
+    times = Counter(seeds)
+    for seed, number in times.items():
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise InputError(f"compare needs whole numbers >= 0 as seeds, got {seed!r}.")
-    if not numbers:
+        if number > 1:
+            raise InputError(f"compare needs seeds that differ, got {seed} {number} times.")
+    if not times:
         raise InputError("compare needs at least one seed.")
-    for seed, times in Counter(numbers).items():
-        if times > 1:
-            raise InputError(f"compare needs seeds that differ, got {seed} {times} times.")
-    return tuple(int(seed) for seed in numbers)
+    return tuple(map(int, times))
 
 
 def zoo(objective: Objective, local_steps: int = 10, batch_size: int | None = None) -> dict[str, Algorithm]:

@@ -7,7 +7,6 @@ import io
 import math
 import os
 import shutil
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -261,22 +260,6 @@ def rich_table(comparison: Comparison, width: int) -> Iterator[Any]:
     yield from (Text(sentence) for sentence in caption(comparison, {c.heading[1] for c in chosen}))
 
 
-def plain_table(comparison: Comparison) -> str:
-    """The same in plain characters, as wide as the terminal (or 100 columns)."""
-    screen = shutil.get_terminal_size((100, 24)).columns
-    chosen, lines = fitting(comparison, screen)
-    widths = [_width(column, lines) for column in chosen]
-
-    def row(cells: list[str]) -> str:
-        padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return (" " * GAP).join(padded).rstrip()
-
-    table = [row([column.heading[i] for column in chosen]) for i in (0, 1)]
-    table += [row([column.cell(line) for column in chosen]) for line in lines]
-    below = [textwrap.fill(sentence, screen) for sentence in caption(comparison, {c.heading[1] for c in chosen})]
-    return "\n".join([*table, "", *below] if lines else below)
-
-
 @dataclass(frozen=True)
 class MethodSummary:
     """One method over all seeds.
@@ -405,7 +388,13 @@ class Comparison:
         return row
 
     def __str__(self) -> str:
-        return plain_table(self)
+        from rich.console import Console
+
+        width = shutil.get_terminal_size((100, 24)).columns
+        console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+        with console.capture() as shown:
+            console.print(self)
+        return "\n".join(line.rstrip() for line in shown.get().splitlines())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         yield from rich_table(self, options.max_width)
