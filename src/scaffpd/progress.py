@@ -4,47 +4,20 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
-from typing import Any
-
-
-class Progress(AbstractContextManager["Progress"]):
-    """Rounds done and the certificate on its way to tol; nothing at all where nobody looks or Rich is missing.
-
-    Where the output is no terminal but a bar was asked for, Rich prints its last state as one plain line.
-    """
-
-    def __init__(self, wanted: bool | None, rounds: int, tol: float | None) -> None:
-        self.tol, self.bar, self.task = tol, _bar("round") if _wanted(wanted) else None, None
-        if self.bar is not None:
-            self.task = self.bar.add_task("starting", total=rounds)
-
-    def __enter__(self) -> Progress:
-        if self.bar is not None:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def show(self, moment: Any) -> None:
-        """Redraw after a round."""
-        if self.bar is None:
-            return
-        state = moment.state
-        goal = "" if self.tol is None else f" → {self.tol:.0e}"
-        text = f"gap ≤ {state.certificate:.1e}{goal}  worst loss {state.losses.max():.4g}"
-        self.bar.update(self.task, completed=moment.rounds, description=text)
+from typing import Any, Self
 
 
 class Tally(AbstractContextManager["Tally"]):
-    """Runs, or whatever else is counted, done out of all; nothing at all where nobody looks or Rich is missing."""
+    """A bar of runs, or whatever else is counted; nothing at all where nobody looks or Rich is missing.
+
+    Where the output is no terminal but a bar was asked for, Rich prints its last state as one plain line.
+    """
 
     def __init__(self, wanted: bool | None, total: int, what: str = "run") -> None:
         self.bar = _bar(what) if _wanted(wanted) else None
         self.task = None if self.bar is None else self.bar.add_task("starting", total=total)
 
-    def __enter__(self) -> Tally:
+    def __enter__(self) -> Self:
         if self.bar is not None:
             self.bar.start()
         return self
@@ -54,7 +27,7 @@ class Tally(AbstractContextManager["Tally"]):
             self.bar.stop()
 
     def expect(self, runs: int) -> None:
-        """So many more than was said at first."""
+        """Add so many to the total."""
         if self.bar is not None:
             self.bar.update(self.task, total=self.bar.tasks[0].total + runs)
 
@@ -62,6 +35,23 @@ class Tally(AbstractContextManager["Tally"]):
         """Redraw after so many more runs, the last of which was of `text`."""
         if self.bar is not None:
             self.bar.update(self.task, advance=runs, description=text)
+
+
+class Progress(Tally):
+    """A bar of rounds, with the certificate on its way to tol."""
+
+    def __init__(self, wanted: bool | None, rounds: int, tol: float | None) -> None:
+        super().__init__(wanted, rounds, "round")
+        self.tol = tol
+
+    def show(self, moment: Any) -> None:
+        """Redraw after a round."""
+        if self.bar is None:
+            return
+        state = moment.state
+        goal = "" if self.tol is None else f" → {self.tol:.0e}"
+        text = f"gap ≤ {state.certificate:.1e}{goal}  worst loss {state.losses.max():.4g}"
+        self.bar.update(self.task, completed=moment.rounds, description=text)
 
 
 def _wanted(wanted: bool | None) -> bool:

@@ -94,7 +94,7 @@ class SubspaceSaddleState(MinimaxState):
         careful: whether w is used in any case, because a trial without it was rejected.
         promise: the decrease that the last model promised: how far there may still be to go.
         at: the clients' answers at x; asked for anew when a run is resumed.
-        sight: what they have told about its neighbourhood, where a trial point there was rejected.
+        around: what they have told about its neighbourhood, where a trial point there was rejected.
     """
 
     direction: Tensor
@@ -111,7 +111,7 @@ class SubspaceSaddleState(MinimaxState):
     careful: bool = False
     promise: float = np.inf
     at: Gradients = field(repr=False, metadata={"transient": True})
-    sight: Neighbourhood | None = field(default=None, repr=False, metadata={"transient": True})
+    around: Neighbourhood | None = field(default=None, repr=False, metadata={"transient": True})
 
 
 Proven = TypeVar("Proven", bound=SubspaceSaddleState)
@@ -181,36 +181,36 @@ class SubspaceSaddle(MinimaxMethod):
     def resume(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
         """Ask the clients again for what is not on disk: their answers at x, and around it after a rejected step."""
         state = super().resume(federation, state)
-        return state if state.accepted else replace(state, sight=self._look(federation, state))
+        return state if state.accepted else replace(state, around=self._look(federation, state))
 
     def round(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
         """One trial point."""
-        sight = state.sight or self._look(federation, state)
+        around = state.around or self._look(federation, state)
         tol, state = self._accuracy(state), replace(state, rounds=state.rounds + 1)
-        step = sight.model.solve(state.damping, tol)
-        x = state.x + sight.V @ torch.from_numpy(step.alpha).to(sight.V)
+        step = around.model.solve(state.damping, tol)
+        x = state.x + around.V @ torch.from_numpy(step.alpha).to(around.V)
         at = federation.gradients(x, coefficients_sent=len(step.alpha) + len(state.weights))
-        promised, gained = sight.merit - step.value, -np.inf
+        promised, gained = around.merit - step.value, -np.inf
         if np.all(np.abs(at.losses) < LARGEST / 4):
-            gained = sight.merit - sight.model.merit(at.losses, tol)
+            gained = around.merit - around.model.merit(at.losses, tol)
         if not gained >= 0.1 * promised - 2 * tol:
-            return self._rejected(state, sight, tol)
+            return self._rejected(state, around, tol)
         moves = np.abs(step.weights - state.weights)
-        away, moving = sight.model.w * moves, int(np.count_nonzero(moves > MOVES * step.weights.max()))
+        away, moving = around.model.w * moves, int(np.count_nonzero(moves > MOVES * step.weights.max()))
         return self._proven_at(replace(
-            state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), at=at, sight=None,
-            columns=self._kept(state, x - state.x, sight.fresh), pull=sight.pull, scale=sight.scale,
-            damping=damped(state.damping, gained, promised), energy=float(away @ away) / sight.scale,
+            state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), at=at, around=None,
+            columns=self._kept(state, x - state.x, around.fresh), pull=around.pull, scale=around.scale,
+            damping=damped(state.damping, gained, promised), energy=float(away @ away) / around.scale,
             moving=max(state.moving, moving), promise=max(promised, 0.0), accepted=True,
         ))  # fmt: skip
 
-    def _rejected(self, state: SubspaceSaddleState, sight: Neighbourhood, tol: float) -> SubspaceSaddleState:
+    def _rejected(self, state: SubspaceSaddleState, around: Neighbourhood, tol: float) -> SubspaceSaddleState:
         """The same place with a model that promises less: weights held, or more damping."""
-        if self._held(state, sight.V.shape[1]):
-            return replace(state, accepted=False, damping=max(4 * state.damping, 0.5), sight=sight)
-        model = replace(sight.model, w=sight.w)
-        sight = replace(sight, model=model, merit=model.merit(state.losses, tol))
-        return replace(state, accepted=False, careful=True, sight=sight)
+        if self._held(state, around.V.shape[1]):
+            return replace(state, accepted=False, damping=max(4 * state.damping, 0.5), around=around)
+        model = replace(around.model, w=around.w)
+        around = replace(around, model=model, merit=model.merit(state.losses, tol))
+        return replace(state, accepted=False, careful=True, around=around)
 
     def _look(self, federation: Federation, state: SubspaceSaddleState) -> Neighbourhood:
         """Steps (1) and (2), and the β and s that they suggest."""

@@ -106,11 +106,11 @@ class PartialAnswers:
         slopes = own + pull
         return Restriction(slopes, seen.curvature + away * np.eye(len(pull)), unseen + (slopes**2).sum(1))
 
-    def own_sizes(self, sight: Neighbourhood, weights: Vector) -> Vector:
+    def own_sizes(self, around: Neighbourhood, weights: Vector) -> Vector:
         """‖c_i‖²_{D⁻¹}: what was seen, without the others' pull."""
-        slopes = sight.model.slopes
-        own = slopes - self.pull(sight.V, weights)
-        return np.where(self.mask, sight.sizes - (slopes**2).sum(1) + (own**2).sum(1), self.sizes)
+        slopes = around.model.slopes
+        own = slopes - self.pull(around.V, weights)
+        return np.where(self.mask, around.sizes - (slopes**2).sum(1) + (own**2).sum(1), self.sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,19 +190,19 @@ class SampledSubspaceSaddle(SubspaceSaddle):
     def round(self, federation: Federation, state: SampledState) -> SampledState:  # type: ignore[override]
         """The clients of the round at the iterate, and one trial point."""
         here, at = self._arrive(federation, state)
-        tol, sight = self._accuracy(here), self._look(federation, replace(here, weights=here.mixture))
-        sight = self._steady(sight, state, here, tol)
+        tol, around = self._accuracy(here), self._look(federation, replace(here, weights=here.mixture))
+        around = self._steady(around, state, here, tol)
         damping = max(here.damping, GROWTH * here.noisy)
-        step = sight.model.solve(damping, tol)
-        y = here.iterate + sight.V @ torch.from_numpy(step.alpha).to(sight.V)
+        step = around.model.solve(damping, tol)
+        y = here.iterate + around.V @ torch.from_numpy(step.alpha).to(around.V)
         answers = self._answers(federation, here, y, at.mask, coefficients_sent=len(step.alpha) + len(step.weights))
         there = replace(at, at=answers, last=here.losses)
-        promised, gained = sight.merit - step.value, -np.inf
+        promised, gained = around.merit - step.value, -np.inf
         if np.all(np.abs(there.losses) < LARGEST / 4):
-            gained = sight.merit - sight.model.merit(there.losses + at.pull(y - here.iterate, here.mixture), tol)
+            gained = around.merit - around.model.merit(there.losses + at.pull(y - here.iterate, here.mixture), tol)
         if not gained >= 0.1 * promised - 2 * tol:
             return self._proven(replace(here, accepted=False, damping=max(4 * damping, 0.5)), at)
-        return self._taken(here, there, sight, step, y, promised, damped(damping, gained, promised))
+        return self._taken(here, there, around, step, y, promised, damped(damping, gained, promised))
 
     def _arrive(self, federation: Federation, state: SampledState) -> tuple[SampledState, PartialAnswers]:
         """Step (0): the state as the clients of the round know it, before the step."""
@@ -262,20 +262,20 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         updates = federation.proximal_steps(at.at, c, ProximalPlan(state.pull, state.metric))
         return updates.sum(own / float(own.sum()))
 
-    def _steady(self, sight: Neighbourhood, before: SampledState, here: SampledState, tol: float) -> Neighbourhood:
+    def _steady(self, around: Neighbourhood, before: SampledState, here: SampledState, tol: float) -> Neighbourhood:
         """With a model that holds weights against the noise of their losses."""
         if not here.noisy:
-            return sight
+            return around
         spread = float(np.abs(here.losses - before.losses).mean())
         hold = GROWTH * here.noisy * spread / max(float(here.mixture.mean()), 1e-300)
-        model = replace(sight.model, w=np.sqrt(sight.w**2 + hold))
-        return replace(sight, model=model, merit=model.merit(here.losses, tol))
+        model = replace(around.model, w=np.sqrt(around.w**2 + hold))
+        return replace(around, model=model, merit=model.merit(here.losses, tol))
 
     def _taken(
         self,
         here: SampledState,
         there: PartialAnswers,
-        sight: Neighbourhood,
+        around: Neighbourhood,
         step: Step,
         y: Tensor,
         promised: float,
@@ -283,18 +283,18 @@ class SampledSubspaceSaddle(SubspaceSaddle):
     ) -> SampledState:
         """The state after a step to y, where the clients of the round have answered."""
         moves = step.weights - here.mixture
-        away, moving = sight.w * moves, int(np.count_nonzero(np.abs(moves) > MOVES * step.weights.max()))
+        away, moving = around.w * moves, int(np.count_nonzero(np.abs(moves) > MOVES * step.weights.max()))
         x, weights = y, step.weights
         if here.noisy > 1:  # averages
             share = 2 / (here.noisy + 1)
             x, weights = here.x + share * (y - here.x), here.weights + share * (weights - here.weights)
-        columns = self._kept(here, y - here.iterate, sight.fresh)
+        columns = self._kept(here, y - here.iterate, around.fresh)
         state = replace(
             here, iterate=y, mixture=step.weights, x=x, weights=weights, losses=there.losses, at=there,
-            sizes=there.own_sizes(sight, here.mixture), direction=there.sum(step.weights),
+            sizes=there.own_sizes(around, here.mixture), direction=there.sum(step.weights),
             kept=here.kept.replaced(there.at), counted=np.where(there.mask, step.weights, here.counted),
-            pull=sight.pull, scale=sight.scale, columns=columns, energy=float(away @ away) / sight.scale,
-            missed=np.where(there.mask, 0, np.minimum(here.missed + 1 + len(sight.fresh), len(columns))),
+            pull=around.pull, scale=around.scale, columns=columns, energy=float(away @ away) / around.scale,
+            missed=np.where(there.mask, 0, np.minimum(here.missed + 1 + len(around.fresh), len(columns))),
             moving=max(here.moving, moving), promise=max(promised, 0.0), damping=damping, accepted=True,
         )  # fmt: skip
         return self._proven(state, there)
