@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
-from scaffpd.data.partition import dirichlet, natural
+import numpy as np
+
+from scaffpd.data.partition import Indices, dirichlet, natural
 from scaffpd.data.silos import Labels, Matrix, Silos, checked_fraction, generator, held_out, standardiser
 from scaffpd.errors import unknown
 
@@ -33,17 +34,9 @@ def diabetes(by: str = "age", test_fraction: float = 0.0, seed: int = 0) -> Silo
     X, y = np.delete(data.data, column, axis=1), (data.target > np.median(data.target)).astype(np.int64)
     values = data.data[:, column].astype(np.int64)
     codes, parts = natural(np.clip(values // 10, 2, 6) if by == "age" else values)
-    random = generator("diabetes", seed)
-    out = [held_out(y[rows], fraction, random) for rows in parts]
-    kept = [rows[~gone] for rows, gone in zip(parts, out, strict=True)]
-    mean, deviation = standardiser([X[rows] for rows in kept])
-    scaled = (X - mean) / deviation
-    return Silos(
-        names=tuple(_decade(int(code)) if by == "age" else code for code in codes),
-        train=[(scaled[rows], y[rows]) for rows in kept],
-        test=[(scaled[rows[gone]], y[rows[gone]]) for rows, gone in zip(parts, out, strict=True)] if fraction else [],
-        features=tuple(name for name in data.feature_names if name != by),
-    )
+    names = tuple(_decade(int(code)) if by == "age" else code for code in codes)
+    features = tuple(name for name in data.feature_names if name != by)
+    return _silos(X, y, features, names, parts, generator("diabetes", seed), fraction)
 
 
 def _decade(code: int) -> str:
@@ -53,49 +46,48 @@ def _decade(code: int) -> str:
 def breast_cancer(
     clients: int = 10, alpha: float = 0.1, seed: int = 0, test_fraction: float = 0.0, minimum: int = 2
 ) -> Silos:
-    """Wisconsin breast cancer: 569 biopsies, 30 measurements, label 1 = benign; columns standardised."""
+    """Wisconsin breast cancer: 569 biopsies, 30 measurements, label 1 = benign; columns standardised.
+
+    `clients`, `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to `dirichlet`.
+    """
     from sklearn.datasets import load_breast_cancer
 
     data = load_breast_cancer()
-    names = tuple(map(str, data.feature_names))
-    return _silos(data.data, data.target, names, clients, alpha, seed, test_fraction, minimum)
+    return _skewed(data, tuple(map(str, data.feature_names)), clients, alpha, seed, test_fraction, minimum)
 
 
 def digits(clients: int = 10, alpha: float = 0.1, seed: int = 0, test_fraction: float = 0.0, minimum: int = 2) -> Silos:
     """Handwritten digits: 1,797 pictures of 8×8 pixels, ten labels; standardised, then times 2/√64.
 
-    The factor makes ‖a‖ ≈ 2 for every picture a, so that the smoothness of a softmax loss is of order one.
+    The factor makes ‖a‖ ≈ 2 for every picture a, so that the smoothness of a softmax loss is of order one. `clients`,
+    `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to `dirichlet`.
     """
     from sklearn.datasets import load_digits
 
-    data = load_digits()
     names = tuple(f"pixel {row},{column}" for row in range(8) for column in range(8))
-    return _silos(data.data, data.target, names, clients, alpha, seed, test_fraction, minimum, factor=2 / np.sqrt(64))
+    return _skewed(load_digits(), names, clients, alpha, seed, test_fraction, minimum, factor=2 / np.sqrt(64))
+
+
+def _skewed(
+    data: Any, features: tuple[str, ...], clients: int, alpha: float, seed: int, test_fraction: float, minimum: int,
+    factor: float = 1.0,
+) -> Silos:  # fmt: skip
+    fraction = checked_fraction("A dataset", test_fraction)
+    labels: Labels = data.target.astype(np.int64)
+    parts = dirichlet(data.data, labels, clients, alpha, seed, minimum)
+    names = tuple(f"client {i}" for i in range(clients))
+    return _silos(data.data, labels, features, names, parts, np.random.default_rng([seed, 1]), fraction, factor)
 
 
 def _silos(
-    X: Matrix,
-    y: NDArray[np.int_],
-    features: tuple[str, ...],
-    clients: int,
-    alpha: float,
-    seed: int,
-    test_fraction: float,
-    minimum: int,
-    factor: float = 1.0,
-) -> Silos:
-    """Partition, hold out rows, and standardise by the training rows of all clients."""
-    fraction = checked_fraction("A dataset", test_fraction)
-    labels: Labels = y.astype(np.int64)
-    parts = dirichlet(X, labels, clients, alpha, seed, minimum)
-    random = np.random.default_rng([seed, 1])
-    out = [rows[held_out(labels[rows], fraction, random)] for rows in parts]
-    kept = [np.setdiff1d(rows, gone, assume_unique=True) for rows, gone in zip(parts, out, strict=True)]
-    mean, deviation = standardiser([X[rows] for rows in kept])
+    X: Matrix, y: Labels, features: tuple[str, ...], names: tuple[str, ...], parts: list[Indices],
+    random: np.random.Generator, fraction: float, factor: float = 1.0,
+) -> Silos:  # fmt: skip
+    """Hold out rows of every client, and standardise by the training rows of all clients."""
+    out = [held_out(y[rows], fraction, random) for rows in parts]
+    train = [rows[~gone] for rows, gone in zip(parts, out, strict=True)]
+    test = [rows[gone] for rows, gone in zip(parts, out, strict=True)]
+    mean, deviation = standardiser([X[rows] for rows in train])
     scaled = (X - mean) / deviation * factor
-    return Silos(
-        names=tuple(f"client {i}" for i in range(clients)),
-        train=[(scaled[rows], labels[rows]) for rows in kept],
-        test=[(scaled[rows], labels[rows]) for rows in out] if fraction else [],
-        features=features,
-    )
+    split = [[(scaled[rows], y[rows]) for rows in part] for part in (train, test if fraction else [])]
+    return Silos(names, split[0], split[1], features)

@@ -60,13 +60,14 @@ def _all_text(values: Any) -> bool:
 def _missing(labels: NDArray[Any]) -> NDArray[np.bool_]:
     """Which entries are None, NaN, or no date."""
     if labels.dtype.kind == "O":
-        return np.array([_is_missing(value) for value in labels.tolist()], dtype=bool)
+        return np.array([is_missing(value) for value in labels.tolist()], dtype=bool)
     if labels.dtype.kind in "fcmM":
         return np.asarray(labels != labels, dtype=bool)
     return np.zeros(len(labels), dtype=bool)
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether a value is None, NaN, NaT or pandas.NA."""
     try:
         return value is None or bool(value != value)
     except TypeError:  # pandas.NA is neither

@@ -64,15 +64,6 @@ def in_units(weights: Array, intercept: Array, inputs: Scale, outputs: Scale) ->
     return W, intercept * outputs.deviation + outputs.mean - inputs.mean @ W
 
 
-def private(asked: Any, model: Linear, algorithm: Any, rounds: int, samples: Sequence[int]) -> Private:
-    """The model of an estimator with these parameters; rows longer than R, once scaled, are shortened."""
-    epsilon = positive(type(asked).__name__, "epsilon", asked.epsilon)
-    return Private.solved(
-        model, epsilon, algorithm, rounds, samples, asked.delta, clip=asked.clip, radius=RADIUS,
-        secret=asked.noise_seed,
-    )  # fmt: skip
-
-
 class FairFederated(BaseEstimator):  # type: ignore[misc]
     """A linear model that serves every client, as scikit-learn knows models; see the two that are made of it."""
 
@@ -130,8 +121,14 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
                 targets = [outputs(part) for part in targets]
         model = Linear(loss, self.l2, intercept, classes)
         pairs = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
-        asked = model if self.epsilon is None else private(self, model, algorithm, rounds, [len(y) for y in targets])
-        cohort = Cohort(pairs, asked, names=group.names)
+        trained: Linear | Private = model
+        if self.epsilon is not None:  # rows longer than R, once scaled, are shortened
+            epsilon = positive(type(self).__name__, "epsilon", self.epsilon)
+            trained = Private.solved(
+                model, epsilon, algorithm, rounds, [len(y) for y in targets], self.delta, clip=self.clip,
+                radius=RADIUS, secret=self.noise_seed,
+            )  # fmt: skip
+        cohort = Cohort(pairs, trained, names=group.names)
         seed, tol = _seed(self.random_state), self._tol
         result = train(algorithm, cohort, rounds, tol, seed, progress=bool(self.verbose))
         self._keep(result, group)
@@ -151,17 +148,14 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         if self.algorithm is None:
             return fair(objective) if self.epsilon is None else fair(objective, LOCAL_STEPS)
         if isinstance(self.algorithm, type) or not hasattr(self.algorithm, "round"):
-            return self._made(objective)
+            try:
+                return self.algorithm(objective)
+            except TypeError:
+                given = getattr(self.algorithm, "__name__", repr(self.algorithm))
+                raise InputError(f"algorithm must take an objective, as ScaffPD does; {given} does not.") from None
         if self.objective is not None:
             raise InputError("The algorithm brings its own objective: leave objective out, or pass algorithm=ScaffPD.")
         return self.algorithm
-
-    def _made(self, objective: Objective) -> Any:
-        try:
-            return self.algorithm(objective)
-        except TypeError:
-            given = getattr(self.algorithm, "__name__", repr(self.algorithm))
-            raise InputError(f"algorithm must take an objective, as ScaffPD does; {given} does not.") from None
 
     def _keep(self, result: Result, group: Grouping) -> None:
         self.result_, self.history_, self.status_ = result, result.history, str(result.status)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.data.partition import is_missing
 from scaffpd.errors import InputError
 
 ALONE = "all"  # the name of the one client where nobody was named
@@ -49,11 +50,14 @@ def grouping(clients: Any, rows: int) -> Grouping:
         first = {value: row for row, value in reversed(list(enumerate(values)))}
     except TypeError:
         raise InputError("clients must be names or numbers, one per row.") from None
-    if gone := [row for value, row in first.items() if _missing(value)]:
+    if gone := [row for value, row in first.items() if is_missing(value)]:
         raise InputError(
             f"clients has a missing value (row {min(gone)}): every row needs a client, or is to be left out."
         )
-    ordered = _ordered(list(first))
+    try:
+        ordered = sorted(first)
+    except TypeError:  # names and numbers together
+        ordered = sorted(first, key=str)
     number = {value: i for i, value in enumerate(ordered)}
     return Grouping(_array(ordered), np.array([number[value] for value in values], dtype=np.intp))
 
@@ -72,21 +76,6 @@ def _values(clients: Any) -> list[Any]:
     if not isinstance(clients, Iterable):
         raise InputError(f"clients must have one value per row, got {clients!r}.")
     return [value.item() if isinstance(value, np.generic) else value for value in clients]
-
-
-def _missing(value: Any) -> bool:
-    """None, NaN, NaT or pandas.NA (of which the last knows no truth)."""
-    try:
-        return value is None or bool(value != value)
-    except TypeError:
-        return True
-
-
-def _ordered(values: list[Any]) -> list[Any]:
-    try:
-        return sorted(values)
-    except TypeError:  # names and numbers together
-        return sorted(values, key=str)
 
 
 def _array(values: list[Any]) -> NDArray[Any]:
