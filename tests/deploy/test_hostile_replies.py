@@ -46,7 +46,20 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "test", "lies", "change"), CASES, ids=[f"{case[0]} {len(case[3])}" for case in CASES])
+REPEATED = {(name, i % 2) for i, name in enumerate(ATTACKS)}  # by the other method: every attack is made once
+
+
+@pytest.mark.parametrize(
+    ("name", "test", "lies", "change"),
+    [
+        pytest.param(
+            *case,
+            id=f"{case[0]} {len(case[3])}",
+            marks=pytest.mark.long if (case[0], len(case[3])) in REPEATED else (),
+        )
+        for case in CASES
+    ],
+)
 def test_a_liar_is_quarantined_and_the_others_get_their_model(tmp_path, name, test, lies, change):
     path, places = federation(tmp_path, replacing=change, more=QUICK)
     outcome, liar = attacked(path, places, **lies)

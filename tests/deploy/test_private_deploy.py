@@ -201,10 +201,10 @@ def test_with_masks_as_well(tmp_path):
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        ("[privacy]\n", "the ε that a run may cost"),
-        ("[privacy]\nepsilon = 0\n", "the ε that a run may cost"),
+        ("[privacy]\n", "a number above 0 for privacy.epsilon, but it is missing"),
+        ("[privacy]\nepsilon = 0\n", "a number above 0 for privacy.epsilon, got 0"),
         ("[privacy]\nepsilon = 1\ndelta = 2\n", "between 0 and 1"),
-        ("[privacy]\nepsilon = 1\nclip = -1\n", "a number > 0"),
+        ("[privacy]\nepsilon = 1\nclip = -1\n", "a number above 0 for privacy.clip"),
         ("[privacy]\nepsilons = 1\n", "epsilon"),
     ],
 )
@@ -229,7 +229,7 @@ def test_methods_and_tolerances_that_private_runs_do_not_have(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "match"),
-    [("epsilon = 1", "needs privacy.delta"), ('columns = "all"', "exact"), ("epsilon = -1\ndelta = 0.1", "> 0")],
+    [("epsilon = 1", "needs privacy.delta"), ('columns = "all"', "exact"), ("epsilon = -1\ndelta = 0.1", "above 0")],
 )
 def test_a_silo_s_settings_that_make_no_sense(tmp_path, line, match):
     _, places = private(tmp_path, silo=f"\n[privacy]\n{line}\n")

@@ -119,26 +119,26 @@ def test_the_same_sum_is_not_asked_for_twice():
 
 
 class Weighed:
-    """A reach whose messages are weighed: what arrays of the wire's own format would carry."""
+    """A channel whose messages are weighed: what arrays of the wire's own format would carry."""
 
-    def __init__(self, reach):
-        self._reach, self.up, self.down, self.messages = reach, 0, 0, 0
+    def __init__(self, channel):
+        self._channel, self.up, self.down, self.messages = channel, 0, 0, 0
 
     def __getattr__(self, name):
-        return getattr(self._reach, name)
+        return getattr(self._channel, name)
 
     def _opening(self, opened, terms):
         for name, shown in opened.items():
             self.up += sum(a.nbytes for a in mask_messages.opened_arrays(shown, terms, name).values())
 
     def open(self, terms):
-        opened = self._reach.open(terms)
+        opened = self._channel.open(terms)
         self._opening(opened, terms)
         self.messages += len(opened)
         return opened
 
     def mask(self, aggregator, wanted, length):
-        replies = self._reach.mask(aggregator, wanted, length)
+        replies = self._channel.mask(aggregator, wanted, length)
         self.messages += len(replies)
         for name, reply in replies.items():
             self.up += 0 if reply.vector is None else reply.vector.nbytes
@@ -148,7 +148,7 @@ class Weighed:
         return replies
 
     def reveal(self, terms, survivors, following):
-        shares, opened = self._reach.reveal(terms, survivors, following)
+        shares, opened = self._channel.reveal(terms, survivors, following)
         self._opening(opened, following)
         self.messages += len(shares)
         for name, own in shares.items():
@@ -160,7 +160,7 @@ class Weighed:
 @pytest.mark.parametrize("clients_", [3, 5, 12])
 def test_traffic_is_what_messages_would_carry(method, clients_):
     federation = secure(cohort(sizes=SIZES * 3 if clients_ > 5 else SIZES[:clients_]))
-    federation._sums.reach = weighed = Weighed(federation._reach)
+    federation._sums.channel = weighed = Weighed(federation._channel)
     before = federation.traffic.snapshot()
     federation.count = lambda **_: None  # x, losses and corrections are counted as in plain runs
     sp.train(method, federation, rounds=5, seed=3)

@@ -31,7 +31,7 @@ is for every answer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -229,24 +229,18 @@ class Consistency:
         self._points, self._values = deque[Claim](maxlen=kept), deque[Claim](maxlen=kept)
 
     def trouble(self, new: Claim) -> str | None:
-        """Why the answer contradicts itself or those before; `None`, and it is kept, where it does not."""
-        if (why := contradicts_itself(self.shape, new)) is not None:
-            return why
-        found = (contradict_each_other(self.shape, new, old) for old in self._before())
-        if (why := next((why for why in found if why is not None), None)) is not None:
-            return why
-        (self._values if new.gradient is None else self._points).append(new)
-        return None
+        """Say why the answer contradicts itself or earlier ones; `None`, and it is remembered, where it does not."""
+        earlier = (self._probe, *self._points, *self._values)
+        found = contradicts_itself(self.shape, new)
+        found = found or next(filter(None, (contradict_each_other(self.shape, new, old) for old in earlier)), None)
+        if found is None:
+            (self._values if new.gradient is None else self._points).append(new)
+        return found
 
     def slack(self, x: Vector) -> float:
         """How far off rounding may put a gradient near x."""
         last = self._points[-1] if self._points else self._probe
         return 4 * self.shape.rounding(x, last.loss)[1]
-
-    def _before(self) -> Iterator[Claim]:
-        yield self._probe
-        yield from self._points
-        yield from self._values
 
 
 FEWEST = 3  # silos that it takes for a median of the others
@@ -342,21 +336,29 @@ def wrong_diagonal(shape: Shape, diagonal: Vector) -> str | None:
 
 Got = Mapping[int, Mapping[str, Array]]
 Verdicts = dict[int, str]
+Doubles = Mapping[str, NDArray[np.float64]]
 NUMBERS = 2e7  # of all answers that are kept, about; a few of every silo's always are
 quiet = np.errstate(over="ignore", invalid="ignore")  # what overflows is larger than any bound
 STEADY = 1.0001  # times 1/L_i may local steps be, to be gradient steps that descend
 
 
+def too_large(what: str, sizes: Sizes, usual: Sizes, outlier: float) -> Verdicts:
+    """Accuse those who are absurd beside the others; `what` says what has the size."""
+    return {
+        i: f"its {what} {sizes[i]:.3g}, and the median of the others' {median:.3g} (absurd size)"
+        for i, median in absurd(sizes, usual, outlier).items()
+    }
+
+
 def absurd_facts(facts: Facts, outlier: float) -> Verdicts:
-    """Who has said something absurd when the agreement was made.
+    """Accuse those who have said something absurd when the agreement was made.
 
     L_i and f_i go with the squares of features and targets, gradients and `outlier` with the features themselves.
     """
     known, found = facts.constants, Verdicts()
-    for what, values in (("smoothness L_i", known.smoothness), ("loss at the agreement's point", facts.probes)):
+    for what, values in (("smoothness L_i is", known.smoothness), ("loss at the agreement's point is", facts.probes)):
         sizes = dict(enumerate(values.tolist()))
-        for i, median in absurd(sizes, sizes, outlier**2).items():
-            found[i] = f"its {what} is {sizes[i]:.3g}, and the median of the others' {median:.3g} (absurd size)"
+        found |= too_large(what, sizes, sizes, outlier**2)
     for i, (L, mu) in enumerate(zip(known.smoothness, known.strong_convexity, strict=True)):
         if known.convex and mu > L * (1 + 1e-3):
             found.setdefault(i, f"it says μ_i = {mu:.6g} and L_i = {L:.6g}, which is less (constants)")
@@ -364,7 +366,7 @@ def absurd_facts(facts: Facts, outlier: float) -> Verdicts:
 
 
 class Judge:
-    """What the members of a segment have said so far, and whether the next answer goes with it.
+    """Compares every answer with what the members of a segment have said so far.
 
     Args:
         facts: what they said when the agreement was made.
@@ -373,7 +375,8 @@ class Judge:
     """
 
     def __init__(self, facts: Facts, setup: Setup | None, outlier: float) -> None:
-        self.known, self.outlier, self.probes = facts.constants, outlier, facts.probes
+        self.known, self.outlier = facts.constants, outlier
+        self.probes = dict(enumerate(facts.probes.tolist()))
         self.usual = usual_gradients(facts.constants, facts.probes)
         hidden = facts.constants.noisy or (setup is not None and bool(setup.secure))
         self.histories = _histories(facts, setup) if facts.constants.convex and not hidden else {}
@@ -381,94 +384,83 @@ class Judge:
     @quiet
     def gradients(self, x: Tensor, batch_size: int | None, got: Got) -> Verdicts:
         """L_i and c_i."""
-        losses = {i: float(parts["scalars"][0]) for i, parts in got.items()}
-        found = self._absurd("gradient", _norms(got, "c"), self.usual) | self._absurd_losses(losses)
-        if batch_size is not None:
-            return found
-        point = _double(x)
-        for i in self._convex(got, found):
-            history, scalars = self.histories[i], got[i]["scalars"]
-            told = float(scalars[1]), float(scalars[2])
-            new = history.shape.claim(point, losses[i], np.asarray(got[i]["c"], dtype=np.float64), told)
-            if (why := history.trouble(new)) is not None:
-                found[i] = why
-        return found
+
+        def test(known: Consistency, i: int, parts: Doubles) -> str | None:
+            loss, *told = map(float, parts["scalars"])
+            return known.trouble(known.shape.claim(point, loss, parts["c"], (told[0], told[1])))
+
+        found, point = self._absurd("gradient has norm", got, "c", self.usual) | self._absurd_losses(got), _double(x)
+        return found if batch_size is not None else self._judged(got, found, test)
 
     @quiet
     def losses(self, x: Tensor, batch_size: int | None, got: Got) -> Verdicts:
         """L_i alone, as `losses` asks for it or `evaluate` on the training rows."""
-        losses = {i: float(parts["scalars"][0]) for i, parts in got.items()}
-        found, point = self._absurd_losses(losses), _double(x)
-        for i in self._convex(got, found) if batch_size is None else ():
-            if (why := self.histories[i].trouble(self.histories[i].shape.claim(point, losses[i]))) is not None:
-                found[i] = why
-        return found
+        found, point = self._absurd_losses(got), _double(x)
+        if batch_size is not None:
+            return found
+        return self._judged(
+            got, found, lambda known, i, parts: known.trouble(known.shape.claim(point, float(parts["scalars"][0])))
+        )
 
     @quiet
     def updates(self, corrected: bool, correction: Tensor | None, plan: LocalPlan, x: Tensor, got: Got) -> Verdicts:
         """d_i; `corrected` says that steps started where c_i = ∇f_i(x) is known, over all samples."""
-        c = None if correction is None else _double(correction)
-        length = 0.0 if c is None else float(np.linalg.norm(c))
-        usual, found = usual_updates(self.known, self.usual, plan, length), Verdicts()
+        c = np.zeros(1) if correction is None else _double(correction)
+        usual, found = usual_updates(self.known, self.usual, plan, float(np.linalg.norm(c))), Verdicts()
         for part in ("d", "snapshot") if plan.snapshot is not None else ("d",):
-            found |= self._absurd("update", _norms(got, part), usual)
-        if c is None or not corrected or plan.batch_size is not None or plan.prox:
+            found |= self._absurd("update has norm", got, part, usual)
+        if correction is None or not corrected or plan.batch_size is not None or plan.prox:
             return found
-        eta = rates(self.known, plan)
-        for i in self._convex(got, found):
-            if eta[i] * self.known.smoothness[i] <= STEADY:
-                shape, d = self.histories[i].shape, np.asarray(got[i]["d"], dtype=np.float64)
-                error = self.histories[i].slack(_double(x))
-                if (why := wrong_update(shape, d, c, float(eta[i]), plan.steps, error)) is not None:
-                    found[i] = why
-        return found
+        eta, point = rates(self.known, plan), _double(x)
+
+        def test(known: Consistency, i: int, parts: Doubles) -> str | None:
+            if eta[i] * self.known.smoothness[i] > STEADY:
+                return None
+            return wrong_update(known.shape, parts["d"], c, float(eta[i]), plan.steps, known.slack(point))
+
+        return self._judged(got, found, test)
 
     @quiet
     def proximal(self, x: Tensor, batch_size: int | None, correction: Tensor, plan: ProximalPlan, got: Got) -> Verdicts:
         """d_i of a local model that was solved."""
-        found, c, D = Verdicts(), _double(correction), _double(plan.metric)
-        for i in self._convex(got, found) if batch_size is None else ():
-            shape, d = self.histories[i].shape, np.asarray(got[i]["d"], dtype=np.float64)
-            error = self.histories[i].slack(_double(x))
-            if (why := wrong_proximal(d, c, plan.pull, D, shape.l2 or 0.0, error)) is not None:
-                found[i] = why
-        return found
+        c, D, point = _double(correction), _double(plan.metric), _double(x)
+
+        def test(known: Consistency, i: int, parts: Doubles) -> str | None:
+            return wrong_proximal(parts["d"], c, plan.pull, D, known.shape.l2 or 0.0, known.slack(point))
+
+        return {} if batch_size is not None else self._judged(got, {}, test)
 
     @quiet
     def further(self, batch_size: int | None, V: Array | None, got: Got) -> Verdicts:
         """VᵀH_iV, or diag H_i where there is no V."""
-        found = Verdicts()
-        for i in self._convex(got, found) if batch_size is None else ():
-            shape, parts = self.histories[i].shape, got[i]
+
+        def test(known: Consistency, i: int, parts: Doubles) -> str | None:
             if V is None:
-                why = wrong_diagonal(shape, np.asarray(parts["diagonal"], dtype=np.float64))
-            else:
-                why = wrong_curvature(shape, parts["curvature"], np.asarray(V, dtype=np.float64))
-            if why is not None:
-                found[i] = why
+                return wrong_diagonal(known.shape, parts["diagonal"])
+            return wrong_curvature(known.shape, parts["curvature"], np.asarray(V, dtype=np.float64))
+
+        return {} if batch_size is not None else self._judged(got, {}, test)
+
+    def _judged(self, got: Got, found: Verdicts, test: Callable[[Consistency, int, Doubles], str | None]) -> Verdicts:
+        """Test the answers that are finite and not absurd, where losses are convex."""
+        for i, parts in got.items():
+            if i in self.histories and i not in found and all(_finite(name, array) for name, array in parts.items()):
+                doubles = {name: np.asarray(array, dtype=np.float64) for name, array in parts.items()}
+                if (why := test(self.histories[i], i, doubles)) is not None:
+                    found[i] = why
         return found
 
-    def _convex(self, got: Got, found: Verdicts) -> list[int]:
-        """Those whose answers are finite and not absurd, where losses are convex."""
-        finite = [i for i, parts in got.items() if all(_finite(name, array) for name, array in parts.items())]
-        return [i for i in finite if i in self.histories and i not in found]
+    def _absurd(self, what: str, got: Got, part: str, usual: Vector) -> Verdicts:
+        finite = {i: parts[part].astype(np.float64) for i, parts in got.items() if _finite(part, parts[part])}
+        sizes = {i: float(np.linalg.norm(vector)) for i, vector in finite.items()}
+        return too_large(what, sizes, dict(enumerate(usual.tolist())), self.outlier)
 
-    def _absurd(self, what: str, sizes: dict[int, float], usual: Vector) -> Verdicts:
-        found = absurd(sizes, {i: float(usual[i]) for i in sizes}, self.outlier)
-        return {
-            i: f"its {what} has norm {sizes[i]:.3g}, and the median of the others' {median:.3g} (absurd size)"
-            for i, median in found.items()
-        }
-
-    def _absurd_losses(self, losses: dict[int, float]) -> Verdicts:
+    def _absurd_losses(self, got: Got) -> Verdicts:
         if self.known.noisy:  # noise may have left hardly anything of somebody's loss
             return {}
-        sizes = {i: abs(loss) for i, loss in losses.items() if np.isfinite(loss)}
-        found = absurd(sizes, {i: float(self.probes[i]) for i in sizes}, self.outlier**2)
-        return {
-            i: f"its loss is {losses[i]:.3g}, and the median of the others' {median:.3g} (absurd size)"
-            for i, median in found.items()
-        }
+        losses = {i: abs(float(parts["scalars"][0])) for i, parts in got.items()}
+        finite = {i: size for i, size in losses.items() if np.isfinite(size)}
+        return too_large("loss has size", finite, self.probes, self.outlier**2)
 
 
 def _histories(facts: Facts, setup: Setup | None) -> dict[int, Consistency]:
@@ -490,10 +482,3 @@ def _double(x: Tensor) -> NDArray[np.float64]:
 
 def _finite(name: str, array: Array) -> bool:
     return bool(np.all(np.isfinite(array[:1] if name == "scalars" else array)))
-
-
-def _norms(got: Got, part: str) -> dict[int, float]:
-    """Of the finite ones."""
-    with np.errstate(over="ignore"):
-        norms = {i: float(np.linalg.norm(parts[part].astype(np.float64))) for i, parts in got.items()}
-    return {i: norm for i, norm in norms.items() if np.all(np.isfinite(got[i][part]))}

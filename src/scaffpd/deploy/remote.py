@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from scaffpd.cohort.answers import ClientAnswers, ClientSelection, CohortMemory,
 from scaffpd.cohort.cohort import SPLITS
 from scaffpd.deploy import questions
 from scaffpd.deploy.agreement import Facts
-from scaffpd.deploy.byzantine import Judge, Shapes, Verdicts, troubles
+from scaffpd.deploy.byzantine import Judge, Shapes, Verdicts, rates, troubles
 from scaffpd.deploy.membership import Lost, Membership, accuse
 from scaffpd.deploy.messages import Array, batch_values, plan_values
 from scaffpd.deploy.questions import CURVATURE, DIAGONAL
@@ -28,15 +28,6 @@ from scaffpd.deploy.session import SiloRequest
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Restriction, Vector
 from scaffpd.models.oracle import same_point
-
-
-class Asker(Protocol):
-    """Whoever can ask these silos something more."""
-
-    def further(
-        self, kind: str, at: RemoteGradients, vectors: Mapping[str, Tensor], arrays: Mapping[str, Array], up: int
-    ) -> dict[int, Mapping[str, Array]]:
-        """Another question about a point that silos have answered at; the answers of those who are there."""
 
 
 class RemoteGradients(ClientAnswers):
@@ -51,7 +42,7 @@ class RemoteGradients(ClientAnswers):
     def __init__(
         self,
         asked: ClientSelection,
-        remote: Asker,
+        remote: Remote,
         x: Tensor,
         batch: tuple[int | None, tuple[int, ...]],
         vectors: Tensor,
@@ -298,12 +289,11 @@ class Remote(TrafficLedger):
         """d_i = (1 − (1 − η_i μ_i)^J)/μ_i c: what local steps on f̃_i come to."""
         if correction is None:
             return None
-        L, mu = self.facts.constants.expected_smoothness(plan.batch_size), self.facts.constants.strong_convexity
+        eta, mu = rates(self.facts.constants, plan), self.facts.constants.strong_convexity
 
         def stand_in(i: int) -> Tensor:
-            rate = plan.rate if plan.rate is not None else plan.scale / L[i] if L[i] > 0 else 0.0
-            bend = min(rate * mu[i], 1.0)
-            length = rate * plan.steps if bend < 1e-12 else (1 - (1 - bend) ** plan.steps) / mu[i]
+            bend = min(eta[i] * mu[i], 1.0)
+            length = eta[i] * plan.steps if bend < 1e-12 else (1 - (1 - bend) ** plan.steps) / mu[i]
             return float(length) * correction
 
         return stand_in
@@ -410,7 +400,7 @@ class Remote(TrafficLedger):
         if lacking:
             raise Lost(lacking)
 
-    def reach(self, share: float, quantum: float) -> Any:
+    def channel(self, share: float, quantum: float) -> Any:
         """The same silos with masked vectors; share and quantum are what each silo's own file says."""
         from scaffpd.deploy.secure import SiloChannel  # needs a package that plain sums do not
 

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.deploy import mask_messages, questions
+from scaffpd.deploy import questions
 from scaffpd.deploy.agreement import Refusal
-from scaffpd.deploy.byzantine import Shapes, absurd, troubles
+from scaffpd.deploy.byzantine import Shapes, too_large, troubles
+from scaffpd.deploy.mask_messages import around_arrays, format_values, opened_of, shares_of
 from scaffpd.deploy.membership import Lost
 from scaffpd.deploy.messages import Array, Message, batch_values, plain, plan_values
 from scaffpd.deploy.session import SiloRequest
@@ -48,117 +49,97 @@ class SiloParties:
     """Silos that mask what they send.
 
     Args:
-        ask: puts a question to silos; the answers of those who are there and whose answers stand up to the checks.
+        ask: puts a question to silos, and returns the answers that are there and pass the checks.
     """
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
-    def meet(self, names: Sequence[str]) -> None:
-        """Hand everybody's cards to everybody; who does not take them says why, and there is no sum."""
-        cards = {
-            name: reply.values.get("card") for name, reply in self._ask(SiloRequest(questions.CARD), names, _no).items()
-        }
-        for name, card in cards.items():
-            if not isinstance(card, dict) or card.get("name") != name:
-                raise InputError(f"Silo {name!r} shows no card of its own.")
-        self._heard(self._ask(SiloRequest(questions.MEET, {"cards": list(cards.values())}), names, _no))
+    def _read(self, request: SiloRequest, names: Sequence[str], read: Callable[[str, Message], Any]) -> dict[str, Any]:
+        """Put a question, and return what `read` makes of every answer; one that it refuses is no answer.
 
-    def _heard(self, replies: Mapping[str, Message]) -> None:
-        """What silos say about each other: believed where two say it, and the end of the sum in any case."""
-        claims = {name: plain(reply.values["accused"]) for name, reply in replies.items() if "accused" in reply.values}
-        why = {claims[name]: plain(replies[name].values.get("why")) for name in claims}
+        What silos say about each other is believed where two say it, and ends the sum.
+        """
+        parts: dict[str, Any] = {}
+        heard = request.kind != questions.REVEAL  # by then everybody has taken everybody's shares
+
+        def check(answers: Mapping[str, Message]) -> dict[str, str]:
+            troubles = {}
+            for name, reply in answers.items():
+                try:
+                    parts[name] = None if heard and "accused" in reply.values else read(name, reply)
+                except InputError as error:
+                    troubles[name] = str(error)
+            return troubles
+
+        replies = self._ask(request, names, check)
+        said = {name: reply.values["accused"] for name, reply in replies.items() if "accused" in reply.values}
+        claims = {name: plain(accused) for name, accused in said.items() if heard}
+        why = {accused: plain(replies[name].values.get("why")) for name, accused in claims.items()}
         sure = {accused: why[accused] for accused, n in Counter(claims.values()).items() if n >= WITNESSES}
         if sure:
             self.accused(sure)
         for name, accused in claims.items():
             raise InputError(f"Silo {name!r} does not add up with {accused!r}: {why[accused]}")
+        return {name: parts[name] for name in replies}
 
     def accused(self, claims: Mapping[str, str]) -> None:
-        """Several silos say so: whose cards or shares are not right."""
+        """End a sum with silos whose cards or shares several others cannot use."""
         name, sentence = next(iter(claims.items()))
         raise InputError(f"Silo {name!r} cannot be added up with: {sentence}")
 
+    def meet(self, names: Sequence[str]) -> None:
+        """Give everybody's cards to everybody; there is no sum where somebody does not take them."""
+        cards = self._read(SiloRequest(questions.CARD), names, lambda _, reply: reply.values.get("card"))
+        for name, card in cards.items():
+            if not isinstance(card, dict) or card.get("name") != name:
+                raise InputError(f"Silo {name!r} shows no card of its own.")
+        self._read(SiloRequest(questions.MEET, {"cards": list(cards.values())}), names, lambda _, reply: reply)
+
     def open(self, terms: Terms) -> dict[str, Opened]:
-        """Everybody opens an exchange."""
-        question = SiloRequest(questions.OPEN, {"terms": terms.values()})
-        read = _readable(lambda n, m: None if "accused" in m.values else mask_messages.opened_of(m.arrays, terms, n))
-        replies = self._ask(question, terms.names, read)
-        self._heard(replies)
-        return {name: mask_messages.opened_of(reply.arrays, terms, name) for name, reply in replies.items()}
+        """Have everybody open an exchange."""
+        request = SiloRequest(questions.OPEN, {"terms": terms.values()})
+        return self._read(request, terms.names, lambda name, reply: opened_of(reply.arrays, terms, name))
 
     def mask(self, aggregator: Aggregator | None, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
-        """Everybody's masked vector, or its size."""
+        """Ask for everybody's masked vector, or its size."""
         about: SiloRequest = wanted.held
-        values: dict[str, Any] = {
-            **about.values,
-            "about": about.kind,
-            "total": wanted.total,
-            "numbers": mask_messages.format_values(wanted.numbers),
-        }
-        personal: dict[str, tuple[dict[str, Any], dict[str, Array]]] = {}
-        for name, weight in wanted.weights.items():
-            arrays = {}
-            if aggregator is not None:
-                arrays = mask_messages.around_arrays(aggregator.around(name), aggregator.terms, name)
-            personal[name] = {"weight": weight}, arrays
+        values = {**about.values, "about": about.kind, "total": wanted.total, "numbers": format_values(wanted.numbers)}
+        own: dict[str, dict[str, Array]] = {name: {} for name in wanted.weights}
         if aggregator is not None:
             values["terms"] = aggregator.terms.values()
-        question = SiloRequest(questions.MASKED, values, about.vectors, {}, about.arrays, personal)
-        replies = self._ask(question, list(wanted.weights), _readable(lambda _, m: _masked(m, length)))
-        self._heard(replies)
+            own = {name: around_arrays(aggregator.around(name), aggregator.terms, name) for name in own}
+        personal = {name: ({"weight": weight}, own[name]) for name, weight in wanted.weights.items()}
+        request = SiloRequest(questions.MASKED, values, about.vectors, {}, about.arrays, personal)
+        replies = self._read(request, list(own), lambda _, reply: _masked(reply, length))
         for name, reply in replies.items():
-            if "declined" in reply.values:
-                raise InputError(f"Silo {name!r} declines: {plain(reply.values['declined'])}")
-        return {name: _masked(reply, length) for name, reply in replies.items()}
+            if isinstance(reply, str):
+                raise InputError(f"Silo {name!r} declines: {reply}")
+        return replies
 
     def reveal(
         self, terms: Terms, survivors: Sequence[str], following: Terms
     ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
-        """Shares that open a sum, and the opening of the exchange that follows."""
+        """Ask for shares that open a sum, and for the opening of the exchange that follows."""
         values = {"terms": terms.values(), "survivors": list(survivors), "following": following.values()}
 
         def parts(name: str, reply: Message) -> tuple[dict[str, int], Opened]:
-            return mask_messages.shares_of(reply.arrays, terms, name), mask_messages.opened_of(
-                reply.arrays, following, name
-            )
+            return shares_of(reply.arrays, terms, name), opened_of(reply.arrays, following, name)
 
-        replies = self._ask(SiloRequest(questions.REVEAL, values), survivors, _readable(parts))
-        read = {name: parts(name, reply) for name, reply in replies.items()}
+        read = self._read(SiloRequest(questions.REVEAL, values), survivors, parts)
         return {name: both[0] for name, both in read.items()}, {name: both[1] for name, both in read.items()}
 
 
-def _masked(reply: Message, length: int) -> MaskedReply:
-    """A silo's answer, checked."""
-    if {"declined", "accused"} & set(reply.values):
-        return MaskedReply(SMALLEST, None)
+def _masked(reply: Message, length: int) -> MaskedReply | str:
+    """Read a silo's masked vector; or why it declines."""
+    if "declined" in reply.values:
+        return plain(reply.values["declined"])
     exponent, vector = reply.values.get("exponent"), reply.arrays.get("masked")
     if type(exponent) is not int or not SMALLEST <= exponent <= LARGEST:
         raise InputError(USELESS)
-    if vector is None:
-        return MaskedReply(exponent, None)
-    if vector.dtype != np.int64 or vector.shape != (length,):
+    if vector is not None and (vector.dtype != np.int64 or vector.shape != (length,)):
         raise InputError(USELESS)
-    return MaskedReply(exponent, vector.view(np.uint64))
-
-
-def _no(answers: Mapping[str, Message]) -> dict[str, str]:
-    return {}
-
-
-def _readable(read: Callable[[str, Message], Any]) -> Checks:
-    """Which answers cannot be read, and why."""
-
-    def check(answers: Mapping[str, Message]) -> dict[str, str]:
-        troubles = {}
-        for name, reply in answers.items():
-            try:
-                read(name, reply)
-            except InputError as error:
-                troubles[name] = str(error)
-        return troubles
-
-    return check
+    return MaskedReply(exponent, None if vector is None else vector.view(np.uint64))
 
 
 Totals = dict[str, Mapping[str, Array]]
@@ -169,10 +150,10 @@ ATTEMPTS, EXACT = 5, 1e-15
 def secure_totals(
     ask: Callable[[SiloRequest], dict[str, Message]], members: Sequence[str], secure: Mapping[str, Any]
 ) -> Callable[[SiloRequest], Totals]:
-    """Puts a question for totals, and returns those of all silos together."""
+    """Return a function that puts a question for totals, and returns those of all silos together."""
 
-    def checked(question: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
-        replies = ask(question)
+    def checked(request: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
+        replies = ask(request)
         for name, why in check(replies).items():
             raise Refusal(name, f"{why.rstrip('.')}.")
         return replies
@@ -233,11 +214,8 @@ class SiloChannel(SiloParties):
             for name, reply in replies.items()
             if weights[name] and reply.exponent > SMALLEST
         }
-        found = absurd(sizes, sizes, self.remote.membership.policy.outlier**2)
-        self.remote.accuse({
-            i: f"its masked vector has size {sizes[i]:.3g}, and the median of the others' {median:.3g} (absurd size)"
-            for i, median in found.items()
-        })  # fmt: skip
+        outlier = self.remote.membership.policy.outlier
+        self.remote.accuse(too_large("masked vector has size", sizes, sizes, outlier**2))
         return replies
 
     def reveal(
@@ -313,9 +291,9 @@ class SiloPoint:
     """Silos at one x."""
 
     def __init__(
-        self, reach: SiloChannel, x: Tensor, batch: Mapping[str, Any], clients: Clients, seen: NDArray[np.float64]
+        self, channel: SiloChannel, x: Tensor, batch: Mapping[str, Any], clients: Clients, seen: NDArray[np.float64]
     ) -> None:
-        self._reach, self.x, self.batch, self.clients = reach, x, batch, clients
+        self._channel, self.x, self.batch, self.clients = channel, x, batch, clients
         self.losses, *self._rounding = np.ascontiguousarray(seen.T)
 
     @property
@@ -328,16 +306,16 @@ class SiloPoint:
 
     def project(self, direction: Tensor) -> Vector:
         """⟨c_i, v⟩ per silo."""
-        return self._reach.scalars(self._question(questions.PROJECT, direction=direction), self.clients)[:, 0]
+        return self._channel.scalars(self._question(questions.PROJECT, direction=direction), self.clients)[:, 0]
 
     def norms(self) -> Vector:
         """‖c_i‖² per silo."""
-        return self._reach.scalars(_sizes(self.held("c")), self.clients)[:, 0]
+        return self._channel.scalars(_sizes(self.held("c")), self.clients)[:, 0]
 
     def slopes(self, V: Tensor, metric: Tensor) -> tuple[NDArray[np.float64], Vector]:
         """Vᵀc_i and ‖c_i‖² in the metric D⁻¹."""
         question = replace(self._question(questions.CURVATURE, metric=metric), arrays={"V": V.numpy()})
-        seen = self._reach.parts(question, self.clients, {"slopes": (V.shape[1],), "scalars": (1,)})
+        seen = self._channel.parts(question, self.clients, {"slopes": (V.shape[1],), "scalars": (1,)})
         return seen["slopes"], seen["scalars"][:, 0]
 
     def held(self, what: str, V: Tensor | None = None, metric: Tensor | None = None) -> SiloRequest:
@@ -354,12 +332,12 @@ class SiloPoint:
 class SiloSteps:
     """Local steps of silos."""
 
-    def __init__(self, reach: SiloChannel, question: SiloRequest, clients: Clients) -> None:
-        self._reach, self._question, self._clients = reach, question, clients
+    def __init__(self, channel: SiloChannel, question: SiloRequest, clients: Clients) -> None:
+        self._channel, self._question, self._clients = channel, question, clients
 
     def norms(self) -> Vector:
         """‖d_i‖² per silo."""
-        return self._reach.scalars(_sizes(self.held("d")), self._clients)[:, 0]
+        return self._channel.scalars(_sizes(self.held("d")), self._clients)[:, 0]
 
     def held(self, what: str) -> SiloRequest:
         """The question that the vector would answer."""

@@ -222,19 +222,19 @@ class SecureAggregation(TrafficLedger):
             raise InputError(f"SecureAggregation needs 0 < share <= 1, got {share!r}.")
         if not 0 <= real("SecureAggregation", "quantum", quantum) < float("inf"):
             raise InputError(f"SecureAggregation needs quantum >= 0, got {quantum!r}.")
-        self._reach = self._reached(federation, float(share), float(quantum), projections)
+        self._channel = self._channel_to(federation, float(share), float(quantum), projections)
         super().__init__(federation.names, federation.start())
         self.inner, self.projections = federation, projections
         Terms.usual("", self.names, colluding, leaving)  # whether so many may collude or leave
-        self._sums = SecureSums(self._reach, colluding, leaving, self._counted, record)
+        self._sums = SecureSums(self._channel, colluding, leaving, self._counted, record)
 
     @staticmethod
-    def _reached(federation: Any, share: float, quantum: float, projections: bool) -> Channel:
+    def _channel_to(federation: Any, share: float, quantum: float, projections: bool) -> Channel:
         if isinstance(federation, Cohort):
             return CohortChannel(federation, share, quantum, projections)
-        if hasattr(federation, "reach"):
-            reach: Channel = federation.reach(share, quantum)
-            return reach
+        if hasattr(federation, "channel"):
+            channel: Channel = federation.channel(share, quantum)
+            return channel
         raise InputError(f"SecureAggregation takes a Cohort or a deployed federation, got {type(federation).__name__}.")
 
     def _counted(self, exchanges: int, up: int, down: int) -> None:
@@ -293,7 +293,7 @@ class SecureAggregation(TrafficLedger):
         """One exchange: x down, L_i up."""
         chosen = self._chosen(clients)
         self.count(exchanges=alone, down=self._send(x, chosen), up=len(chosen))
-        return self._reach.losses(x, batch_size, key, chosen)
+        return self._channel.losses(x, batch_size, key, chosen)
 
     def gradients(
         self,
@@ -308,7 +308,7 @@ class SecureAggregation(TrafficLedger):
         chosen = self._chosen(clients)
         down = self._send(x, chosen) if coefficients_sent is None else coefficients_sent * len(chosen)
         self.count(exchanges=alone, down=down, up=3 * len(chosen))
-        return SecureGradients(self._asked(chosen), self, self._reach.gradients(x, batch_size, key, chosen), x)
+        return SecureGradients(self._asked(chosen), self, self._channel.gradients(x, batch_size, key, chosen), x)
 
     def local_updates(
         self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan, clients: Clients = None
@@ -322,17 +322,17 @@ class SecureAggregation(TrafficLedger):
         known = isinstance(at, SecureGradients) and same_point(at.x, x)
         corrections = len(chosen) * self.dimension * (correction is not None)
         self.count(down=(0 if known else self._send(x, chosen)) + corrections)
-        work = self._reach.local_updates(x, held, correction, plan, chosen)
+        work = self._channel.local_updates(x, held, correction, plan, chosen)
         return SecureUpdates(self._asked(chosen), self, work, plan.snapshot is not None)
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> SecureUpdates:
         """The correction and β down, with the question for the masked d_i."""
         self.count(down=len(at.chosen) * (self.dimension + 1))
-        return SecureUpdates(at.asked, self, self._reach.proximal_steps(at.point, correction, plan), False)
+        return SecureUpdates(at.asked, self, self._channel.proximal_steps(at.point, correction, plan), False)
 
     def evaluate(self, x: Any, split: str = "train") -> ClientScores:
         """Per-client loss, accuracy and sample counts: scalars, in the clear."""
-        return self._reach.evaluate(x, split)
+        return self._channel.evaluate(x, split)
 
     def add(self, kind: str, held: Any, asked: ClientSelection, weights: Vector, length: int) -> Tensor:
         """Σ w_i v_i of the clients that were asked."""

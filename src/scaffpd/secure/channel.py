@@ -95,7 +95,7 @@ class SumRequest:
     """A sum that is asked for.
 
     Attributes:
-        held: which vector of every client; the reach knows what it means.
+        held: which vector of every client; the channel knows what it means.
         weights: w_i, by the clients' names; each is told its own.
         numbers: the format; `None` asks for the sizes of vectors alone.
     """
@@ -314,19 +314,19 @@ class CohortChannel:
 class CohortPoint:
     """A cohort's clients at one x."""
 
-    def __init__(self, inner: CohortGradients, reach: CohortChannel) -> None:
-        self.inner, self._reach = inner, reach
-        self.losses = quantised(inner.losses, reach.quantum)
+    def __init__(self, inner: CohortGradients, channel: CohortChannel) -> None:
+        self.inner, self._channel = inner, channel
+        self.losses = quantised(inner.losses, channel.quantum)
 
     @property
     def rounding(self) -> Rounding:
         """Bounds on the errors of L_i and c_i; a rounded loss is off by up to half of its quantum."""
         loss, gradient = self.inner.rounding
-        return loss + self._reach.quantum / 2, gradient
+        return loss + self._channel.quantum / 2, gradient
 
     def project(self, direction: Tensor) -> Vector:
         """⟨c_i, v⟩ per client, a change of the loss, and as coarse as losses are."""
-        return quantised(self.inner.project(direction), self._reach.quantum)
+        return quantised(self.inner.project(direction), self._channel.quantum)
 
     def norms(self) -> Vector:
         """‖c_i‖² per client."""
