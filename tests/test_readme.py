@@ -26,7 +26,7 @@ def test_the_example_prints_what_the_page_says(tmp_path, monkeypatch, capsys):
 
 def test_it_fits_on_two_screens():
     assert len(README.splitlines()) <= 100
-    assert len(blocks(PAGE, "python")[0].strip().splitlines()) == 8 + 1  # and one blank line
+    assert len(blocks(PAGE, "python")[0].strip().splitlines()) == 8
 
 
 def test_the_commands_are_the_two_that_are_checked_here():

@@ -1,0 +1,104 @@
+"""Count the files of the package that three everyday walks pass, as docs/architecture.md draws them.
+
+    python docs/walks.py
+
+A file counts once one of its functions has run; for the row of a CSV file its import is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import scaffpd as sp
+
+ROOT = Path(sp.__file__).parent
+
+
+def passed(walk: Callable[[], Any], imports: bool = False) -> list[str]:
+    """Run the walk and return the files of the package that it passes, in order."""
+    files: dict[str, None] = {}
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(ROOT)) and (imports or code.co_name != "<module>"):
+            files.setdefault(Path(code.co_filename).relative_to(ROOT).as_posix())
+
+    threading.setprofile(look)
+    sys.setprofile(look)
+    try:
+        walk()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return list(files)
+
+
+def a_row_of_a_csv_file() -> list[str]:
+    """Take the rows of a CSV file through `scaffpd train`, from the command line to the model on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "table.csv")
+        lines = [f"{'ab'[i % 2]},{i % 7},{i % 3},{'yes' if i % 5 > 1 else 'no'}" for i in range(60)]
+        table.write_text("\n".join(["client,x,y,target", *lines]))
+        words = [str(table), "--client", "client", "--target", "target", "--out", f"{folder}/run", "--quiet"]
+
+        def run() -> None:
+            from scaffpd.cli import main
+
+            sys.argv = ["scaffpd", "train", *words]
+            with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+                main()
+
+        found = passed(run, imports=True)
+        assert Path(folder, "run", "model.safetensors").exists()
+        return found
+
+
+def a_round_on_a_cohort() -> list[str]:
+    """Make one round of Scaff-PD over clients in this process."""
+    cohort = sp.Cohort(sp.data.synthetic(), sp.Linear("squared", l2=0.1))
+    method = sp.ScaffPD(sp.ChiSquare(rho=0.1))
+    state = method.round(cohort, method.init(cohort, 0))
+    return passed(lambda: method.round(cohort, state))
+
+
+def a_question_to_a_silo() -> list[str]:
+    """Ask deployed silos, behind a transport in this process, for their losses and gradients at a point."""
+    from scaffpd.deploy.coordinate import coordinate
+    from scaffpd.deploy.local import write_hospitals
+    from scaffpd.deploy.messages import InProcess
+    from scaffpd.deploy.remote import Remote
+    from scaffpd.deploy.silo.silo import Silo
+
+    found: list[str] = []
+    ask = Remote.gradients
+
+    def watched(self: Remote, *arguments: Any, **named: Any) -> Any:
+        answers: list[Any] = []
+        found[:] = passed(lambda: answers.append(ask(self, *arguments, **named)))
+        return answers[0]
+
+    with tempfile.TemporaryDirectory() as folder:
+        file, places = write_hospitals(Path(folder), 4)
+        silos = {name: Silo.open(path) for name, path in places.items()}
+        Remote.gradients = watched  # type: ignore[method-assign]
+        try:
+            coordinate(file, InProcess(silos))
+        finally:
+            Remote.gradients = ask  # type: ignore[method-assign]
+    return found
+
+
+WALKS = (a_row_of_a_csv_file, a_round_on_a_cohort, a_question_to_a_silo)  # the first one sees the imports
+
+if __name__ == "__main__":
+    for walk in WALKS:
+        files = walk()
+        print(f"{walk.__name__.replace('_', ' ')}: {len(files)} files\n  " + "\n  ".join(files) + "\n")
