@@ -2,12 +2,13 @@
 
     python docs/walks.py
 
-A file counts once one of its functions has run; for the row of a CSV file its import is enough.
+A file counts once one of its functions has run, while modules are imported too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import sys
 import tempfile
@@ -22,13 +23,14 @@ import scaffpd as sp
 ROOT = Path(sp.__file__).parent
 
 
-def passed(walk: Callable[[], Any], imports: bool = False) -> list[str]:
+def passed(walk: Callable[[], Any]) -> list[str]:
     """Run the walk and return the files of the package that it passes, in order."""
     files: dict[str, None] = {}
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(str(ROOT)) and (imports or code.co_name != "<module>"):
+        function = code.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or a class, which imports run
+        if event == "call" and function and code.co_filename.startswith(str(ROOT)):
             files.setdefault(Path(code.co_filename).relative_to(ROOT).as_posix())
 
     threading.setprofile(look)
@@ -56,7 +58,7 @@ def a_row_of_a_csv_file() -> list[str]:
             with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
                 main()
 
-        found = passed(run, imports=True)
+        found = passed(run)
         assert Path(folder, "run", "model.safetensors").exists()
         return found
 
