@@ -12,8 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from scaffpd.errors import InputError
-from scaffpd.estimators.base import Array, FairFederated, only_clients, worst_fifth
-from scaffpd.estimators.grouping import Grouping, grouping
+from scaffpd.estimators.base import Array, FairFederated, Grouping, grouping, only_clients, worst_fifth
 
 
 class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[misc]

@@ -65,8 +65,7 @@ def write_picture(folder: Path, figure: str, out: Path) -> Path:
 def pictures(run: Any, form: str, only: str | None = None) -> dict[str, bytes]:
     """Draw the figures of a `ReportData` (or `only` one) in the light theme; contents by file name."""
     from scaffpd.report.figures import figures
-    from scaffpd.report.theme import LIGHT, config, places
-    from scaffpd.report.vega import WIDTH, settled
+    from scaffpd.report.vega import LIGHT, WIDTH, config, places, settled
 
     convert = _vl_convert()
     look = {**config(LIGHT, places([model.role for model in run.models])), "background": "#ffffff"}

@@ -15,8 +15,7 @@ from scaffpd.report import formats
 from scaffpd.report.data import FEW, ModelSummary, ReportData, Score
 from scaffpd.report.figures import figures
 from scaffpd.report.formats import NOTHING, change, count, measured, plain, small
-from scaffpd.report.theme import PATHS, THEMES, config, css, look, places
-from scaffpd.report.vega import MARGIN, PAPER, Figure
+from scaffpd.report.vega import MARGIN, PAPER, PATHS, THEMES, Figure, config, css, look, places
 from scaffpd.report.verdict import bottom, cautions, optimised, uncertain, verdict
 
 KINDS = {

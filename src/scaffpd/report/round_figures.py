@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from scaffpd.report import vega
 from scaffpd.report.data import ReportData, Round
 from scaffpd.report.formats import plural
-from scaffpd.report.theme import DASHES, LIGHT
 from scaffpd.report.vega import (
+    DASHES,
+    LIGHT,
     MANY,
     ON,
     Figure,
