@@ -21,11 +21,10 @@ from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
 from scaffpd.cli.doctor import doctor
 from scaffpd.cli.features import features
-from scaffpd.cli.path import path
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
-from scaffpd.cli.train import train
-from scaffpd.cli.typer_ext import SETTINGS, Group, add
+from scaffpd.cli.train import path, train
+from scaffpd.cli.typer_ext import SETTINGS, Group, add, help_if_alone
 from scaffpd.errors import InputError
 
 START, COMPARE, ORGANISATIONS = "Start here", "Compare", "Across organisations"
@@ -38,15 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=SETTINGS,
 )
-add(app, demo, panel=START)
-add(app, train, panel=START)
-add(app, path, panel=START)
-add(app, predict, panel=START)
-add(app, report, panel=START)
-add(app, data, panel=START)
-add(app, doctor, panel=START)
-add(app, compare, panel=COMPARE)
-add(app, features, panel=COMPARE)
+for _command in (demo, train, path, predict, report, data, doctor, compare, features):
+    add(app, _command, panel=COMPARE if _command in (compare, features) else START)
 app.add_typer(silo, name="silo", rich_help_panel=ORGANISATIONS)
 app.add_typer(deploy, name="deploy", rich_help_panel=ORGANISATIONS)
 
@@ -82,8 +74,7 @@ def _top(
         scaffpd demo
         scaffpd compare --help
     """
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+    help_if_alone(context)
 
 
 def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "scaffpd") -> int:

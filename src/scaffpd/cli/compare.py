@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scaffpd.cli import typer_ext
-from scaffpd.cli.typer_ext import completing, completing_list, print_json
+from scaffpd.cli.typer_ext import Quiet, argument, option, print_json
 from scaffpd.errors import InputError, positive
 
 if TYPE_CHECKING:
@@ -22,18 +22,9 @@ WIDEST = 120  # columns: beyond, lines are hard to follow
 
 
 def compare(
-    problem: Annotated[
-        str,
-        typer.Argument(
-            help="digits, hospitals, breast-cancer or synthetic.", autocompletion=completing(*typer_ext.PROBLEMS)
-        ),
-    ] = "digits",
+    problem: Annotated[str, argument("digits, hospitals, breast-cancer or synthetic.", typer_ext.PROBLEMS)] = "digits",
     methods: Annotated[
-        str,
-        typer.Option(
-            help="All, or names such as FedAvg,AFL,module:Class.",
-            autocompletion=completing_list(*typer_ext.METHODS),
-        ),
+        str, option("All, or names such as FedAvg,AFL,module:Class.", typer_ext.METHODS, several=True)
     ] = "all",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of every run.")] = 100,
     local_steps: Annotated[int, typer.Option(min=1, help="Local steps a round, of methods that have them.")] = 10,
@@ -54,7 +45,7 @@ def compare(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for all runs; there, the same command goes on.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")] = False,
+    quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else.")] = False,
 ) -> None:
     """Many methods on one problem: who serves whom, in one table.

@@ -3,23 +3,188 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from scaffpd.cli.screens import bullets, plain_table, say
 from scaffpd.cli.typer_ext import print_json
+from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from scaffpd.data.image_loaders import Published
 
-    from rich.table import Table
-
-    from scaffpd.cli.inventory import DatasetEntry
-
-WIDEST = 100  # columns: longer lines of prose are hard to read
 UNNAMED = "No data folder is named: give one by --data FOLDER or by the environment variable SCAFFPD_DATA."
+WEIGHTS = {  # file in weights/, and what it is
+    "efficientnet_lite0_imagenet.npz": "EfficientNet-Lite0",
+    "resnet18_imagenet_to_layer3_bnfolded.npz": "ResNet-18 up to layer 3",
+}
+UCI = "CC BY 4.0, doi 10.24432/C5XW20"
+KRIZHEVSKY = "cite Krizhevsky (2009)"
+IMAGENET = "non-commercial research; cite Le and Yang (2015)"
+ADULT = "'adult' with adult.data.csv.gz and adult.test.csv.gz, UCI's files with a header row, gzipped"
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """One dataset or file of weights.
+
+    Attributes:
+        name: by which `scaffpd.data` and the commands know it.
+        state: "embedded", "found", "missing" or "broken".
+        about: a phrase on what it is.
+        licence: terms and whom to cite, in a phrase.
+        rows: samples to train on, and of those held out or published for testing where that is fixed; None: unknown.
+        columns: features, once encoded; of images, pixels and colours.
+        clients: how many, or how they come about.
+        classes: labels; None for regression.
+        where: the folder or file.
+        note: what is wrong with it, how to provide it, or what else there is to say.
+    """
+
+    name: str
+    state: str
+    about: str
+    licence: str
+    rows: int | None = None
+    test_rows: int | None = None
+    columns: int | None = None
+    clients: int | str | None = None
+    classes: int | None = None
+    where: str | None = None
+    note: str = ""
+
+
+EMBEDDED = (
+    DatasetEntry(
+        "heart_disease", "embedded", "heart disease at four hospitals (UCI)", "CC BY 4.0, doi 10.24432/C52P4X", 920,
+        columns=28, clients=4, classes=2,
+    ),
+    DatasetEntry(
+        "digits", "embedded", "handwritten digits (scikit-learn)", "CC BY 4.0, doi 10.24432/C50P49", 1797,
+        columns=64, clients="by label skew", classes=10,
+    ),
+    DatasetEntry(
+        "breast_cancer", "embedded", "Wisconsin biopsies (scikit-learn)", "CC BY 4.0, doi 10.24432/C5DW2B", 569,
+        columns=30, clients="by label skew", classes=2,
+    ),
+    DatasetEntry(
+        "diabetes", "embedded", "progression of diabetes (scikit-learn)", "cite Efron et al. (2004)", 442,
+        columns=9, clients="5 by age, 2 by sex", classes=2,
+    ),
+    DatasetEntry(
+        "synthetic", "embedded", "the paper's regression problem, drawn", "ours", 500, columns=10, clients="5, or any"
+    ),
+)  # fmt: skip
+
+
+def provided(folder: str | os.PathLike[str] | None) -> list[DatasetEntry]:
+    """What is found of all that a data folder can have; a folder that is named and not there is refused."""
+    from scaffpd.data.folder import data_root
+    from scaffpd.data.image_loaders import CIFAR10, CIFAR100, TINY
+
+    named = folder or os.environ.get("SCAFFPD_DATA")
+    root = data_root(named, "Other data") if named else None
+    entries = [
+        _looked(
+            root,
+            _adult,
+            DatasetEntry(
+                "adult", "missing", "income of 48,842 people (UCI)", "CC BY 4.0, doi 10.24432/C5XW20", note=ADULT
+            ),
+        )
+    ]
+    for name, which, terms in (
+        ("cifar10", CIFAR10, KRIZHEVSKY), ("cifar100", CIFAR100, KRIZHEVSKY), ("tiny_imagenet", TINY, IMAGENET),
+    ):  # fmt: skip
+        blank = DatasetEntry(
+            name, "missing", f"{which.name}, {which.classes} classes of images", terms, note=which.accepted
+        )
+        entries.append(_looked(root, _images(which), blank))
+    for file, what in WEIGHTS.items():
+        blank = DatasetEntry(f"weights/{file}", "missing", f"{what}, ImageNet weights", _terms(what))
+        entries.append(_looked(root, _weights, blank))
+    return entries
+
+
+def _looked(root: Path | None, look: Callable[[Path, DatasetEntry], DatasetEntry], blank: DatasetEntry) -> DatasetEntry:
+    """What is there, or what is wrong with it."""
+    if root is None:
+        return blank
+    try:
+        return look(root, blank)
+    except InputError as error:
+        if str(error).startswith("There is no "):
+            return blank
+        return DatasetEntry(blank.name, "broken", blank.about, blank.licence, note=str(error))
+
+
+def _adult(root: Path, blank: DatasetEntry) -> DatasetEntry:
+    from scaffpd.data.adult import CATEGORIES, NUMBERS, clients
+    from scaffpd.data.adult import read as read_adult
+    from scaffpd.data.folder import data_folder
+
+    place = data_folder(root, "adult")
+    train, test = (read_adult(place / f"adult.{part}.csv.gz") for part in ("data", "test"))
+    names = clients([row["occupation"] for row in train])
+    columns = len(NUMBERS) + sum(len({row[name] for row in train}) for name in CATEGORIES if name != "occupation")
+    return DatasetEntry(
+        blank.name, "found", blank.about, blank.licence, len(train), len(test), columns,
+        f"{len(names)} by occupation", 2, str(place),
+    )  # fmt: skip
+
+
+def _images(which: Published) -> Callable[[Path, DatasetEntry], DatasetEntry]:
+    def look(root: Path, blank: DatasetEntry) -> DatasetEntry:
+        from scaffpd.data.image_loaders import inspect as inspect_images
+
+        found = inspect_images(which, root)
+        share = "" if found.train == which.train * which.classes else "a subset"
+        return DatasetEntry(
+            blank.name, "found", blank.about, blank.licence, found.train, found.test,
+            3 * which.side**2, "by label skew", found.classes, str(found.place), share,
+        )  # fmt: skip
+
+    return look
+
+
+def _weights(root: Path, blank: DatasetEntry) -> DatasetEntry:
+    from scaffpd.data.folder import reading
+
+    file = root / blank.name
+    with reading(file):
+        if not file.is_file():
+            return blank
+        try:
+            with zipfile.ZipFile(file) as archive:
+                size = sum(_elements(archive, name) for name in archive.namelist())
+        except (zipfile.BadZipFile, ValueError, EOFError):
+            raise InputError(f"{str(file)!r} is not a complete file of weights; copy it once more.") from None
+    return DatasetEntry(
+        blank.name, "found", blank.about, blank.licence, where=str(file), note=f"{size / 1e6:.3g} million numbers"
+    )
+
+
+def _elements(archive: zipfile.ZipFile, name: str) -> int:
+    """How many numbers an array of an archive has, by its head."""
+    import numpy as np
+
+    with archive.open(name) as member:
+        major, _ = np.lib.format.read_magic(member)
+        head = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, _, _ = head(member)
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _terms(what: str) -> str:
+    return "Apache-2.0" if what.startswith("Efficient") else "BSD-3-Clause (torchvision)"
 
 
 def data(
@@ -36,9 +201,7 @@ def data(
         scaffpd data
         scaffpd data --data . --json
     """
-    from scaffpd.cli.inventory import embedded, provided
-
-    within, outside = embedded(), provided(folder)
+    within, outside = EMBEDDED, provided(folder)
     if as_json:
         found = {"embedded": [asdict(entry) for entry in within], "folder": [asdict(entry) for entry in outside]}
         print_json(found)
@@ -47,37 +210,29 @@ def data(
 
 
 def _show(within: Sequence[DatasetEntry], outside: Sequence[DatasetEntry], root: object) -> None:
-    from rich.console import Console
-
     console = Console(highlight=False)
-    width = min(console.width, WIDEST)
     console.print("Embedded", style="bold")
     console.print(_table(within))
     console.print()
-    console.print(_bullets(within), width=width)
+    bullets(console, _lines(within))
     found, broken, missing = ([e for e in outside if e.state == state] for state in ("found", "broken", "missing"))
     if found:
         console.print(f"\nFound in {root}", style="bold", markup=False, soft_wrap=True)
         console.print(_table([entry for entry in found if entry.rows is not None]))
         console.print()
-        console.print(_bullets(found), width=width)
+        bullets(console, _lines(found))
     for title, entries in (("[red]Broken[/]", broken), ("Missing" if root else "Not embedded", missing)):
         if entries:
             console.print(f"\n{title}", style="bold")
-            console.print(_bullets(entries), width=width)
+            bullets(console, _lines(entries))
     if root is None:
-        console.print(f"\n{UNNAMED}", markup=False, width=width)
+        say(console, f"\n{UNNAMED}")
 
 
 def _table(entries: Sequence[DatasetEntry]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("name", no_wrap=True)
     tested = any(entry.test_rows is not None for entry in entries)
-    for heading in ("rows", *(["to test"] if tested else []), "columns", "clients", "classes"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table("name", "rows", *(["to test"] if tested else []), "columns", "clients", "classes", gap=1)
+    table.columns[0].no_wrap = True
     for entry in entries:
         numbers = (entry.rows, *([entry.test_rows] if tested else []), entry.columns, entry.clients, entry.classes)
         table.add_row(entry.name, *map(_number, numbers))
@@ -88,14 +243,8 @@ def _number(value: int | str | None) -> str:
     return f"{value:,}" if isinstance(value, int) else value or ""
 
 
-def _bullets(entries: Sequence[DatasetEntry]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    for entry in entries:
-        grid.add_row("-", Text.assemble((entry.name, "bold"), f": {_words(entry)}"))
-    return grid
+def _lines(entries: Sequence[DatasetEntry]) -> list[Text]:
+    return [Text.assemble((entry.name, "bold"), f": {_words(entry)}") for entry in entries]
 
 
 def _words(entry: DatasetEntry) -> str:

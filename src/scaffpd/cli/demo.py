@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from scaffpd.cli.typer_ext import prepare
+from scaffpd.cli.screens import WIDEST, plain_table, section
+from scaffpd.cli.typer_ext import Quiet, prepare
 from scaffpd.errors import positive
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
 
     from scaffpd.demo import HospitalStudy, PairedChange
 
-WIDEST = 100  # columns: longer lines of prose are hard to read
 INTRODUCTION = (
     "Heart disease (UCI): Cleveland, Hungary, Switzerland and Long Beach keep their patients to themselves "
     "and train one logistic model, once for the average hospital and once fairly (χ² penalty, ρ = {rho:g}: who "
@@ -38,7 +38,7 @@ def demo(
     rho: Annotated[float, typer.Option(help="ρ > 0 of the fair model: the smaller, the fairer.")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Chooses the splits into training and held-out patients.")] = 0,
     splits: Annotated[int, typer.Option(min=2, help="How many splits to average over.")] = 20,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Four hospitals, one model: the average way and the fair way, in less than a minute.
 
@@ -48,8 +48,8 @@ def demo(
     """
     positive("demo", "--rho", rho)
     prepare(out)
-    console = _console(quiet)
-    _section(console, "Four hospitals, one model", INTRODUCTION.format(splits=splits, rho=rho))
+    console = Console(quiet=quiet, highlight=False)
+    section(console, "Four hospitals, one model", INTRODUCTION.format(splits=splits, rho=rho))
     from scaffpd import demo as hospitals
     from scaffpd.demo import findings  # seconds, so not before words
     from scaffpd.report import available, write, write_picture
@@ -66,23 +66,12 @@ def demo(
     )
 
 
-def _console(quiet: bool) -> Console:
-    from rich.console import Console
-
-    return Console(quiet=quiet)
-
-
 def _progress(quiet: bool) -> Progress:
     from rich import progress
-    from rich.console import Console
 
     console = Console(stderr=True)
     columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
     return progress.Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, width=min(console.width, WIDEST))
 
 
 def _show(console: Console, study: HospitalStudy, pages: list[str], tables: int, out: Path) -> None:
@@ -90,31 +79,18 @@ def _show(console: Console, study: HospitalStudy, pages: list[str], tables: int,
 
     console.print()
     console.print(_table(study, gap=0 if console.width < WIDEST else 2))
-    _section(console, None, LEGEND.format(splits=len(study.seeds)), words.baseline(study) or "")
-    _section(console, "Verdict", *words.findings(study))
-    _section(console, "Proven", study.method, *words.certificates(study))
-    _section(console, "Written", *pages, f"and {tables} tables in {out}")
-
-
-def _section(console: Console, title: str | None, *lines: str) -> None:
-    console.print()
-    if title is not None:
-        console.print(title, style="bold")
-    for line in filter(None, lines):
-        _say(console, line)
+    section(console, None, LEGEND.format(splits=len(study.seeds)), words.baseline(study) or "")
+    section(console, "Verdict", *words.findings(study))
+    section(console, "Proven", study.method, *words.certificates(study))
+    section(console, "Written", *pages, f"and {tables} tables in {out}")
 
 
 def _table(study: HospitalStudy, gap: int) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
-    table.add_column("\nhospital", no_wrap=True)
-    for heading in (
-        *("patients\n(ill)", "accuracy\naverage", "\nfair", "\nchange "),
+    table = plain_table(
+        *("\nhospital", "patients\n(ill)", "accuracy\naverage", "\nfair", "\nchange "),
         *("log-loss\naverage", "\nfair", "\nchange "),
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
+        gap=gap,
+    )
     for i in study.order:
         about = (study.names[i], f"{study.patients[i]} ({round(study.patients[i] * study.ill[i])})")
         table.add_row(*about, *_cells(study.accuracy, i, True), *_cells(study.log_loss, i, False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaffpd.cli import typer_ext
-from scaffpd.cli.typer_ext import add, checked, completing, group
+from scaffpd.cli.typer_ext import checked, group, option
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,17 +17,10 @@ if TYPE_CHECKING:
     from scaffpd.config.federation import FederationFile, Server
     from scaffpd.deploy.coordinate import Outcome
 
-deploy = group(
-    """Across real organisations, on NVIDIA FLARE or Flower.
-
-    Examples:
-        scaffpd deploy local --engine flower
-    """
-)
-
-EngineOption = Annotated[
-    str, typer.Option(help="flare (NVIDIA FLARE) or flower.", autocompletion=completing(*typer_ext.ENGINES))
-]
+EngineOption = Annotated[str, option("flare (NVIDIA FLARE) or flower.", typer_ext.ENGINES)]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")]
+Seconds = Annotated[float, typer.Option(help="Give up after so many seconds.")]
 FederationFileArgument = Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")]
 Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")]
 
@@ -44,9 +37,9 @@ def local(
         typer.Option(help="Folder of the deployment, to resume it by; results go to the federation's own `folder`."),
     ] = Path("scaffpd-deployment"),
     plaintext: Annotated[bool, typer.Option("--plaintext", help="Without TLS (Flower only).")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")] = False,
-    seconds: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 3600.0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")] = False,
+    keep: Keep = False,
+    seconds: Seconds = 3600.0,
+    quiet: QuietOption = False,
 ) -> None:
     """Bring up real processes on this machine with TLS, train, and take everything down again.
 
@@ -74,9 +67,9 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of an earlier `deploy local`, or a federation.toml.")],
     kit: Annotated[Path | None, typer.Option(help="FLARE in production: the administrator's startup kit.")] = None,
     job: Annotated[Path | None, typer.Option(help="FLARE in production: the job folder of `deploy flare`.")] = None,
-    seconds: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 3600.0,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")] = False,
+    seconds: Seconds = 3600.0,
+    keep: Keep = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Start a run, or go on with it from its last round, and see it through to its end.
 
@@ -141,8 +134,14 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
     _steps(f"4. At the coordinator, in {out}, to start the run or to go on with it", (commands.run,))
 
 
-for _command in (local, resume, flare, flower):
-    add(deploy, _command)
+deploy = group(
+    """Across real organisations, on NVIDIA FLARE or Flower.
+
+    Examples:
+        scaffpd deploy local --engine flower
+    """,
+    *(local, resume, flare, flower),
+)
 
 
 def _positive(seconds: float) -> None:

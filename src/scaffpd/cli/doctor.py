@@ -7,20 +7,24 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from scaffpd.cli.screens import facts
 from scaffpd.cli.typer_ext import print_json
 from scaffpd.cli.usage_errors import FAILED
 
 EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell that it is there
+    "report": ("report.html, and its pictures", ("jinja2", "vl-convert-python")),
+    "sklearn": ("estimators, and three embedded data sets", ("scikit-learn",)),
     "pandas": ("results as data frames", ("pandas",)),
-    "parquet": ("tables in Parquet files", ("pandas", "pyarrow")),
+    "images": ("data sets of images", ("pillow",)),
     "flare": ("training across organisations on NVIDIA FLARE", ("nvflare",)),
     "flower": ("training across organisations on Flower", ("flwr", "psutil")),
     "privacy": ("secure sums and differential privacy", ("cryptography", "dp-accounting")),
     "tensorboard": ("curves in TensorBoard", ("tensorboard",)),
     "mlflow": ("runs in MLflow", (("mlflow-skinny", "mlflow"),)),
 }
-WIDEST = 100  # columns: longer lines of prose are hard to read
+X, VALUE, WEIGHTS, TOL = 1.0, 0.5, (2 / 3, 1 / 3), 1e-8  # the solution of the self-check, known by hand
 
 
 def doctor(
@@ -49,7 +53,7 @@ def findings() -> dict[str, Any]:
     """All that there is to say, ready for JSON."""
     from scaffpd.system import environment
 
-    checked = _self_check()
+    checked = self_check()
     return {
         "works": all(outcome == "ok" for outcome in checked.values()),
         "self_check": checked,
@@ -64,13 +68,45 @@ def findings() -> dict[str, Any]:
     }
 
 
-def _self_check() -> dict[str, str]:
-    try:
-        from scaffpd.cli.self_check import self_check
+def self_check() -> dict[str, str]:
+    r"""Solve a problem that can be solved by hand; return, by method, "ok" or what is wrong.
 
-        return self_check()
+    Two clients with f_1(x) = x²/2 and f_2(x) = (2x − 3)²/2. The worst of the two is smallest where they are equal and
+    their slopes cancel: x = 1, both losses 1/2, λ = (2/3, 1/3).
+    """
+    try:
+        from scaffpd.algorithms import ScaffPD, fair
+        from scaffpd.objectives import Agnostic
     except Exception as error:  # NumPy, PyTorch or one of ours cannot even be loaded
         return {"loading": f"{type(error).__name__}: {error}"}
+    found = {}
+    for name, make in (("subspace saddle", fair), ("Scaff-PD", ScaffPD)):
+        try:
+            found[name] = _difference(make(Agnostic())) or "ok"
+        except Exception as error:  # this is where whatever is broken has to be said
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _difference(algorithm: Any) -> str:
+    """What is not as it should be; nothing where all is well."""
+    import numpy as np
+
+    from scaffpd.cohort import Cohort
+    from scaffpd.models import Linear
+    from scaffpd.training import train
+
+    clients = [(np.array([[1.0]]), np.array([0.0])), (np.array([[2.0]]), np.array([3.0]))]
+    result = train(algorithm, Cohort(clients, Linear("squared")), rounds=1000, tol=TOL)
+    x = float(result.x[0])
+    gap = max(x**2 / 2, (2 * x - 3) ** 2 / 2) - VALUE
+    if result.certificate is None or not result.certificate <= TOL:
+        return f"no certified gap of {TOL:g}: {result.message}"
+    if gap > result.certificate:
+        return f"the certificate says {result.certificate:.1e}, and the optimum is {gap:.1e} away"
+    if abs(x - X) > 1e-4 or not np.allclose(result.weights, WEIGHTS, atol=1e-3):
+        return f"x = {x:.6f} and λ = {np.round(result.weights, 4).tolist()}, expected {X:g} and (2/3, 1/3)"
+    return ""
 
 
 def _installed(needed: tuple[str | tuple[str, ...], ...]) -> bool:
@@ -94,23 +130,14 @@ def _data_folder() -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     console = Console(highlight=False)
-    width = min(console.width, WIDEST)
     for title, lines in (("This machine", _machine(found)), ("Extras", _extras(found)), ("Self-check", _check(found))):
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(no_wrap=True)
-        for name, text, style in lines:
-            grid.add_row(name, Text(text, style=style))
         console.print(title, style="bold")
-        console.print(grid, width=width)
+        facts(console, lines)
         console.print()
     good = "All is well: training works on this machine."
     bad = "Training does not work on this machine: see the self-check above."
-    console.print(good if found["works"] else bad, style="bold green" if found["works"] else "bold red", width=width)
+    console.print(good if found["works"] else bad, style="bold green" if found["works"] else "bold red")
 
 
 Lines = list[tuple[str, str, str]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaffpd.cli import typer_ext
-from scaffpd.cli.typer_ext import checked, completing, prepare, print_json
+from scaffpd.cli.typer_ext import argument, checked, option, prepare, print_json
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,37 +17,21 @@ if TYPE_CHECKING:
 
 
 def features(
-    dataset: Annotated[
-        str,
-        typer.Argument(help="cifar10, cifar100 or tiny-imagenet.", autocompletion=completing(*typer_ext.IMAGES)),
-    ],
+    dataset: Annotated[str, argument("cifar10, cifar100 or tiny-imagenet.", typer_ext.IMAGES)],
     data: Annotated[
         Path | None, typer.Option(help="Folder of data sets and weights.", show_default="SCAFFPD_DATA")
     ] = None,
     backbone: Annotated[
-        str,
-        typer.Option(help="efficientnet-lite0 or resnet18-layer3.", autocompletion=completing(*typer_ext.BACKBONES)),
+        str, option("efficientnet-lite0 or resnet18-layer3.", typer_ext.BACKBONES)
     ] = "efficientnet-lite0",
-    kind: Annotated[
-        str,
-        typer.Option(help="entk: gradients; penultimate: last features.", autocompletion=completing(*typer_ext.KINDS)),
-    ] = "entk",
+    kind: Annotated[str, option("entk: gradients; penultimate: last features.", typer_ext.KINDS)] = "entk",
     coordinates: Annotated[int, typer.Option(min=1, help="Coordinates of the gradient that are kept.")] = 50_000,
     size: Annotated[int, typer.Option(min=8, help="Pixels a side to which images are resized.")] = 224,
-    device: Annotated[
-        str, typer.Option(help="auto, cpu or cuda.", autocompletion=completing(*typer_ext.DEVICES))
-    ] = "auto",
-    dtype: Annotated[
-        str,
-        typer.Option(help="Format of storage: float16 or float32.", autocompletion=completing(*typer_ext.DTYPES)),
-    ] = "float16",
+    device: Annotated[str, option("auto, cpu or cuda.", typer_ext.DEVICES)] = "auto",
+    dtype: Annotated[str, option("Format of storage: float16 or float32.", typer_ext.DTYPES)] = "float16",
     precision: Annotated[
         str | None,
-        typer.Option(
-            help="Of the network: float32, tf32, bfloat16.",
-            show_default="tf32 on a GPU, else float32",
-            autocompletion=completing(*typer_ext.PRECISIONS),
-        ),
+        option("float32, tf32 or bfloat16.", typer_ext.PRECISIONS, "tf32 on a GPU, else float32"),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="For a chunk: 4GB.", show_default="a share of the free")] = None,
     cache: Annotated[Path, typer.Option("--cache", "--out", help="Folder for tables.")] = Path("features"),

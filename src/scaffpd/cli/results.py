@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import csv
+import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from scaffpd.cli.screens import plain_table
-from scaffpd.errors import InputError, unknown
+from scaffpd.cli.screens import plain_table, plural, say
+from scaffpd.cli.typer_ext import checked, print_json
+from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from scaffpd.report.data import ModelSummary, ReportData
 
-
-WIDEST, MOST = 100, 30  # columns of prose, and clients in a table
+MOST = 30  # clients in a table
+FORMATS = ("html", "png", "svg")
 
 
 def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
     """Write the report, and show the result to whoever wants to see it."""
-    from scaffpd.cli.typer_ext import print_json
     from scaffpd.report import available, write
 
     sorry = available() if report else None
@@ -39,8 +41,6 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
 
 def show(folder: Path) -> None:
     """Show who is served how, the verdict, and what is proven."""
-    from rich.console import Console
-
     from scaffpd.report.read import read
     from scaffpd.report.verdict import cautions, optimised, verdict
 
@@ -48,25 +48,23 @@ def show(folder: Path) -> None:
     console.print()
     console.print(run.title, style="bold", markup=False)
     console.print(_clients(run))
-    for sentence in (*verdict(run), *cautions(run)):
-        _say(console, sentence)
+    say(console, *verdict(run), *cautions(run))
     if (loss := optimised(run)) is not None:
         moved = f"from {loss.before:.3f} to {loss.after:.3f}"
-        _say(console, f"What was optimised, their loss on training rows, goes {moved}.")
+        say(console, f"What was optimised, their loss on training rows, goes {moved}.")
     console.print()
     if run.privacy is not None:
-        _say(console, run.privacy.sentence)
+        say(console, run.privacy.sentence)
     if run.path:
         console.print(_points(run, run.path))
-        _say(console, f"Suggested: {run.path['why']}")
+        say(console, f"Suggested: {run.path['why']}")
         warm, cold = run.path["rounds_warm"], run.path["rounds_cold"]
         alone = "" if cold is None else f"; each alone, {cold}: {cold / warm:.1f} times as many"
-        _say(console, f"{len(run.models)} models in {warm} rounds{alone}.")
+        say(console, f"{len(run.models)} models in {warm} rounds{alone}.")
     else:
-        for model in run.models:
-            _say(console, _proof(model))
+        say(console, *map(_proof, run.models))
     if run.models[-1].certificate is not None:
-        _say(console, "Certified gap: no model of this kind has an objective that is smaller by more than this.")
+        say(console, "Certified gap: no model of this kind has an objective that is smaller by more than this.")
 
 
 def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
@@ -84,8 +82,6 @@ def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
 
 def _clients(run: ReportData) -> Table:
     """A row per client, the one that gains most first."""
-    from rich.text import Text
-
     from scaffpd.report.formats import change, measured
     from scaffpd.report.verdict import uncertain
 
@@ -139,13 +135,6 @@ def _proof(model: ModelSummary) -> str:
     return f"{model.name}{goal}: {model.status} after {rounds}, {proven}, {size} of messages"
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, width=min(console.width, WIDEST))
-
-
-FORMATS = ("html", "png", "svg")
-
-
 def report(
     run: Annotated[Path, typer.Argument(help="Folder that train, path, demo, compare or deploy wrote.")],
     out: Annotated[
@@ -160,8 +149,7 @@ def report(
         scaffpd report runs/patients
         scaffpd report runs/patients --format svg --out figures
     """
-    if form not in FORMATS:
-        raise unknown("format", form, FORMATS)
+    checked("format", form, FORMATS)
     from scaffpd import report as reports  # seconds, so not for --help
 
     written = [reports.write(run, out)] if form == "html" else list(reports.write_figures(run, form, out))
@@ -183,24 +171,27 @@ def predict(
     Examples:
         scaffpd predict runs/patients new-patients.csv
     """
-    import io
-
     from scaffpd.runs.predict import predict as answer
     from scaffpd.runs.predict import promise
-    from scaffpd.system import atomic_write
 
     if out.resolve() == table.resolve():
         raise InputError(f"{str(out)!r} is the table itself: choose another file with --out.")
-    found, text = answer(run, table), io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["client", "predicted", "probability"])
-    probability = ["" if p != p else f"{p:.6f}" for p in found.probability]
-    writer.writerows(zip(found.clients, found.predicted, probability, strict=True))
+    found = answer(run, table)
+    write_predictions(out, {"client": found.clients, "predicted": found.predicted, "probability": found.probability})
+    if (pair := promise(run)) is not None:
+        typer.echo(f"The model was trained with {pair} for every record.")
+
+
+def write_predictions(out: Path, columns: Mapping[str, Any]) -> None:
+    """Write a CSV file of predictions, whole or not at all; probabilities that do not exist are left out."""
+    from scaffpd.system import atomic_write
+
+    probability = ["" if p != p else f"{p:.6f}" for p in columns["probability"]]
+    text, rows = io.StringIO(newline=""), [columns[name] if name != "probability" else probability for name in columns]
+    csv.writer(text).writerows([list(columns), *zip(*rows, strict=True)])
     try:
         with atomic_write(out) as file:
             file.write(text.getvalue().encode())
     except OSError as error:
         raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
-    typer.echo(f"{len(found.predicted)} rows written to {out}.")
-    if (pair := promise(run)) is not None:
-        typer.echo(f"The model was trained with {pair} for every record.")
+    typer.echo(f"{plural(len(probability), 'row')} written to {out}.")

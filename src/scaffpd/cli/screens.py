@@ -1,4 +1,4 @@
-"""What long commands show while they run: a live picture in a terminal, a line now and then elsewhere."""
+"""What commands show: tables, sections, and live pictures of training and of a deployment."""
 
 from __future__ import annotations
 
@@ -6,14 +6,71 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
+if TYPE_CHECKING:
     from scaffpd.deploy.coordinate import Outcome
+
+WIDEST = 100  # columns: longer lines of prose are hard to read
+BAR, WEIGHT_BAR, SILO_BAR = 30, 16, 20  # characters of the whole way, of the largest weight, of a weight of one
+CLIENTS = 12  # that are shown
+PAUSE = 1.0  # seconds between two plain lines
+
+
+def say(console: Console, *lines: str) -> None:
+    """Print prose, each line wrapped for the screen."""
+    for line in filter(None, lines):
+        console.print(line, markup=False, width=min(console.width, WIDEST))
+
+
+def section(console: Console, title: str | None, *lines: str) -> None:
+    """Print a heading and prose below it."""
+    console.print()
+    if title is not None:
+        console.print(title, style="bold")
+    say(console, *lines)
+
+
+def bullets(console: Console, lines: Sequence[Text | str]) -> None:
+    """Print a list; characters that a screen cannot show become "?"."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for line in lines:
+        grid.add_row("-", printable(line) if isinstance(line, str) else line)
+    console.print(grid, width=min(console.width, WIDEST))
+
+
+def printable(text: str) -> Text:
+    """Return text from a file without what could steer a terminal."""
+    return Text("".join(c if c.isprintable() else "?" for c in text))
+
+
+def facts(console: Console, lines: Sequence[tuple[str, str, str]]) -> None:
+    """Print names, what there is to say about each, and in which style."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    for name, text, style in lines:
+        grid.add_row(name, Text(text, style=style))
+    console.print(grid, width=min(console.width, WIDEST))
+
+
+def plain_table(first: str, *others: str, gap: int = 2) -> Table:
+    """Return a table without walls: names on the left, numbers flush right."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def plural(number: int, what: str) -> str:
+    """1 row, 2 rows."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 class LiveScreen:
@@ -25,50 +82,22 @@ class LiveScreen:
     """
 
     def __init__(self, quiet: bool, errors: bool = False) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
         self.console = Console(stderr=errors, quiet=quiet, highlight=False)
         seen = self.console.is_terminal and not quiet
-        self.live: Any = Live(console=self.console, refresh_per_second=4, transient=True) if seen else None
+        self.live = Live(console=self.console, refresh_per_second=4, transient=True) if seen else None
 
     def __enter__(self) -> Self:
         if self.live is not None:
             self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.live is not None:
             self.live.stop()
 
-    def draw(self, picture: RenderableType, words: str | None) -> None:
-        """The picture, or its words where there is nobody to look at it."""
-        if self.live is not None:
-            self.live.update(picture)
-        elif words is not None:
-            self.say(words)
-
     def say(self, sentence: str) -> None:
-        """A sentence above the picture."""
+        """Print a sentence above the picture."""
         self.console.print(sentence, markup=False, soft_wrap=True)
-
-
-def plain_table(first: str, *others: str, gap: int = 2) -> Table:
-    """A table without walls: names on the left, numbers flush right."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-BAR, SMALL, CLIENTS = 30, 16, 12  # characters of the bar, of a weight of one, and clients that are shown
-PAUSE = 1.0  # seconds between two plain lines
 
 
 class TrainingScreen(LiveScreen):
@@ -83,14 +112,14 @@ class TrainingScreen(LiveScreen):
         self.first = math.inf
 
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
-        """A model is about to be trained."""
+        """Start with a model that is about to be trained."""
         self.model, self.names, self.rounds, self.tol = model, tuple(names), rounds, tol
         self.began, self.said, self.first = time.monotonic(), -math.inf, math.inf
         if self.live is not None:
             self.live.update(f"{model}: looking at the data")
 
     def show(self, moment: Any) -> None:
-        """A round is done."""
+        """Show a round that is done."""
         state = moment.state
         self.first = float(moment.history["certificate"][0])
         if self.live is not None:
@@ -114,30 +143,22 @@ class TrainingScreen(LiveScreen):
         return f"certified gap {gap:.1e}{goal}"
 
     def _words(self, rounds: int, state: Any) -> str:
+        return f"{self.model}  round {rounds:3d}  {self._gap(state)}  {self._losses(state)}"
+
+    def _losses(self, state: Any) -> str:
         worst = int(state.losses.argmax())
-        return (
-            f"{self.model}  round {rounds:3d}  {self._gap(state)}  loss: mean {state.losses.mean():.4f}, "
-            f"worst {state.losses[worst]:.4f} ({self.names[worst]})"
-        )
+        return f"loss: mean {state.losses.mean():.4f}, worst {state.losses[worst]:.4f} ({self.names[worst]})"
 
     def _picture(self, rounds: int, state: Any) -> Group:
-        from rich.console import Group
-        from rich.text import Text
-
         done, spent = self._done(rounds, state), time.monotonic() - self.began
         left = "" if rounds < 2 or not 0 < done < 1 else f", about {_seconds(spent * (1 - done) / done)} left"
         full = round(BAR * done)
         bar = Text.assemble((f"{self.model} ", "bold"), ("━" * full, "green"), ("━" * (BAR - full), "dim"))
         bar.append(f" round {rounds}, {_seconds(spent)}{left}")
-        worst = int(state.losses.argmax())
-        losses = f"loss: mean {state.losses.mean():.4f}, worst {state.losses[worst]:.4f} ({self.names[worst]})"
-        return Group(bar, Text(f"{self._gap(state)};  {losses}"), self._weights(state))
+        return Group(bar, Text(f"{self._gap(state)};  {self._losses(state)}"), self._weights(state))
 
     def _weights(self, state: Any) -> Table:
         """λ as small bars: of all clients in their order where they are few, else of the largest."""
-        from rich.table import Table
-        from rich.text import Text
-
         table, shares = Table.grid(padding=(0, 2, 0, 0)), state.weights / (float(state.weights.sum()) or 1.0)
         largest = float(shares.max()) or 1.0
         order = (-shares).argsort(kind="stable")
@@ -150,16 +171,13 @@ class TrainingScreen(LiveScreen):
 
 
 def _bar(share: float) -> str:
-    """In eighths of a character."""
-    eighths = round(8 * SMALL * min(max(share, 0.0), 1.0))
+    """Draw a share in eighths of a character."""
+    eighths = round(8 * WEIGHT_BAR * min(max(share, 0.0), 1.0))
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def _seconds(s: float) -> str:
     return f"{s:.0f} s" if s < 90 else f"{s / 60:.0f} min" if s < 5400 else f"{s / 3600:.1f} h"
-
-
-SILO_BAR = 20  # characters of a weight of one
 
 
 class DeploymentScreen(LiveScreen):
@@ -177,12 +195,15 @@ class DeploymentScreen(LiveScreen):
         self.last: Mapping[str, Any] = {}
 
     def watch(self, line: Mapping[str, Any]) -> None:
-        """A line of the run's progress."""
+        """Show a line of the run's progress."""
         if "event" in line:
             self.console.print(f"round {line['event']['round']}: {line['event']['sentence']}", markup=False)
             return
         self.last = line
-        self.draw(self._picture(line), self._words(line))
+        if self.live is not None:
+            self.live.update(self._picture(line))
+        else:
+            self.say(self._words(line))
 
     def _gap(self, line: Mapping[str, Any]) -> str:
         if line["certificate"] is None:
@@ -194,16 +215,10 @@ class DeploymentScreen(LiveScreen):
         return f"round {line['round']:4d}  {self._gap(line)}  worst {worst[1]} {worst[0]:.4f}  {line['seconds']:.1f} s"
 
     def _picture(self, line: Mapping[str, Any]) -> Group:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
         table = Table(box=None, pad_edge=False)
         for heading in ("silo", "loss", "weight", ""):
             table.add_column(heading, justify="right" if heading in ("loss", "weight") else "left")
-        numbers = {
-            name: (loss, w) for name, loss, w in zip(line["members"], line["losses"], line["weights"], strict=True)
-        }
+        numbers = dict(zip(line["members"], zip(line["losses"], line["weights"], strict=True), strict=True))
         for name in self.silos:
             if name not in numbers:
                 table.add_row(name, "", "", "dropped", style="dim")
@@ -216,7 +231,7 @@ class DeploymentScreen(LiveScreen):
         return Group(Text(f"round {line['round']}, {self._gap(line)}{goal}, {line['seconds']:.1f} s"), table)
 
     def end(self, outcome: Outcome, folder: Path) -> None:
-        """The result."""
+        """Show the result."""
         if self.last:
             self.console.print(self._picture(self.last))
         self.console.print(outcome.sentence, markup=False)

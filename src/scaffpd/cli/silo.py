@@ -3,109 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from scaffpd.cli.screens import plain_table
-from scaffpd.cli.typer_ext import add, group, print_json
+from scaffpd.cli.results import write_predictions
+from scaffpd.cli.screens import bullets, facts, plain_table, plural, printable
+from scaffpd.cli.typer_ext import group, print_json
 from scaffpd.errors import InputError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-
-WIDEST = 100  # columns: longer lines of prose are hard to read
 MOST = 40  # columns of data that are listed
-
-
-def show_check(found: dict[str, Any]) -> None:
-    """All of it."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(f"Silo {found['silo']}", style="bold", markup=False)
-    console.print(_facts(found), width=min(console.width, WIDEST))
-    if found["labels"]:
-        console.print("\nLabels", style="bold")
-        console.print(_label_table(found["labels"]))
-    if found["columns"]:
-        console.print("\nColumns", style="bold")
-        console.print(_column_table(found["columns"]))
-        if len(found["columns"]) > MOST:
-            console.print(f"and {len(found['columns']) - MOST} more (--json lists all)")
-    if found["warnings"]:
-        _bullets(console, "Look at this", found["warnings"], "yellow")
-    _bullets(console, "What leaves this site", found["leaves"])
-    _bullets(console, "What never leaves", found["stays"])
-
-
-def _facts(found: dict[str, Any]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    from scaffpd.system import format_bytes
-
-    rows, features, size = found["rows"], found["features"], found["bytes"]
-    lines = {
-        "task": found["task"] if found["task"] != "prepared" else "the entry's own Cohort",
-        "rows": f"{rows['train']} to train on, {rows['test']} held out",
-        "features": f"{many(features['columns'], 'column')}, {features['encoded']} once encoded",
-        "memory": f"{format_bytes(size['read'])} as read, {format_bytes(size['encoded'])} encoded",
-    }
-    if found["task"] == "prepared":
-        lines["features"] = f"a model of {many(features['encoded'], 'parameter')}"
-        del lines["memory"]
-    if found["missing"] is not None:
-        lines["missing"] = f"{found['missing']} values"
-    if found["target"] is not None:
-        lines["target"] = ", ".join(f"{name} {value:.6g}" for name, value in found["target"].items())
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for name, text in lines.items():
-        table.add_row(name, Text(text))
-    return table
-
-
-def many(number: int, what: str) -> str:
-    """1 row, 2 rows."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _label_table(labels: list[dict[str, Any]]) -> Table:
-    table = plain_table("label", "training", "held out", gap=1)
-    for entry in labels[:MOST]:
-        table.add_row(_printable(str(entry["label"])), str(entry["train"]), str(entry["test"]))
-    return table
-
-
-def _column_table(columns: list[dict[str, Any]]) -> Table:
-    table = plain_table("column", "kind", "missing", "categories", "withheld", gap=1)
-    table.columns[1].justify = "left"
-    for entry in columns[:MOST]:
-        counts = ("missing", "categories", "withheld")
-        blank = (entry["missing"] == 0, entry["kind"] != "category", entry["withheld"] == 0)
-        cells = ["" if empty else str(entry[key]) for key, empty in zip(counts, blank, strict=True)]
-        table.add_row(_printable(entry["name"]), entry["kind"].replace("unknown", "no values"), *cells)
-    return table
-
-
-def _bullets(console: Console, title: str, lines: list[str], style: str = "") -> None:
-    from rich.table import Table
-
-    console.print(f"\n{title}", style=f"bold {style}".strip())
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    for line in lines:
-        grid.add_row("-", _printable(line))
-    console.print(grid, width=min(console.width, WIDEST))
-
-
-def _printable(text: str) -> Any:
-    from rich.text import Text
-
-    return Text("".join(c if c.isprintable() else "?" for c in text))
-
-
 TEMPLATE = """\
 # One silo: this file stays at the site. Check it with: scaffpd silo check {file}
 name = "my-hospital"              # letters, digits, - and _
@@ -147,14 +55,6 @@ required = false                  # true: take part with noise only
 # [models]                        # networks that the coordinator may ask for by these names, from your own code
 # small = "networks:small"
 """
-
-silo = group(
-    """Prepare a site: write its file, and see what would leave it.
-
-    Examples:
-        scaffpd silo init
-    """
-)
 
 
 def init(
@@ -224,24 +124,70 @@ def predict(
     Examples:
         scaffpd silo predict silo.toml run/model.safetensors --out predictions.csv
     """
-    import csv
-
     from scaffpd.config.silo import SiloFile
-    from scaffpd.deploy.silo import dataset as own
-    from scaffpd.deploy.silo.dataset import Dataset
+    from scaffpd.deploy.silo import dataset
 
-    x, setup = own.read_model(model)
-    found = own.predict(Dataset.read(SiloFile.read(file)), x, setup)
-    try:
-        with out.open("w", newline="", encoding="utf-8") as handle:
-            writer = csv.writer(handle)
-            writer.writerow(["target", "predicted", "probability", "held out"])
-            probability = ["" if p != p else f"{p:.6f}" for p in found.probability]
-            writer.writerows(zip(found.targets, found.predicted, probability, found.held.tolist(), strict=True))
-    except OSError as error:
-        raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
-    typer.echo(f"{many(len(found.targets), 'row')} written to {out}.")
+    x, setup = dataset.read_model(model)
+    found = dataset.predict(dataset.Dataset.read(SiloFile.read(file)), x, setup)
+    columns: dict[str, Any] = {"target": found.targets, "predicted": found.predicted, "probability": found.probability}
+    write_predictions(out, columns | {"held out": found.held.tolist()})
 
 
-for _command in (init, check, key, predict):
-    add(silo, _command)
+silo = group(
+    """Prepare a site: write its file, and see what would leave it.
+
+    Examples:
+        scaffpd silo init
+    """,
+    *(init, check, key, predict),
+)
+
+
+def show_check(found: dict[str, Any]) -> None:
+    """Show what was found in the data, and what would leave the site."""
+    console = Console(highlight=False)
+    console.print(f"Silo {found['silo']}", style="bold", markup=False)
+    facts(console, [(name, text, "") for name, text in _facts(found).items()])
+    if found["labels"]:
+        console.print("\nLabels", style="bold")
+        table = plain_table("label", "training", "held out", gap=1)
+        for entry in found["labels"][:MOST]:
+            table.add_row(printable(str(entry["label"])), str(entry["train"]), str(entry["test"]))
+        console.print(table)
+    if found["columns"]:
+        console.print("\nColumns", style="bold")
+        table = plain_table("column", "kind", "missing", "categories", "withheld", gap=1)
+        table.columns[1].justify = "left"
+        for entry in found["columns"][:MOST]:
+            counts = [str(entry["missing"] or ""), "", str(entry["withheld"] or "")]
+            if entry["kind"] == "category":
+                counts[1] = str(entry["categories"])
+            table.add_row(printable(entry["name"]), entry["kind"].replace("unknown", "no values"), *counts)
+        console.print(table)
+        if len(found["columns"]) > MOST:
+            console.print(f"and {len(found['columns']) - MOST} more (--json lists all)")
+    titles = {"warnings": "Look at this", "leaves": "What leaves this site", "stays": "What never leaves"}
+    for part, title in titles.items():
+        if found[part]:
+            console.print(f"\n{title}", style="bold yellow" if part == "warnings" else "bold")
+            bullets(console, found[part])
+
+
+def _facts(found: dict[str, Any]) -> dict[str, str]:
+    from scaffpd.system import format_bytes
+
+    rows, features, size = found["rows"], found["features"], found["bytes"]
+    prepared = found["task"] == "prepared"
+    lines = {
+        "task": "the entry's own Cohort" if prepared else found["task"],
+        "rows": f"{rows['train']} to train on, {rows['test']} held out",
+        "features": f"a model of {plural(features['encoded'], 'parameter')}",
+    }
+    if not prepared:
+        lines["features"] = f"{plural(features['columns'], 'column')}, {features['encoded']} once encoded"
+        lines["memory"] = f"{format_bytes(size['read'])} as read, {format_bytes(size['encoded'])} encoded"
+    if found["missing"] is not None:
+        lines["missing"] = f"{found['missing']} values"
+    if found["target"] is not None:
+        lines["target"] = ", ".join(f"{name} {value:.6g}" for name, value in found["target"].items())
+    return lines

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import click
 import typer
@@ -36,7 +36,7 @@ class Command(TyperCommand):
                 parameter.metavar = _placeholder(parameter.type)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Typer's help, then the examples."""
+        """Write Typer's help, then the examples."""
         super().format_help(ctx, formatter)
         show_examples(self.examples)
 
@@ -51,7 +51,7 @@ class Group(TyperGroup):
         self.help, self.examples = without_examples(self.help or "")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Typer's help, then the examples."""
+        """Write Typer's help, then the examples."""
         super().format_help(ctx, formatter)
         show_examples(self.examples)
 
@@ -62,31 +62,31 @@ class Group(TyperGroup):
         word = args[0]
         if self.get_command(ctx, word) is None and not word.startswith("-"):
             shown = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
-            raise click.UsageError(f"No such command {word!r}{nearest(word, shown) or _all_of(shown)}", ctx)
+            others = f": choose one of {', '.join(shown)}."
+            raise click.UsageError(f"No such command {word!r}{nearest(word, shown) or others}", ctx)
         return super().resolve_command(ctx, args)
 
 
-def group(about: str, **more: Any) -> typer.Typer:
-    """An empty group of commands; the command `name` without more shows its help."""
+def group(about: str, *commands: Callable[..., None]) -> typer.Typer:
+    """Make a group of commands; alone, it shows its help."""
     made = typer.Typer(
-        cls=Group, help=about, invoke_without_command=True, add_completion=False, context_settings=SETTINGS, **more
+        cls=Group, help=about, invoke_without_command=True, add_completion=False, context_settings=SETTINGS
     )
-    made.callback()(_help_if_alone(about))
+    made.callback(help=about)(help_if_alone)
+    for command in commands:
+        add(made, command)
     return made
+
+
+def help_if_alone(context: typer.Context) -> None:
+    """Show the help of a group whose commands were not named."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def add(to: typer.Typer, function: Callable[..., None], name: str | None = None, panel: str | None = None) -> None:
     """Make a function a command; `panel` is the heading under which the help of the group lists it."""
     to.command(name, cls=Command, rich_help_panel=panel, context_settings=SETTINGS)(function)
-
-
-def _help_if_alone(about: str) -> Callable[[typer.Context], None]:
-    def top(context: typer.Context) -> None:
-        if context.invoked_subcommand is None:
-            typer.echo(context.get_help())
-
-    top.__doc__ = about
-    return top
 
 
 def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
@@ -99,27 +99,18 @@ def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
 
 def show_examples(lines: tuple[str, ...]) -> None:
     """Below the options: each on a line of its own, however narrow the terminal is."""
-    if lines:
-        from rich.console import Console
+    from rich.console import Console
 
-        console = Console(highlight=False)
-        console.print(" Example" + ("s" if len(lines) > 1 else ""), style="bold")
-        for line in lines:
-            console.print(f"   {line}", style="cyan", markup=False, soft_wrap=True)
-
-
-def _all_of(names: list[str]) -> str:
-    return f": choose one of {', '.join(names)}."
+    console = Console(highlight=False)
+    console.print(" Example" + "s" * (len(lines) > 1), style="bold")
+    for line in lines:
+        console.print(f"   {line}", style="cyan", markup=False, soft_wrap=True)
 
 
 def _argument_helps(function: Any) -> dict[str, str | None]:
-    """The help texts of the arguments, as the function's annotations have them."""
-    helps = {}
-    for name, hint in get_type_hints(function, include_extras=True).items():
-        for about in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
-            if isinstance(about, ArgumentInfo):
-                helps[name] = about.help
-    return helps
+    """Return the help texts of the arguments, as the function's annotations have them."""
+    hints = get_type_hints(function, include_extras=True).items()
+    return {name: part.help for name, hint in hints for part in get_args(hint) if isinstance(part, ArgumentInfo)}
 
 
 def _placeholder(kind: Any) -> str | None:
@@ -149,34 +140,37 @@ DTYPES = ("float16", "float32")
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]
+
+
 def checked(what: str, given: str, names: Iterable[str]) -> None:
     """Refuse a name that is none of them, before anything takes time."""
     if given not in names:
         raise unknown(what, given, names)
 
 
-def completing(*names: str) -> Callable[[str], list[str]]:
-    """What `autocompletion=` wants: the names that begin as the word does."""
+def option(about: str, names: Iterable[str], default: str | bool = True, several: bool = False) -> Any:
+    """Make an option whose values a shell completes; `several` of them are joined by commas, none offered twice."""
+    return typer.Option(help=about, show_default=default, autocompletion=completing(*names, several=several))
+
+
+def argument(about: str, names: Iterable[str]) -> Any:
+    """Make an argument whose values a shell completes."""
+    return typer.Argument(help=about, autocompletion=completing(*names))
+
+
+def completing(*names: str, several: bool = False) -> Callable[[str], list[str]]:
+    """Return what `autocompletion=` wants: the names that begin as the word does."""
 
     def complete(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
-
-    return complete
-
-
-def completing_list(*names: str) -> Callable[[str], list[str]]:
-    """The same for names joined by commas: the last of them is completed, and none is offered twice."""
-
-    def complete(incomplete: str) -> list[str]:
-        *before, last = incomplete.split(",")
-        left = [name for name in names if name not in before]
-        return [",".join([*before, name]) for name in left if name.startswith(last)]
+        *before, last = incomplete.split(",") if several else [incomplete]
+        return [",".join([*before, name]) for name in names if name not in before and name.startswith(last)]
 
     return complete
 
 
 def prepare(folder: Path) -> None:
-    """Find out before the work, not after it, that nothing can be written."""
+    """Make a folder; refuse one that cannot be written before the work, not after it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -188,7 +182,7 @@ def prepare(folder: Path) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Infinite numbers and NaN become null; letters that the output cannot write are escaped."""
+    """Print one value; infinite numbers and NaN become null, letters that the output cannot write are escaped."""
     plain = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") != "utf8"
     typer.echo(json.dumps(_plain(value), indent=2, ensure_ascii=plain, allow_nan=False))
 
