@@ -212,8 +212,8 @@ def test_who_colludes_knows_too_little():
         places, secret = list(held), clients[victim]._open["e"]
         few, enough = places[: terms.colluding], places[: terms.threshold]
         for k, whole in enumerate((secret.key, secret.mask)):
-            assert keys.join({place: held[place][k] for place in few}) != whole
-            assert keys.join({place: held[place][k] for place in enough}) == whole
+            assert keys.join_shares({place: held[place][k] for place in few}) != whole
+            assert keys.join_shares({place: held[place][k] for place in enough}) == whole
 
 
 def test_a_client_wants_to_be_safe_from_as_many_as_it_says():

@@ -112,17 +112,17 @@ def test_clip_is_checked_before_anything_is_masked(clients):
 @given(st.integers(0, keys.PRIME - 1), st.integers(1, 8), st.integers(0, 5), st.randoms())
 def test_any_threshold_of_shares_gives_the_secret_back(secret, threshold, more, random):
     places = random.sample(range(1, 200), threshold + more)
-    shares = dict(zip(places, keys.split(secret, threshold, places), strict=True))
+    shares = dict(zip(places, keys.split_secret(secret, threshold, places), strict=True))
     chosen = random.sample(places, threshold)
-    assert keys.join({place: shares[place] for place in chosen}) == secret
+    assert keys.join_shares({place: shares[place] for place in chosen}) == secret
 
 
 def test_fewer_shares_say_nothing():
     """With τ − 1 shares fixed, every secret is as likely: there is a last share for each of them."""
-    shares = dict(zip([1, 2, 3], keys.split(77, 3, [1, 2, 3]), strict=True))
-    seen = {keys.join({1: shares[1], 2: shares[2], 3: last}) for last in range(50)}
+    shares = dict(zip([1, 2, 3], keys.split_secret(77, 3, [1, 2, 3]), strict=True))
+    seen = {keys.join_shares({1: shares[1], 2: shares[2], 3: last}) for last in range(50)}
     assert len(seen) == 50
-    firsts = np.array([float(keys.split(0, 2, [1])[0]) / keys.PRIME for _ in range(2000)])
+    firsts = np.array([float(keys.split_secret(0, 2, [1])[0]) / keys.PRIME for _ in range(2000)])
     assert abs(firsts.mean() - 0.5) < 6 * np.sqrt(1 / 12 / 2000)
 
 

@@ -62,10 +62,10 @@ def test_a_network_takes_the_same_way():
     assert off(masked.x, plain.x) <= 1e-9
 
 
-def test_vectors_that_are_kept_are_not_summed_in_another_company():
+def test_vectors_that_are_kept_are_not_summed_over_different_clients():
     """Scaffold (option I) adds up kept variates over whoever is drawn: differences of such sums show single ones."""
     method = sp.Scaffold(local_steps=4, option="I", clients_per_round=3, weights="samples")
-    with pytest.raises(InputError, match="in another company it would show somebody's own"):
+    with pytest.raises(InputError, match="one over different clients would show somebody's own"):
         sp.train(method, secure(cohort()), rounds=8)
 
 

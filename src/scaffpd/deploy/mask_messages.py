@@ -21,7 +21,7 @@ from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
 from scaffpd.masking import FixedPoint, Opened, Terms
 from scaffpd.masking.exchange import KEY, SEALED, SHOWN
-from scaffpd.masking.keys import BYTES
+from scaffpd.masking.keys import SHARE_BYTES
 
 
 def numbers_of(data: bytes, rows: int) -> Array:
@@ -68,13 +68,13 @@ def around_of(arrays: Mapping[str, Array], terms: Terms, name: str) -> dict[str,
 def share_arrays(shares: Mapping[str, int], terms: Terms, name: str) -> dict[str, Array]:
     """A silo's shares of its neighbours' secrets."""
     others = terms.neighbours(name)
-    return {"shares": numbers_of(b"".join(shares[o].to_bytes(BYTES, "big") for o in others), len(others))}
+    return {"shares": numbers_of(b"".join(shares[o].to_bytes(SHARE_BYTES, "big") for o in others), len(others))}
 
 
 def shares_of(arrays: Mapping[str, Array], terms: Terms, name: str) -> dict[str, int]:
     """What `share_arrays` made."""
     others = terms.neighbours(name)
-    rows = bytes_of(arrays.get("shares"), len(others), BYTES)
+    rows = bytes_of(arrays.get("shares"), len(others), SHARE_BYTES)
     return {other: int.from_bytes(row, "big") for other, row in zip(others, rows, strict=True)}
 
 

@@ -36,11 +36,11 @@ from scaffpd.masking.keys import (
     Identity,
     add_stream,
     as_bytes,
+    derive_key,
     mark,
     mask_seed,
     pair_seed,
     private_key,
-    seed,
     sign,
 )
 from scaffpd.masking.terms import Accused, FixedPoint, Forgotten, Ring, Terms
@@ -130,10 +130,10 @@ class Party:
             raise InputError(
                 f"This client takes part in sums that bear {self._least} colluding clients, not {terms.colluding}."
             )
-        mine = _Secrets(terms, keys.fresh(), keys.fresh())
+        mine = _Secrets(terms, keys.fresh_secret(), keys.fresh_secret())
         opened = Opened(private_key(mine.key, terms).public_key().public_bytes_raw(), mark(mine.mask), {})
         places = [terms.names.index(other) + 1 for other in terms.neighbours(self.name)]
-        parts = (keys.split(secret, terms.threshold, places) for secret in (mine.key, mine.mask))
+        parts = (keys.split_secret(secret, terms.threshold, places) for secret in (mine.key, mine.mask))
         sealed = {}
         for other, a, b in zip(terms.neighbours(self.name), *parts, strict=True):
             sealed[other] = self._box(terms, self.name, other, opened).encrypt(bytes(12), as_bytes(a, b), None)
@@ -190,7 +190,7 @@ class Party:
         except (InvalidTag, KeyError):
             sentence = f"The shares of {other!r} are not from {other!r}, or not for this exchange."
             raise Accused(other, sentence) from None
-        return int.from_bytes(both[: keys.BYTES], "big"), int.from_bytes(both[keys.BYTES :], "big")
+        return int.from_bytes(both[: keys.SHARE_BYTES], "big"), int.from_bytes(both[keys.SHARE_BYTES :], "big")
 
     def _box(self, terms: Terms, sender: str, receiver: str, opened: Opened) -> ChaCha20Poly1305:
         """A cipher for one message: its key is of this exchange, these two clients, this direction, and this opening.
@@ -207,7 +207,7 @@ class Party:
             except ValueError:
                 raise Accused(other, f"The key of {other!r} cannot be used.") from None
         salt = terms.digest + opened.key + opened.mark
-        return ChaCha20Poly1305(seed(self._agreed[other], salt, f"shares {sender}\0{receiver}"))
+        return ChaCha20Poly1305(derive_key(self._agreed[other], salt, f"shares {sender}\0{receiver}"))
 
     def kept(self) -> dict[str, Any]:
         """What another process of this client needs to go on: it holds secrets, and must not leave the site."""
@@ -305,6 +305,6 @@ class Aggregator:
                 f"Only {len(said)} neighbours of {name!r} are left, {terms.threshold} are needed: the sum stays closed."
             )
         for chosen in islice(combinations(said.items(), terms.threshold), TRIED):
-            if right(name, secret := keys.join(dict(chosen))):
+            if right(name, secret := keys.join_shares(dict(chosen))):
                 return secret
         raise Incomplete(f"The shares of {name!r} do not fit together: the sum stays closed.")

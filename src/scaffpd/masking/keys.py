@@ -32,9 +32,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
-from scaffpd import system as secret
 from scaffpd.errors import InputError
 from scaffpd.masking.terms import Ring, Terms
+from scaffpd.system import load_or_create
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Identity:
     @classmethod
     def kept(cls, name: str, path: Path, certificate: tuple[bytes, bytes] | None = None) -> Identity:
         """The key of a file that only its owner can read, made where there is none."""
-        return cls(name, X25519PrivateKey.from_private_bytes(secret.load_or_create(path)), certificate)
+        return cls(name, X25519PrivateKey.from_private_bytes(load_or_create(path)), certificate)
 
     def agreed(self, other: Card) -> bytes:
         """The secret that only the two know."""
@@ -167,16 +167,16 @@ def _verify(key: Any, signature: bytes, message: bytes) -> None:
 
 
 PRIME = 2**255 - 19
-BYTES = 32
+SHARE_BYTES = 32
 
 
-def fresh() -> int:
-    """A random secret."""
+def fresh_secret() -> int:
+    """Draw a random secret."""
     return secrets.randbelow(PRIME)
 
 
-def split(secret: int, threshold: int, places: Sequence[int]) -> list[int]:
-    """The shares for holders at these places (positive and different from each other)."""
+def split_secret(secret: int, threshold: int, places: Sequence[int]) -> list[int]:
+    """Return the shares for holders at these places (positive and different from each other)."""
     rest = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     shares = []
     for place in places:
@@ -187,8 +187,8 @@ def split(secret: int, threshold: int, places: Sequence[int]) -> list[int]:
     return shares
 
 
-def join(shares: Mapping[int, int]) -> int:
-    """The secret, from exactly as many shares (by their places) as its threshold."""
+def join_shares(shares: Mapping[int, int]) -> int:
+    """Return the secret, from exactly as many shares (by their places) as its threshold."""
     total = 0
     for place, share in shares.items():
         above = below = 1
@@ -203,13 +203,13 @@ BLOCK = 2**14  # numbers at a time: what is added to them is still in the cache
 _ZEROS = bytes(8 * BLOCK)
 
 
-def seed(secret: bytes, salt: bytes, purpose: str) -> bytes:
-    """A key of 32 bytes for one purpose only."""
+def derive_key(secret: bytes, salt: bytes, purpose: str) -> bytes:
+    """Derive a key of 32 bytes for one purpose only."""
     return HKDF(SHA256(), 32, salt, f"scaffpd {purpose}".encode()).derive(secret)
 
 
 def add_stream(total: Ring, key: bytes, sign: int) -> None:
-    """Add a key's stream of uniform numbers modulo 2⁶⁴ to `total`, or take it away.
+    """Add a key's stream of uniform numbers modulo 2⁶⁴ to `total`, or subtract it.
 
     A key is for one stream: it starts at zero. Streams are read as little-endian numbers on every machine.
     """
@@ -224,28 +224,28 @@ def add_stream(total: Ring, key: bytes, sign: int) -> None:
 
 
 def nonce() -> str:
-    """A name that nobody has used before."""
+    """Return a name that nobody has used before."""
     return os.urandom(16).hex()
 
 
 def private_key(secret: int, terms: Terms) -> X25519PrivateKey:
     """a_i."""
-    return X25519PrivateKey.from_private_bytes(seed(as_bytes(secret), terms.digest, "key"))
+    return X25519PrivateKey.from_private_bytes(derive_key(as_bytes(secret), terms.digest, "key"))
 
 
 def mask_seed(secret: int, terms: Terms) -> bytes:
     """The seed of b_i's stream."""
-    return seed(as_bytes(secret), terms.digest, "mask")
+    return derive_key(as_bytes(secret), terms.digest, "mask")
 
 
 def pair_seed(own: X25519PrivateKey, key: bytes, terms: Terms, name: str, other: str) -> bytes:
     """s_ij, from one's private and the other's public key."""
     first, second = sorted((name, other))
-    return seed(own.exchange(X25519PublicKey.from_public_bytes(key)), terms.digest, f"pair {first}\0{second}")
+    return derive_key(own.exchange(X25519PublicKey.from_public_bytes(key)), terms.digest, f"pair {first}\0{second}")
 
 
 def sign(name: str, other: str) -> int:
-    """Which of two neighbours adds their stream, and which takes it away."""
+    """Return +1 for the neighbour that adds the stream of two, -1 for the one that subtracts it."""
     return 1 if name < other else -1
 
 
@@ -256,4 +256,4 @@ def mark(secret: int) -> bytes:
 
 def as_bytes(*secrets: int) -> bytes:
     """Whole numbers below the prime, 32 bytes each."""
-    return b"".join(secret.to_bytes(BYTES, "big") for secret in secrets)
+    return b"".join(secret.to_bytes(SHARE_BYTES, "big") for secret in secrets)

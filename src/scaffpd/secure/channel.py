@@ -33,7 +33,7 @@ REMEMBERED = 256  # vectors
 
 
 class DisclosureGuard:
-    """The memory of one client.
+    """Remembers in which sums a client's vectors have been, and refuses those that would show one.
 
     Args:
         changing: whether the same vector may be in sums of other clients; those who leave show theirs by it.
@@ -49,12 +49,12 @@ class DisclosureGuard:
         if weight == 0 or not np.any(vector):
             return
         name, names = hashlib.blake2b(np.ascontiguousarray(vector).data).hexdigest(), "\0".join(sorted(terms.names))
-        company, sums = self._known.pop(name, (names, []))
-        if company != names and not self.changing:
+        before, sums = self._known.pop(name, (names, []))
+        if before != names and not self.changing:
             raise InputError(
-                "This client's vector has been in a sum with others: in another company it would show somebody's own."
+                "This client's vector has been in a sum already: one over different clients would show somebody's own."
             )
-        sums = sums if company == names else []
+        sums = sums if before == names else []
         if [weight, total] not in sums:
             sums = [*sums, [weight, total]]
         if self.counted and len(sums) >= max(2, len(terms.names) - terms.colluding):
@@ -67,11 +67,11 @@ class DisclosureGuard:
 
     def kept(self) -> list[Any]:
         """As JSON has it."""
-        return [[name, company, sums] for name, (company, sums) in self._known.items()]
+        return [[name, names, sums] for name, (names, sums) in self._known.items()]
 
     def restore(self, kept: list[Any]) -> None:
         """Go on from what `kept` returned."""
-        self._known = OrderedDict((name, (company, sums)) for name, company, sums in kept)
+        self._known = OrderedDict((name, (names, sums)) for name, names, sums in kept)
 
 
 Rounding = tuple[Vector, Vector]
@@ -210,11 +210,11 @@ class GuardedParty(NamedTuple):
 
     Attributes:
         party: its keys and secrets.
-        company: the sums that its vectors have been in.
+        guard: the sums that its vectors have been in.
     """
 
     party: Party
-    company: DisclosureGuard
+    guard: DisclosureGuard
 
     def answer(
         self,
@@ -231,7 +231,7 @@ class GuardedParty(NamedTuple):
         exponent = exponent_of(scaled)
         if numbers is None or terms is None or exponent > numbers.exponent:
             return MaskedReply(exponent, None)
-        self.company.check(own, part.weight, part.total, terms)
+        self.guard.check(own, part.weight, part.total, terms)
         return MaskedReply(exponent, self.party.mask(terms.exchange, around, numbers, scaled))
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scaffpd.errors import InputError
 from scaffpd.masking import Aggregator, FixedPoint, Incomplete, Opened, Terms
 from scaffpd.masking.exchange import SEALED, SHOWN
-from scaffpd.masking.keys import BYTES, nonce
+from scaffpd.masking.keys import SHARE_BYTES, nonce
 from scaffpd.masking.terms import LARGEST, SMALLEST
 from scaffpd.secure.channel import MaskedReply, SumChannel, SumRequest
 
@@ -96,7 +96,9 @@ class SecureSums:
         shares, opened = self.channel.reveal(terms, aggregator.survivors, following)
         if set(opened) == set(following.names):
             self._pending = following, opened
-        self._count(1, sum(map(len, shares.values())) * BYTES + self._opening(following), SMALL * len(terms.names))
+        self._count(
+            1, sum(map(len, shares.values())) * SHARE_BYTES + self._opening(following), SMALL * len(terms.names)
+        )
         return aggregator.open(shares)
 
     def _terms(self, names: Sequence[str]) -> Terms:
