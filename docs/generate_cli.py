@@ -50,7 +50,8 @@ def section(name: str, command: click.Command, shown: Shown) -> str:
     parts = [f"{'##' if len(name.split()) < 3 else '###'} `{name}`", *paragraphs(command)]
     if isinstance(command, click.Group):
         listed = [(part, command.get_command(context, part)) for part in command.list_commands(context)]
-        rows = [f"| [`{part}`](#{anchor(f'{name} {part}')}) | {brief(below)} |" for part, below in listed if below]
+        seen = [(part, below) for part, below in listed if below and not below.hidden]
+        rows = [f"| [`{part}`](#{anchor(f'{name} {part}')}) | {brief(below)} |" for part, below in seen]
         parts += ["\n".join(["| command | what it does |", "|---|---|", *rows])]
     else:
         parts += [f"```text\n{name} {' '.join(command.collect_usage_pieces(context))}\n```"]

@@ -12,6 +12,7 @@ from experiments import image_tables as tables
 from experiments.image_curves import BASELINE, Curve
 from experiments.image_plans import METHODS, Cut
 from scaffpd.comparison import Comparison
+from scaffpd.comparison.runs import Run
 from scaffpd.figures import BLACK, BLUE, GREEN, ORANGE, PINK, QUIET, RED, RULE, SKY, STYLE, partition_picture
 
 COLOURS = dict(zip(METHODS, (BLACK, ORANGE, GREEN, PINK, SKY, QUIET, "#9a6324", RED), strict=True))
@@ -22,8 +23,7 @@ DPI = 150
 
 def partition(cut: Cut, path: Path, title: str) -> Path:
     """Clients × classes of the first seed."""
-    figure = partition_picture(cut.parts(0), cut.train, title=title)
-    return _save(figure, path)
+    return _save(partition_picture(cut.parts(0), cut.train, title=title), path)
 
 
 def tradeoff(comparison: Comparison, path: Path, title: str) -> Path:
@@ -50,17 +50,18 @@ def points(comparison: Comparison) -> list[tuple[Any, ...]]:
     """What the picture shows, for a file."""
     return [
         (run.job.method, run.job.seed, *(f"{row[name]:.6f}" for name in (tables.AVERAGE, tables.WORST, tables.BEST)))
-        for run, row in zip(comparison.runs, comparison.rows, strict=True)
-        if run.job.phase == "final" and not run.failed
+        for run, row in _finals(comparison)
     ]
 
 
+def _finals(comparison: Comparison) -> list[tuple[Run, dict[str, Any]]]:
+    pairs = zip(comparison.runs, comparison.rows, strict=True)
+    return [(run, row) for run, row in pairs if run.job.phase == "final" and not run.failed]
+
+
 def _cloud(panel: Any, comparison: Comparison, method: str, measure: str) -> None:
-    """A small mark for every seed and a large one for their mean."""
-    rows = [
-        row for run, row in zip(comparison.runs, comparison.rows, strict=True)
-        if run.job.method == method and run.job.phase == "final" and not run.failed
-    ]  # fmt: skip
+    """Draw a small mark for every seed and a large one for their mean."""
+    rows = [row for run, row in _finals(comparison) if run.job.method == method]
     if not rows:
         return
     x, y = (100 * np.array([row[name] for row in rows], dtype=float) for name in (measure, tables.WORST))

@@ -41,20 +41,26 @@ def run_python(page, scope=None):
     return scope
 
 
+EXPERIMENTS = "python -m experiments.reproduce "
+
+
 def commands(page):
-    """Every `scaffpd …` line of a page's consoles and indented blocks, as words, without comments."""
+    """Every line of a page's consoles and indented blocks that calls us, as words, without comments."""
     text = page.read_text(encoding="utf-8")
     consoles = [line for code in blocks(page, "console") + blocks(page, "text") for line in code.splitlines()]
     indented = [line.strip() for line in FENCE.sub("", text).splitlines() if line.startswith("    ")]
     lines = [re.sub(r"^(\$ |[A-Z_]+=\S+ )+", "", line) for line in (*consoles, *indented)]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("scaffpd ")]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith(("scaffpd ", EXPERIMENTS))]
 
 
 def understood(words):
     """Refuse a command line that the real command would not take, without carrying it out."""
-    from scaffpd.cli import app
+    from experiments import reproduce
+    from scaffpd import cli
 
-    command, rest, parent = typer.main.get_command(app), [word for word in words[1:] if word != "--help"], None
+    ours = words[0] == "scaffpd"
+    rest, parent = [word for word in words[1 if ours else 3 :] if word != "--help"], None
+    command = typer.main.get_command(cli.app if ours else reproduce.app)
     while isinstance(command, click.Group):
         context = command.make_context(command.name or "scaffpd", list(rest), parent=parent)
         left = [*getattr(context, "_protected_args", []), *context.args]

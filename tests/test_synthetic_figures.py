@@ -91,7 +91,11 @@ def test_scaff_pd_converges_linearly_to_rounding(setting):
     assert np.abs(np.log10(run.errors[r]) - start - slope * r).max() < 4  # a straight line, of some twenty decades
 
 
-@pytest.mark.parametrize("setting", [PLAN.rho_settings[0], PLAN.sigma_settings[0]], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "setting",
+    [PLAN.rho_settings[0], pytest.param(PLAN.sigma_settings[0], marks=pytest.mark.long)],
+    ids=lambda s: s.name,
+)
 def test_drfa_needs_more_than_ten_times_the_rounds_at_every_local_rate(setting):
     """Every third local rate of the grid, at its middle dual rate; all are in `results/`."""
     place, limit = bench(setting), 10 * scaff_pd(setting).rounds_to(TARGET)

@@ -46,15 +46,17 @@ def test_a_command_that_does_not_exist_is_noticed():
     for line in ("scaffpd deno", "scaffpd compare digits --seed-s 3", "scaffpd deploy locale", "scaffpd demo --rho"):
         with pytest.raises(Exception, match=r".+"):
             understood(line.split())
+    with pytest.raises(Exception, match=r".+"):
+        understood(["python", "-m", "experiments.reproduce", "cifar10", "--smal"])
     understood(["scaffpd", "deploy", "local", "--engine", "flare", "--silos", "4"])
 
 
 def test_cheap_commands_run(tmp_path, monkeypatch):
-    from scaffpd.cli import run
+    from experiments.reproduce import run
 
     monkeypatch.chdir(tmp_path)
     cheap = [words for words in commands(ROOT / "docs" / "reproducing.md") if "--quick" in words]
     assert cheap
     for words in cheap:
-        assert run([*words[1:], "--quiet"]) == 0
+        assert run([*words[3:], "--quiet"]) == 0
     assert list(tmp_path.glob("quick/*.png"))

@@ -123,7 +123,7 @@ def test_an_interrupted_study_goes_on_to_the_same_numbers(root, cifar10, tmp_pat
         assert [one[key] for key in keep] == [other[key] for key in keep]
 
 
-@pytest.mark.parametrize(("option", "value"), [("--rounds", "4"), ("--l2", "0.1")])
+@pytest.mark.parametrize(("option", "value"), [("--rounds", "4"), pytest.param("--l2", "0.1", marks=pytest.mark.long)])
 def test_other_settings_need_another_folder(option, value, root, cifar10, capsys):
     before = contents(cifar10)
     assert reproduce(root, "cifar10", cifar10, "--train-per-class", "80", "--quiet", option, value) == 2

@@ -35,7 +35,7 @@ TABLES = ("runs.csv", "clients.csv", "table.csv")
 
 
 class Journal:
-    """Runs on disk; without a folder, runs in memory only."""
+    """The runs that are done, on disk where there is a folder."""
 
     def __init__(self, folder: str | os.PathLike[str] | None, about: dict[str, Any]) -> None:
         self.runs: dict[RunKey, Run] = {}
@@ -59,7 +59,7 @@ class Journal:
             raise InputError(f"Cannot write to the folder {str(folder)!r}: {why}.") from None
 
     def _read(self, log: Path) -> None:
-        """All whole lines; the beginning of a line whose writing was interrupted is cut off."""
+        """Read all whole lines; cut off the beginning of a line whose writing was interrupted."""
         text = log.read_bytes() if log.exists() else b""
         whole = text[: text.rfind(b"\n") + 1]
         try:
@@ -71,7 +71,7 @@ class Journal:
         self.runs = {run.job: run for run in runs}
 
     def add(self, run: Run) -> None:
-        """Keep a run, on disk before anything else happens."""
+        """Add a run, on disk before anything else happens."""
         self.runs[run.job] = run
         if self.folder is not None:
             with (self.folder / LOG).open("a", encoding="utf-8") as file:
@@ -126,7 +126,7 @@ def compare(
     Rates are chosen for each seed by itself, on validation rows that are taken out of the clients' training rows: no
     test row takes part (a choice shared between seeds would see other seeds' test rows). The method is then trained on
     all training rows, with the chosen factors on the automatic rates, and scored on the test rows. How many local
-    steps, samples and exchanges a round of each method takes is the caller's matter, and stands in the table.
+    steps, samples and exchanges a round of each method takes is up to the caller, and is in the table.
 
     Args:
         methods: a mapping from labels to methods, or a list.
@@ -172,7 +172,7 @@ def compare(
 
 
 def _settled(setting: Setting) -> Setting:
-    """With what `fair` chooses for this problem in its place, so that tables have the J and the batch of that."""
+    """Replace `fair` by the method it chooses for this problem, so that tables have its J and its batch."""
     open_ = {label: method for label, method in setting.methods.items() if hasattr(method, "choice")}
     if not open_:
         return setting
@@ -181,7 +181,7 @@ def _settled(setting: Setting) -> Setting:
 
 
 def _checked_data(setting: Setting) -> list[str]:
-    """Bind every seed's rows once, so that what is wrong with them is said before any work; what they are."""
+    """Bind every seed's rows once, so that mistakes are reported before any work; return their fingerprints."""
     prints = []
     for seed in setting.seeds:
         cohort = setting.problem.cohort(seed)

@@ -1,4 +1,4 @@
-"""One run of a comparison, in this process or in a worker that is started afresh and has one thread."""
+"""One run of a comparison, in this process or in a worker process that has one thread; the numbers are the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from scaffpd.training import Result, Status, train
 TUNE, FINAL = "tune", "final"
 SPLITS = {TUNE: ("train", "validation"), FINAL: ("train", "test")}
 NUMBERS = ("loss", "accuracy", "counts")
-KEPT = 4  # cohorts, in main memory
+COHORTS = 4  # that a runner holds in main memory
 REFUSED, SKIPPED = "refused", "skipped"
 FAILED = (REFUSED, SKIPPED, str(Status.DIVERGED))
 
@@ -119,29 +119,24 @@ def _of(spread: Spread, measure: str) -> float:
 
 
 class Runner:
-    """A setting ready to run: cohorts are bound to their rows once, and one at a time where memory is a device's."""
+    """Carry out the runs of a setting; cohorts are bound to their rows once, and held one at a time on a device."""
 
     def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.room = KEPT if setting.problem.device == "cpu" else 1
-        self.kept: dict[tuple[int, str], Cohort] = {}
-
-    @property
-    def name(self) -> str:
-        """The problem's name."""
-        return self.setting.problem.name
+        self.setting, self.name = setting, setting.problem.name
+        self.most = COHORTS if setting.problem.device == "cpu" else 1
+        self.cohorts: dict[tuple[int, str], Cohort] = {}
 
     def cohort(self, seed: int, phase: str) -> Cohort:
         """The clients of one seed, with validation rows in the place of test rows for tuning."""
-        if (seed, phase) not in self.kept:
-            while len(self.kept) >= self.room:
-                del self.kept[next(iter(self.kept))]
+        if (seed, phase) not in self.cohorts:
+            while len(self.cohorts) >= self.most:
+                del self.cohorts[next(iter(self.cohorts))]
             problem, fraction = self.setting.problem, self.setting.validation
-            self.kept[seed, phase] = problem.cohort(seed) if phase == FINAL else problem.rehearsal(seed, fraction)
-        return self.kept[seed, phase]
+            self.cohorts[seed, phase] = problem.cohort(seed) if phase == FINAL else problem.rehearsal(seed, fraction)
+        return self.cohorts[seed, phase]
 
     def carry_out(self, job: RunKey) -> Run:
-        """Train and score; what a method refuses to do is an outcome as well."""
+        """Train and score a method; a refusal is an outcome as well."""
         factors = self.setting.lattice[job.method][job.point]
         try:
             with np.errstate(all="ignore"):  # rates that are too large overflow before they are called diverged
@@ -197,7 +192,7 @@ KILLED = "A worker process was killed, perhaps for want of memory; with `out`, t
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Matrices as small as these gain nothing from threads, and on a busy machine lose their time waiting."""
+    """Compute on one thread: small matrices gain nothing from more, and lose time on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -234,22 +229,22 @@ class Pool:
                     run = self.runner.carry_out(job)
                 yield run
             return
-        self._hire(min(self.processes, len(jobs)))
+        self._start(min(self.processes, len(jobs)))
         waiting = list(reversed(jobs))
-        running = {pipe: _hand(pipe, waiting) for pipe in self.workers}
+        running = {pipe: _send_next(pipe, waiting) for pipe in self.workers}
         while any(running.values()):
             for pipe in [p for p in connection.wait([p for p in running if running[p]]) if isinstance(p, Connection)]:
                 run = _answer(pipe, RuntimeError(KILLED))
-                running[pipe] = _hand(pipe, waiting)
+                running[pipe] = _send_next(pipe, waiting)
                 yield run
 
-    def _hire(self, wanted: int) -> None:
+    def _start(self, wanted: int) -> None:
         """Start processes until there are `wanted`, all at once, and wait until each has said that it is ready."""
         context, fresh = get_context("spawn"), []
         for _ in range(wanted - len(self.workers)):
             ours, theirs = context.Pipe()
             worker = context.Process(target=_serve, args=(theirs, self.payload), daemon=True)
-            with _deaf(), nullcontext() if b"__main__" in self.payload else _hidden_main():
+            with _ignoring_interrupts(), nullcontext() if b"__main__" in self.payload else _hidden_main():
                 worker.start()
             theirs.close()
             self.workers[ours] = worker
@@ -263,7 +258,7 @@ class _Failure(str):
 
 
 def _answer(pipe: Connection, otherwise: Exception) -> Any:
-    """What a worker says; where it has gone without a word, `otherwise` is raised."""
+    """Return what a worker sends; raise `otherwise` where it has ended."""
     try:
         answer = pipe.recv()
     except (EOFError, ConnectionError):
@@ -273,7 +268,7 @@ def _answer(pipe: Connection, otherwise: Exception) -> Any:
     return answer
 
 
-def _hand(pipe: Connection, waiting: list[Any]) -> bool:
+def _send_next(pipe: Connection, waiting: list[Any]) -> bool:
     if waiting:
         pipe.send(waiting.pop())
         return True
@@ -281,7 +276,7 @@ def _hand(pipe: Connection, waiting: list[Any]) -> bool:
 
 
 def _serve(pipe: Connection, payload: bytes) -> None:
-    """The life of a worker."""
+    """Carry out jobs from a pipe until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
@@ -306,8 +301,8 @@ def _packed(runner: Any) -> bytes:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes that start meanwhile never hear Ctrl-C, which reaches everybody; it is the parent that sees to it."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C, which reaches all of them; the parent ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -320,7 +315,7 @@ def _deaf() -> Iterator[None]:
 
 @contextmanager
 def _hidden_main() -> Iterator[None]:
-    """A spawned process runs the caller's script again unless it cannot see it; nothing here needs what is in there."""
+    """Hide the caller's script, which a spawned process would run again and which nothing here needs."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
