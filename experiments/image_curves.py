@@ -24,7 +24,7 @@ from scaffpd.comparison.setting import configured
 from scaffpd.comparison.tables import markdown_table
 from scaffpd.metrics import Summary
 from scaffpd.objectives import Average, ChiSquare
-from scaffpd.progress import Tally
+from scaffpd.system import Tally
 from scaffpd.training import RoundInfo, Status, train
 
 BASELINE = "SCAFFOLD"

@@ -10,7 +10,7 @@ from experiments.synthetic_problem import J, Plan, Setting, bench
 from experiments.synthetic_tuning import Attempt, Candidate, Trace, at_edge, settled, trace, tune
 from scaffpd.algorithms import DRFA
 from scaffpd.comparison.runs import Pool
-from scaffpd.progress import Tally
+from scaffpd.system import Tally
 
 SAMPLED = 3  # of five clients, for DRFA as it was published
 DRAWN = f"DRFA, {SAMPLED} clients drawn"

@@ -1,8 +1,11 @@
-"""Imports only point down: a floor may use the floors below it and itself, never those above."""
+"""Imports only point down: a layer may use the layers below it and itself, never those above."""
 
 from __future__ import annotations
 
 import ast
+import collections
+import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +13,11 @@ from pathlib import Path
 import scaffpd
 
 ROOT = Path(scaffpd.__file__).parent
+PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+MOST_FILES, MOST_LINES = 180, 35_500
 
-# From the ground up. A module may import from its own floor only within its own package.
-FLOORS = [
+# From the bottom up. A module may import from its own layer only within its own package.
+LAYERS = [
     {"errors"},
     {"system"},
     {"federation", "objectives", "data", "checkpoint", "masking"},
@@ -23,7 +28,6 @@ FLOORS = [
         "metrics",
         "models",
         "steps",
-        "progress",
         "quasi_newton",
         "reference",
         "saddle",
@@ -48,15 +52,15 @@ FORBIDDEN = {
 }
 
 
-def floor(part):
-    return next(i for i, names in enumerate(FLOORS) if part in names)
+def layer(part):
+    return next(i for i, names in enumerate(LAYERS) if part in names)
 
 
 def imports():
     """(importing part, imported part, file) for every import of our own modules."""
     for file in ROOT.rglob("*.py"):
         relative = file.relative_to(ROOT)
-        if relative in (Path("__init__.py"), Path("__main__.py")):  # the doors of the house, not floors of it
+        if relative in (Path("__init__.py"), Path("__main__.py")):  # they open the package and are in no layer
             continue
         part = relative.parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -73,18 +77,18 @@ def imports():
                     yield part, pieces[1], relative
 
 
-def test_every_module_has_a_floor():
+def test_every_module_has_a_layer():
     parts = {p.name.removesuffix(".py") for p in ROOT.iterdir() if not p.name.startswith(("_", "."))}
     parts -= {"py.typed"}
-    assert parts == set().union(*FLOORS) & parts
-    assert set().union(*FLOORS) <= parts
+    assert parts == set().union(*LAYERS) & parts
+    assert set().union(*LAYERS) <= parts
 
 
 def test_arrows_point_down():
     seen = 0
     for part, used, file in imports():
         seen += 1
-        assert part == used or floor(used) < floor(part), f"{file} imports scaffpd.{used}, which is not below it"
+        assert part == used or layer(used) < layer(part), f"{file} imports scaffpd.{used}, which is not below it"
         assert (part, used) not in FORBIDDEN, f"{file} must not know scaffpd.{used}"
     assert seen > 50
 
@@ -116,3 +120,51 @@ def test_every_public_name_can_be_imported():
     for name in scaffpd.__all__:
         assert getattr(scaffpd, name) is not None
     assert set(scaffpd.__all__) <= set(dir(scaffpd))
+
+
+def modules():
+    """{module: its syntax tree} of the package."""
+    files = {file.relative_to(ROOT.parent).with_suffix(""): file for file in sorted(ROOT.rglob("*.py"))}
+    return {
+        ".".join(path.parts).removesuffix(".__init__"): ast.parse(file.read_text(encoding="utf-8"))
+        for path, file in files.items()
+    }
+
+
+def test_a_class_name_is_defined_once():
+    homes = collections.defaultdict(list)
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(name)
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Imports at the top of modules make no cycle; those inside functions and for type checkers are not followed."""
+    trees = modules()
+    graph = collections.defaultdict(set)
+    for name, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("scaffpd"):
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    graph[name].add(inner if inner in trees else node.module)
+            elif isinstance(node, ast.Import):
+                graph[name] |= {alias.name for alias in node.names if alias.name in trees}
+        graph[name].discard(name)
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
+
+
+def test_the_package_stays_small_enough_to_hold_in_the_head():
+    files = [file.read_text(encoding="utf-8").count("\n") for file in ROOT.rglob("*.py")]
+    assert len(files) <= MOST_FILES
+    assert sum(files) <= MOST_LINES  # a ratchet: lower it when the package shrinks
+
+
+def test_the_page_lists_the_files_that_there_are():
+    """`python docs/generate_architecture.py` writes the list; lines may drift a little before it is run again."""
+    listed = {path: int(n) for path, n in re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", PAGE.read_text("utf-8"), re.M)}
+    lines = {f.relative_to(ROOT).as_posix(): f.read_text("utf-8").count("\n") for f in ROOT.rglob("*.py")}
+    assert set(listed) == {path for path, n in lines.items() if n > 1}
+    assert {path: n for path, n in listed.items() if abs(n - lines[path]) > max(20, 0.15 * n)} == {}

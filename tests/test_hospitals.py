@@ -18,7 +18,6 @@ from sklearn.model_selection import StratifiedKFold
 import scaffpd as sp
 from scaffpd import demo, report
 from scaffpd.data import heart_disease
-from scaffpd.demo import findings
 from scaffpd.errors import InputError
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.reference import reference_optimum
@@ -200,7 +199,7 @@ def test_a_study_that_is_not_certified_says_so(monkeypatch):
     monkeypatch.setattr(demo, "MOST_ROUNDS", 3)
     study = demo.study(splits=2)
     assert not study.certified
-    assert all("NOT the 1e-08 asked for" in line for line in findings.certificates(study)[:2])
+    assert all("NOT the 1e-08 asked for" in line for line in demo.certificates(study)[:2])
 
 
 # ------------------------------------------------------------------ files
@@ -212,7 +211,7 @@ def read(path):
 
 
 def test_the_tables_of_all_splits_read_back(study, tmp_path):
-    findings.write(study, tmp_path, "scaffpd demo")
+    demo.write(study, tmp_path, "scaffpd demo")
     rows = read(tmp_path / "splits.csv")
     for model, comparison in (("average", study.accuracy.average), ("fair", study.accuracy.fair)):
         assert sum(row["model"] == model for row in rows) == 3 * 4
@@ -227,20 +226,20 @@ def test_the_tables_of_all_splits_read_back(study, tmp_path):
 
 
 def test_the_folder_is_that_of_a_run_with_means_over_splits(study, tmp_path):
-    findings.write(study, tmp_path, "scaffpd demo")
+    demo.write(study, tmp_path, "scaffpd demo")
     found = read_run(tmp_path)
-    assert verdict(found) == (f"{findings.headline(study)}.", findings.caveat(study))
+    assert verdict(found) == (f"{demo.headline(study)}.", demo.caveat(study))
     for name, table in (("average", study.accuracy.average), ("fair", study.accuracy.fair)):
         scores = found.scores[name]
         np.testing.assert_allclose([s.value for s in scores], table.mean(0))
         np.testing.assert_allclose([s.deviation for s in scores], table.std(0, ddof=1))
     assert [s.clear for s in found.scores["fair"]] == study.accuracy.clear.tolist()
-    assert findings.baseline(study) in found.remarks
+    assert demo.baseline(study) in found.remarks
 
 
 @pytest.mark.parametrize("rho", [1e-4, 1e3])
 def test_the_report_stands_extremes(rho, tmp_path):
-    findings.write(demo.study(rho, splits=2), tmp_path, "scaffpd demo")
+    demo.write(demo.study(rho, splits=2), tmp_path, "scaffpd demo")
     picture = report.write_picture(tmp_path, "clients", tmp_path / "demo.png")
     pixels = matplotlib.image.imread(picture)[:, :, :3]
     ink = (pixels < 0.9).any(-1)
@@ -263,10 +262,10 @@ def altered(study, accuracy, log_loss=(0, 0, 0, 0), deviation=1e-3):
 
 def test_a_clear_gain_is_called_clear(study):
     words = altered(study, accuracy=(0, 0, -0.02, 0.05), log_loss=(0, 0, 0.1, -0.2))
-    assert findings.headline(words) == (
+    assert demo.headline(words) == (
         "Long Beach, served worst, gains 5.0 points; Switzerland loses 2.0 points: both clear of noise"
     )
-    first, second = findings.findings(words)
+    first, second = demo.findings(words)
     assert "+5.0 ± 0.1 points, clear of noise" in first
     for claim in ("Switzerland's accuracy (2.0 points worse)", "Long Beach's log-loss (0.200 better)"):
         assert claim in second
@@ -274,29 +273,29 @@ def test_a_clear_gain_is_called_clear(study):
 
 def test_noise_is_called_noise(study):
     words = altered(study, accuracy=(0, 0, -0.02, 0.05), deviation=0.2)
-    assert findings.headline(words).endswith("both within noise")
+    assert demo.headline(words).endswith("both within noise")
     mixed = altered(study, accuracy=(0, 0, -0.001, 0.05), deviation=2e-3)
-    assert findings.headline(mixed) == (
+    assert demo.headline(mixed) == (
         "Long Beach, served worst, gains 5.0 points (clear of noise); Switzerland loses 0.1 points (within noise)"
     )
 
 
 def test_nothing_gained_is_not_dressed_up(study):
-    assert findings.headline(altered(study, (0, 0, 0, 0))) == "Long Beach, served worst, is served as before"
-    assert findings.headline(altered(study, (0, 0, 0, -0.05))) == (
+    assert demo.headline(altered(study, (0, 0, 0, 0))) == "Long Beach, served worst, is served as before"
+    assert demo.headline(altered(study, (0, 0, 0, -0.05))) == (
         "Long Beach, served worst, loses 5.0 points: clear of noise"
     )
 
 
 def test_signs():
-    assert [findings.signed(v, 1) for v in (1.25, -3.21, 0.04, -0.04)] == ["+1.3", "−3.2", "0.0", "0.0"]
+    assert [demo.signed(v, 1) for v in (1.25, -3.21, 0.04, -0.04)] == ["+1.3", "−3.2", "0.0", "0.0"]
 
 
 def test_where_one_answer_does_as_well_that_is_said(study):
-    text = findings.baseline(study)
+    text = demo.baseline(study)
     assert text is not None
     assert "93.5 % in Switzerland" in text
     assert "Cleveland" not in text
     other = copy.copy(study)
     vars(other)["accuracy"] = replace(study.accuracy, average=np.ones((3, 4)))
-    assert findings.baseline(other) is None
+    assert demo.baseline(other) is None

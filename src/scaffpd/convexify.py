@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from scaffpd.algorithms import FedAvg, ScaffPD
-from scaffpd.cohort import Cohort
-from scaffpd.cohort.cohort import checked_device, named_pairs
+from scaffpd.cohort import Cohort, checked_device, named_pairs
 from scaffpd.data import Table
 from scaffpd.errors import InputError, count
 from scaffpd.features import Entk, trunk

@@ -1,15 +1,16 @@
-"""The machine under a run: cores, memory, versions, locks, secrets, and files that are written whole or not at all."""
+"""The machine under a run: cores, memory, versions, locks, secrets, whole files, and a progress bar."""
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import scaffpd
 from scaffpd.errors import InputError
@@ -260,3 +261,68 @@ def atomic_write(target: Path) -> Iterator[IO[bytes]]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+class Tally(AbstractContextManager["Tally"]):
+    """A bar of runs, or whatever else is counted; nothing at all where nobody looks or Rich is missing.
+
+    Where the output is no terminal but a bar was asked for, Rich prints its last state as one plain line.
+    """
+
+    def __init__(self, wanted: bool | None, total: int, what: str = "run") -> None:
+        self.bar = _bar(what) if _wanted(wanted) else None
+        self.task = None if self.bar is None else self.bar.add_task("starting", total=total)
+
+    def __enter__(self) -> Self:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def expect(self, runs: int) -> None:
+        """Add so many to the total."""
+        if self.bar is not None:
+            self.bar.update(self.task, total=self.bar.tasks[0].total + runs)
+
+    def advance(self, text: str, runs: int = 1) -> None:
+        """Redraw after so many more runs, the last of which was of `text`."""
+        if self.bar is not None:
+            self.bar.update(self.task, advance=runs, description=text)
+
+
+class Progress(Tally):
+    """A bar of rounds, with the certificate on its way to tol."""
+
+    def __init__(self, wanted: bool | None, rounds: int, tol: float | None) -> None:
+        super().__init__(wanted, rounds, "round")
+        self.tol = tol
+
+    def show(self, moment: Any) -> None:
+        """Redraw after a round."""
+        if self.bar is None:
+            return
+        state = moment.state
+        goal = "" if self.tol is None else f" → {self.tol:.0e}"
+        text = f"gap ≤ {state.certificate:.1e}{goal}  worst loss {state.losses.max():.4g}"
+        self.bar.update(self.task, completed=moment.rounds, description=text)
+
+
+def _wanted(wanted: bool | None) -> bool:
+    return sys.stderr.isatty() if wanted is None else wanted
+
+
+def _bar(what: str) -> Any:
+    try:
+        from rich import console, progress
+    except ImportError:
+        return None
+    columns = (
+        progress.TextColumn(f"{what} {{task.completed}}/{{task.total}}"),
+        progress.BarColumn(bar_width=24),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.description}"),
+    )
+    return progress.Progress(*columns, console=console.Console(stderr=True))

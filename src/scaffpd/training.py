@@ -21,7 +21,7 @@ from scaffpd.federation import Federation, Traffic, Vector
 from scaffpd.history import History
 from scaffpd.models.numerics import limit_threads
 from scaffpd.privacy.accountant import Account, Spent
-from scaffpd.progress import Progress
+from scaffpd.system import Progress
 
 PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
 EXPLOSION = 1e10  # growth of the largest loss beyond which a run is called diverged

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import scaffpd as sp
 from scaffpd.algorithms import ALGORITHMS
 from scaffpd.cli import app
-from scaffpd.config.objects import kind_of
+from scaffpd.config.reading import kind_of
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.messages import InProcess

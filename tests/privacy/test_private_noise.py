@@ -10,7 +10,7 @@ from scipy.stats import kstest
 
 import scaffpd as sp
 from scaffpd.federation import LocalPlan
-from scaffpd.privacy.noise import KeyStream, PrivateQuestion, client_key, digest, secret_bytes
+from scaffpd.privacy.mechanism import KeyStream, PrivateQuestion, client_key, digest, secret_bytes
 
 PLAN = LocalPlan(3, 0.05, key=(1, 2))
 

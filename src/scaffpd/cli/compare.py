@@ -86,7 +86,7 @@ def compare(
 
 def _methods(names: str, rho: float, local_steps: int, batch_size: int | None) -> dict[str, Algorithm]:
     from scaffpd.comparison.setting import choose_methods, zoo
-    from scaffpd.config.objects import algorithm_kind
+    from scaffpd.config.reading import algorithm_kind
     from scaffpd.objectives import ChiSquare
 
     settings = (ChiSquare(rho), local_steps, batch_size)

@@ -50,8 +50,8 @@ def demo(
     prepare(out)
     console = Console(quiet=quiet, highlight=False)
     section(console, "Four hospitals, one model", INTRODUCTION.format(splits=splits, rho=rho))
+    from scaffpd import demo as findings  # seconds, so not before words
     from scaffpd import demo as hospitals
-    from scaffpd.demo import findings  # seconds, so not before words
     from scaffpd.report import available, write, write_picture
 
     with _progress(quiet) as progress:
@@ -75,7 +75,7 @@ def _progress(quiet: bool) -> Progress:
 
 
 def _show(console: Console, study: HospitalStudy, pages: list[str], tables: int, out: Path) -> None:
-    from scaffpd.demo import findings as words
+    from scaffpd import demo as words
 
     console.print()
     console.print(_table(study, gap=0 if console.width < WIDEST else 2))
@@ -102,7 +102,7 @@ def _table(study: HospitalStudy, gap: int) -> Table:
 
 def _cells(of: PairedChange, i: int, points: bool) -> tuple[str, str, str]:
     """Average, fair, and the change: green or red where it is clear of noise."""
-    from scaffpd.demo import findings as words
+    from scaffpd import demo as words
 
     average, fair = (100 * m[:, i].mean() if points else m[:, i].mean() for m in (of.average, of.fair))
     better = (of.mean_change[i] > 0) == points

@@ -26,8 +26,7 @@ from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, Ru
 from scaffpd.comparison.setting import Setting, make_setting, neighbours
 from scaffpd.comparison.tables import Comparison
 from scaffpd.errors import InputError, count
-from scaffpd.progress import Tally
-from scaffpd.system import atomic_write, cores
+from scaffpd.system import Tally, atomic_write, cores
 from scaffpd.training import Algorithm
 
 ABOUT, LOG = "about.json", "runs.jsonl"

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationInfo, model_validator
 
 from scaffpd.algorithms import ALGORITHMS, Algorithm
-from scaffpd.config import errors as key
-from scaffpd.config.errors import Table, read_toml, validated
-from scaffpd.config.objects import algorithm_of, called
+from scaffpd.config import reading as key
+from scaffpd.config.reading import SettingsTable, algorithm_of, called, read_toml, validated
 from scaffpd.config.run import LinearSettings, Loss, PrivacyBudget, Tolerance
 from scaffpd.errors import InputError
 from scaffpd.models import Linear
@@ -47,14 +46,14 @@ class FederationModel(LinearSettings):
         return self.model_dump(exclude_none=True) if self.kind == "linear" else {"kind": self.kind}
 
 
-class FeatureSettings(Table):
+class FeatureSettings(SettingsTable):
     """[features]: whether columns are standardised, and the number format."""
 
     standardise: key.Switch = True
     numbers: key.Numbers | None = None
 
 
-class FederationTraining(Table):
+class FederationTraining(SettingsTable):
     """[training]: the most rounds, the certified gap to stop at, and the seed of all randomness."""
 
     rounds: key.Count | None = None
@@ -62,7 +61,7 @@ class FederationTraining(Table):
     seed: key.Whole = 0
 
 
-class MaskingSettings(Table):
+class MaskingSettings(SettingsTable):
     """[secure]: how many silos may collude or leave, and whether gradients are shown along chosen directions."""
 
     colluding: key.Count | None = None
@@ -70,7 +69,7 @@ class MaskingSettings(Table):
     projections: key.Switch = False
 
 
-class FaultPolicy(Table):
+class FaultPolicy(SettingsTable):
     """[faults]: what a federation does about silos that do not answer.
 
     Attributes:
@@ -94,7 +93,7 @@ class FaultPolicy(Table):
     )
 
 
-class Server(Table):
+class Server(SettingsTable):
     """[server]: where silos reach the coordinator; administrators of FLARE have a port of their own."""
 
     host: key.Text = "localhost"
@@ -108,7 +107,7 @@ class Server(Table):
         return self
 
 
-class FederationTables(Table):
+class FederationTables(SettingsTable):
     """A `federation.toml` as it is written."""
 
     name: key.Text = "federation"

@@ -12,16 +12,15 @@ import tomli_w
 from pydantic import Field, ValidationInfo, model_validator
 
 from scaffpd.algorithms import Fair
-from scaffpd.config import errors as key
-from scaffpd.config.errors import Table, read_toml, validated
-from scaffpd.config.objects import algorithm_kind, algorithm_of, kind_of
+from scaffpd.config import reading as key
+from scaffpd.config.reading import SettingsTable, algorithm_kind, algorithm_of, kind_of, read_toml, validated
 from scaffpd.errors import InputError
 from scaffpd.models.losses import LOSSES
 from scaffpd.objectives import Objective
 from scaffpd.privacy import Private
 from scaffpd.privacy.private import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS
+from scaffpd.tabular.agree import TASKS
 from scaffpd.tabular.read import DECIMALS, SEPARATORS
-from scaffpd.tabular.schema import TASKS
 
 OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
 OBJECTIVE = {"kind": "ChiSquare", "rho": 0.1}
@@ -36,7 +35,7 @@ Loss = Annotated[str, key.one_of(LOSSES)]
 Tolerance = Annotated[key.NonNegative, Field(description="a number >= 0 (0: make all rounds)")]
 
 
-class DataSettings(Table):
+class DataSettings(SettingsTable):
     """[data]: a table, a data set known by name, or a function of the user's own."""
 
     file: key.Text | None = None
@@ -79,7 +78,7 @@ class DataSettings(Table):
         return self.model_dump(exclude=other, exclude_none=True, mode="json")
 
 
-class LinearSettings(Table):
+class LinearSettings(SettingsTable):
     """What a linear model is made of."""
 
     loss: Loss | None = None
@@ -105,7 +104,7 @@ class ModelSettings(LinearSettings):
         return {"l2": 0.0, **self.model_dump(exclude_unset=True)}
 
 
-class TrainingSettings(Table):
+class TrainingSettings(SettingsTable):
     """[training]: how long, how exactly and where.
 
     Attributes:
@@ -125,7 +124,7 @@ class TrainingSettings(Table):
     baseline: key.Switch = True
 
 
-class PrivacyBudget(Table):
+class PrivacyBudget(SettingsTable):
     """[privacy]: differential privacy of every training row, whoever sees what the clients send.
 
     Attributes:
@@ -171,13 +170,13 @@ class PrivacySettings(PrivacyBudget):
         )  # fmt: skip
 
 
-class PathSettings(Table):
+class PathSettings(SettingsTable):
     """[path]: how many points a fairness path has between the average and the worst case."""
 
     points: key.Count = 9
 
 
-class RunTables(Table):
+class RunTables(SettingsTable):
     """A `config.toml` as it is written."""
 
     name: key.Text | None = None

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from scaffpd.algorithms import ALGORITHMS
-from scaffpd.config import errors as key
-from scaffpd.config.errors import Table, read_toml, validated
-from scaffpd.config.objects import algorithm_kind
+from scaffpd.config import reading as key
+from scaffpd.config.reading import SettingsTable, algorithm_kind, read_toml, validated
 from scaffpd.errors import InputError, unknown
-from scaffpd.tabular.schema import TASKS
+from scaffpd.tabular.agree import TASKS
 
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 FORMATS = (".csv", ".parquet", ".npz")
@@ -24,7 +23,7 @@ Fingerprint = Annotated[
 ]
 
 
-class SiloData(Table):
+class SiloData(SettingsTable):
     """[data]: where the data is.
 
     Attributes:
@@ -67,14 +66,14 @@ class SiloData(Table):
         return self
 
 
-class SplitSettings(Table):
+class SplitSettings(SettingsTable):
     """[split]: the share of rows held out, label by label, and the seed that chooses them."""
 
     test: key.HeldOut = 0.2
     seed: key.Whole = 0
 
 
-class SiloLimits(Table):
+class SiloLimits(SettingsTable):
     """[limits]: what the silo agrees to.
 
     Attributes:
@@ -106,7 +105,7 @@ class SiloLimits(Table):
         return given
 
 
-class SecureRules(Table):
+class SecureRules(SettingsTable):
     """[secure]: how the silo's vectors are masked.
 
     Attributes:
@@ -156,7 +155,7 @@ def _exact(given: Any) -> Any:
     return given == "exact" if isinstance(given, str) else given
 
 
-class PrivacyRules(Table):
+class PrivacyRules(SettingsTable):
     """[privacy]: how much the silo's rows may cost.
 
     Attributes:
@@ -188,7 +187,7 @@ class PrivacyRules(Table):
         return self
 
 
-class SiloFile(Table):
+class SiloFile(SettingsTable):
     """A silo's own settings.
 
     Attributes:

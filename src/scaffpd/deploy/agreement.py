@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
 from scaffpd.config.federation import FederationFile
-from scaffpd.config.objects import kind_of
+from scaffpd.config.reading import kind_of
 from scaffpd.deploy.messages import Array, Failure, Message, Setup, digest, plain, read_values
 from scaffpd.deploy.session import LARGEST_REPLY, Session, SiloRequest, answered
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Vector
 from scaffpd.models import Linear
 from scaffpd.privacy import Private
-from scaffpd.tabular.agree import agree, deviation_of, mean_of
-from scaffpd.tabular.schema import PREPARED, width
+from scaffpd.tabular.agree import PREPARED, agree, deviation_of, mean_of, width
 
 SPARE = 2  # rounds that may be begun anew when a silo leaves
 FACTS = {

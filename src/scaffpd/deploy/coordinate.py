@@ -23,8 +23,7 @@ from scaffpd.deploy.agreement import Facts, Refusal, Unanswered, negotiate, sett
 from scaffpd.deploy.byzantine import absurd_facts
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.membership import Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
-from scaffpd.deploy.messages import Setup, Transport
-from scaffpd.deploy.questions import SPENT
+from scaffpd.deploy.messages import SPENT, Setup, Transport
 from scaffpd.deploy.remote import Remote
 from scaffpd.deploy.session import Session, SiloRequest, answered
 from scaffpd.errors import InputError

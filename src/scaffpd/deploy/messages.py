@@ -1,4 +1,4 @@
-r"""Messages between a coordinator and its silos: bytes, vectors by name, plans, the agreement, and their transport.
+"""Messages between a coordinator and its silos: bytes, vectors by name, plans, the agreement, and their transport.
 
 A message has a kind, JSON values and plain arrays; nothing in it can execute. Its format is that of safetensors (a
 length, a JSON table of names, types and places, then the raw numbers), which a reader checks as a whole before it looks
@@ -9,6 +9,10 @@ tensor that it sends a name, once, and both sides remember the last `REMEMBERED`
 coordinator only guesses what a site still has; a site that was restarted answers which vectors it lacks, and gets them.
 
 An engine brings a `Transport`, which carries bytes to sites and back. Everything else is the same for every engine.
+
+The questions that silos answer are named here. An algorithm says which of them it asks, and a silo answers no others:
+one that has agreed to federated averaging will not hand out a gradient. `evaluate` (a loss, an accuracy, a count) is
+part of every run.
 """
 
 from __future__ import annotations
@@ -31,9 +35,22 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
+from scaffpd.algorithms.base import CURVATURE as CURVATURE
+from scaffpd.algorithms.base import DIAGONAL as DIAGONAL
+from scaffpd.algorithms.base import GRADIENTS as GRADIENTS
+from scaffpd.algorithms.base import LOSSES as LOSSES
+from scaffpd.algorithms.base import PROXIMAL as PROXIMAL
+from scaffpd.algorithms.base import UPDATES as UPDATES
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import LocalPlan, Vector
 from scaffpd.models import Linear
+
+EVALUATE = "evaluate"
+SPENT = "spent"  # (ε, δ) so far
+PROJECT = "project"  # ⟨c_i, v⟩: a scalar in place of a vector, for servers that do not see c_i
+CARD, MEET, OPEN, MASKED, REVEAL, SIZES = "card", "meet", "open", "masked", "reveal", "sizes"  # see `mask_messages`
+SECRET = frozenset({CARD, MEET, OPEN, MASKED, REVEAL, SIZES})
+
 
 PROTOCOL = 1  # silos and coordinators that differ in this refuse each other
 HEADER = "header"

@@ -16,14 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.cohort import SPLITS
 from scaffpd.cohort.answers import ClientAnswers, ClientSelection, CohortMemory, TrafficLedger, inner_products
-from scaffpd.cohort.cohort import SPLITS
-from scaffpd.deploy import questions
+from scaffpd.deploy import messages
 from scaffpd.deploy.agreement import Facts
 from scaffpd.deploy.byzantine import Judge, Shapes, Verdicts, rates, troubles
 from scaffpd.deploy.membership import Lost, Membership, accuse
-from scaffpd.deploy.messages import Array, batch_values, plan_values
-from scaffpd.deploy.questions import CURVATURE, DIAGONAL
+from scaffpd.deploy.messages import CURVATURE, DIAGONAL, Array, batch_values, plan_values
 from scaffpd.deploy.session import SiloRequest
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Restriction, Vector
@@ -221,7 +220,7 @@ class Remote(TrafficLedger):
         """One exchange: x down, L_i up; the last known loss of a silo that does not answer."""
         chosen = self._chosen(clients)
         self.count(exchanges=alone, down=self._send(x, chosen), up=len(chosen))
-        got = self._ask(questions.LOSSES, chosen, {"x": x}, batch_values(batch_size, key), shapes={"scalars": (1,)})
+        got = self._ask(messages.LOSSES, chosen, {"x": x}, batch_values(batch_size, key), shapes={"scalars": (1,)})
         self.accuse(self.judge.losses(x, batch_size, got))
         out = np.full(len(self.names), np.nan)
         for i in chosen:
@@ -246,7 +245,7 @@ class Remote(TrafficLedger):
         chosen = self._chosen(clients)
         self.count(exchanges=alone, down=self._send(x, chosen), up=(self.dimension + 3) * len(chosen))
         shapes = {"c": (self.dimension,), "scalars": (3,)}
-        got = self._ask(questions.GRADIENTS, chosen, {"x": x}, batch_values(batch_size, key), shapes)
+        got = self._ask(messages.GRADIENTS, chosen, {"x": x}, batch_values(batch_size, key), shapes)
         self.accuse(self.judge.gradients(x, batch_size, got))
         self._last |= {i: (x, torch.from_numpy(parts["c"]), parts["scalars"]) for i, parts in got.items()}
         seen = [self._last[i][1:] if i in got else self._bound(i, x) for i in chosen]
@@ -280,7 +279,7 @@ class Remote(TrafficLedger):
         again = 2 if plan.snapshot is not None else 1
         self.count(exchanges=1, down=self._send(x, chosen) + corrections, up=again * len(chosen) * self.dimension)
         shapes = {"d": (self.dimension,)} | ({} if plan.snapshot is None else {"snapshot": (self.dimension,)})
-        got = self._ask(questions.UPDATES, chosen, vectors, values, shapes, own=own)
+        got = self._ask(messages.UPDATES, chosen, vectors, values, shapes, own=own)
         corrected = isinstance(at, RemoteGradients) and at.batch[0] is None and same_point(at.x, x)
         self.accuse(self.judge.updates(corrected, correction, plan, x, got))
         return self._updates(chosen, got, self._frozen(correction, plan), plan.snapshot)
@@ -306,7 +305,7 @@ class Remote(TrafficLedger):
         vectors = {"at": at.x, "correction": correction, "metric": plan.metric}
         steepest = float(max(plan.steepest, L[chosen].max()))
         values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **batch_values(*at.batch)}
-        got = self._ask(questions.PROXIMAL, chosen, vectors, values, {"d": (self.dimension,)})
+        got = self._ask(messages.PROXIMAL, chosen, vectors, values, {"d": (self.dimension,)})
         self.accuse(self.judge.proximal(at.x, at.batch[0], correction, plan, got))
         return self._updates(chosen, got, lambda i: correction / (L[i] + plan.pull * plan.metric), None)
 
@@ -355,7 +354,7 @@ class Remote(TrafficLedger):
         chosen = [i for i in self._everyone if split == "train" or self.facts.tested[i]]
         if not chosen:
             raise InputError("No silo has held rows out: there is nothing to test on.")
-        got = self._ask(questions.EVALUATE, chosen, {"x": point}, {"split": split}, {"scalars": (3,)})
+        got = self._ask(messages.EVALUATE, chosen, {"x": point}, {"split": split}, {"scalars": (3,)})
         if split == "train":
             self.accuse(self.judge.losses(point, None, got))
         self._scores |= {(i, split): parts["scalars"] for i, parts in got.items()}

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.deploy import questions
+from scaffpd.deploy import messages
 from scaffpd.deploy.agreement import Refusal
 from scaffpd.deploy.byzantine import Shapes, too_large, troubles
 from scaffpd.deploy.mask_messages import around_arrays, format_values, opened_of, shares_of
@@ -33,7 +33,7 @@ from scaffpd.masking import Aggregator, Opened, Terms
 from scaffpd.masking.terms import LARGEST, SMALLEST
 from scaffpd.secure.channel import MaskedReply, Rounding, SumRequest
 from scaffpd.secure.sums import SecureSums
-from scaffpd.tabular.schema import width
+from scaffpd.tabular.agree import width
 
 if TYPE_CHECKING:
     from scaffpd.deploy.remote import Remote
@@ -61,7 +61,7 @@ class SiloParties:
         What silos say about each other is believed where two say it, and ends the sum.
         """
         parts: dict[str, Any] = {}
-        heard = request.kind != questions.REVEAL  # by then everybody has taken everybody's shares
+        heard = request.kind != messages.REVEAL  # by then everybody has taken everybody's shares
 
         def check(answers: Mapping[str, Message]) -> dict[str, str]:
             troubles = {}
@@ -90,15 +90,15 @@ class SiloParties:
 
     def meet(self, names: Sequence[str]) -> None:
         """Give everybody's cards to everybody; there is no sum where somebody does not take them."""
-        cards = self._read(SiloRequest(questions.CARD), names, lambda _, reply: reply.values.get("card"))
+        cards = self._read(SiloRequest(messages.CARD), names, lambda _, reply: reply.values.get("card"))
         for name, card in cards.items():
             if not isinstance(card, dict) or card.get("name") != name:
                 raise InputError(f"Silo {name!r} shows no card of its own.")
-        self._read(SiloRequest(questions.MEET, {"cards": list(cards.values())}), names, lambda _, reply: reply)
+        self._read(SiloRequest(messages.MEET, {"cards": list(cards.values())}), names, lambda _, reply: reply)
 
     def open(self, terms: Terms) -> dict[str, Opened]:
         """Have everybody open an exchange."""
-        request = SiloRequest(questions.OPEN, {"terms": terms.values()})
+        request = SiloRequest(messages.OPEN, {"terms": terms.values()})
         return self._read(request, terms.names, lambda name, reply: opened_of(reply.arrays, terms, name))
 
     def mask(self, aggregator: Aggregator | None, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
@@ -110,7 +110,7 @@ class SiloParties:
             values["terms"] = aggregator.terms.values()
             own = {name: around_arrays(aggregator.around(name), aggregator.terms, name) for name in own}
         personal = {name: ({"weight": weight}, own[name]) for name, weight in wanted.weights.items()}
-        request = SiloRequest(questions.MASKED, values, about.vectors, {}, about.arrays, personal)
+        request = SiloRequest(messages.MASKED, values, about.vectors, {}, about.arrays, personal)
         replies = self._read(request, list(own), lambda _, reply: _masked(reply, length))
         for name, reply in replies.items():
             if isinstance(reply, str):
@@ -126,7 +126,7 @@ class SiloParties:
         def parts(name: str, reply: Message) -> tuple[dict[str, int], Opened]:
             return shares_of(reply.arrays, terms, name), opened_of(reply.arrays, following, name)
 
-        read = self._read(SiloRequest(questions.REVEAL, values), survivors, parts)
+        read = self._read(SiloRequest(messages.REVEAL, values), survivors, parts)
         return {name: both[0] for name, both in read.items()}, {name: both[1] for name, both in read.items()}
 
 
@@ -193,7 +193,7 @@ class SiloChannel(SiloParties):
         """A question that everybody has to answer; only shares may come from fewer."""
         replies = self.remote.membership.ask(question, list(names), check)
         lacking = [name for name in names if name not in replies]
-        if lacking and question.kind != questions.REVEAL:
+        if lacking and question.kind != messages.REVEAL:
             raise Lost(lacking)
         return replies
 
@@ -246,12 +246,12 @@ class SiloChannel(SiloParties):
     def gradients(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> SiloPoint:
         """Losses at x; c_i stays there."""
         batch = batch_values(batch_size, key)
-        seen = self._judged(x, batch_size, self.scalars(SiloRequest(questions.GRADIENTS, batch, {"x": x}), clients, 3))
+        seen = self._judged(x, batch_size, self.scalars(SiloRequest(messages.GRADIENTS, batch, {"x": x}), clients, 3))
         return SiloPoint(self, x, batch, clients, seen)
 
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> Vector:
         """L_i."""
-        question = SiloRequest(questions.LOSSES, batch_values(batch_size, key), {"x": x})
+        question = SiloRequest(messages.LOSSES, batch_values(batch_size, key), {"x": x})
         return self._judged(x, batch_size, self.scalars(question, clients))[:, 0]
 
     def _judged(self, x: Tensor, batch_size: int | None, seen: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -271,7 +271,7 @@ class SiloChannel(SiloParties):
             vectors, values = {**vectors, "at": at.x}, {**values, **at.batch}
         if correction is not None:
             vectors["correction"] = correction
-        return SiloSteps(self, SiloRequest(questions.UPDATES, values, vectors), clients)
+        return SiloSteps(self, SiloRequest(messages.UPDATES, values, vectors), clients)
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> SiloSteps:
         """Local models."""
@@ -280,7 +280,7 @@ class SiloChannel(SiloParties):
         steepest = float(max(plan.steepest, np.max(L)))
         values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **at.batch}
         vectors = {"at": at.x, "correction": correction, "metric": plan.metric}
-        return SiloSteps(self, SiloRequest(questions.PROXIMAL, values, vectors), at.clients)
+        return SiloSteps(self, SiloRequest(messages.PROXIMAL, values, vectors), at.clients)
 
     def evaluate(self, x: Any, split: str) -> ClientScores:
         """Scores per silo."""
@@ -306,7 +306,7 @@ class SiloPoint:
 
     def project(self, direction: Tensor) -> Vector:
         """⟨c_i, v⟩ per silo."""
-        return self._channel.scalars(self._question(questions.PROJECT, direction=direction), self.clients)[:, 0]
+        return self._channel.scalars(self._question(messages.PROJECT, direction=direction), self.clients)[:, 0]
 
     def norms(self) -> Vector:
         """‖c_i‖² per silo."""
@@ -314,19 +314,19 @@ class SiloPoint:
 
     def slopes(self, V: Tensor, metric: Tensor) -> tuple[NDArray[np.float64], Vector]:
         """Vᵀc_i and ‖c_i‖² in the metric D⁻¹."""
-        question = replace(self._question(questions.CURVATURE, metric=metric), arrays={"V": V.numpy()})
+        question = replace(self._question(messages.CURVATURE, metric=metric), arrays={"V": V.numpy()})
         seen = self._channel.parts(question, self.clients, {"slopes": (V.shape[1],), "scalars": (1,)})
         return seen["slopes"], seen["scalars"][:, 0]
 
     def held(self, what: str, V: Tensor | None = None, metric: Tensor | None = None) -> SiloRequest:
         """The question that the vector would answer."""
         if what == "c":
-            return SiloRequest(questions.GRADIENTS, {**self.batch, "parts": ["c"]}, {"x": self.x})
+            return SiloRequest(messages.GRADIENTS, {**self.batch, "parts": ["c"]}, {"x": self.x})
         if what == "diagonal" or V is None or metric is None:
-            return SiloRequest(questions.DIAGONAL, {**self.batch, "parts": ["diagonal"]}, {"at": self.x})
+            return SiloRequest(messages.DIAGONAL, {**self.batch, "parts": ["diagonal"]}, {"at": self.x})
         arrays: dict[str, Array] = {"V": V.numpy()}
         vectors = {"at": self.x, "metric": metric}
-        return SiloRequest(questions.CURVATURE, {**self.batch, "parts": ["curvature"]}, vectors, {}, arrays)
+        return SiloRequest(messages.CURVATURE, {**self.batch, "parts": ["curvature"]}, vectors, {}, arrays)
 
 
 class SiloSteps:
@@ -346,4 +346,4 @@ class SiloSteps:
 
 def _sizes(about: SiloRequest) -> SiloRequest:
     """How long such a vector is."""
-    return replace(about, kind=questions.SIZES, values={**about.values, "about": about.kind})
+    return replace(about, kind=messages.SIZES, values={**about.values, "about": about.kind})

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from scaffpd.deploy.messages import (
+    SPENT,
     Array,
     Failure,
     Message,
@@ -23,7 +24,6 @@ from scaffpd.deploy.messages import (
     encode,
     plain,
 )
-from scaffpd.deploy.questions import SPENT
 from scaffpd.federation import Traffic
 
 Replies = dict[str, Message | Failure]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, not_installed
 from scaffpd.federation import Vector
-from scaffpd.privacy.noise import MARK
+from scaffpd.privacy.mechanism import MARK
 
 SAFE = 1 + 1e-9  # rounding in the closed form of the noise
 GRID, FINEST, COARSEST = 0.03, 1e-4, 1e-3  # of privacy losses

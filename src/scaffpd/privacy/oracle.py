@@ -23,8 +23,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, SubspaceDerivatives, same_point, shift
 from scaffpd.privacy.accountant import Account, Release, ReleaseEntry
-from scaffpd.privacy.clipped import ClippedSums
-from scaffpd.privacy.noise import PrivateQuestion, digest, drawn, normals
+from scaffpd.privacy.mechanism import ClippedSums, PrivateQuestion, digest, drawn, normals
 
 SECOND_ORDER = (
     "Private clients release clipped gradients and losses, no second derivatives: use ScaffPD, AcceleratedPrimalDual "

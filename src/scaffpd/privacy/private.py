@@ -18,8 +18,7 @@ from scaffpd.models.losses import loss_named
 from scaffpd.models.module import ModuleOracle
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.privacy.accountant import Account, ReleaseCounts, solved
-from scaffpd.privacy.clipped import ClippedSums, LinearSums, ModuleSums
-from scaffpd.privacy.noise import client_key, digest, secret_bytes
+from scaffpd.privacy.mechanism import ClippedSums, LinearSums, ModuleSums, client_key, digest, secret_bytes
 from scaffpd.privacy.oracle import PrivateClient, PrivateOracle
 
 ROUNDS = 30  # every round is a release of a gradient and a loss

@@ -37,7 +37,7 @@ from scaffpd.runs.prepare import Prepared, described
 from scaffpd.runs.tables import csv_text
 from scaffpd.runs.train import SECRET, SPREAD, Trained, main_model
 from scaffpd.system import atomic_write, environment, lock_folder
-from scaffpd.tabular.schema import CLASSIFICATION
+from scaffpd.tabular.agree import CLASSIFICATION
 
 FORMAT = 1
 FILES = (

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from scaffpd.cohort import Cohort
 from scaffpd.comparison.problem import NAMES, problem
-from scaffpd.config.objects import load
+from scaffpd.config.reading import load
 from scaffpd.config.run import RunConfig
 from scaffpd.data import Silos
 from scaffpd.deploy.messages import FORMATS, Setup
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Module
+from scaffpd.tabular.agree import CLASSIFICATION, REGRESSION
 from scaffpd.tabular.clients import Clients, TableFile, read_clients
 from scaffpd.tabular.columns import CATEGORY, NUMBER
 from scaffpd.tabular.encode import fills
-from scaffpd.tabular.schema import CLASSIFICATION, REGRESSION
 
 Pair = tuple[Any, Any]
 SHOWN = 20  # names of columns in a sentence

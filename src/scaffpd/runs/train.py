@@ -25,7 +25,7 @@ from scaffpd.privacy import Private
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.tables import read_table
 from scaffpd.system import load_or_create
-from scaffpd.tabular.schema import CLASSIFICATION
+from scaffpd.tabular.agree import CLASSIFICATION
 from scaffpd.training import Callback, Result, RoundInfo, Status, train
 
 SECRET = "noise.secret"

@@ -1,4 +1,4 @@
-r"""What a step rule is: it sets the paper's {τ_r, σ_r, θ_r, η_ℓ} before a round and looks at the outcome after it.
+"""What a step rule is: it sets the paper's {τ_r, σ_r, θ_r, η_ℓ} before a round and looks at the outcome after it.
 
 One round of Scaff-PD, in the form that all rules share (S = Σ λ_i, which is 1 on the simplex):
 
@@ -6,6 +6,8 @@ One round of Scaff-PD, in the form that all rules share (S = Σ λ_i, which is 1
 
 where d_i = x − u_{i,J} = η_i J Δu_i. With one η_ℓ for all clients, step = τ S/(η_ℓ J) gives the paper's
 x⁺ = x − τ Σ λ⁺_i Δu_i.
+
+`Fixed` is the simplest rule: constant steps, chosen by the user or by a grid search.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from scaffpd.errors import InputError, positive, real
 from scaffpd.federation import Constants, Vector
 from scaffpd.objectives.base import Objective
 
@@ -106,3 +109,43 @@ class StepRule(Protocol):
 
     def judge(self, state: Any, trial: Trial) -> tuple[Any, bool]:
         """The next state, and whether x⁺ is taken."""
+
+
+@dataclass(frozen=True)
+class FixedState:
+    """Nothing changes."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Algorithm 1 with constant τ, σ, θ and one local rate η_ℓ for all clients.
+
+    Args:
+        tau: primal step τ = J η_ℓ η_g.
+        sigma: dual step σ.
+        theta: extrapolation θ, in [0, 1].
+        local_rate: η_ℓ; it must stay below 2/L_i for every client.
+    """
+
+    tau: float
+    sigma: float
+    theta: float = 1.0
+    local_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("tau", "sigma", "local_rate"):
+            positive("Fixed", name, getattr(self, name))
+        if not 0 <= real("Fixed", "theta", self.theta) <= 1:
+            raise InputError(f"Fixed needs theta between 0 and 1, got {self.theta!r}.")
+
+    def start(self, problem: StepProblem) -> FixedState:
+        """No state."""
+        return FixedState()
+
+    def rates(self, state: FixedState) -> Rates:
+        """The same numbers every round."""
+        return Rates(sigma=self.sigma, theta=self.theta, tau=self.tau, local_rate=self.local_rate)
+
+    def judge(self, state: FixedState, trial: Trial) -> tuple[FixedState, bool]:
+        """Every step is taken."""
+        return state, True

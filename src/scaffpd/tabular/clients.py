@@ -15,11 +15,10 @@ import torch
 
 from scaffpd.errors import InputError
 from scaffpd.system import format_bytes, free_memory
-from scaffpd.tabular.agree import agree, deviation_of, mean_of
+from scaffpd.tabular.agree import Json, agree, deviation_of, mean_of, width
 from scaffpd.tabular.columns import CATEGORY, DataColumn, FeatureTable, Matrix
 from scaffpd.tabular.encode import ClientRows, Encoded, Target, held_rows, target
 from scaffpd.tabular.read import column_names, read_columns
-from scaffpd.tabular.schema import Json, width
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories

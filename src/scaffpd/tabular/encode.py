@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from scaffpd.data.silos import held_out
 from scaffpd.errors import InputError
-from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
-from scaffpd.tabular.schema import (
+from scaffpd.tabular.agree import (
     CLASSIFICATION,
     LONGEST,
     MOST_CATEGORIES,
@@ -26,6 +25,7 @@ from scaffpd.tabular.schema import (
     features,
     width,
 )
+from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 
 GUESSED = 50  # whole numbers with more different values than this are taken for amounts, not for labels
 LARGEST_LABEL = 2**53

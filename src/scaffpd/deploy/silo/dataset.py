@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from scaffpd.cohort import Cohort
-from scaffpd.config.objects import load
+from scaffpd.config.reading import load
 from scaffpd.config.silo import SiloFile, SiloLimits
 from scaffpd.deploy.messages import Setup, linear
 from scaffpd.errors import InputError
+from scaffpd.tabular.agree import PREPARED, VERSION
 from scaffpd.tabular.columns import FeatureTable, Mask, Matrix, column, read_npz, table
 from scaffpd.tabular.encode import ClientRows, Target, held_rows, target
 from scaffpd.tabular.read import read_features
-from scaffpd.tabular.schema import PREPARED, VERSION
 
 WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.silo.dataset import Dataset
+from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
 from scaffpd.tabular.columns import CATEGORY, DataColumn
 from scaffpd.tabular.encode import named_categories
-from scaffpd.tabular.schema import CLASSIFICATION, PREPARED, REGRESSION
 
 SHOWN = 30  # names in a list before it is cut off
 NAMED = 5  # so many columns are named in a warning, and then counted

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scaffpd.cohort import Cohort
 from scaffpd.cohort.answers import CohortGradients
-from scaffpd.deploy import questions
+from scaffpd.deploy import messages
 from scaffpd.deploy.messages import Array, Message, local_plan, number, read_batch
 from scaffpd.errors import InputError
 from scaffpd.federation import ProximalPlan
@@ -125,12 +125,12 @@ class SiloCohort:
 
 Found = dict[str, Tensor | Array]
 HANDLERS: dict[str, Callable[[SiloCohort, Query], Found]] = {
-    questions.GRADIENTS: SiloCohort.gradients,
-    questions.LOSSES: SiloCohort.losses,
-    questions.UPDATES: SiloCohort.local_updates,
-    questions.PROXIMAL: SiloCohort.proximal_steps,
-    questions.CURVATURE: SiloCohort.curvature,
-    questions.DIAGONAL: SiloCohort.diagonal,
-    questions.EVALUATE: SiloCohort.evaluate,
-    questions.PROJECT: SiloCohort.project,
+    messages.GRADIENTS: SiloCohort.gradients,
+    messages.LOSSES: SiloCohort.losses,
+    messages.UPDATES: SiloCohort.local_updates,
+    messages.PROXIMAL: SiloCohort.proximal_steps,
+    messages.CURVATURE: SiloCohort.curvature,
+    messages.DIAGONAL: SiloCohort.diagonal,
+    messages.EVALUATE: SiloCohort.evaluate,
+    messages.PROJECT: SiloCohort.project,
 }

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from scaffpd.config.silo import SecureRules
-from scaffpd.deploy import mask_messages, questions
+from scaffpd.deploy import mask_messages, messages
 from scaffpd.deploy.messages import Array, Message, MissingVectors, names_of, number
 from scaffpd.errors import InputError
 from scaffpd.masking import Card, Identity, Party, Terms
@@ -22,13 +22,13 @@ from scaffpd.secure.channel import Contribution, DisclosureGuard, GuardedParty, 
 
 SCALARS = ("scalars",)
 RELEASED: dict[str, tuple[str, ...]] = {
-    "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), questions.CARD: (), questions.MEET: (),
-    questions.OPEN: ("shown", "sealed"), questions.MASKED: ("masked",), questions.REVEAL: ("shares", "shown", "sealed"),
-    questions.SIZES: SCALARS, questions.PROJECT: SCALARS, questions.GRADIENTS: SCALARS, questions.LOSSES: SCALARS,
-    questions.EVALUATE: SCALARS, questions.SPENT: (),
+    "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), messages.CARD: (), messages.MEET: (),
+    messages.OPEN: ("shown", "sealed"), messages.MASKED: ("masked",), messages.REVEAL: ("shares", "shown", "sealed"),
+    messages.SIZES: SCALARS, messages.PROJECT: SCALARS, messages.GRADIENTS: SCALARS, messages.LOSSES: SCALARS,
+    messages.EVALUATE: SCALARS, messages.SPENT: (),
 }  # fmt: skip
 SLOPES = ("slopes", "scalars")
-LOSSES = (questions.GRADIENTS, questions.LOSSES, questions.EVALUATE, questions.PROJECT)  # as coarse as losses are
+LOSSES = (messages.GRADIENTS, messages.LOSSES, messages.EVALUATE, messages.PROJECT)  # as coarse as losses are
 MEASURED = (["c"], ["d"])  # vectors whose length may be asked for; of anything shorter it would say too much
 PROBE = 3  # the place of a loss among the constants
 
@@ -64,9 +64,9 @@ class SiloMasking:
     def answer(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
         """Answer any question; `compute` answers those that are not about keys and masks."""
         try:
-            if asked.kind in (questions.MASKED, questions.SIZES):
+            if asked.kind in (messages.MASKED, messages.SIZES):
                 return self._hidden(asked, compute)
-            return self._keys(asked.kind, asked.values) if asked.kind in questions.SECRET else compute(asked)
+            return self._keys(asked.kind, asked.values) if asked.kind in messages.SECRET else compute(asked)
         except Accused as claim:  # an answer: who is meant, and not who says so, has to answer for it
             return Message("answer", {"accused": claim.name, "why": str(claim)})
         except Forgotten:  # secrets do not outlive a process; the others go on, and this silo joins them later
@@ -74,13 +74,13 @@ class SiloMasking:
 
     def _keys(self, kind: str, values: Mapping[str, Any]) -> Message:
         name = self.party.name
-        if kind == questions.CARD:
+        if kind == messages.CARD:
             return Message("answer", {"card": self.party.identity.card.values()})
-        if kind == questions.MEET:
+        if kind == messages.MEET:
             cards = values.get("cards")
             self.party.meet([Card.of(card) for card in (cards if isinstance(cards, list) else [])])
             return Message("answer")
-        if kind == questions.OPEN:
+        if kind == messages.OPEN:
             terms = Terms.of(values.get("terms"))
             return Message("answer", {}, mask_messages.opened_arrays(self.party.share(terms), terms, name))
         terms, following = Terms.of(values.get("terms")), Terms.of(values.get("following"))
@@ -95,7 +95,7 @@ class SiloMasking:
         if not parts or not set(parts) <= set(found):
             raise InputError(f"There is nothing to be masked in the answer to {about!r}.")
         vector = np.concatenate([np.asarray(found[part], dtype=np.float64).ravel() for part in parts])
-        if asked.kind == questions.SIZES:
+        if asked.kind == messages.SIZES:
             if parts not in MEASURED:
                 raise InputError("This silo tells the length of its gradient and of its update, and of nothing else.")
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
@@ -121,7 +121,7 @@ class SiloMasking:
 
     def released(self, kind: str, message: Message) -> Message:
         """Return what may leave of an answer: the arrays that belong to its question, with losses rounded."""
-        allowed = SLOPES if kind == questions.CURVATURE and self.rules.projections else RELEASED.get(kind)
+        allowed = SLOPES if kind == messages.CURVATURE and self.rules.projections else RELEASED.get(kind)
         if allowed is None:
             raise InputError(
                 f"This silo sends vectors masked only: the question {kind!r} is not answered. Does the federation lack "
@@ -138,6 +138,6 @@ class SiloMasking:
         """Round the loss to a multiple of the quantum; the bound on its rounding error allows for that."""
         out = np.array(scalars)
         out[place] = quantised(out[place : place + 1], self.rules.quantum)[0]
-        if kind == questions.GRADIENTS:
+        if kind == messages.GRADIENTS:
             out[1] += self.rules.quantum / 2
         return out

@@ -23,16 +23,29 @@ import numpy as np
 
 import scaffpd
 from scaffpd.cohort import Cohort
-from scaffpd.config import objects
-from scaffpd.config.objects import algorithm_kind
+from scaffpd.config import reading
+from scaffpd.config.reading import algorithm_kind
 from scaffpd.config.silo import SiloFile
-from scaffpd.deploy.messages import Message, MissingVectors, Setup, VectorCache, decode, digest, encode, linear
-from scaffpd.deploy.questions import EVALUATE, GRADIENTS, PROJECT, SECRET, SPENT
+from scaffpd.deploy.messages import (
+    EVALUATE,
+    GRADIENTS,
+    PROJECT,
+    SECRET,
+    SPENT,
+    Message,
+    MissingVectors,
+    Setup,
+    VectorCache,
+    decode,
+    digest,
+    encode,
+    linear,
+)
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.handlers import SiloCohort
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.errors import InputError
-from scaffpd.tabular.schema import checked_schema, width
+from scaffpd.tabular.agree import checked_schema, width
 
 if TYPE_CHECKING:
     from scaffpd.deploy.silo.masking import SiloMasking
@@ -111,7 +124,7 @@ class Silo:
             return linear(setup.model)
         if kind not in self.file.models:
             raise InputError(f"This silo knows no model {kind!r}; its file lists models under [models].")
-        return self._local(objects.load, self.file.path.parent, self.file.models[kind])
+        return self._local(reading.load, self.file.path.parent, self.file.models[kind])
 
     def _local(self, function: Callable[..., Any], *given: Any) -> Any:
         """Call what only concerns this site: sentences about its files stay in its log."""
