@@ -19,6 +19,11 @@ Vector = NDArray[np.float64]
 Clients = Sequence[int] | NDArray[np.int64] | None  # which clients a question goes to; `None` is all of them
 
 
+def same_point(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two points are one."""
+    return a is b or torch.equal(a, b)
+
+
 @dataclass(frozen=True)
 class Constants:
     """What is known of the clients' losses before the first round (N scalars each).

@@ -18,8 +18,8 @@ from torch import Tensor
 from scaffpd import federation
 from scaffpd.cohort.answers import Chosen, CohortGradients, CohortMemory, CohortUpdates, TrafficLedger, scattered
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.oracle import ClientData, Displacements, Oracle, read_features, read_labels, same_point
+from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Vector, same_point
+from scaffpd.models.oracle import ClientData, Displacements, Oracle, read_features, read_labels
 from scaffpd.privacy.accountant import Account, Spent
 from scaffpd.privacy.oracle import PrivateOracle
 

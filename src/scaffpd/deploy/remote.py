@@ -25,8 +25,16 @@ from scaffpd.deploy.membership import Lost, Membership, accuse
 from scaffpd.deploy.messages import CURVATURE, DIAGONAL, Array, batch_values, plan_values
 from scaffpd.deploy.session import SiloRequest
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation import Clients, ClientScores, Constants, LocalPlan, ProximalPlan, Restriction, Vector
-from scaffpd.models.oracle import same_point
+from scaffpd.federation import (
+    Clients,
+    ClientScores,
+    Constants,
+    LocalPlan,
+    ProximalPlan,
+    Restriction,
+    Vector,
+    same_point,
+)
 
 
 class RemoteGradients(ClientAnswers):

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
 from scaffpd.models.batches import FeatureSteps, FullBatches, Minibatches
 from scaffpd.models.layout import PaddedBlock, StackedSamples, product, transposed
 from scaffpd.models.local_steps import NearbyGradients, SampleSpaces, pace, proximal_steps
 from scaffpd.models.losses import Loss, Squared
 from scaffpd.models.numerics import Draws, largest_eigenvalues, parallel_map, streams
-from scaffpd.models.oracle import Displacements, StackedDisplacements, SubspaceDerivatives, same_point, shift
+from scaffpd.models.oracle import Displacements, StackedDisplacements, SubspaceDerivatives, shift
 from scaffpd.models.tables import MappedMatrix
 
 

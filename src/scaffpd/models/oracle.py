@@ -112,11 +112,6 @@ def shift(at: EvaluatedPoint | Tensor | None, correction: Tensor | None) -> Tens
     return c if at is None else c - (at if isinstance(at, Tensor) else at.each())
 
 
-def same_point(a: Tensor, b: Tensor) -> bool:
-    """Whether two points are one."""
-    return a is b or torch.equal(a, b)
-
-
 class Oracle(Protocol):
     """Losses, gradients, second derivatives and local steps of N clients.
 

@@ -28,13 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
 from scaffpd.models.batches import SpanDisplacements
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import extreme_values, parallel_map
-from scaffpd.models.oracle import Displacements, StackedDisplacements, same_point, shift
+from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
 from scaffpd.models.tables import MappedMatrix
 
 WORTH = 1.2  # as many times the features must a client's samples be

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from scaffpd.data.table import Selection
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, same_point
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import GraphReplay, tensor_cores
-from scaffpd.models.oracle import Displacements, StackedDisplacements, dtype_name, same_point, shift
+from scaffpd.models.oracle import Displacements, StackedDisplacements, dtype_name, shift
 from scaffpd.models.quadratic import LastPlan, local_gain
 from scaffpd.models.tables import StoredMatrix
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, SubspaceDerivatives, same_point, shift
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
+from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, SubspaceDerivatives, shift
 from scaffpd.privacy.accountant import Account, Release, ReleaseEntry
 from scaffpd.privacy.mechanism import ClippedSums, PrivateQuestion, digest, drawn, normals
 

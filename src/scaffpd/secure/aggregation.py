@@ -27,9 +27,9 @@ from scaffpd.federation import (
     ProximalPlan,
     Restriction,
     Vector,
+    same_point,
 )
 from scaffpd.masking import Terms
-from scaffpd.models.oracle import same_point
 from scaffpd.secure.channel import Channel, CohortChannel, MaskedPoint, MaskedSteps, Rounding
 from scaffpd.secure.sums import SecureSums
 
