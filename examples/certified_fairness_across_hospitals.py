@@ -59,7 +59,7 @@ def opened():
 def clients(name):
     """The table of hospitals that a run leaves behind."""
     with (HOME / name / "clients.csv").open(encoding="utf-8") as file:
-        return {row["silo"]: row for row in csv.DictReader(file)}
+        return {row["client"]: row for row in csv.DictReader(file)}
 
 
 CHI = 'kind = "ChiSquare"\nrho = 0.1'
@@ -79,11 +79,11 @@ for name, text in objectives.items():
 
 print(f"\n{'training loss':14}" + "".join(f"{name:>12}" for name in objectives))
 for hospital in silos:
-    losses = [float(clients(name)[hospital]["train loss"]) for name in objectives]
+    losses = [float(clients(name)[hospital]["train_loss"]) for name in objectives]
     print(f"{hospital:14}" + "".join(f"{loss:12.3f}" for loss in losses))
 print(f"\n{'held-out, %':14}" + "".join(f"{name:>12}" for name in objectives))
 for hospital in silos:
-    right = [float(clients(name)[hospital]["test accuracy"]) for name in objectives]
+    right = [float(clients(name)[hospital]["test_accuracy"]) for name in objectives]
     print(f"{hospital:14}" + "".join(f"{100 * share:12.1f}" for share in right))
 
 # %%

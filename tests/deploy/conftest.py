@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 
@@ -21,5 +23,5 @@ class FakeClock:
 @pytest.fixture
 def fake_clock(monkeypatch):
     clock = FakeClock()
-    monkeypatch.setattr("scaffpd.deploy.coordinate.time", clock)
+    monkeypatch.setattr(import_module("scaffpd.deploy.coordinate"), "time", clock)
     return clock
