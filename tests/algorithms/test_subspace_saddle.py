@@ -270,7 +270,7 @@ def test_a_linear_layer_gets_as_far_as_a_linear_model(objective):
     torch.nn.init.zeros_(layer.weight)
     network = sp.Cohort(data, sp.Module(layer, l2=0.05))
     linear = sp.Cohort(data, sp.Linear("softmax", l2=0.05, classes=3))
-    results = [sp.train(sp.SubspaceSaddle(objective), cohort, rounds=30) for cohort in (network, linear)]
+    results = [sp.train(sp.SubspaceSaddle(objective), cohort, rounds=16) for cohort in (network, linear)]
     values = [objective.support(result.history.losses[-1]) for result in results]
     assert values[0] == pytest.approx(values[1], abs=1e-7)
     assert results[1].certificate < 1e-7

@@ -31,7 +31,11 @@ def closing_words(away):
     assert min(away[name] for name in ("FedAvg", "AFL", "DRFA", "q-FFL")) > 0.01
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=pytest.mark.long if p.stem == "compare_fair_methods" else ()) for p in EXAMPLES],
+    ids=lambda path: path.stem,
+)
 def test_it_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     plt.switch_backend("agg")

@@ -82,8 +82,8 @@ objectives = st.sampled_from(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])
-@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 5))])
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 10**6), N=st.integers(1, 8), d=st.integers(1, 20), scaling=st.floats(0, 1.5),
     sigma=st.floats(0, 3), l2=st.sampled_from([1e-4, 1e-2, 1.0]), J=st.sampled_from([1, 3, 30, 300, 3000]),
