@@ -134,7 +134,7 @@ def entk(device: str, quick: bool) -> list[Row]:
 
 
 def reproduced(folder: Path) -> list[Row]:
-    """(g) What the paper's CIFAR-10 table took, from the folder that `scaffpd reproduce cifar10` has written."""
+    """(g) What the CIFAR-10 table took, from the folder of `python -m experiments.reproduce cifar10`."""
     about = json.loads((folder / "about.json").read_text())
     seconds, plan = about["seconds"], about["plan"]
     runs = f"{plan['rounds']} rounds of eight methods, {plan['seeds']} partitions, {plan['tune']} configurations each"
@@ -171,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--table", type=Path, help="the folder of `scaffpd reproduce cifar10`")
+    parser.add_argument("--table", type=Path, help="the folder of `python -m experiments.reproduce cifar10`")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     rows = measure(given.device, given.quick) + (reproduced(given.table) if given.table else [])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scaffpd.algorithms import Scaffold as Scaffold
     from scaffpd.algorithms import ScaffPD as ScaffPD
     from scaffpd.algorithms import SubspaceSaddle as SubspaceSaddle
-    from scaffpd.algorithms import fair as fair
+    from scaffpd.algorithms.fair import fair as fair
     from scaffpd.checkpoint import Checkpoint as Checkpoint
     from scaffpd.cohort import Cohort as Cohort
     from scaffpd.comparison import Comparison as Comparison

@@ -12,7 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
-import scaffpd
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def format_bytes(size: float) -> str:
 PACKAGES = (  # of which a version is noted where it is installed; nothing is imported for it
     *("torch", "numpy", "scipy", "scikit-learn", "safetensors", "threadpoolctl", "matplotlib", "pillow"),
     *("vl-convert-python", "rich", "typer", "click", "pandas", "pyarrow", "nvflare", "flwr", "tensorboard"),
-    *("mlflow", "mlflow-skinny"),
+    *("mlflow", "mlflow-skinny", "pydantic", "tomli-w", "filelock", "jinja2", "cryptography", "dp-accounting"),
 )
 
 
@@ -116,9 +115,11 @@ def environment() -> dict[str, Any]:
     `threads` are those that PyTorch computes with, `cores` those that this process may use, `memory` is the machine's
     in bytes (None where the system does not say), `gpus` has a name and bytes of memory for each.
     """
+    from scaffpd import __version__  # here: the package itself is above this module
+
     threads, gpus = _torch()
     return {
-        "scaffpd": scaffpd.__version__,
+        "scaffpd": __version__,
         "python": platform.python_version(),
         **versions(),
         "platform": platform.platform(),

@@ -41,7 +41,7 @@ def clients(path):
 def test_a_private_run_says_what_it_has_cost(tmp_path):
     path, places = private(tmp_path)
     outcome = coordinate(path, InProcess(opened(places)))
-    assert outcome.status == "round limit"
+    assert outcome.status == "round limit", outcome
     assert outcome.certificate is None
     assert 0 < outcome.privacy["epsilon"] <= 8
     assert outcome.privacy["delta"] == 1e-5
@@ -192,7 +192,7 @@ def test_with_masks_as_well(tmp_path):
     path, places = private(tmp_path, more=PRIVACY + "\n[secure]\n", silo=WILLING + "\n[secure]\nrequired = true\n")
     transport = Faulty(places)
     outcome = coordinate(path, transport)
-    assert outcome.status == "round limit"
+    assert outcome.status == "round limit", outcome
     assert 0 < outcome.privacy["epsilon"] <= 8
     arrays = [set(decode(answer, 2**31).arrays) for _, _, answer in transport.log]
     assert not any({"c", "d", "sum", "squares"} & parts for parts in arrays)

@@ -68,6 +68,18 @@ def test_reading_what_was_written(tmp_path, monkeypatch):
     assert read.size == 32
 
 
+def test_shortcuts_are_added():
+    """Where convolutions are zero, a residual block passes on what the shortcut brings."""
+    network = ResNet18Trunk()
+    plain, shrinking = network.layer1[0], network.layer2[0]
+    for conv in (plain.conv2, shrinking.conv2):
+        nn.init.zeros_(conv.weight)
+        nn.init.zeros_(conv.bias)
+    x = torch.rand(2, 64, 8, 8)
+    torch.testing.assert_close(plain(x), x)
+    torch.testing.assert_close(shrinking(x), shrinking.downsample(x).relu())
+
+
 def test_missing(tmp_path, monkeypatch):
     monkeypatch.delenv("SCAFFPD_DATA", raising=False)
     with pytest.raises(InputError, match="is not part of the package"):

@@ -74,9 +74,10 @@ def _beside(given: Any, info: ValidationInfo[Path]) -> Any:
 
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), Field(description="a text in quotes")]
-Name = Annotated[  # of a silo: it goes into paths, commands and certificates
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"  # of a silo: it goes into paths, commands and certificates
+Name = Annotated[
     str,
-    StringConstraints(strip_whitespace=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"),
+    StringConstraints(strip_whitespace=True, pattern=NAME),
     Field(description="a name of up to 63 letters, digits, - and _ (the first a letter or digit)"),
 ]
 Entry = Annotated[
@@ -93,17 +94,18 @@ Texts = Annotated[
     AfterValidator(_distinct),
 ]
 Names = Annotated[
-    tuple[Name, ...],
+    tuple[Annotated[str, StringConstraints(pattern=NAME)], ...],
     Field(min_length=1, description='the names of all silos (letters, digits, - and _), such as ["north", "south"],'),
     _listed,
     AfterValidator(_distinct),
 ]
+MOST = 2**62  # of whole numbers: what every library behind the settings can hold
 Switch = Annotated[bool, Field(description="true or false")]
-Whole = Annotated[int, Field(ge=0, description="a whole number >= 0")]
-Count = Annotated[int, Field(ge=1, description="a whole number >= 1")]
+Whole = Annotated[int, Field(ge=0, le=MOST, description="a whole number >= 0")]
+Count = Annotated[int, Field(ge=1, le=MOST, description="a whole number >= 1")]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, description="a number >= 0")]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
-Between = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1")]
+Positive = Annotated[float, Field(ge=1e-12, allow_inf_nan=False, description="a number above 0")]
+Between = Annotated[float, Field(ge=1e-300, lt=1, description="a number between 0 and 1")]
 HeldOut = Annotated[float, Field(ge=0, lt=1, description="a share from 0 to below 1")]
 Numbers = Annotated[str, one_of(("float32", "float64"))]
 
@@ -197,7 +199,7 @@ def algorithm_kind(kind: Any, folder: Path, what: str = "algorithm", keep: bool 
     folders may have modules of one name.
     """
     if not isinstance(kind, str) or ":" not in kind:
-        if kind not in ALGORITHMS:
+        if not isinstance(kind, str) or kind not in ALGORITHMS:
             raise unknown(what, kind, ALGORITHMS)
         return ALGORITHMS[kind]
     if keep:

@@ -129,7 +129,7 @@ class SecureRules(SettingsTable):
     certificate: key.FileName | None = None
     certificate_key: key.FileName | None = None
     colluding: key.Count = 1
-    share: Annotated[float, Field(gt=0, le=1, description="a share above 0, up to 1")] = 0.9
+    share: Annotated[float, Field(ge=1e-6, le=1, description="a share above 0, up to 1")] = 0.9
     quantum: key.NonNegative = 0.0
     projections: key.Switch = False
     changing: key.Switch = False
@@ -149,10 +149,10 @@ class SecureRules(SettingsTable):
         return self.model_copy(update=found)
 
 
-def _exact(given: Any) -> Any:
-    if isinstance(given, str) and given not in ("exact", "never"):
-        raise unknown("privacy.columns", given, ("exact", "never"))
-    return given == "exact" if isinstance(given, str) else given
+def _exact(given: Any, info: ValidationInfo[Path]) -> bool:
+    if given not in ("exact", "never"):
+        raise unknown(f"privacy.columns in {info.context.name!r},", given, ("exact", "never"))
+    return bool(given == "exact")
 
 
 class PrivacyRules(SettingsTable):

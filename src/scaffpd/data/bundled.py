@@ -8,7 +8,7 @@ import numpy as np
 
 from scaffpd.data.partition import Indices, dirichlet, natural
 from scaffpd.data.silos import Labels, Matrix, Silos, checked_fraction, generator, held_out, standardiser
-from scaffpd.errors import unknown
+from scaffpd.errors import not_installed, unknown
 
 COLUMNS = ("age", "sex")
 
@@ -24,12 +24,10 @@ def diabetes(by: str = "age", test_fraction: float = 0.0, seed: int = 0) -> Silo
         test_fraction: share of each client's rows held out, of both labels alike.
         seed: the same seed, the same split.
     """
-    from sklearn.datasets import load_diabetes
-
     if by not in COLUMNS:
         raise unknown("column", by, COLUMNS)
     fraction = checked_fraction("diabetes", test_fraction)
-    data = load_diabetes(scaled=False)
+    data = _bundled("load_diabetes", scaled=False)
     column = data.feature_names.index(by)
     X, y = np.delete(data.data, column, axis=1), (data.target > np.median(data.target)).astype(np.int64)
     values = data.data[:, column].astype(np.int64)
@@ -50,9 +48,7 @@ def breast_cancer(
 
     `clients`, `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to `dirichlet`.
     """
-    from sklearn.datasets import load_breast_cancer
-
-    data = load_breast_cancer()
+    data = _bundled("load_breast_cancer")
     return _skewed(data, tuple(map(str, data.feature_names)), clients, alpha, seed, test_fraction, minimum)
 
 
@@ -62,10 +58,17 @@ def digits(clients: int = 10, alpha: float = 0.1, seed: int = 0, test_fraction: 
     The factor makes ‖a‖ ≈ 2 for every picture a, so that the smoothness of a softmax loss is of order one. `clients`,
     `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to `dirichlet`.
     """
-    from sklearn.datasets import load_digits
-
     names = tuple(f"pixel {row},{column}" for row in range(8) for column in range(8))
-    return _skewed(load_digits(), names, clients, alpha, seed, test_fraction, minimum, factor=2 / np.sqrt(64))
+    return _skewed(_bundled("load_digits"), names, clients, alpha, seed, test_fraction, minimum, factor=2 / np.sqrt(64))
+
+
+def _bundled(loader: str, **options: Any) -> Any:
+    """Load a data set of scikit-learn."""
+    try:
+        from sklearn import datasets
+    except ModuleNotFoundError:
+        raise not_installed("scikit-learn", "sklearn") from None
+    return getattr(datasets, loader)(**options)
 
 
 def _skewed(

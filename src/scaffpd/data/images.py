@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from scaffpd.data.folder import Files
 from scaffpd.data.silos import generator
-from scaffpd.errors import InputError, count
+from scaffpd.errors import InputError, count, not_installed
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -130,8 +130,10 @@ class Raw:
 
 def decoded(content: bytes, what: str) -> Pixels:
     """The pixels (h, w, 3) of an image file of any format that Pillow reads; `what` names it in a sentence."""
-    from PIL import Image
-
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise not_installed("Pillow", "images") from None
     try:
         with Image.open(io.BytesIO(content)) as image:
             return np.asarray(image.convert("RGB"))

@@ -136,7 +136,7 @@ def column_names(path: Path, separator: str | None = None) -> list[str]:
 def _reading(path: Path) -> Iterator[Any]:
     """Import pyarrow, and turn what cannot be read into one sentence."""
     try:
-        import pyarrow  # type: ignore[import-untyped, unused-ignore]
+        import pyarrow
 
         yield pyarrow
     except ImportError:
