@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
+import scaffpd
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -115,11 +116,9 @@ def environment() -> dict[str, Any]:
     `threads` are those that PyTorch computes with, `cores` those that this process may use, `memory` is the machine's
     in bytes (None where the system does not say), `gpus` has a name and bytes of memory for each.
     """
-    from scaffpd import __version__  # here: the package itself is above this module
-
     threads, gpus = _torch()
     return {
-        "scaffpd": __version__,
+        "scaffpd": scaffpd.__version__,
         "python": platform.python_version(),
         **versions(),
         "platform": platform.platform(),
