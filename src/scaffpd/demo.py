@@ -55,17 +55,11 @@ NEGLIGIBLE = 5e-4  # a twentieth of a percentage point: zero in every table
 
 @dataclass(frozen=True)
 class PairedChange:
-    """One measure of both models, (splits × columns), and how it changed from one to the other.
+    """One measure of both models, (splits × columns), and how it changed from one to the other."""
 
-    Attributes:
-        average: of the average model.
-        fair: of the fair model.
-        overlap: n₂/n₁, held-out patients per patient trained on.
-    """
-
-    average: NDArray[np.float64]
-    fair: NDArray[np.float64]
-    overlap: float
+    average: NDArray[np.float64]  # of the average model
+    fair: NDArray[np.float64]  # of the fair model
+    overlap: float  # n₂/n₁, held-out patients per patient trained on
 
     @property
     def mean_change(self) -> Vector:
@@ -91,23 +85,14 @@ class PairedChange:
 
 @dataclass(frozen=True)
 class HospitalStudy:
-    """Both models on all splits.
+    """Both models on all splits."""
 
-    Attributes:
-        problem: hospitals and model on the first split.
-        rho: ρ of the fair model.
-        tol: the optimality gap that was asked for.
-        seeds: one per split.
-        average: the average model, split by split.
-        fair: the fair model, split by split.
-    """
-
-    problem: Prepared
-    rho: float
-    tol: float
-    seeds: tuple[int, ...]
-    average: tuple[Trained, ...] = field(repr=False)
-    fair: tuple[Trained, ...] = field(repr=False)
+    problem: Prepared  # hospitals and model on the first split
+    rho: float  # ρ of the fair model
+    tol: float  # the optimality gap that was asked for
+    seeds: tuple[int, ...]  # one per split
+    average: tuple[Trained, ...] = field(repr=False)  # the average model, split by split
+    fair: tuple[Trained, ...] = field(repr=False)  # the fair model, split by split
     names: tuple[str, ...] = NAMES
 
     @cached_property

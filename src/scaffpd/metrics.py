@@ -137,19 +137,12 @@ class Rounds(Protocol):
 
 @dataclass(frozen=True)
 class Communication:
-    """What was sent from the start up to some round, summed over clients.
+    """What was sent from the start up to some round, summed over clients."""
 
-    Attributes:
-        rounds: communication rounds; 0 is the starting point.
-        exchanges: request-reply turns.
-        megabytes_up: from clients, in units of 10⁶ bytes.
-        megabytes_down: to clients.
-    """
-
-    rounds: int
-    exchanges: int
-    megabytes_up: float
-    megabytes_down: float
+    rounds: int  # communication rounds; 0 is the starting point
+    exchanges: int  # request-reply turns
+    megabytes_up: float  # from clients, in units of 10⁶ bytes
+    megabytes_down: float  # to clients
 
 
 def communication_until(

@@ -34,32 +34,20 @@ ADULT = "'adult' with adult.data.csv.gz and adult.test.csv.gz, UCI's files with 
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """One dataset or file of weights.
+    """One dataset or file of weights."""
 
-    Attributes:
-        name: by which `scaffpd.data` and the commands know it.
-        state: "embedded", "found", "missing" or "broken".
-        about: a phrase on what it is.
-        licence: terms and whom to cite, in a phrase.
-        rows: samples to train on, and of those held out or published for testing where that is fixed; None: unknown.
-        columns: features, once encoded; of images, pixels and colours.
-        clients: how many, or how they come about.
-        classes: labels; None for regression.
-        where: the folder or file.
-        note: what is wrong with it, how to provide it, or what else there is to say.
-    """
-
-    name: str
-    state: str
-    about: str
-    licence: str
+    name: str  # by which `scaffpd.data` and the commands know it
+    state: str  # "embedded", "found", "missing" or "broken"
+    about: str  # a phrase on what it is
+    licence: str  # terms and whom to cite, in a phrase
+    # samples to train on, and of those held out or published for testing where that is fixed; None: unknown
     rows: int | None = None
     test_rows: int | None = None
-    columns: int | None = None
-    clients: int | str | None = None
-    classes: int | None = None
-    where: str | None = None
-    note: str = ""
+    columns: int | None = None  # features, once encoded; of images, pixels and colours
+    clients: int | str | None = None  # how many, or how they come about
+    classes: int | None = None  # labels; None for regression
+    where: str | None = None  # the folder or file
+    note: str = ""  # what is wrong with it, how to provide it, or what else there is to say
 
 
 EMBEDDED = (

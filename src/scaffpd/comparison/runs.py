@@ -47,37 +47,23 @@ class RunKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a job.
+    """What came of a job."""
 
-    Attributes:
-        job: which run it was.
-        factors: on the automatic rates, by knob.
-        rates: the rates themselves.
-        status: as of `train`; "refused" where the method cannot work on this problem, "skipped" where no configuration
-            survived tuning.
-        message: the same in a sentence.
-        rounds: communication rounds made.
-        exchanges: request-reply turns.
-        megabytes_up: from all clients.
-        megabytes_down: to all clients.
-        seconds: of training.
-        certificate: the proven optimality gap; infinite where nothing is proven.
-        weights: λ of every client.
-        scores: per client, by split: "train" and "validation" of a tuning run, "train" and "test" of a final one.
-    """
-
-    job: RunKey
-    factors: Factors
-    rates: dict[str, float]
+    job: RunKey  # which run it was
+    factors: Factors  # on the automatic rates, by knob
+    rates: dict[str, float]  # the rates themselves
+    # as of `train`; "refused" where the method cannot work on this problem, "skipped" where no configuration
+    # survived tuning
     status: str
-    message: str
-    rounds: int = 0
-    exchanges: int = 0
-    megabytes_up: float = 0.0
-    megabytes_down: float = 0.0
-    seconds: float = 0.0
-    certificate: float = np.inf
-    weights: list[float] = field(default_factory=list, repr=False)
+    message: str  # the same in a sentence
+    rounds: int = 0  # communication rounds made
+    exchanges: int = 0  # request-reply turns
+    megabytes_up: float = 0.0  # from all clients
+    megabytes_down: float = 0.0  # to all clients
+    seconds: float = 0.0  # of training
+    certificate: float = np.inf  # the proven optimality gap; infinite where nothing is proven
+    weights: list[float] = field(default_factory=list, repr=False)  # λ of every client
+    # per client, by split: "train" and "validation" of a tuning run, "train" and "test" of a final one
     scores: dict[str, ClientScores] = field(default_factory=dict, repr=False)
 
     @property

@@ -117,31 +117,18 @@ PLAIN = (int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Setting:
-    """What is compared on what, and how.
+    """What is compared on what, and how."""
 
-    Attributes:
-        methods: the methods by their labels.
-        problem: data and model.
-        seeds: one partition, one training seed and one choice of rates each.
-        rounds: of every run.
-        tune: configurations that every method may try.
-        validation: the share of every client's training rows that a choice of rates is scored on.
-        select: the measure over clients that is chosen by: "worst_20", "worst" or "mean".
-        strengths: whether the budget may also go to how fair a method is: ρ, q, θ, μ.
-        choosing: how many seeds choose rates for all; `None` lets each choose its own.
-        climb: whether the best of the grid is followed beyond its edge.
-    """
-
-    methods: dict[str, Any]
-    problem: Problem
-    seeds: tuple[int, ...]
-    rounds: int
-    tune: int
-    validation: float
-    select: str
-    strengths: bool = False
-    choosing: int | None = None
-    climb: bool = False
+    methods: dict[str, Any]  # the methods by their labels
+    problem: Problem  # data and model
+    seeds: tuple[int, ...]  # one partition, one training seed and one choice of rates each
+    rounds: int  # of every run
+    tune: int  # configurations that every method may try
+    validation: float  # the share of every client's training rows that a choice of rates is scored on
+    select: str  # the measure over clients that is chosen by: "worst_20", "worst" or "mean"
+    strengths: bool = False  # whether the budget may also go to how fair a method is: ρ, q, θ, μ
+    choosing: int | None = None  # how many seeds choose rates for all; `None` lets each choose its own
+    climb: bool = False  # whether the best of the grid is followed beyond its edge
 
     @property
     def choosers(self) -> tuple[int, ...]:

@@ -152,21 +152,14 @@ LABEL = 30  # a longer one may be broken into lines
 
 
 class TableColumn(NamedTuple):
-    """One column.
+    """One column."""
 
-    Attributes:
-        heading: two lines.
-        keep: columns with the smallest are left out first where the screen is narrow.
-        cell: the text of a method.
-        value: the number behind it, for the best to be bold; `None` where there is no best.
-        sign: 1 where larger is better, −1 where smaller is.
-    """
-
-    heading: tuple[str, str]
-    keep: int
-    cell: Callable[[MethodSummary], str]
+    heading: tuple[str, str]  # two lines
+    keep: int  # columns with the smallest are left out first where the screen is narrow
+    cell: Callable[[MethodSummary], str]  # the text of a method
+    # the number behind it, for the best to be bold; `None` where there is no best
     value: Callable[[MethodSummary], float] | None = None
-    sign: int = -1
+    sign: int = -1  # 1 where larger is better, −1 where smaller is
 
 
 def columns(comparison: Comparison) -> list[TableColumn]:
@@ -262,25 +255,15 @@ def rich_table(comparison: Comparison, width: int) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """One method over all seeds.
+    """One method over all seeds."""
 
-    Attributes:
-        method: its label.
-        seeds: how many seeds have a final model.
-        failures: why others have none; empty where all have one, and only then is the method ranked.
-        local_steps: as the method has them; `None` where it has no such thing.
-        batch_size: samples per local gradient; `None` is all.
-        mean: over those seeds, of every number of a final run.
-        deviation: their standard deviation (n − 1 in the denominator; NaN for a single seed).
-    """
-
-    method: str
-    seeds: int
-    failures: str
-    local_steps: int | None
-    batch_size: int | None
-    mean: dict[str, float]
-    deviation: dict[str, float]
+    method: str  # its label
+    seeds: int  # how many seeds have a final model
+    failures: str  # why others have none; empty where all have one, and only then is the method ranked
+    local_steps: int | None  # as the method has them; `None` where it has no such thing
+    batch_size: int | None  # samples per local gradient; `None` is all
+    mean: dict[str, float]  # over those seeds, of every number of a final run
+    deviation: dict[str, float]  # their standard deviation (n − 1 in the denominator; NaN for a single seed)
 
 
 @dataclass(frozen=True)

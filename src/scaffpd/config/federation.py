@@ -70,24 +70,16 @@ class MaskingSettings(SettingsTable):
 
 
 class FaultPolicy(SettingsTable):
-    """[faults]: what a federation does about silos that do not answer.
+    """[faults]: what a federation does about silos that do not answer."""
 
-    Attributes:
-        quorum: the fewest silos with which a run goes on.
-        timeout: seconds that a silo has for an answer.
-        max_age: rounds for which an absent silo's last answers stand in for it.
-        missing: what comes after that, "drop" or "pause".
-        start_timeout: seconds to wait for all silos before a run starts (or goes on) without some of them.
-        probe: seconds that an absent silo has to say that it is back.
-        outlier: how many times larger than the median of the others' a gradient or an update may be.
-    """
-
-    quorum: key.Count = 2
-    timeout: key.Positive = 60.0
-    max_age: key.Whole = 3
-    missing: Annotated[str, key.one_of((DROP, PAUSE))] = DROP
+    quorum: key.Count = 2  # the fewest silos with which a run goes on
+    timeout: key.Positive = 60.0  # seconds that a silo has for an answer
+    max_age: key.Whole = 3  # rounds for which an absent silo's last answers stand in for it
+    missing: Annotated[str, key.one_of((DROP, PAUSE))] = DROP  # what comes after that, "drop" or "pause"
+    # seconds to wait for all silos before a run starts (or goes on) without some of them
     start_timeout: key.Positive = 120.0
-    probe: key.Positive = 10.0
+    probe: key.Positive = 10.0  # seconds that an absent silo has to say that it is back
+    # how many times larger than the median of the others' a gradient or an update may be
     outlier: Annotated[float, Field(ge=10, allow_inf_nan=False, description="a number >= 10 (honest silos differ)")] = (
         1e4
     )
@@ -126,39 +118,22 @@ class FederationTables(SettingsTable):
 
 @dataclass(frozen=True)
 class FederationFile:
-    """A coordinator's settings.
+    """A coordinator's settings."""
 
-    Attributes:
-        path: the file itself.
-        name: of the federation.
-        silos: who belongs to it, in the order of the results.
-        folder: where the run is kept: checkpoints, tables, the model.
-        model: the loss and its settings, or a name under which silos know a network.
-        features: whether columns are standardised, and the number format.
-        algorithm: what is run.
-        rounds: the most rounds.
-        tol: the certified gap to stop at.
-        seed: of all randomness.
-        policy: what happens when silos do not answer.
-        secure: how vectors are masked; empty where they are not.
-        privacy: ε, δ and clips; empty where there is no noise.
-        server: where silos reach it.
-    """
-
-    path: Path
-    name: str
-    silos: tuple[str, ...]
-    folder: Path
-    model: Mapping[str, Any]
-    features: Mapping[str, Any]
-    algorithm: Any
-    rounds: int
-    tol: float | None
-    seed: int
-    policy: FaultPolicy
-    secure: Mapping[str, Any] = field(default_factory=dict)
-    privacy: Mapping[str, Any] = field(default_factory=dict)
-    server: Server = field(default_factory=Server.model_construct)
+    path: Path  # the file itself
+    name: str  # of the federation
+    silos: tuple[str, ...]  # who belongs to it, in the order of the results
+    folder: Path  # where the run is kept: checkpoints, tables, the model
+    model: Mapping[str, Any]  # the loss and its settings, or a name under which silos know a network
+    features: Mapping[str, Any]  # whether columns are standardised, and the number format
+    algorithm: Any  # what is run
+    rounds: int  # the most rounds
+    tol: float | None  # the certified gap to stop at
+    seed: int  # of all randomness
+    policy: FaultPolicy  # what happens when silos do not answer
+    secure: Mapping[str, Any] = field(default_factory=dict)  # how vectors are masked; empty where they are not
+    privacy: Mapping[str, Any] = field(default_factory=dict)  # ε, δ and clips; empty where there is no noise
+    server: Server = field(default_factory=Server.model_construct)  # where silos reach it
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:

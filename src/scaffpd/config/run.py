@@ -105,54 +105,35 @@ class ModelSettings(LinearSettings):
 
 
 class TrainingSettings(SettingsTable):
-    """[training]: how long, how exactly and where.
+    """[training]: how long, how exactly and where."""
 
-    Attributes:
-        rounds: the most rounds; 30 where they are left out with [privacy].
-        tol: the certified gap to stop at; 0 to make all rounds; left out, 1e-6 where something can be certified.
-        seed: of all randomness.
-        device: such as "cpu" or "cuda".
-        numbers: "float32" or "float64"; left out, the model decides.
-        baseline: whether the average model is trained as well, to compare with; with [privacy] only where asked for.
-    """
-
-    rounds: key.Count = 1000
+    rounds: key.Count = 1000  # the most rounds; 30 where they are left out with [privacy]
+    # the certified gap to stop at; 0 to make all rounds; left out, 1e-6 where something can be certified
     tol: Tolerance | None = None
-    seed: key.Whole = 0
-    device: key.Text = "cpu"
-    numbers: key.Numbers | None = None
+    seed: key.Whole = 0  # of all randomness
+    device: key.Text = "cpu"  # such as "cpu" or "cuda"
+    numbers: key.Numbers | None = None  # "float32" or "float64"; left out, the model decides
+    # whether the average model is trained as well, to compare with; with [privacy] only where asked for
     baseline: key.Switch = True
 
 
 class PrivacyBudget(SettingsTable):
-    """[privacy]: differential privacy of every training row, whoever sees what the clients send.
+    """[privacy]: differential privacy of every training row, whoever sees what the clients send."""
 
-    Attributes:
-        epsilon: ε of the whole run, all its models together.
-        delta: δ.
-        clip: C, the largest norm of a row's gradient.
-        loss_clip: B, the largest loss of a row.
-        radius: R, the longest row once columns are scaled; longer ones are shortened. Not for networks.
-        smoothness: a public L; left out, it follows from R.
-        loss_share: the share of the budget that losses get.
-    """
-
-    epsilon: key.Positive
-    delta: key.Between = Private.delta
-    clip: key.Positive = Private.clip
-    loss_clip: key.Positive = Private.loss_clip
+    epsilon: key.Positive  # ε of the whole run, all its models together
+    delta: key.Between = Private.delta  # δ
+    clip: key.Positive = Private.clip  # C, the largest norm of a row's gradient
+    loss_clip: key.Positive = Private.loss_clip  # B, the largest loss of a row
+    # R, the longest row once columns are scaled; longer ones are shortened. Not for networks.
     radius: key.Positive | None = None
-    smoothness: key.Positive | None = None
-    loss_share: key.Between = LOSS_SHARE
+    smoothness: key.Positive | None = None  # a public L; left out, it follows from R
+    loss_share: key.Between = LOSS_SHARE  # the share of the budget that losses get
 
 
 class PrivacySettings(PrivacyBudget):
-    """[privacy] of a run on one machine.
+    """[privacy] of a run on one machine."""
 
-    Attributes:
-        seed: of noise that can be repeated, for experiments; left out, a secret from the operating system.
-    """
-
+    # of noise that can be repeated, for experiments; left out, a secret from the operating system
     seed: key.Whole | None = None
 
     def model(
@@ -192,31 +173,18 @@ class RunTables(SettingsTable):
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run, described.
+    """A run, described."""
 
-    Attributes:
-        place: the folder that relative paths start from.
-        name: of the run.
-        folder: where the run is kept.
-        data: what [data] has, complete.
-        model: what [model] has, complete.
-        algorithm: what is run, with its objective.
-        training: how long, how exactly and where.
-        values: [objective] and [algorithm] as they were written.
-        points: of a fairness path, between the average and the worst case.
-        privacy: what [privacy] has; `None` where there is none.
-    """
-
-    place: Path
-    name: str
-    folder: Path | None
-    data: Mapping[str, Any]
-    model: Mapping[str, Any]
-    algorithm: Any
-    training: TrainingSettings
-    values: Mapping[str, Any] = field(repr=False)
-    points: int
-    privacy: PrivacySettings | None = None
+    place: Path  # the folder that relative paths start from
+    name: str  # of the run
+    folder: Path | None  # where the run is kept
+    data: Mapping[str, Any]  # what [data] has, complete
+    model: Mapping[str, Any]  # what [model] has, complete
+    algorithm: Any  # what is run, with its objective
+    training: TrainingSettings  # how long, how exactly and where
+    values: Mapping[str, Any] = field(repr=False)  # [objective] and [algorithm] as they were written
+    points: int  # of a fairness path, between the average and the worst case
+    privacy: PrivacySettings | None = None  # what [privacy] has; `None` where there is none
 
     @classmethod
     def read(cls, path: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:

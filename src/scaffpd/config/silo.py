@@ -24,24 +24,16 @@ Fingerprint = Annotated[
 
 
 class SiloData(SettingsTable):
-    """[data]: where the data is.
+    """[data]: where the data is."""
 
-    Attributes:
-        file: a CSV, Parquet or NPZ file; `None` where there is an entry.
-        entry: "module:function"; `None` where there is a file.
-        target: the column, or the array of an NPZ file, that is to be predicted.
-        features: the array of an NPZ file that holds the features.
-        columns: which columns to use; `None` for all others than the target.
-        categories: columns of numbers that are to be read as categories.
-        task: "classification" or "regression"; `None` to go by the target.
-    """
-
-    file: key.FileName | None = None
-    entry: key.Entry | None = None
+    file: key.FileName | None = None  # a CSV, Parquet or NPZ file; `None` where there is an entry
+    entry: key.Entry | None = None  # "module:function"; `None` where there is a file
+    # the column, or the array of an NPZ file, that is to be predicted
     target: Annotated[key.Text, Field(description="the name of the column to be predicted")] = "y"
-    features: key.Text = "X"
-    columns: key.Texts | None = None
-    categories: key.Texts = ()
+    features: key.Text = "X"  # the array of an NPZ file that holds the features
+    columns: key.Texts | None = None  # which columns to use; `None` for all others than the target
+    categories: key.Texts = ()  # columns of numbers that are to be read as categories
+    # "classification" or "regression"; `None` to go by the target
     task: Annotated[str, key.one_of(TASKS)] | None = None
 
     @model_validator(mode="after")
@@ -74,23 +66,15 @@ class SplitSettings(SettingsTable):
 
 
 class SiloLimits(SettingsTable):
-    """[limits]: what the silo agrees to.
+    """[limits]: what the silo agrees to."""
 
-    Attributes:
-        algorithms: names of algorithms; `None` for all; left out, those that ask for no more than sums and scalars.
-        dimension: the largest d.
-        local_steps: the most local steps per question.
-        message_mb: the largest message taken, in megabytes.
-        rarest: a category with fewer training rows than this is not named to others.
-        rows: the fewest training rows with which the silo takes part.
-    """
-
+    # names of algorithms; `None` for all; left out, those that ask for no more than sums and scalars
     algorithms: key.Texts | None = tuple(name for name, kind in ALGORITHMS.items() if not kind.sees_vectors)
-    dimension: key.Count = 1_000_000
-    local_steps: key.Count = 10_000
-    message_mb: key.Count = 512
-    rarest: key.Count = 5
-    rows: key.Count = 20
+    dimension: key.Count = 1_000_000  # the largest d
+    local_steps: key.Count = 10_000  # the most local steps per question
+    message_mb: key.Count = 512  # the largest message taken, in megabytes
+    rarest: key.Count = 5  # a category with fewer training rows than this is not named to others
+    rows: key.Count = 20  # the fewest training rows with which the silo takes part
 
     @field_validator("algorithms", mode="before")
     @classmethod
@@ -106,32 +90,22 @@ class SiloLimits(SettingsTable):
 
 
 class SecureRules(SettingsTable):
-    """[secure]: how the silo's vectors are masked.
+    """[secure]: how the silo's vectors are masked."""
 
-    Attributes:
-        required: whether the silo takes part with masked vectors only.
-        identity: the file of its own long-term key; made where there is none.
-        pins: fingerprints of other silos' keys.
-        authority: a root certificate that has to stand behind every card; `None` to take cards as they come.
-        certificate: the silo's own certificate, to sign its card with.
-        certificate_key: the key of that certificate.
-        colluding: the fewest colluding silos that a sum has to bear.
-        share: the largest share of a sum that its vector may have.
-        quantum: its losses leave as multiples of this; 0 leaves them as they are.
-        projections: whether it shows its gradient along directions that the coordinator chooses.
-        changing: whether the same vector may be in sums of other silos; who leaves, or comes back, shows its own by it.
-    """
-
-    required: key.Switch = False
+    required: key.Switch = False  # whether the silo takes part with masked vectors only
+    # the file of its own long-term key; made where there is none
     identity: key.FileName = Field(default="identity.key", validate_default=True)
-    pins: dict[str, Fingerprint] = Field(default_factory=dict)
+    pins: dict[str, Fingerprint] = Field(default_factory=dict)  # fingerprints of other silos' keys
+    # a root certificate that has to stand behind every card; `None` to take cards as they come
     authority: key.FileName | None = None
-    certificate: key.FileName | None = None
-    certificate_key: key.FileName | None = None
-    colluding: key.Count = 1
+    certificate: key.FileName | None = None  # the silo's own certificate, to sign its card with
+    certificate_key: key.FileName | None = None  # the key of that certificate
+    colluding: key.Count = 1  # the fewest colluding silos that a sum has to bear
+    # the largest share of a sum that its vector may have
     share: Annotated[float, Field(ge=1e-6, le=1, description="a share above 0, up to 1")] = 0.9
-    quantum: key.NonNegative = 0.0
-    projections: key.Switch = False
+    quantum: key.NonNegative = 0.0  # its losses leave as multiples of this; 0 leaves them as they are
+    projections: key.Switch = False  # whether it shows its gradient along directions that the coordinator chooses
+    # whether the same vector may be in sums of other silos; who leaves, or comes back, shows its own by it
     changing: key.Switch = False
 
     @model_validator(mode="after")
@@ -156,23 +130,16 @@ def _exact(given: Any, info: ValidationInfo[Path]) -> bool:
 
 
 class PrivacyRules(SettingsTable):
-    """[privacy]: how much the silo's rows may cost.
+    """[privacy]: how much the silo's rows may cost."""
 
-    Attributes:
-        required: whether the silo takes part with noise only; left out, whether it has a budget.
-        epsilon: the largest ε that its rows may ever cost, all runs together; `None` leaves it to every agreement.
-        delta: δ of its own budget; `None` takes the agreement's.
-        columns: whether sums over columns may leave exactly ("exact", not "never"): they are no part of ε.
-        secret: the file that noise is drawn from.
-        spent: the file of all releases so far.
-    """
-
-    required: key.Switch = False
+    required: key.Switch = False  # whether the silo takes part with noise only; left out, whether it has a budget
+    # the largest ε that its rows may ever cost, all runs together; `None` leaves it to every agreement
     epsilon: key.Positive | None = None
-    delta: key.Between | None = None
+    delta: key.Between | None = None  # δ of its own budget; `None` takes the agreement's
+    # whether sums over columns may leave exactly ("exact", not "never"): they are no part of ε
     columns: Annotated[bool, BeforeValidator(_exact), Field(description='"exact" or "never"')] = False
-    secret: key.FileName = Field(default="privacy.key", validate_default=True)
-    spent: key.FileName = Field(default="privacy-spent.npz", validate_default=True)
+    secret: key.FileName = Field(default="privacy.key", validate_default=True)  # the file that noise is drawn from
+    spent: key.FileName = Field(default="privacy-spent.npz", validate_default=True)  # the file of all releases so far
 
     @model_validator(mode="before")
     @classmethod
@@ -188,24 +155,15 @@ class PrivacyRules(SettingsTable):
 
 
 class SiloFile(SettingsTable):
-    """A silo's own settings.
+    """A silo's own settings."""
 
-    Attributes:
-        name: the silo's name in the federation.
-        data: where the data is.
-        split: which rows are held out.
-        limits: what the silo agrees to.
-        secure: how its vectors are masked.
-        privacy: how much its rows may cost.
-        models: entries "module:function" of networks, by the names under which a coordinator may ask for them.
-    """
-
-    name: key.Name
-    data: SiloData = Field(default_factory=dict, validate_default=True)
-    split: SplitSettings = SplitSettings()
-    limits: SiloLimits = SiloLimits()
-    secure: SecureRules = Field(default_factory=dict, validate_default=True)
-    privacy: PrivacyRules = Field(default_factory=dict, validate_default=True)
+    name: key.Name  # the silo's name in the federation
+    data: SiloData = Field(default_factory=dict, validate_default=True)  # where the data is
+    split: SplitSettings = SplitSettings()  # which rows are held out
+    limits: SiloLimits = SiloLimits()  # what the silo agrees to
+    secure: SecureRules = Field(default_factory=dict, validate_default=True)  # how its vectors are masked
+    privacy: PrivacyRules = Field(default_factory=dict, validate_default=True)  # how much its rows may cost
+    # entries "module:function" of networks, by the names under which a coordinator may ask for them
     models: dict[str, key.Entry] = Field(default_factory=dict)
     _path: Path
 

@@ -76,13 +76,9 @@ _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 
 @dataclass(frozen=True)
 class Files:
-    """Reads files; those that a `SHA256SUMS` names are refused where their content is another.
+    """Reads files; those that a `SHA256SUMS` names are refused where their content is another."""
 
-    Attributes:
-        sums: the checksum of each file that has one, by absolute path.
-    """
-
-    sums: dict[str, str]
+    sums: dict[str, str]  # the checksum of each file that has one, by absolute path
 
     @staticmethod
     def between(root: Path, place: Path) -> Files:

@@ -25,15 +25,10 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pictures:
-    """Images of one size and their labels.
+    """Images of one size and their labels."""
 
-    Attributes:
-        x: (n, height, width, 3) in uint8, red, green and blue from 0 to 255.
-        y: n labels, counted from zero.
-    """
-
-    x: Pixels
-    y: Labels
+    x: Pixels  # (n, height, width, 3) in uint8, red, green and blue from 0 to 255
+    y: Labels  # n labels, counted from zero
 
     def __post_init__(self) -> None:
         if self.x.ndim != 4 or self.x.shape[-1] != 3 or self.x.dtype != np.uint8:

@@ -35,19 +35,12 @@ Ask = Callable[[SiloRequest], dict[str, Message]]
 
 @dataclass(frozen=True)
 class Facts:
-    """What the members said when they took the agreement.
+    """What the members said when they took the agreement."""
 
-    Attributes:
-        constants: of their losses.
-        start: x⁰.
-        probes: f_i at one arbitrary point: it tells one table from another.
-        tested: how many rows each has held out.
-    """
-
-    constants: Constants
-    start: Array = field(repr=False)
-    probes: Vector
-    tested: NDArray[np.int64]
+    constants: Constants  # of their losses
+    start: Array = field(repr=False)  # x⁰
+    probes: Vector  # f_i at one arbitrary point: it tells one table from another
+    tested: NDArray[np.int64]  # how many rows each has held out
 
 
 class Unanswered(Exception):

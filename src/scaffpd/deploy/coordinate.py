@@ -38,25 +38,15 @@ JOINED, DROPPED = "Silo {!r} is part of the objective again.", "Silo {!r} is lef
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, or why it waits.
+    """How a run ended, or why it waits."""
 
-    Attributes:
-        status: one of the training loop's, "paused" or "failed".
-        final: whether there is nothing left to do but to put something right ("failed") and resume.
-        sentence: the same in words.
-        members: the silos that the result is about.
-        rounds: rounds made.
-        certificate: the proven gap; `None` where nothing is proven.
-        privacy: the largest ε of a silo, and δ; `None` where there is no noise.
-    """
-
-    status: str
-    final: bool
-    sentence: str
-    members: tuple[str, ...] = ()
-    rounds: int = 0
-    certificate: float | None = None
-    privacy: Mapping[str, float] | None = None
+    status: str  # one of the training loop's, "paused" or "failed"
+    final: bool  # whether there is nothing left to do but to put something right ("failed") and resume
+    sentence: str  # the same in words
+    members: tuple[str, ...] = ()  # the silos that the result is about
+    rounds: int = 0  # rounds made
+    certificate: float | None = None  # the proven gap; `None` where nothing is proven
+    privacy: Mapping[str, float] | None = None  # the largest ε of a silo, and δ; `None` where there is no noise
 
     @classmethod
     def of(cls, folder: DeployedRun) -> Outcome:

@@ -33,17 +33,11 @@ MODEL = "deployed"  # what the tables call the one model of a deployed run
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a run with the same members throughout.
+    """A part of a run with the same members throughout."""
 
-    Attributes:
-        number: counted from zero.
-        members: the silos.
-        before: rounds made in earlier segments.
-    """
-
-    number: int
-    members: tuple[str, ...]
-    before: int
+    number: int  # counted from zero
+    members: tuple[str, ...]  # the silos
+    before: int  # rounds made in earlier segments
 
 
 class DeployedRun:

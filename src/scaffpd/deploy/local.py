@@ -138,21 +138,13 @@ Watch = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class LocalDeployment:
-    """What is deployed where.
+    """What is deployed where."""
 
-    Attributes:
-        folder: for everything that is written.
-        engine: "flare" or "flower".
-        federation: federation.toml.
-        silos: silo.toml of every silo.
-        tls: whether connections are encrypted.
-    """
-
-    folder: Path
-    engine: str
-    federation: Path
-    silos: dict[str, Path]
-    tls: bool = True
+    folder: Path  # for everything that is written
+    engine: str  # "flare" or "flower"
+    federation: Path  # federation.toml
+    silos: dict[str, Path]  # silo.toml of every silo
+    tls: bool = True  # whether connections are encrypted
 
     @classmethod
     def hospitals(cls, folder: Path, engine: str, silos: int, tls: bool = True) -> LocalDeployment:

@@ -34,23 +34,14 @@ class SupervisedJob(Protocol):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to keep trying.
+    """How long to keep trying."""
 
-    Attributes:
-        quorum: the job is not handed in with fewer sites.
-        attempts: submissions in a row without a new round in between, before giving up.
-        waiting: seconds with too few sites, before giving up.
-        seconds: for everything.
-        every: seconds between two looks.
-        settle: seconds that a job gets before it is ended on behalf of a site that is back.
-    """
-
-    quorum: int = 1
-    attempts: int = 5
-    waiting: float = 300.0
-    seconds: float = float("inf")
-    every: float = 0.5
-    settle: float = 30.0
+    quorum: int = 1  # the job is not handed in with fewer sites
+    attempts: int = 5  # submissions in a row without a new round in between, before giving up
+    waiting: float = 300.0  # seconds with too few sites, before giving up
+    seconds: float = float("inf")  # for everything
+    every: float = 0.5  # seconds between two looks
+    settle: float = 30.0  # seconds that a job gets before it is ended on behalf of a site that is back
 
 
 class Supervisor:

@@ -32,15 +32,10 @@ NEAR = {"cpu": 2**18, "cuda": 2**28}  # numbers: what fits into a processor's ca
 
 @dataclass(frozen=True)
 class CoordinateRule:
-    """How to compute some coordinates of one parameter.
+    """How to compute some coordinates of one parameter."""
 
-    Attributes:
-        rule: (δ, x) ↦ the derivatives (B, coordinates).
-        work: numbers of temporary storage per sample.
-    """
-
-    rule: Rule
-    work: int
+    rule: Rule  # (δ, x) ↦ the derivatives (B, coordinates)
+    work: int  # numbers of temporary storage per sample
 
     def write(self, delta: Tensor, x: Tensor, rows: Tensor) -> None:
         """Write the derivatives into `rows`, so many samples at a time that temporary storage stays in the cache."""

@@ -36,17 +36,11 @@ FAINT = 1e-6  # relative to the largest entry of all: below, rounding is all the
 
 @dataclass(frozen=True)
 class ParameterCoordinates:
-    """Coordinates of one parameter: which of its numbers, and where they lie in a row of the result.
+    """Coordinates of one parameter: which of its numbers, and where they lie in a row of the result."""
 
-    Attributes:
-        name: of the parameter; "" is w, the random head.
-        numbers: positions in the flattened parameter, on the device.
-        where: columns of the result.
-    """
-
-    name: str
-    numbers: Tensor
-    where: slice
+    name: str  # of the parameter; "" is w, the random head
+    numbers: Tensor  # positions in the flattened parameter, on the device
+    where: slice  # columns of the result
 
 
 def split_by_parameter(

@@ -23,24 +23,15 @@ SENT = (
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """(ε, δ) for every training row.
+    """(ε, δ) for every training row."""
 
-    Attributes:
-        epsilon: the largest ε_i, of all models together.
-        delta: δ.
-        clients: ε_i by client.
-        models: how many models share it.
-        seeded: whether noise can be repeated.
-        settings: (name, value) pairs of clips and noise.
-        scored: whether clients were scored as well; otherwise the scores are the noisy losses that they have sent.
-    """
-
-    epsilon: float
-    delta: float
-    clients: Mapping[str, float] = field(default_factory=dict, repr=False)
-    models: int = 1
-    seeded: bool = False
-    settings: tuple[tuple[str, str], ...] = ()
+    epsilon: float  # the largest ε_i, of all models together
+    delta: float  # δ
+    clients: Mapping[str, float] = field(default_factory=dict, repr=False)  # ε_i by client
+    models: int = 1  # how many models share it
+    seeded: bool = False  # whether noise can be repeated
+    settings: tuple[tuple[str, str], ...] = ()  # (name, value) pairs of clips and noise
+    # whether clients were scored as well; otherwise the scores are the noisy losses that they have sent
     scored: bool = True
 
     @property
@@ -73,59 +64,34 @@ class PrivacyStatement:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """One trained model, and how its run ended.
+    """One trained model, and how its run ended."""
 
-    Attributes:
-        name: as in every table.
-        role: "before", "after" or "".
-        objective: what was minimised.
-        algorithm: how.
-        status: converged, round limit, ...
-        message: the same in a sentence.
-        certificate: the proven gap; `None` where nothing is proven.
-        rounds: communication rounds made (a mean over seeds for comparisons, as all costs are).
-        exchanges: request-reply turns.
-        megabytes: up and down, all clients.
-        seconds: duration of the run.
-        strength: the path's parameter.
-        failure: why a comparison does not rank it.
-    """
-
-    name: str
-    role: str = ""
-    objective: str = ""
-    algorithm: str = ""
-    status: str = ""
-    message: str = ""
-    certificate: float | None = None
-    rounds: float | None = None
-    exchanges: float | None = None
-    megabytes: float | None = None
-    seconds: float | None = None
-    strength: float | None = None
-    failure: str = ""
+    name: str  # as in every table
+    role: str = ""  # "before", "after" or ""
+    objective: str = ""  # what was minimised
+    algorithm: str = ""  # how
+    status: str = ""  # converged, round limit, ..
+    message: str = ""  # the same in a sentence
+    certificate: float | None = None  # the proven gap; `None` where nothing is proven
+    rounds: float | None = None  # communication rounds made (a mean over seeds for comparisons, as all costs are)
+    exchanges: float | None = None  # request-reply turns
+    megabytes: float | None = None  # up and down, all clients
+    seconds: float | None = None  # duration of the run
+    strength: float | None = None  # the path's parameter
+    failure: str = ""  # why a comparison does not rank it
 
 
 @dataclass(frozen=True)
 class Score:
-    """One model at one client.
+    """One model at one client."""
 
-    Attributes:
-        client: its name.
-        value: the run's measure on the run's split; `None` where there is none.
-        train_rows: rows trained on.
-        test_rows: rows held out.
-        weight: λ_i, how much the client counts.
-        deviation: standard deviation of the value over splits or seeds.
-        clear: whether the change from the model before is clear of noise; `None` where that was not tested.
-    """
-
-    client: str
-    value: float | None
-    train_rows: int | None = None
-    test_rows: int | None = None
-    weight: float | None = None
-    deviation: float | None = None
+    client: str  # its name
+    value: float | None  # the run's measure on the run's split; `None` where there is none
+    train_rows: int | None = None  # rows trained on
+    test_rows: int | None = None  # rows held out
+    weight: float | None = None  # λ_i, how much the client counts
+    deviation: float | None = None  # standard deviation of the value over splits or seeds
+    # whether the change from the model before is clear of noise; `None` where that was not tested
     clear: bool | None = None
 
 
@@ -179,42 +145,27 @@ class Event:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything that a report shows.
+    """Everything that a report shows."""
 
-    Attributes:
-        kind: "train", "path", "demo", "compare" or "deploy".
-        measure: "accuracy" (a share), "rmse" or "loss".
-        split: "test" or "train".
-        word: what a client is, singular.
-        scores: per model, one `Score` per client.
-        overall: per model that has scores.
-        settings: (name, value) pairs for "how it was made".
-        files: (name, text) of files to show whole.
-        verdict: sentences that the folder states itself.
-        path: as in summary.json.
-        note: a sentence that belongs beneath the figure of clients.
-        privacy: the promise of a private run.
-    """
-
-    kind: str
+    kind: str  # "train", "path", "demo", "compare" or "deploy"
     title: str
     command: str
-    measure: str
-    split: str
-    word: str
+    measure: str  # "accuracy" (a share), "rmse" or "loss"
+    split: str  # "test" or "train"
+    word: str  # what a client is, singular
     models: tuple[ModelSummary, ...]
-    scores: dict[str, tuple[Score, ...]]
-    overall: dict[str, Overall]
+    scores: dict[str, tuple[Score, ...]]  # per model, one `Score` per client
+    overall: dict[str, Overall]  # per model that has scores
     rounds: tuple[Round, ...] = ()
     partition: tuple[Share, ...] = ()
     events: tuple[Event, ...] = ()
-    settings: tuple[tuple[str, str], ...] = ()
-    files: tuple[tuple[str, str], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()  # (name, value) pairs for "how it was made"
+    files: tuple[tuple[str, str], ...] = ()  # (name, text) of files to show whole
     remarks: tuple[str, ...] = ()
-    verdict: tuple[str, ...] = ()
-    path: dict[str, Any] | None = None
-    note: str = ""
-    privacy: PrivacyStatement | None = None
+    verdict: tuple[str, ...] = ()  # sentences that the folder states itself
+    path: dict[str, Any] | None = None  # as in summary.json
+    note: str = ""  # a sentence that belongs beneath the figure of clients
+    privacy: PrivacyStatement | None = None  # the promise of a private run
 
     @property
     def upwards(self) -> bool:

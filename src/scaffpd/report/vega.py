@@ -110,29 +110,17 @@ ON = "indexof(shown, datum.model) >= 0"
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
+    """One figure."""
 
-    Attributes:
-        name: of its file and its place on the page.
-        heading: what it answers.
-        caption: how to read it, in a sentence or two.
-        alt: a description for screen readers.
-        views: one specification per view; the first is shown at the start.
-        data: the tables that the specifications name.
-        focus: models to choose one from; empty where all are drawn at once.
-        heavy: whether there are too many marks for SVG.
-        wide: whether it takes the full width of the page.
-    """
-
-    name: str
-    heading: str
-    caption: str
-    alt: str
-    views: dict[str, Spec]
-    data: dict[str, Rows]
-    focus: tuple[str, ...] = ()
-    heavy: bool = False
-    wide: bool = False
+    name: str  # of its file and its place on the page
+    heading: str  # what it answers
+    caption: str  # how to read it, in a sentence or two
+    alt: str  # a description for screen readers
+    views: dict[str, Spec]  # one specification per view; the first is shown at the start
+    data: dict[str, Rows]  # the tables that the specifications name
+    focus: tuple[str, ...] = ()  # models to choose one from; empty where all are drawn at once
+    heavy: bool = False  # whether there are too many marks for SVG
+    wide: bool = False  # whether it takes the full width of the page
 
 
 def specification(run: ReportData, **parts: Any) -> Spec:

@@ -24,17 +24,11 @@ NOBODY = ""  # rows without a client belong together
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for all rows of a file, in its order.
+    """Predictions for all rows of a file, in its order."""
 
-    Attributes:
-        clients: whose each row is; empty texts where that is not known.
-        predicted: labels or numbers.
-        probability: of the predicted label; NaN where there is none.
-    """
-
-    clients: list[str]
-    predicted: list[Any]
-    probability: NDArray[np.float64]
+    clients: list[str]  # whose each row is; empty texts where that is not known
+    predicted: list[Any]  # labels or numbers
+    probability: NDArray[np.float64]  # of the predicted label; NaN where there is none
 
 
 def predict(run: Path, file: Path) -> Predictions:

@@ -34,40 +34,23 @@ LOSS = {"logistic": "logistic regression", "softmax": "softmax regression", "squ
 
 @dataclass(frozen=True)
 class Prepared:
-    """Clients and a model.
+    """Clients and a model."""
 
-    Attributes:
-        names: the clients.
-        train: their (X, y).
-        test: the same of held-out rows; empty where there are none.
-        model: `Linear` or `Module`.
-        task: "classification" or "regression".
-        labels: of the classes, in the order of their numbers.
-        about: the data in a phrase.
-        word: what a client is.
-        unit: what one unit of the target is in units of the data.
-        centre: what zero is, likewise.
-        schema: what was agreed about columns, of tables.
-        mean: of encoded columns.
-        deviation: likewise.
-        remarks: what was left out, and why.
-        fills: what stands in for missing values, by client and column.
-    """
-
-    names: tuple[str, ...]
-    train: list[Pair] = field(repr=False)
-    test: list[Pair] = field(repr=False)
-    model: Any
-    task: str
-    labels: tuple[str, ...]
-    about: str
-    word: str = "client"
-    unit: float = 1.0
-    centre: float = 0.0
-    schema: Mapping[str, Any] | None = field(default=None, repr=False)
-    mean: Vector = field(default_factory=lambda: np.empty(0), repr=False)
-    deviation: Vector = field(default_factory=lambda: np.empty(0), repr=False)
-    remarks: tuple[str, ...] = ()
+    names: tuple[str, ...]  # the clients
+    train: list[Pair] = field(repr=False)  # their (X, y)
+    test: list[Pair] = field(repr=False)  # the same of held-out rows; empty where there are none
+    model: Any  # `Linear` or `Module`
+    task: str  # "classification" or "regression"
+    labels: tuple[str, ...]  # of the classes, in the order of their numbers
+    about: str  # the data in a phrase
+    word: str = "client"  # what a client is
+    unit: float = 1.0  # what one unit of the target is in units of the data
+    centre: float = 0.0  # what zero is, likewise
+    schema: Mapping[str, Any] | None = field(default=None, repr=False)  # what was agreed about columns, of tables
+    mean: Vector = field(default_factory=lambda: np.empty(0), repr=False)  # of encoded columns
+    deviation: Vector = field(default_factory=lambda: np.empty(0), repr=False)  # likewise
+    remarks: tuple[str, ...] = ()  # what was left out, and why
+    # what stands in for missing values, by client and column
     fills: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict, repr=False)
 
     @property

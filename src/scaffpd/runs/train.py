@@ -76,34 +76,21 @@ def _differs(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> bool:
 
 @dataclass(frozen=True)
 class Trained:
-    """One model.
+    """One model."""
 
-    Attributes:
-        name: such as "average" or "fair".
-        role: "before", "after" or "", for comparisons.
-        algorithm: its name.
-        objective: what was minimised; `None` where the algorithm has one of its own.
-        result: of the run.
-        scores: by round, of the rounds that were scored.
-        train: every client's scores on training rows.
-        test: on held-out rows, where there are some.
-        strength: of the objective, on a fairness path.
-        private: the model with its noise; `None` where there is none.
-        clear: whether each client's change from the model before is more than chance; `None` where it is not known.
-        deviation: of each client's score over splits, where there are several.
-    """
-
-    name: str
-    role: str
-    algorithm: str
-    objective: Objective | None
-    result: Result = field(repr=False)
-    scores: dict[int, Scored] = field(repr=False)
-    train: ClientScores = field(repr=False)
-    test: ClientScores | None = field(repr=False)
-    strength: float | None = None
-    private: Private | None = field(default=None, repr=False)
+    name: str  # such as "average" or "fair"
+    role: str  # "before", "after" or "", for comparisons
+    algorithm: str  # its name
+    objective: Objective | None  # what was minimised; `None` where the algorithm has one of its own
+    result: Result = field(repr=False)  # of the run
+    scores: dict[int, Scored] = field(repr=False)  # by round, of the rounds that were scored
+    train: ClientScores = field(repr=False)  # every client's scores on training rows
+    test: ClientScores | None = field(repr=False)  # on held-out rows, where there are some
+    strength: float | None = None  # of the objective, on a fairness path
+    private: Private | None = field(default=None, repr=False)  # the model with its noise; `None` where there is none
+    # whether each client's change from the model before is more than chance; `None` where it is not known
     clear: tuple[bool, ...] | None = None
+    # of each client's score over splits, where there are several
     deviation: Vector | None = field(default=None, repr=False)
 
     @property

@@ -26,54 +26,32 @@ MANY = 50  # a column of texts with more different ones than this, and than half
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file and what its columns are.
+    """A file and what its columns are."""
 
-    Attributes:
-        file: CSV (or CSV in gzip) or Parquet.
-        client: the column that says whose a row is.
-        target: the column to be predicted.
-        columns: which columns to use; `None` for all others.
-        categories: columns of numbers that are names of categories.
-        task: "classification" or "regression"; `None` to go by the target.
-        test: share of each client's rows that is held out.
-        seed: chooses them.
-        standardise: whether columns are scaled.
-        separator: between the columns of a CSV file: comma, semicolon, tab or pipe; `None` finds it out.
-        decimal: the decimal mark of a CSV file: point or comma; `None` finds it out.
-    """
-
-    file: Path
-    client: str
-    target: str
-    columns: tuple[str, ...] | None = None
-    categories: tuple[str, ...] = ()
-    task: str | None = None
-    test: float = 0.2
-    seed: int = 0
-    standardise: bool = True
+    file: Path  # CSV (or CSV in gzip) or Parquet
+    client: str  # the column that says whose a row is
+    target: str  # the column to be predicted
+    columns: tuple[str, ...] | None = None  # which columns to use; `None` for all others
+    categories: tuple[str, ...] = ()  # columns of numbers that are names of categories
+    task: str | None = None  # "classification" or "regression"; `None` to go by the target
+    test: float = 0.2  # share of each client's rows that is held out
+    seed: int = 0  # chooses them
+    standardise: bool = True  # whether columns are scaled
+    # between the columns of a CSV file: comma, semicolon, tab or pipe; `None` finds it out
     separator: str | None = None
-    decimal: str | None = None
+    decimal: str | None = None  # the decimal mark of a CSV file: point or comma; `None` finds it out
 
 
 @dataclass(frozen=True)
 class Clients:
-    """The file as a federation has it.
+    """The file as a federation has it."""
 
-    Attributes:
-        rows: of every client.
-        encoded: the same, ready to train on.
-        schema: what was agreed.
-        mean: of every encoded column.
-        deviation: likewise.
-        remarks: what was left out, and why.
-    """
-
-    rows: tuple[ClientRows, ...] = field(repr=False)
-    encoded: tuple[Encoded, ...] = field(repr=False)
-    schema: Json = field(repr=False)
-    mean: Matrix = field(repr=False)
-    deviation: Matrix = field(repr=False)
-    remarks: tuple[str, ...]
+    rows: tuple[ClientRows, ...] = field(repr=False)  # of every client
+    encoded: tuple[Encoded, ...] = field(repr=False)  # the same, ready to train on
+    schema: Json = field(repr=False)  # what was agreed
+    mean: Matrix = field(repr=False)  # of every encoded column
+    deviation: Matrix = field(repr=False)  # likewise
+    remarks: tuple[str, ...]  # what was left out, and why
 
 
 def read_clients(source: TableFile) -> Clients:

@@ -27,21 +27,14 @@ WHOLE = re.compile(r"([+-]?\d+)\.0*")
 
 @dataclass(frozen=True)
 class DataColumn:
-    """One column.
+    """One column."""
 
-    Attributes:
-        name: its name.
-        kind: "number", "category", or "unknown" where there is not a single value to tell by.
-        values: numbers with NaN where missing; for categories places in `categories`, -1 where missing.
-        categories: the values of a column of categories, sorted.
-        note: what the operator should know about it; it stays here.
-    """
-
-    name: str
-    kind: str
+    name: str  # its name
+    kind: str  # "number", "category", or "unknown" where there is not a single value to tell by
+    # numbers with NaN where missing; for categories places in `categories`, -1 where missing
     values: Matrix | Codes = field(repr=False)
-    categories: tuple[str, ...] = ()
-    note: str = ""
+    categories: tuple[str, ...] = ()  # the values of a column of categories, sorted
+    note: str = ""  # what the operator should know about it; it stays here
 
     @property
     def missing(self) -> Mask:

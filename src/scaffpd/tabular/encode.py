@@ -35,17 +35,11 @@ Label = int | str
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be predicted.
+    """What is to be predicted."""
 
-    Attributes:
-        task: "classification" or "regression".
-        values: the place of each row's label in `labels`; for regression the numbers.
-        labels: the labels, sorted: whole numbers or texts.
-    """
-
-    task: str
-    values: NDArray[Any] = field(repr=False)
-    labels: tuple[Label, ...] = ()
+    task: str  # "classification" or "regression"
+    values: NDArray[Any] = field(repr=False)  # the place of each row's label in `labels`; for regression the numbers
+    labels: tuple[Label, ...] = ()  # the labels, sorted: whole numbers or texts
 
 
 def target(owner: str, column: DataColumn, task: str | None) -> Target:
@@ -84,38 +78,23 @@ Pair = tuple[Matrix, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows as the agreement has them.
+    """Rows as the agreement has them."""
 
-    Attributes:
-        train: (X, y) to train on.
-        test: (X, y) held out, or `None`.
-        features: names of the columns of X.
-    """
-
-    train: Pair = field(repr=False)
-    test: Pair | None = field(repr=False)
-    features: tuple[str, ...] = field(repr=False)
+    train: Pair = field(repr=False)  # (X, y) to train on
+    test: Pair | None = field(repr=False)  # (X, y) held out, or `None`
+    features: tuple[str, ...] = field(repr=False)  # names of the columns of X
 
 
 @dataclass(frozen=True)
 class ClientRows:
-    """All rows of a client that have a target.
+    """All rows of a client that have a target."""
 
-    Attributes:
-        name: the client.
-        table: the features.
-        target: what is to be predicted.
-        held: which rows are held out.
-        dropped: how many rows had no target.
-        rarest: categories with fewer training rows than this are "other".
-    """
-
-    name: str
-    table: FeatureTable
-    target: Target
-    held: Mask = field(repr=False)
-    dropped: int = 0
-    rarest: int = 1
+    name: str  # the client
+    table: FeatureTable  # the features
+    target: Target  # what is to be predicted
+    held: Mask = field(repr=False)  # which rows are held out
+    dropped: int = 0  # how many rows had no target
+    rarest: int = 1  # categories with fewer training rows than this are "other"
 
     @property
     def rows(self) -> tuple[int, int]:

@@ -144,19 +144,12 @@ http {{
 
 
 class Commands(NamedTuple):
-    """What operators type, each in the folder that was written.
+    """What operators type, each in the folder that was written."""
 
-    Attributes:
-        server: at the coordinator, once: bring up the SuperLink.
-        admit: at the coordinator, for each silo: register the public key that it sent.
-        silos: at each silo: its key, then its SuperNode.
-        run: at the coordinator: start the federation, or go on with it.
-    """
-
-    server: tuple[str, ...]
-    admit: dict[str, str]
-    silos: dict[str, tuple[str, ...]]
-    run: str
+    server: tuple[str, ...]  # at the coordinator, once: bring up the SuperLink
+    admit: dict[str, str]  # at the coordinator, for each silo: register the public key that it sent
+    silos: dict[str, tuple[str, ...]]  # at each silo: its key, then its SuperNode
+    run: str  # at the coordinator: start the federation, or go on with it
 
 
 def write_app(federation: FederationFile, out: Path) -> Commands:
