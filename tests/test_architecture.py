@@ -49,6 +49,7 @@ FORBIDDEN = {
     ("cohort", "steps"),
     ("deploy", "comparison"),
     ("deploy", "convexify"),
+    ("runs", "deploy"),
 }
 
 

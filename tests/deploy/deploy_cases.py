@@ -11,10 +11,11 @@ import pytest
 
 import scaffpd as sp
 from scaffpd.config.federation import FederationFile
+from scaffpd.config.model_file import linear
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import write_hospitals
-from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode, linear
+from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
 
 MODEL = '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n'

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scaffpd as sp
+from scaffpd.config.model_file import Setup
 from scaffpd.deploy.agreement import Facts
 from scaffpd.deploy.byzantine import KEPT, LARGER, Consistency, Judge, Shape, absurd, contradict_each_other, troubles
-from scaffpd.deploy.messages import Message, Setup
+from scaffpd.deploy.messages import Message
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 
 LOSSES = ("squared", "logistic", "softmax")

@@ -6,8 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from scaffpd.report.data import ModelSummary, Overall, ReportData, Score, Share, overall
-from scaffpd.report.formats import brief, change, count, measured, plain, plural, small
+from scaffpd.report.data import (
+    ModelSummary,
+    Overall,
+    ReportData,
+    Score,
+    Share,
+    brief,
+    change,
+    count,
+    measured,
+    overall,
+    plain,
+    plural,
+    small,
+)
 from scaffpd.report.verdict import cautions, verdict
 
 

@@ -14,8 +14,8 @@ from scipy.stats import binomtest
 from sklearn.linear_model import Ridge
 
 import scaffpd as sp
+from scaffpd.config.model_file import read_model
 from scaffpd.config.run import RunConfig
-from scaffpd.deploy.silo.dataset import read_model
 from scaffpd.errors import InputError
 from scaffpd.metrics import Spread
 from scaffpd.runs import path as walking

@@ -82,7 +82,7 @@ def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
 
 def _clients(run: ReportData) -> Table:
     """A row per client, the one that gains most first."""
-    from scaffpd.report.formats import change, measured
+    from scaffpd.report.data import change, measured
     from scaffpd.report.verdict import uncertain
 
     roles = {model.role: model.name for model in run.models}
@@ -110,7 +110,7 @@ def _clients(run: ReportData) -> Table:
 
 def _points(run: ReportData, path: dict[str, Any]) -> Table:
     """A row per point of a path, the suggested one marked."""
-    from scaffpd.report.formats import measured
+    from scaffpd.report.data import measured
 
     table = plain_table("point", "mean", "worst 20 %", "rounds", "certified gap")
     for model in run.models:

@@ -124,10 +124,11 @@ def predict(
     Examples:
         scaffpd silo predict silo.toml run/model.safetensors --out predictions.csv
     """
+    from scaffpd.config.model_file import read_model
     from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.silo import dataset
 
-    x, setup = dataset.read_model(model)
+    x, setup = read_model(model)
     found = dataset.predict(dataset.Dataset.read(SiloFile.read(file)), x, setup)
     columns: dict[str, Any] = {"target": found.targets, "predicted": found.predicted, "probability": found.probability}
     write_predictions(out, columns | {"held out": found.held.tolist()})

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
 from scaffpd.config.federation import FederationFile
+from scaffpd.config.model_file import Setup, read_values
 from scaffpd.config.reading import kind_of
-from scaffpd.deploy.messages import Array, Failure, Message, Setup, digest, plain, read_values
+from scaffpd.deploy.messages import Array, Failure, Message, digest, plain
 from scaffpd.deploy.session import LARGEST_REPLY, Session, SiloRequest, answered
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Vector

@@ -40,8 +40,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.config.model_file import Setup, linear
 from scaffpd.deploy.agreement import Facts
-from scaffpd.deploy.messages import Array, Message, Setup, linear
+from scaffpd.deploy.messages import Array, Message
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 
 Shapes = Mapping[str, tuple[int, ...]]

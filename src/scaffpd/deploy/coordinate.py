@@ -19,11 +19,12 @@ import numpy as np
 
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.config.federation import PAUSE, FederationFile
+from scaffpd.config.model_file import Setup
 from scaffpd.deploy.agreement import Facts, Refusal, Unanswered, negotiate, settle
 from scaffpd.deploy.byzantine import absurd_facts
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.membership import Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
-from scaffpd.deploy.messages import SPENT, Setup, Transport
+from scaffpd.deploy.messages import SPENT, Transport
 from scaffpd.deploy.remote import Remote
 from scaffpd.deploy.session import Session, SiloRequest, answered
 from scaffpd.errors import InputError

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save as save_tensors
 
 from scaffpd import checkpoint as disk
+from scaffpd.config.model_file import Setup, model_bytes
 from scaffpd.deploy.membership import QUARANTINED, SiloEvent
-from scaffpd.deploy.messages import Array, Setup
+from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
 from scaffpd.system import atomic_write, lock_folder
@@ -181,9 +181,3 @@ class DeployedRun:
     def write_model(self, x: Array, setup: Setup) -> None:
         """Write the parameters, with what they expect of a row."""
         self._replace("model.safetensors", model_bytes(x, setup))
-
-
-def model_bytes(x: Array, setup: Setup) -> bytes:
-    """Parameters in a safetensors file, with what they expect of a row."""
-    tensors = {"x": np.ascontiguousarray(x), "mean": setup.mean, "deviation": setup.deviation}
-    return save_tensors(tensors, {"setup": json.dumps(setup.values())})

@@ -23,14 +23,12 @@ import secrets
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from functools import cache, cached_property
-from typing import Any, Literal, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from pydantic import FiniteFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic import FiniteFloat, PositiveInt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
@@ -41,9 +39,9 @@ from scaffpd.algorithms.base import GRADIENTS as GRADIENTS
 from scaffpd.algorithms.base import LOSSES as LOSSES
 from scaffpd.algorithms.base import PROXIMAL as PROXIMAL
 from scaffpd.algorithms.base import UPDATES as UPDATES
-from scaffpd.errors import InputError, unknown
-from scaffpd.federation import LocalPlan, Vector
-from scaffpd.models import Linear
+from scaffpd.config.model_file import read_values
+from scaffpd.errors import InputError
+from scaffpd.federation import LocalPlan
 
 EVALUATE = "evaluate"
 SPENT = "spent"  # (ε, δ) so far
@@ -230,22 +228,6 @@ class Responder(Protocol):
         """Go on from what `kept` returned in an earlier process."""
 
 
-@cache
-def _type(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[str, Any]:
-    """Read values of these types, strictly, by their names; refuse anything else with the sentence and its name."""
-    read = {}
-    for name, kind in kinds.items():
-        try:
-            read[name] = _type(kind).validate_python(values.get(name), strict=True)
-        except (ValidationError, AttributeError):
-            raise InputError(f"{sentence.rstrip('.')} ({name}).") from None
-    return read
-
-
 def names_of(values: Mapping[str, Any], key: str) -> list[str]:
     """Read a list of names."""
     names: list[str] = read_values({key: list[str]}, values, "The question does not name what it is about.")[key]
@@ -285,79 +267,6 @@ def local_plan(values: Any) -> LocalPlan:
     if (plan["snapshot"] or 1) > plan["steps"]:
         raise InputError(sentence)
     return LocalPlan(**{**plan, "key": tuple(plan["key"])})
-
-
-FORMATS = {"float32": torch.float32, "float64": torch.float64}
-SETUP = {
-    "algorithm": str, "model": dict[str, Any], "schema": dict[str, Any], "mean": list[FiniteFloat],
-    "deviation": list[FiniteFloat], "numbers": Literal["", *FORMATS], "secure": dict[str, Any],
-    "privacy": dict[str, Any],
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One agreement.
-
-    Attributes:
-        algorithm: its name, which decides what may be asked.
-        model: the loss and its settings; or the name under which silos know a network.
-        schema: columns, categories and labels (see `tabular`).
-        mean: of every encoded column; empty where nothing is standardised.
-        deviation: likewise.
-        numbers: "float32" or "float64", for the model's numbers; empty leaves it to the model.
-        secure: how vectors are masked (see `masks`); empty where they are not.
-        privacy: ε, δ, clips and noise (see `Private`); empty where there is none.
-    """
-
-    algorithm: str
-    model: Mapping[str, Any]
-    schema: Mapping[str, Any]
-    mean: Vector = field(repr=False)
-    deviation: Vector = field(repr=False)
-    numbers: str = ""
-    secure: Mapping[str, Any] = field(default_factory=dict)
-    privacy: Mapping[str, Any] = field(default_factory=dict)
-
-    def values(self) -> dict[str, Any]:
-        """Return its JSON values; floats come back exactly."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        more = {name: np.asarray(values[name]).tolist() for name in ("mean", "deviation")}
-        return {name: part for name, part in (values | more).items() if part or name not in ("secure", "privacy")}
-
-    @cached_property
-    def digest(self) -> str:
-        """The name of this agreement, the same on both sides."""
-        return hashlib.sha256(json.dumps(self.values(), sort_keys=True).encode()).hexdigest()[:32]
-
-    @classmethod
-    def of(cls, values: Any) -> Setup:
-        """Read what `values` returned."""
-        sentence = "The coordinator's agreement is not complete, or cannot be used."
-        given = {"secure": {}, "privacy": {}, **values} if isinstance(values, dict) else values
-        read = read_values(SETUP, given, sentence)
-        mean, deviation = (np.array(read[name], dtype=np.float64) for name in ("mean", "deviation"))
-        if mean.shape != deviation.shape or not (deviation > 0).all():
-            raise InputError(sentence)
-        return cls(**{**read, "mean": mean, "deviation": deviation})
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The number format of the model, or `None` for the model's own choice."""
-        return FORMATS.get(self.numbers)
-
-
-PRIVACY = ("epsilon", "delta", "noise", "loss_noise", "clip", "loss_clip", "radius", "smoothness")
-LINEAR = ("loss", "l2", "intercept", "classes")
-
-
-def linear(model: Mapping[str, Any]) -> Linear:
-    """The linear model that an agreement describes."""
-    given = {name: value for name, value in model.items() if name != "kind"}
-    for name in given:
-        if name not in LINEAR:
-            raise unknown("model setting", name, LINEAR)
-    return Linear(**given)
 
 
 class InProcess:

@@ -10,12 +10,12 @@ from typing import Any, TypeGuard
 import numpy as np
 from torch import Tensor
 
+from scaffpd.config.model_file import Setup
 from scaffpd.deploy.messages import (
     SPENT,
     Array,
     Failure,
     Message,
-    Setup,
     TensorNames,
     Transport,
     VectorCache,

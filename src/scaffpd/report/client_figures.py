@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from scaffpd.report import vega
-from scaffpd.report.data import FEW, ReportData
-from scaffpd.report.formats import brief, change, plural
+from scaffpd.report.data import FEW, ReportData, brief, change, plural
 from scaffpd.report.vega import MANY, ON, Figure, Rows, Spec, colour, named, quantity, specification, tip, value_axis
 from scaffpd.report.verdict import uncertain
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scaffpd.report import client_figures, round_figures, vega
-from scaffpd.report.data import ReportData
-from scaffpd.report.formats import count
+from scaffpd.report.data import ReportData, count
 from scaffpd.report.vega import ON, Figure, Rows, Spec, colour, quantity, scaled, short, specification, tip, value_axis
 
 COSTS = {"MB": ("megabytes", "megabytes sent, up and down, all clients"), "rounds": ("round", "rounds"),

@@ -11,10 +11,20 @@ from importlib.resources import files
 from typing import Any
 
 from scaffpd.errors import not_installed
-from scaffpd.report import formats
-from scaffpd.report.data import FEW, ModelSummary, ReportData, Score
+from scaffpd.report.data import (
+    FEW,
+    NOTHING,
+    ModelSummary,
+    ReportData,
+    Score,
+    change,
+    count,
+    measured,
+    plain,
+    plural,
+    small,
+)
 from scaffpd.report.figures import figures
-from scaffpd.report.formats import NOTHING, change, count, measured, plain, small
 from scaffpd.report.vega import MARGIN, PAPER, PATHS, THEMES, Figure, config, css, look, places
 from scaffpd.report.verdict import bottom, cautions, optimised, uncertain, verdict
 
@@ -61,7 +71,7 @@ def _template() -> Any:
         loader=FunctionLoader(packaged), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=StrictUndefined,
     )  # fmt: skip
-    environment.filters |= {name: getattr(formats, name) for name in ("count", "plain", "plural", "small")}
+    environment.filters |= {written.__name__: written for written in (count, plain, plural, small)}
     return environment.get_template("page.html")
 
 

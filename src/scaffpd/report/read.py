@@ -24,8 +24,8 @@ from scaffpd.report.data import (
     Score,
     Share,
     overall,
+    plain,
 )  # fmt: skip
-from scaffpd.report.formats import plain
 from scaffpd.runs.tables import Row, megabytes, number, read_json, read_table, read_text, whole
 
 FORMAT = 1

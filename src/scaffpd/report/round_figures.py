@@ -6,24 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from scaffpd.report import vega
-from scaffpd.report.data import ReportData, Round
-from scaffpd.report.formats import plural
-from scaffpd.report.vega import (
-    DASHES,
-    LIGHT,
-    MANY,
-    ON,
-    Figure,
-    Rows,
-    Spec,
-    across,
-    colour,
-    quantity,
-    short,
-    specification,
-    thinned,
-    tip,
-)
+from scaffpd.report.data import ReportData, Round, plural
+from scaffpd.report.vega import MANY, ON, Figure, Rows, Spec, across, colour, quantity, short, specification, tip
 
 TOP = 12  # clients that have lines of their own
 NOISY = " Losses that clients have sent carry their noise."
@@ -33,7 +17,7 @@ def drawn_rounds(run: ReportData) -> Iterator[Round]:
     """Choose the rounds to draw: no more per model than a line can show."""
     for name in run.names:
         mine = [r for r in run.rounds if r.model == name]
-        numbers = thinned([r.number for r in mine])
+        numbers = vega.thinned([r.number for r in mine])
         yield from (r for r in mine if r.number in numbers)
 
 
@@ -127,7 +111,7 @@ def weights(run: ReportData) -> Figure | None:
     focus = after.name if after and after.name in names else names[0]
     last = [r for r in rounds if r.model == focus][-1].weights
     top = sorted(last, key=lambda c: -last[c])[:TOP]
-    kept = {name: thinned([r.number for r in rounds if r.model == name]) for name in names}
+    kept = {name: vega.thinned([r.number for r in rounds if r.model == name]) for name in names}
     chosen = [r for r in rounds if r.model in names and r.number in kept[r.model]]
     return Figure(
         name="weights",
@@ -137,7 +121,7 @@ def weights(run: ReportData) -> Figure | None:
         views={"": _weights_spec(run, focus, top)},
         data={"weights": _lines(chosen, top), "others": _others(chosen, top)},
         focus=(focus, *(name for name in names if name != focus)),
-        wide=len(top) > len(LIGHT["series"]),
+        wide=len(top) > len(vega.LIGHT["series"]),
     )
 
 
@@ -169,8 +153,8 @@ def _weights_spec(run: ReportData, focus: str, top: Sequence[str]) -> Spec:
     legend = {"title": None, "symbolType": "stroke", "columns": vega.columns(top)}
     domain = {"domain": list(top)}
     client: Spec = {"field": "client", "type": "ordinal", "sort": None, "scale": domain, "legend": legend}
-    hues = len(LIGHT["series"])
-    dashes = [[1, 0] if i < hues else DASHES[(1 + i // hues) % len(DASHES)] for i in range(len(top))]
+    hues = len(vega.LIGHT["series"])
+    dashes = [[1, 0] if i < hues else vega.DASHES[(1 + i // hues) % len(vega.DASHES)] for i in range(len(top))]
     dash = {**client, "scale": {**domain, "range": dashes}}
     ends = {"x": x, "y": y, "color": client}
     layers: list[Spec] = [

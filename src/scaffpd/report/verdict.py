@@ -6,8 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scaffpd.metrics import a_fifth
-from scaffpd.report.data import FEW, ModelSummary, Overall, ReportData, Score
-from scaffpd.report.formats import brief, capital, measured, plain, plural, several, small
+from scaffpd.report.data import (
+    FEW,
+    ModelSummary,
+    Overall,
+    ReportData,
+    Score,
+    brief,
+    capital,
+    measured,
+    plain,
+    plural,
+    several,
+    small,
+)
 
 NARROW = "\u00a0"  # keeps ρ and its value on one line
 NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
@@ -39,7 +51,7 @@ class Difference:
     @property
     def points(self) -> str:
         """The size in percentage points."""
-        written = f"{100 * abs(self.gain) * (1 + 1e-9):.1f}"  # as in `formats.change`
+        written = f"{100 * abs(self.gain) * (1 + 1e-9):.1f}"  # as in `change`
         return written if written != "0.0" else f"{100 * abs(self.gain):.2f}"
 
     @property

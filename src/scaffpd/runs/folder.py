@@ -30,8 +30,8 @@ import numpy as np
 from safetensors.numpy import save as save_tensors
 
 import scaffpd
+from scaffpd.config.model_file import model_bytes
 from scaffpd.config.run import RunConfig
-from scaffpd.deploy.deployed_run import model_bytes
 from scaffpd.errors import InputError
 from scaffpd.runs.prepare import Prepared, described
 from scaffpd.runs.tables import csv_text

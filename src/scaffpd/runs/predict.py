@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.messages import Setup
-from scaffpd.deploy.silo.dataset import predict_encoded, read_model
+from scaffpd.config.model_file import Setup, predict_encoded, read_model
 from scaffpd.errors import InputError
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Target, filled, scaled

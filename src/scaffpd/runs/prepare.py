@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from scaffpd.cohort import Cohort
 from scaffpd.comparison.problem import NAMES, problem
+from scaffpd.config.model_file import FORMATS, Setup
 from scaffpd.config.reading import load
 from scaffpd.config.run import RunConfig
 from scaffpd.data import Silos
-from scaffpd.deploy.messages import FORMATS, Setup
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Module

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from scaffpd.cohort import Cohort
+from scaffpd.config.model_file import Setup, predict_encoded
 from scaffpd.config.reading import load
 from scaffpd.config.silo import SiloFile, SiloLimits
-from scaffpd.deploy.messages import Setup, linear
 from scaffpd.errors import InputError
 from scaffpd.tabular.agree import PREPARED, VERSION
 from scaffpd.tabular.columns import FeatureTable, Mask, Matrix, column, read_npz, table
@@ -132,17 +129,6 @@ class SitePredictions(NamedTuple):
     held: NDArray[np.bool_]
 
 
-def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
-    """Read x and the agreement that it belongs to from a run's model.safetensors."""
-    try:
-        with safe_open(path, framework="np") as file:
-            return file.get_tensor("x"), Setup.of(json.loads(file.metadata()["setup"]))
-    except FileNotFoundError:
-        raise InputError(f"There is no file {str(path)!r}: name a run's model.safetensors.") from None
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-        raise InputError(f"{str(path)!r} is not a model that a run has written (model.safetensors).") from None
-
-
 def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
     """Apply the linear model x to all rows of a silo."""
     if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
@@ -156,16 +142,3 @@ def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
     labels, places = data.target.labels, data.target.values
     truth = [labels[k] for k in places] if labels else places.tolist()
     return SitePredictions(truth, predicted, probability, data.held)
-
-
-def predict_encoded(X: NDArray[np.float64], x: NDArray[Any], setup: Setup) -> tuple[list[Any], NDArray[np.float64]]:
-    """Predict encoded rows by the linear model x, with probabilities; NaN where the loss knows none."""
-    model, labels = linear(setup.model), setup.schema["labels"]
-    z = model.outputs(x, X)
-    if not labels:
-        return z[:, 0].tolist(), np.full(len(z), np.nan)
-    if model.loss == "logistic":
-        z = np.concatenate([np.zeros_like(z), z], axis=1)
-    shares = np.exp(z - z.max(1, keepdims=True))
-    probability = (shares / shares.sum(1, keepdims=True)).max(1) if model.loss != "squared" else np.full(len(z), np.nan)
-    return [labels[k] for k in z.argmax(1)], probability

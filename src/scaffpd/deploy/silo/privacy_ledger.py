@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from scaffpd.cohort import Cohort
+from scaffpd.config.model_file import PRIVACY
 from scaffpd.config.silo import PrivacyRules
-from scaffpd.deploy.messages import PRIVACY
 from scaffpd.errors import InputError, unknown
 from scaffpd.privacy import Private
 from scaffpd.system import atomic_write, load_or_create, lock_file

@@ -24,6 +24,7 @@ import numpy as np
 import scaffpd
 from scaffpd.cohort import Cohort
 from scaffpd.config import reading
+from scaffpd.config.model_file import Setup, linear
 from scaffpd.config.reading import algorithm_kind
 from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.messages import (
@@ -34,12 +35,10 @@ from scaffpd.deploy.messages import (
     SPENT,
     Message,
     MissingVectors,
-    Setup,
     VectorCache,
     decode,
     digest,
     encode,
-    linear,
 )
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.handlers import SiloCohort

@@ -1,0 +1,131 @@
+"""A model's file, and the agreement that goes with it: what the parameters expect of a row, and what was masked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as save_tensors
+
+from scaffpd.errors import InputError, unknown
+from scaffpd.federation import Vector
+from scaffpd.models import Linear
+
+FORMATS = {"float32": torch.float32, "float64": torch.float64}
+SETUP = {
+    "algorithm": str, "model": dict[str, Any], "schema": dict[str, Any], "mean": list[FiniteFloat],
+    "deviation": list[FiniteFloat], "numbers": Literal["", *FORMATS], "secure": dict[str, Any],
+    "privacy": dict[str, Any],
+}  # fmt: skip
+
+
+@cache
+def _type(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[str, Any]:
+    """Read values of these types, strictly, by their names; refuse anything else with the sentence and its name."""
+    read = {}
+    for name, kind in kinds.items():
+        try:
+            read[name] = _type(kind).validate_python(values.get(name), strict=True)
+        except (ValidationError, AttributeError):
+            raise InputError(f"{sentence.rstrip('.')} ({name}).") from None
+    return read
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One agreement."""
+
+    algorithm: str  # its name, which decides what may be asked
+    model: Mapping[str, Any]  # the loss and its settings; or the name under which silos know a network
+    schema: Mapping[str, Any]  # columns, categories and labels (see `tabular`)
+    mean: Vector = field(repr=False)  # of every encoded column; empty where nothing is standardised
+    deviation: Vector = field(repr=False)  # likewise
+    numbers: str = ""  # "float32" or "float64", for the model's numbers; empty leaves it to the model
+    # how vectors are masked (see `masks`); empty where they are not
+    secure: Mapping[str, Any] = field(default_factory=dict)
+    # ε, δ, clips and noise (see `Private`); empty where there is none
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """Return its JSON values; floats come back exactly."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        more = {name: np.asarray(values[name]).tolist() for name in ("mean", "deviation")}
+        return {name: part for name, part in (values | more).items() if part or name not in ("secure", "privacy")}
+
+    @cached_property
+    def digest(self) -> str:
+        """The name of this agreement, the same on both sides."""
+        return hashlib.sha256(json.dumps(self.values(), sort_keys=True).encode()).hexdigest()[:32]
+
+    @classmethod
+    def of(cls, values: Any) -> Setup:
+        """Read what `values` returned."""
+        sentence = "The coordinator's agreement is not complete, or cannot be used."
+        given = {"secure": {}, "privacy": {}, **values} if isinstance(values, dict) else values
+        read = read_values(SETUP, given, sentence)
+        mean, deviation = (np.array(read[name], dtype=np.float64) for name in ("mean", "deviation"))
+        if mean.shape != deviation.shape or not (deviation > 0).all():
+            raise InputError(sentence)
+        return cls(**{**read, "mean": mean, "deviation": deviation})
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The number format of the model, or `None` for the model's own choice."""
+        return FORMATS.get(self.numbers)
+
+
+PRIVACY = ("epsilon", "delta", "noise", "loss_noise", "clip", "loss_clip", "radius", "smoothness")
+LINEAR = ("loss", "l2", "intercept", "classes")
+
+
+def linear(model: Mapping[str, Any]) -> Linear:
+    """The linear model that an agreement describes."""
+    given = {name: value for name, value in model.items() if name != "kind"}
+    for name in given:
+        if name not in LINEAR:
+            raise unknown("model setting", name, LINEAR)
+    return Linear(**given)
+
+
+def model_bytes(x: NDArray[Any], setup: Setup) -> bytes:
+    """Parameters in a safetensors file, with what they expect of a row."""
+    tensors = {"x": np.ascontiguousarray(x), "mean": setup.mean, "deviation": setup.deviation}
+    return save_tensors(tensors, {"setup": json.dumps(setup.values())})
+
+
+def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
+    """Read x and the agreement that it belongs to from a run's model.safetensors."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return file.get_tensor("x"), Setup.of(json.loads(file.metadata()["setup"]))
+    except FileNotFoundError:
+        raise InputError(f"There is no file {str(path)!r}: name a run's model.safetensors.") from None
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        raise InputError(f"{str(path)!r} is not a model that a run has written (model.safetensors).") from None
+
+
+def predict_encoded(X: NDArray[np.float64], x: NDArray[Any], setup: Setup) -> tuple[list[Any], NDArray[np.float64]]:
+    """Predict encoded rows by the linear model x, with probabilities; NaN where the loss knows none."""
+    model, labels = linear(setup.model), setup.schema["labels"]
+    z = model.outputs(x, X)
+    if not labels:
+        return z[:, 0].tolist(), np.full(len(z), np.nan)
+    if model.loss == "logistic":
+        z = np.concatenate([np.zeros_like(z), z], axis=1)
+    shares = np.exp(z - z.max(1, keepdims=True))
+    probability = (shares / shares.sum(1, keepdims=True)).max(1) if model.loss != "squared" else np.full(len(z), np.nan)
+    return [labels[k] for k in z.argmax(1)], probability
