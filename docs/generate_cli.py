@@ -15,7 +15,7 @@ import click
 import typer
 
 import scaffpd.cli
-from scaffpd.cli.usage_errors import EXIT_CODES
+from scaffpd.cli import EXIT_CODES
 
 Row = tuple[str, str, str]
 Shown = dict[tuple[str, tuple[tuple[str, ...], ...]], tuple[str, list[Row]]]

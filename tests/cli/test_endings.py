@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from scaffpd import cli, demo
-from scaffpd.cli import usage_errors
 
 SCRIPT = [sys.executable, "-m", "scaffpd"]
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
@@ -111,11 +110,11 @@ def test_a_bug_is_shown_whole_and_says_where_to_take_it(tmp_path, monkeypatch, c
     assert end.value.code == 1
     err = capsys.readouterr().err
     assert err.startswith("Traceback")
-    assert err.rstrip().endswith(usage_errors.BUG)
+    assert err.rstrip().endswith(cli.BUG)
 
 
 def test_sentences_of_click_that_we_do_not_know_stay():
     import click
 
-    assert usage_errors.sentence(click.UsageError("Something else.")) == "Something else."
-    assert usage_errors.sentence(click.BadParameter("it is blue")) == "Invalid value: it is blue"
+    assert cli.sentence(click.UsageError("Something else.")) == "Something else."
+    assert cli.sentence(click.BadParameter("it is blue")) == "Invalid value: it is blue"

@@ -12,7 +12,7 @@ import typer
 from deploy_cases import QUICK, federation, run
 
 from scaffpd import cli
-from scaffpd.cli.usage_errors import EXIT_CODES
+from scaffpd.cli import EXIT_CODES
 from scaffpd.config.federation import FederationFile
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")

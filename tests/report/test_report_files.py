@@ -14,9 +14,8 @@ import run_folders
 from scaffpd import report
 from scaffpd.cli import run as command
 from scaffpd.errors import InputError
-from scaffpd.report import pictures
+from scaffpd.report import embedded, harmless, pictures
 from scaffpd.report.figures import figures
-from scaffpd.report.page import embedded, harmless
 from scaffpd.report.read import read
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -130,7 +129,7 @@ def test_what_is_embedded_cannot_end_its_script():
 def test_a_failed_write_leaves_the_old_page(hospitals, tmp_path, monkeypatch):
     old = tmp_path / "page.html"
     old.write_text("old")
-    monkeypatch.setattr("scaffpd.report.page.page", lambda *_: "\ud800")  # cannot be encoded
+    monkeypatch.setattr("scaffpd.report.page", lambda *_: "\ud800")  # cannot be encoded
     with pytest.raises(UnicodeEncodeError):
         report.write(hospitals, old)
     assert old.read_text() == "old"

@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 
 from scaffpd.cli.screens import facts
-from scaffpd.cli.typer_ext import print_json
-from scaffpd.cli.usage_errors import FAILED
+from scaffpd.cli.typer_ext import FAILED, print_json
 
 EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell that it is there
     "report": ("report.html, and its pictures", ("jinja2", "vl-convert-python")),

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaffpd.cli import usage_errors
 from scaffpd.cli.results import end
 from scaffpd.cli.screens import TrainingScreen
-from scaffpd.cli.typer_ext import ALGORITHMS, OBJECTIVES, PROBLEMS, Quiet, option
+from scaffpd.cli.typer_ext import ALGORITHMS, INTERRUPTED, OBJECTIVES, PROBLEMS, Quiet, nearest, option
 from scaffpd.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ def _run(kind: str, options: dict[str, Any]) -> None:
     if interrupted:
         if not (quiet or as_json):
             typer.echo("Interrupted; the same command goes on.", err=True)
-        raise typer.Exit(usage_errors.INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
 
 
 def requested(what: str, options: Mapping[str, Any]) -> RunConfig:
@@ -273,7 +272,7 @@ def _neither(what: str) -> InputError:
         return InputError(f"{what!r} is a folder: name its config.toml, or a table in it.")
     if Path(what).exists():
         return InputError(f"{what!r} is neither a settings file (.toml) nor a table (.csv, .csv.gz, .parquet).")
-    hint = usage_errors.nearest(what, list(PROBLEMS)) or f" (known: {', '.join(PROBLEMS)})."
+    hint = nearest(what, list(PROBLEMS)) or f" (known: {', '.join(PROBLEMS)})."
     return InputError(f"{what!r} is no file, and no data set of that name is known{hint}")
 
 

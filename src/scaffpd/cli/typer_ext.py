@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -15,9 +16,9 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from scaffpd.cli.usage_errors import nearest
 from scaffpd.errors import InputError, unknown
 
+DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 _EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$")
 
@@ -65,6 +66,12 @@ class Group(TyperGroup):
             others = f": choose one of {', '.join(shown)}."
             raise click.UsageError(f"No such command {word!r}{nearest(word, shown) or others}", ctx)
         return super().resolve_command(ctx, args)
+
+
+def nearest(word: str, names: list[str]) -> str:
+    """End a sentence with a guess at what was meant; with nothing where no name is near."""
+    near = get_close_matches(word, names, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def group(about: str, *commands: Callable[..., None]) -> typer.Typer:

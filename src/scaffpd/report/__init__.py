@@ -1,16 +1,33 @@
-"""The folder of a run as one self-contained HTML page, or as pictures of its figures."""
+"""The folder of a run as one self-contained HTML page, or as pictures of its figures.
+
+The page opens from disk, loads nothing, and runs no script but its own.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from scaffpd.errors import InputError, not_installed
+from scaffpd.report import figures, read, vega, verdict
+from scaffpd.report.data import FEW, ModelSummary, ReportData, Score, change, count, measured, plain, plural, small
+from scaffpd.system import atomic_write
 
 NAME = "report.html"
 SCALE = 2  # pixels per point
 NEEDED = {"jinja2": "Jinja2", "vl_convert": "vl-convert"}
+KINDS = {
+    "train": "fairness report of a training run", "path": "fairness report of a path from average to worst case",
+    "demo": "fairness report of the demo", "compare": "report of a comparison", "deploy": "report of a deployed run",
+}  # fmt: skip
+FILTER_FROM = 12  # clients: a shorter table needs no filter
 
 
 def available() -> str | None:
@@ -25,10 +42,7 @@ def available() -> str | None:
 
 def write(folder: Path, out: Path | None = None) -> Path:
     """Write the page of a run to FOLDER/report.html or `out`, all of it or nothing, and return where it is."""
-    from scaffpd.report.page import page
-    from scaffpd.report.read import read
-
-    run = read(Path(folder))
+    run = read.read(Path(folder))
     target = Path(folder) / NAME if out is None else Path(out)
     if target.is_dir():
         raise InputError(f"{str(target)!r} is a folder; --out needs a file, such as {str(target / NAME)!r}.")
@@ -38,10 +52,8 @@ def write(folder: Path, out: Path | None = None) -> Path:
 
 def write_figures(folder: Path, form: str, out: Path | None = None) -> tuple[Path, ...]:
     """Write every figure as PNG or SVG to FOLDER/figures or `out`, and return where they are."""
-    from scaffpd.report.read import read
-
     place = Path(folder) / "figures" if out is None else Path(out)
-    drawn = pictures(read(Path(folder)), form)
+    drawn = pictures(read.read(Path(folder)), form)
     if not drawn:
         raise InputError(f"The run in {str(folder)!r} has nothing to draw yet.")
     try:
@@ -56,29 +68,25 @@ def write_figures(folder: Path, form: str, out: Path | None = None) -> tuple[Pat
 
 def write_picture(folder: Path, figure: str, out: Path) -> Path:
     """Write one figure of a run as PNG."""
-    from scaffpd.report.read import read
-
-    _put(out, pictures(read(Path(folder)), "png", figure)[f"{figure}.png"])
+    _put(out, pictures(read.read(Path(folder)), "png", figure)[f"{figure}.png"])
     return out
 
 
 def pictures(run: Any, form: str, only: str | None = None) -> dict[str, bytes]:
     """Draw the figures of a `ReportData` (or `only` one) in the light theme; contents by file name."""
-    from scaffpd.report.figures import figures
-    from scaffpd.report.vega import LIGHT, WIDTH, config, places, settled
-
     convert = _vl_convert()
-    look = {**config(LIGHT, places([model.role for model in run.models])), "background": "#ffffff"}
+    style = {"config": {**vega.config(vega.LIGHT, _places(run)), "background": "#ffffff"}, "allowed_base_urls": []}
     found: dict[str, bytes] = {}
-    for figure in figures(run):
+    for figure in figures.figures(run):
         for view, spec in figure.views.items() if only in (None, figure.name) else ():
             name = f"{figure.name}-{view.lower()}" if view and len(figure.views) > 1 else figure.name
             title = {"text": figure.heading, "anchor": "start"}
-            whole = {**settled(spec, WIDTH), "datasets": figure.data, "title": title, "padding": 16}
-            if form == "svg":
-                found[f"{name}.svg"] = convert.vegalite_to_svg(whole, config=look, allowed_base_urls=[]).encode("utf-8")
-            else:
-                found[f"{name}.png"] = convert.vegalite_to_png(whole, config=look, scale=SCALE, allowed_base_urls=[])
+            whole = {**vega.settled(spec, vega.WIDTH), "datasets": figure.data, "title": title, "padding": 16}
+            svg = form == "svg"
+            drawn = (
+                convert.vegalite_to_svg(whole, **style) if svg else convert.vegalite_to_png(whole, scale=SCALE, **style)
+            )
+            found[f"{name}.{form}"] = drawn.encode() if svg else drawn
     return found
 
 
@@ -98,13 +106,184 @@ def library() -> str:
 
 
 def _put(target: Path, content: bytes) -> None:
-    from scaffpd.system import atomic_write
-
     try:
         with atomic_write(target) as file:
             file.write(content)
     except OSError as error:
         raise InputError(f"Cannot write {str(target)!r}: {error.strerror}.") from None
+
+
+def page(run: ReportData, library: str) -> str:
+    """Make the page's text; `library` is the JavaScript that draws the figures."""
+    drawn, script, library = figures.figures(run), packaged("page.js"), harmless(library)
+    looks = {model.name: vega.look(place) for model, place in zip(run.models, _places(run), strict=True)}
+    text: str = _template().render(
+        run=run,
+        kind=KINDS.get(run.kind, "fairness report"),
+        colours=vega.css(),
+        style=packaged("page.css"),
+        verdict=verdict.verdict(run),
+        tiles=_tiles(run),
+        cautions=verdict.cautions(run),
+        figures=drawn,
+        marks={name: (colour, vega.PATHS[shape]) for name, (colour, shape, _) in looks.items()},
+        clients=_clients(run) if run.scores else (),
+        runs=_runs(run),
+        FEW=FEW,
+        FILTER_FROM=FILTER_FROM,
+        data=embedded(_data(run, drawn)),
+        library=library,
+        script=script,
+        hashes=" ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+            for text in (library, script)
+        ),
+    )
+    return text
+
+
+def _template() -> Any:
+    """The page's template; values are escaped unless the template says otherwise."""
+    try:
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
+    except ImportError:
+        raise not_installed("Jinja2", "report") from None
+    environment = Environment(
+        loader=FunctionLoader(packaged), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )  # fmt: skip
+    environment.filters |= {written.__name__: written for written in (count, plain, plural, small)}
+    return environment.get_template("page.html")
+
+
+def packaged(name: str) -> str:
+    """Read a file of this package."""
+    return files("scaffpd.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def embedded(value: Any) -> str:
+    """Write JSON that no browser takes for the end of a script."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for bad in "<>&\u2028\u2029":
+        text = text.replace(bad, f"\\u{ord(bad):04x}")
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def harmless(script: str) -> str:
+    """Rewrite JavaScript so that nothing in it looks like the end of a script."""
+    return re.sub(r"</(script)", r"<\\/\1", script, flags=re.IGNORECASE).replace("<!--", "<\\!--")
+
+
+def _places(run: ReportData) -> list[int]:
+    return vega.places([model.role for model in run.models])
+
+
+def _data(run: ReportData, drawn: tuple[vega.Figure, ...]) -> dict[str, Any]:
+    """What the page's script needs."""
+    found = _places(run)
+    kept = ("name", "alt", "views", "focus", "heavy")
+    return {
+        "models": run.names,
+        "shown": run.shown,
+        "margin": vega.MARGIN,
+        "paper": vega.PAPER,
+        "main": [m.name for m in run.models if m.role] or run.names[:1],
+        "themes": {name: vega.config(palette, found) for name, palette in vega.THEMES.items()},
+        "data": {name: rows for figure in drawn for name, rows in figure.data.items()},
+        "figures": [{name: getattr(f, name) for name in kept} | {"tables": list(f.data)} for f in drawn],
+    }
+
+
+def _tiles(run: ReportData) -> list[dict[str, str]]:
+    """The numbers beneath the verdict: a name, a value, perhaps an older one and a change, and what it is about."""
+    if not run.overall:
+        return []
+    tiles, proof = [], run.pair[1] if run.pair else run.models[0]
+    if run.pair:
+        names = [model.name for model in run.pair]
+        old, new = (run.overall[name] for name in names)
+        for name, which in ((f"The {verdict.bottom(run)}", "worst_20"), ("The average", "mean")):
+            was, now = getattr(old, which), getattr(new, which)
+            moved = change(now - was, run.measure) + (" points" if run.upwards else "")
+            old_value, value, more = measured(was, run.measure), measured(now, run.measure), " → ".join(names)
+            tone = _tone(run, now - was, moved)
+            tiles.append({"name": name, "old": old_value, "value": value, "moved": moved, "tone": tone, "more": more})
+        if (loss := verdict.optimised(run)) is not None:
+            more = "on training rows, of the worst-served: what was optimised"
+            tiles.append({"name": "Loss", "old": f"{loss.before:.3f}", "value": f"{loss.after:.3f}", "more": more})
+    else:
+        one = next(iter(run.overall.values()))
+        fifth, mean = (measured(value, run.measure) for value in (one.worst_20, one.mean))
+        tiles.append({"name": f"The {verdict.bottom(run)}", "value": fifth, "more": one.worst_client})
+        tiles.append({"name": "The average", "value": mean, "more": f"over {len(run.clients)}"})
+    if run.privacy is not None:
+        pair = run.privacy.pair.replace(", ", ",\u00a0")
+        tiles.append({"name": "Differential privacy", "value": pair, "more": run.privacy.scope})
+    if proof.certificate is not None:
+        gap = small(proof.certificate)
+        tiles.append({"name": "Proven gap to the optimum", "value": gap, "more": f"{proof.name}, {proof.status}"})
+    return tiles
+
+
+def _tone(run: ReportData, moved: float, written: str) -> str:
+    """The colour of a change: none where it is written as zero."""
+    if not written.startswith(("+", "−")):
+        return ""
+    return "gain" if run.sign * moved > 0 else "loss"
+
+
+def _clients(run: ReportData) -> list[dict[str, Any]]:
+    """The rows of the table of clients."""
+    named = {name: {s.client: s for s in run.scores[name]} for name in run.names if name in run.scores}
+    after = run.role("after")
+    weigher, rows = named[after.name if after else next(iter(run.scores))], []
+    for client in run.clients:
+        own = weigher.get(client) or Score(client, None)
+        values = [(run.names.index(name), _value(run, scores.get(client))) for name, scores in named.items()]
+        row: dict[str, Any] = {"score": own, "values": values, "few": verdict.uncertain(run, own)}
+        if run.pair:
+            old, new = (named[model.name].get(client) for model in run.pair)
+            row["gain"] = _gain(run, old, new)
+        rows.append(row)
+    return rows
+
+
+def _value(run: ReportData, score: Score | None) -> tuple[float | None, str]:
+    """A value to sort by, and as it is shown: with its standard deviation where there is one."""
+    value = score.value if score else None
+    shown = measured(value, run.measure)
+    if score is None or score.deviation is None:
+        return value, shown
+    if run.upwards:
+        return value, f"{shown.removesuffix(chr(0xA0) + '%')}\u202f±\u202f{100 * score.deviation:.1f}"
+    return value, f"{shown} ± {plain(score.deviation)}"
+
+
+def _gain(run: ReportData, old: Score | None, new: Score | None) -> tuple[float | None, str, str]:
+    """A change to sort by, as it is shown (with * where it is clear of noise), and its colour."""
+    if old is None or new is None or old.value is None or new.value is None:
+        return None, plain(None), ""
+    moved = new.value - old.value
+    shown = change(moved, run.measure)
+    return moved, f"{shown}*" if new.clear else shown, _tone(run, moved, shown)
+
+
+def _runs(run: ReportData) -> dict[str, Any]:
+    """The table of runs: how each ended and what it cost, without columns that are empty throughout."""
+
+    def total(which: str) -> Callable[[ModelSummary], str]:
+        return lambda m: measured(getattr(run.overall.get(m.name), which, None), run.measure)
+
+    columns: dict[str, Callable[[ModelSummary], str]] = {
+        "status": lambda m: m.status, "proven gap": lambda m: small(m.certificate),
+        "rounds": lambda m: count(m.rounds), "exchanges": lambda m: count(m.exchanges),
+        "MB": lambda m: plain(m.megabytes), "seconds": lambda m: plain(m.seconds),
+        "mean": total("mean"), "worst\u00a020\u00a0%": total("worst_20"), "worst": total("worst"),
+    }  # fmt: skip
+    found = {name: [cell(m) for m in run.models] for name, cell in columns.items()}
+    kept = {name: cells for name, cells in found.items() if set(cells) - {"", plain(None)}}
+    messages = {m.message for m in run.models}
+    return {"columns": kept, "message": messages.pop() if len(messages) == 1 < len(run.models) else ""}
 
 
 __all__ = ["available", "write", "write_figures", "write_picture"]
