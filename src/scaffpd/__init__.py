@@ -43,11 +43,14 @@ if TYPE_CHECKING:
     from scaffpd.history import History as History
     from scaffpd.models import Linear as Linear
     from scaffpd.models import Module as Module
+    from scaffpd.models import Personal as Personal
+    from scaffpd.models import personalise as personalise
     from scaffpd.objectives import Agnostic as Agnostic
     from scaffpd.objectives import Average as Average
     from scaffpd.objectives import ChiSquare as ChiSquare
     from scaffpd.objectives import ChiSquareBall as ChiSquareBall
     from scaffpd.objectives import CVaR as CVaR
+    from scaffpd.objectives import Excess as Excess
     from scaffpd.objectives import Nash as Nash
     from scaffpd.objectives import QFair as QFair
     from scaffpd.objectives import Tilted as Tilted
@@ -80,9 +83,9 @@ _HOME = {
     "scaffpd.fairness_path": ("path",),
     "scaffpd.federation": ("Federation",),
     "scaffpd.history": ("History",),
-    "scaffpd.models": ("Linear", "Module"),
+    "scaffpd.models": ("Linear", "Module", "Personal", "personalise"),
     "scaffpd.objectives": (
-        "Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted",
+        "Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Excess", "Nash", "QFair", "Tilted",
     ),
     "scaffpd.privacy": ("Private", "Spent"),
     "scaffpd.secure": ("SecureAggregation",),

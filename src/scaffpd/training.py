@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
 from scaffpd.history import History
 from scaffpd.models.numerics import limit_threads
+from scaffpd.objectives import Excess
 from scaffpd.privacy.accountant import Account, Spent
 from scaffpd.system import Progress
 
@@ -88,6 +89,7 @@ class Result:
         rounds: rounds made.
         privacy: what the clients' answers have cost, all runs on the same federation together; `None` where they are
             not `Private`.
+        personal: u_i, the model of client `names[i]`, for a `Personal` model; (N, d).
     """
 
     x: NDArray[np.float64]
@@ -99,6 +101,7 @@ class Result:
     names: tuple[str, ...]
     rounds: int
     privacy: Spent | None = None
+    personal: NDArray[np.float64] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         proof = f", certified gap {self.certificate:.2e}" if np.isfinite(self.certificate) else ""
@@ -137,6 +140,8 @@ def train(
     keeper = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
     if keeper is not None and not isinstance(keeper, Checkpoint):
         raise InputError(f"train needs a path or Checkpoint(...) for checkpoint, got {checkpoint!r}.")
+    if isinstance(objective := getattr(algorithm, "objective", None), Excess):
+        algorithm = replace(cast(Any, algorithm), objective=objective.settled(federation))
     run = _TrainingRun(algorithm, federation, seed, keeper)
     run.begin(_start(federation, getattr(x0, "x", x0)), x0)
     reason = algorithm.uncertified(run.state)
@@ -281,7 +286,9 @@ class _TrainingRun:
         names = tuple(self.federation.names)
         weights, certificate = state.weights.copy(), float(state.certificate)
         spent = None if self.account is None else self.account.spent()
-        return Result(x, weights, certificate, status, message, self.history, names, state.rounds, spent)
+        own = getattr(self.federation, "own_models", lambda _: None)(state.x)
+        personal = None if own is None else own.detach().cpu().numpy()
+        return Result(x, weights, certificate, status, message, self.history, names, state.rounds, spent, personal)
 
 
 def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, seed: Any, callbacks: Any) -> None:

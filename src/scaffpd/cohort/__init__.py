@@ -20,6 +20,7 @@ from scaffpd.cohort.answers import Chosen, CohortGradients, CohortMemory, Cohort
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Clients, ClientScores, Constants, Gradients, LocalPlan, ProximalPlan, Vector, same_point
 from scaffpd.models.oracle import ClientData, Displacements, Oracle, read_features, read_labels
+from scaffpd.models.personal import lowest
 from scaffpd.privacy.accountant import Account, Spent
 from scaffpd.privacy.oracle import PrivateOracle
 
@@ -136,7 +137,7 @@ class Cohort(TrafficLedger):
             if a.shape[1:] != shape:
                 own, others = ("×".join(map(str, each)) for each in (a.shape[1:], shape))
                 raise InputError(f"Client {name!r} has {own} features, but others have {others}.")
-        data = ClientData(X, y, list(self._names), self._device, self._dtype)
+        data = ClientData(X, y, list(self._names), self._device, self._dtype, columns)
         oracle = self.model.oracle(data, None if like is None else like.oracle)
         return _Split(oracle, np.array([len(a) for a in X]), shape, columns)
 
@@ -280,6 +281,23 @@ class Cohort(TrafficLedger):
             raise InputError('This cohort has no test data: pass `test=` when you make it, or evaluate on "train".')
         loss, accuracy = chosen.oracle.scores(self._point(x))
         return ClientScores(tuple(self._names), loss, accuracy, chosen.counts)
+
+    def own_models(self, x: Tensor | NDArray[np.float64]) -> Tensor | None:
+        """Every client's own model u_i(x), (N, d); `None` where the model is not `Personal`. Nothing is sent."""
+        oracle = cast(Any, self._oracle)
+        return oracle.own(self._point(x)) if hasattr(oracle, "own") else None
+
+    def personal(self, x: Tensor | NDArray[np.float64]) -> dict[str, Tensor]:
+        """The same by name."""
+        own = self.own_models(x)
+        if own is None:
+            raise InputError("This model is one for all: clients have models of their own with Personal(model, ...).")
+        return dict(zip(self._names, own, strict=True))
+
+    def optima(self) -> Vector:
+        """One exchange: min_u f_i(u) up, which every client solves for by itself."""
+        self.count(exchanges=1, up=len(self._names))
+        return lowest(self._oracle).double().cpu().numpy()
 
     @property
     def tested(self) -> bool:

@@ -32,7 +32,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from scaffpd import objectives, steps
 from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.errors import InputError, shortened, unknown
-from scaffpd.objectives import Objective
+from scaffpd.objectives import Excess, Objective
 
 LARGEST = 2**20  # bytes: nobody writes more than that by hand
 
@@ -234,8 +234,10 @@ def algorithm_of(given: Mapping[str, Any], objective: Mapping[str, Any] | None, 
 
 def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
     """Make the objective that [objective] describes."""
-    made: Objective = _made("objective", given, objectives, file)
-    return made
+    values = dict(given)
+    offset = values.pop("offset", None)
+    made: Objective = _made("objective", values, objectives, file)
+    return made if offset is None else called(Excess, "objective", {"objective": made, "offset": offset}, file)
 
 
 def _made(table: str, given: Mapping[str, Any], module: ModuleType, file: Path) -> Any:

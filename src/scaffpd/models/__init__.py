@@ -1,6 +1,7 @@
-"""Models: what x parametrises. `Linear` in closed form and by hand-batched gradients, `Module` for any network."""
+"""Models: what x parametrises."""
 
 from scaffpd.models.linear import Coefficients, Linear
 from scaffpd.models.module import Module
+from scaffpd.models.personal import Personal, personalise
 
-__all__ = ["Coefficients", "Linear", "Module"]
+__all__ = ["Coefficients", "Linear", "Module", "Personal", "personalise"]

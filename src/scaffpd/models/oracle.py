@@ -165,13 +165,17 @@ Features = list[NDArray[np.generic] | Selection]  # of each client: an array, or
 
 @dataclass(frozen=True)
 class ClientData:
-    """What a model is bound to: the clients' checked features, labels and names, the device and the number format."""
+    """What a model is bound to: the clients' checked features, labels and names, the device and the number format.
+
+    `columns` names the features, where the clients' data frames do.
+    """
 
     features: Features
     labels: Arrays
     names: list[str]
     device: torch.device
     dtype: torch.dtype | None
+    columns: list[str] | None = None
 
 
 Array = NDArray[np.generic]

@@ -135,6 +135,7 @@ class CompressedPoint(LinearPoint):
 
 
 Made = TypeVar("Made")
+Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner
 
 
 @dataclass(frozen=True)
@@ -178,12 +179,13 @@ def local_gain(h: Tensor, rate: Tensor, steps: int) -> Tensor:
 
 
 class Gain:
-    """ϕ_i(H_i) = ϕ_i(l2) I + Ã_iᵀ diag(gain) Ã_i of all clients (with H_i + μI where steps are pulled back by μ)."""
+    """ϕ_i(H_i) = ϕ_i(l2) I + Ã_iᵀ diag(gain) Ã_i of all clients, for ϕ of eigenvalues and of whose they are."""
 
-    def __init__(self, data: Rotated, l2: float, rate: Tensor, plan: LocalPlan) -> None:
-        owner, norms, least = data.rows.layout.owner, data.norms, l2 + plan.prox
-        self.rows, self.base = data.rows, local_gain(torch.full_like(rate, least), rate, plan.steps)
-        gain = local_gain(data.eigenvalues + least, rate[owner], plan.steps) - self.base[owner]
+    def __init__(self, data: Rotated, least: float, phi: Profile) -> None:
+        owner, norms, everyone = data.rows.layout.owner, data.norms, torch.arange(len(data.rows.layout))
+        everyone = everyone.to(norms.device)
+        self.rows, self.base = data.rows, phi(norms.new_full((len(everyone),), least), everyone)
+        gain = phi(data.eigenvalues + least, owner) - self.base[owner]
         self.gain = torch.where(norms > 0, gain / torch.where(norms > 0, norms, 1), 0)
 
     def each(self, c: Tensor) -> Tensor:
@@ -320,7 +322,12 @@ class QuadraticOracle(LinearOracle):
 
     def _gain(self, plan: LocalPlan) -> Gain:
         """ϕ_i for a plan."""
-        return self._gains.of(plan, lambda: Gain(self.rotated, self.l2, self.rates(plan).flatten(), plan))
+
+        def make() -> Gain:
+            rate = self.rates(plan).flatten()
+            return Gain(self.rotated, self.l2 + plan.prox, lambda h, i: local_gain(h, rate[i], plan.steps))
+
+        return self._gains.of(plan, make)
 
     def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
         """(H_i + βD)⁻¹c exactly: by Cholesky in the smaller of rows and features."""

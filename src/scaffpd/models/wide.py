@@ -12,7 +12,7 @@ does, because A_i g = K_i r/m + l2 A_i x is known already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -30,10 +30,9 @@ from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import GraphReplay, tensor_cores
 from scaffpd.models.oracle import Displacements, StackedDisplacements, dtype_name, shift
-from scaffpd.models.quadratic import LastPlan, local_gain
+from scaffpd.models.quadratic import LastPlan, Profile, local_gain
 from scaffpd.models.tables import StoredMatrix
 
-Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner
 RECENT = 2
 NOISE = 4  # eigenvalues below so many ε of the largest are rounding
 
@@ -245,12 +244,15 @@ class WideOracle(LinearOracle):
             return super().local_updates(x, at, correction, plan)
         phi = self._function(plan)
         if isinstance(at, LinearPoint) and at.rows is self.rows and same_point(at.x, x):
-            c = torch.zeros_like(x) if correction is None else correction
-            inner = phi.inner(self._local.A @ c.view(-1, self.outputs))
-            return WideDisplacements(self._local, inner, [(phi.base, c)])
+            return self.common_steps(phi, torch.zeros_like(x) if correction is None else correction)
         if at is None:
             return self._plain(self.samples(x), correction, phi)
-        return self._general(self.samples(x).each() + shift(at, correction), phi)
+        return self.general_steps(self.samples(x).each() + shift(at, correction), phi)
+
+    def common_steps(self, phi: SpectralFunction, c: Tensor) -> Displacements:
+        """ϕ_i(H_i) c for one c."""
+        inner = phi.inner(self._local.A @ c.view(-1, self.outputs))
+        return WideDisplacements(self._local, inner, [(phi.base, c)])
 
     @cached_property
     def _local(self) -> StackedSamples:
@@ -277,7 +279,7 @@ class WideOracle(LinearOracle):
             T, common = T + self._along(c), [*common, (phi.base, c)]
         return WideDisplacements(self.rows, phi.plain(rho, T), common)
 
-    def _general(self, first: Tensor, phi: SpectralFunction) -> Displacements:
+    def general_steps(self, first: Tensor, phi: SpectralFunction) -> Displacements:
         """Steps that begin with a vector of each client's own, (N, d)."""
         T = store(self.rows).each(first.view(len(first), -1, self.outputs), self.rows.layout.lengths)
         out = spread(self.rows, phi.inner(T))
@@ -293,13 +295,14 @@ class WideOracle(LinearOracle):
             pull = float(plan.pull * D[0])
             phi = SpectralFunction(self.spectrum, self.l2 + pull, lambda h, _: 1 / h)
             return WideDisplacements(self.rows, phi.inner(self._along(correction)), [(phi.base, correction)])
-        return self._metric_steps(at, correction.view(-1, self.outputs), self.l2 + plan.pull * D)
+        n, c = len(self.names), correction.view(-1, self.outputs)
+        return self.metric_steps(at.rows, c.expand(n, *c.shape), (self.l2 + plan.pull * D).expand(n, -1))
 
-    def _metric_steps(self, at: LinearPoint, c: Tensor, e: Tensor) -> Displacements:
+    def metric_steps(self, rows: StackedSamples, C: Tensor, E: Tensor) -> Displacements:
         """With E = diag(e), e = l2 + βD: (E + RᵀR)⁻¹c = E⁻¹c − E⁻¹Rᵀ(I + R E⁻¹Rᵀ)⁻¹R E⁻¹c, R = √(2/m) A."""
-        b, each = c / e[:, None], []
-        for A, share in zip(clients(at.rows), torch.split(at.rows.share, at.rows.layout.lengths), strict=True):
-            root = (2 * share).sqrt()
+        each = []
+        for A, share, c, e in zip(clients(rows), torch.split(rows.share, rows.layout.lengths), C, E, strict=True):
+            b, root = c / e[:, None], (2 * share).sqrt()
             inside = root[:, None] * A.gram(1 / e) * root
             inside.diagonal().add_(1)
             solved = torch.cholesky_solve(root[:, None] * (A @ b), torch.linalg.cholesky(inside))

@@ -1,4 +1,4 @@
-"""Fair objectives, each a set Λ of client weights and a penalty ψ on them: one file per objective.
+"""Fair objectives, each a set Λ of client weights and a penalty ψ on them.
 
 | objective | Λ | ψ(λ) | what x minimises |
 |---|---|---|---|
@@ -9,15 +9,16 @@
 | `CVaR(alpha)` | simplex, λ_i ≤ p_i/α | 0 | mean of the worst share α |
 | `Tilted(rho)` | simplex | ρ Σ λ_i log(λ_i/p_i) | ρ log Σ p_i exp(f_i/ρ) |
 | `QFair(q)` | λ ≥ 0 | Σ p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q} | Σ p_i f_i^{q+1}/(q+1) |
+| `Excess(objective, b)` | that of the objective | ψ(λ) + ⟨b, λ⟩ | the same of f_i − b_i |
 | `Nash(b)` | λ > 0 | Σ λ_i b_i − p_i − p_i log(λ_i/p_i) | −Σ p_i log(b_i − f_i) |
 """
 
-from scaffpd.objectives.agnostic import Agnostic
-from scaffpd.objectives.average import Average
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.chi_square import ChiSquare
 from scaffpd.objectives.chi_square_ball import ChiSquareBall
 from scaffpd.objectives.cvar import CVaR
+from scaffpd.objectives.ends import Agnostic, Average
+from scaffpd.objectives.excess import Excess
 from scaffpd.objectives.nash import Nash
 from scaffpd.objectives.q_fair import QFair
 from scaffpd.objectives.tilted import Tilted
@@ -28,6 +29,7 @@ __all__ = [
     "CVaR",
     "ChiSquare",
     "ChiSquareBall",
+    "Excess",
     "Nash",
     "Objective",
     "QFair",

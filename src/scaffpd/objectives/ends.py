@@ -1,4 +1,4 @@
-"""Agnostic federated learning: the worst client decides."""
+"""The two ends of every range: the worst client decides, or all count by their prior alone."""
 
 from __future__ import annotations
 
@@ -32,3 +32,28 @@ class Agnostic(Objective):
         """d_i = σ_i on the clients with weight, zero elsewhere."""
         weights = self._prox(s, old, sigma)
         return simplex_step(weights, np.where(weights > 0.0, sigma, 0.0))
+
+
+class Average(Objective):
+    r"""Λ = {p}, ψ = 0:  min_x Σ p_i f_i(x).
+
+    The objective of federated averaging (McMahan, Moore, Ramage, Hampson and Agüera y Arcas 2017).
+    Its optimum guarantees the smallest prior-weighted mean loss, and nothing for any single client.
+    """
+
+    def _contains(self, weights: Vector, tolerance: float) -> bool:
+        """Whether λ = p up to `tolerance`."""
+        return bool(np.max(np.abs(weights - self.weights(len(weights)))) <= tolerance)
+
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
+        """The prior p: there is no other weight to choose."""
+        return self.weights(len(s)).copy()
+
+    def _maximizer(self, losses: Vector) -> Vector:
+        """The prior p."""
+        return self.weights(len(losses)).copy()
+
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
+        """Zero: the step never moves."""
+        weights = self._prox(s, old, sigma)
+        return ProxStep(weights, np.zeros(len(weights)), np.empty((0, len(weights))))

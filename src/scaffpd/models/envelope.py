@@ -1,0 +1,604 @@
+r"""Linear models of one's own: F_i(x) = min_u f_i(u) + (γ_i/2)‖u − x‖² of N clients at one x, with u_i and ∇F_i.
+
+With u = κ_i x + v, κ_i = γ_i/(l2 + γ_i), the two quadratic terms separate, and what is left is a correction v to the
+shrunken shared model that pays for its length:
+
+    F_i(x) = min_v (1/m_i) Σ_j ℓ(κ_i⟨a_j, x⟩ + ⟨a_j, v⟩, y_j) + ((l2 + γ_i)/2)‖v‖² + (κ_i l2/2)‖x‖²
+    ∇F_i   = κ_i A_iᵀ r_i/m_i + κ_i l2 x,    r = ∂ℓ/∂z at the client's own predictions p = A_i u_i
+    ∇²F_i  = κ_i² A_iᵀ S_i A_i + κ_i l2 I,   S_i = W − W A_i (A_iᵀW A_i + (l2 + γ_i)I)⁻¹ A_iᵀW,   W = ∂²ℓ/∂z²/m_i
+
+so that F_i is a function of A_i x like f_i, and nothing of length d is kept per client. Where only some columns P are
+personal, v lives on P, and the others have κ = 1 and l2. For squared loss, with H_i = 2A_iᵀA_i/m + l2 I, r is known in
+the eigenvectors of A_iA_iᵀ (eigenvalues s, w = 2s/m): r = 2g(κ_i z − y), g = (l2 + γ_i)/(w + l2 + γ_i), which turns an
+eigenvalue h of H_i into hγ_i/(h + γ_i). Other losses take Newton's method, which starts at u = x: an answer depends on
+the question alone. A residual ε = ‖∇_v‖ of the inner problem puts 0 ≤ F̂ − F ≤ ε²/(2(l2 + γ)), ‖∇F̂ − ∇F‖ ≤ 2κε.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from scaffpd.errors import InputError
+from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
+from scaffpd.models.losses import Loss, Squared
+from scaffpd.models.numerics import parallel_map
+from scaffpd.models.oracle import SubspaceDerivatives
+from scaffpd.models.quadratic import Compressed, Rotated
+from scaffpd.models.wide import Spectrum, WideOracle, clients, spread, store
+
+DENSE = 1200  # unknowns up to which a client's Newton step is by Cholesky; beyond that by conjugate gradients
+NEWTON, HALVINGS = 60, 40
+NO_DIAGONAL = "The diagonal of a personal Hessian is known for squared loss only; take D = I instead."
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """How clients are tied to x.
+
+    Attributes:
+        l2: of f_i.
+        gamma: γ_i, (N,).
+        own: which features are personal, (features,); `None` for all of them.
+    """
+
+    l2: float
+    gamma: Tensor
+    own: Tensor | None = None
+
+    @cached_property
+    def stiffness(self) -> Tensor:
+        """l2 + γ_i: what the length of v costs."""
+        return self.l2 + self.gamma
+
+    @cached_property
+    def keep(self) -> Tensor:
+        """κ_i = γ_i/(l2 + γ_i)."""
+        return torch.where(self.gamma > 0, self.gamma / self.stiffness, 0)
+
+    def only(self, who: list[int]) -> Anchor:
+        """The same for some of the clients."""
+        return Anchor(self.l2, self.gamma[who], self.own)
+
+    def per_feature(self, personal: Tensor, shared: float | Tensor) -> Tensor:
+        """A number of each client for its personal features and one for the others, (N, features or 1, 1)."""
+        if self.own is None:
+            return personal[:, None, None]
+        return torch.where(self.own, personal[:, None], shared)[..., None]
+
+    @cached_property
+    def factors(self) -> Tensor:
+        """What a feature is multiplied with: κ_i, or 1."""
+        return self.per_feature(self.keep, 1.0)
+
+    @cached_property
+    def ridges(self) -> Tensor:
+        """What is left of l2: κ_i l2, or l2."""
+        return self.per_feature(self.keep * self.l2, self.l2)
+
+    def part(self, A: Tensor) -> Tensor:
+        """The personal columns."""
+        return A if self.own is None else A[..., self.own]
+
+    def along(self, rows: StackedSamples, X: Tensor) -> Tensor:
+        """A_i D_i X, D_i = diag(κ_i or 1), for X (features, k)."""
+        keep = self.keep[rows.layout.owner][:, None]
+        if self.own is None:
+            return keep * (rows.A @ X)
+        own = torch.where(self.own[:, None], X, 0)
+        both = rows.A @ torch.cat([X - own, own], 1)
+        return both[:, : X.shape[1]] + keep * both[:, X.shape[1] :]
+
+    def back(self, rows: StackedSamples, R: Tensor) -> Tensor:
+        """Σ_i D_i A_iᵀ R_i, (features, k)."""
+        scaled = self.keep[rows.layout.owner][:, None] * R
+        if self.own is None:
+            return transposed(rows.A, scaled)
+        both = transposed(rows.A, torch.cat([R, scaled], 1))
+        return torch.where(self.own[:, None], both[:, R.shape[1] :], both[:, : R.shape[1]])
+
+
+class PersonalPoint:
+    """All clients at one x, or each at one of its own; held as residuals.
+
+    Subclasses solve for the residuals r and know S.
+
+    Args:
+        rows: the samples.
+        loss: ℓ.
+        anchor: γ_i and l2.
+        x: (d,), or (N, d) where only the c_i are asked for.
+        outputs: k.
+    """
+
+    losses: Tensor
+    residual: Tensor
+
+    def __init__(self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int) -> None:
+        self.rows, self.loss, self.anchor, self.x, self.outputs = rows, loss, anchor, x, outputs
+        self.X = x.view(*x.shape[:-1], -1, outputs)
+
+    def bend(self, T: Tensor) -> Tensor:
+        """m_i S_i T_i for T (M, k, c)."""
+        raise NotImplementedError
+
+    def shrunk(self) -> Tensor:
+        """A_i D_i x: what the shrunken shared model predicts."""
+        if self.X.ndim == 2:
+            return self.anchor.along(self.rows, self.X)
+        return own_predictions(self.rows, self.anchor.factors * self.X)
+
+    def ridge(self) -> Tensor:
+        """Half of xᵀ diag(κ_i l2 or l2) x, per client."""
+        return (self.anchor.ridges * self.X.square()).sum((1, 2)) / 2
+
+    def _weighted(self, weights: Tensor) -> Tensor:
+        return (weights[self.rows.layout.owner] * self.rows.share)[:, None]
+
+    def _ridge(self, weights: Tensor) -> Tensor:
+        return (weights[:, None, None] * self.anchor.ridges).sum(0)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i c_i: one matrix product, whatever N is."""
+        out = self.anchor.back(self.rows, self._weighted(weights) * self.residual)
+        return (out + self._ridge(weights) * self.X).flatten()
+
+    def project(self, direction: Tensor) -> Tensor:
+        """⟨c_i, v⟩ per client."""
+        return self._slopes(direction[:, None], self._along(direction[:, None]))[:, 0]
+
+    def _along(self, V: Tensor) -> Tensor:
+        """T = A D V, the change of the shrunken predictions along the columns of V: (rows, outputs, k)."""
+        k, features = V.shape[1], self.rows.A.shape[1]
+        return self.anchor.along(self.rows, V.reshape(features, self.outputs * k)).view(*self.residual.shape, k)
+
+    def _slopes(self, V: Tensor, T: Tensor) -> Tensor:
+        slope = (self.residual[..., None] * T).sum(1) * self.rows.share[:, None]
+        flat = self.anchor.ridges.expand(-1, *self.X.shape[-2:]).flatten(1) if self.anchor.own is not None else None
+        pull = self.anchor.ridges[:, 0] * (self.x @ V) if flat is None else (flat * self.x) @ V
+        return self.rows.layout.segment_sum(slope) + pull
+
+    def norms(self, scale: Tensor | None = None) -> Tensor:
+        """Σ_k s_k c_ik² per client."""
+        squares = self.each().square()
+        return squares.sum(1) if scale is None else squares @ scale
+
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
+        """Σ_i w_i VᵀH_iV = Σ_i w_i T_iᵀS_iT_i + Vᵀ(Σ w_i ridges)V, and the slopes, from one product T = A D V."""
+        T = self._along(V)
+        inner = T.flatten(0, 1).mT @ (self._weighted(weights)[..., None] * self.bend(T)).flatten(0, 1)
+        ridge = self._ridge(weights).expand(*self.X.shape).flatten()
+        return SubspaceDerivatives(self._slopes(V, T), inner + V.mT @ (ridge[:, None] * V), self.norms(1 / metric))
+
+    def diagonal(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i diag H_i."""
+        return weights @ self.diagonals()
+
+    def diagonals(self) -> Tensor:
+        """Refuse."""
+        raise InputError(NO_DIAGONAL)
+
+    def each(self) -> Tensor:
+        """The c_i themselves, (N, d)."""
+        return (self.anchor.factors * self.pulled(self.residual) + self.anchor.ridges * self.X).flatten(1)
+
+    def pulled(self, R: Tensor) -> Tensor:
+        """A_iᵀR_i/m_i of every client, (N, features, k)."""
+        return self.rows.each(R).mT
+
+    def corrections(self) -> Tensor:
+        """v_i = −A_iᵀr_i/(m_i(l2 + γ_i)), (N, personal features, k)."""
+        return -self.anchor.part(self.pulled(self.residual).mT).mT / self.anchor.stiffness[:, None, None]
+
+    def models(self) -> Tensor:
+        """u_i = D_i x + v_i, (N, d)."""
+        u = (self.anchor.factors * self.X).expand(len(self.anchor.gamma), *self.X.shape[-2:]).clone()
+        u[:, slice(None) if self.anchor.own is None else self.anchor.own] += self.corrections()
+        return u.flatten(1)
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """Bounds on the errors of F_i and of ∇F_i; subclasses add what their solution is off."""
+        return self._arithmetic(self.x.norm().expand_as(self.losses))
+
+    def _arithmetic(self, size: Tensor) -> tuple[Tensor, Tensor]:
+        """What sums are off, as in `LinearPoint.rounding`, where the norm of what the rows multiply is `size`."""
+        layout, (levers, aa, ay, yy) = self.rows.layout, self.rows.levers
+        epsilon, curvature = torch.finfo(self.x.dtype).eps, self.loss.curvature
+        k = epsilon * self.rows.slack(self.rows.A.shape[1])
+        ra, ry = layout.segment_sum(self.residual.norm(dim=1, keepdim=True) * levers).unbind(1)
+        mean = 8 * epsilon * layout.sizes.to(self.x.dtype).sqrt()
+        loss = k * (size * ra + ry) + curvature / 2 * k**2 * (size.square() * aa + 2 * size * ay + yy)
+        gradient = curvature * k * (size * aa + ay) + epsilon * self.rows.slack(len(levers)) * ra
+        return loss + mean * self.losses, gradient + 4 * epsilon * self.anchor.l2 * self.x.norm()
+
+    def reach(self) -> Tensor:
+        """A bound on ‖u_i‖: γ/2 ‖u − x‖² and l2/2 ‖u‖² are parts of F_i."""
+        twice, infinite = 2 * self.losses.clamp_min(0), torch.full_like(self.losses, float("inf"))
+        by_x = self.x.norm() + torch.where(self.anchor.gamma > 0, twice / self.anchor.gamma, infinite).sqrt()
+        return by_x if self.anchor.l2 == 0 else torch.minimum(by_x, (twice / self.anchor.l2).sqrt())
+
+
+@dataclass(frozen=True)
+class RotatedTargets:
+    """Squared loss in every client's own basis: orthogonal rows S Vᵀ and targets Uᵀy, from A = U S Vᵀ.
+
+    Attributes:
+        data: the rows, with their targets, and the eigenvalues w.
+        constant: what no model explains, per client.
+        noise: how far off a decomposition may have put A and y, relative to their sizes.
+        sizes: ‖A‖/√m and ‖y‖/√m of every client.
+    """
+
+    data: Rotated
+    constant: Tensor
+    noise: Tensor
+    sizes: tuple[Tensor, Tensor]
+
+    def only(self, who: list[int]) -> RotatedTargets:
+        """The same for some of the clients."""
+        sizes = self.sizes[0][who], self.sizes[1][who]
+        return RotatedTargets(self.data.only(who), self.constant[who], self.noise[who], sizes)
+
+
+def rotate_targets(compressed: Compressed) -> RotatedTargets:
+    """Rotate every client's rows and targets, once."""
+    rows, features = compressed.rows, compressed.rows.A.shape[1]
+    epsilon = torch.finfo(rows.A.dtype).eps
+    layout = Ragged([min(size, features) for size in rows.layout.lengths], rows.A.device, rows.A.dtype)
+    A, y = rows.A.new_zeros(len(layout.owner), features), rows.y.new_zeros(len(layout.owner), rows.y.shape[1])
+    rest = torch.zeros_like(compressed.constant)
+    share = rows.layout.segment_max(rows.share)
+
+    def work(block: PaddedBlock) -> None:
+        own, targets = rows.alone(block)
+        U, S, V = torch.linalg.svd(own, full_matrices=False)
+        within = U.mT @ targets
+        places, inside = layout.places(block.clients, S.shape[1])
+        A[places] = (torch.where(epsilon * S[:, :1] < S, S, 0)[..., None] * V)[inside]
+        y[places] = within[inside]
+        left = (targets - U @ within).square().sum((1, 2)) + torch.where(inside[..., None], 0, within).square().sum(
+            (1, 2)
+        )
+        rest[block.clients] = share[block.clients] * left
+
+    parallel_map(work, rows.blocks, A.device)
+    norms, shares = A.square().sum(1), share[layout.owner]
+    data = Rotated(StackedSamples(A, y, layout, shares), 2 * shares * norms, norms)
+    noise = compressed.noise + 8 * epsilon * (rows.layout.sizes.to(A.dtype) + features).sqrt()
+    return RotatedTargets(data, compressed.constant + rest, noise, compressed.sizes)
+
+
+class RotatedPoint(PersonalPoint):
+    """Squared loss: r = 2g(κ z − y) in every client's basis."""
+
+    def __init__(self, targets: RotatedTargets, loss: Loss, anchor: Anchor, x: Tensor, outputs: int) -> None:
+        super().__init__(targets.data.rows, loss, anchor, x, outputs)
+        self.targets, rows = targets, targets.data.rows
+        w, stiff = targets.data.eigenvalues, anchor.stiffness[rows.layout.owner]
+        self.gain = torch.where(w > 0, stiff / (w + stiff), 1)[:, None]
+        difference = self.shrunk() - rows.y
+        self.residual = 2 * self.gain * difference
+        value = (self.residual * difference).sum(1) / 2 * rows.share
+        self.losses = rows.layout.segment_sum(value) + targets.constant + self.ridge()
+
+    def bend(self, T: Tensor) -> Tensor:
+        """2g T."""
+        return 2 * self.gain[..., None] * T
+
+    def diagonals(self) -> Tensor:
+        """Every client's diag H_i, (N, d)."""
+        squares = StackedSamples(self.rows.A.square(), self.rows.y, self.rows.layout, self.rows.share)
+        each = self.anchor.keep[:, None, None] ** 2 * squares.each(2 * self.gain).mT + self.anchor.ridges
+        return each.expand(-1, -1, self.outputs).flatten(1)
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """What arithmetic adds, and the decomposition: it has F_i of A + E, y + e, which are off as much as f_i(u).
+
+        With ρ² ≤ F_i and δ = noise·(S‖u‖ + ‖y‖/√m) that is 2ρδ + δ² in F_i and 2 noise S ρ + 2 S δ in ∇F_i.
+        """
+        loss, gradient = super().rounding()
+        (top, y), noise, rho = self.targets.sizes, self.targets.noise, self.losses.clamp_min(0).sqrt()
+        delta = noise * (top * self.reach() + y)
+        return loss + (2 * rho + delta) * delta, gradient + 2 * top * (noise * rho + delta)
+
+
+class SpectralPoint(PersonalPoint):
+    """Squared loss on a table's wide rows: the same in the eigenvectors of A_iA_iᵀ."""
+
+    def __init__(self, inner: WideOracle, anchor: Anchor, x: Tensor) -> None:
+        super().__init__(inner.rows, inner.loss, anchor, x, inner.outputs)
+        self.spectrum: Spectrum = inner.spectrum
+        stiff = anchor.stiffness[self.rows.layout.owner]
+        self.gain = (stiff / (self.spectrum.curvature + stiff))[:, None]
+        difference = self.shrunk() - self.rows.y
+        self.residual = 2 * self._gained(difference)
+        value = (self.residual * difference).sum(1) / 2 * self.rows.share
+        self.losses = self.rows.layout.segment_sum(value) + self.ridge()
+
+    def _gained(self, V: Tensor) -> Tensor:
+        return self.spectrum.back(self.gain * self.spectrum.within(V))
+
+    def bend(self, T: Tensor) -> Tensor:
+        """2 U g UᵀT."""
+        return 2 * self._gained(T.flatten(1)).view_as(T)
+
+    def pulled(self, R: Tensor) -> Tensor:
+        """A_iᵀR_i/m_i of every client."""
+        return spread(self.rows, self.rows.share[:, None] * R).view(len(self.losses), -1, R.shape[1])
+
+    def diagonals(self) -> Tensor:
+        """Every client's diag H_i: 2κ²/m Σ_j g_j (UᵀA)_j² + κ l2, some columns at a time."""
+        out = []
+        gains = torch.split(self.gain, self.rows.layout.lengths)
+        for A, U, g in zip(clients(self.rows), self.spectrum.vectors, gains, strict=True):
+            width = max(1, 2**24 // len(U))
+            pieces = [A.parts[0][:, k : k + width].to(U.dtype) for k in range(0, A.shape[1], width)]
+            squares = torch.cat([((U.mT @ piece).square() * g).sum(0) for piece in pieces])
+            out.append(2 * A.scale**2 / len(U) * squares)
+        each = self.anchor.keep[:, None] ** 2 * torch.stack(out) + self.anchor.ridges[:, 0]
+        return each[..., None].expand(-1, -1, self.outputs).flatten(1)
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """What arithmetic adds, and the decomposition of K + E in place of K = A_iA_iᵀ, ‖E‖ ≤ s(d) ε tr K.
+
+        With e = 2‖E‖/(m(l2 + γ)) and R² = ‖r‖²/m it puts F_i off by at most eR²/4, and ∇F_i by (‖A‖/√m)eR.
+        """
+        loss, gradient = super().rounding()
+        _, aa, _, _ = self.rows.levers
+        epsilon, rows = torch.finfo(self.x.dtype).eps, self.rows.layout.sizes.to(self.x.dtype).sqrt()
+        e = 2 * epsilon * (self.rows.slack(self.rows.A.shape[1]) + 4 * rows) * aa / self.anchor.stiffness
+        square = self.rows.layout.segment_sum(self.residual.square().sum(1) * self.rows.share)
+        return loss + e * square, gradient + aa.sqrt() * e * square.sqrt()
+
+
+class Bowl:
+    """The second derivative A_iᵀW_iA_i of some clients' mean losses at predictions z.
+
+    Args:
+        loss: ℓ.
+        A: (n, m, features), the samples.
+        z: (n, m, k), the predictions.
+        weight: (n, m), the samples' shares.
+    """
+
+    def __init__(self, loss: Loss, A: Tensor, z: Tensor, weight: Tensor) -> None:
+        self.loss, self.A, self.z, self.weight = loss, A, z, weight
+        self.even = z.shape[2] == 1 or isinstance(loss, Squared)  # W is a number for every sample
+
+    def bent(self, T: Tensor) -> Tensor:
+        """W T for T (n, m, k, c)."""
+        return self.weight[..., None, None] * self.loss.bend(self.z, T)
+
+    def times(self, V: Tensor) -> Tensor:
+        """AᵀWA V for V (n, features, k, c)."""
+        T = (self.A @ V.flatten(2)).view(*self.z.shape, V.shape[3])
+        return (self.A.mT @ self.bent(T).flatten(2)).view_as(V)
+
+    def solver(self, e: Tensor) -> Callable[[Tensor], Tensor]:
+        """B ↦ (AᵀWA + diag(e))⁻¹B for e (n, features or 1, 1) and B (n, features, k, c)."""
+        n, m, features = self.A.shape
+        k, e = self.z.shape[2], e.expand(n, features, 1)
+        if self.even and min(m, features) <= DENSE:
+            R = self.A * (self.weight * self.loss.bends(self.z)[..., 0]).sqrt()[..., None]
+            return self._by_rows(R, e) if m < features else self._dense(R.mT @ R, e)
+        if features * k <= DENSE:
+            return self._dense(self._matrix(), e.expand(n, features, k).reshape(n, features * k, 1))
+        return lambda B: self._conjugate(e[..., None], B)
+
+    def _dense(self, H: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
+        L = torch.linalg.cholesky(H + torch.diag_embed(e[..., 0]))
+        return lambda B: torch.cholesky_solve(B.reshape(*H.shape[:2], -1), L).view(B.shape)
+
+    def _by_rows(self, R: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
+        """(RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹."""
+        inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT
+        L = torch.linalg.cholesky(inside)
+
+        def solve(B: Tensor) -> Tensor:
+            b = B.flatten(2) / e
+            return (b - R.mT @ torch.cholesky_solve(R @ b, L) / e).view(B.shape)
+
+        return solve
+
+    def _matrix(self) -> Tensor:
+        """AᵀWA as (n, features·k, features·k), output by output."""
+        (n, _, features), k = self.A.shape, self.z.shape[2]
+        W = self.bent(torch.eye(k, dtype=self.z.dtype, device=self.z.device).expand(*self.z.shape, k))
+        H = self.A.new_empty(n, features, k, features, k)
+        for a in range(k):
+            for b in range(a + 1):
+                H[:, :, a, :, b] = (self.A * W[..., a, b, None]).mT @ self.A
+                H[:, :, b, :, a] = H[:, :, a, :, b]
+        return H.view(n, features * k, features * k)
+
+    def _conjugate(self, e: Tensor, B: Tensor) -> Tensor:
+        """Conjugate gradients, for all clients and columns at once."""
+
+        def inner(a: Tensor, b: Tensor) -> Tensor:
+            return (a * b).sum((1, 2), keepdim=True)
+
+        solution, left = torch.zeros_like(B), B.clone()
+        ahead, size = left / e, inner(left, left / e)
+        goal = size * torch.finfo(B.dtype).eps ** 2
+        for _ in range(10 * DENSE):
+            if bool((size <= goal).all()):
+                break
+            turned = self.times(ahead) + e * ahead
+            bottom = inner(ahead, turned)
+            step = torch.where(bottom > 0, size / torch.where(bottom > 0, bottom, 1), 0)
+            solution, left = solution + step * ahead, left - step * turned
+            last, size = size, inner(left, left / e)
+            ahead = left / e + torch.where(last > 0, size / torch.where(last > 0, last, 1), 0) * ahead
+        return solution
+
+
+class NewtonPoint(PersonalPoint):
+    """Any loss and any columns: v by Newton's method, for a few clients at a time.
+
+    Args:
+        rows: the samples.
+        loss: ℓ.
+        anchor: γ_i, l2 and the personal columns.
+        x: (d,), or (N, d).
+        outputs: k.
+        start: v to start from, (N, personal features, k); left out, that of u = x.
+        constant: what no model explains, per client.
+    """
+
+    def __init__(
+        self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int, start: Tensor | None = None,
+        constant: Tensor | float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(rows, loss, anchor, x, outputs)
+        first = ((1 - anchor.factors) * self.X if start is None else start).expand(len(anchor.gamma), -1, outputs)
+        self.v = (anchor.part(first.mT).mT if start is None else start).clone()
+        self.z, self.off = self.shrunk(), torch.empty_like(anchor.gamma)
+        values = torch.empty_like(anchor.gamma)
+
+        def work(block: PaddedBlock) -> None:
+            A, y = rows.of(block)
+            who, own = block.clients, anchor.part(A)
+            near = CorrectionProblem(loss, own, y, block.of(self.z), block.weight, anchor.stiffness[who])
+            v, p, values[who], self.off[who] = near.solve(self.v[who])
+            self.v[who] = v
+            put(block, self.z, p)
+
+        parallel_map(work, rows.blocks, x.device)
+        self.residual = loss.residual(self.z, rows.y)
+        self.losses = values + constant + self.ridge()
+
+    def bend(self, T: Tensor) -> Tensor:
+        """The stack m_i S_i T_i: m(W T − W A_P (A_PᵀWA_P + l2 + γ)⁻¹A_PᵀW T)."""
+        out = torch.zeros_like(T)
+
+        def work(block: PaddedBlock) -> None:
+            A, bowl = self._bowl(block)
+            bent = bowl.bent(block.of(T))
+            solve = bowl.solver(self.anchor.stiffness[block.clients][:, None, None])
+            own = (A.mT @ bent.flatten(2)).view(len(A), A.shape[2], *T.shape[1:])
+            less = bowl.bent((A @ solve(own).flatten(2)).view_as(bent))
+            weight = block.weight[..., None, None]
+            put(block, out, torch.where(weight > 0, (bent - less) / torch.where(weight > 0, weight, 1), 0))
+
+        parallel_map(work, self.rows.blocks, T.device)
+        return out
+
+    def _bowl(self, block: PaddedBlock) -> tuple[Tensor, Bowl]:
+        A = self.anchor.part(self.rows.of(block)[0])
+        return A, Bowl(self.loss, A, block.of(self.z), block.weight)
+
+    def diagonals(self) -> Tensor:
+        """Every client's diag H_i for squared loss: D²(diag AᵀWA − rows of (AᵀWA_P)(…)⁻¹(A_PᵀWA)) + ridges."""
+        if not isinstance(self.loss, Squared):
+            raise InputError(NO_DIAGONAL)
+        out = self.x.new_empty(len(self.losses), self.rows.A.shape[1], 1)
+        for block in self.rows.blocks:
+            A, own = self.rows.of(block)[0], self._bowl(block)
+            W = 2 * block.weight[..., None]
+            cross = own[0].mT @ (W * A)  # (n, personal, features)
+            solve = own[1].solver(self.anchor.stiffness[block.clients][:, None, None])
+            less = (cross * solve(cross[:, :, None])[:, :, 0]).sum(1)
+            out[block.clients] = ((W * A.square()).sum(1) - less)[..., None]
+        each = self.anchor.factors**2 * out + self.anchor.ridges
+        return each.expand(-1, -1, self.outputs).flatten(1)
+
+    def corrections(self) -> Tensor:
+        """v_i as found."""
+        return self.v
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """What arithmetic adds, where rows multiply x and v, and what Newton's method has left."""
+        length = self.v.flatten(1).norm(dim=1)
+        loss, gradient = self._arithmetic(self.x.norm() + length)
+        epsilon, stiff = torch.finfo(self.x.dtype).eps, self.anchor.stiffness
+        off = self.off + gradient + 4 * epsilon * stiff * length
+        if self.anchor.own is None:
+            return loss + off.square() / (2 * stiff), gradient + 2 * self.anchor.keep * off
+        steep = self.loss.curvature * self.rows.levers[1]  # shared features see a wrong v through A alone
+        return loss + off.square() / (2 * stiff), gradient + (2 + steep / stiff) * off
+
+
+class CorrectionProblem:
+    """min_v Σ_j w_j ℓ(z_j + ⟨a_j, v⟩, y_j) + (stiffness/2)‖v‖² of a few clients."""
+
+    def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor, stiffness: Tensor) -> None:
+        self.loss, self.A, self.y, self.z, self.weight = loss, A, loss.dense(y, z.shape[2], A.dtype), z, weight
+        self.targets, self.stiff, self.lengths = y, stiffness[:, None, None], A.norm(dim=2)
+
+    def value(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The objective and the predictions."""
+        p = self.z + product(self.A, v)
+        return (self.loss.value(p, self.targets) * self.weight).sum(1) + (self.stiff * v.square()).sum((1, 2)) / 2, p
+
+    def solve(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """v, predictions, value and the norm of the gradient that is left.
+
+        Newton steps, halved until they descend; each client keeps the point with the smallest gradient.
+        """
+        value, p = self.value(v)
+        best: tuple[Tensor, ...] | None = None
+        stuck = torch.zeros_like(value, dtype=torch.long)
+        for _ in range(NEWTON):
+            r = self.weight[..., None] * self.loss.residual(p, self.y)
+            gradient = product(self.A.mT, r) + self.stiff * v
+            size = gradient.flatten(1).norm(dim=1)
+            if best is None:
+                best = v, p, value, size
+            else:
+                better = size < best[3]
+                stuck = torch.where(size < best[3] / 4, 0, stuck + 1)
+                best = tuple(choose(better, new, old) for new, old in zip((v, p, value, size), best, strict=True))
+            terms = (self.lengths * r.norm(dim=2)).sum(1) + (self.stiff[:, 0, 0] * v.flatten(1).norm(dim=1))
+            if bool(((stuck >= 3) | (best[3] <= 2 * torch.finfo(v.dtype).eps * terms)).all()):
+                break
+            step = Bowl(self.loss, self.A, p, self.weight).solver(self.stiff)(gradient[..., None])[..., 0]
+            v, p, value = self._descend(v, value, step, (gradient * step).sum((1, 2)))
+        assert best is not None
+        return best[0], best[1], best[2], best[3]
+
+    def _descend(self, v: Tensor, value: Tensor, step: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        length = torch.ones_like(value)
+        near = slope <= 1e-9 * (1 + value.abs())  # rounding hides a descent; Newton's step is right there
+        for _ in range(HALVINGS):
+            ahead = v - length[:, None, None] * step
+            new, p = self.value(ahead)
+            bad = ~near & ~(new <= value - 1e-4 * length * slope)
+            if not bool(bad.any()):
+                break
+            length = torch.where(bad, length / 2, length)
+        return ahead, p, new
+
+
+def choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The new where the mask of clients says so."""
+    return torch.where(mask.view(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def put(block: PaddedBlock, stack: Tensor, values: Tensor) -> None:
+    """Write a block's (n, m, …) to its part of a stack."""
+    if block.first is not None:
+        block.of(stack).copy_(values)
+    else:
+        inside = block.weight > 0
+        stack[block.rows[inside]] = values[inside]
+
+
+def own_predictions(rows: StackedSamples, U: Tensor) -> Tensor:
+    """A_i u_i of every client, (M, k), for U (N, features, k)."""
+    if rows.stored and hasattr(rows.A, "each"):
+        return store(rows).each(U, rows.layout.lengths)
+    out = U.new_zeros(len(rows.layout.owner), U.shape[2])
+
+    def work(block: PaddedBlock) -> None:
+        large = rows.large(block)
+        if large is not None:
+            put(block, out, (large @ U[block.clients[0]])[None])
+        else:
+            put(block, out, product(rows.of(block)[0], U[block.clients]))
+
+    parallel_map(work, rows.blocks, U.device)
+    return out

@@ -1,0 +1,529 @@
+r"""`Personal`: clients that share a model x and keep one of their own near it.
+
+    F_i(x) = min_u f_i(u) + (γ_i/2)‖u − x‖²,    γ_i = strength/n_i,    ∇F_i(x) = γ_i(x − u_i)
+
+takes the place of f_i(x), and everything else stays as it is: objectives, methods, runtimes and the certificate, with
+L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ). u_i never leaves its client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.errors import InputError, positive, unknown
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
+from scaffpd.models.envelope import (
+    Anchor,
+    Bowl,
+    NewtonPoint,
+    PersonalPoint,
+    RotatedPoint,
+    RotatedTargets,
+    SpectralPoint,
+    own_predictions,
+    rotate_targets,
+)
+from scaffpd.models.glm import LinearOracle
+from scaffpd.models.layout import PaddedBlock, StackedSamples
+from scaffpd.models.linear import Linear
+from scaffpd.models.local_steps import LocalModel, pace
+from scaffpd.models.module import Module, ModuleOracle
+from scaffpd.models.numerics import Draws, parallel_map, streams
+from scaffpd.models.oracle import (
+    ClientData,
+    Displacements,
+    Oracle,
+    StackedDisplacements,
+    StackedPoint,
+    SubspaceDerivatives,
+    read_features,
+    read_labels,
+    shift,
+)
+from scaffpd.models.quadratic import Gain, LastPlan, QuadraticDisplacements, QuadraticOracle, local_gain
+from scaffpd.models.wide import SpectralFunction, WideOracle
+
+Columns = str | int | Sequence[str | int] | None
+INNER = 30  # gradient steps at most with which a network approaches its own parameters
+
+
+@dataclass(frozen=True)
+class Personal:
+    r"""A shared model x that every client makes its own: u_i = argmin_u f_i(u) + (γ_i/2)‖u − x‖², γ_i = strength/n_i.
+
+    Give it to a `Cohort` in the place of the model; `train` finds x for the objective of your choice and proves how
+    good it is, for x and all u_i together. `Result.personal[i]` is client i's model, `Cohort.personal(x)` all of them
+    by name, and `evaluate` scores each client's own. strength → ∞ is one model for all, strength → 0 everyone alone; a
+    client with few rows leans on the others, one with many hardly does.
+
+    With differential privacy, train x with `Private(model)` and let every client call `personalise(x, X, y, model)`
+    afterwards: what stays at the client costs no ε.
+
+    Args:
+        model: `Linear(...)`, or `Module(...)`, whose own parameters are approached by at most 30 gradient steps and
+            which has no certificate.
+        strength: κ in γ_i = κ/n_i, with n_i rows at client i.
+        columns: the features whose coefficients are personal, by name (of data frames) or number, and "intercept"; all
+            of them if not given. The others are shared.
+    """
+
+    model: Linear | Module
+    strength: float
+    columns: Columns = None
+
+    def __post_init__(self) -> None:
+        if type(self.model).__name__ == "Private":
+            raise InputError(
+                "Personal does not take Private(...): train x with Private(model), then make each client's own model "
+                "with personalise(x, X, y, Personal(model, ...)), which stays there and costs no ε."
+            )
+        if not isinstance(self.model, Linear | Module):
+            raise InputError(f"Personal needs a model such as Linear(...) or Module(...), got {self.model!r}.")
+        if self.strength == "auto":
+            raise InputError("Personal does not choose its strength: give a number > 0, such as strength=100.")
+        positive("Personal", "strength", self.strength)
+        if self.columns is not None:
+            if isinstance(self.model, Module):
+                raise InputError("Personal takes columns= with Linear models only: all parameters of a network are.")
+            given = [self.columns] if isinstance(self.columns, str | int) else list(self.columns)
+            if not given:
+                raise InputError("Personal needs at least one column in columns=, or none given for all of them.")
+            object.__setattr__(self, "columns", tuple(given))
+
+    def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
+        """Bind to the clients' checked data; held-out rows are scored with the models that training rows make."""
+        if isinstance(like, PersonalOracle | PersonalModuleOracle):
+            return cast(Oracle, HeldOutModels(self.model.oracle(data, like.inner), like))
+        if self.columns is not None:
+            data = replace(data, features=[np.asarray(x) for x in data.features])
+        inner = self.model.oracle(data, like)
+        sizes = torch.tensor([len(x) for x in data.features])
+        gamma = float(self.strength) / sizes.to(inner.start())
+        if isinstance(inner, ModuleOracle):
+            return cast(Oracle, PersonalModuleOracle(inner, gamma))
+        assert isinstance(inner, LinearOracle)
+        own = None if self.columns is None else self._own(data, inner.rows.A.shape[1]).to(gamma.device)
+        return cast(Oracle, bound(inner, Anchor(inner.l2, gamma, own)))
+
+    def _own(self, data: ClientData, features: int) -> Tensor:
+        """Which features are personal."""
+        assert isinstance(self.model, Linear)
+        assert isinstance(self.columns, tuple)
+        names, last = data.columns, features - self.model.intercept
+        own = torch.zeros(features, dtype=torch.bool)
+        for column in self.columns:
+            own[_number(column, names, last, self.model.intercept)] = True
+        return own
+
+    def reshape(self, x: Any, features: int) -> Any:
+        """As `Linear.reshape`."""
+        return cast(Linear, self.model).reshape(x, features)
+
+
+def _number(column: Any, names: Sequence[str] | None, features: int, intercept: bool) -> int:
+    if isinstance(column, str):
+        if column in (names or []):
+            return list(names or []).index(column)
+        if column == "intercept" and intercept:
+            return features
+        if column == "intercept":
+            raise InputError("Personal has columns='intercept', but the model has none: write Linear(intercept=True).")
+        if names is None:
+            raise InputError(f"Personal has column {column!r}, but the clients' features have no names: give numbers.")
+        raise unknown("column", column, [*names, *(["intercept"] if intercept else [])])
+    if isinstance(column, bool) or not hasattr(column, "__index__") or not 0 <= int(column) < features:
+        raise InputError(f"Personal needs columns from 0 to {features - 1}, names or 'intercept', got {column!r}.")
+    return int(column)
+
+
+def personalise(x: Any, X: Any, y: Any, model: Personal) -> NDArray[np.float64]:
+    """Make a client's own model from the shared x and its rows, without a run: argmin_u f(u) + (κ/2n)‖u − x‖².
+
+    Nothing leaves the client, so that it costs no ε either where x was trained privately. Without rows it is x.
+
+    Args:
+        x: the shared model, such as `Result.x`.
+        X: the client's features.
+        y: its labels.
+        model: the `Personal(...)` that x was trained with.
+    """
+    if not isinstance(model, Personal):
+        raise InputError(f"personalise needs the Personal(...) that x was trained with, got {model!r}.")
+    shared = torch.as_tensor(np.asarray(x))
+    if len(X) == 0:
+        return np.array(x)
+    columns = [str(column) for column in X.columns] if hasattr(X, "columns") else None
+    features = read_features("client", X)
+    labels = read_labels("client", y, len(features))
+    data = ClientData([features], [labels], ["client"], torch.device("cpu"), shared.dtype, columns)
+    oracle = cast(Any, model.oracle(data, cast(Oracle, SimpleNamespace(dimension=len(shared)))))
+    if shared.shape != (oracle.dimension,):
+        raise InputError(f"x has shape {tuple(shared.shape)}, but the model has {oracle.dimension} parameters here.")
+    return np.asarray(oracle.own(shared)[0])
+
+
+class PersonalOracle:
+    """N clients with a linear model of their own: inner solves by Newton's method.
+
+    Args:
+        inner: the same clients with f_i.
+        anchor: γ_i, l2 and the personal columns.
+    """
+
+    def __init__(self, inner: LinearOracle, anchor: Anchor) -> None:
+        self.inner, self.anchor, self.names = inner, anchor, inner.names
+        self.dimension, self.outputs, self.most_rows = inner.dimension, inner.outputs, inner.most_rows
+        self._known: Constants | None = None
+        self._last: tuple[Tensor, int, PersonalPoint] | None = None
+
+    def start(self) -> Tensor:
+        """x⁰."""
+        return self.inner.start()
+
+    def contents(self) -> list[Tensor]:
+        """The data."""
+        return self.inner.contents()
+
+    def constants(self) -> Constants:
+        """L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ); shared columns keep L."""
+        if self._known is None:
+            self._known = enveloped(self.inner.constants(), self.anchor.gamma, self.anchor.own is None)
+        return self._known
+
+    def only(self, clients: list[int]) -> PersonalOracle:
+        """The same for some of the clients."""
+        return type(self)(self.inner.only(clients), self.anchor.only(clients))
+
+    def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
+        """F_i(x)."""
+        return self.evaluate(x, batch_size, key).losses
+
+    def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> PersonalPoint:
+        """F_i and ∇F_i at x; of minibatches, the envelope of their mean loss."""
+        if batch_size is not None:
+            return self._batch(x, Draws(key, streams(self.names, x.device)).uniform(batch_size))
+        if self._last is None or self._last[0] is not x or self._last[1] != x._version:
+            self._last = x, x._version, self._point(x)
+        return self._last[2]
+
+    def _point(self, x: Tensor) -> PersonalPoint:
+        rows, constant = self._rows()
+        return NewtonPoint(rows, self.inner.loss, self.anchor, x, self.outputs, constant=constant)
+
+    def _rows(self) -> tuple[StackedSamples, Tensor | float]:
+        """As few rows as it takes, and what they leave out."""
+        if isinstance(self.inner, QuadraticOracle):
+            return self.inner.compressed.rows, self.inner.compressed.constant
+        return self.inner.rows, 0.0
+
+    def _batch(self, x: Tensor, uniform: Tensor, start: Tensor | None = None) -> NewtonPoint:
+        rows = self.inner.rows.take(self.inner.rows.layout.minibatch(uniform))
+        return NewtonPoint(rows, self.inner.loss, self.anchor, x, self.outputs, start)
+
+    def local_updates(
+        self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+    ) -> Displacements:
+        """J local steps of every client, each with the gradient at its own point; v goes on from step to step."""
+        each, rates = x.new_zeros(len(self.names), len(x)), self._rates(plan)[:, None]
+        pull, v = each + shift(at, correction), None
+        draws, (rows, _) = Draws(plan.key, streams(self.names, x.device)), self._rows()
+        for _ in range(plan.steps):
+            if plan.batch_size is not None:
+                point = self._batch(x - each, draws.uniform(plan.batch_size), v)
+            else:
+                point = NewtonPoint(rows, self.inner.loss, self.anchor, x - each, self.outputs, v)
+            each, v = each + rates * (point.each() + pull - plan.prox * each), point.v
+        return StackedDisplacements(each)
+
+    def _rates(self, plan: LocalPlan) -> Tensor:
+        """η_i; 0 where the loss is flat."""
+        if plan.rate is not None:
+            return torch.full_like(self.anchor.gamma, plan.rate)
+        L = torch.from_numpy(self.constants().expected_smoothness(plan.batch_size)).to(self.anchor.gamma)
+        return torch.where(L > 0, plan.scale / L, 0)
+
+    def proximal_steps(self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
+        """(∇²F_i + βD)⁻¹c exactly, from a step of u_i alone.
+
+        (H_i + γβD/(γ + βD)) e = γc/(γ + βD) and d = (c + γe)/(γ + βD); shared columns have d = e, where γ = ∞.
+        """
+        c, pull = correction.view(-1, self.outputs), plan.pull * plan.metric.view(-1, self.outputs)[:, :1]
+        gamma = self.anchor.per_feature(self.anchor.gamma, float("inf")).expand(-1, len(c), 1)
+        tied = torch.isfinite(gamma)
+        share = torch.where(tied, gamma / (torch.where(tied, gamma, 0) + pull), 1)  # γ/(γ + βD)
+        out = c.new_empty(len(self.names), *c.shape)
+
+        def work(block: PaddedBlock) -> None:
+            who, A = block.clients, at.rows.of(block)[0]
+            z = block.of(at.residual)  # squared loss bends alike everywhere
+            bowl = Bowl(at.loss, A, block.of(at.z) if isinstance(at, NewtonPoint) else z, block.weight)
+            solve, own = bowl.solver(self.inner.l2 + share[who] * pull), share[who] * c
+            e = solve(own[..., None])[..., 0]
+            free = (1 - share[who]) / torch.where(pull > 0, pull, 1)  # 1/(γ + βD)
+            out[who] = torch.where(tied[who], free * c + share[who] * e, e)
+
+        parallel_map(work, at.rows.blocks, c.device)
+        return StackedDisplacements(out.flatten(1))
+
+    def own(self, x: Tensor) -> Tensor:
+        """u_i(x), (N, d)."""
+        return self.evaluate(x).models()
+
+    def scores(self, x: Tensor) -> tuple[Vector, Vector]:
+        """f_i(u_i) and accuracy of u_i, the client's own model."""
+        return own_scores(self.inner, self.own(x))
+
+
+class RotatedOracle(PersonalOracle):
+    """Squared loss, all columns: every answer and all full-gradient local steps in closed form."""
+
+    targets: RotatedTargets | None = None
+
+    def __init__(self, inner: LinearOracle, anchor: Anchor) -> None:
+        super().__init__(inner, anchor)
+        self._gains: LastPlan[Gain] = LastPlan()
+
+    def rotated(self) -> RotatedTargets:
+        """Every client's rows in its own basis, made at first use."""
+        if self.targets is None:
+            self.targets = rotate_targets(cast(QuadraticOracle, self.inner).compressed)
+        return self.targets
+
+    def only(self, clients: list[int]) -> RotatedOracle:
+        """The same for some of the clients, without another decomposition."""
+        chosen = RotatedOracle(self.inner.only(clients), self.anchor.only(clients))
+        chosen.targets = self.rotated().only(clients)
+        return chosen
+
+    def _point(self, x: Tensor) -> PersonalPoint:
+        return RotatedPoint(self.rotated(), self.inner.loss, self.anchor, x, self.outputs)
+
+    def local_updates(
+        self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+    ) -> Displacements:
+        """ϕ(∇²F_i) applied to the first corrected gradient: ϕ at hγ/(h + γ) in place of h."""
+        if plan.batch_size is not None:
+            return super().local_updates(x, at, correction, plan)
+        gain = self._gains.of(plan, lambda: self._gain(plan))
+        if isinstance(at, RotatedPoint) and at.targets is self.targets and same_point(at.x, x):
+            return QuadraticDisplacements(gain, (0 * x if correction is None else correction).view(-1, self.outputs))
+        first = self.evaluate(x).each() + shift(at, correction)
+        return StackedDisplacements(gain.each(first.view(len(first), -1, self.outputs)).flatten(1))
+
+    def _gain(self, plan: LocalPlan) -> Gain:
+        rates, gamma = self._rates(plan), self.anchor.gamma
+
+        def phi(h: Tensor, who: Tensor) -> Tensor:
+            return local_gain(h * gamma[who] / (h + gamma[who]) + plan.prox, rates[who], plan.steps)
+
+        return Gain(self.rotated().data, self.inner.l2, phi)
+
+
+class PersonalWideOracle(PersonalOracle):
+    """The same on a table's wide rows, in the space of a client's samples."""
+
+    inner: WideOracle
+
+    def __init__(self, inner: WideOracle, anchor: Anchor) -> None:
+        super().__init__(inner, anchor)
+        self._functions: LastPlan[SpectralFunction] = LastPlan()
+
+    def _point(self, x: Tensor) -> PersonalPoint:
+        return SpectralPoint(self.inner, self.anchor, x)
+
+    def double(self) -> PersonalWideOracle:
+        """The same in double precision."""
+        anchor = Anchor(self.anchor.l2, self.anchor.gamma.double())
+        return PersonalWideOracle(self.inner.double(), anchor)
+
+    def local_updates(
+        self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+    ) -> Displacements:
+        """ϕ(∇²F_i) applied to the first corrected gradient."""
+        if plan.batch_size is not None:
+            return super().local_updates(x, at, correction, plan)
+        rates = self._rates(plan)
+        phi = self._functions.of(
+            plan, lambda: self._function(lambda h, i: local_gain(h + plan.prox, rates[i], plan.steps))
+        )
+        if isinstance(at, SpectralPoint) and at.rows is self.inner.rows and same_point(at.x, x):
+            return self.inner.common_steps(phi, 0 * x if correction is None else correction)
+        return self.inner.general_steps(self.evaluate(x).each() + shift(at, correction), phi)
+
+    def _function(self, phi: Any) -> SpectralFunction:
+        """ϕ of hγ/(h + γ)."""
+        gamma = self.anchor.gamma
+        return SpectralFunction(
+            self.inner.spectrum, self.inner.l2, lambda h, i: phi(h * gamma[i] / (h + gamma[i]), i), self.inner.rough
+        )
+
+    def proximal_steps(self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
+        """By the spectrum for an even D, else as elsewhere, client by client."""
+        D = plan.metric
+        if at.rows is self.inner.rows and bool((D[0] == D).all()):
+            return self.inner.common_steps(self._function(lambda h, _: 1 / (h + plan.pull * D[0])), correction)
+        pull = plan.pull * D.view(-1, self.outputs)[:, 0]
+        c, gamma = correction.view(-1, self.outputs), self.anchor.gamma[:, None]
+        share = gamma / (gamma + pull)
+        e = self.inner.metric_steps(at.rows, share[..., None] * c, self.inner.l2 + share * pull).each()
+        e = e.view(len(share), *c.shape)
+        return StackedDisplacements((c / (gamma + pull)[..., None] + share[..., None] * e).flatten(1))
+
+
+def bound(inner: LinearOracle, anchor: Anchor) -> PersonalOracle:
+    """The oracle that answers fastest."""
+    if isinstance(inner, WideOracle):
+        return PersonalWideOracle(inner, anchor)
+    closed = isinstance(inner, QuadraticOracle) and anchor.own is None
+    return (RotatedOracle if closed else PersonalOracle)(inner, anchor)
+
+
+def enveloped(known: Constants, gamma: Tensor, tied: bool = True) -> Constants:
+    """Constants of the envelopes; L, where not all columns are tied to x."""
+    g = gamma.double().cpu().numpy()
+    L, mu, steepest = (h * g / (h + g) for h in (known.smoothness, known.strong_convexity, known.steepest))
+    if not tied:
+        L, steepest = known.smoothness, known.steepest
+    return replace(known, smoothness=L, strong_convexity=mu, steepest=steepest)
+
+
+def own_scores(inner: Oracle, U: Tensor) -> tuple[Vector, Vector]:
+    """f_i(u_i) and accuracy on the rows of `inner`, for models of the clients' own, (N, d)."""
+    if not isinstance(inner, LinearOracle):
+        pairs = [inner.only([i]).scores(u) for i, u in enumerate(U)]
+        return np.concatenate([loss for loss, _ in pairs]), np.concatenate([right for _, right in pairs])
+    rows, layout = inner.rows, inner.rows.layout
+    z = own_predictions(rows, U.view(len(U), -1, inner.outputs))
+    loss = layout.segment_sum(inner.loss.value(z, rows.y) * rows.share) + inner.l2 / 2 * U.square().sum(1)
+    right = inner.loss.correct(z, rows.y)
+    accuracy = (
+        torch.full_like(loss, float("nan"))
+        if right is None
+        else layout.segment_sum(right.to(rows.share)) / layout.sizes
+    )
+    return loss.double().cpu().numpy(), accuracy.double().cpu().numpy()
+
+
+class HeldOutModels:
+    """Held-out rows, scored with the models that the training rows make of x."""
+
+    def __init__(self, inner: Oracle, training: PersonalOracle | PersonalModuleOracle) -> None:
+        self.inner, self.training, self.dimension = inner, training, inner.dimension
+
+    def scores(self, x: Tensor) -> tuple[Vector, Vector]:
+        """f_i(u_i) and accuracy, with u_i from the training rows."""
+        return own_scores(self.inner, self.training.own(x))
+
+
+class NetworkPoint(StackedPoint):
+    """Networks of the clients' own: F_i and γ_i(x − u_i) as far as training has come."""
+
+    def norms(self) -> Tensor:
+        """‖c_i‖² per client."""
+        return self.gradients.square().sum(1)
+
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
+        """Refuse."""
+        raise InputError("Personal networks have no second derivatives: use ScaffPD or another first-order method.")
+
+    def diagonal(self, weights: Tensor) -> Tensor:
+        """Refuse."""
+        raise InputError("The diagonal of a network's Hessian is not known; take D = I instead.")
+
+    def diagonals(self) -> Tensor:
+        """Refuse."""
+        return self.diagonal(self.losses)
+
+
+class PersonalModuleOracle:
+    """N clients with networks of their own: proximal local training (Ditto, pFedMe), without a certificate."""
+
+    most_rows: float | None = None
+
+    def __init__(self, inner: ModuleOracle, gamma: Tensor) -> None:
+        self.inner, self.gamma, self.names, self.dimension = inner, gamma, inner.names, inner.dimension
+
+    def start(self) -> Tensor:
+        """x⁰."""
+        return self.inner.start()
+
+    def contents(self) -> list[Tensor]:
+        """The network and the data."""
+        return self.inner.contents()
+
+    def constants(self) -> Constants:
+        """Estimates; no convexity is claimed."""
+        return enveloped(self.inner.constants(), self.gamma)
+
+    def only(self, clients: list[int]) -> PersonalModuleOracle:
+        """The same for some of the clients."""
+        return PersonalModuleOracle(self.inner.only(clients), self.gamma[clients])
+
+    def _approach(self, client: int, x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """F_i and x − u_i, from accelerated steps on f_i(u) + (γ/2)‖u − x‖²."""
+        gamma, L = float(self.gamma[client]), self.inner.constants().smoothness[[client]]
+        plan = ProximalPlan(gamma, torch.ones_like(x), INNER)
+        go = pace(plan, L, 0.0)
+        loss, _ = self.inner.gradient(client, x, rows)
+        model = LocalModel(lambda u: self.inner.gradient(client, u, rows), x, float(loss), torch.zeros_like(x), plan)
+        d = model.approach(float(go.rates[0]), float(go.momenta[0]), go.steps)
+        return x.new_tensor(model.descent(d)[0]), d
+
+    def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
+        """F_i(x)."""
+        return self.evaluate(x, batch_size, key).losses
+
+    def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> NetworkPoint:
+        """F_i and γ_i(x − u_i) at x."""
+        rows = [self.inner._draw(i, batch_size, Draws(key, [name])) for i, name in enumerate(self.names)]
+        found = [self._approach(i, x, picked) for i, picked in enumerate(rows)]
+        gradients = self.gamma[:, None] * torch.stack([d for _, d in found])
+        return NetworkPoint(x, torch.stack([loss for loss, _ in found]), gradients)
+
+    def local_updates(
+        self, x: Tensor, at: NetworkPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+    ) -> StackedDisplacements:
+        """J local steps of every client, each after training of its own."""
+        L = self.constants().smoothness
+        rates = plan.scale / L if plan.rate is None else np.full(len(L), plan.rate)
+        each = x.new_zeros(len(self.names), len(x))
+        pull = each + shift(at, correction)
+        for i, name in enumerate(self.names):
+            draws, gamma = Draws(plan.key, [name]), float(self.gamma[i])
+            for _ in range(plan.steps):
+                _, d = self._approach(i, x - each[i], self.inner._draw(i, plan.batch_size, draws))
+                each[i] += float(rates[i]) * (gamma * d + pull[i] - plan.prox * each[i])
+        return StackedDisplacements(each)
+
+    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
+        """Refuse."""
+        raise InputError("Personal networks have no second derivatives: use ScaffPD or another first-order method.")
+
+    def own(self, x: Tensor) -> Tensor:
+        """u_i(x), (N, d)."""
+        return x - torch.stack([self._approach(i, x, None)[1] for i in range(len(self.names))])
+
+    def scores(self, x: Tensor) -> tuple[Vector, Vector]:
+        """f_i(u_i) and accuracy of u_i."""
+        return own_scores(self.inner, self.own(x))
+
+
+def lowest(oracle: Any) -> Tensor:
+    """min_u f_i(u) of every client with a linear model, to the accuracy of its arithmetic."""
+    inner = oracle.inner if isinstance(oracle, PersonalOracle) else oracle
+    if not isinstance(inner, LinearOracle):
+        raise InputError("The clients' own optima are known for Linear models only: give offset= as numbers.")
+    squared = isinstance(inner, QuadraticOracle | WideOracle)
+    if inner.l2 == 0 and not squared:
+        raise InputError("The clients' own optima need l2 > 0: without it a loss may have no minimum.")
+    anchor = Anchor(inner.l2, torch.zeros_like(inner.smoothness))
+    point = bound(inner, anchor).evaluate(inner.start())
+    return point.losses

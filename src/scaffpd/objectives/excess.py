@@ -1,0 +1,111 @@
+"""Excess losses: an objective of what clients lose beyond a level of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scaffpd.errors import InputError
+from scaffpd.objectives.base import LARGEST, Objective, ProxStep, Scale, Vector, finite_vector
+from scaffpd.objectives.base import inner as product
+
+
+class Excess(Objective):
+    r"""Any objective on f_i(x) − b_i in the place of f_i(x): ψ_b(λ) = ψ(λ) + ⟨b, λ⟩ on the same Λ.
+
+    A loss has a part that no model removes, such as the noise of labels. Weighed by raw losses, the noisiest client has
+    the weight; weighed by the excess over what it could have by itself, the one that a common model serves worst has.
+    `Excess(Agnostic(), "own")` is minimax regret (Agarwal and Zhang 2022, "Minimax regret optimization for robust
+    machine learning under distribution shift"; Mo, Xu and Xue 2024).
+
+    Args:
+        objective: (Λ, ψ), such as `CVaR(0.2)`.
+        offset: b, one number per client or one for all; or "own", each client's own optimum min_u f_i(u), which the
+            clients solve for by themselves when `train` begins (N numbers go up).
+    """
+
+    def __init__(self, objective: Objective, offset: float | ArrayLike | str) -> None:
+        if not isinstance(objective, Objective) or isinstance(objective, Excess):
+            raise InputError(f"Excess needs an objective such as CVaR(0.2), got {objective!r}.")
+        self.objective, self.offset = objective, offset
+        if isinstance(offset, str):
+            if offset != "own":
+                raise InputError(f"Excess needs numbers in offset, or 'own', got {offset!r}.")
+        else:
+            single = np.ndim(offset) == 0
+            self.offset = finite_vector("Excess", "offset", [offset] if single else offset, LARGEST)  # type: ignore[list-item]
+
+    @property
+    def simplex(self) -> bool:  # type: ignore[override]
+        """As the objective's."""
+        return self.objective.simplex
+
+    @property
+    def prior(self) -> Vector | None:  # type: ignore[override]
+        """As the objective's."""
+        return self.objective.prior
+
+    def settled(self, federation: Any) -> Excess:
+        """The same with numbers, for which clients are asked where the offset is their own optimum."""
+        if not isinstance(self.offset, str):
+            return self
+        if not hasattr(federation, "optima"):
+            raise InputError(
+                "offset='own' needs clients that solve for their own optimum, as in a Cohort: give numbers."
+            )
+        return Excess(self.objective, federation.optima())
+
+    def levels(self, n: int) -> Vector:
+        """The levels b for `n` clients."""
+        if isinstance(self.offset, str):
+            raise InputError("offset='own' has no numbers before `train` has asked the clients for them.")
+        b = np.asarray(self.offset)
+        if len(b) not in (1, n):
+            raise InputError(f"Excess has an offset for {len(b)} clients, but there are {n}.")
+        return np.broadcast_to(b, n)
+
+    def weights(self, n: int) -> Vector:
+        """The prior p for `n` clients."""
+        self.levels(n)
+        return self.objective.weights(n)
+
+    def _value(self, weights: Vector) -> float:
+        """ψ(λ) + ⟨b, λ⟩."""
+        return self.objective._value(weights) + product(self.levels(len(weights)), weights)
+
+    def _contains(self, weights: Vector, tolerance: float) -> bool:
+        return self.objective._contains(weights, tolerance)
+
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
+        """prox_σ(s − b, l)."""
+        return self.objective._prox(s - self.levels(len(s)), old, sigma)
+
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
+        return self.objective._prox_step(s - self.levels(len(s)), old, sigma)
+
+    def _maximizer(self, losses: Vector) -> Vector:
+        return self.objective._maximizer(losses - self.levels(len(losses)))
+
+    def _support(self, losses: Vector) -> float:
+        """support(L − b)."""
+        return self.objective._support(losses - self.levels(len(losses)))
+
+    def strong_convexity(self, n: int) -> float:
+        """As the objective's: ⟨b, λ⟩ is linear."""
+        return self.objective.strong_convexity(n)
+
+    def curvature(self, weights: ArrayLike) -> float:
+        """As the objective's."""
+        return self.objective.curvature(weights)
+
+    def start(self, losses: ArrayLike) -> Vector:
+        """λ⁰ for the excess losses."""
+        found = np.asarray(losses)
+        return self.objective.start(found - self.levels(len(found)))
+
+    def check(self, losses: ArrayLike, names: Any) -> None:
+        """Refuse excess losses that the objective is not defined for."""
+        found = np.asarray(losses)
+        self.objective.check(found - self.levels(len(found)), names)
