@@ -17,7 +17,7 @@ the question alone. A residual ε = ‖∇_v‖ of the inner problem puts 0 ≤ 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -272,28 +272,52 @@ def rotate_targets(compressed: Compressed) -> RotatedTargets:
     return RotatedTargets(data, compressed.constant + rest, noise, compressed.sizes)
 
 
-class RotatedPoint(PersonalPoint):
-    """Squared loss: r = 2g(κ z − y) in every client's basis."""
+class SquaredPoint(PersonalPoint):
+    """Squared loss: r = 2g(κ z − y) in the eigenvectors of A_iA_iᵀ.
 
-    def __init__(self, targets: RotatedTargets, loss: Loss, anchor: Anchor, x: Tensor, outputs: int) -> None:
-        super().__init__(targets.data.rows, loss, anchor, x, outputs)
-        self.targets, rows = targets, targets.data.rows
-        w, stiff = targets.data.eigenvalues, anchor.stiffness[rows.layout.owner]
-        self.gain = torch.where(w > 0, stiff / (w + stiff), 1)[:, None]
+    Args:
+        rows: the samples.
+        anchor: γ_i and l2.
+        x: where.
+        eigenvalues: w, of every row.
+        constant: what no model explains, per client.
+    """
+
+    def __init__(
+        self, rows: StackedSamples, anchor: Anchor, x: Tensor, eigenvalues: Tensor, constant: Tensor | float
+    ) -> None:
+        super().__init__(rows, Squared(), anchor, x, rows.y.shape[1])
+        stiff = anchor.stiffness[rows.layout.owner]
+        self.gain = torch.where(eigenvalues > 0, stiff / (eigenvalues + stiff), 1)[:, None]
         difference = self.shrunk() - rows.y
-        self.residual = 2 * self.gain * difference
+        self.residual = 2 * self.gained(difference)
         value = (self.residual * difference).sum(1) / 2 * rows.share
-        self.losses = rows.layout.segment_sum(value) + targets.constant + self.ridge()
+        self.losses = rows.layout.segment_sum(value) + constant + self.ridge()
+
+    def gained(self, V: Tensor) -> Tensor:
+        """Multiply by g, in the basis in which that is a number per row."""
+        return self.gain * V
 
     def bend(self, T: Tensor) -> Tensor:
         """2g T."""
-        return 2 * self.gain[..., None] * T
+        return 2 * self.gained(T.flatten(1)).view_as(T)
 
     def diagonals(self) -> Tensor:
         """Every client's diag H_i, (N, d)."""
-        squares = StackedSamples(self.rows.A.square(), self.rows.y, self.rows.layout, self.rows.share)
-        each = self.anchor.keep[:, None, None] ** 2 * squares.each(2 * self.gain).mT + self.anchor.ridges
+        each = self.anchor.keep[:, None, None] ** 2 * self.squares()[..., None] + self.anchor.ridges
         return each.expand(-1, -1, self.outputs).flatten(1)
+
+    def squares(self) -> Tensor:
+        """(2/m) Σ_j g_j a_j² of every client, (N, features)."""
+        return replace(self.rows, A=self.rows.A.square()).each(2 * self.gain)[:, 0]
+
+
+class RotatedPoint(SquaredPoint):
+    """In rows that are rotated to that basis."""
+
+    def __init__(self, targets: RotatedTargets, anchor: Anchor, x: Tensor) -> None:
+        super().__init__(targets.data.rows, anchor, x, targets.data.eigenvalues, targets.constant)
+        self.targets = targets
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """What arithmetic adds, and the decomposition: it has F_i of A + E, y + e, which are off as much as f_i(u).
@@ -306,41 +330,29 @@ class RotatedPoint(PersonalPoint):
         return loss + (2 * rho + delta) * delta, gradient + 2 * top * (noise * rho + delta)
 
 
-class SpectralPoint(PersonalPoint):
-    """Squared loss on a table's wide rows: the same in the eigenvectors of A_iA_iᵀ."""
+class SpectralPoint(SquaredPoint):
+    """In a table's wide rows as they are."""
 
     def __init__(self, inner: WideOracle, anchor: Anchor, x: Tensor) -> None:
-        super().__init__(inner.rows, inner.loss, anchor, x, inner.outputs)
         self.spectrum: Spectrum = inner.spectrum
-        stiff = anchor.stiffness[self.rows.layout.owner]
-        self.gain = (stiff / (self.spectrum.curvature + stiff))[:, None]
-        difference = self.shrunk() - self.rows.y
-        self.residual = 2 * self._gained(difference)
-        value = (self.residual * difference).sum(1) / 2 * self.rows.share
-        self.losses = self.rows.layout.segment_sum(value) + self.ridge()
+        super().__init__(inner.rows, anchor, x, inner.spectrum.curvature, 0.0)
 
-    def _gained(self, V: Tensor) -> Tensor:
+    def gained(self, V: Tensor) -> Tensor:
+        """U g UᵀV."""
         return self.spectrum.back(self.gain * self.spectrum.within(V))
-
-    def bend(self, T: Tensor) -> Tensor:
-        """2 U g UᵀT."""
-        return 2 * self._gained(T.flatten(1)).view_as(T)
 
     def pulled(self, R: Tensor) -> Tensor:
         """A_iᵀR_i/m_i of every client."""
         return spread(self.rows, self.rows.share[:, None] * R).view(len(self.losses), -1, R.shape[1])
 
-    def diagonals(self) -> Tensor:
-        """Every client's diag H_i: 2κ²/m Σ_j g_j (UᵀA)_j² + κ l2, some columns at a time."""
-        out = []
-        gains = torch.split(self.gain, self.rows.layout.lengths)
+    def squares(self) -> Tensor:
+        """(2/m) Σ_j g_j (UᵀA)_j², some columns at a time."""
+        out, gains = [], torch.split(self.gain, self.rows.layout.lengths)
         for A, U, g in zip(clients(self.rows), self.spectrum.vectors, gains, strict=True):
-            width = max(1, 2**24 // len(U))
-            pieces = [A.parts[0][:, k : k + width].to(U.dtype) for k in range(0, A.shape[1], width)]
-            squares = torch.cat([((U.mT @ piece).square() * g).sum(0) for piece in pieces])
-            out.append(2 * A.scale**2 / len(U) * squares)
-        each = self.anchor.keep[:, None] ** 2 * torch.stack(out) + self.anchor.ridges[:, 0]
-        return each[..., None].expand(-1, -1, self.outputs).flatten(1)
+            pieces = torch.split(A.parts[0], max(1, 2**24 // len(U)), 1)
+            sums = [((U.mT @ piece.to(U.dtype)).square() * g).sum(0) for piece in pieces]
+            out.append(2 * A.scale**2 / len(U) * torch.cat(sums))
+        return torch.stack(out)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """What arithmetic adds, and the decomposition of K + E in place of K = A_iA_iᵀ, ‖E‖ ≤ s(d) ε tr K.
@@ -535,47 +547,36 @@ class CorrectionProblem:
         return (self.loss.value(p, self.targets) * self.weight).sum(1) + (self.stiff * v.square()).sum((1, 2)) / 2, p
 
     def solve(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """v, predictions, value and the norm of the gradient that is left.
+        """v, predictions, value and the norm of the gradient that is left, by Newton steps, halved until they descend.
 
-        Newton steps, halved until they descend; each client keeps the point with the smallest gradient.
+        Where a step promises so little that rounding hides it, it is right as it is, and two of them are enough.
         """
-        value, p = self.value(v)
-        best: tuple[Tensor, ...] | None = None
-        stuck = torch.zeros_like(value, dtype=torch.long)
+        (value, p), epsilon = self.value(v), torch.finfo(v.dtype).eps
+        whole = torch.zeros_like(value, dtype=torch.long)
         for _ in range(NEWTON):
             r = self.weight[..., None] * self.loss.residual(p, self.y)
             gradient = product(self.A.mT, r) + self.stiff * v
             size = gradient.flatten(1).norm(dim=1)
-            if best is None:
-                best = v, p, value, size
-            else:
-                better = size < best[3]
-                stuck = torch.where(size < best[3] / 4, 0, stuck + 1)
-                best = tuple(choose(better, new, old) for new, old in zip((v, p, value, size), best, strict=True))
-            terms = (self.lengths * r.norm(dim=2)).sum(1) + (self.stiff[:, 0, 0] * v.flatten(1).norm(dim=1))
-            if bool(((stuck >= 3) | (best[3] <= 2 * torch.finfo(v.dtype).eps * terms)).all()):
+            terms = (self.lengths * r.norm(dim=2)).sum(1) + self.stiff[:, 0, 0] * v.flatten(1).norm(dim=1)
+            if bool(((size <= epsilon * terms) | (whole >= 2)).all()):
                 break
             step = Bowl(self.loss, self.A, p, self.weight).solver(self.stiff)(gradient[..., None])[..., 0]
-            v, p, value = self._descend(v, value, step, (gradient * step).sum((1, 2)))
-        assert best is not None
-        return best[0], best[1], best[2], best[3]
+            slope = (gradient * step).sum((1, 2))
+            near = slope <= max(1e-9, 100 * epsilon) * (1 + value.abs())
+            whole += near
+            v, p, value = self._descend(v, value, step, torch.where(near, -torch.inf, slope))
+        return v, p, value, size
 
     def _descend(self, v: Tensor, value: Tensor, step: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         length = torch.ones_like(value)
-        near = slope <= 1e-9 * (1 + value.abs())  # rounding hides a descent; Newton's step is right there
         for _ in range(HALVINGS):
             ahead = v - length[:, None, None] * step
             new, p = self.value(ahead)
-            bad = ~near & ~(new <= value - 1e-4 * length * slope)
-            if not bool(bad.any()):
+            descends = new <= value - 1e-4 * length * slope
+            if bool(descends.all()):
                 break
-            length = torch.where(bad, length / 2, length)
+            length = torch.where(descends, length, length / 2)
         return ahead, p, new
-
-
-def choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """The new where the mask of clients says so."""
-    return torch.where(mask.view(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 def put(block: PaddedBlock, stack: Tensor, values: Tensor) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -87,7 +88,7 @@ class Personal:
             )
         if not isinstance(self.model, Linear | Module):
             raise InputError(f"Personal needs a model such as Linear(...) or Module(...), got {self.model!r}.")
-        if self.strength == "auto":
+        if isinstance(self.strength, str) and self.strength == "auto":
             raise InputError("Personal does not choose its strength: give a number > 0, such as strength=100.")
         positive("Personal", "strength", self.strength)
         if self.columns is not None:
@@ -100,7 +101,7 @@ class Personal:
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' checked data; held-out rows are scored with the models that training rows make."""
-        if isinstance(like, PersonalOracle | PersonalModuleOracle):
+        if isinstance(like, Envelopes):
             return cast(Oracle, HeldOutModels(self.model.oracle(data, like.inner), like))
         if self.columns is not None:
             data = replace(data, features=[np.asarray(x) for x in data.features])
@@ -108,7 +109,7 @@ class Personal:
         sizes = torch.tensor([len(x) for x in data.features])
         gamma = float(self.strength) / sizes.to(inner.start())
         if isinstance(inner, ModuleOracle):
-            return cast(Oracle, PersonalModuleOracle(inner, gamma))
+            return cast(Oracle, PersonalModuleOracle(inner, Anchor(inner.l2, gamma)))
         assert isinstance(inner, LinearOracle)
         own = None if self.columns is None else self._own(data, inner.rows.A.shape[1]).to(gamma.device)
         return cast(Oracle, bound(inner, Anchor(inner.l2, gamma, own)))
@@ -170,41 +171,74 @@ def personalise(x: Any, X: Any, y: Any, model: Personal) -> NDArray[np.float64]:
     return np.asarray(oracle.own(shared)[0])
 
 
-class PersonalOracle:
-    """N clients with a linear model of their own: inner solves by Newton's method.
+class Envelopes:
+    """N clients with models of their own.
 
     Args:
         inner: the same clients with f_i.
         anchor: γ_i, l2 and the personal columns.
     """
 
-    def __init__(self, inner: LinearOracle, anchor: Anchor) -> None:
+    def __init__(self, inner: Any, anchor: Anchor) -> None:
         self.inner, self.anchor, self.names = inner, anchor, inner.names
-        self.dimension, self.outputs, self.most_rows = inner.dimension, inner.outputs, inner.most_rows
+        self.dimension, self.most_rows = inner.dimension, inner.most_rows
         self._known: Constants | None = None
-        self._last: tuple[Tensor, int, PersonalPoint] | None = None
 
     def start(self) -> Tensor:
         """x⁰."""
-        return self.inner.start()
+        return cast(Tensor, self.inner.start())
 
     def contents(self) -> list[Tensor]:
         """The data."""
-        return self.inner.contents()
+        return cast(list[Tensor], self.inner.contents())
 
     def constants(self) -> Constants:
-        """L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ); shared columns keep L."""
+        """L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ); where columns are shared, L_F = L."""
         if self._known is None:
-            self._known = enveloped(self.inner.constants(), self.anchor.gamma, self.anchor.own is None)
+            known, g = self.inner.constants(), self.anchor.gamma.double().cpu().numpy()
+            L, mu, steepest = (h * g / (h + g) for h in (known.smoothness, known.strong_convexity, known.steepest))
+            if self.anchor.own is not None:
+                L, steepest = known.smoothness, known.steepest
+            self._known = replace(known, smoothness=L, strong_convexity=mu, steepest=steepest)
         return self._known
 
-    def only(self, clients: list[int]) -> PersonalOracle:
+    def only(self, clients: list[int]) -> Self:
         """The same for some of the clients."""
         return type(self)(self.inner.only(clients), self.anchor.only(clients))
 
+    def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Any:
+        """F_i and ∇F_i at x; of minibatches, the envelope of their mean loss."""
+        raise NotImplementedError
+
     def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
         """F_i(x)."""
-        return self.evaluate(x, batch_size, key).losses
+        return cast(Tensor, self.evaluate(x, batch_size, key).losses)
+
+    def own(self, x: Tensor) -> Tensor:
+        """u_i(x), (N, d)."""
+        return cast(Tensor, self.evaluate(x).models())
+
+    def scores(self, x: Tensor) -> tuple[Vector, Vector]:
+        """f_i(u_i) and accuracy of u_i, the client's own model."""
+        return own_scores(self.inner, self.own(x))
+
+    def _rates(self, plan: LocalPlan) -> Tensor:
+        """η_i; 0 where the loss is flat."""
+        if plan.rate is not None:
+            return torch.full_like(self.anchor.gamma, plan.rate)
+        L = torch.from_numpy(self.constants().expected_smoothness(plan.batch_size)).to(self.anchor.gamma)
+        return torch.where(L > 0, plan.scale / L, 0)
+
+
+class PersonalOracle(Envelopes):
+    """Linear models: inner solves by Newton's method."""
+
+    inner: LinearOracle
+
+    def __init__(self, inner: LinearOracle, anchor: Anchor) -> None:
+        super().__init__(inner, anchor)
+        self.outputs = inner.outputs
+        self._last: tuple[Tensor, int, PersonalPoint] | None = None
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> PersonalPoint:
         """F_i and ∇F_i at x; of minibatches, the envelope of their mean loss."""
@@ -243,13 +277,6 @@ class PersonalOracle:
             each, v = each + rates * (point.each() + pull - plan.prox * each), point.v
         return StackedDisplacements(each)
 
-    def _rates(self, plan: LocalPlan) -> Tensor:
-        """η_i; 0 where the loss is flat."""
-        if plan.rate is not None:
-            return torch.full_like(self.anchor.gamma, plan.rate)
-        L = torch.from_numpy(self.constants().expected_smoothness(plan.batch_size)).to(self.anchor.gamma)
-        return torch.where(L > 0, plan.scale / L, 0)
-
     def proximal_steps(self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
         """(∇²F_i + βD)⁻¹c exactly, from a step of u_i alone.
 
@@ -272,14 +299,6 @@ class PersonalOracle:
 
         parallel_map(work, at.rows.blocks, c.device)
         return StackedDisplacements(out.flatten(1))
-
-    def own(self, x: Tensor) -> Tensor:
-        """u_i(x), (N, d)."""
-        return self.evaluate(x).models()
-
-    def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """f_i(u_i) and accuracy of u_i, the client's own model."""
-        return own_scores(self.inner, self.own(x))
 
 
 class RotatedOracle(PersonalOracle):
@@ -304,7 +323,7 @@ class RotatedOracle(PersonalOracle):
         return chosen
 
     def _point(self, x: Tensor) -> PersonalPoint:
-        return RotatedPoint(self.rotated(), self.inner.loss, self.anchor, x, self.outputs)
+        return RotatedPoint(self.rotated(), self.anchor, x)
 
     def local_updates(
         self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
@@ -386,15 +405,6 @@ def bound(inner: LinearOracle, anchor: Anchor) -> PersonalOracle:
     return (RotatedOracle if closed else PersonalOracle)(inner, anchor)
 
 
-def enveloped(known: Constants, gamma: Tensor, tied: bool = True) -> Constants:
-    """Constants of the envelopes; L, where not all columns are tied to x."""
-    g = gamma.double().cpu().numpy()
-    L, mu, steepest = (h * g / (h + g) for h in (known.smoothness, known.strong_convexity, known.steepest))
-    if not tied:
-        L, steepest = known.smoothness, known.steepest
-    return replace(known, smoothness=L, strong_convexity=mu, steepest=steepest)
-
-
 def own_scores(inner: Oracle, U: Tensor) -> tuple[Vector, Vector]:
     """f_i(u_i) and accuracy on the rows of `inner`, for models of the clients' own, (N, d)."""
     if not isinstance(inner, LinearOracle):
@@ -415,7 +425,7 @@ def own_scores(inner: Oracle, U: Tensor) -> tuple[Vector, Vector]:
 class HeldOutModels:
     """Held-out rows, scored with the models that the training rows make of x."""
 
-    def __init__(self, inner: Oracle, training: PersonalOracle | PersonalModuleOracle) -> None:
+    def __init__(self, inner: Oracle, training: Envelopes) -> None:
         self.inner, self.training, self.dimension = inner, training, inner.dimension
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
@@ -423,8 +433,19 @@ class HeldOutModels:
         return own_scores(self.inner, self.training.own(x))
 
 
+NO_SECOND_ORDER = "Personal networks have no second derivatives: use ScaffPD or another method of gradients."
+
+
 class NetworkPoint(StackedPoint):
-    """Networks of the clients' own: F_i and γ_i(x − u_i) as far as training has come."""
+    """Networks of the clients' own: F_i and γ_i(x − u_i) as far as training has come, from d_i = x − u_i."""
+
+    def __init__(self, x: Tensor, losses: Tensor, steps: Tensor, gamma: Tensor) -> None:
+        super().__init__(x, losses, gamma[:, None] * steps)
+        self.steps = steps
+
+    def models(self) -> Tensor:
+        """u_i, (N, d)."""
+        return self.x - self.steps
 
     def norms(self) -> Tensor:
         """‖c_i‖² per client."""
@@ -432,88 +453,52 @@ class NetworkPoint(StackedPoint):
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
         """Refuse."""
-        raise InputError("Personal networks have no second derivatives: use ScaffPD or another first-order method.")
+        raise InputError(NO_SECOND_ORDER)
 
     def diagonal(self, weights: Tensor) -> Tensor:
         """Refuse."""
-        raise InputError("The diagonal of a network's Hessian is not known; take D = I instead.")
+        raise InputError(NO_SECOND_ORDER)
 
     def diagonals(self) -> Tensor:
         """Refuse."""
-        return self.diagonal(self.losses)
+        raise InputError(NO_SECOND_ORDER)
 
 
-class PersonalModuleOracle:
-    """N clients with networks of their own: proximal local training (Ditto, pFedMe), without a certificate."""
+class PersonalModuleOracle(Envelopes):
+    """Networks: proximal local training (Ditto, pFedMe), without a certificate."""
 
-    most_rows: float | None = None
-
-    def __init__(self, inner: ModuleOracle, gamma: Tensor) -> None:
-        self.inner, self.gamma, self.names, self.dimension = inner, gamma, inner.names, inner.dimension
-
-    def start(self) -> Tensor:
-        """x⁰."""
-        return self.inner.start()
-
-    def contents(self) -> list[Tensor]:
-        """The network and the data."""
-        return self.inner.contents()
-
-    def constants(self) -> Constants:
-        """Estimates; no convexity is claimed."""
-        return enveloped(self.inner.constants(), self.gamma)
-
-    def only(self, clients: list[int]) -> PersonalModuleOracle:
-        """The same for some of the clients."""
-        return PersonalModuleOracle(self.inner.only(clients), self.gamma[clients])
-
-    def _approach(self, client: int, x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """F_i and x − u_i, from accelerated steps on f_i(u) + (γ/2)‖u − x‖²."""
-        gamma, L = float(self.gamma[client]), self.inner.constants().smoothness[[client]]
-        plan = ProximalPlan(gamma, torch.ones_like(x), INNER)
-        go = pace(plan, L, 0.0)
-        loss, _ = self.inner.gradient(client, x, rows)
-        model = LocalModel(lambda u: self.inner.gradient(client, u, rows), x, float(loss), torch.zeros_like(x), plan)
-        d = model.approach(float(go.rates[0]), float(go.momenta[0]), go.steps)
-        return x.new_tensor(model.descent(d)[0]), d
-
-    def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
-        """F_i(x)."""
-        return self.evaluate(x, batch_size, key).losses
+    inner: ModuleOracle
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> NetworkPoint:
         """F_i and γ_i(x − u_i) at x."""
-        rows = [self.inner._draw(i, batch_size, Draws(key, [name])) for i, name in enumerate(self.names)]
-        found = [self._approach(i, x, picked) for i, picked in enumerate(rows)]
-        gradients = self.gamma[:, None] * torch.stack([d for _, d in found])
-        return NetworkPoint(x, torch.stack([loss for loss, _ in found]), gradients)
+        draws = [self.inner._draw(i, batch_size, Draws(key, [name])) for i, name in enumerate(self.names)]
+        return self._trained(x.expand(len(draws), -1), draws)
+
+    def _trained(self, X: Tensor, draws: list[Tensor | None]) -> NetworkPoint:
+        """Accelerated steps on f_i(u) + (γ/2)‖u − x_i‖², from every client's x_i."""
+        losses, steps, L = X.new_empty(len(X)), torch.empty_like(X), self.inner.constants().smoothness
+        for i, (x, rows, gamma) in enumerate(zip(X, draws, self.anchor.gamma.tolist(), strict=True)):
+            plan = ProximalPlan(gamma, torch.ones_like(x), INNER)
+            go, gradient = pace(plan, L[[i]], 0.0), partial(self.inner.gradient, i, rows=rows)
+            model = LocalModel(gradient, x, float(gradient(x)[0]), torch.zeros_like(x), plan)
+            steps[i] = model.approach(float(go.rates[0]), float(go.momenta[0]), go.steps)
+            losses[i] = model.descent(steps[i])[0]
+        return NetworkPoint(X[0], losses, steps, self.anchor.gamma)
 
     def local_updates(
         self, x: Tensor, at: NetworkPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
         """J local steps of every client, each after training of its own."""
-        L = self.constants().smoothness
-        rates = plan.scale / L if plan.rate is None else np.full(len(L), plan.rate)
-        each = x.new_zeros(len(self.names), len(x))
-        pull = each + shift(at, correction)
-        for i, name in enumerate(self.names):
-            draws, gamma = Draws(plan.key, [name]), float(self.gamma[i])
-            for _ in range(plan.steps):
-                _, d = self._approach(i, x - each[i], self.inner._draw(i, plan.batch_size, draws))
-                each[i] += float(rates[i]) * (gamma * d + pull[i] - plan.prox * each[i])
+        each, rates = x.new_zeros(len(self.names), len(x)), self._rates(plan)[:, None]
+        pull, draws = each + shift(at, correction), [Draws(plan.key, [name]) for name in self.names]
+        for _ in range(plan.steps):
+            rows = [self.inner._draw(i, plan.batch_size, own) for i, own in enumerate(draws)]
+            each = each + rates * (self._trained(x - each, rows).gradients + pull - plan.prox * each)
         return StackedDisplacements(each)
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
         """Refuse."""
-        raise InputError("Personal networks have no second derivatives: use ScaffPD or another first-order method.")
-
-    def own(self, x: Tensor) -> Tensor:
-        """u_i(x), (N, d)."""
-        return x - torch.stack([self._approach(i, x, None)[1] for i in range(len(self.names))])
-
-    def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """f_i(u_i) and accuracy of u_i."""
-        return own_scores(self.inner, self.own(x))
+        raise InputError(NO_SECOND_ORDER)
 
 
 def lowest(oracle: Any) -> Tensor:
@@ -524,6 +509,4 @@ def lowest(oracle: Any) -> Tensor:
     squared = isinstance(inner, QuadraticOracle | WideOracle)
     if inner.l2 == 0 and not squared:
         raise InputError("The clients' own optima need l2 > 0: without it a loss may have no minimum.")
-    anchor = Anchor(inner.l2, torch.zeros_like(inner.smoothness))
-    point = bound(inner, anchor).evaluate(inner.start())
-    return point.losses
+    return bound(inner, Anchor(inner.l2, torch.zeros_like(inner.smoothness))).losses(inner.start())

@@ -34,8 +34,7 @@ class Excess(Objective):
             if offset != "own":
                 raise InputError(f"Excess needs numbers in offset, or 'own', got {offset!r}.")
         else:
-            single = np.ndim(offset) == 0
-            self.offset = finite_vector("Excess", "offset", [offset] if single else offset, LARGEST)  # type: ignore[list-item]
+            self.offset = finite_vector("Excess", "offset", np.atleast_1d(np.asarray(offset)), LARGEST)
 
     @property
     def simplex(self) -> bool:  # type: ignore[override]

@@ -1,0 +1,508 @@
+"""Personal models: every answer against a naive loop, every proof against an independent solver."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import scaffpd as sp
+from scaffpd.data import Table
+from scaffpd.federation import LocalPlan, ProximalPlan
+from scaffpd.models import envelope
+from scaffpd.reference import _ReferenceProblem, _solve
+
+L2 = 0.05
+LOSSES = ("squared", "logistic", "softmax")
+SIZES = (7, 30, 3, 1)
+
+
+def clients(loss, sizes=SIZES, d=4, seed=0, spread=0.0):
+    """Clients of unequal sizes whose true coefficients differ; columns may be badly scaled."""
+    random = np.random.default_rng(seed)
+    scale, common = 10 ** random.uniform(-spread, spread, d), random.normal(size=(d, 3))
+    pairs = []
+    for n in sizes:
+        X = random.normal(size=(n, d)) * scale
+        Z = X @ (common + random.normal(size=(d, 3))) + random.normal(size=(n, 3))
+        y = Z[:, 0] if loss == "squared" else (Z[:, 0] > 0).astype(float) if loss == "logistic" else Z.argmax(1)
+        pairs.append((X, y))
+    if loss == "softmax":
+        pairs[0][1][0] = 2  # so that all three classes are there
+    return pairs
+
+
+class Joint:
+    """min over u_1 … u_N of f_i(u_i) + (γ_i/2)‖u_i − x‖², by NumPy: what the reference solver asks of a problem.
+
+    Coordinates that are not `own` have u = x.
+    """
+
+    def __init__(self, pairs, loss, l2, strength, own=None, intercept=False):
+        classes = 3 if loss == "softmax" else 1
+        self.parts = []
+        for X, y in pairs:
+            if loss == "softmax":  # a row of weight zero would do; every class must be known to every client
+                one = _ReferenceProblem([(np.vstack([X, X[:1]]), np.append(y, 2))], loss, l2, intercept)
+                one.A, one.Y, one.counts, one.parts = one.A[:-1], one.Y[:-1], np.array([len(X)]), [slice(0, len(X))]
+            else:
+                one = _ReferenceProblem([(X, y)], loss, l2, intercept)
+            self.parts.append(one)
+        self.gamma = np.array([strength / len(X) for X, _ in pairs])
+        self.dimension = self.parts[0].A.shape[1] * classes
+        self.own = np.ones(self.dimension, dtype=bool) if own is None else np.repeat(own, classes)
+        self.l2 = float(np.min(l2 * self.gamma / (l2 + self.gamma)))
+        self.sizes = np.linalg.norm(self.gradients(np.zeros(self.dimension)), axis=1)
+
+    def model(self, i, x):
+        """u_i(x) by damped Newton steps."""
+        f, g, own, u = self.parts[i], self.gamma[i], self.own, x.copy()
+
+        def value(u):
+            return f.losses(u)[0] + g / 2 * np.sum((u - x) ** 2)
+
+        for _ in range(100):
+            slope = (f.gradients(u)[0] + g * (u - x))[own]
+            step = np.zeros_like(u)
+            step[own] = np.linalg.solve(f.hessian(u, np.ones(1))[np.ix_(own, own)] + g * np.eye(own.sum()), slope)
+            t = 1.0
+            while t > 1e-8 and value(u - t * step) > value(u) + 1e-14:
+                t /= 2
+            u = u - t * step
+            if np.linalg.norm(slope) <= 1e-14:
+                break
+        return u
+
+    def models(self, x):
+        return np.array([self.model(i, x) for i in range(len(self.parts))])
+
+    def losses(self, x):
+        U = self.models(x)
+        pulls = self.gamma / 2 * ((U - x) ** 2).sum(1)
+        return np.array([f.losses(u)[0] for f, u in zip(self.parts, U, strict=True)]) + pulls
+
+    def gradients(self, x):
+        rows = [f.gradients(u)[0] for f, u in zip(self.parts, self.models(x), strict=True)]
+        return np.array(rows)  # at u, the derivative in u and the pull cancel: what is left is ∇f_i(u_i)
+
+    def hessians(self, x):
+        """The Schur complement of the Hessian in (x, u_i)."""
+        out = []
+        for i, u in enumerate(self.models(x)):
+            H, g, n = self.parts[i].hessian(u, np.ones(1)), self.gamma[i], self.dimension
+            P, S = np.flatnonzero(self.own), np.flatnonzero(~self.own)
+            q = n + np.arange(len(P))
+            J = np.zeros((n + len(P), n + len(P)))
+            J[np.ix_(S, S)], J[P, P] = H[np.ix_(S, S)], g
+            J[np.ix_(S, q)], J[np.ix_(q, S)] = H[np.ix_(S, P)], H[np.ix_(P, S)]
+            J[P, q] = J[q, P] = -g
+            J[np.ix_(q, q)] = H[np.ix_(P, P)] + g * np.eye(len(P))
+            out.append(J[:n, :n] - J[:n, n:] @ np.linalg.solve(J[n:, n:], J[n:, :n]))
+        return np.array(out)
+
+    def hessian(self, x, weights):
+        return np.tensordot(weights, self.hessians(x), 1)
+
+    def optimum(self, objective):
+        return _solve(self, objective)
+
+
+def bound(loss, pairs, strength=2.0, columns=None, intercept=True, l2=L2, **rest):
+    classes = 3 if loss == "softmax" else None
+    return sp.Cohort(
+        pairs, sp.Personal(sp.Linear(loss, l2=l2, intercept=intercept, classes=classes), strength, columns), **rest
+    )
+
+
+def close(ours, theirs, tolerance=1e-10):
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=tolerance, atol=tolerance)
+
+
+def check_answers(loss, pairs, strength, columns, seed=1):
+    """Every question to a cohort against the definitions."""
+    d = pairs[0][0].shape[1]
+    own = None if columns is None else np.isin(np.arange(d + 1), [d if c == "intercept" else c for c in columns])
+    cohort, joint = bound(loss, pairs, strength, columns), Joint(pairs, loss, L2, strength, own, intercept=True)
+    random, n = np.random.default_rng(seed), len(pairs)
+    x, c, w = random.normal(size=joint.dimension), random.normal(size=joint.dimension), random.random(n)
+    V, D = random.normal(size=(joint.dimension, 3)), np.repeat(0.5 + random.random(d + 1), joint.dimension // (d + 1))
+    L, G, H = joint.losses(x), joint.gradients(x), joint.hessians(x)
+    tensor = torch.as_tensor
+    at = cohort.gradients(tensor(x))
+    close(at.losses, L)
+    close(cohort.losses(tensor(x)), L)
+    close(at.each(), G)
+    close(at.sum(w), w @ G)
+    close(at.project(tensor(c)), G @ c)
+    close(at.norms(), (G**2).sum(1))
+    seen = at.restriction(tensor(V), w, tensor(D))
+    close(seen.slopes, G @ V)
+    close(seen.curvature, V.T @ np.tensordot(w, H, 1) @ V, 1e-9)
+    close(seen.sizes, (G**2 / D).sum(1))
+    close(cohort.personal(x)["client-1"], joint.models(x)[1], 1e-9)
+    known, values = cohort.constants(), np.linalg.eigvalsh(H)
+    assert np.all(known.smoothness >= values[:, -1] * (1 - 1e-9))
+    assert np.all(known.strong_convexity <= values[:, 0] * (1 + 1e-9))
+    if loss == "squared":
+        close(at.diagonals(), np.diagonal(H, axis1=1, axis2=2))
+        close(at.diagonal(w), w @ np.diagonal(H, axis1=1, axis2=2))
+    else:
+        with pytest.raises(sp.InputError, match="D = I"):
+            at.diagonal(w)
+    steps = cohort.proximal_steps(at, tensor(c), ProximalPlan(0.3, tensor(D)))
+    close(steps.each(), np.linalg.solve(H + 0.3 * np.diag(D), np.tile(c, (n, 1))[..., None])[..., 0], 1e-8)
+    rates = 1 / known.smoothness
+    close(cohort.local_updates(tensor(x), at, tensor(c), LocalPlan(3)).each(), walked(joint, x, c - G, rates, 3), 1e-8)
+    plain = cohort.local_updates(tensor(x), None, None, LocalPlan(2, prox=0.1)).each()
+    close(plain, walked(joint, x, 0 * G, rates, 2, 0.1), 1e-8)
+    loss_error, error = at.rounding
+    assert np.all(np.abs(at.losses - L) <= loss_error + 1e-12)
+    assert np.all(np.linalg.norm(at.each().numpy() - G, axis=1) <= error + 1e-10)
+
+
+def walked(joint, x, shifts, rates, steps, prox=0.0):
+    """x − u after u ← u − η_i (∇F_i(u) + shift_i + μ(u − x)), client by client."""
+    out = []
+    for i, (shift, rate) in enumerate(zip(shifts, rates, strict=True)):
+        u = x.copy()
+        for _ in range(steps):
+            u = u - rate * (joint.parts[i].gradients(joint.model(i, u))[0] + shift + prox * (u - x))
+        out.append(x - u)
+    return np.array(out)
+
+
+@pytest.mark.parametrize("columns", [None, (1, "intercept")])
+@pytest.mark.parametrize("d", [4, 12])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_answer_is_that_of_a_naive_loop(loss, d, columns):
+    check_answers(loss, clients(loss, d=d), 2.0, columns)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    loss=st.sampled_from(LOSSES),
+    sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    d=st.integers(1, 9),
+    strength=st.sampled_from([0.1, 3.0, 1e3]),
+    personal=st.sampled_from([None, ("intercept",), (0,)]),
+    seed=st.integers(0, 99),
+)
+def test_ugly_sizes(loss, sizes, d, strength, personal, seed):
+    check_answers(loss, clients(loss, sizes, d, seed), strength, personal, seed)
+
+
+# ------------------------------------------------------------------ the certificate
+
+
+def objectives(top):
+    return {
+        "Average": sp.Average(),
+        "Agnostic": sp.Agnostic(),
+        "ChiSquare": sp.ChiSquare(0.3),
+        "ChiSquareBall": sp.ChiSquareBall(0.5),
+        "CVaR": sp.CVaR(0.5),
+        "Tilted": sp.Tilted(0.3),
+        "QFair": sp.QFair(1.5),
+        "Nash": sp.Nash(1.2 * top + 0.1),
+    }
+
+
+NAMES = list(objectives(1.0))
+STRENGTHS = (0.1, 10.0, 1000.0)
+
+
+def check_proof(name, loss, strength):
+    """After few rounds and at the end, the proven gap covers the true one; and the end is the optimum."""
+    pairs = clients(loss, (12, 25, 6, 2), seed=3, spread=0.5)
+    cohort, joint = bound(loss, pairs, strength, intercept=False), Joint(pairs, loss, L2, strength)
+    objective = objectives(joint.losses(np.zeros(joint.dimension)).max())[name]
+    best = joint.optimum(objective)
+    runs = [
+        (sp.fair(objective), 1, None),
+        (sp.ScaffPD(objective, local_steps=3), 4, None),
+        (sp.QuasiNewtonMinimax(objective), 3, None),
+        (sp.fair(objective), 300, 1e-9),
+    ]
+    for method, rounds, tol in runs:
+        result = sp.train(method, cohort, rounds=rounds, tol=tol)
+        excess = objective.support(joint.losses(result.x)) - best.value
+        assert np.isfinite(result.certificate)
+        assert excess <= result.certificate + best.gap, f"{method}: {excess} > {result.certificate}"
+        close(result.personal, joint.models(result.x), 1e-7)
+    assert result.status == "converged"
+    assert abs(excess) <= 1e-9 + best.gap
+
+
+@pytest.mark.parametrize(("name", "loss"), list(itertools.product(NAMES, LOSSES)))
+def test_the_proven_gap_covers_the_true_one(name, loss):
+    check_proof(name, loss, STRENGTHS[(NAMES.index(name) + LOSSES.index(loss)) % 3])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strength", STRENGTHS)
+@pytest.mark.parametrize(("name", "loss"), list(itertools.product(NAMES, LOSSES)))
+def test_the_proven_gap_covers_the_true_one_everywhere(name, loss, strength):
+    check_proof(name, loss, strength)
+
+
+def test_a_conic_solver_of_the_joint_problem_agrees():
+    """In all of (x, u_1 … u_N) at once, by CVXPY: the optimum of CVaR over a share ½ of four clients."""
+    cp = pytest.importorskip("cvxpy")
+    pairs, strength = clients("squared", (12, 25, 6, 2), seed=3), 5.0
+    x, values = cp.Variable(4), []
+    for X, y in pairs:
+        u = cp.Variable(4)
+        pull = strength / len(X) / 2 * cp.sum_squares(u - x)
+        values.append(cp.sum_squares(X @ u - y) / len(X) + L2 / 2 * cp.sum_squares(u) + pull)
+    level = cp.Variable()
+    tail = level + sum(cp.pos(v - level) for v in values) / (0.5 * 4)
+    best = cp.Problem(cp.Minimize(tail)).solve(solver=cp.CLARABEL)
+    result = sp.train(sp.fair(sp.CVaR(0.5)), bound("squared", pairs, strength, intercept=False), tol=1e-9)
+    found = sp.CVaR(0.5).support(Joint(pairs, "squared", L2, strength).losses(result.x))
+    assert abs(found - best) <= 1e-6 * best
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_ends_are_one_model_and_everyone_alone(loss):
+    pairs, objective = clients(loss, (12, 25, 6, 2), seed=4), sp.ChiSquare(0.5)
+    model = sp.Linear(loss, l2=L2, classes=3 if loss == "softmax" else None)
+    one = sp.train(sp.fair(objective), sp.Cohort(pairs, model), tol=1e-13, rounds=60)
+    tied = sp.train(sp.fair(objective), sp.Cohort(pairs, sp.Personal(model, 1e13)), tol=1e-13, rounds=60)
+    close(tied.x, one.x, 1e-8)
+    close(tied.personal, np.tile(one.x, (4, 1)), 1e-8)
+    free = sp.train(sp.fair(objective), sp.Cohort(pairs, sp.Personal(model, 1e-11)), rounds=5)
+    for own, (X, y) in zip(free.personal, pairs, strict=True):
+        if loss == "softmax" and y.max() < 2:
+            continue
+        alone = sp.reference.reference_optimum([(X, y)], loss, L2, sp.Average())
+        close(own, alone.x, 1e-8)
+
+
+def test_numbers_of_an_independent_closed_form():
+    """L-BFGS on envelopes by eigh, ½ mean squares, four clients: what it printed for CVaR(0.2) and the average."""
+    random, pairs = np.random.default_rng(5), []
+    for n in (40, 8, 25, 15):
+        X = random.normal(size=(n, 3))
+        pairs.append((X, X @ random.normal(size=3) + 0.5 * random.normal(size=n)))
+    cohort = sp.Cohort(pairs, sp.Personal(sp.Linear("squared", l2=2 * 0.03), 2 * 10.0))
+    for objective, printed, tolerance in ((sp.CVaR(0.2), CVAR, 2e-3), (sp.Average(), AVERAGE, 1e-8)):
+        result = sp.train(sp.fair(objective), cohort, tol=1e-9)
+        value = objective.support(cohort.losses(torch.as_tensor(result.x))) / 2
+        assert value <= printed + 1e-9
+        assert abs(value - printed) <= tolerance * printed  # it stops at a kink, we do not
+
+
+CVAR, AVERAGE = 0.6701268311317405, 0.5937294959641153
+
+
+# ------------------------------------------------------------------ minibatches, parts, tables, other formats
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_minibatches_have_the_envelope_of_their_mean_loss(loss):
+    pairs, key = clients(loss), (3, 1)
+    cohort = bound(loss, pairs, 2.0, intercept=False)
+    x = torch.as_tensor(np.random.default_rng(2).normal(size=cohort.dimension))
+    whole, full = cohort.gradients(x), cohort.gradients(x, 100, key)
+    close(full.losses, whole.losses)
+    close(full.each(), whole.each())
+    draws = envelope_rows(cohort, pairs, 5, key)
+    drawn = [(X[rows], y[rows]) for (X, y), rows in zip(pairs, draws, strict=True)]
+    joint = Joint(drawn, loss, L2, 2.0)
+    joint.gamma = np.array([2.0 / len(X) for X, _ in pairs])
+    close(cohort.gradients(x, 5, key).losses, joint.losses(x.numpy()))
+    close(cohort.gradients(x, 5, key).each(), joint.gradients(x.numpy()))
+    plan = LocalPlan(2, rate=0.1, batch_size=100)
+    close(
+        cohort.local_updates(x, None, None, plan).each(),
+        walked(Joint(pairs, loss, L2, 2.0), x.numpy(), 0 * whole.each().numpy(), [0.1] * 4, 2),
+        1e-8,
+    )
+
+
+def envelope_rows(cohort, pairs, batch, key):
+    """Which rows a minibatch has, by the plain model's own draws."""
+    uniform = sp.models.numerics.Draws(key, list(cohort.names)).uniform(batch).numpy()
+    return [
+        np.arange(len(X)) if len(X) <= batch else (u * len(X)).astype(int)
+        for (X, _), u in zip(pairs, uniform, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_some_clients_answer_as_among_all(loss):
+    cohort = bound(loss, clients(loss))
+    x = torch.as_tensor(np.random.default_rng(2).normal(size=cohort.dimension))
+    few, everyone = cohort.gradients(x, clients=[2, 0]), cohort.gradients(x)
+    close(few.losses[[0, 2]], everyone.losses[[0, 2]])
+    close(few.each(), everyone.each()[[2, 0]])
+
+
+@pytest.mark.parametrize("method", [
+    sp.FedAvg(local_steps=3, clients_per_round=2, batch_size=4), sp.FedProx(mu=0.1, local_steps=2),
+    sp.Scaffold(local_steps=3), sp.ScaffPD(sp.CVaR(0.5), local_steps=3, batch_size=5),
+    sp.SampledSubspaceSaddle(sp.ChiSquare(0.1), clients_per_round=3), sp.MinimaxGradient(sp.CVaR(0.5)),
+])  # fmt: skip
+def test_rows_of_a_table_give_the_same_models(method):
+    random = np.random.default_rng(3)
+    table, y = Table(random.normal(size=(80, 60)).astype(np.float32), 0.1, "random"), random.integers(0, 4, 80)
+    parts = [np.arange(25), np.arange(25, 31), np.arange(31, 70), np.array([79])]
+    model = sp.Personal(sp.Linear("squared", l2=1e-2, classes=4), 3.0)
+    wide = sp.Cohort([(table.rows(p), y[p]) for p in parts], model, test=[(table.rows(p), y[p]) for p in parts])
+    copied = [(np.asarray(table.rows(p)), y[p]) for p in parts]
+    copied = sp.Cohort(copied, model, test=copied)
+    ours, theirs = (sp.train(method, cohort, rounds=4) for cohort in (wide, copied))
+    close(ours.x, theirs.x)
+    close(ours.personal, theirs.personal)
+    close(wide.evaluate(ours.x, "test").loss, copied.evaluate(ours.x, "test").loss)
+    close(wide.evaluate(ours.x).accuracy, copied.evaluate(ours.x).accuracy)
+    exact = wide.exact()
+    at, before = exact.gradients(exact.start()), copied.gradients(copied.start())
+    close(at.diagonals(), before.diagonals())
+    assert np.all(np.abs(at.losses - before.losses) <= at.rounding[0] + before.rounding[0])
+    metric = torch.as_tensor(np.repeat(0.5 + random.random(60), 4))
+    c = torch.as_tensor(random.normal(size=240))
+    steps = [k.proximal_steps(a, c, ProximalPlan(0.2, metric)).each() for k, a in ((exact, at), (copied, before))]
+    close(*steps)
+
+
+def test_large_softmax_goes_by_conjugate_gradients(monkeypatch):
+    pairs = clients("softmax", (7, 12), 6)
+    x = torch.as_tensor(np.random.default_rng(2).normal(size=21))
+    direct = bound("softmax", pairs).gradients(x)
+    monkeypatch.setattr(envelope, "DENSE", 2)
+    slow = bound("softmax", pairs).gradients(x)
+    close(slow.losses, direct.losses)
+    close(slow.each(), direct.each())
+    V = torch.eye(21, dtype=torch.float64)[:, :4]
+    close(*(at.restriction(V, np.ones(2), torch.ones(21).double()).curvature for at in (slow, direct)))
+
+
+def test_single_precision_keeps_its_proof():
+    pairs = clients("logistic", (12, 25, 6, 2), seed=3)
+    cohort = bound("logistic", pairs, 10.0, intercept=False, dtype=torch.float32)
+    result = sp.train(sp.fair(sp.CVaR(0.5)), cohort, rounds=15)
+    joint = Joint(pairs, "logistic", L2, 10.0)
+    excess = sp.CVaR(0.5).support(joint.losses(result.x.astype(float))) - joint.optimum(sp.CVaR(0.5)).value
+    assert excess <= result.certificate < 1e-2
+
+
+def test_an_answer_depends_on_the_question_alone(tmp_path):
+    pairs, objective = clients("softmax", (12, 25, 6)), sp.CVaR(0.5)
+    whole = sp.train(sp.ScaffPD(objective, local_steps=2), bound("softmax", pairs), rounds=6)
+    sp.train(sp.ScaffPD(objective, local_steps=2), bound("softmax", pairs), rounds=3, checkpoint=tmp_path / "run")
+    rest = sp.train(
+        sp.ScaffPD(objective, local_steps=2), bound("softmax", pairs), rounds=6, checkpoint=tmp_path / "run"
+    )
+    assert np.array_equal(whole.x, rest.x)
+    assert np.array_equal(whole.personal, rest.personal)
+
+
+# ------------------------------------------------------------------ what users see
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_scores_are_those_of_each_clients_own_model(loss):
+    train, test = clients(loss, seed=1), clients(loss, (5, 4, 9, 2), seed=2)
+    cohort, joint = bound(loss, train, intercept=False, test=test), Joint(train, loss, L2, 2.0)
+    x = np.random.default_rng(2).normal(size=cohort.dimension)
+    U, held = joint.models(x), Joint(test, loss, L2, 1.0)
+    for split, problem in (("train", joint), ("test", held)):
+        scores = cohort.evaluate(x, split)
+        close(scores.loss, [f.losses(u)[0] for f, u in zip(problem.parts, U, strict=True)])
+        for right, u, (X, y) in zip(scores.accuracy, U, train if split == "train" else test, strict=True):
+            z = X @ u.reshape(X.shape[1], -1)
+            if loss == "squared":
+                assert np.isnan(right)
+            else:
+                assert right == pytest.approx(np.mean((z[:, 0] > 0) == y if loss == "logistic" else z.argmax(1) == y))
+
+
+def test_a_new_client_needs_no_run():
+    pairs = clients("softmax", (12, 25, 6))
+    model = sp.Personal(sp.Linear("softmax", l2=L2, intercept=True), 5.0)
+    cohort = sp.Cohort(pairs, model)
+    result = sp.train(sp.fair(sp.CVaR(0.5)), cohort, tol=1e-8)
+    sent = cohort.traffic.snapshot()
+    close(sp.personalise(result.x, *pairs[1], model), result.personal[1])
+    assert cohort.personal(result.x).keys() == {"client-0", "client-1", "client-2"}
+    assert cohort.traffic == sent
+    few = pairs[1][0][:2], np.zeros(2)  # two rows, one class
+    assert sp.personalise(result.x, *few, model).shape == result.x.shape
+    close(sp.personalise(result.x, np.empty((0, 4)), np.empty(0), model), result.x)
+
+
+def test_columns_by_name():
+    pd = pytest.importorskip("pandas")
+    pairs = clients("logistic")
+    frames = [(pd.DataFrame(X, columns=["age", "dose", "b", "c"]), y) for X, y in pairs]
+    x = np.random.default_rng(1).normal(size=5)
+    by_name = bound("logistic", frames, 2.0, ["dose", "intercept"]).own_models(x)
+    assert torch.equal(by_name, bound("logistic", pairs, 2.0, [1, "intercept"]).own_models(x))
+    assert torch.equal(by_name[:, [0, 2, 3]], torch.as_tensor(x)[[0, 2, 3]].expand(4, 3))
+    model = sp.Personal(sp.Linear("logistic", l2=L2, intercept=True), 2.0, ["dose", "intercept"])
+    close(sp.personalise(x, *frames[1], model), by_name[1])
+    with pytest.raises(sp.InputError, match="did you mean 'dose'"):
+        bound("logistic", frames, 2.0, ["dosis"])
+
+
+def test_networks_train_near_x_without_a_certificate():
+    torch.manual_seed(0)
+    pairs = clients("softmax", (12, 25, 6))
+    network = sp.Personal(sp.Module(nn.Linear(4, 3), "cross_entropy", l2=L2), 5.0)
+    cohort = sp.Cohort(pairs, network, dtype=torch.float64, test=pairs)
+    x = cohort.start()
+    W, b = x[:12].view(3, 4), x[12:]
+    linear = bound("softmax", pairs, 5.0).gradients(torch.cat([W.T, b[None]]).flatten())
+    at = cohort.gradients(x)
+    close(at.losses, linear.losses, 1e-3)
+    close(at.norms(), linear.norms(), 2e-2)
+    assert np.isinf(at.rounding[0]).all()
+    assert not cohort.constants().convex
+    ones = torch.ones_like(x)
+    questions = [
+        lambda: at.restriction(x[:, None], np.ones(3), ones),
+        lambda: at.diagonal(np.ones(3)),
+        lambda: at.diagonals(),
+        lambda: cohort.proximal_steps(at, x, ProximalPlan(1.0, ones)),
+    ]
+    for question in questions:
+        with pytest.raises(sp.InputError, match="no second derivatives"):
+            question()
+    result = sp.train(sp.fair(sp.CVaR(0.5), local_steps=2, batch_size=8), cohort, rounds=5)
+    assert np.isinf(result.certificate)
+    assert result.personal.shape == (3, 15)
+    assert np.all(cohort.evaluate(result.x, "test").loss < cohort.evaluate(x, "test").loss.max())
+    close(cohort.gradients(x, clients=[1]).losses[1], at.losses[1])
+    close(cohort.losses(x), at.losses)
+
+
+LINEAR = sp.Linear("logistic", l2=L2)
+
+
+@pytest.mark.parametrize(("make", "match"), [
+    (lambda: sp.Personal(LINEAR, 0.0), "strength > 0"),
+    (lambda: sp.Personal(LINEAR, -1), "strength > 0"),
+    (lambda: sp.Personal(LINEAR, float("nan")), "got NaN"),
+    (lambda: sp.Personal(LINEAR, "auto"), "does not choose its strength"),
+    (lambda: sp.Personal(LINEAR, "much"), "needs a number"),
+    (lambda: sp.Personal(sp.Private(LINEAR), 1.0), "costs no ε"),
+    (lambda: sp.Personal(sp.Personal(LINEAR, 1.0), 1.0), "needs a model"),
+    (lambda: sp.Personal(LINEAR, 1.0, []), "at least one column"),
+    (lambda: sp.Personal(sp.Module(nn.Linear(2, 2)), 1.0, [0]), "Linear models only"),
+    (lambda: bound("logistic", clients("logistic"), 1.0, [9]), "from 0 to 3"),
+    (lambda: bound("logistic", clients("logistic"), 1.0, "age"), "have no names"),
+    (lambda: bound("logistic", clients("logistic"), 1.0, "intercept", intercept=False), "intercept=True"),
+    (lambda: sp.Cohort(clients("logistic"), LINEAR).personal(np.zeros(4)), "one for all"),
+    (lambda: sp.personalise(np.zeros(4), np.ones((2, 4)), np.ones(2), LINEAR), "needs the Personal"),
+    (lambda: sp.personalise(np.zeros(3), np.ones((2, 4)), np.ones(2), sp.Personal(LINEAR, 1.0)), "x has shape"),
+])  # fmt: skip
+def test_refusals_are_one_sentence(make, match):
+    with pytest.raises(sp.InputError, match=match) as error:
+        make()
+    assert str(error.value).rstrip(".").count(". ") == 0
