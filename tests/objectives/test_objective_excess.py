@@ -73,14 +73,14 @@ def test_the_proven_gap_covers_the_true_one(kind, loss):
 
 
 def test_regret_looks_at_what_a_client_could_have():
-    """The noisiest client has the largest loss and no regret: agnostic weights leave it."""
+    """By losses the noisiest client counts most; by regret the one that could have had nearly no loss counts too."""
     cohort = sp.Cohort(clients("squared"), sp.Linear("squared", l2=0.05))
     raw = sp.train(sp.fair(sp.Agnostic()), cohort, tol=1e-9)
     regret = sp.train(sp.fair(sp.Excess(sp.Agnostic(), "own")), cohort, tol=1e-9)
-    assert raw.weights[1] > 0.9
-    assert regret.weights[1] < 0.7
+    assert raw.weights[0] == 0 < regret.weights[0]
+    assert raw.weights[1] > regret.weights[1]
     worst = [(cohort.evaluate(r.x).loss - cohort.optima()).max() for r in (raw, regret)]
-    assert worst[1] < worst[0]
+    assert worst[1] < 0.8 * worst[0]
 
 
 def test_own_optima_of_personal_wide_and_flat_models():

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
+from scaffpd.models.glm import LinearPoint
 from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
 from scaffpd.models.losses import Loss, Squared
 from scaffpd.models.numerics import parallel_map
@@ -38,13 +39,7 @@ NO_DIAGONAL = "The diagonal of a personal Hessian is known for squared loss only
 
 @dataclass(frozen=True)
 class Anchor:
-    """How clients are tied to x.
-
-    Attributes:
-        l2: of f_i.
-        gamma: γ_i, (N,).
-        own: which features are personal, (features,); `None` for all of them.
-    """
+    """How clients are tied to x: l2 of f_i, γ_i, and which features are `own` (`None`: all of them)."""
 
     l2: float
     gamma: Tensor
@@ -102,20 +97,9 @@ class Anchor:
         return torch.where(self.own[:, None], both[:, R.shape[1] :], both[:, : R.shape[1]])
 
 
-class PersonalPoint:
-    """All clients at one x, or each at one of its own; held as residuals.
+class PersonalPoint(LinearPoint):
+    """All clients at one x, or each at one of its own, (N, d); subclasses solve for the residuals r and know S."""
 
-    Subclasses solve for the residuals r and know S.
-
-    Args:
-        rows: the samples.
-        loss: ℓ.
-        anchor: γ_i and l2.
-        x: (d,), or (N, d) where only the c_i are asked for.
-        outputs: k.
-    """
-
-    losses: Tensor
     residual: Tensor
 
     def __init__(self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int) -> None:
@@ -147,10 +131,6 @@ class PersonalPoint:
         out = self.anchor.back(self.rows, self._weighted(weights) * self.residual)
         return (out + self._ridge(weights) * self.X).flatten()
 
-    def project(self, direction: Tensor) -> Tensor:
-        """⟨c_i, v⟩ per client."""
-        return self._slopes(direction[:, None], self._along(direction[:, None]))[:, 0]
-
     def _along(self, V: Tensor) -> Tensor:
         """T = A D V, the change of the shrunken predictions along the columns of V: (rows, outputs, k)."""
         k, features = V.shape[1], self.rows.A.shape[1]
@@ -161,11 +141,6 @@ class PersonalPoint:
         flat = self.anchor.ridges.expand(-1, *self.X.shape[-2:]).flatten(1) if self.anchor.own is not None else None
         pull = self.anchor.ridges[:, 0] * (self.x @ V) if flat is None else (flat * self.x) @ V
         return self.rows.layout.segment_sum(slope) + pull
-
-    def norms(self, scale: Tensor | None = None) -> Tensor:
-        """Σ_k s_k c_ik² per client."""
-        squares = self.each().square()
-        return squares.sum(1) if scale is None else squares @ scale
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
         """Σ_i w_i VᵀH_iV = Σ_i w_i T_iᵀS_iT_i + Vᵀ(Σ w_i ridges)V, and the slopes, from one product T = A D V."""
@@ -273,15 +248,7 @@ def rotate_targets(compressed: Compressed) -> RotatedTargets:
 
 
 class SquaredPoint(PersonalPoint):
-    """Squared loss: r = 2g(κ z − y) in the eigenvectors of A_iA_iᵀ.
-
-    Args:
-        rows: the samples.
-        anchor: γ_i and l2.
-        x: where.
-        eigenvalues: w, of every row.
-        constant: what no model explains, per client.
-    """
+    """Squared loss: r = 2g(κ z − y) in the eigenvectors of A_iA_iᵀ, of which every row has its eigenvalue w."""
 
     def __init__(
         self, rows: StackedSamples, anchor: Anchor, x: Tensor, eigenvalues: Tensor, constant: Tensor | float
@@ -368,14 +335,7 @@ class SpectralPoint(SquaredPoint):
 
 
 class Bowl:
-    """The second derivative A_iᵀW_iA_i of some clients' mean losses at predictions z.
-
-    Args:
-        loss: ℓ.
-        A: (n, m, features), the samples.
-        z: (n, m, k), the predictions.
-        weight: (n, m), the samples' shares.
-    """
+    """AᵀWA of n clients' mean losses, from samples A (n, m, features) and predictions z (n, m, k)."""
 
     def __init__(self, loss: Loss, A: Tensor, z: Tensor, weight: Tensor) -> None:
         self.loss, self.A, self.z, self.weight = loss, A, z, weight
@@ -449,17 +409,7 @@ class Bowl:
 
 
 class NewtonPoint(PersonalPoint):
-    """Any loss and any columns: v by Newton's method, for a few clients at a time.
-
-    Args:
-        rows: the samples.
-        loss: ℓ.
-        anchor: γ_i, l2 and the personal columns.
-        x: (d,), or (N, d).
-        outputs: k.
-        start: v to start from, (N, personal features, k); left out, that of u = x.
-        constant: what no model explains, per client.
-    """
+    """Any loss and any columns: v by Newton's method from `start` (u = x), for a few clients at a time."""
 
     def __init__(
         self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int, start: Tensor | None = None,

@@ -44,7 +44,6 @@ from scaffpd.models.oracle import (
     Oracle,
     StackedDisplacements,
     StackedPoint,
-    SubspaceDerivatives,
     read_features,
     read_labels,
     shift,
@@ -88,7 +87,7 @@ class Personal:
             )
         if not isinstance(self.model, Linear | Module):
             raise InputError(f"Personal needs a model such as Linear(...) or Module(...), got {self.model!r}.")
-        if isinstance(self.strength, str) and self.strength == "auto":
+        if cast(object, self.strength) == "auto":
             raise InputError("Personal does not choose its strength: give a number > 0, such as strength=100.")
         positive("Personal", "strength", self.strength)
         if self.columns is not None:
@@ -101,8 +100,8 @@ class Personal:
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' checked data; held-out rows are scored with the models that training rows make."""
-        if isinstance(like, Envelopes):
-            return cast(Oracle, HeldOutModels(self.model.oracle(data, like.inner), like))
+        if isinstance(training := cast(Any, like), Envelopes):
+            return cast(Oracle, HeldOutModels(self.model.oracle(data, training.inner), training))
         if self.columns is not None:
             data = replace(data, features=[np.asarray(x) for x in data.features])
         inner = self.model.oracle(data, like)
@@ -116,17 +115,10 @@ class Personal:
 
     def _own(self, data: ClientData, features: int) -> Tensor:
         """Which features are personal."""
-        assert isinstance(self.model, Linear)
-        assert isinstance(self.columns, tuple)
-        names, last = data.columns, features - self.model.intercept
-        own = torch.zeros(features, dtype=torch.bool)
-        for column in self.columns:
-            own[_number(column, names, last, self.model.intercept)] = True
+        intercept, own = cast(Linear, self.model).intercept, torch.zeros(features, dtype=torch.bool)
+        for column in cast(tuple[str | int], self.columns):
+            own[_number(column, data.columns, features - intercept, intercept)] = True
         return own
-
-    def reshape(self, x: Any, features: int) -> Any:
-        """As `Linear.reshape`."""
-        return cast(Linear, self.model).reshape(x, features)
 
 
 def _number(column: Any, names: Sequence[str] | None, features: int, intercept: bool) -> int:
@@ -283,19 +275,16 @@ class PersonalOracle(Envelopes):
         (H_i + γβD/(γ + βD)) e = γc/(γ + βD) and d = (c + γe)/(γ + βD); shared columns have d = e, where γ = ∞.
         """
         c, pull = correction.view(-1, self.outputs), plan.pull * plan.metric.view(-1, self.outputs)[:, :1]
-        gamma = self.anchor.per_feature(self.anchor.gamma, float("inf")).expand(-1, len(c), 1)
-        tied = torch.isfinite(gamma)
-        share = torch.where(tied, gamma / (torch.where(tied, gamma, 0) + pull), 1)  # γ/(γ + βD)
+        gamma = self.anchor.per_feature(self.anchor.gamma, float("inf"))
+        free, share = 1 / (gamma + pull), torch.where(torch.isfinite(gamma), gamma / (gamma + pull), 1)
         out = c.new_empty(len(self.names), *c.shape)
 
         def work(block: PaddedBlock) -> None:
             who, A = block.clients, at.rows.of(block)[0]
             z = block.of(at.residual)  # squared loss bends alike everywhere
             bowl = Bowl(at.loss, A, block.of(at.z) if isinstance(at, NewtonPoint) else z, block.weight)
-            solve, own = bowl.solver(self.inner.l2 + share[who] * pull), share[who] * c
-            e = solve(own[..., None])[..., 0]
-            free = (1 - share[who]) / torch.where(pull > 0, pull, 1)  # 1/(γ + βD)
-            out[who] = torch.where(tied[who], free * c + share[who] * e, e)
+            e = bowl.solver(self.inner.l2 + share[who] * pull)((share[who] * c)[..., None])[..., 0]
+            out[who] = free[who] * c + share[who] * e
 
         parallel_map(work, at.rows.blocks, c.device)
         return StackedDisplacements(out.flatten(1))
@@ -360,8 +349,7 @@ class PersonalWideOracle(PersonalOracle):
 
     def double(self) -> PersonalWideOracle:
         """The same in double precision."""
-        anchor = Anchor(self.anchor.l2, self.anchor.gamma.double())
-        return PersonalWideOracle(self.inner.double(), anchor)
+        return PersonalWideOracle(self.inner.double(), Anchor(self.anchor.l2, self.anchor.gamma.double()))
 
     def local_updates(
         self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
@@ -413,12 +401,9 @@ def own_scores(inner: Oracle, U: Tensor) -> tuple[Vector, Vector]:
     rows, layout = inner.rows, inner.rows.layout
     z = own_predictions(rows, U.view(len(U), -1, inner.outputs))
     loss = layout.segment_sum(inner.loss.value(z, rows.y) * rows.share) + inner.l2 / 2 * U.square().sum(1)
-    right = inner.loss.correct(z, rows.y)
-    accuracy = (
-        torch.full_like(loss, float("nan"))
-        if right is None
-        else layout.segment_sum(right.to(rows.share)) / layout.sizes
-    )
+    right, accuracy = inner.loss.correct(z, rows.y), torch.full_like(loss, float("nan"))
+    if right is not None:
+        accuracy = layout.segment_sum(right.to(rows.share)) / layout.sizes
     return loss.double().cpu().numpy(), accuracy.double().cpu().numpy()
 
 
@@ -431,9 +416,6 @@ class HeldOutModels:
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """f_i(u_i) and accuracy, with u_i from the training rows."""
         return own_scores(self.inner, self.training.own(x))
-
-
-NO_SECOND_ORDER = "Personal networks have no second derivatives: use ScaffPD or another method of gradients."
 
 
 class NetworkPoint(StackedPoint):
@@ -451,17 +433,11 @@ class NetworkPoint(StackedPoint):
         """‖c_i‖² per client."""
         return self.gradients.square().sum(1)
 
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
-        """Refuse."""
-        raise InputError(NO_SECOND_ORDER)
+    def refuse(self, *asked: Any) -> Any:
+        """Refuse what takes second derivatives."""
+        raise InputError("Personal networks have no second derivatives: use ScaffPD or another method of gradients.")
 
-    def diagonal(self, weights: Tensor) -> Tensor:
-        """Refuse."""
-        raise InputError(NO_SECOND_ORDER)
-
-    def diagonals(self) -> Tensor:
-        """Refuse."""
-        raise InputError(NO_SECOND_ORDER)
+    restriction = diagonal = diagonals = refuse
 
 
 class PersonalModuleOracle(Envelopes):
@@ -498,7 +474,7 @@ class PersonalModuleOracle(Envelopes):
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
         """Refuse."""
-        raise InputError(NO_SECOND_ORDER)
+        return at.refuse()  # type: ignore[no-any-return]
 
 
 def lowest(oracle: Any) -> Tensor:
