@@ -14,7 +14,7 @@ from torch import nn
 import scaffpd as sp
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
-from scaffpd.models import envelope
+from scaffpd.models import envelope, linear
 from scaffpd.reference import _ReferenceProblem, _solve
 
 L2 = 0.05
@@ -369,6 +369,46 @@ def test_rows_of_a_table_give_the_same_models(method):
     c = torch.as_tensor(random.normal(size=240))
     steps = [k.proximal_steps(a, c, ProximalPlan(0.2, metric)).each() for k, a in ((exact, at), (copied, before))]
     close(*steps)
+
+
+@pytest.mark.parametrize(
+    ("loss", "columns"), [("squared", None), ("squared", [0]), ("logistic", None), ("softmax", [1])]
+)
+def test_rows_that_stay_on_disk_give_the_same_answers(loss, columns, monkeypatch):
+    pairs = clients(loss, (60, 25, 9), 5)
+    table = Table(np.vstack([X for X, _ in pairs]), 1.0, "random")
+    rows = [(table.rows(p), y) for p, (_, y) in zip(np.split(np.arange(94), [60, 85]), pairs, strict=True)]
+    copied = bound(loss, pairs, 2.0, columns)
+    monkeypatch.setattr(linear, "fits", lambda *_: False)
+    stored = bound(loss, rows, 2.0, columns)
+    x = torch.as_tensor(np.random.default_rng(2).normal(size=copied.dimension))
+    ours, theirs = stored.gradients(x), copied.gradients(x)
+    close(ours.losses, theirs.losses)
+    close(ours.each(), theirs.each())
+    close(stored.own_models(x), copied.own_models(x))
+    close(stored.evaluate(x).loss, copied.evaluate(x).loss)
+    joint = Joint(pairs, loss, L2, 2.0, columns and np.isin(np.arange(6), columns), intercept=True)
+    assert np.all(np.abs(theirs.losses - joint.losses(x.numpy())) <= theirs.rounding[0] + 1e-13)
+
+
+def test_clients_are_solved_for_a_few_at_a_time(monkeypatch):
+    cohort = bound("softmax", clients("softmax"))
+    x = torch.as_tensor(np.random.default_rng(2).normal(size=cohort.dimension))
+    whole = cohort.gradients(x)
+    monkeypatch.setattr(envelope, "TOGETHER", 1)
+    alone = bound("softmax", clients("softmax")).gradients(x)
+    close(alone.losses, whole.losses)
+    close(alone.each(), whole.each())
+    V, ones = torch.eye(15, dtype=torch.float64)[:, :3], torch.ones(15, dtype=torch.float64)
+    close(*(at.restriction(V, np.ones(4), ones).curvature for at in (alone, whole)))
+
+
+def test_masked_sums_are_the_same_sums():
+    cohort = bound("logistic", clients("logistic", (12, 25, 6, 9)))
+    method = sp.ScaffPD(sp.ChiSquare(0.3), local_steps=2)
+    plain = sp.train(method, cohort, rounds=4)
+    masked = sp.train(method, sp.SecureAggregation(cohort), rounds=4)
+    close(masked.x, plain.x, 1e-6)
 
 
 def test_large_softmax_goes_by_conjugate_gradients(monkeypatch):

@@ -32,7 +32,8 @@ from scaffpd.models.oracle import SubspaceDerivatives
 from scaffpd.models.quadratic import Compressed, Rotated
 from scaffpd.models.wide import Spectrum, WideOracle, clients, spread, store
 
-DENSE = 1200  # unknowns up to which a client's Newton step is by Cholesky; beyond that by conjugate gradients
+DENSE = 300  # unknowns up to which a client's Newton step is by Cholesky; beyond that by conjugate gradients
+TOGETHER = 2**24  # numbers in the matrices of clients that are solved for together
 NEWTON, HALVINGS = 60, 40
 NO_DIAGONAL = "The diagonal of a personal Hessian is known for squared loss only; take D = I instead."
 
@@ -201,11 +202,7 @@ class PersonalPoint(LinearPoint):
 class RotatedTargets:
     """Squared loss in every client's own basis: orthogonal rows S Vᵀ and targets Uᵀy, from A = U S Vᵀ.
 
-    Attributes:
-        data: the rows, with their targets, and the eigenvalues w.
-        constant: what no model explains, per client.
-        noise: how far off a decomposition may have put A and y, relative to their sizes.
-        sizes: ‖A‖/√m and ‖y‖/√m of every client.
+    `constant` is what no model explains; `noise` and `sizes` are as in `Compressed`.
     """
 
     data: Rotated
@@ -354,7 +351,7 @@ class Bowl:
         """B ↦ (AᵀWA + diag(e))⁻¹B for e (n, features or 1, 1) and B (n, features, k, c)."""
         n, m, features = self.A.shape
         k, e = self.z.shape[2], e.expand(n, features, 1)
-        if self.even and min(m, features) <= DENSE:
+        if self.even and min(m, features) <= 4 * DENSE:
             R = self.A * (self.weight * self.loss.bends(self.z)[..., 0]).sqrt()[..., None]
             return self._by_rows(R, e) if m < features else self._dense(R.mT @ R, e)
         if features * k <= DENSE:
@@ -395,7 +392,7 @@ class Bowl:
 
         solution, left = torch.zeros_like(B), B.clone()
         ahead, size = left / e, inner(left, left / e)
-        goal = size * torch.finfo(B.dtype).eps ** 2
+        goal = 1e-20 * size  # of squares; Newton steps and models of curvature need no more
         for _ in range(10 * DENSE):
             if bool((size <= goal).all()):
                 break
@@ -413,11 +410,11 @@ class NewtonPoint(PersonalPoint):
 
     def __init__(
         self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int, start: Tensor | None = None,
-        constant: Tensor | float = 0.0,
+        compressed: Compressed | None = None,
     ) -> None:  # fmt: skip
         super().__init__(rows, loss, anchor, x, outputs)
-        first = ((1 - anchor.factors) * self.X if start is None else start).expand(len(anchor.gamma), -1, outputs)
-        self.v = (anchor.part(first.mT).mT if start is None else start).clone()
+        first = ((1 - anchor.factors) * self.X).expand(len(anchor.gamma), -1, outputs)
+        self.v, self.compressed = (anchor.part(first.mT).mT if start is None else start).clone(), compressed
         self.z, self.off = self.shrunk(), torch.empty_like(anchor.gamma)
         values = torch.empty_like(anchor.gamma)
 
@@ -429,9 +426,9 @@ class NewtonPoint(PersonalPoint):
             self.v[who] = v
             put(block, self.z, p)
 
-        parallel_map(work, rows.blocks, x.device)
+        parallel_map(work, portions(rows, self.v[0].numel()), x.device)
         self.residual = loss.residual(self.z, rows.y)
-        self.losses = values + constant + self.ridge()
+        self.losses = values + (0 if compressed is None else compressed.constant) + self.ridge()
 
     def bend(self, T: Tensor) -> Tensor:
         """The stack m_i S_i T_i: m(W T − W A_P (A_PᵀWA_P + l2 + γ)⁻¹A_PᵀW T)."""
@@ -446,7 +443,7 @@ class NewtonPoint(PersonalPoint):
             weight = block.weight[..., None, None]
             put(block, out, torch.where(weight > 0, (bent - less) / torch.where(weight > 0, weight, 1), 0))
 
-        parallel_map(work, self.rows.blocks, T.device)
+        parallel_map(work, portions(self.rows, self.v[0].numel()), T.device)
         return out
 
     def _bowl(self, block: PaddedBlock) -> tuple[Tensor, Bowl]:
@@ -478,10 +475,14 @@ class NewtonPoint(PersonalPoint):
         loss, gradient = self._arithmetic(self.x.norm() + length)
         epsilon, stiff = torch.finfo(self.x.dtype).eps, self.anchor.stiffness
         off = self.off + gradient + 4 * epsilon * stiff * length
-        if self.anchor.own is None:
-            return loss + off.square() / (2 * stiff), gradient + 2 * self.anchor.keep * off
+        if self.compressed is not None:  # as in `CompressedPoint.rounding`, at u
+            (top, y), rho = self.compressed.sizes, self.losses.clamp_min(0).sqrt()
+            delta = self.compressed.noise * (top * (self.x.norm() + length) + y)
+            wrong = 2 * top * (self.compressed.noise * rho + delta)
+            loss, gradient, off = loss + (2 * rho + delta) * delta, gradient + wrong, off + wrong
         steep = self.loss.curvature * self.rows.levers[1]  # shared features see a wrong v through A alone
-        return loss + off.square() / (2 * stiff), gradient + (2 + steep / stiff) * off
+        seen = 2 * self.anchor.keep if self.anchor.own is None else 2 + steep / stiff
+        return loss + off.square() / (2 * stiff), gradient + seen * off
 
 
 class CorrectionProblem:
@@ -527,6 +528,18 @@ class CorrectionProblem:
                 break
             length = torch.where(descends, length, length / 2)
         return ahead, p, new
+
+
+def portions(rows: StackedSamples, unknowns: int) -> list[PaddedBlock]:
+    """The blocks of rows, cut so that a matrix for every client's unknowns takes little memory."""
+    n = max(1, TOGETHER // unknowns**2)
+    return [
+        block
+        if len(block.clients) <= n
+        else PaddedBlock(block.clients[k : k + n], block.rows[k : k + n], block.weight[k : k + n])
+        for block in rows.blocks
+        for k in range(0, len(block.clients), n)
+    ]
 
 
 def put(block: PaddedBlock, stack: Tensor, values: Tensor) -> None:

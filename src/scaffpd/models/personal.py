@@ -30,10 +30,11 @@ from scaffpd.models.envelope import (
     RotatedTargets,
     SpectralPoint,
     own_predictions,
+    portions,
     rotate_targets,
 )
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.layout import PaddedBlock, StackedSamples
+from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.linear import Linear
 from scaffpd.models.local_steps import LocalModel, pace
 from scaffpd.models.module import Module, ModuleOracle
@@ -48,7 +49,7 @@ from scaffpd.models.oracle import (
     read_labels,
     shift,
 )
-from scaffpd.models.quadratic import Gain, LastPlan, QuadraticDisplacements, QuadraticOracle, local_gain
+from scaffpd.models.quadratic import Gain, LastPlan, Profile, QuadraticDisplacements, QuadraticOracle, local_gain
 from scaffpd.models.wide import SpectralFunction, WideOracle
 
 Columns = str | int | Sequence[str | int] | None
@@ -240,15 +241,11 @@ class PersonalOracle(Envelopes):
             self._last = x, x._version, self._point(x)
         return self._last[2]
 
-    def _point(self, x: Tensor) -> PersonalPoint:
-        rows, constant = self._rows()
-        return NewtonPoint(rows, self.inner.loss, self.anchor, x, self.outputs, constant=constant)
-
-    def _rows(self) -> tuple[StackedSamples, Tensor | float]:
-        """As few rows as it takes, and what they leave out."""
-        if isinstance(self.inner, QuadraticOracle):
-            return self.inner.compressed.rows, self.inner.compressed.constant
-        return self.inner.rows, 0.0
+    def _point(self, x: Tensor, start: Tensor | None = None) -> PersonalPoint:
+        """From as few rows as it takes."""
+        few = self.inner.compressed if isinstance(self.inner, QuadraticOracle) else None
+        rows = self.inner.rows if few is None else few.rows
+        return NewtonPoint(rows, self.inner.loss, self.anchor, x, self.outputs, start, few)
 
     def _batch(self, x: Tensor, uniform: Tensor, start: Tensor | None = None) -> NewtonPoint:
         rows = self.inner.rows.take(self.inner.rows.layout.minibatch(uniform))
@@ -260,13 +257,11 @@ class PersonalOracle(Envelopes):
         """J local steps of every client, each with the gradient at its own point; v goes on from step to step."""
         each, rates = x.new_zeros(len(self.names), len(x)), self._rates(plan)[:, None]
         pull, v = each + shift(at, correction), None
-        draws, (rows, _) = Draws(plan.key, streams(self.names, x.device)), self._rows()
+        draws, b = Draws(plan.key, streams(self.names, x.device)), plan.batch_size
         for _ in range(plan.steps):
-            if plan.batch_size is not None:
-                point = self._batch(x - each, draws.uniform(plan.batch_size), v)
-            else:
-                point = NewtonPoint(rows, self.inner.loss, self.anchor, x - each, self.outputs, v)
-            each, v = each + rates * (point.each() + pull - plan.prox * each), point.v
+            at_own = x - each
+            point = PersonalOracle._point(self, at_own, v) if b is None else self._batch(at_own, draws.uniform(b), v)
+            each, v = each + rates * (point.each() + pull - plan.prox * each), cast(NewtonPoint, point).v
         return StackedDisplacements(each)
 
     def proximal_steps(self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
@@ -286,7 +281,7 @@ class PersonalOracle(Envelopes):
             e = bowl.solver(self.inner.l2 + share[who] * pull)((share[who] * c)[..., None])[..., 0]
             out[who] = free[who] * c + share[who] * e
 
-        parallel_map(work, at.rows.blocks, c.device)
+        parallel_map(work, portions(at.rows, self.dimension), c.device)
         return StackedDisplacements(out.flatten(1))
 
 
@@ -297,7 +292,7 @@ class RotatedOracle(PersonalOracle):
 
     def __init__(self, inner: LinearOracle, anchor: Anchor) -> None:
         super().__init__(inner, anchor)
-        self._gains: LastPlan[Gain] = LastPlan()
+        self._functions: LastPlan[Any] = LastPlan()
 
     def rotated(self) -> RotatedTargets:
         """Every client's rows in its own basis, made at first use."""
@@ -305,51 +300,14 @@ class RotatedOracle(PersonalOracle):
             self.targets = rotate_targets(cast(QuadraticOracle, self.inner).compressed)
         return self.targets
 
-    def only(self, clients: list[int]) -> RotatedOracle:
+    def only(self, clients: list[int]) -> Self:
         """The same for some of the clients, without another decomposition."""
-        chosen = RotatedOracle(self.inner.only(clients), self.anchor.only(clients))
-        chosen.targets = self.rotated().only(clients)
+        chosen = super().only(clients)
+        chosen.targets = None if self.targets is None else self.targets.only(clients)
         return chosen
 
-    def _point(self, x: Tensor) -> PersonalPoint:
+    def _point(self, x: Tensor, start: Tensor | None = None) -> PersonalPoint:
         return RotatedPoint(self.rotated(), self.anchor, x)
-
-    def local_updates(
-        self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
-    ) -> Displacements:
-        """ϕ(∇²F_i) applied to the first corrected gradient: ϕ at hγ/(h + γ) in place of h."""
-        if plan.batch_size is not None:
-            return super().local_updates(x, at, correction, plan)
-        gain = self._gains.of(plan, lambda: self._gain(plan))
-        if isinstance(at, RotatedPoint) and at.targets is self.targets and same_point(at.x, x):
-            return QuadraticDisplacements(gain, (0 * x if correction is None else correction).view(-1, self.outputs))
-        first = self.evaluate(x).each() + shift(at, correction)
-        return StackedDisplacements(gain.each(first.view(len(first), -1, self.outputs)).flatten(1))
-
-    def _gain(self, plan: LocalPlan) -> Gain:
-        rates, gamma = self._rates(plan), self.anchor.gamma
-
-        def phi(h: Tensor, who: Tensor) -> Tensor:
-            return local_gain(h * gamma[who] / (h + gamma[who]) + plan.prox, rates[who], plan.steps)
-
-        return Gain(self.rotated().data, self.inner.l2, phi)
-
-
-class PersonalWideOracle(PersonalOracle):
-    """The same on a table's wide rows, in the space of a client's samples."""
-
-    inner: WideOracle
-
-    def __init__(self, inner: WideOracle, anchor: Anchor) -> None:
-        super().__init__(inner, anchor)
-        self._functions: LastPlan[SpectralFunction] = LastPlan()
-
-    def _point(self, x: Tensor) -> PersonalPoint:
-        return SpectralPoint(self.inner, self.anchor, x)
-
-    def double(self) -> PersonalWideOracle:
-        """The same in double precision."""
-        return PersonalWideOracle(self.inner.double(), Anchor(self.anchor.l2, self.anchor.gamma.double()))
 
     def local_updates(
         self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
@@ -357,26 +315,55 @@ class PersonalWideOracle(PersonalOracle):
         """ϕ(∇²F_i) applied to the first corrected gradient."""
         if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)
-        rates = self._rates(plan)
+        rates, here = self._rates(plan), self.evaluate(x)
         phi = self._functions.of(
             plan, lambda: self._function(lambda h, i: local_gain(h + plan.prox, rates[i], plan.steps))
         )
-        if isinstance(at, SpectralPoint) and at.rows is self.inner.rows and same_point(at.x, x):
-            return self.inner.common_steps(phi, 0 * x if correction is None else correction)
-        return self.inner.general_steps(self.evaluate(x).each() + shift(at, correction), phi)
+        if isinstance(at, PersonalPoint) and at.rows is here.rows and same_point(at.x, x):
+            return self._common(phi, 0 * x if correction is None else correction)
+        return self._general(phi, here.each() + shift(at, correction))
 
-    def _function(self, phi: Any) -> SpectralFunction:
-        """ϕ of hγ/(h + γ)."""
+    def _enveloped(self, phi: Profile) -> Profile:
+        """ϕ at hγ/(h + γ) in place of h."""
         gamma = self.anchor.gamma
-        return SpectralFunction(
-            self.inner.spectrum, self.inner.l2, lambda h, i: phi(h * gamma[i] / (h + gamma[i]), i), self.inner.rough
-        )
+        return lambda h, i: phi(h * gamma[i] / (h + gamma[i]), i)
+
+    def _function(self, phi: Profile) -> Any:
+        return Gain(self.rotated().data, self.inner.l2, self._enveloped(phi))
+
+    def _common(self, phi: Any, c: Tensor) -> Displacements:
+        return QuadraticDisplacements(phi, c.view(-1, self.outputs))
+
+    def _general(self, phi: Any, first: Tensor) -> Displacements:
+        return StackedDisplacements(phi.each(first.view(len(first), -1, self.outputs)).flatten(1))
+
+
+class PersonalWideOracle(RotatedOracle):
+    """The same on a table's wide rows, in the space of a client's samples."""
+
+    inner: WideOracle
+
+    def _point(self, x: Tensor, start: Tensor | None = None) -> PersonalPoint:
+        return SpectralPoint(self.inner, self.anchor, x)
+
+    def double(self) -> PersonalWideOracle:
+        """The same in double precision."""
+        return PersonalWideOracle(self.inner.double(), Anchor(self.anchor.l2, self.anchor.gamma.double()))
+
+    def _function(self, phi: Profile) -> Any:
+        return SpectralFunction(self.inner.spectrum, self.inner.l2, self._enveloped(phi), self.inner.rough)
+
+    def _common(self, phi: Any, c: Tensor) -> Displacements:
+        return self.inner.common_steps(phi, c)
+
+    def _general(self, phi: Any, first: Tensor) -> Displacements:
+        return self.inner.general_steps(first, phi)
 
     def proximal_steps(self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
         """By the spectrum for an even D, else as elsewhere, client by client."""
         D = plan.metric
         if at.rows is self.inner.rows and bool((D[0] == D).all()):
-            return self.inner.common_steps(self._function(lambda h, _: 1 / (h + plan.pull * D[0])), correction)
+            return self._common(self._function(lambda h, _: 1 / (h + plan.pull * D[0])), correction)
         pull = plan.pull * D.view(-1, self.outputs)[:, 0]
         c, gamma = correction.view(-1, self.outputs), self.anchor.gamma[:, None]
         share = gamma / (gamma + pull)
