@@ -42,8 +42,8 @@ from scaffpd.models import Linear
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.runs.folder import client_rows, environment_file, tables, write_files
 from scaffpd.runs.prepare import Prepared
-from scaffpd.runs.tables import csv_text
 from scaffpd.runs.train import Trained, train_model
+from scaffpd.system import csv_text
 from scaffpd.training import Status
 
 NAMES = ("Cleveland", "Hungary", "Switzerland", "Long Beach")  # in the order of `heart_disease()`

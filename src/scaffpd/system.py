@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import errno
+import io
 import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 UMASK = os.umask(0o077)
 os.umask(UMASK)
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENFILE, errno.EMFILE)  # the machine's own troubles
 
 
 def cores() -> int:
@@ -261,6 +266,36 @@ def atomic_write(target: Path) -> Iterator[IO[bytes]]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file, all of it or nothing, or refuse in one sentence; a full disk is nobody's mistake."""
+    try:
+        with atomic_write(path) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise InputError(f"Cannot write {str(path)!r}: {error.strerror}.") from None
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder, or refuse in one sentence."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "it is a file" if folder.is_file() else error.strerror
+        raise InputError(f"Cannot write to the folder {str(folder)!r}: {why}.") from None
+    return folder
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
+    """Write rows with the same keys as CSV; `columns` name them where there may be no rows."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(columns or rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 class Tally(AbstractContextManager["Tally"]):

@@ -142,7 +142,7 @@ def test_places_that_cannot_be_written(hospitals, tmp_path):
     with pytest.raises(InputError, match=r"Cannot write .*No such file"):
         report.write(hospitals, tmp_path / "no" / "page.html")
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"Cannot make the folder .*it is a file"):
+    with pytest.raises(InputError, match=r"Cannot write to the folder .*it is a file"):
         report.write_figures(hospitals, "svg", tmp_path / "file")
 
 

@@ -30,6 +30,7 @@ from scaffpd.cli.silo import silo
 from scaffpd.cli.train import path, train
 from scaffpd.cli.typer_ext import DONE, FAILED, INTERRUPTED, SETTINGS, WRONG, Group, add, help_if_alone, nearest
 from scaffpd.errors import InputError
+from scaffpd.system import FULL
 
 START, COMPARE, ORGANISATIONS = "Start here", "Compare", "Across organisations"
 EXIT_CODES = {
@@ -40,7 +41,6 @@ EXIT_CODES = {
 }
 EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + "."
 BUG = "This is a bug in scaffpd, not your mistake: please report it with these lines and the output of scaffpd doctor."
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENFILE, errno.EMFILE)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _GIVEN = re.compile(r"'?(?P<value>.*?)'? is not (?:a valid|in the range)", re.DOTALL)
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -130,10 +130,10 @@ def complain(sentence: str, code: int) -> int:
 
 def of_the_machine(error: OSError) -> str | None:
     """A sentence where a disk is full or gone, or a file closed to us; None for errors that tell of a bug."""
-    if error.errno not in (*_FULL, *_CLOSED):
+    if error.errno not in (*FULL, *_CLOSED):
         return None
     where = f" {str(error.filename)!r}" if error.filename else ""
-    return f"Cannot {'write' if error.errno in _FULL else 'use'}{where}: {error.strerror}."
+    return f"Cannot {'write' if error.errno in FULL else 'use'}{where}: {error.strerror}."
 
 
 def report_bug() -> int:

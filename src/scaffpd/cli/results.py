@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,16 +179,11 @@ def predict(
         typer.echo(f"The model was trained with {pair} for every record.")
 
 
-def write_predictions(out: Path, columns: Mapping[str, Any]) -> None:
+def write_predictions(out: Path, columns: dict[str, Any]) -> None:
     """Write a CSV file of predictions, whole or not at all; probabilities that do not exist are left out."""
-    from scaffpd.system import atomic_write
+    from scaffpd.system import csv_text, write_file
 
     probability = ["" if p != p else f"{p:.6f}" for p in columns["probability"]]
-    text, rows = io.StringIO(newline=""), [columns[name] if name != "probability" else probability for name in columns]
-    csv.writer(text).writerows([list(columns), *zip(*rows, strict=True)])
-    try:
-        with atomic_write(out) as file:
-            file.write(text.getvalue().encode())
-    except OSError as error:
-        raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
+    cells = zip(*(columns | {"probability": probability}).values(), strict=True)
+    write_file(out, csv_text([dict(zip(columns, row, strict=True)) for row in cells], list(columns)))
     typer.echo(f"{plural(len(probability), 'row')} written to {out}.")

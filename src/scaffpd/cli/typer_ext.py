@@ -16,7 +16,8 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import unknown
+from scaffpd.system import make_folder, write_file
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
 SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -178,14 +179,9 @@ def completing(*names: str, several: bool = False) -> Callable[[str], list[str]]
 
 def prepare(folder: Path) -> None:
     """Make a folder; refuse one that cannot be written before the work, not after it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        why = "it is a file" if folder.is_file() else error.strerror
-        raise InputError(f"Cannot write to the folder {str(folder)!r}: {why}.") from None
+    probe = make_folder(folder) / ".writable"
+    write_file(probe, "")
+    probe.unlink()
 
 
 def print_json(value: Any) -> None:

@@ -26,7 +26,7 @@ from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, Ru
 from scaffpd.comparison.setting import Setting, make_setting, neighbours
 from scaffpd.comparison.tables import Comparison
 from scaffpd.errors import InputError, count
-from scaffpd.system import Tally, atomic_write, cores
+from scaffpd.system import Tally, cores, make_folder, write_file
 from scaffpd.training import Algorithm
 
 ABOUT, LOG = "about.json", "runs.jsonl"
@@ -39,23 +39,19 @@ class Journal:
     def __init__(self, folder: str | os.PathLike[str] | None, about: dict[str, Any]) -> None:
         self.runs: dict[RunKey, Run] = {}
         self.folder = None if folder is None else Path(folder)
-        if self.folder is not None:
-            self._open(self.folder, about)
+        if folder is not None:
+            self._open(make_folder(Path(folder)), about)
 
     def _open(self, folder: Path, about: dict[str, Any]) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if (folder / ABOUT).exists():
-                _compare(folder, about)
-                self._read(folder / LOG)
-            else:
-                _check_empty(folder)
-                note = {"setting": about, "versions": versions()}
-                with atomic_write(folder / ABOUT) as file:
-                    file.write(f"{json.dumps(note, indent=2, ensure_ascii=False)}\n".encode())
-        except OSError as error:
-            why = "it is a file" if folder.is_file() else error.strerror
-            raise InputError(f"Cannot write to the folder {str(folder)!r}: {why}.") from None
+        if (folder / ABOUT).exists():
+            _compare(folder, about)
+            self._read(folder / LOG)
+            return
+        for name in (LOG, *TABLES):
+            if (folder / name).exists():
+                raise InputError(f"The folder {str(folder)!r} has a {name} of something else; use another folder.")
+        note = {"setting": about, "versions": versions()}
+        write_file(folder / ABOUT, f"{json.dumps(note, indent=2, ensure_ascii=False)}\n")
 
     def _read(self, log: Path) -> None:
         """Read all whole lines; cut off the beginning of a line whose writing was interrupted."""
@@ -89,12 +85,6 @@ def _compare(folder: Path, about: dict[str, Any]) -> None:
         raise InputError(
             f"The folder {str(folder)!r} has a comparison with other {' and '.join(other)}; use another folder."
         )
-
-
-def _check_empty(folder: Path) -> None:
-    for name in (LOG, *TABLES):
-        if (folder / name).exists():
-            raise InputError(f"The folder {str(folder)!r} has a {name} of something else; use another folder.")
 
 
 def versions() -> dict[str, str]:

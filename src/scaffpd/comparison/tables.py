@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import os
@@ -19,7 +18,7 @@ from scaffpd.comparison.runs import FINAL, Run
 from scaffpd.comparison.setting import Setting
 from scaffpd.errors import InputError, unknown
 from scaffpd.metrics import Spread, Summary, a_fifth
-from scaffpd.system import atomic_write
+from scaffpd.system import csv_text, write_file
 from scaffpd.training import Status
 
 if TYPE_CHECKING:
@@ -64,12 +63,8 @@ def client_rows(run: Run) -> Iterator[Row]:
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """Write a header and rows; floats read back exactly, and what is missing or not a number is an empty cell."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(columns)
-    writer.writerows(map(_cell, row) for row in rows)
-    with atomic_write(path) as file:
-        file.write(text.getvalue().encode())
+    tables = (dict(zip(columns, row, strict=True)) for row in rows)
+    write_file(path, csv_text([{k: value for k, value in row.items() if value == value} for row in tables], columns))
     return path
 
 
@@ -78,10 +73,6 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], words: 
     rule = "|" + "---|" * words + "---:|" * (len(header) - words)
     header, *others = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
     return [header, rule, *others]
-
-
-def _cell(value: Any) -> Any:
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
 def rank_sentence(comparison: Comparison, line: MethodSummary) -> str:

@@ -26,7 +26,7 @@ from scaffpd.deploy.membership import QUARANTINED, SiloEvent
 from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
-from scaffpd.system import atomic_write, lock_folder
+from scaffpd.system import atomic_write, csv_text, lock_folder, make_folder, write_file
 
 MODEL = "deployed"  # what the tables call the one model of a deployed run
 
@@ -44,11 +44,7 @@ class DeployedRun:
     """The folder of one run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"Cannot make the run's folder {str(path)!r}: {error.strerror}.") from None
+        self.path = make_folder(path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -73,11 +69,7 @@ class DeployedRun:
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Write one of the JSON files."""
-        self._replace(name, (json.dumps(value, indent=1) + "\n").encode())
-
-    def _replace(self, name: str, data: bytes) -> None:
-        with atomic_write(self.path / name) as file:
-            file.write(data)
+        write_file(self.path / name, json.dumps(value, indent=1) + "\n")
 
     def final(self) -> bool:
         """Whether there is nothing left to do."""
@@ -137,7 +129,7 @@ class DeployedRun:
     def progress(self, line: Mapping[str, Any]) -> None:
         """Append a line for whoever watches."""
         if "round" in line:
-            self._replace("round", str(line["round"]).encode())
+            write_file(self.path / "round", str(line["round"]))
         with (self.path / "progress.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -160,24 +152,21 @@ class DeployedRun:
     def write_rounds(self, silos: Sequence[str]) -> None:
         """Write the table of all rounds of all parts; a silo that was no member has empty cells."""
         columns = ["model", "segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
-        with atomic_write(self.path / "rounds.csv") as raw:
-            raw.write((",".join(columns) + "\r\n").encode())
-            for segment in self.segments():
-                if not self.checkpoint(segment).exists():
-                    continue
+        rows: list[dict[str, Any]] = []
+        for segment in self.segments():
+            if self.checkpoint(segment).exists():
                 arrays, about = disk.read(self.checkpoint(segment))
                 history = History.unpack(about["names"], arrays)
                 table = {name: history[name].tolist() for name in history.columns}
-                for row in range(len(history)):
-                    cells = [table[name][row] if name in table else "" for name in columns[3:]]
-                    number = table["round"][row] + segment.before
-                    raw.write((",".join(map(str, [MODEL, segment.number, number, *cells])) + "\r\n").encode())
+                for k, number in enumerate(table["round"]):
+                    cells = {name: table[name][k] for name in columns if name in table}
+                    rows.append(cells | {"model": MODEL, "segment": segment.number, "round": number + segment.before})
+        write_file(self.path / "rounds.csv", csv_text(rows, columns))
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the table of silos."""
-        with (self.path / "clients.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([rows[0], *(row.values() for row in rows)])
+        write_file(self.path / "clients.csv", csv_text(rows))
 
     def write_model(self, x: Array, setup: Setup) -> None:
         """Write the parameters, with what they expect of a row."""
-        self._replace("model.safetensors", model_bytes(x, setup))
+        write_file(self.path / "model.safetensors", model_bytes(x, setup))

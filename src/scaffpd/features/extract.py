@@ -26,7 +26,7 @@ from scaffpd.features.backbones import Backbone
 from scaffpd.features.compute import Extraction, ImageDataset
 from scaffpd.features.forward import PRECISIONS
 from scaffpd.features.store import finished, parse_memory
-from scaffpd.system import lock_folder
+from scaffpd.system import lock_folder, make_folder
 
 KINDS = ("entk", "penultimate")
 DTYPES = ("float16", "float32")
@@ -125,7 +125,7 @@ def features(
         count("features", "chunk", chunk)
     fields, key = about(data, backbone, kind=kind, coordinates=coordinates, seed=seed, dtype=dtype, precision=precision)
     rows = len(data.train.x) + len(data.test.x)
-    folder = None if cache is None else prepare(Path(cache) / key)
+    folder = None if cache is None else make_folder(Path(cache) / key)
     done = finished(folder, fields, rows)
     if done is None:
         busy = f"Another process is writing the features in {str(folder)!r}: wait until it is done."
@@ -137,12 +137,3 @@ def features(
         if verify is not False:
             store.verify(values, meta["sha256"], again=bool(verify))
     return Table(values, values.shape[1] ** -0.5, key)
-
-
-def prepare(folder: Path) -> Path:
-    """Make the folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"Cannot write to the folder {str(folder)!r}: {error.strerror}.") from None
-    return folder

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from scaffpd.data.folder import checksum, checksums
 from scaffpd.errors import InputError, real
-from scaffpd.system import atomic_write, format_bytes, free_memory
+from scaffpd.system import atomic_write, format_bytes, free_memory, write_file
 
 SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free, for one chunk
 LARGEST = {"cpu": 64, "cuda": 1024}  # samples: beyond, nothing gets faster
@@ -231,9 +231,10 @@ class FeatureStore:
             return
         if isinstance(values, np.memmap):
             values.flush()
-        self._write(NORMALISATION, lambda file: np.savez(file, **normalisation))
+        with atomic_write(self.folder / NORMALISATION) as file:
+            np.savez(file, **normalisation)
         text = json.dumps(meta | {"shape": self.shape, "dtype": self.dtype.name, "sha256": sums}, indent=2) + "\n"
-        self._write(META, lambda file: file.write(text.encode()))
+        write_file(self.folder / META, text)
         self._clear()
         if fresh:
             self._note(self._stamp())
@@ -269,8 +270,9 @@ class FeatureStore:
             return None
 
     def _note(self, stamp: dict[str, int]) -> None:
-        with suppress(OSError):
-            self._write(VERIFIED, lambda file: file.write((json.dumps(stamp) + "\n").encode()))
+        assert self.folder is not None
+        with suppress(InputError):
+            write_file(self.folder / VERIFIED, json.dumps(stamp) + "\n")
 
     def _write(self, name: str, write: Callable[[IO[bytes]], object]) -> None:
         assert self.folder is not None

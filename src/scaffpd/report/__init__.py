@@ -18,7 +18,7 @@ from typing import Any
 from scaffpd.errors import InputError, not_installed
 from scaffpd.report import figures, read, vega, verdict
 from scaffpd.report.data import FEW, ModelSummary, ReportData, Score, change, count, measured, plain, plural, small
-from scaffpd.system import atomic_write
+from scaffpd.system import make_folder, write_file
 
 NAME = "report.html"
 SCALE = 2  # pixels per point
@@ -46,7 +46,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     target = Path(folder) / NAME if out is None else Path(out)
     if target.is_dir():
         raise InputError(f"{str(target)!r} is a folder; --out needs a file, such as {str(target / NAME)!r}.")
-    _put(target, page(run, library()).encode("utf-8"))
+    write_file(target, page(run, library()))
     return target
 
 
@@ -56,19 +56,15 @@ def write_figures(folder: Path, form: str, out: Path | None = None) -> tuple[Pat
     drawn = pictures(read.read(Path(folder)), form)
     if not drawn:
         raise InputError(f"The run in {str(folder)!r} has nothing to draw yet.")
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = "it is a file" if place.is_file() else error.strerror
-        raise InputError(f"Cannot make the folder {str(place)!r}: {why}.") from None
+    make_folder(place)
     for name, content in drawn.items():
-        _put(place / name, content)
+        write_file(place / name, content)
     return tuple(place / name for name in drawn)
 
 
 def write_picture(folder: Path, figure: str, out: Path) -> Path:
     """Write one figure of a run as PNG."""
-    _put(out, pictures(read.read(Path(folder)), "png", figure)[f"{figure}.png"])
+    write_file(out, pictures(read.read(Path(folder)), "png", figure)[f"{figure}.png"])
     return out
 
 
@@ -103,14 +99,6 @@ def _vl_convert() -> Any:
 def library() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script; making it takes seconds, so once per process."""
     return str(_vl_convert().javascript_bundle())
-
-
-def _put(target: Path, content: bytes) -> None:
-    try:
-        with atomic_write(target) as file:
-            file.write(content)
-    except OSError as error:
-        raise InputError(f"Cannot write {str(target)!r}: {error.strerror}.") from None
 
 
 def page(run: ReportData, library: str) -> str:

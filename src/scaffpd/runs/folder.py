@@ -34,9 +34,8 @@ from scaffpd.config.model_file import model_bytes
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.runs.prepare import Prepared, described
-from scaffpd.runs.tables import csv_text
 from scaffpd.runs.train import SECRET, SPREAD, Trained, main_model
-from scaffpd.system import atomic_write, environment, lock_folder
+from scaffpd.system import csv_text, environment, lock_folder, make_folder, write_file
 from scaffpd.tabular.agree import CLASSIFICATION
 
 FORMAT = 1
@@ -86,10 +85,8 @@ class RunFolder:
     def opened(self, kind: str, config: RunConfig, fresh: bool) -> Iterator[None]:
         """Make the folder, lock it, and write the settings."""
         self.check(kind, config, fresh)
-        try:
-            (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"Cannot write to the folder {str(self.path)!r}: {error.strerror}.") from None
+        make_folder(self.path)
+        make_folder(self.path / "checkpoint")
         with lock_folder(self.path, f"Another run is at work in {str(self.path)!r}."):
             if fresh:
                 for file in [*(self.path / name for name in FILES), *(self.path / "checkpoint").glob("*.npz")]:
@@ -119,15 +116,14 @@ class RunFolder:
         write_files(self.path, files)
         one = main_model(models)
         x, setup = np.ascontiguousarray(prepared.in_units(one.result.x)), prepared.setup(one.algorithm)
-        with atomic_write(self.path / "model.safetensors") as file:
-            file.write(save_tensors({"x": x}, prepared.metadata()) if setup is None else model_bytes(x, setup))
+        content = save_tensors({"x": x}, prepared.metadata()) if setup is None else model_bytes(x, setup)
+        write_file(self.path / "model.safetensors", content)
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """Write texts by file name, each all of it or nothing."""
     for name, text in files.items():
-        with atomic_write(folder / name) as file:
-            file.write(text.encode())
+        write_file(folder / name, text)
 
 
 def environment_file() -> dict[str, str]:

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,6 @@ OLD_NAMES = {  # columns of folders that versions up to 0.1 wrote
     "method": "model", "silo": "client", "train_samples": "train_rows", "test_samples": "test_rows",
     **{f"{split} {what}": f"{split}_{what}" for split in ("train", "test") for what in ("rows", "loss", "accuracy")},
 }  # fmt: skip
-
-
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write rows with the same keys as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def read_text(path: Path) -> str:
