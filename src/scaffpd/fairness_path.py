@@ -65,10 +65,10 @@ def along(
     """As `path`, a result at a time; `watching` gives the callbacks for an objective."""
     known: Any = None
 
-    def keep(moment: Any) -> None:
+    def keep(info: Any) -> None:
         nonlocal known
-        if np.all(np.isfinite(moment.state.losses)):
-            known = moment.state
+        if np.all(np.isfinite(info.state.losses)):
+            known = info.state
 
     for objective in objectives:
         callbacks, x0 = [*watching(objective), keep], known if warm else None

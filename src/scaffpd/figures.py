@@ -17,25 +17,12 @@ BLUE, ORANGE, GREEN, PINK, RED, SKY, BLACK = (
     *("#d55e00", "#56b4e9", "#222222"),
 )
 STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": RULE,
-    "axes.labelcolor": QUIET,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 14,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "xtick.color": QUIET,
-    "xtick.labelsize": 9,
-    "ytick.color": QUIET,
-    "ytick.labelsize": 9,
-}
-
-
+    "font.family": "DejaVu Sans", "font.size": 10, "text.color": INK,
+    "axes.edgecolor": RULE, "axes.labelcolor": QUIET, "axes.labelsize": 9,
+    "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlelocation": "left", "axes.titlepad": 14, "axes.titlesize": 11, "axes.titleweight": "bold",
+    "xtick.color": QUIET, "xtick.labelsize": 9, "ytick.color": QUIET, "ytick.labelsize": 9,
+}  # fmt: skip
 NAMED = 30  # classes: more names than that do not fit side by side
 WRITTEN = 15  # classes: more columns than that are too narrow for numbers
 SHOWN = 60  # clients: more rows than that are not named
@@ -65,7 +52,11 @@ def partition_picture(
     except ModuleNotFoundError:
         raise not_installed("matplotlib", "images") from None
 
-    counts, names = _counts(parts, _labels(y), classes)
+    try:
+        labels = np.asarray(y)
+    except ValueError:
+        raise InputError("partition_picture needs a vector of labels as its second argument.") from None
+    counts, names = _counts(parts, labels, classes)
     clients, K = counts.shape
     with matplotlib.rc_context(STYLE):
         rows = min(10.0, max(1.6, 0.3 * clients))
@@ -77,17 +68,11 @@ def partition_picture(
         left = figure.add_axes((0.95 / width, bottom / height, columns / width, rows / height))
         right = figure.add_axes(((1.1 + columns) / width, bottom / height, 1.1 / width, rows / height))
         top = 1 - 0.42 / height
-        figure.text(0.2 / width, top, title or _title(counts), fontsize=13, fontweight="bold", va="center")
+        words = title or f"{counts.sum():,} samples of {K} classes at {clients} clients"
+        figure.text(0.2 / width, top, words, fontsize=13, fontweight="bold", va="center")
         _map(left, counts, names)
         _sizes(right, counts)
     return figure
-
-
-def _labels(y: ArrayLike) -> NDArray[Any]:
-    try:
-        return np.asarray(y)
-    except ValueError:
-        raise InputError("partition_picture needs a vector of labels as its second argument.") from None
 
 
 def _counts(
@@ -112,10 +97,6 @@ def _counts(
         if rows.ndim != 1 or not rows.size or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(y):
             raise InputError(f"partition_picture needs row numbers from 0 to {len(y) - 1} at client {i}.")
     return np.array([np.bincount(code[np.asarray(part)], minlength=len(names)) for part in parts]), names
-
-
-def _title(counts: NDArray[np.int64]) -> str:
-    return f"{counts.sum():,} samples of {counts.shape[1]} classes at {counts.shape[0]} clients"
 
 
 def _upright(names: Sequence[str]) -> bool:
@@ -160,13 +141,8 @@ def _scale(axes: Any, most: int, look: dict[str, Any]) -> None:
     strip = axes.figure.add_axes((box.x1 - 2.1 / width, box.y1 + 0.1 / height, 1.0 / width, 0.1 / height))
     strip.pcolormesh(np.linspace(1, max(2, most), 129), [0, 1], np.linspace(1, most, 128)[None], **look)
     strip.set_axis_off()
-    words = {
-        "xycoords": "axes fraction",
-        "textcoords": "offset points",
-        "va": "center",
-        "fontsize": SMALL,
-        "color": QUIET,
-    }
+    words = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center", "fontsize": SMALL}
+    words |= {"color": QUIET}
     strip.annotate("1", (0, 0.5), (-4, 0), ha="right", **words)
     strip.annotate(f"{most:,} of a class", (1, 0.5), (4, 0), ha="left", **words)
 

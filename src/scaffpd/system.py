@@ -335,14 +335,14 @@ class Progress(Tally):
         super().__init__(wanted, rounds, "round")
         self.tol = tol
 
-    def show(self, moment: Any) -> None:
+    def show(self, info: Any) -> None:
         """Redraw after a round."""
         if self.bar is None:
             return
-        state = moment.state
+        state = info.state
         goal = "" if self.tol is None else f" → {self.tol:.0e}"
         text = f"gap ≤ {state.certificate:.1e}{goal}  worst loss {state.losses.max():.4g}"
-        self.bar.update(self.task, completed=moment.rounds, description=text)
+        self.bar.update(self.task, completed=info.rounds, description=text)
 
 
 def _wanted(wanted: bool | None) -> bool:

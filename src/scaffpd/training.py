@@ -130,7 +130,7 @@ def train(
         tol: stop as soon as the proven optimality gap is at most this.
         seed: seeds all randomness.
         x0: where to start; by default the federation's own choice. The state of an earlier run on the same clients (a
-            callback's `moment.state`) hands over what that run has learnt besides x, where the algorithm can use it.
+            callback's `info.state`) hands over what that run has learnt besides x, where the algorithm can use it.
         progress: show a progress bar; by default where standard error is a terminal.
         checkpoint: a path or `Checkpoint(path, every=…)`. If the file is there, the run goes on from it, with the same
             numbers as if it had never stopped (and `x0` is not looked at).
@@ -188,8 +188,8 @@ class _TrainingRun:
                 self.state = self.algorithm.round(self.federation, self.state)
                 self._record()
                 self._complete()
-                moment = RoundInfo(self.state.rounds, self.state, self.history, self.account)
-                answers = [callback(moment) for callback in callbacks]
+                info = RoundInfo(self.state.rounds, self.state, self.history, self.account)
+                answers = [callback(info) for callback in callbacks]
                 if any(answer is True for answer in answers):
                     status = Status.STOPPED
                     break

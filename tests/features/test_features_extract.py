@@ -351,7 +351,7 @@ def test_a_cache_that_may_only_be_read(net, tmp_path, monkeypatch):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(store, "atomic_write", denied)
+    monkeypatch.setattr("scaffpd.system.atomic_write", denied)
     assert len(features(pictures(), net, coordinates=40, cache=tmp_path)) == 85
 
 

@@ -86,7 +86,7 @@ def test_an_interrupted_run_goes_on_with_the_same_noise_and_the_same_account(tmp
     assert late == summary(tmp_path / "a")["privacy"]["epsilon"]
     prepared = prepare(settings)
     model = private(settings, prepared, noise_secret(tmp_path / "b"))
-    straight = sp.train(settings.algorithm, prepared.cohort(settings, model), rounds=30, progress=False)
+    straight = sp.train(settings.method, prepared.cohort(settings, model), rounds=30, progress=False)
     assert np.array_equal(straight.x, again[0].result.x)
     run(settings, tmp_path / "b")  # a finished one once more: nothing is asked that was not asked before
     assert summary(tmp_path / "b")["privacy"]["epsilon"] == late
@@ -187,4 +187,4 @@ def test_no_path_and_no_network_without_a_word_on_smoothness(tmp_path):
     network = config(tmp_path, model={"network": "networks:small"})
     assert network.privacy.radius is None
     with pytest.raises(InputError, match="public smoothness"):
-        network.privacy.model(sp.Linear("logistic"), [network.algorithm], 3, [9])
+        network.privacy.model(sp.Linear("logistic"), [network.method], 3, [9])

@@ -204,7 +204,7 @@ def test_a_path_has_its_knee_and_keeps_that_model(tmp_path):
     kept = load_file(tmp_path / "path" / "model.safetensors")["x"]
     assert np.array_equal(kept, chosen.result.x)
     again = RunConfig.read(tmp_path / "path" / "config.toml")
-    assert again.points == 4
+    assert again.path.points == 4
     assert RunFolder(tmp_path / "path").fits("path", again)
     losses = [m.result.history.losses[-1].max() for m in models]
     assert losses == sorted(losses, reverse=True)

@@ -32,13 +32,13 @@ def written(tmp_path, text):
 
 def test_settings_are_complete_and_repeat_themselves(tmp_path):
     config = RunConfig.read(written(tmp_path, FULL))
-    assert isinstance(config.objective, CVaR)
+    assert isinstance(config.goal, CVaR)
     assert config.training.rounds == 7
     text = config.toml(tmp_path, "a heading")
     assert text.startswith("# a heading\n")
     again, complete = RunConfig.read(written(tmp_path, text)), tomllib.loads(text)
     assert again.toml(tmp_path, "a heading") == text
-    assert repr(again.algorithm) == repr(config.algorithm)
+    assert repr(again.method) == repr(config.method)
     for key in ("standardise", "seed", "test"):
         assert key in complete["data"]
     assert complete["training"]["device"] == "cpu"
@@ -47,11 +47,11 @@ def test_settings_are_complete_and_repeat_themselves(tmp_path):
 def test_changes_take_the_place_of_what_the_file_says(tmp_path):
     config = RunConfig.read(written(tmp_path, FULL), {"training": {"rounds": 9}, "objective": {"alpha": 0.2}})
     assert config.training.rounds == 9
-    assert repr(config.objective) == "CVaR(alpha=0.2)"
+    assert repr(config.goal) == "CVaR(alpha=0.2)"
     other = RunConfig.read(written(tmp_path, FULL), {"objective": {"kind": "Agnostic"}})
-    assert repr(other.objective) == "Agnostic()"
+    assert repr(other.goal) == "Agnostic()"
     capped = RunConfig.read(written(tmp_path, FULL.replace('"CVaR"\nalpha = 0.4', '"ChiSquare"\nrho = 0.1\ncap = 0.5')))
-    assert repr(capped.objective) == "ChiSquare(rho=0.1, cap=0.5)"
+    assert repr(capped.goal) == "ChiSquare(rho=0.1, cap=0.5)"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from scaffpd.cli.features import features
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
 from scaffpd.cli.train import path, train
-from scaffpd.cli.typer_ext import DONE, FAILED, INTERRUPTED, SETTINGS, WRONG, Group, add, help_if_alone, nearest
+from scaffpd.cli.typer_ext import DONE, FAILED, INTERRUPTED, NUMBERS, SETTINGS, WRONG, Group, add, nearest, show_help
 from scaffpd.errors import InputError
 from scaffpd.system import FULL
 
@@ -87,7 +87,7 @@ def _top(
         scaffpd demo
         scaffpd compare --help
     """
-    help_if_alone(context)
+    show_help(context)
 
 
 def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "scaffpd") -> int:
@@ -203,9 +203,9 @@ def _wrong_value(error: click.BadParameter) -> str:
 
 
 def _needs(kind: Any) -> str | None:
-    if not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+    if not isinstance(kind, NUMBERS):
         return None
-    words = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
+    words = "a whole number" if isinstance(kind, NUMBERS[0]) else "a number"
     least, most = getattr(kind, "min", None), getattr(kind, "max", None)
     above = f" >= {least}" if least is not None else ""
     return f"{words}{above}{' and' if above and most is not None else ''}{f' <= {most}' if most is not None else ''}"

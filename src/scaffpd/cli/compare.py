@@ -77,7 +77,8 @@ def compare(
             "methods": methods, "rounds": rounds, "local-steps": local_steps, "batch-size": batch_size, "seeds": seeds,
             "tune": tune, "rho": rho, "clients": clients, "alpha": alpha,
         }  # fmt: skip
-        (out / "command.txt").write_text(_command(problem, options), encoding="utf-8")
+        given = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+        (out / "command.txt").write_text(shlex.join(["scaffpd", "compare", problem, *given]) + "\n", encoding="utf-8")
     if as_json:
         print_json(_as_json(comparison, out))
     elif not quiet:
@@ -125,10 +126,3 @@ def _as_json(comparison: Comparison, out: Path | None) -> dict[str, object]:
         "verdicts": [comparison.verdict(ours) for ours in OURS if ours in methods and len(methods) > 1],
         "folder": out,
     }
-
-
-def _command(problem: str, options: dict[str, object]) -> str:
-    """The command with every number spelt out, for whoever finds the folder."""
-    given = [(name, value) for name, value in options.items() if value is not None]
-    words = ["scaffpd", "compare", problem, *(word for name, value in given for word in (f"--{name}", str(value)))]
-    return shlex.join(words) + "\n"

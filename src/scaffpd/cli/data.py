@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,27 +51,18 @@ class DatasetEntry:
     note: str = ""  # what is wrong with it, how to provide it, or what else there is to say
 
 
-EMBEDDED = (
-    DatasetEntry(
-        "heart_disease", "embedded", "heart disease at four hospitals (UCI)", "CC BY 4.0, doi 10.24432/C52P4X", 920,
-        columns=28, clients=4, classes=2,
-    ),
-    DatasetEntry(
-        "digits", "embedded", "handwritten digits (scikit-learn)", "CC BY 4.0, doi 10.24432/C50P49", 1797,
-        columns=64, clients="by label skew", classes=10,
-    ),
-    DatasetEntry(
-        "breast_cancer", "embedded", "Wisconsin biopsies (scikit-learn)", "CC BY 4.0, doi 10.24432/C5DW2B", 569,
-        columns=30, clients="by label skew", classes=2,
-    ),
-    DatasetEntry(
-        "diabetes", "embedded", "progression of diabetes (scikit-learn)", "cite Efron et al. (2004)", 442,
-        columns=9, clients="5 by age, 2 by sex", classes=2,
-    ),
-    DatasetEntry(
-        "synthetic", "embedded", "the paper's regression problem, drawn", "ours", 500, columns=10, clients="5, or any"
-    ),
-)  # fmt: skip
+_CC, _SKEWED = "CC BY 4.0, doi 10.24432/", "by label skew"
+_EMBEDDED: tuple[tuple[str, str, str, int, int, int | str, int | None], ...] = (
+    ("heart_disease", "heart disease at four hospitals (UCI)", f"{_CC}C52P4X", 920, 28, 4, 2),
+    ("digits", "handwritten digits (scikit-learn)", f"{_CC}C50P49", 1797, 64, _SKEWED, 10),
+    ("breast_cancer", "Wisconsin biopsies (scikit-learn)", f"{_CC}C5DW2B", 569, 30, _SKEWED, 2),
+    ("diabetes", "progression of diabetes (scikit-learn)", "cite Efron et al. (2004)", 442, 9, "5 by age, 2 by sex", 2),
+    ("synthetic", "the paper's regression problem, drawn", "ours", 500, 10, "5, or any", None),
+)
+EMBEDDED = tuple(
+    DatasetEntry(name, "embedded", about, licence, rows, None, columns, clients, classes)
+    for name, about, licence, rows, columns, clients, classes in _EMBEDDED
+)
 
 
 def provided(folder: str | os.PathLike[str] | None) -> list[DatasetEntry]:
@@ -80,24 +72,17 @@ def provided(folder: str | os.PathLike[str] | None) -> list[DatasetEntry]:
 
     named = folder or os.environ.get("SCAFFPD_DATA")
     root = data_root(named, "Other data") if named else None
-    entries = [
-        _looked(
-            root,
-            _adult,
-            DatasetEntry(
-                "adult", "missing", "income of 48,842 people (UCI)", "CC BY 4.0, doi 10.24432/C5XW20", note=ADULT
-            ),
-        )
-    ]
+    adult = DatasetEntry("adult", "missing", "income of 48,842 people (UCI)", UCI, note=ADULT)
+    entries = [_looked(root, _adult, adult)]
     for name, which, terms in (
         ("cifar10", CIFAR10, KRIZHEVSKY), ("cifar100", CIFAR100, KRIZHEVSKY), ("tiny_imagenet", TINY, IMAGENET),
     ):  # fmt: skip
-        blank = DatasetEntry(
-            name, "missing", f"{which.name}, {which.classes} classes of images", terms, note=which.accepted
-        )
-        entries.append(_looked(root, _images(which), blank))
+        about = f"{which.name}, {which.classes} classes of images"
+        blank = DatasetEntry(name, "missing", about, terms, note=which.accepted)
+        entries.append(_looked(root, partial(_images, which), blank))
     for file, what in WEIGHTS.items():
-        blank = DatasetEntry(f"weights/{file}", "missing", f"{what}, ImageNet weights", _terms(what))
+        terms = "Apache-2.0" if what.startswith("Efficient") else "BSD-3-Clause (torchvision)"
+        blank = DatasetEntry(f"weights/{file}", "missing", f"{what}, ImageNet weights", terms)
         entries.append(_looked(root, _weights, blank))
     return entries
 
@@ -111,7 +96,7 @@ def _looked(root: Path | None, look: Callable[[Path, DatasetEntry], DatasetEntry
     except InputError as error:
         if str(error).startswith("There is no "):
             return blank
-        return DatasetEntry(blank.name, "broken", blank.about, blank.licence, note=str(error))
+        return replace(blank, state="broken", note=str(error))
 
 
 def _adult(root: Path, blank: DatasetEntry) -> DatasetEntry:
@@ -123,24 +108,21 @@ def _adult(root: Path, blank: DatasetEntry) -> DatasetEntry:
     train, test = (read_adult(place / f"adult.{part}.csv.gz") for part in ("data", "test"))
     names = clients([row["occupation"] for row in train])
     columns = len(NUMBERS) + sum(len({row[name] for row in train}) for name in CATEGORIES if name != "occupation")
-    return DatasetEntry(
-        blank.name, "found", blank.about, blank.licence, len(train), len(test), columns,
-        f"{len(names)} by occupation", 2, str(place),
+    return replace(
+        blank, state="found", rows=len(train), test_rows=len(test), columns=columns,
+        clients=f"{len(names)} by occupation", classes=2, where=str(place), note="",
     )  # fmt: skip
 
 
-def _images(which: Published) -> Callable[[Path, DatasetEntry], DatasetEntry]:
-    def look(root: Path, blank: DatasetEntry) -> DatasetEntry:
-        from scaffpd.data.image_loaders import inspect as inspect_images
+def _images(which: Published, root: Path, blank: DatasetEntry) -> DatasetEntry:
+    from scaffpd.data.image_loaders import inspect as inspect_images
 
-        found = inspect_images(which, root)
-        share = "" if found.train == which.train * which.classes else "a subset"
-        return DatasetEntry(
-            blank.name, "found", blank.about, blank.licence, found.train, found.test,
-            3 * which.side**2, "by label skew", found.classes, str(found.place), share,
-        )  # fmt: skip
-
-    return look
+    found = inspect_images(which, root)
+    share = "" if found.train == which.train * which.classes else "a subset"
+    return replace(
+        blank, state="found", rows=found.train, test_rows=found.test, columns=3 * which.side**2,
+        clients="by label skew", classes=found.classes, where=str(found.place), note=share,
+    )  # fmt: skip
 
 
 def _weights(root: Path, blank: DatasetEntry) -> DatasetEntry:
@@ -155,9 +137,7 @@ def _weights(root: Path, blank: DatasetEntry) -> DatasetEntry:
                 size = sum(_elements(archive, name) for name in archive.namelist())
         except (zipfile.BadZipFile, ValueError, EOFError):
             raise InputError(f"{str(file)!r} is not a complete file of weights; copy it once more.") from None
-    return DatasetEntry(
-        blank.name, "found", blank.about, blank.licence, where=str(file), note=f"{size / 1e6:.3g} million numbers"
-    )
+    return replace(blank, state="found", where=str(file), note=f"{size / 1e6:.3g} million numbers")
 
 
 def _elements(archive: zipfile.ZipFile, name: str) -> int:
@@ -169,10 +149,6 @@ def _elements(archive: zipfile.ZipFile, name: str) -> int:
         head = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
         shape, _, _ = head(member)
     return int(np.prod(shape, dtype=np.int64))
-
-
-def _terms(what: str) -> str:
-    return "Apache-2.0" if what.startswith("Efficient") else "BSD-3-Clause (torchvision)"
 
 
 def data(
@@ -189,20 +165,19 @@ def data(
         scaffpd data
         scaffpd data --data . --json
     """
-    within, outside = EMBEDDED, provided(folder)
+    outside = provided(folder)
     if as_json:
-        found = {"embedded": [asdict(entry) for entry in within], "folder": [asdict(entry) for entry in outside]}
-        print_json(found)
+        print_json({"embedded": [asdict(entry) for entry in EMBEDDED], "folder": [asdict(entry) for entry in outside]})
         return
-    _show(within, outside, folder or os.environ.get("SCAFFPD_DATA") or None)
+    _show(outside, folder or os.environ.get("SCAFFPD_DATA") or None)
 
 
-def _show(within: Sequence[DatasetEntry], outside: Sequence[DatasetEntry], root: object) -> None:
+def _show(outside: Sequence[DatasetEntry], root: object) -> None:
     console = Console(highlight=False)
     console.print("Embedded", style="bold")
-    console.print(_table(within))
+    console.print(_table(EMBEDDED))
     console.print()
-    bullets(console, _lines(within))
+    bullets(console, _lines(EMBEDDED))
     found, broken, missing = ([e for e in outside if e.state == state] for state in ("found", "broken", "missing"))
     if found:
         console.print(f"\nFound in {root}", style="bold", markup=False, soft_wrap=True)
@@ -223,12 +198,8 @@ def _table(entries: Sequence[DatasetEntry]) -> Table:
     table.columns[0].no_wrap = True
     for entry in entries:
         numbers = (entry.rows, *([entry.test_rows] if tested else []), entry.columns, entry.clients, entry.classes)
-        table.add_row(entry.name, *map(_number, numbers))
+        table.add_row(entry.name, *(f"{number:,}" if isinstance(number, int) else number or "" for number in numbers))
     return table
-
-
-def _number(value: int | str | None) -> str:
-    return f"{value:,}" if isinstance(value, int) else value or ""
 
 
 def _lines(entries: Sequence[DatasetEntry]) -> list[Text]:
@@ -238,7 +209,6 @@ def _lines(entries: Sequence[DatasetEntry]) -> list[Text]:
 def _words(entry: DatasetEntry) -> str:
     if entry.state == "broken":
         return entry.note
-    if entry.state in ("embedded", "found"):
-        return f"{entry.about}{f', {entry.note}' if entry.note else ''}; {entry.licence}."
-    expected = f" Expected: {entry.note}." if entry.note else ""
-    return f"{entry.about}; {entry.licence}.{expected}"
+    if entry.state == "missing":
+        return f"{entry.about}; {entry.licence}.{f' Expected: {entry.note}.' if entry.note else ''}"
+    return f"{entry.about}{f', {entry.note}' if entry.note else ''}; {entry.licence}."

@@ -50,20 +50,18 @@ def demo(
     prepare(out)
     console = Console(quiet=quiet, highlight=False)
     section(console, "Four hospitals, one model", INTRODUCTION.format(splits=splits, rho=rho))
-    from scaffpd import demo as findings  # seconds, so not before words
-    from scaffpd import demo as hospitals
+    from scaffpd import demo as hospitals  # seconds, so not before words
     from scaffpd.report import available, write, write_picture
 
     with _progress(quiet) as progress:
         task = progress.add_task("training", total=splits)
         study = hospitals.study(rho, seed, splits, progress=lambda done: progress.update(task, completed=done))
     command = f"scaffpd demo --rho {rho:g} --seed {seed} --splits {splits} --out {shlex.quote(out.as_posix())}"
-    written = findings.write(study, out, command)
+    written = hospitals.write(study, out, command)
     sorry = available()
     pages = [write(out), write_picture(out, "clients", out / "demo.png")] if sorry is None else []
-    _show(
-        console, study, [str(page) for page in pages] if sorry is None else [f"No report: {sorry}"], len(written), out
-    )
+    shown = [str(page) for page in pages] if sorry is None else [f"No report: {sorry}"]
+    _show(console, study, shown, len(written), out)
 
 
 def _progress(quiet: bool) -> Progress:

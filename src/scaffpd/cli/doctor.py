@@ -52,7 +52,7 @@ def findings() -> dict[str, Any]:
     """All that there is to say, ready for JSON."""
     from scaffpd.system import environment
 
-    checked = self_check()
+    checked, folder = self_check(), os.environ.get("SCAFFPD_DATA") or None
     return {
         "works": all(outcome == "ok" for outcome in checked.values()),
         "self_check": checked,
@@ -63,7 +63,7 @@ def findings() -> dict[str, Any]:
             "encoding": getattr(sys.stdout, "encoding", None),
             "unicode": _unicode(),
         },
-        "data": _data_folder(),
+        "data": {"SCAFFPD_DATA": folder, "there": bool(folder and os.path.isdir(folder))},
     }
 
 
@@ -121,11 +121,6 @@ def _unicode() -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-def _data_folder() -> dict[str, Any]:
-    named = os.environ.get("SCAFFPD_DATA") or None
-    return {"SCAFFPD_DATA": named, "there": bool(named and os.path.isdir(named))}
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from scaffpd.cli import typer_ext
 from scaffpd.cli.typer_ext import argument, checked, option, prepare, print_json
 from scaffpd.errors import InputError
-
-if TYPE_CHECKING:
-    from scaffpd.features import Backbone
 
 
 def features(
@@ -50,11 +47,12 @@ def features(
     Examples:
         scaffpd features cifar10 --data ~/data --images-per-class 5 --size 64
     """
-    checked("dataset", dataset, typer_ext.IMAGES)
-    checked("backbone", backbone, typer_ext.BACKBONES)
-    checked("kind", kind, typer_ext.KINDS)
-    checked("dtype", dtype, typer_ext.DTYPES)
-    checked("precision", precision or "float32", typer_ext.PRECISIONS)
+    for what, given, names in (
+        ("dataset", dataset, typer_ext.IMAGES), ("backbone", backbone, typer_ext.BACKBONES),
+        ("kind", kind, typer_ext.KINDS), ("dtype", dtype, typer_ext.DTYPES),
+        ("precision", precision or "float32", typer_ext.PRECISIONS),
+    ):  # fmt: skip
+        checked(what, given, names)
     from scaffpd import data as sources  # seconds, so not for --help
     from scaffpd.features import backbone as known
     from scaffpd.features import features as extract
@@ -70,7 +68,9 @@ def features(
         images = images.subset(images_per_class, images_per_class)
     prepare(cache)
     if not (quiet or as_json):
-        _say_what(images, network)
+        counts = f"{len(images.train.x)} training and {len(images.test.x)} test images"
+        shape = " × ".join(map(str, images.train.x.shape[1:3]))
+        typer.echo(f"{images.name}: {counts} of {shape} pixels; {network.name} at {network.size} × {network.size}.")
     started, there = time.perf_counter(), {path.name for path in cache.glob("*") if (path / "meta.json").exists()}
     try:
         table = extract(
@@ -86,14 +86,6 @@ def features(
         _say_done(table, cache / table.key, time.perf_counter() - started, there, coordinates)
 
 
-def _say_what(images: Any, network: Backbone) -> None:
-    shape = " × ".join(map(str, images.train.x.shape[1:3]))
-    typer.echo(
-        f"{images.name}: {len(images.train.x)} training and {len(images.test.x)} test images of {shape} pixels; "
-        f"{network.name} at {network.size} × {network.size}."
-    )
-
-
 def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted: int) -> None:
     from scaffpd.system import format_bytes
 
@@ -101,9 +93,8 @@ def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted:
     rows, columns = table.values.shape
     rate = meta["samples_per_second"]
     pace = "" if rate is None else f" at {rate:.3g} images/s on {meta['device']}"
-    how = (
-        f"found in the cache, computed earlier{pace}" if folder.name in there else f"computed{pace} in {seconds:.1f} s"
-    )
+    cached = folder.name in there
+    how = f"found in the cache, computed earlier{pace}" if cached else f"computed{pace} in {seconds:.1f} s"
     if meta["kind"] == "entk" and columns < wanted:
         typer.echo(f"The network has {columns:,} coordinates; all are taken.")
     typer.echo(f"{rows} × {columns} in {meta['dtype']} ({format_bytes(table.values.nbytes)}), {how}.")

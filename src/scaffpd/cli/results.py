@@ -97,7 +97,8 @@ def _clients(run: ReportData) -> Table:
         cells: list[str | Text] = [measured(score.value, run.measure)]
         if two:
             moved = f"{change(run.sign * gain[name], run.measure)}{'*' if score.clear else ''}"
-            cells = [measured(old[name].value, run.measure), *cells, Text(moved, style=_style(gain[name]))]
+            style = "dim" if abs(gain[name]) < 5e-4 else "green" if gain[name] > 0 else "red"
+            cells = [measured(old[name].value, run.measure), *cells, Text(moved, style=style)]
         few = " †" if uncertain(run, score) else ""
         table.add_row(Text(f"{name}{few}"), f"{score.train_rows}, {score.test_rows}", *cells, f"{score.weight:.3f}")
     if len(order) > MOST:
@@ -117,10 +118,6 @@ def _points(run: ReportData, path: dict[str, Any]) -> Table:
         style = "bold" if model.name == path["knee"] else None
         table.add_row(model.name, *scores, f"{model.rounds:.0f}", gap, style=style)
     return table
-
-
-def _style(gain: float) -> str:
-    return "dim" if abs(gain) < 5e-4 else "green" if gain > 0 else "red"
 
 
 def _proof(model: ModelSummary) -> str:

@@ -76,9 +76,7 @@ def plural(number: int, what: str) -> str:
 class LiveScreen:
     """A picture that is drawn anew while a command runs; `live` is `None` where nobody looks.
 
-    Args:
-        quiet: print nothing.
-        errors: draw on standard error, so that standard output has the result alone.
+    With `errors` it is drawn on standard error, so that standard output has the result alone.
     """
 
     def __init__(self, quiet: bool, errors: bool = False) -> None:
@@ -118,15 +116,15 @@ class TrainingScreen(LiveScreen):
         if self.live is not None:
             self.live.update(f"{model}: looking at the data")
 
-    def show(self, moment: Any) -> None:
+    def show(self, info: Any) -> None:
         """Show a round that is done."""
-        state = moment.state
-        self.first = float(moment.history["certificate"][0])
+        state = info.state
+        self.first = float(info.history["certificate"][0])
         if self.live is not None:
-            self.live.update(self._picture(moment.rounds, state))
-        elif self._done(moment.rounds, state) >= 1 or time.monotonic() - self.said >= PAUSE:
+            self.live.update(self._picture(info.rounds, state))
+        elif self._done(info.rounds, state) >= 1 or time.monotonic() - self.said >= PAUSE:
             self.said = time.monotonic()
-            self.say(self._words(moment.rounds, state))
+            self.say(self._words(info.rounds, state))
 
     def _done(self, rounds: int, state: Any) -> float:
         """How much of the way is behind: of the certificate's on a logarithmic scale, or of the rounds."""
@@ -181,13 +179,7 @@ def _seconds(s: float) -> str:
 
 
 class DeploymentScreen(LiveScreen):
-    """Rounds and events of a run, as they come.
-
-    Args:
-        silos: the federation's.
-        tol: the certified gap that is asked for.
-        quiet: print nothing.
-    """
+    """Rounds and events of a run, as they come, on their way to the certified gap `tol`."""
 
     def __init__(self, silos: Sequence[str], tol: float | None, quiet: bool = False) -> None:
         super().__init__(quiet)

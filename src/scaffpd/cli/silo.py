@@ -12,6 +12,7 @@ from scaffpd.cli.results import write_predictions
 from scaffpd.cli.screens import bullets, facts, plain_table, plural, printable
 from scaffpd.cli.typer_ext import group, print_json
 from scaffpd.errors import InputError
+from scaffpd.system import write_file
 
 MOST = 40  # columns of data that are listed
 TEMPLATE = """\
@@ -43,7 +44,7 @@ required = false                  # true: take part with masked vectors only
 # identity = "identity.key"       # this silo's own key, made with its first use; `scaffpd silo key` shows its print
 # share = 0.9                     # the largest share of a sum that this silo's vector may have
 # quantum = 0.0                   # losses leave as multiples of this
-# [secure.pins]                   # others' keys, by the prints that their operators have told you
+# [secure.pins]                   # others' keys, by the prints that their operators gave you
 # south = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 [privacy]                         # noise on all that rows have a part in: see "Differential privacy"
@@ -65,13 +66,9 @@ def init(
     Examples:
         scaffpd silo init --out silo.toml
     """
-    try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE.format(file=out.name))
-    except FileExistsError:
-        raise InputError(f"The file {str(out)!r} is there already; choose another one with --out.") from None
-    except OSError as error:
-        raise InputError(f"Cannot write {str(out)!r}: {error.strerror}.") from None
+    if out.exists():
+        raise InputError(f"The file {str(out)!r} is there already; choose another one with --out.")
+    write_file(out, TEMPLATE.format(file=out.name))
     typer.echo(f"Written to {out}. Fill it in, then run: scaffpd silo check {out}")
 
 

@@ -21,8 +21,9 @@ STRENGTHS: dict[str, tuple[str, float | None]] = {  # the argument of each objec
     "ChiSquare": ("rho", 0.1), "Tilted": ("rho", 0.1), "ChiSquareBall": ("delta", 0.5), "CVaR": ("alpha", 0.2),
     "QFair": ("q", 1.0), "Nash": ("b", None),
 }  # fmt: skip
+OF_TABLE = ("client", "target", "columns", "categories", "task", "separator", "decimal")
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
-    "data": {name: name for name in ("client", "target", "columns", "categories", "task", "test", "seed")},
+    "data": {name: name for name in (*OF_TABLE, "test", "seed")},
     "model": {"l2": "l2"},
     "training": {name: name for name in ("rounds", "tol", "seed", "device", "baseline")},
     "privacy": {name: name for name in ("epsilon", "delta", "clip", "loss_clip", "radius")} | {"seed": "noise_seed"},
@@ -42,6 +43,8 @@ Method = Annotated[str | None, option(METHOD, ALGORITHMS, "chosen for the proble
 Columns = Annotated[str | None, typer.Option(help="Columns to learn from, with commas.", show_default="all others")]
 Categories = Annotated[str | None, typer.Option(help="Columns of numbers that are names of categories.")]
 Task = Annotated[str | None, typer.Option(help="classification or regression.", show_default="goes by the target")]
+Separator = Annotated[str | None, typer.Option(help="Between columns of CSV.", show_default="found out")]
+Decimal = Annotated[str | None, typer.Option(help="Decimal mark of CSV: . or ,", show_default="found out")]
 Test = Annotated[float | None, typer.Option(help="Share of rows held out at every client.", show_default="0.2")]
 L2 = Annotated[float | None, typer.Option("--l2", help="The regulariser.", show_default="0.001")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="The most rounds.", show_default="1000")]
@@ -66,6 +69,8 @@ def train(
     columns: Columns = None,
     categories: Categories = None,
     task: Task = None,
+    separator: Separator = None,
+    decimal: Decimal = None,
     test: Test = None,
     l2: L2 = None,
     rounds: Annotated[
@@ -124,6 +129,8 @@ def path(
     columns: Columns = None,
     categories: Categories = None,
     task: Task = None,
+    separator: Separator = None,
+    decimal: Decimal = None,
     test: Test = None,
     l2: L2 = None,
     rounds: Rounds = None,
@@ -214,7 +221,7 @@ def requested(what: str, options: Mapping[str, Any]) -> RunConfig:
         _check_columns(file, options)
         source = {"file": str(file.absolute())}
     elif what in PROBLEMS:
-        for name in ("client", "target", "columns", "categories", "task"):
+        for name in OF_TABLE:
             if name in options:
                 raise InputError(f"{what!r} brings its own clients and columns: leave --{name} out.")
         source = {"source": what}

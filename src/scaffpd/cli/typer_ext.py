@@ -20,42 +20,49 @@ from scaffpd.errors import unknown
 from scaffpd.system import make_folder, write_file
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
+NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 _EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$")
 
 
-class Command(TyperCommand):
-    """A command whose arguments have their help, whose options have short placeholders, and which ends in examples."""
+class WithExamples(click.Command):
+    """Help that ends in the examples of the docstring."""
+
+    examples: tuple[str, ...] = ()
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.help, self.examples = without_examples(self.help or "")
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write Typer's help, then the examples, each on a line of its own however narrow the terminal is."""
+        from rich.console import Console
+
+        super().format_help(ctx, formatter)
+        console = Console(highlight=False)
+        console.print(" Example" + "s" * (len(self.examples) > 1), style="bold")
+        for line in self.examples:
+            console.print(f"   {line}", style="cyan", markup=False, soft_wrap=True)
+
+
+class Command(WithExamples, TyperCommand):
+    """A command whose arguments have their help, and whose options have short placeholders."""
 
     def __init__(self, name: str | None, **given: Any) -> None:
         super().__init__(name, **given)
-        self.help, self.examples = without_examples(self.help or "")
-        helps = _argument_helps(self.callback)
+        hints = get_type_hints(self.callback, include_extras=True).items()
+        helps = {name: part.help for name, hint in hints for part in get_args(hint) if isinstance(part, ArgumentInfo)}
         for parameter in self.params:
             if isinstance(parameter, TyperArgument):  # typer below 0.21 loses it to click from 8.4 on
                 parameter.help = parameter.help or helps.get(parameter.name or "")
             elif isinstance(parameter, click.Option) and not parameter.is_flag and parameter.metavar is None:
-                parameter.metavar = _placeholder(parameter.type)
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write Typer's help, then the examples."""
-        super().format_help(ctx, formatter)
-        show_examples(self.examples)
+                # "INTEGER RANGE" would leave little of a line of 80 columns
+                whole, real = (isinstance(parameter.type, kind) for kind in NUMBERS)
+                parameter.metavar = "N" if whole else "X" if real else None
 
 
-class Group(TyperGroup):
+class Group(WithExamples, TyperGroup):
     """Commands under one name; it helps whoever names none of them, or one that is not there."""
-
-    examples: tuple[str, ...] = ()
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        self.help, self.examples = without_examples(self.help or "")
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write Typer's help, then the examples."""
-        super().format_help(ctx, formatter)
-        show_examples(self.examples)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -80,13 +87,13 @@ def group(about: str, *commands: Callable[..., None]) -> typer.Typer:
     made = typer.Typer(
         cls=Group, help=about, invoke_without_command=True, add_completion=False, context_settings=SETTINGS
     )
-    made.callback(help=about)(help_if_alone)
+    made.callback(help=about)(show_help)
     for command in commands:
         add(made, command)
     return made
 
 
-def help_if_alone(context: typer.Context) -> None:
+def show_help(context: typer.Context) -> None:
     """Show the help of a group whose commands were not named."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -103,29 +110,6 @@ def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
     prose = text if found is None else text[: found.start()]
     lines = () if found is None else tuple(line.strip() for line in found["lines"].strip().splitlines())
     return "\n\n".join(" ".join(part.split()) for part in prose.split("\n\n")).strip(), lines
-
-
-def show_examples(lines: tuple[str, ...]) -> None:
-    """Below the options: each on a line of its own, however narrow the terminal is."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(" Example" + "s" * (len(lines) > 1), style="bold")
-    for line in lines:
-        console.print(f"   {line}", style="cyan", markup=False, soft_wrap=True)
-
-
-def _argument_helps(function: Any) -> dict[str, str | None]:
-    """Return the help texts of the arguments, as the function's annotations have them."""
-    hints = get_type_hints(function, include_extras=True).items()
-    return {name: part.help for name, hint in hints for part in get_args(hint) if isinstance(part, ArgumentInfo)}
-
-
-def _placeholder(kind: Any) -> str | None:
-    """N for whole numbers and X for others: "INTEGER RANGE" leaves little of a line of 80 columns."""
-    if isinstance(kind, click.types.IntParamType):
-        return "N"
-    return "X" if isinstance(kind, click.types.FloatParamType) else None
 
 
 PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")

@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-import scaffpd
 from scaffpd.comparison.problem import Problem, fingerprint
 from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, RunKey, Runner
 from scaffpd.comparison.setting import Setting, make_setting, neighbours
 from scaffpd.comparison.tables import Comparison
 from scaffpd.errors import InputError, count
-from scaffpd.system import Tally, cores, make_folder, write_file
+from scaffpd.system import Tally, cores, environment, make_folder, write_file
 from scaffpd.training import Algorithm
 
 ABOUT, LOG = "about.json", "runs.jsonl"
@@ -50,7 +47,8 @@ class Journal:
         for name in (LOG, *TABLES):
             if (folder / name).exists():
                 raise InputError(f"The folder {str(folder)!r} has a {name} of something else; use another folder.")
-        note = {"setting": about, "versions": versions()}
+        found = environment()
+        note = {"setting": about, "versions": {name: found[name] for name in ("scaffpd", "python", "torch", "numpy")}}
         write_file(folder / ABOUT, f"{json.dumps(note, indent=2, ensure_ascii=False)}\n")
 
     def _read(self, log: Path) -> None:
@@ -85,14 +83,6 @@ def _compare(folder: Path, about: dict[str, Any]) -> None:
         raise InputError(
             f"The folder {str(folder)!r} has a comparison with other {' and '.join(other)}; use another folder."
         )
-
-
-def versions() -> dict[str, str]:
-    """What the numbers were computed with."""
-    return {
-        "scaffpd": scaffpd.__version__, "python": platform.python_version(), "torch": torch.__version__,
-        "numpy": np.__version__,
-    }  # fmt: skip
 
 
 def compare(

@@ -114,7 +114,7 @@ def _takes_seed(function: Callable[..., Any]) -> bool:
 
 TEST_FRACTION = 0.3
 FEWEST = 10  # rows of a client of a partition by labels: of fewer, none or one would be left to test on
-PARTITIONS = {"digits": (20, 0.05), "breast-cancer": (10, 0.5)}  # clients and α, where not told
+PARTITIONS = {"digits": (20, 0.05), "breast-cancer": (10, 0.5)}  # clients and α, unless they are given
 SYNTHETIC_CLIENTS = 20
 NAMES = ("digits", "hospitals", "breast-cancer", "synthetic")
 

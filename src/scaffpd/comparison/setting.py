@@ -153,11 +153,7 @@ class Setting:
             "methods": {label: repr(method) for label, method in self.methods.items()},
             "grid": {label: self.grid(label) for label in self.methods},
             "seeds": list(self.seeds),
-            "rounds": self.rounds,
-            "tune": self.tune,
-            "validation": self.validation,
-            "select": self.select,
-            "strengths": self.strengths,
+            **{name: getattr(self, name) for name in ("rounds", "tune", "validation", "select", "strengths")},
             **({} if self.choosing is None else {"choosing": self.choosing}),
             **({"climb": True} if self.climb else {}),
         }

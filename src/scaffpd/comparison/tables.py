@@ -204,15 +204,12 @@ def fitting(comparison: Comparison, width: int) -> tuple[list[TableColumn], list
     lines = [line for line in comparison.table if not line.failures]
     chosen = columns(comparison)
     while len(chosen) > 3:
-        first, *others = (_width(column, lines) + GAP for column in chosen)
+        texts = ([*column.heading, *(column.cell(line) for line in lines)] for column in chosen)
+        first, *others = (max(map(len, cells)) + GAP for cells in texts)
         if min(first - GAP, LABEL) + sum(others) <= width:
             break
         chosen.remove(min(chosen, key=lambda column: column.keep))
     return chosen, lines
-
-
-def _width(column: TableColumn, lines: list[MethodSummary]) -> int:
-    return max(len(text) for text in (*column.heading, *(column.cell(line) for line in lines)))
 
 
 def best_text(column: TableColumn, lines: list[MethodSummary]) -> str | None:

@@ -42,7 +42,7 @@ class FederationModel(LinearSettings):
         return self
 
     def values(self) -> dict[str, Any]:
-        """Return what silos are told."""
+        """Return what silos get to know."""
         return self.model_dump(exclude_none=True) if self.kind == "linear" else {"kind": self.kind}
 
 

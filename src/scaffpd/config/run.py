@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -71,6 +71,11 @@ class DataSettings(SettingsTable):
                 raise InputError(f"{file} needs the name of a column for data.{name}, but it is missing.")
         return self
 
+    @property
+    def name(self) -> str:
+        """The name of the file or data set; empty where it is a function."""
+        return (Path(self.file).name.split(".")[0] or "run") if self.file else self.source or ""
+
     def values(self) -> dict[str, Any]:
         """Return the keys that go with this source of data, complete."""
         kind = next(kind for kind in ("file", "source", "entry") if getattr(self, kind) is not None)
@@ -91,17 +96,22 @@ class ModelSettings(LinearSettings):
 
     network: Annotated[key.Text, Field(description='a function such as "networks:small"')] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _network_has_no_regulariser(cls, given: Any) -> Any:
+        """Where nothing is said."""
+        return {"l2": 0.0, **given} if isinstance(given, dict) and "network" in given else given
+
     @model_validator(mode="after")
     def _network_has_no_intercept(self, info: ValidationInfo[Path]) -> Self:
         if self.network is not None and "intercept" in self.model_fields_set:
             raise InputError(f"{info.context.name!r} has model.intercept, which a network has not.")
         return self
 
-    def values(self) -> dict[str, Any]:
-        """Return the keys that go with this kind of model, complete."""
-        if self.network is None:
-            return self.model_dump(exclude_none=True)
-        return {"l2": 0.0, **self.model_dump(exclude_unset=True)}
+    @property
+    def foreign(self) -> set[str]:
+        """The keys that this kind of model has not."""
+        return {"intercept"} if self.network is not None else set()
 
 
 class TrainingSettings(SettingsTable):
@@ -157,11 +167,11 @@ class PathSettings(SettingsTable):
     points: key.Count = 9
 
 
-class RunTables(SettingsTable):
-    """A `config.toml` as it is written."""
+class RunConfig(SettingsTable):
+    """A `config.toml`, complete. Relative paths start from its folder, `place`."""
 
-    name: key.Text | None = None
-    folder: key.Text | None = None
+    name: key.Text = ""
+    folder: key.FileName | None = None  # where the run is kept
     data: DataSettings = Field(default_factory=dict, validate_default=True)
     model: ModelSettings = ModelSettings()
     objective: dict[str, Any] | None = None
@@ -169,22 +179,8 @@ class RunTables(SettingsTable):
     training: TrainingSettings = TrainingSettings()
     privacy: PrivacySettings | None = None
     path: PathSettings = PathSettings()
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """A run, described."""
-
-    place: Path  # the folder that relative paths start from
-    name: str  # of the run
-    folder: Path | None  # where the run is kept
-    data: Mapping[str, Any]  # what [data] has, complete
-    model: Mapping[str, Any]  # what [model] has, complete
-    algorithm: Any  # what is run, with its objective
-    training: TrainingSettings  # how long, how exactly and where
-    values: Mapping[str, Any] = field(repr=False)  # [objective] and [algorithm] as they were written
-    points: int  # of a fairness path, between the average and the worst case
-    privacy: PrivacySettings | None = None  # what [privacy] has; `None` where there is none
+    _place: Path
+    _method: Any
 
     @classmethod
     def read(cls, path: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:
@@ -200,72 +196,66 @@ class RunConfig:
     def of(cls, values: Mapping[str, Any], label: str | Path) -> RunConfig:
         """Check settings; `label` is what messages call them, and relative paths start from its folder."""
         file = Path.cwd() / label
-        tables = validated(RunTables, values, file)
-        algorithm, objective, training, privacy = tables.algorithm, tables.objective, tables.training, tables.privacy
+        found = validated(cls, values, file)
+        algorithm, objective, training, privacy = found.algorithm, found.objective, found.training, found.privacy
         if privacy is not None:  # what is good where noise is added: fewer rounds, one local step, one model
             training = _usual(training, rounds=ROUNDS, baseline=False)
-            privacy = _usual(privacy, radius=None if tables.model.network else RADIUS)
+            privacy = _usual(privacy, radius=None if found.model.network else RADIUS)
             if algorithm.get("kind", "Fair") == "Fair":
                 algorithm = {"local_steps": LOCAL_STEPS, **algorithm}
         chosen = algorithm_kind(algorithm.get("kind", "Fair"), file.parent, f"algorithm.kind in {file.name!r},")
         if objective is None and isinstance(chosen, type) and chosen.needs_objective():
             objective = OBJECTIVE
-        data, place = tables.data.values(), file.parent
-        return cls(
-            place,
-            tables.name or _name(data, file),
-            None if tables.folder is None else place / Path(tables.folder).expanduser(),
-            data,
-            tables.model.values(),
-            algorithm_of(algorithm, objective, file),
-            training,
-            {"objective": objective, "algorithm": algorithm},
-            tables.path.points,
-            privacy,
-        )
+        changes = {"algorithm": algorithm, "objective": objective, "training": training, "privacy": privacy}
+        made = found.model_copy(update=changes | {"name": found.name or found.data.name or file.stem})
+        made._place, made._method = file.parent, algorithm_of(algorithm, objective, file)
+        return made
 
     @property
-    def objective(self) -> Objective | None:
-        """The objective, of algorithms that are given one."""
-        return getattr(self.algorithm, "objective", None)
+    def place(self) -> Path:
+        """The folder that relative paths start from."""
+        return self._place
 
-    def algorithm_for(self, objective: Objective) -> Any:
+    @property
+    def code(self) -> Path:
+        """The folder of the user's own functions."""
+        return self._place / (self.data.beside or ".")
+
+    @property
+    def method(self) -> Any:
+        """The algorithm, with its objective."""
+        return self._method
+
+    @property
+    def goal(self) -> Objective | None:
+        """The objective, of algorithms that are given one."""
+        return getattr(self._method, "objective", None)
+
+    def method_for(self, objective: Objective) -> Any:
         """Return the same algorithm with another objective; `Fair` where it is given none."""
-        if self.objective is not None:
-            return replace(self.algorithm, objective=objective)
+        if self.goal is not None:
+            return replace(self._method, objective=objective)
         return Fair(objective) if self.privacy is None else Fair(objective, LOCAL_STEPS)
 
     def with_tol(self, tol: float) -> RunConfig:
         """Return the same run with another certified gap to stop at."""
-        return replace(self, training=self.training.model_copy(update={"tol": tol}))
+        return self.model_copy(update={"training": self.training.model_copy(update={"tol": tol})})
 
     def toml(self, folder: Path, heading: str = "") -> str:
         """Return all settings as a `config.toml` in that folder; what was left out has its default."""
-        data = dict(self.data)
-        if "file" in data:
-            data["file"] = _relative(self.place / data["file"], folder)
-        if ("entry" in data or "network" in self.model) and self.place.resolve() != folder.resolve():
-            data["beside"] = _relative(self.place / data.get("beside", "."), folder)
-        values = {
-            "name": self.name, "folder": ".", "data": data, "model": self.model,
-            "objective": self.values["objective"],
-            "algorithm": {"kind": kind_of(self.algorithm), **self.values["algorithm"]},
-            "training": self.training.model_dump(exclude_none=True),
-            "privacy": None if self.privacy is None else self.privacy.model_dump(exclude_none=True),
-            "path": {"points": self.points},
-        }  # fmt: skip
-        return f"# {heading}\n" * bool(heading) + tomli_w.dumps({k: v for k, v in values.items() if v is not None})
+        data = self.data.values()
+        if self.data.file is not None:
+            data["file"] = _relative(self.place / self.data.file, folder)
+        if (self.data.entry or self.model.network) and self.place.resolve() != folder.resolve():
+            data["beside"] = _relative(self.code, folder)
+        more = {"folder": ".", "data": data, "algorithm": {"kind": kind_of(self.method), **self.algorithm}}
+        values = self.model_dump(exclude_none=True, exclude={"model": self.model.foreign}, mode="json") | more
+        return f"# {heading}\n" * bool(heading) + tomli_w.dumps(values)
 
 
 def _usual(table: Any, **usual: Any) -> Any:
     """Return a table with other defaults than its own."""
     return table.model_copy(update={name: new for name, new in usual.items() if name not in table.model_fields_set})
-
-
-def _name(data: Mapping[str, Any], file: Path) -> str:
-    if "file" in data:
-        return Path(data["file"]).name.split(".")[0] or "run"
-    return str(data.get("source") or file.stem)
 
 
 def _relative(path: Path, folder: Path) -> str:

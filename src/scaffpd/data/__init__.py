@@ -11,26 +11,7 @@ from scaffpd.data.synthetic import badly_scaled, rank_deficient, synthetic
 from scaffpd.data.table import Selection, Table
 
 __all__ = [
-    "Images",
-    "Pictures",
-    "Selection",
-    "Silos",
-    "Table",
-    "adult",
-    "badly_scaled",
-    "breast_cancer",
-    "cifar10",
-    "cifar100",
-    "diabetes",
-    "digits",
-    "dirichlet",
-    "heart_disease",
-    "like_training",
-    "natural",
-    "quantity_skew",
-    "rank_deficient",
-    "shards",
-    "synthetic",
-    "thinned",
-    "tiny_imagenet",
-]
+    "Images", "Pictures", "Selection", "Silos", "Table", "adult", "badly_scaled", "breast_cancer",
+    "cifar10", "cifar100", "diabetes", "digits", "dirichlet", "heart_disease", "like_training", "natural",
+    "quantity_skew", "rank_deficient", "shards", "synthetic", "thinned", "tiny_imagenet",
+]  # fmt: skip

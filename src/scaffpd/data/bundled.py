@@ -32,13 +32,10 @@ def diabetes(by: str = "age", test_fraction: float = 0.0, seed: int = 0) -> Silo
     X, y = np.delete(data.data, column, axis=1), (data.target > np.median(data.target)).astype(np.int64)
     values = data.data[:, column].astype(np.int64)
     codes, parts = natural(np.clip(values // 10, 2, 6) if by == "age" else values)
-    names = tuple(_decade(int(code)) if by == "age" else code for code in codes)
+    decades = {"2": "to 29", "6": "60 and more"} | {k: f"{k}0 to {k}9" for k in "345"}
+    names = tuple(decades[code] if by == "age" else code for code in codes)
     features = tuple(name for name in data.feature_names if name != by)
     return _silos(X, y, features, names, parts, generator("diabetes", seed), fraction)
-
-
-def _decade(code: int) -> str:
-    return {2: "to 29", 6: "60 and more"}.get(code, f"{code}0 to {code}9")
 
 
 def breast_cancer(

@@ -91,10 +91,7 @@ def load_images(which: Published, folder: Folder, more: Sequence[Layout] = ()) -
     with reading(root):
         place, read = located(which, root, [*((there, read) for there, read, _ in LAYOUTS[which.name]), *more])
         raw = read(place, Files.between(root, place))
-    if len(raw.classes) != which.classes:
-        raise InputError(
-            f"{which.name} has {which.classes} classes, but the files in {str(place)!r} name {len(raw.classes)}."
-        )
+    _check_classes(which, len(raw.classes), place)
     return Images(which.name, raw.train, raw.test, raw.classes, f"{raw.words}: {_share(which, raw)}.")
 
 
@@ -152,11 +149,13 @@ def inspect(which: Published, root: Path) -> Counts:
     with reading(root):
         place, count = located(which, root, [(there, count) for there, _, count in LAYOUTS[which.name]])
         counts = count(which, place)
-    if counts.classes != which.classes:
-        raise InputError(
-            f"{which.name} has {which.classes} classes, but the files in {str(place)!r} name {counts.classes}."
-        )
+    _check_classes(which, counts.classes, place)
     return counts
+
+
+def _check_classes(which: Published, found: int, place: Path) -> None:
+    if found != which.classes:
+        raise InputError(f"{which.name} has {which.classes} classes, but the files in {str(place)!r} name {found}.")
 
 
 def _batches(which: Published, place: Path) -> Counts:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -241,33 +241,22 @@ def _dtype(name: str, align: object = False, copy: object = True) -> np.dtype[An
     return np.dtype(name)
 
 
-def _allowed() -> dict[tuple[str, str], Callable[..., Any]]:
-    """All that a pickled array needs, whichever NumPy wrote it."""
-    array = np.zeros(1)
-    reconstruct: Any
-    from_buffer: Any
-    reconstruct, from_buffer = array.__reduce__()[0], array.__reduce_ex__(5)[0]
-    table: dict[tuple[str, str], Callable[..., Any]] = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): _dtype,
-        ("_codecs", "encode"): _latin1,
-    }
-    for core in ("numpy.core", "numpy._core"):
-        table[f"{core}.multiarray", "_reconstruct"] = reconstruct
-        table[f"{core}.numeric", "_frombuffer"] = from_buffer
-    return table
+_ALLOWED: dict[str, Any] = {  # all that a pickled array needs, whichever NumPy wrote it
+    "numpy.ndarray": np.ndarray, "numpy.dtype": _dtype, "_codecs.encode": _latin1,
+    "core.multiarray._reconstruct": np.zeros(1).__reduce__()[0],
+    "core.numeric._frombuffer": np.zeros(1).__reduce_ex__(5)[0],
+}  # fmt: skip
 
 
 class _Arrays(pickle.Unpickler):
     """An unpickler of arrays, lists, dictionaries, text and numbers."""
 
-    allowed = _allowed()
-
     def find_class(self, module: str, name: str) -> Any:
         """What the pickle asks for by name, or a refusal: anything else could run code."""
-        if (module, name) not in self.allowed:
+        known = f"{module}.{name}".replace("numpy._core.", "core.").replace("numpy.core.", "core.")
+        if known not in _ALLOWED:
             raise InputError(f"asks for {module}.{name}, which no CIFAR file needs; download it again.")
-        return self.allowed[module, name]
+        return _ALLOWED[known]
 
 
 SUFFIXES = (".png", ".jpg", ".jpeg")

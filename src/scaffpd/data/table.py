@@ -78,12 +78,13 @@ class Table:
 
         Without a key, "sha256:" and the SHA-256 over those of pieces of the values take its place; they are read once.
         """
-        return self.key or f"sha256:{self._digest()}", self.scale, self.values.dtype.name, self.values.shape
-
-    def _digest(self) -> str:
-        self.check()
-        size = max(1, HASHED // max(1, self.values.itemsize * self.values.shape[1]))
-        return hashlib.sha256(" ".join(checksums(self.values, range(0, len(self), size), size)).encode()).hexdigest()
+        key = self.key
+        if not key:
+            self.check()
+            size = max(1, HASHED // max(1, self.values.itemsize * self.values.shape[1]))
+            sums = " ".join(checksums(self.values, range(0, len(self), size), size))
+            key = f"sha256:{hashlib.sha256(sums.encode()).hexdigest()}"
+        return key, self.scale, self.values.dtype.name, self.values.shape
 
     def check(self) -> None:
         """Refuse to read from a file that is no longer there or has been cut off, which would end the process."""

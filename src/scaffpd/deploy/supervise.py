@@ -47,12 +47,8 @@ class RetryPolicy:
 class Supervisor:
     """Keep a job going until its outcome is final.
 
-    Args:
-        job: what is supervised.
-        folder: the run's folder: its outcome, and its rounds to tell progress from standstill.
-        policy: when to give up.
-        say: is told, in a sentence, what is done.
-        look: called again and again meanwhile.
+    The run's folder has the outcome, and rounds that tell progress from standstill. `say` is called with a sentence
+    about what is done, `look` again and again meanwhile.
     """
 
     def __init__(

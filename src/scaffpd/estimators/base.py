@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
@@ -207,7 +207,10 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         cohort = Cohort(pairs, trained, names=group.names)
         seed, tol = _seed(self.random_state), self._tol
         result = train(algorithm, cohort, rounds, tol, seed, progress=bool(self.verbose))
-        self._keep(result, group)
+        self.result_, self.history_, self.status_ = result, result.history, str(result.status)
+        self.certificate_, self.privacy_ = result.certificate, result.privacy
+        self.n_rounds_ = self.n_iter_ = result.rounds
+        self.clients_, self.client_weights_ = group.clients, group.mapping(result.weights)
         self.client_losses_ = group.mapping(cohort.evaluate(result.x).loss)
         weights, offset = model.reshape(result.x, X.shape[1])
         return in_units(weights, np.zeros(weights.shape[1]) if offset is None else offset, inputs, outputs)
@@ -233,12 +236,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             raise InputError("The algorithm brings its own objective: leave objective out, or pass algorithm=ScaffPD.")
         return self.algorithm
 
-    def _keep(self, result: Result, group: Grouping) -> None:
-        self.result_, self.history_, self.status_ = result, result.history, str(result.status)
-        self.certificate_, self.privacy_ = result.certificate, result.privacy
-        self.n_rounds_ = self.n_iter_ = result.rounds
-        self.clients_, self.client_weights_ = group.clients, group.mapping(result.weights)
-
     def _finish(self) -> Self:
         """Say what did not go as asked, once everything that was found is kept."""
         result = self.result_
@@ -250,23 +247,25 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
         return self
 
+    def score_by_client(self, X: Any, y: ArrayLike, clients: Any = None) -> dict[Any, float]:
+        """Client → accuracy on its rows; of numbers, 1 − (its mean squared error)/(variance of all y)."""
+        found = self.predict(X)
+        scores: dict[Any, float] = self._scores(np.asarray(y), found, grouping(clients, len(found)))
+        return scores
+
+    def _worst_fifth(self, X: Any, y: ArrayLike, sample_weight: Any, clients: Any) -> float:
+        """The mean score over the ⌈N/5⌉ clients that are served worst; rows of one client count alike."""
+        if sample_weight is not None:
+            raise InputError("score takes sample_weight or clients, not both: rows of one client count alike.")
+        scores = sorted(self.score_by_client(X, y, clients).values())
+        return float(np.mean(scores[: a_fifth(len(scores))]))
+
     def _linear(self, X: Any) -> Array:
         """⟨a_j, x⟩ plus the intercept, for new rows."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         z: Array = X @ self.coef_.T + self.intercept_
         return z
-
-
-def worst_fifth(scores: dict[Any, float]) -> float:
-    """The mean over the ⌈N/5⌉ clients that are served worst."""
-    return float(np.mean(sorted(scores.values())[: a_fifth(len(scores))]))
-
-
-def only_clients(sample_weight: Any) -> None:
-    """With clients, rows of one client count alike."""
-    if sample_weight is not None:
-        raise InputError("score takes sample_weight or clients, not both: rows of one client count alike.")
 
 
 def _seed(random_state: Any) -> int:

@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from scaffpd.errors import InputError
-from scaffpd.estimators.base import Array, FairFederated, Grouping, grouping, only_clients, worst_fifth
+from scaffpd.estimators.base import Array, FairFederated, Grouping, grouping
 
 
 class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[misc]
@@ -75,8 +75,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         loss, classes = ("logistic", None) if k == 2 else ("softmax", k)
         weights, self.intercept_ = self._train(X, labels, group, loss, classes)
         self.coef_ = np.ascontiguousarray(weights.T)
-        right = self._labels(X @ weights + self.intercept_) == y
-        self.client_scores_ = group.mapping(group.means(right))
+        self.client_scores_ = self._scores(y, self._labels(X @ weights + self.intercept_), group)
         return self._finish()
 
     def decision_function(self, X: Any) -> Array:
@@ -99,18 +98,14 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
-    def score_by_client(self, X: Any, y: ArrayLike, clients: Any = None) -> dict[Any, float]:
-        """Client → accuracy on its rows."""
-        right = self.predict(X) == np.asarray(y)
-        group = grouping(clients, len(right))
-        return group.mapping(group.means(right))
-
     def score(self, X: Any, y: ArrayLike, sample_weight: Any = None, clients: Any = None) -> float:
         """Accuracy over all rows; given `clients`, the mean over the fifth of them that is served worst."""
         if clients is None:
             return float(super().score(X, y, sample_weight))
-        only_clients(sample_weight)
-        return worst_fifth(self.score_by_client(X, y, clients))
+        return self._worst_fifth(X, y, sample_weight, clients)
+
+    def _scores(self, y: NDArray[Any], found: NDArray[Any], group: Grouping) -> dict[Any, float]:
+        return group.mapping(group.means(found == y))
 
     def _labels(self, z: Array) -> NDArray[Any]:
         chosen = (z[:, 0] > 0).astype(np.intp) if z.shape[1] == 1 else z.argmax(axis=1)
@@ -172,7 +167,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         group = grouping(clients, len(X))
         weights, intercept = self._train(X, y, group, "squared", None)
         self.coef_, self.intercept_ = np.ascontiguousarray(weights[:, 0]), float(intercept[0])
-        self.client_scores_ = _explained(y, X @ self.coef_ + self.intercept_, group)
+        self.client_scores_ = self._scores(y, X @ self.coef_ + self.intercept_, group)
         return self._finish()
 
     def __sklearn_tags__(self) -> Any:
@@ -185,19 +180,12 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         """The expected target of every row."""
         return self._linear(X)
 
-    def score_by_client(self, X: Any, y: ArrayLike, clients: Any = None) -> dict[Any, float]:
-        """Client → 1 − (its mean squared error)/(variance of all y); weighed by rows, their mean is R² of all."""
-        z = self.predict(X)
-        return _explained(np.asarray(y, dtype=np.float64), z, grouping(clients, len(z)))
-
     def score(self, X: Any, y: ArrayLike, sample_weight: Any = None, clients: Any = None) -> float:
         """R² over all rows; given `clients`, the mean over the fifth of them that is served worst."""
         if clients is None:
             return float(super().score(X, y, sample_weight))
-        only_clients(sample_weight)
-        return worst_fifth(self.score_by_client(X, y, clients))
+        return self._worst_fifth(X, y, sample_weight, clients)
 
-
-def _explained(y: Array, z: Array, group: Grouping) -> dict[Any, float]:
-    variance = y.var() or 1.0  # as for a constant column
-    return group.mapping(1 - group.means((z - y) ** 2) / variance)
+    def _scores(self, y: NDArray[Any], found: NDArray[Any], group: Grouping) -> dict[Any, float]:
+        y = y.astype(np.float64)
+        return group.mapping(1 - group.means((found - y) ** 2) / (y.var() or 1.0))  # 1 as for a constant column

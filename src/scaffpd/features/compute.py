@@ -197,7 +197,7 @@ class Extraction:
         chosen = self.map.chosen if isinstance(self.map, Entk) else np.arange(self.columns)
         mean, deviation = (t.cpu().numpy() for t in (self.mean + self.deviation * m, self.deviation * s))
         self.store.finish(values, meta, sums, not before, coordinates=chosen, mean=mean, deviation=deviation)
-        return values if self.store.folder is None else self.store.open()
+        return self.store.open() if self.store.stored else values
 
     def _upload(self, numbers: NDArray[np.int64]) -> Tensor:
         """Copy images, by row number, to the device."""
@@ -268,7 +268,6 @@ class Extraction:
     def _resume(self, state: State) -> int:
         """Check that the state belongs to this table and return how many rows are done."""
         if not self._fits(state):
-            assert self.store.folder is not None
             raise corrupt(self.store.folder, f"{STATE} is not one of this table")
         self.mean, self.deviation, first, second, largest = (torch.from_numpy(state[n]).to(self.device) for n in NAMES)
         self.sums = ColumnMoments(first, second, largest, int(state["rows"][1]))

@@ -14,10 +14,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -130,13 +129,14 @@ class FeatureStore:
     """Rows × columns of one dtype in a folder, or without one in memory."""
 
     def __init__(self, folder: Path | None, rows: int, columns: int, dtype: str) -> None:
-        self.folder, self.shape, self.dtype = folder, (rows, columns), np.dtype(dtype)
+        self.stored, self.folder = folder is not None, folder or Path()
+        self.shape, self.dtype = (rows, columns), np.dtype(dtype)
         self.piece = max(1, PIECE // (columns * self.dtype.itemsize))
         self.pieces = range(0, rows, self.piece)
 
     def create(self) -> tuple[NDArray[Any], State | None]:
         """Return the values to write to, and the state in which an earlier run left them."""
-        if self.folder is None:
+        if not self.stored:
             check_table(None, *self.shape, self.dtype.itemsize)
             return np.empty(self.shape, self.dtype), None
         path = self.folder / VALUES
@@ -153,21 +153,20 @@ class FeatureStore:
 
     def _copies(self, start: int | None = None) -> list[Path]:
         """List the copies of pieces, or of one piece."""
-        if self.folder is None:
+        if not self.stored:
             return []
         names = ("piece-*.npy",) if start is None else (f"piece-{start}.npy", f"piece-{start}-*.npy")
         return [path for name in names for path in self.folder.glob(name)]
 
     def _clear(self) -> None:
         """Remove everything that only an unfinished run needs."""
-        if self.folder is not None:
+        if self.stored:
             drafts = (*self.folder.glob("draft-*"), *self.folder.glob(".*.*"))
             for path in (self.folder / STATE, self.folder / VERIFIED, *self._copies(), *drafts):
                 path.unlink(missing_ok=True)
 
     def open(self, mode: Any = "r") -> NDArray[Any]:
         """Map the values from disk."""
-        assert self.folder is not None
         try:
             values = np.load(self.folder / VALUES, mmap_mode=mode)
         except PermissionError as error:
@@ -179,7 +178,6 @@ class FeatureStore:
         return values  # type: ignore[no-any-return]
 
     def _state(self) -> State:
-        assert self.folder is not None
         try:
             with (self.folder / STATE).open("rb") as file, np.load(file, allow_pickle=False) as state:
                 return {name: state[name] for name in state.files}
@@ -188,15 +186,17 @@ class FeatureStore:
 
     def commit(self, values: NDArray[Any], **state: NDArray[Any]) -> None:
         """Flush the rows to disk, then note that they are there."""
-        if self.folder is not None:
+        if self.stored:
             if isinstance(values, np.memmap):
                 values.flush()
-            self._write(STATE, lambda file: np.savez(file, **state))  # type: ignore[arg-type]
+            with atomic_write(self.folder / STATE) as file:
+                np.savez(file, **state)  # type: ignore[arg-type]
 
     def replace(self, values: NDArray[Any], start: int, piece: NDArray[Any]) -> None:
         """Overwrite rows so that an interruption leaves either the old ones or a copy of the new ones on disk."""
-        if self.folder is not None:
-            self._write(f"piece-{start}-{checksum(piece)}.npy", lambda file: np.save(file, piece))
+        if self.stored:
+            with atomic_write(self.folder / f"piece-{start}-{checksum(piece)}.npy") as file:
+                np.save(file, piece)
         values[start : start + len(piece)] = piece
 
     def restore(self, values: NDArray[Any], start: int) -> bool:
@@ -204,7 +204,6 @@ class FeatureStore:
         copies = self._copies(start)
         if not copies:
             return False
-        assert self.folder is not None
         try:
             piece = np.load(copies[0], allow_pickle=False)
             shape = (min(self.piece, self.shape[0] - start), self.shape[1])
@@ -227,7 +226,7 @@ class FeatureStore:
         self, values: NDArray[Any], meta: dict[str, Any], sums: list[str], fresh: bool = False, **normalisation: Any
     ) -> None:
         """Write meta.json, after which the table is only read; `fresh`: all sums are of what was written just now."""
-        if self.folder is None:
+        if not self.stored:
             return
         if isinstance(values, np.memmap):
             values.flush()
@@ -245,7 +244,6 @@ class FeatureStore:
         Changes are seen by size and time of change of values.npy, which `verified.json` has; a disk that loses bits by
         itself changes neither. All values are read, on all cores (see `scaffpd.data.folder`).
         """
-        assert self.folder is not None
         stamp = self._stamp()
         if not again and stamp == self._noted():
             return
@@ -257,27 +255,19 @@ class FeatureStore:
 
     def _stamp(self) -> dict[str, int]:
         """Return the size of the values and the time of their last change."""
-        assert self.folder is not None
         about = (self.folder / VALUES).stat()
         return {"size": about.st_size, "mtime_ns": about.st_mtime_ns}
 
     def _noted(self) -> Any:
         """Return what `_stamp` was when all pieces had their checksums; None where that is not known."""
-        assert self.folder is not None
         try:
             return json.loads((self.folder / VERIFIED).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
     def _note(self, stamp: dict[str, int]) -> None:
-        assert self.folder is not None
-        with suppress(InputError):
+        with suppress(InputError, OSError):
             write_file(self.folder / VERIFIED, json.dumps(stamp) + "\n")
-
-    def _write(self, name: str, write: Callable[[IO[bytes]], object]) -> None:
-        assert self.folder is not None
-        with atomic_write(self.folder / name) as file:
-            write(file)
 
 
 def _allocated(path: Path) -> int:

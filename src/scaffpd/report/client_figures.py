@@ -9,6 +9,7 @@ from scaffpd.report.verdict import uncertain
 
 STEP = 24  # pixels per client
 MOST_CELLS = 20_000
+GAINS = "Who gains, who pays"
 DAGGER = "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value"
 
 
@@ -46,15 +47,11 @@ def _dots(run: ReportData) -> Figure:
         params.append({"name": f"{model.role}_name", "value": model.name})
         params.append({"name": f"on_{model.role}", "expr": f"indexof(shown, {model.role}_name) >= 0"})
     layers = [*(_lines(y, x) if pairs else []), _marks(run, y, x)]
-    return Figure(
-        name="clients",
-        heading="Who gains, who pays" if pairs else f"How every {run.word} is served",
-        caption=_caption(run, bool(pairs), bool(few)),
-        alt=f"For each of {len(names)} {plural(run.word)}, the {value_axis(run)} of every model that is on.",
-        views={"": specification(run, params=params, height=STEP * max(len(names), 2), layer=layers)},
-        data={"clients": points, "pairs": pairs},
-        wide=True,
-    )
+    heading = GAINS if pairs else f"How every {run.word} is served"
+    alt = f"For each of {len(names)} {plural(run.word)}, the {value_axis(run)} of every model that is on."
+    spec = specification(run, params=params, height=STEP * max(len(names), 2), layer=layers)
+    caption, data = _caption(run, bool(pairs), bool(few)), {"clients": points, "pairs": pairs}
+    return Figure("clients", heading, caption, alt, {"": spec}, data, wide=True)
 
 
 def _points(run: ReportData) -> Rows:
@@ -149,17 +146,14 @@ def _curves(run: ReportData) -> Figure:
         {"mark": {"type": "point", "filled": True, "size": 22, "opacity": 0.9},
          "encoding": {"x": x, "y": y, "color": tone, "tooltip": tips}},
     ]  # fmt: skip
-    return Figure(
-        name="clients",
-        heading="Who gains, who pays",
-        caption=f"Each dot is one of {crowd}, sorted by gain: above the line they are served better than by "
-        f"“{brief(before)}”, below it worse.",
-        alt=f"The gain of each of {crowd} against {before}, sorted, a curve for every model.",
-        views={"": specification(run, data={"name": "gains"}, transform=[{"filter": ON}], layer=layers)},
-        data={"gains": [row for name in run.scores if name != before for row in _ranked(run, before, name)]},
-        heavy=True,
-        wide=True,
+    caption = (
+        f"Each dot is one of {crowd}, sorted by gain: above the line they are served better than by "
+        f"“{brief(before)}”, below it worse."
     )
+    alt = f"The gain of each of {crowd} against {before}, sorted, a curve for every model."
+    spec = specification(run, data={"name": "gains"}, transform=[{"filter": ON}], layer=layers)
+    data = {"gains": [row for name in run.scores if name != before for row in _ranked(run, before, name)]}
+    return Figure("clients", GAINS, caption, alt, {"": spec}, data, heavy=True, wide=True)
 
 
 def _ranked(run: ReportData, before: str, name: str) -> Rows:

@@ -261,11 +261,8 @@ def small(value: float | None) -> str:
     if value is None:
         return NOTHING
     mantissa, power = f"{value:.1e}".split("e")
-    return f"{mantissa} · 10{_raised(int(power))}" if value else "0"
-
-
-def _raised(power: int) -> str:
-    return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{mantissa} · 10{raised}" if value else "0"
 
 
 def brief(name: str, most: int = 48) -> str:

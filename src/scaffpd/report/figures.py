@@ -22,15 +22,10 @@ def tradeoff(run: ReportData) -> Figure | None:
     y = quantity("worst_20", f"worst 20 %: {title}", {"domain": domains[1], "nice": False}, tickCount=5)
     layers = [*(_line(x, y) if run.path else []), _points(run, x, y), *_labels(x, y)]
     better = "Up and to the right" if run.upwards else "Down and to the left"
-    return Figure(
-        name="tradeoff",
-        heading="What fairness costs",
-        caption=f"{better} is better for both, and a step is as long on either axis; pale models are off."
-        f"{_path_words(run)}",
-        alt=f"{len(run.overall)} models as points: mean against worst 20 % of the {title}.",
-        views={"": specification(run, data={"name": "models"}, layer=layers)},
-        data={"models": rows},
-    )
+    caption = f"{better} is better for both, and a step is as long on either axis; pale models are off."
+    alt = f"{len(run.overall)} models as points: mean against worst 20 % of the {title}."
+    spec = specification(run, data={"name": "models"}, layer=layers)
+    return Figure("tradeoff", "What fairness costs", f"{caption}{_path_words(run)}", alt, {"": spec}, {"models": rows})
 
 
 def _rows(run: ReportData) -> Rows:
@@ -118,19 +113,11 @@ def communication(run: ReportData) -> Figure | None:
     }
     if not views or (not curves and len(rows) < 2):
         return None
-    lines, points = (
-        "Solid: the worst 20 %; dashed: the mean.",
-        "The worst 20 % of the finished models; pale ones are off.",
-    )
-    how = lines if curves else points
-    return Figure(
-        name="communication",
-        heading="What the communication buys",
-        caption=f"{how} {'Up' if run.upwards else 'Down'} and to the left is better: more for less.",
-        alt=f"The {value_axis(run)} of every model against what was sent.",
-        views=views,
-        data={"costs": rows},
-    )
+    points = "The worst 20 % of the finished models; pale ones are off."
+    how = "Solid: the worst 20 %; dashed: the mean." if curves else points
+    caption = f"{how} {'Up' if run.upwards else 'Down'} and to the left is better: more for less."
+    alt = f"The {value_axis(run)} of every model against what was sent."
+    return Figure("communication", "What the communication buys", caption, alt, views, {"costs": rows})
 
 
 def _curves(run: ReportData) -> Rows:

@@ -14,18 +14,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from scaffpd.errors import InputError
-from scaffpd.report.data import (
-    Event,
-    ModelSummary,
-    Overall,
-    PrivacyStatement,
-    ReportData,
-    Round,
-    Score,
-    Share,
-    overall,
-    plain,
-)  # fmt: skip
+from scaffpd.report import data
+from scaffpd.report.data import ModelSummary, Overall, PrivacyStatement, ReportData, Round, Score, overall, plain
 from scaffpd.runs.tables import Row, megabytes, number, read_json, read_table, read_text, whole
 
 FORMAT = 1
@@ -96,7 +86,7 @@ def _trained(folder: Path) -> ReportData:
         overall=_totals(scores, measure),
         rounds=_rounds(folder / "rounds.csv", measure),
         partition=tuple(
-            Share(row["client"], row["label"], whole(row, "train_rows") or 0, whole(row, "test_rows") or 0)
+            data.Share(row["client"], row["label"], whole(row, "train_rows") or 0, whole(row, "test_rows") or 0)
             for row in read_table(folder / "partition.csv", "client", "label", "train_rows", "test_rows")
         ),
         events=_events(folder),
@@ -267,9 +257,9 @@ def _pairs(*found: tuple[str, Any]) -> Pairs:
     return tuple((name, str(value)) for name, value in found if value not in (None, ""))
 
 
-def _events(folder: Path) -> tuple[Event, ...]:
+def _events(folder: Path) -> tuple[data.Event, ...]:
     return tuple(
-        Event(whole(row, "round") or 0, row["client"], row["what"], row["sentence"])
+        data.Event(whole(row, "round") or 0, row["client"], row["what"], row["sentence"])
         for row in read_table(folder / "events.csv", "round", "client", "what", "sentence")
     )
 

@@ -36,15 +36,13 @@ def certificate(run: ReportData) -> Figure | None:
     y = quantity("certificate", "proven gap to the optimum", scale, format="~e", values=powers)
     tips = [tip("model", "model"), tip("round", "round", "d"), tip("certificate", "proven gap", ".2e")]
     line: Spec = {"mark": {"type": "line", "strokeDash": vega.DASH}, "encoding": _ends(run, y)}
-    return Figure(
-        name="certificate",
-        heading="How close to optimal, proven",
-        caption="The objective is at most this far above its optimum, by proof and with rounding counted; lower is "
-        "closer. Gaps in a line are rounds that prove nothing.",
-        alt="The certificate of every model over rounds, on a logarithmic scale.",
-        views={"": _spec(run, "certificates", [line, _dots(run, y, tips)], vega.dashes(run))},
-        data={"certificates": rows},
+    caption = (
+        "The objective is at most this far above its optimum, by proof and with rounding counted; lower is closer. "
+        "Gaps in a line are rounds that prove nothing."
     )
+    alt = "The certificate of every model over rounds, on a logarithmic scale."
+    views = {"": _spec(run, "certificates", [line, _dots(run, y, tips)], vega.dashes(run))}
+    return Figure("certificate", "How close to optimal, proven", caption, alt, views, {"certificates": rows})
 
 
 def losses(run: ReportData) -> Figure | None:
@@ -60,15 +58,11 @@ def losses(run: ReportData) -> Figure | None:
         tip("round", "round", "d"), tip("loss", "loss", ",.4~r"),
     ]  # fmt: skip
     line: Spec = {"mark": {"type": "line"}, "encoding": {**_ends(run, y), "strokeDash": vega.which(("mean", "worst"))}}
-    return Figure(
-        name="losses",
-        heading="Losses while training",
-        caption=f"The {run.word} with the largest loss (solid) and the mean over all (dashed), on training rows, "
-        f"regulariser included.{NOISY if run.privacy else ''}",
-        alt="Mean and worst training loss of every model over rounds, on a logarithmic scale.",
-        views={"": _spec(run, "losses", [line, _dots(run, y, tips)], [])},
-        data={"losses": rows},
-    )
+    both = f"The {run.word} with the largest loss (solid) and the mean over all (dashed), on training rows"
+    caption = f"{both}, regulariser included.{NOISY if run.privacy else ''}"
+    alt = "Mean and worst training loss of every model over rounds, on a logarithmic scale."
+    views = {"": _spec(run, "losses", [line, _dots(run, y, tips)], [])}
+    return Figure("losses", "Losses while training", caption, alt, views, {"losses": rows})
 
 
 def _powers(values: list[float]) -> list[float]:
@@ -113,24 +107,16 @@ def weights(run: ReportData) -> Figure | None:
     top = sorted(last, key=lambda c: -last[c])[:TOP]
     kept = {name: vega.thinned([r.number for r in rounds if r.model == name]) for name in names}
     chosen = [r for r in rounds if r.model in names and r.number in kept[r.model]]
-    return Figure(
-        name="weights",
-        heading=f"How much each {run.word} counts",
-        caption=_caption(run, len(run.clients) - len(top)),
-        alt=f"The weight λ of the {len(top)} {plural(run.word)} that count most, over rounds, one model at a time.",
-        views={"": _weights_spec(run, focus, top)},
-        data={"weights": _lines(chosen, top), "others": _others(chosen, top)},
-        focus=(focus, *(name for name in names if name != focus)),
-        wide=len(top) > len(vega.LIGHT["series"]),
-    )
-
-
-def _lines(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
-    return [
+    lines: Rows = [
         {"model": r.model, "round": r.number, "client": c, "weight": short(r.weights.get(c))}  # a gap where it was away
-        for r in rounds
+        for r in chosen
         for c in top
     ]
+    heading, caption = f"How much each {run.word} counts", _caption(run, len(run.clients) - len(top))
+    alt = f"The weight λ of the {len(top)} {plural(run.word)} that count most, over rounds, one model at a time."
+    views, data = {"": _weights_spec(run, focus, top)}, {"weights": lines, "others": _others(chosen, top)}
+    order = (focus, *(name for name in names if name != focus))
+    return Figure("weights", heading, caption, alt, views, data, order, wide=len(top) > len(vega.LIGHT["series"]))
 
 
 def _others(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
@@ -205,12 +191,6 @@ def absent(run: ReportData) -> Figure | None:
         run, data={"name": "absences"}, height=140, mark={"type": "bar", "style": "bubble", "width": 5},
         encoding={"x": x, "y": y, "tooltip": [tip("round", "round", "d"), tip("absent", "absent", "d")]},
     )  # fmt: skip
-    return Figure(
-        name="absent",
-        heading="Who was away",
-        caption=f"{plural(run.word).capitalize()} that did not answer in a round: a bound on their loss stood in.",
-        alt="The number of absent silos in every round.",
-        views={"": spec},
-        data={"absences": rows},
-        wide=True,
-    )
+    caption = f"{plural(run.word).capitalize()} that did not answer in a round: a bound on their loss stood in."
+    alt = "The number of absent silos in every round."
+    return Figure("absent", "Who was away", caption, alt, {"": spec}, {"absences": rows}, wide=True)

@@ -6,20 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scaffpd.metrics import a_fifth
-from scaffpd.report.data import (
-    FEW,
-    ModelSummary,
-    Overall,
-    ReportData,
-    Score,
-    brief,
-    capital,
-    measured,
-    plain,
-    plural,
-    several,
-    small,
-)
+from scaffpd.report import data
+from scaffpd.report.data import FEW, ReportData, Score, brief, capital, measured, plain, plural, several, small
 
 NARROW = "\u00a0"  # keeps ρ and its value on one line
 NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
@@ -100,7 +88,7 @@ def optimised(run: ReportData) -> Difference | None:
     return Difference(worst[0] - worst[1], worst[0], worst[1], False)
 
 
-def _headline(run: ReportData, before: Overall, after: Overall) -> str:
+def _headline(run: ReportData, before: data.Overall, after: data.Overall) -> str:
     worst = Difference.of(run, before.worst_20, after.worst_20)
     mean = Difference.of(run, before.mean, after.mean)
     subject = f"the {bottom(run)}"
@@ -129,7 +117,7 @@ def _average(mean: Difference, worst: Difference) -> str:
     return f"the average {'gives up' if worst.better else 'loses'} {mean.points}"
 
 
-def _worst_served(run: ReportData, before: Overall, after: Overall) -> str:
+def _worst_served(run: ReportData, before: data.Overall, after: data.Overall) -> str:
     was, now = (f"{measured(one.worst, run.measure)}{_of_few(run, one.worst_client)}" for one in (before, after))
     first, last = brief(before.worst_client), brief(after.worst_client)
     if before.worst_client != after.worst_client:
@@ -144,7 +132,7 @@ def _of_few(run: ReportData, client: str) -> str:
     return f" of {several(rows, 'test row')}" if run.upwards and run.split == "test" and rows and rows < FEW else ""
 
 
-def _single(run: ReportData, one: Overall) -> tuple[str, str]:
+def _single(run: ReportData, one: data.Overall) -> tuple[str, str]:
     value, rows = measured(one.worst, run.measure), "held-out rows" if run.split == "test" else "rows trained on"
     what = f"is right on {value} of its {rows}" if run.upwards else f"has a {run.measure} of {value} on its {rows}"
     return (
@@ -154,7 +142,7 @@ def _single(run: ReportData, one: Overall) -> tuple[str, str]:
     )
 
 
-def _ranking(run: ReportData, first: Overall, best: Overall) -> tuple[str, str]:
+def _ranking(run: ReportData, first: data.Overall, best: data.Overall) -> tuple[str, str]:
     assert run.pair is not None
     before, after = (model.name for model in run.pair)
     ranked = {m.name for m in run.models if not m.failure and m.name in run.overall}
@@ -177,7 +165,7 @@ def _ranking(run: ReportData, first: Overall, best: Overall) -> tuple[str, str]:
     return f"{after} serves the {bottom(run)} best, with {value}: {_against(run, first, best, before)}.", second
 
 
-def _against(run: ReportData, first: Overall, best: Overall, name: str) -> str:
+def _against(run: ReportData, first: data.Overall, best: data.Overall, name: str) -> str:
     worst, mean = Difference.of(run, first.worst_20, best.worst_20), Difference.of(run, first.mean, best.mean)
     if not run.upwards:
         return f"{name} has {plain(worst.before)}; on average {plain(mean.after)} against {plain(mean.before)}"
@@ -282,7 +270,7 @@ def _chance(run: ReportData) -> str:
     )
 
 
-def _proof(run: ReportData, model: ModelSummary) -> str:
+def _proof(run: ReportData, model: data.ModelSummary) -> str:
     name = f"The model “{model.name}”" if len(run.models) > 1 else "The model"
     if model.status in ("converged", ""):
         return "" if model.certificate is not None or not model.status else f"{name} has no certificate."

@@ -144,7 +144,7 @@ def _lasting(text: str) -> dict[str, Any] | None:
 
 def title(config: RunConfig, prepared: Prepared) -> str:
     """The run in a few words."""
-    by = f" by {prepared.word}" if "file" in config.data else ""
+    by = f" by {prepared.word}" if config.data.file else ""
     return f"{config.name}: {len(prepared.names)} {'client' if by else prepared.word}s{by}"
 
 

@@ -37,15 +37,15 @@ def knee(points: Sequence[Spread], upwards: bool) -> int:
 def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher) -> list[Trained]:
     """Train a grid of objectives of the kind that the settings name, each from where the last one ended."""
     walkable(config)
-    assert config.objective is not None
-    settings, prior, models = config.training, config.objective.prior, list[Trained]()
+    assert config.goal is not None
+    settings, prior, models = config.training, config.goal.prior, list[Trained]()
     tol, average = settings.tol or None, cast(Objective, Average(prior=prior))
     point, scorer = (AVERAGE, average), Scorer(prepared, cohort)
 
     def objectives() -> Iterator[Objective]:
         nonlocal point
         yield average
-        known = grid(type(config.objective).__name__, models[0].result.history.losses[-1], config.points, prior)
+        known = grid(type(config.goal).__name__, models[0].result.history.losses[-1], config.path.points, prior)
         for point in list(known.items())[1:]:
             yield point[1]
 
@@ -56,14 +56,14 @@ def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher
         return [scorer, watcher.show]
 
     for result in along(
-        objectives(), cohort, settings.rounds, tol, settings.seed, config.algorithm_for, False, watching, True
+        objectives(), cohort, settings.rounds, tol, settings.seed, config.method_for, False, watching, True
     ):
         if result.status is Status.INTERRUPTED:  # half a path is none
             raise KeyboardInterrupt
         name, objective = point
         parameter = PARAMETERS.get(type(objective).__name__)
         strength = None if parameter is None else float(getattr(objective, parameter))
-        algorithm, role = config.algorithm_for(objective), "" if models else "before"
+        algorithm, role = config.method_for(objective), "" if models else "before"
         models.append(trained(name, role, algorithm, result, prepared, cohort, scorer, strength))
     return suggested(models, prepared)
 
@@ -72,7 +72,7 @@ def walkable(config: RunConfig) -> None:
     """Refuse settings that no path goes along."""
     if config.privacy is not None:
         raise InputError("A fairness path trains many models, which would share one ε: train a single one privately.")
-    kind = type(config.algorithm if config.objective is None else config.objective).__name__
+    kind = type(config.method if config.goal is None else config.goal).__name__
     if kind not in SYMBOLS:
         raise InputError(f"A fairness path goes along {', '.join(SYMBOLS)}, not along {kind}.")
 
@@ -107,14 +107,14 @@ def cold_rounds(config: RunConfig, cohort: Cohort, models: Sequence[Trained]) ->
     settings, total = config.training, 0
     for one in models:
         assert one.objective is not None
-        algorithm = config.algorithm_for(one.objective)
+        algorithm = config.method_for(one.objective)
         total += train(algorithm, cohort, settings.rounds, settings.tol or None, settings.seed, progress=False).rounds
     return total
 
 
 def about(config: RunConfig, prepared: Prepared, models: Sequence[Trained], alone: int | None) -> dict[str, Any]:
     """Describe the path for `summary.json`."""
-    kind = type(config.objective).__name__
+    kind = type(config.goal).__name__
     return {
         "parameter": PARAMETERS[kind], "symbol": SYMBOLS[kind], "objective": kind, "average": AVERAGE,
         "knee": main_model(models).name, "why": reason(models, prepared),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,7 +34,7 @@ class Predictions:
 def predict(run: Path, file: Path) -> Predictions:
     """Apply the model of a run's folder to a table."""
     file_of = run / "model.safetensors" if run.is_dir() else run
-    settings = _data_settings(run)
+    settings = _beside(run, "config.toml", lambda text: tomllib.loads(text).get("data"))
     if not isinstance(settings.get("client"), str) and (file_of.parent / "config.toml").exists():
         raise InputError(
             f"The run in {str(file_of.parent)!r} was not trained on a table, so it cannot predict from one."
@@ -43,7 +44,7 @@ def predict(run: Path, file: Path) -> Predictions:
         raise InputError("Only linear models of tables with named columns predict from tables.")
     columns, owner = _columns(file, setup, settings.get("client"), settings.get("decimal"))
     if owner is not None:
-        columns = _filled(columns, owner, _fills(run))
+        columns = _filled(columns, owner, _beside(run, "fills.json", json.loads))
     rows = len(columns[0].values)
     codes = np.zeros(rows, dtype=np.int64) if owner is None else owner.values
     X: Matrix = np.empty((rows, len(setup.mean)))
@@ -57,34 +58,17 @@ def predict(run: Path, file: Path) -> Predictions:
 def promise(run: Path) -> str | None:
     """Return the (ε, δ) that the model was trained with; `None` where its folder states none."""
     try:
-        found = json.loads(_text(run, "summary.json"))["privacy"]
+        found = _beside(run, "summary.json", json.loads)["privacy"]
         return f"(ε, δ) = ({float(found['epsilon']):.2f}, {float(found['delta']):g})"
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _text(run: Path, name: str) -> str:
-    """Read a file beside the model; empty where there is none."""
+def _beside(run: Path, name: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """Read a table from a file beside the model; empty where there is none."""
     try:
-        return ((run if run.is_dir() else run.parent) / name).read_text(encoding="utf-8")
+        found = parse(((run if run.is_dir() else run.parent) / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return ""
-
-
-def _data_settings(run: Path) -> dict[str, Any]:
-    """Return [data] of the run's settings; empty where there are none."""
-    try:
-        found = tomllib.loads(_text(run, "config.toml")).get("data")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _fills(run: Path) -> dict[str, dict[str, float | str]]:
-    """Return what stood in for missing values in training, by client and column."""
-    try:
-        found = json.loads(_text(run, "fills.json"))
-    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from scaffpd.cohort import Cohort
-from scaffpd.comparison.problem import NAMES, problem
 from scaffpd.config.model_file import FORMATS, Setup
 from scaffpd.config.reading import load
-from scaffpd.config.run import RunConfig
+from scaffpd.config.run import OF_TABLE, RunConfig
 from scaffpd.data import Silos
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
@@ -115,20 +114,14 @@ def described(model: Any) -> str:
 
 def prepare(config: RunConfig) -> Prepared:
     """Read the data and make the model."""
-    if "file" in config.data:
-        return _from_file(config)
-    return _from_source(config) if "source" in config.data else _from_entry(config)
+    if config.data.file is not None:
+        return _from_file(config, config.data.file)
+    return _from_source(config) if config.data.source is not None else _from_entry(config)
 
 
-def _from_file(config: RunConfig) -> Prepared:
-    known = {key: config.data[key] for key in ("client", "target", "test", "seed", "standardise")}
-    chosen = config.data.get("columns")
-    file = config.place / Path(config.data["file"]).expanduser()
-    source = TableFile(
-        file, columns=tuple(chosen) if chosen else None, categories=tuple(config.data.get("categories", ())),
-        task=config.data.get("task"), separator=config.data.get("separator"), decimal=config.data.get("decimal"),
-        **known,
-    )  # fmt: skip
+def _from_file(config: RunConfig, name: str) -> Prepared:
+    file = config.place / Path(name).expanduser()
+    source = TableFile(file, **config.data.model_dump(include={*OF_TABLE, "test", "seed"}, exclude_none=True))
     found = read_clients(source)
     task, labels = found.schema["task"], tuple(map(str, found.schema["labels"]))
     train, test = [e.train for e in found.encoded], [e.test for e in found.encoded if e.test is not None]
@@ -146,7 +139,7 @@ def _from_file(config: RunConfig) -> Prepared:
 def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, float]:
     """Return deviation and mean of the target; without an intercept, the mean is taken as zero."""
     n = sum(len(y) for _, y in train)
-    centre = sum(float(y.sum()) for _, y in train) / n if config.model.get("intercept", False) else 0.0
+    centre = sum(float(y.sum()) for _, y in train) / n if config.model.intercept and not config.model.network else 0.0
     squares = sum(float(((y - centre) ** 2).sum()) for _, y in train) / n
     return (squares**0.5 if squares > 0 else 1.0), centre
 
@@ -172,11 +165,13 @@ def _kinds(found: Clients) -> tuple[str, ...]:
 
 
 def _from_source(config: RunConfig) -> Prepared:
-    name = config.data["source"]
+    from scaffpd.comparison.problem import NAMES, problem  # a table needs none of them
+
+    data, name = config.data, config.data.source or ""
     if name not in NAMES:
         raise unknown("data set", name, NAMES)
-    made = problem(name, config.data.get("clients"), config.data.get("alpha"), config.data["test"])
-    silos = made.silos(config.data["seed"])
+    made = problem(name, data.clients, data.alpha, data.test)
+    silos = made.silos(data.seed)
     task = CLASSIFICATION if silos.train[0][1].dtype.kind in "iu" else REGRESSION
     classes = silos.classes if task == CLASSIFICATION else 0
     labels = tuple(map(str, range(classes)))
@@ -187,8 +182,8 @@ def _from_source(config: RunConfig) -> Prepared:
 
 
 def _from_entry(config: RunConfig) -> Prepared:
-    entry = config.data["entry"]
-    given = load(config.place / config.data.get("beside", "."), entry)
+    entry = config.data.entry or ""
+    given = load(config.code, entry)
     if isinstance(given, Silos):
         given = tuple(dict(zip(given.names, part, strict=True)) for part in (given.train, given.test) if part)
     parts = given if isinstance(given, tuple) else (given,)
@@ -203,7 +198,7 @@ def _from_entry(config: RunConfig) -> Prepared:
         targets = np.concatenate([np.asarray(y).ravel() for _, y in train])
     except (TypeError, ValueError):
         raise InputError(f"The entry {entry!r} must return {WANTED}.") from None
-    whole = config.model.get("loss") != "squared" and targets.dtype.kind in "iub"
+    whole = config.model.loss != "squared" and targets.dtype.kind in "iub"
     task = CLASSIFICATION if whole else REGRESSION
     classes = int(targets.max()) + 1 if whole else 0
     about = f"{entry}: {len(targets)} rows to train on"
@@ -213,13 +208,12 @@ def _from_entry(config: RunConfig) -> Prepared:
 
 def _model(config: RunConfig, task: str, classes: int) -> Any:
     given = config.model
-    loss = given.get("loss") or ("squared" if task == REGRESSION else "logistic" if classes == 2 else "softmax")
+    loss = given.loss or ("squared" if task == REGRESSION else "logistic" if classes == 2 else "softmax")
     if task == REGRESSION and loss != "squared":
         raise InputError(f"The target is a number, so the loss is squared, not {loss}.")
     if loss == "logistic" and classes != 2:
         raise InputError(f"Logistic loss tells two labels apart, and there are {classes}: use softmax.")
-    if "network" in given:
-        network = load(config.place / config.data.get("beside", "."), given["network"])
-        return Module(network, loss, given["l2"])
+    if given.network is not None:
+        return Module(load(config.code, given.network), loss, given.l2)
     many = classes if loss == "softmax" or (loss == "squared" and classes) else None
-    return Linear(loss, given["l2"], given["intercept"], many)
+    return Linear(loss, given.l2, given.intercept, many)

@@ -111,11 +111,11 @@ class Scorer:
         self.found = dict(known or {})
         self.next = 0
 
-    def __call__(self, moment: RoundInfo) -> None:
+    def __call__(self, info: RoundInfo) -> None:
         """Score the model after this round, if it is due."""
-        if moment.rounds >= self.next:
-            self.score(moment.rounds, moment.state.x)
-            self.next = moment.rounds + 1 if moment.rounds < ALL else math.ceil(moment.rounds * PACE)
+        if info.rounds >= self.next:
+            self.score(info.rounds, info.state.x)
+            self.next = info.rounds + 1 if info.rounds < ALL else math.ceil(info.rounds * PACE)
 
     def score(self, rounds: int, x: Any) -> None:
         """Score x, the model after so many rounds."""
@@ -158,7 +158,7 @@ class Watcher(Protocol):
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
         """Called before a model is trained."""
 
-    def show(self, moment: RoundInfo) -> None:
+    def show(self, info: RoundInfo) -> None:
         """Called after every round."""
 
 
@@ -211,7 +211,7 @@ def checkpoint_file(folder: Path, model: str) -> Path:
 
 def contestants(config: RunConfig) -> list[tuple[str, str, Any]]:
     """List name, role and algorithm of the models to train, the average one first."""
-    asked, objective = config.algorithm, config.objective
+    asked, objective = config.method, config.goal
     if isinstance(objective, Average):
         return [(AVERAGE, "", asked)]
     name = FAIR if objective is not None else type(asked).__name__
@@ -219,7 +219,7 @@ def contestants(config: RunConfig) -> list[tuple[str, str, Any]]:
     if not config.training.baseline:
         return [(name, "", asked)]
     prior = None if objective is None else objective.prior
-    return [(AVERAGE, "before", config.algorithm_for(Average(prior=prior))), chosen]
+    return [(AVERAGE, "before", config.method_for(Average(prior=prior))), chosen]
 
 
 def private(config: RunConfig, prepared: Prepared, secret: bytes | None = None) -> Private:
@@ -238,7 +238,7 @@ def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
         if tol is not None:
             raise InputError("tol needs a certificate, and with noise there is none: leave it out.")
         return config.with_tol(0.0)
-    reason = config.algorithm.uncertified(config.algorithm.init(cohort, config.training.seed, None))
+    reason = config.method.uncertified(config.method.init(cohort, config.training.seed, None))
     if reason is not None and tol is not None:
         raise InputError(f"tol needs a certificate, and there is none: {reason} Leave it out.")
     found = TOL if tol is None else tol

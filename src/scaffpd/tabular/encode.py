@@ -12,19 +12,8 @@ from numpy.typing import NDArray
 
 from scaffpd.data.silos import held_out
 from scaffpd.errors import InputError
-from scaffpd.tabular.agree import (
-    CLASSIFICATION,
-    LONGEST,
-    MOST_CATEGORIES,
-    MOST_LABELS,
-    PREPARED,
-    REGRESSION,
-    VERSION,
-    Json,
-    checked_schema,
-    features,
-    width,
-)
+from scaffpd.tabular import agree
+from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION, Json, checked_schema, features, width
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 
 GUESSED = 50  # whole numbers with more different values than this are taken for amounts, not for labels
@@ -68,7 +57,7 @@ def target(owner: str, column: DataColumn, task: str | None) -> Target:
 
 
 def _labelled(owner: str, column: DataColumn, places: NDArray[Any], labels: tuple[Label, ...]) -> Target:
-    if len(labels) > MOST_LABELS:
+    if len(labels) > agree.MOST_LABELS:
         raise InputError(f"{owner} has {len(labels)} different labels in {column.name!r}; is it the right column?")
     return Target(CLASSIFICATION, places.astype(np.int64), labels)
 
@@ -107,7 +96,7 @@ class ClientRows:
         These are names and kinds of columns, categories with at least `rarest` training rows, labels, numbers of rows.
         """
         train, test = self.rows
-        about: Json = {"version": VERSION, "task": self.target.task, "train": train, "test": test}
+        about: Json = {"version": agree.VERSION, "task": self.target.task, "train": train, "test": test}
         if self.target.task == CLASSIFICATION:
             about["labels"] = list(self.target.labels)
         if self.table.block is not None:
@@ -183,8 +172,8 @@ def _described(column: DataColumn, train: Mask, rarest: int) -> Json:
 def named_categories(column: DataColumn, train: Mask, rarest: int) -> list[str]:
     """The categories that others may hear of."""
     pairs = zip(column.categories, column.counts(train), strict=True)
-    frequent = [name for name, count in pairs if count >= max(rarest, 1) and 1 <= len(name) <= LONGEST]
-    return frequent if len(frequent) <= MOST_CATEGORIES else []
+    frequent = [name for name, count in pairs if count >= max(rarest, 1) and 1 <= len(name) <= agree.LONGEST]
+    return frequent if len(frequent) <= agree.MOST_CATEGORIES else []
 
 
 def scaled(X: Matrix, centre: Matrix, scale: Matrix | None) -> Matrix:

@@ -23,7 +23,6 @@ from scaffpd.errors import InputError, count, not_installed
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.history import History
 from scaffpd.metrics import a_fifth
-from scaffpd.privacy import Spent
 from scaffpd.training import RoundInfo
 
 LONGEST = 120
@@ -63,28 +62,30 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         self._rounds = 0
         self._labels: list[str] = []
 
-    def __call__(self, moment: RoundInfo) -> None:
+    def __call__(self, info: RoundInfo) -> None:
         """Write the round that is done; before the first one, the starting point."""
-        if moment.history is not self._history:
-            self._begin(moment)
-        history, state = moment.history, moment.state
-        if moment.rounds == 1:
+        if info.history is not self._history:
+            self._begin(info)
+        history, state = info.history, info.state
+        if info.rounds == 1:
             self._try(0, self._row(history, 0, history.first_losses, history.weights[0]))
         values = self._row(history, -1, state.losses, state.weights)
-        if moment.rounds % self.every == 0:
-            values |= {} if moment.privacy is None else self._spent(moment.privacy)
+        if info.rounds % self.every == 0:
+            if info.privacy is not None:
+                spent = {"privacy/epsilon": info.privacy.worst, "privacy/delta": info.privacy.delta}
+                values |= _finite(spent | self._by_client("epsilon", info.privacy.epsilon))
             values |= {} if self.cohort is None else self._held_out(self.cohort.evaluate(state.x, "test"))
-        self._try(moment.rounds, values)
-        self._rounds = moment.rounds
+        self._try(info.rounds, values)
+        self._rounds = info.rounds
 
-    def _begin(self, moment: RoundInfo) -> None:
-        if moment.rounds == 1 and self._rounds > 0:
+    def _begin(self, info: RoundInfo) -> None:
+        if info.rounds == 1 and self._rounds > 0:
             raise InputError(f"This {type(self).__name__} has shown another run already: make one for every run.")
-        names = moment.history.names
+        names = info.history.names
         self._labels = labels(names)
         changed = {label: name for label, name in zip(self._labels, names, strict=True) if label != name}
-        self.open(0 if moment.rounds == 1 else moment.rounds, changed)
-        self._history = moment.history
+        self.open(0 if info.rounds == 1 else info.rounds, changed)
+        self._history = info.history
 
     def _try(self, step: int, values: dict[str, float]) -> None:
         """A tracker that fails after it has been opened is no reason to end a long run."""
@@ -109,10 +110,6 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
                 "held-out accuracy/mean": float(upwards.mean()),
             } | self._by_client("held-out accuracy", scores.accuracy)
         return _finite(values)
-
-    def _spent(self, spent: Spent) -> dict[str, float]:
-        values = {"privacy/epsilon": spent.worst, "privacy/delta": spent.delta}
-        return _finite(values | self._by_client("epsilon", spent.epsilon))
 
     def _by_client(self, what: str, values: Vector) -> dict[str, float]:
         return {f"{what} by client/{label}": float(v) for label, v in zip(self._labels, values, strict=True)}
@@ -180,7 +177,8 @@ class TensorBoard(Tracker):
         self._writer = self._make(os.fspath(self.folder), purge_step=first)
         self._end = weakref.finalize(self, self._writer.close)  # also where nobody closes: files end whole
         if changed:
-            lines = [f"| {label} | {_cell(name)} |" for label, name in changed.items()]
+            shown = {label: " ".join(name.replace("|", "\\|").split()) for label, name in changed.items()}
+            lines = [f"| {label} | {name} |" for label, name in shown.items()]
             self._writer.add_text("clients", "\n".join(["| shown as | name |", "|---|---|", *lines]), first)
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -194,11 +192,6 @@ class TensorBoard(Tracker):
         if self._end is not None:
             self._end()
         self._writer = self._end = self._history = None
-
-
-def _cell(name: str) -> str:
-    """A name in a cell of a Markdown table."""
-    return " ".join(name.replace("|", "\\|").split())
 
 
 METRICS, TAGS = 1000, 100  # the most that MLflow takes in one request

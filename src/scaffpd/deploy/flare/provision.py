@@ -126,27 +126,16 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z
 
 @dataclass(frozen=True)
 class FlareProject:
-    """A federation as FLARE's provisioner has to know it.
+    """A federation as FLARE's provisioner has to know it."""
 
-    Args:
-        name: of the federation; also of the job.
-        silos: the sites' names, the same as in their silo files.
-        host: the server's name on the network, as the sites see it.
-        port: where the sites reach the server.
-        admin_port: where administrators reach it.
-        quorum: the job does not start with fewer sites.
-        admin: the administrator who submits the job.
-        rules: settings of `SiteRules`.
-    """
-
-    name: str
-    silos: Sequence[str]
-    host: str
-    port: int = 8002
-    admin_port: int = 8003
-    quorum: int = 1
-    admin: str = "coordinator@scaffpd.org"
-    rules: dict[str, float | str] = field(default_factory=dict)
+    name: str  # of the federation; also of the job
+    silos: Sequence[str]  # the sites' names, the same as in their silo files
+    host: str  # the server's name on the network, as the sites see it
+    port: int = 8002  # where the sites reach the server
+    admin_port: int = 8003  # where administrators reach it
+    quorum: int = 1  # the job does not start with fewer sites
+    admin: str = "coordinator@scaffpd.org"  # the administrator who submits the job
+    rules: dict[str, float | str] = field(default_factory=dict)  # settings of `SiteRules`
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.silos):

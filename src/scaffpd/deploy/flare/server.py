@@ -50,7 +50,7 @@ class CollabTransport:
         waiting, deadline = set(questions), time.monotonic() + timeout + GRACE
         while waiting and (left := deadline - time.monotonic()) > 0:
             if self._aborted():
-                raise RunAborted("The job was told to end.")
+                raise RunAborted("The job was aborted.")
             try:
                 site, reply = arrived.get(timeout=min(left, 0.5))
             except queue.Empty:

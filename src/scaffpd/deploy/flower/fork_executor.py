@@ -85,16 +85,11 @@ def _be_client_app(spec: ExecutionSpec) -> None:
         os._exit(status)
 
 
-def _load() -> None:
-    """Import what a ClientApp needs; what is missing shows when a message comes."""
-    for name in ("torch", "scaffpd.deploy.flower.apps", "scaffpd.deploy.silo.silo"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-
-
 def main() -> None:
     """Serve one SuperNode until it ends; the options are those of `flower-superexec`."""
-    _load()
+    for name in ("torch", "scaffpd.deploy.flower.apps", "scaffpd.deploy.silo.silo"):
+        with contextlib.suppress(ImportError):  # what is missing shows when a message comes
+            importlib.import_module(name)
     executor = ForkExecutor()
     vars(superexec)["get_executor"] = lambda *_, **__: executor
     flower_superexec()
