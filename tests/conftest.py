@@ -1,15 +1,28 @@
-"""One thread everywhere: on small problems and busy machines, more threads only fight each other."""
+"""One thread everywhere: on small problems and busy machines, more threads only fight each other.
+
+A test marked `cover(k)` runs on a few combinations of its parameters, in which every k values meet (k = 1: every value
+once; k = 2: every pair). `make test-all` runs all combinations.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
+from functools import cache
+from itertools import combinations
+
+import pytest
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
 import torch  # noqa: E402 - after the environment is set
+import typer.main  # noqa: E402
 
 torch.set_num_threads(1)
+os.fsync = lambda file: None  # no test pulls the plug, and thousands of small files wait for the disk otherwise
+
+typer.main.get_command = cache(typer.main.get_command)  # what it makes of an app is the same for every command line
 
 try:
     import hypothesis
@@ -20,3 +33,30 @@ except ImportError:  # machines with nothing but the run-time dependencies
 if hypothesis is not None and os.environ.get("CI"):
     hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
     hypothesis.settings.load_profile("ci")
+
+
+@pytest.hookimpl(tryfirst=True)  # before long ones are deselected
+def pytest_collection_modifyitems(items):
+    """Keep those combinations of a test's parameters in which every k values meet, and mark the others as long."""
+    groups = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("cover") and hasattr(item, "callspec") and not item.get_closest_marker("long"):
+            groups[item.parent.nodeid, item.originalname].append(item)
+    for group in groups.values():
+        (strength,) = group[0].get_closest_marker("cover").args
+        kept = covering([tuple(enumerate(item.callspec._idlist)) for item in group], strength)
+        for number, item in enumerate(group):
+            if number not in kept:
+                item.add_marker(pytest.mark.long)
+
+
+def covering(rows, strength):
+    """Choose few rows that hold all the combinations of `strength` values that any row holds."""
+    held = [set(combinations(row, strength)) for row in rows]
+    missing, used, kept = set().union(*held), Counter(), set()
+    while missing:
+        best = max(range(len(rows)), key=lambda k: (len(held[k] & missing), -sum(used[value] for value in rows[k])))
+        missing -= held[best]
+        used.update(rows[best])
+        kept.add(best)
+    return kept

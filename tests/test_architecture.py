@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import graphlib
 import re
 import subprocess
@@ -57,6 +58,11 @@ def layer(part):
     return next(i for i, names in enumerate(LAYERS) if part in names)
 
 
+@functools.cache
+def parsed(file):
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def imports():
     """(importing part, imported part, file) for every import of our own modules."""
     for file in ROOT.rglob("*.py"):
@@ -64,7 +70,7 @@ def imports():
         if relative in (Path("__init__.py"), Path("__main__.py")):  # they open the package and are in no layer
             continue
         part = relative.parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(file)):
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -126,10 +132,7 @@ def test_every_public_name_can_be_imported():
 def modules():
     """{module: its syntax tree} of the package."""
     files = {file.relative_to(ROOT.parent).with_suffix(""): file for file in sorted(ROOT.rglob("*.py"))}
-    return {
-        ".".join(path.parts).removesuffix(".__init__"): ast.parse(file.read_text(encoding="utf-8"))
-        for path, file in files.items()
-    }
+    return {".".join(path.parts).removesuffix(".__init__"): parsed(file) for path, file in files.items()}
 
 
 def test_a_class_name_is_defined_once():

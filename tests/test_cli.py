@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from scaffpd.data import heart_disease
 from scaffpd.errors import InputError
 from test_hospitals import fitted_by_sklearn, with_ones
 
+ROOT = Path(__file__).parents[1]
 SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]
 RUN = {"clients.csv", "environment.json", "partition.csv", "report.html", "rounds.csv", "summary.json"}
 FILES = ["demo.png", "splits.csv"]
@@ -184,11 +188,20 @@ def test_main_exits_with_the_code(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """One small demo through a pipe, as another program would see it."""
-    folder = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    arguments = ["demo", "--splits", "2", "--seed", "5", "--out", str(folder)]
+    """One small demo through a pipe, as another program would see it; by the README's `make demo` where there is make.
+
+    Set-up is skipped, because it is what runs the test.
+    """
+    folder, ready = tmp_path_factory.mktemp("demo") / "new" / "folder", tmp_path_factory.mktemp("venv")
+    arguments = ["--splits", "2", "--seed", "5", "--out", str(folder)]
+    (ready / "bin").mkdir()
+    for name in ("python", "scaffpd"):
+        (ready / "bin" / name).symlink_to(Path(sys.executable).parent / name)
+    (ready / ".demo").touch()
+    make = ["make", "--silent", "demo", f"VENV={ready}", f"DEMO={shlex.join(arguments)}"]
     done = subprocess.run(
-        [*SCRIPT, *arguments],
+        make if shutil.which("make") else [*SCRIPT, "demo", *arguments],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -202,6 +215,7 @@ def demo(tmp_path_factory):
 def test_the_demo_writes_its_files_and_says_where(demo):
     out, _, folder = demo
     assert set(files_in(folder)) == set(FILES) | RUN
+    assert (folder / "report.html").stat().st_size > 10_000
     joined = out.replace("\n", "")
     assert all(str(folder / name) in joined for name in ("report.html", "demo.png"))
 

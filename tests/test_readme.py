@@ -1,12 +1,10 @@
-"""Every snippet and command that the README shows is executed here."""
+"""Every snippet that the README shows is executed here; `make demo` is in test_cli.py."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -29,22 +27,8 @@ def test_it_fits_on_two_screens():
     assert len(blocks(PAGE, "python")[0].strip().splitlines()) == 8
 
 
-def test_the_commands_are_the_two_that_are_checked_here():
+def test_the_commands_are_the_two_that_are_checked():
     assert "\n".join(blocks(PAGE, "console")).split("\n")[:2] == ["make demo", "make test"]
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_demo(tmp_path):
-    """In this environment: set-up is skipped because it is what runs the test; the job itself is not."""
-    ready = tmp_path / "venv"
-    (ready / "bin").mkdir(parents=True)
-    for name in ("python", "scaffpd"):
-        (ready / "bin" / name).symlink_to(Path(sys.executable).parent / name)
-    (ready / ".demo").touch()
-    command = ["make", "--no-print-directory", "demo", f"VENV={ready}", f"DEMO=--out {tmp_path / 'out'}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -126,6 +126,7 @@ def small(loss):
     return [(X, (y + random.standard_normal(len(y)) > 0).astype(np.int64)) for X, y in clients]
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("prior", [None, PRIOR], ids=["uniform", "prior"])
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("loss", ["squared", "logistic"])

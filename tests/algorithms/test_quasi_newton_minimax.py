@@ -191,6 +191,7 @@ def test_one_exchange_a_round(loss, data, before):
 # ------------------------------------------------------------------ where it goes
 
 
+@pytest.mark.cover(1)
 @every_objective
 @pytest.mark.parametrize("loss", ["squared", "badly scaled", "logistic"])
 def test_it_reaches_the_optimum_of_another_solver(loss, objective):
@@ -276,6 +277,7 @@ def test_a_rejected_step_leaves_x_and_teaches():
 # ------------------------------------------------------------------ how users run it
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("pairs", [2, 60])
 @pytest.mark.parametrize(("loss", "data"), [("squared", squares(own=0.7)), ("logistic", labels())])
 def test_a_resumed_run_is_the_run(loss, data, pairs, tmp_path):
@@ -316,6 +318,7 @@ def test_identical_clients(objective):
     np.testing.assert_allclose(result.x, best, atol=1e-3)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", OBJECTIVES[:-1], ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize(("loss", "data"), [("squared", squares()), ("logistic", labels())])
 def test_a_start_far_away(loss, data, objective):

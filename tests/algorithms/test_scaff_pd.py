@@ -166,6 +166,7 @@ def test_a_round_costs_two_exchanges():
     np.testing.assert_array_equal(np.diff(up), 8 * 5 * 23)  # c_i, L_i, two bounds on rounding, and the update back
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("rho", [0.01, 0.05, 0.1])
 @pytest.mark.parametrize("steps", ["auto", "fixed"])
 def test_linear_convergence_on_the_papers_problem(rho, steps):

@@ -113,6 +113,7 @@ def test_traffic_of_a_round():
 # ------------------------------------------------------------------ what it finds
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_it_reaches_the_optimum_of_another_solver(loss, objective):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -37,6 +38,7 @@ def synthetic(**options):
 PROBLEMS = {"hospitals": hospitals, "synthetic": synthetic}
 
 
+@cache
 def optimum(name, objective):
     if name == "hospitals":
         return reference_optimum(HOSPITALS, "logistic", 0.01, objective, intercept=True).value
@@ -82,6 +84,7 @@ class AlwaysHeld(sp.SubspaceSaddle):
 # ------------------------------------------------------------------ what it is where everyone is there
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_with_everyone_and_all_samples_it_is_the_subspace_saddle_method(name, objective):
@@ -105,6 +108,7 @@ def test_it_follows_through_rejected_trials():
 # ------------------------------------------------------------------ what the server holds
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", [sp.ChiSquare(rho=0.05), sp.Agnostic(), sp.Nash(b=1e6)], ids=str)
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_c_is_the_sum_of_what_everybody_has_said_last(loss, objective):
@@ -201,6 +205,7 @@ def test_traffic_of_a_round():
 # ------------------------------------------------------------------ what is proven
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", SOME, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_certificates_are_true_and_given_where_everyone_was_asked(name, objective):
@@ -217,6 +222,7 @@ def test_certificates_are_true_and_given_where_everyone_was_asked(name, objectiv
     assert 1 <= given < 10
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_half_of_the_clients_are_enough(name, objective):
@@ -246,6 +252,7 @@ def test_mistakes_get_a_sentence(settings, words):
 # ------------------------------------------------------------------ clients that cannot be reached
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("clients_per_round", [None, 5])
 @pytest.mark.parametrize("objective", SOME, ids=str)
 def test_a_client_that_is_away_for_some_rounds(objective, clients_per_round):
@@ -260,6 +267,7 @@ def test_a_client_that_is_away_for_some_rounds(objective, clients_per_round):
     assert values[-1] - optimum("synthetic", objective) < 1e-6
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("clients_per_round", [None, 5])
 @pytest.mark.parametrize("objective", SOME, ids=str)
 def test_a_client_that_does_not_come_back(objective, clients_per_round):
@@ -326,6 +334,7 @@ def test_noise_is_counted_and_damps():
     assert np.mean(steps[-5:]) < 0.5 * np.mean(steps[3:8])
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", [sp.Average(), sp.ChiSquare(rho=0.1)], ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_error_falls_and_ends_below_that_without_averages(name, objective, monkeypatch):
@@ -391,6 +400,7 @@ def test_nothing_is_proven_from_minibatches():
 # ------------------------------------------------------------------ awkward problems
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", SOME, ids=str)
 @pytest.mark.parametrize("clients", AWKWARD.values(), ids=AWKWARD)
 def test_awkward_problems(clients, objective):

@@ -66,6 +66,7 @@ def test_the_quick_arithmetic_is_that_of_the_loops_over_samples(loss):
 # ------------------------------------------------------------------ averages
 
 
+@pytest.mark.cover(1)
 @every_loss
 @every_setting
 def test_fed_avg(loss, batch_size, chosen, weights):
@@ -81,6 +82,7 @@ def test_fed_avg(loss, batch_size, chosen, weights):
     agree(run.x, expected)
 
 
+@pytest.mark.cover(1)
 @every_loss
 @every_setting
 def test_fed_prox(loss, batch_size, chosen, weights):
@@ -97,6 +99,7 @@ def test_fed_prox(loss, batch_size, chosen, weights):
     agree(run.x, expected)
 
 
+@pytest.mark.cover(2)
 @every_loss
 @every_setting
 @pytest.mark.parametrize("option", ["I", "II"])
@@ -114,6 +117,7 @@ def test_scaffold(loss, batch_size, chosen, weights, option):
     agree(run.x, expected)
 
 
+@pytest.mark.cover(2)
 @every_loss
 @every_batch
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
@@ -133,6 +137,7 @@ def test_prox_skip(loss, batch_size, weights):
 # ------------------------------------------------------------------ the worst mixture
 
 
+@pytest.mark.cover(2)
 @every_loss
 @every_batch
 @every_objective
@@ -165,6 +170,7 @@ def test_afl_averaged(loss):
     agree(averaged.weights, naive.running_means([w for _, w in expected]))
 
 
+@pytest.mark.cover(2)
 @every_loss
 @every_batch
 @every_objective
@@ -206,6 +212,7 @@ def names_drawn(call, names, chosen):
 # ------------------------------------------------------------------ other fair methods
 
 
+@pytest.mark.cover(2)
 @every_loss
 @pytest.mark.parametrize("chosen", [None, 4])
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
@@ -222,6 +229,7 @@ def test_q_fed_sgd(loss, chosen, weights, q):
     agree(run.x, expected)
 
 
+@pytest.mark.cover(2)
 @every_loss
 @every_setting
 @pytest.mark.parametrize("q", [0.5, 2.0])
@@ -239,6 +247,7 @@ def test_q_fed_avg(loss, batch_size, chosen, weights, q):
     agree(run.x, expected)
 
 
+@pytest.mark.cover(2)
 @every_loss
 @every_setting
 @pytest.mark.parametrize("tail", [0.31, 0.57])
@@ -258,6 +267,7 @@ def test_delta_fl(loss, batch_size, chosen, weights, tail):
 # ------------------------------------------------------------------ saddle points without local steps
 
 
+@pytest.mark.cover(1)
 @every_loss
 @every_objective
 def test_gradient_descent_ascent(loss, objective):
@@ -272,6 +282,7 @@ def test_gradient_descent_ascent(loss, objective):
     agree(run.weights, [w for _, w in expected])
 
 
+@pytest.mark.cover(1)
 @every_loss
 @every_objective
 def test_extragradient(loss, objective):
@@ -286,6 +297,7 @@ def test_extragradient(loss, objective):
     agree(run.weights, [w for _, w in expected])
 
 
+@pytest.mark.cover(2)
 @every_loss
 @every_objective
 @pytest.mark.parametrize("theta", [0.0, 0.8])
@@ -303,6 +315,7 @@ def test_accelerated_primal_dual(loss, objective, theta):
     agree([state.weights for state in run.states[:-1]], [w for _, w in expected])
 
 
+@pytest.mark.cover(1)
 @every_loss
 @every_objective
 def test_minimax_gradient_solves_its_model(loss, objective):

@@ -53,6 +53,7 @@ AS_FED_AVG = {
 }
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 @pytest.mark.parametrize("name", AS_FED_AVG)
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
@@ -123,6 +124,7 @@ ALONE = {
 }
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
@@ -210,6 +212,7 @@ def scaffold_with_fresh_variates(problem, weights, steps, rate, server_rate, rou
     return iterates
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 @pytest.mark.parametrize("steps", [1, 5])
@@ -241,6 +244,7 @@ def test_scaffold_one_is_scaff_pd_on_the_average_with_variates_of_the_round_befo
     assert relative(run.x[-1], optimum) < 1e-9
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", [sp.Agnostic(), sp.ChiSquare(0.3), sp.CVaR(0.4)])
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 def test_accelerated_primal_dual_is_scaff_pd_with_one_local_step(loss, objective):
@@ -281,6 +285,7 @@ def test_afl_with_one_step_is_gradient_descent_ascent(objective):
 # ------------------------------------------------------------------ the same minimiser
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("q", [0.5, 2.0])
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_q_ffl_and_the_q_fair_objective_have_one_minimiser(q, weights):

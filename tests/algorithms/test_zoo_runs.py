@@ -34,7 +34,7 @@ METHODS = {
     "MinimaxGradient": sp.MinimaxGradient(CHI),
     "QuasiNewtonMinimax": sp.QuasiNewtonMinimax(CHI),
     "SubspaceSaddle": sp.SubspaceSaddle(CHI),
-    "fair": sp.fair(CHI),
+    "fair": sp.fair(CHI, local_steps=20),
     "fair, minibatches": sp.fair(CHI, local_steps=4, batch_size=5),
     "ScaffPD": sp.ScaffPD(CHI, local_steps=4),
 }
@@ -116,6 +116,7 @@ def test_without_a_proof_it_says_so(method):
         sp.train(method, cohort(), rounds=2, tol=1e-3)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", CENTRAL)
 @pytest.mark.parametrize("objective", [CHI, sp.CVaR(alpha=0.5), sp.Tilted(rho=0.2), sp.QFair(q=1.0)], ids=str)
 def test_centralised_references_reach_the_optimum_of_an_interior_point_solver(kind, objective):

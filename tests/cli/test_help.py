@@ -53,26 +53,35 @@ def shown(path, capsys):
     return capsys.readouterr().out
 
 
+@pytest.fixture
+def help_of(capsys):
+    """A command's help in 80 columns without colours, asked for once."""
+    return lambda path: HELPS.get(path) or HELPS.setdefault(path, shown(path, capsys))
+
+
+HELPS = {}
+
+
 @pytest.mark.parametrize("path", ALL)
-def test_every_argument_and_option_has_its_help_on_screen(path, capsys):
-    flat = " ".join(shown(path, capsys).replace("│", " ").split())
+def test_every_argument_and_option_has_its_help_on_screen(path, help_of):
+    flat = " ".join(help_of(path).replace("│", " ").split())
     for parameter in ALL[path].params:
         assert parameter.help, f"{path}: {parameter.name}"
         assert " ".join(parameter.help.split()).replace("\\[", "[") in flat, f"{path}: {parameter.name}"
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_help_is_legible_in_80_columns(path, capsys):
-    out = shown(path, capsys)
+def test_help_is_legible_in_80_columns(path, help_of):
+    out = help_of(path)
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out.replace("…,", "")
     assert "\x1b" not in out
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_every_command_has_an_example_and_the_help_shows_it(path, capsys):
+def test_every_command_has_an_example_and_the_help_shows_it(path, help_of):
     assert ALL[path].examples
-    out = shown(path, capsys)
+    out = help_of(path)
     for example in ALL[path].examples:
         assert f"   {example}\n" in out
         assert example.startswith("scaffpd ")

@@ -42,7 +42,7 @@ def undisturbed(folder, change):
 
 @pytest.mark.parametrize(
     ("who", "moment"),
-    mostly_long(itertools.product(["cleveland", "va"], [6, 7, 8, 9, 12, 17]), ("cleveland", 8), ("va", 7), ("va", 12)),
+    mostly_long(itertools.product(["cleveland", "va"], [6, 7, 8, 9, 12, 17]), ("cleveland", 8), ("va", 12)),
 )
 def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, who, moment):
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
@@ -57,7 +57,7 @@ def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, 
     )
 
 
-@pytest.mark.parametrize("moment", mostly_long(range(6, 27), 6, 11, 17, 25))
+@pytest.mark.parametrize("moment", mostly_long(range(6, 27), 11, 25))
 def test_a_silo_may_die_at_any_moment_up_to_the_last(tmp_path, moment):
     path, places = federation(tmp_path, more=QUICK)
     outcome, transport = run(path, places, {moment: [("kill", "va")]})
@@ -71,7 +71,7 @@ def test_a_silo_may_die_at_any_moment_up_to_the_last(tmp_path, moment):
     ("kind", "sampled"),
     mostly_long(
         [("AFL", None), *itertools.product(["FedAvg", "Scaffold", "DRFA", "QFFL"], [None, 1, 4])],
-        *[("AFL", None), ("FedAvg", 1), ("Scaffold", 4), ("DRFA", None), ("QFFL", None)],
+        *[("FedAvg", 1), ("Scaffold", 4), ("DRFA", None)],
     ),
 )
 def test_uncertified_methods_go_on_without_a_silo(tmp_path, kind, sampled):
@@ -99,19 +99,19 @@ def test_one_silo_that_is_asked_alone_and_lies_does_not_end_the_run(tmp_path):
     assert np.isfinite(model_of(path)).all()
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        lambda answer: answer.replace(b'"samples": ', b'"samples": 9999999999999999999999'),
-        lambda answer: answer.replace(b'"dimension": ', b'"dimension": 9'),
-        lambda answer: answer.replace(b'"convex": true', b'"convex": null'),
-        changed(constants=lambda c: c * np.nan),
-        changed(constants=lambda c: -c),
-    ],
-)
+REJOINING = {
+    "samples": lambda answer: answer.replace(b'"samples": ', b'"samples": 9999999999999999999999'),
+    "dimension": lambda answer: answer.replace(b'"dimension": ', b'"dimension": 9'),
+    "convex": lambda answer: answer.replace(b'"convex": true', b'"convex": null'),
+    "nan": changed(constants=lambda c: c * np.nan),
+    "negative": changed(constants=lambda c: -c),
+}
+
+
+@pytest.mark.parametrize("lie", REJOINING)
 def test_garbage_in_answer_to_the_agreement_when_a_silo_rejoins(tmp_path, lie):
     path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-8"}, more=QUICK + "max_age = 1\n")
-    script = {8: [("kill", "va")], 16: [("restart", "va"), ("lie", "va", lie)]}
+    script = {8: [("kill", "va")], 16: [("restart", "va"), ("lie", "va", REJOINING[lie])]}
     outcome, _ = run(path, places, script)
     assert outcome.status == "converged", outcome
     assert "va" not in outcome.members
@@ -189,7 +189,7 @@ def test_what_silos_say_is_printable_in_tables(tmp_path):
     assert all(text.isprintable() for e in events(path) for text in e.values())
 
 
-@pytest.mark.parametrize("moment", mostly_long([1, 2, 3, 4, 5], 1, 3, 5))
+@pytest.mark.parametrize("moment", mostly_long([1, 2, 3, 4, 5], 3, 5))
 def test_a_silo_that_dies_while_the_agreement_is_made(tmp_path, moment):
     path, places = federation(tmp_path, more=QUICK)
     outcome, _ = run(path, places, {moment: [("kill", "hungarian")]})
@@ -197,7 +197,7 @@ def test_a_silo_that_dies_while_the_agreement_is_made(tmp_path, moment):
     assert set(outcome.members) == set(places) - {"hungarian"}
 
 
-@pytest.mark.parametrize("moment", mostly_long(range(7, 24, 3), 7, 16))
+@pytest.mark.parametrize("moment", mostly_long(range(7, 24, 3), 16))
 def test_a_silo_that_comes_back_within_the_age_is_part_of_the_result(tmp_path, moment):
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK + "max_age = 20\n")
     outcome, _ = run(path, places, {moment: [("kill", "va")], moment + 5: [("restart", "va")]})
@@ -220,7 +220,7 @@ def test_a_dropped_silo_that_comes_back_later_joins_a_new_segment(tmp_path):
     is_right(path, places, outcome, 1e-9)
 
 
-@pytest.mark.parametrize("moment", mostly_long(range(2, 26, 2), 2, 6, 8, 14))
+@pytest.mark.parametrize("moment", mostly_long(range(2, 26, 2), 2, 8))
 def test_a_restarted_silo_costs_an_exchange_and_changes_no_number(tmp_path, moment):
     path, places = federation(tmp_path / "a", replacing=SCAFF_PD, more=QUICK)
     outcome, _ = run(path, places, {moment: [("restart", "va"), ("restart", "cleveland")]})
@@ -234,7 +234,7 @@ def test_a_restarted_silo_costs_an_exchange_and_changes_no_number(tmp_path, mome
     ("kind", "moment"),
     mostly_long(
         itertools.product(["Fair", "ScaffPD", "Scaffold"], [1, 3, 5, 6, 7, 9, 12, 15]),
-        *[("Fair", 1), ("Fair", 9), ("ScaffPD", 3), ("ScaffPD", 7), ("ScaffPD", 12), ("Scaffold", 6), ("Scaffold", 15)],
+        *[("Fair", 9), ("ScaffPD", 3), ("ScaffPD", 12), ("Scaffold", 6)],
     ),
 )
 def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, kind, moment):
@@ -321,7 +321,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", mostly_long(LIES, "garbage", "nothing", "cut", "matrix"))  # others: test_quarantine
+@pytest.mark.parametrize("lie", mostly_long(LIES, "nothing", "matrix"))  # others: test_quarantine, test_wire
 def test_a_silo_that_returns_garbage_is_left_out_and_not_asked_for_ever(tmp_path, lie):
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
     outcome, _ = run(path, places, {9: [("lie", "va", LIES[lie])]})

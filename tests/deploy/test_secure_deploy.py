@@ -111,7 +111,7 @@ def survives(folder, moment, who="va"):
 SAMPLE = (4, 7, 8, 18, 24, 25, 28, 30, 33)  # of the agreement and of the first rounds, masked vectors and shares
 
 
-@pytest.mark.parametrize("moment", mostly_long(SAMPLE, 4, 8, 24, 25, 30))
+@pytest.mark.parametrize("moment", mostly_long(SAMPLE, 4, 24, 25))
 def test_a_silo_killed_at_some_exchange(tmp_path, moment):
     survives(tmp_path, moment)
 
@@ -149,7 +149,7 @@ def test_two_silos_killed_between_masked_vectors_and_shares(tmp_path):
     assert leaks(transport.log) == []
 
 
-@pytest.mark.parametrize("moment", mostly_long([6, 10, 20, 27, 31], 10, 27))
+@pytest.mark.parametrize("moment", mostly_long([6, 10, 20, 27, 31], 27))
 def test_restarted_silos(tmp_path, moment):
     """Their secrets of an exchange are gone with them: they are left out of the round, and may be back."""
     path, places = secured(tmp_path, drop=True)
@@ -158,7 +158,7 @@ def test_restarted_silos(tmp_path, moment):
     assert leaks(transport.log) == []
 
 
-@pytest.mark.parametrize("moment", mostly_long([20, 24, 28, 31], 20, 31))
+@pytest.mark.parametrize("moment", mostly_long([20, 24, 28, 31], 31))
 def test_without_leave_to_go_on_a_run_waits_and_nobody_is_shown(tmp_path, moment):
     """Who leaves is waited for: no vector is ever summed in two companies, which would show the one that has left."""
     path, places = secured(tmp_path)
@@ -220,7 +220,7 @@ def test_a_process_for_every_question(tmp_path, undisturbed):
     np.testing.assert_array_equal(model_of(path), model_of(undisturbed[0]))
 
 
-@pytest.mark.parametrize("moment", mostly_long([6, 16, 25, 33], 6, 25))
+@pytest.mark.parametrize("moment", mostly_long([6, 16, 25, 33], 25))
 def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, undisturbed, moment):
     path, places = secured(tmp_path / "a")
     transport = Faulty(places, {moment: [("crash",)]})
@@ -285,7 +285,6 @@ EARLY = [(lie, 3) for lie in ("another shape", "wrong shares", "wrong seals")]
         *[
             ("another shape", 23),
             ("wrong shares", 23),
-            ("wrong seals", 23),
             ("a mad exponent", 23),
             ("wrong shares", 3),
         ],
@@ -302,7 +301,10 @@ def test_garbage_never_gives_a_wrong_model(tmp_path, lie, moment):
         is_right(path, places, outcome)
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "FedAvg, 3 drawn", "QFFL", "AFL", "DRFA", "FedProx", "Extragradient"])
+METHODS = ("FedAvg", "FedAvg, 3 drawn", "QFFL", "AFL", "DRFA", "FedProx", "Extragradient")
+
+
+@pytest.mark.parametrize("name", mostly_long(METHODS, "FedAvg, 3 drawn", "QFFL", "DRFA", "Extragradient"))
 def test_methods(tmp_path, name):
     kind, drawn = name.split(",")[0], "clients_per_round = 3\n" if "drawn" in name else ""
     change = uncertified(kind, drawn)

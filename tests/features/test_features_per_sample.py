@@ -76,6 +76,7 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one():
     assert ours(x).shape == (4, 24)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("network", ["efficientnet", "resnet"])
 def test_the_two_networks(network, way):
     torch.manual_seed(0)
@@ -148,6 +149,7 @@ def test_paddings_without_a_rule_fall_back(padding):
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a processor without bfloat16
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(("make", "shape"), [(ResNet18Trunk, (3, 32, 32)), (Grouped, (3, 17, 14)), (Tokens, (3, 4, 4))])
 def test_bfloat16_is_near(make, shape, way):
     torch.manual_seed(0)

@@ -129,6 +129,7 @@ def test_single_precision_follows_double(case):
         assert relative(d32, d64) < 2e-4
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", range(4))
 def test_rounding_stays_within_the_bounds_that_clients_report(case, seed):
@@ -297,7 +298,7 @@ def test_minibatches_are_unbiased(case):
     cohort, clients, x = problem(case)
     weights = np.ones(len(clients))
     full = cohort.gradients(tensor(x))
-    answers = [cohort.gradients(tensor(x), 3, (k,)) for k in range(1500)]
+    answers = [cohort.gradients(tensor(x), 3, (k,)) for k in range(400)]
     for mean, sample in (
         (full.losses, np.array([at.losses for at in answers])),
         (full.sum(weights).numpy(), np.array([at.sum(weights).numpy() for at in answers])),

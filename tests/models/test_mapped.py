@@ -93,6 +93,7 @@ def answers(cohort):
         yield from (scores.loss, scores.accuracy)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("order", ["in a row", "scattered"])
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("loss", LOSSES)
@@ -105,6 +106,7 @@ def test_every_answer_is_the_same(cohorts, loss, intercept, order):
     assert not disk._oracle.rows._copies
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])

@@ -42,6 +42,7 @@ def errors(cohort, clients, x, plan, rates):
     return max(*single, relative(updates.sum(weights), weights @ np.array(loops)))
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("steps", [1, 2, 10, 100, 1000])
 @pytest.mark.parametrize("l2", [0.0, 1e-6, 0.03])
 @pytest.mark.parametrize(("outputs", "intercept"), [(1, False), (3, True)])

@@ -49,6 +49,7 @@ def test_every_extreme_is_solved(kind: str, n: int) -> None:
                 assert error <= 1e-11, (name, parameter, sigma, error)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("prior", ["uniform", "random"])
 def test_a_hundred_thousand_clients(kind: str, prior: str) -> None:

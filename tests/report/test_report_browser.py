@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,9 @@ class Opened:
 
     def __init__(self, browser, file, **look):
         self.file = file
-        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "offline": False, **look})
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 900}, "color_scheme": "light", **look}
+        )
         self.page, self.said, self.asked, self.alerts = self.context.new_page(), [], [], []
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
@@ -83,17 +85,24 @@ def written(tmp_path_factory):
     return write
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def opened(browser, written):
-    pages = []
+    """A folder's page, opened once: a test finds it as it was drawn, and leaves it so."""
+    idle, contexts = {}, []
 
+    @contextmanager
     def open_page(folder, **look):
-        pages.append(Opened(browser, written(folder), **look))
-        return pages[-1]
+        key = (folder, repr(look))
+        page = idle.pop(key, None)
+        if page is None:
+            page = Opened(browser, written(folder), **look)
+            contexts.append(page.context)
+        yield page
+        idle[key] = page  # after a failure, the next test opens another one
 
     yield open_page
-    for one in pages:
-        one.context.close()
+    for context in contexts:
+        context.close()
 
 
 FIGURES = {
@@ -108,54 +117,56 @@ FIGURES = {
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn_without_a_word_or_a_request(request, opened, name):
-    page = opened(request.getfixturevalue(name))
-    page.alone()
-    drawn = page.page.eval_on_selector_all("figure", "all => all.map((f) => f.id.replace('figure-', ''))")
-    assert set(drawn) == FIGURES[name]
-    for figure in drawn:
-        assert page.count(f"#figure-{figure} svg[role=img][aria-label]") == 1
-        assert page.count(f"#figure-{figure} :is({MARKS})") > 2, figure
-    assert page.overflow() == 0
+    with opened(request.getfixturevalue(name)) as page:
+        page.alone()
+        drawn = page.page.eval_on_selector_all("figure", "all => all.map((f) => f.id.replace('figure-', ''))")
+        assert set(drawn) == FIGURES[name]
+        for figure in drawn:
+            assert page.count(f"#figure-{figure} svg[role=img][aria-label]") == 1
+            assert page.count(f"#figure-{figure} :is({MARKS})") > 2, figure
+        assert page.overflow() == 0
 
 
-@pytest.mark.parametrize("name", ["digits", "hospitals"])
+@pytest.mark.parametrize("name", ["digits", pytest.param("hospitals", marks=pytest.mark.long)])
 def test_a_comparison_opens(opened, name):
-    page = opened(RESULTS / name)
-    page.alone()
-    assert page.count("#figure-clients .mark-symbol path") > 4
-    assert page.count(".chip") == 15
-    assert page.count(".chip[aria-pressed=true]") == 2
-    page.click("#every")
-    assert page.count(".chip[aria-pressed=true]") == 15
+    with opened(RESULTS / name) as page:
+        page.alone()
+        assert page.count("#figure-clients .mark-symbol path") > 4
+        assert page.count(".chip") == 15
+        assert page.count(".chip[aria-pressed=true]") == 2
+        page.click("#every")
+        assert page.count(".chip[aria-pressed=true]") == 15
 
 
 def test_a_chip_acts_on_charts_and_table(opened, digits):
-    page = opened(digits)
-    dots = "#figure-clients .mark-symbol.role-mark path"
-    before, lines = page.count(dots), page.count("#figure-certificate .mark-line path[d^=M]")
-    chip = ".chip:has-text('worst case')"
-    page.click(chip)
-    assert page.page.get_attribute(chip, "aria-pressed") == "false"
-    assert page.count(dots) == before - 20
-    assert page.count("#figure-certificate .mark-line path[d^=M]") == lines - 1
-    assert not page.page.is_visible("#client-table th:has-text('worst case')")
-    page.page.focus(chip)
-    page.page.keyboard.press("Space")
-    page.ready()
-    assert page.count(dots) == before
-    page.alone()
+    with opened(digits) as page:
+        dots = "#figure-clients .mark-symbol.role-mark path"
+        before, lines = page.count(dots), page.count("#figure-certificate .mark-line path[d^=M]")
+        chip = ".chip:has-text('worst case')"
+        page.click(chip)
+        assert page.page.get_attribute(chip, "aria-pressed") == "false"
+        assert page.count(dots) == before - 20
+        assert page.count("#figure-certificate .mark-line path[d^=M]") == lines - 1
+        assert not page.page.is_visible("#client-table th:has-text('worst case')")
+        page.page.focus(chip)
+        page.page.keyboard.press("Space")
+        page.ready()
+        assert page.count(dots) == before
+        page.alone()
 
 
 def test_pairs_go_with_their_models(opened, hospitals):
-    page = opened(hospitals)
-    rules = "#figure-clients .mark-rule.role-mark line"
-    assert page.count(rules) == 4
-    page.click(".chip:has-text('average')")
-    assert page.count(rules) == 0
-    page.click(".chip:has-text('fair')")  # the last one stays on
-    assert page.count("#figure-clients .mark-symbol.role-mark path") == 4
-    assert page.page.get_attribute(".chip:has-text('fair')", "aria-pressed") == "true"
-    page.alone()
+    with opened(hospitals) as page:
+        rules = "#figure-clients .mark-rule.role-mark line"
+        assert page.count(rules) == 4
+        page.click(".chip:has-text('average')")
+        assert page.count(rules) == 0
+        page.click(".chip:has-text('fair')")  # the last one stays on
+        assert page.count("#figure-clients .mark-symbol.role-mark path") == 4
+        assert page.page.get_attribute(".chip:has-text('fair')", "aria-pressed") == "true"
+        page.click(".chip:has-text('average')")
+        assert page.count(rules) == 4
+        page.alone()
 
 
 def test_a_model_without_a_certificate_alone(opened, hospitals, tmp_path):
@@ -166,115 +177,117 @@ def test_a_model_without_a_certificate_alone(opened, hospitals, tmp_path):
     for row in rows:
         row[2] = "inf" if row[0] == "average" else row[2]
     (folder / "rounds.csv").write_text("\n".join(map(",".join, rows)))
-    page = opened(folder)
-    page.click(".chip:has-text('fair')")
-    assert page.count("#figure-certificate .mark-symbol.role-mark path") == 0
-    assert page.count("#figure-losses .mark-symbol.role-mark path") > 4
-    page.alone()
+    with opened(folder) as page:
+        page.click(".chip:has-text('fair')")
+        assert page.count("#figure-certificate .mark-symbol.role-mark path") == 0
+        assert page.count("#figure-losses .mark-symbol.role-mark path") > 4
+        page.alone()
 
 
 def test_weights_follow_the_chosen_model_and_the_chips(opened, hospitals):
-    page = opened(hospitals)
-    paths = "Array.from(document.querySelectorAll('#figure-weights .mark-line path'))"
-    lines = f"{paths}.map((path) => path.getAttribute('d')).join()"
-    fair = page.page.evaluate(lines)
-    page.page.select_option("#figure-weights select", "average")
-    page.ready()
-    assert page.page.evaluate(lines) != fair
-    page.click(".chip:has-text('average')")
-    assert page.page.input_value("#figure-weights select") == "fair"
-    assert page.page.evaluate(lines) == fair
+    with opened(hospitals) as page:
+        paths = "Array.from(document.querySelectorAll('#figure-weights .mark-line path'))"
+        lines = f"{paths}.map((path) => path.getAttribute('d')).join()"
+        fair = page.page.evaluate(lines)
+        page.page.select_option("#figure-weights select", "average")
+        page.ready()
+        assert page.page.evaluate(lines) != fair
+        page.click(".chip:has-text('average')")
+        assert page.page.input_value("#figure-weights select") == "fair"
+        assert page.page.evaluate(lines) == fair
+        page.click(".chip:has-text('average')")
 
 
 def test_costs_can_be_switched(opened, hospitals):
-    page = opened(hospitals)
-    assert "megabytes" in page.page.text_content("#figure-communication .chart")
-    page.click("#figure-communication [data-view=rounds]")
-    assert "megabytes" not in page.page.text_content("#figure-communication .chart")
-    assert page.page.get_attribute("#figure-communication [data-view=rounds]", "aria-pressed") == "true"
+    with opened(hospitals) as page:
+        assert "megabytes" in page.page.text_content("#figure-communication .chart")
+        page.click("#figure-communication [data-view=rounds]")
+        assert "megabytes" not in page.page.text_content("#figure-communication .chart")
+        assert page.page.get_attribute("#figure-communication [data-view=rounds]", "aria-pressed") == "true"
+        page.click("#figure-communication .views button >> nth=0")
+        assert "megabytes" in page.page.text_content("#figure-communication .chart")
 
 
 def test_the_table_sorts_by_mouse_and_by_key(opened, digits):
-    page = opened(digits)
-    head = "#client-table th:has-text('rows trained on')"
-    page.click(f"{head} button")
-    values = [float(v) for v in page.column("rows trained on")]
-    assert values == sorted(values)
-    assert page.page.get_attribute(head, "aria-sort") == "ascending"
-    page.page.focus(f"{head} button")
-    page.page.keyboard.press("Enter")
-    assert [float(v) for v in page.column("rows trained on")] == sorted(values, reverse=True)
-    assert page.page.get_attribute(head, "aria-sort") == "descending"
-    page.click("#client-table th:has-text('client') button")
-    assert page.column("client")[:3] == ["client 0", "client 1", "client 2"]
-    assert page.page.get_attribute(head, "aria-sort") == "none"
-    page.page.fill("input[type=search]", "client 1")
-    assert page.page.locator("#client-table tbody tr:visible").count() == 11
-    assert page.page.text_content("[role=status]") == "11 of 20"
+    with opened(digits) as page:
+        head = "#client-table th:has-text('rows trained on')"
+        page.click(f"{head} button")
+        values = [float(v) for v in page.column("rows trained on")]
+        assert values == sorted(values)
+        assert page.page.get_attribute(head, "aria-sort") == "ascending"
+        page.page.focus(f"{head} button")
+        page.page.keyboard.press("Enter")
+        assert [float(v) for v in page.column("rows trained on")] == sorted(values, reverse=True)
+        assert page.page.get_attribute(head, "aria-sort") == "descending"
+        page.click("#client-table th:has-text('client') button")
+        assert page.column("client")[:3] == ["client 0", "client 1", "client 2"]
+        assert page.page.get_attribute(head, "aria-sort") == "none"
+        page.page.fill("input[type=search]", "client 1")
+        assert page.page.locator("#client-table tbody tr:visible").count() == 11
+        assert page.page.text_content("[role=status]") == "11 of 20"
+        page.page.fill("input[type=search]", "")
 
 
 def test_light_and_dark(opened, hospitals):
-    page = opened(hospitals, color_scheme="light")
-    paper = "getComputedStyle(document.body).backgroundColor"
-    label = "document.querySelector('#figure-clients .mark-text text').getAttribute('fill')"
-    light = page.page.evaluate(paper), page.page.evaluate(label)
-    page.click("#theme")
-    dark = page.page.evaluate(paper), page.page.evaluate(label)
-    assert light[0] != dark[0]
-    assert light[1] != dark[1]
-    page.click("#theme")
-    assert (page.page.evaluate(paper), page.page.evaluate(label)) == light
-    page.page.emulate_media(color_scheme="dark")  # the reader has chosen: the system no longer matters
-    page.ready()
-    assert page.page.evaluate(paper) == light[0]
-    other = opened(hospitals, color_scheme="dark")
-    assert (other.page.evaluate(paper), other.page.evaluate(label)) == dark
-    page.alone()
+    with opened(hospitals) as page:
+        paper = "getComputedStyle(document.body).backgroundColor"
+        label = "document.querySelector('#figure-clients .mark-text text').getAttribute('fill')"
+        light = page.page.evaluate(paper), page.page.evaluate(label)
+        page.click("#theme")
+        dark = page.page.evaluate(paper), page.page.evaluate(label)
+        assert light[0] != dark[0]
+        assert light[1] != dark[1]
+        page.click("#theme")
+        assert (page.page.evaluate(paper), page.page.evaluate(label)) == light
+        page.page.emulate_media(color_scheme="dark")  # the reader has chosen: the system no longer matters
+        page.ready()
+        assert page.page.evaluate(paper) == light[0]
+        page.page.emulate_media(color_scheme="light")
+        with opened(hospitals, color_scheme="dark") as other:
+            assert (other.page.evaluate(paper), other.page.evaluate(label)) == dark
+        page.alone()
 
 
-@pytest.mark.parametrize("name", ["hospitals", "hostile", "path", "deployed"])
+@pytest.mark.parametrize("name", [pytest.param("hospitals", marks=pytest.mark.long), "hostile", "path", "deployed"])
 def test_a_phone_never_scrolls_sideways(request, opened, name):
-    page = opened(request.getfixturevalue(name), viewport={"width": 360, "height": 740})
-    assert page.overflow() == 0
-    widths = page.page.eval_on_selector_all(".chart svg", "all => all.map((s) => s.getBoundingClientRect().right)")
-    assert max(widths) <= 360
+    with opened(request.getfixturevalue(name), viewport={"width": 360, "height": 740}) as page:
+        assert page.overflow() == 0
+        widths = page.page.eval_on_selector_all(".chart svg", "all => all.map((s) => s.getBoundingClientRect().right)")
+        assert max(widths) <= 360
 
 
 def test_print_is_light_and_has_no_buttons(opened, hospitals):
-    page = opened(hospitals, color_scheme="dark")
-    page.page.emulate_media(media="print")
-    assert page.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    for hidden in ("#theme", ".chips", ".views", "#copy"):
-        assert not page.page.is_visible(hidden), hidden
-    assert page.page.evaluate("getComputedStyle(document.querySelector('.chart')).filter") != "none"
-    assert page.page.evaluate("getComputedStyle(document.querySelector('figure')).breakInside") == "avoid"
-    assert len(page.page.pdf(format="A4")) > 20_000
+    with opened(hospitals, color_scheme="dark") as page:
+        page.page.emulate_media(media="print")
+        assert page.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        for hidden in ("#theme", ".chips", ".views", "#copy"):
+            assert not page.page.is_visible(hidden), hidden
+        assert page.page.evaluate("getComputedStyle(document.querySelector('.chart')).filter") != "none"
+        assert page.page.evaluate("getComputedStyle(document.querySelector('figure')).breakInside") == "avoid"
+        assert len(page.page.pdf(format="A4")) > 20_000
+        page.page.emulate_media(media="screen")
 
 
 def test_the_tooltip_shows_names_as_they_are(opened, hostile):
-    page = opened(hostile)
-    page.page.locator("#figure-clients .mark-symbol.role-mark path").last.hover()
-    page.page.wait_for_selector("#vg-tooltip-element.visible")
-    words = page.page.text_content("#vg-tooltip-element")
-    assert any(name[:20] in words for name in run_folders.HOSTILE)
-    assert page.count("img, b") == 0
-    page.alone()
+    with opened(hostile) as page:
+        page.page.locator("#figure-clients .mark-symbol.role-mark path").last.hover()
+        page.page.wait_for_selector("#vg-tooltip-element.visible")
+        words = page.page.text_content("#vg-tooltip-element")
+        assert any(name[:20] in words for name in run_folders.HOSTILE)
+        assert page.count("img, b") == 0
+        page.alone()
 
 
-def test_a_thousand_clients_stay_quick_and_legible(opened, tmp_path):
-    folder = run_folders.many(tmp_path / "many")
-    begun = time.perf_counter()
-    page = opened(folder)
-    assert time.perf_counter() - begun < 30  # a few seconds on an idle machine
-    page.alone()
-    assert page.file.stat().st_size < 4e6
-    assert page.count("canvas[role=img]") == 2
-    inked = (
-        "(c) => { const p = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; return p.some((v) => v); }"
-    )
-    assert all(page.page.locator("canvas[role=img]").nth(i).evaluate(inked) for i in range(2))
-    assert page.count("#figure-weights .mark-line.role-mark path[d^=M]") <= 12
-    assert page.overflow() == 0
+def test_a_thousand_clients_stay_small_and_legible(opened, tmp_path):
+    with opened(run_folders.many(tmp_path / "many")) as page:
+        page.alone()
+        assert page.file.stat().st_size < 4e6
+        assert page.count("canvas[role=img]") == 2
+        data = "c.getContext('2d').getImageData(0, 0, c.width, c.height).data"
+        inked = f"(c) => {{ return {data}.some((v) => v); }}"
+        assert all(page.page.locator("canvas[role=img]").nth(i).evaluate(inked) for i in range(2))
+        assert page.count("#figure-weights .mark-line.role-mark path[d^=M]") <= 12
+        assert page.overflow() == 0
 
 
 def test_without_javascript_the_words_and_tables_are_there(browser, written, hospitals):
