@@ -10,16 +10,16 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 demo: $(VENV)/.demo
 	$(BIN)/scaffpd demo $(DEMO)
 
-# one process per core, a file at a time so that its fixtures are made once; tests keep to one thread each
+# one process per core, each with its part of the files; who is done first takes from the others. One thread each
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # real processes of FLARE and Flower with TLS; one after the other, they are many already
 test-deploy: $(READY)
 	$(BIN)/python -m pytest -m "deploy and not long" $(DEPLOY)
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not deploy"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not deploy"
 	$(BIN)/python -m pytest -m deploy
 
 lint: $(READY)

@@ -6,6 +6,7 @@ once; k = 2: every pair). `make test-all` runs all combinations.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter, defaultdict
 from functools import cache
@@ -20,6 +21,7 @@ import torch  # noqa: E402 - after the environment is set
 import typer.main  # noqa: E402
 
 torch.set_num_threads(1)
+gc.disable()  # until everything is imported; see below
 os.fsync = lambda file: None  # no test pulls the plug, and thousands of small files wait for the disk otherwise
 
 typer.main.get_command = cache(typer.main.get_command)  # what it makes of an app is the same for every command line
@@ -48,6 +50,12 @@ def pytest_collection_modifyitems(items):
         for number, item in enumerate(group):
             if number not in kept:
                 item.add_marker(pytest.mark.long)
+
+
+def pytest_collection_finish():
+    """Leave what was imported and collected out of every later search for garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 def covering(rows, strength):

@@ -36,7 +36,7 @@ def test_make_test_runs_these_tests():
     done = subprocess.run(
         ["make", "--no-print-directory", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip().splitlines()[-1].endswith("-m pytest -n auto --dist loadfile")
+    assert done.stdout.strip().splitlines()[-1].endswith("-m pytest -n auto --dist worksteal")
 
 
 def test_links_point_to_files_that_exist():

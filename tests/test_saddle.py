@@ -175,7 +175,7 @@ def assert_solved(problem: Problem, found: Saddle) -> None:
 
 @every_kind
 @given(data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_the_proof_is_honest_and_good_enough(kind: str, data: st.DataObject) -> None:
     problem = data.draw(problems(kind))
     assert_solved(problem, problem.solve())

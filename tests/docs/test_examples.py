@@ -7,6 +7,7 @@ import runpy
 
 import matplotlib.pyplot as plt
 import pytest
+from sklearn import model_selection
 
 from snippets import ROOT
 
@@ -38,6 +39,8 @@ def closing_words(away):
 )
 def test_it_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    folds = model_selection.StratifiedKFold
+    monkeypatch.setattr(model_selection, "StratifiedKFold", lambda n, **more: folds(2, **more))
     plt.switch_backend("agg")
     scope = runpy.run_path(str(path), run_name="__main__")
     plt.close("all")

@@ -18,7 +18,7 @@ from scaffpd.comparison import compete
 from scaffpd.features import Backbone, EfficientNetLite0
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-EACH = {"cifar10": (100, 50), "cifar100": (20, 10), "tinyimagenet": (4, 10)}  # training and test images of a class
+EACH = {"cifar10": (100, 50), "cifar100": (20, 10), "tinyimagenet": (2, 1)}  # training and test images of a class
 WEIGHTS = "efficientnet_lite0_imagenet.npz"
 
 
