@@ -5,6 +5,9 @@ BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
+# the tests start many processes: compile the package once, whatever the environment says
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test test-deploy test-all lint format types bench mutants docs clean
 
 demo: $(VENV)/.demo

@@ -67,17 +67,22 @@ def test_units_do_not_matter(factor):
     assert rounds[0] == pytest.approx(rounds[1], abs=2)
 
 
-@pytest.mark.parametrize("objective", [sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.CVaR(0.5), sp.QFair(1.0)])
-def test_degenerate_federations(objective):
-    one = sp.data.synthetic(N=1, m=20)
-    twins = [*one, *one, *one]
-    single_sample = [(X[:1], y[:1]) for X, y in sp.data.synthetic()]
-    nothing_to_learn = [(X, 0 * y) for X, y in sp.data.synthetic()]
-    empty_features = [(0 * X, y) for X, y in sp.data.synthetic()]
-    for clients in (one, twins, single_sample, nothing_to_learn, empty_features):
-        cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
-        result = sp.train(sp.ScaffPD(objective), cohort, rounds=1500, tol=1e-8)
-        assert result.status == "converged", clients
+DEGENERATE = {
+    "one": sp.data.synthetic(N=1, m=20),
+    "twins": sp.data.synthetic(N=1, m=20) * 3,
+    "single samples": [(X[:1], y[:1]) for X, y in sp.data.synthetic()],
+    "nothing to learn": [(X, 0 * y) for X, y in sp.data.synthetic()],
+    "empty features": [(0 * X, y) for X, y in sp.data.synthetic()],
+}
+SOME = [sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.CVaR(0.5), sp.QFair(1.0)]
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("objective", SOME, ids=str)
+@pytest.mark.parametrize("clients", DEGENERATE.values(), ids=DEGENERATE)
+def test_degenerate_federations(objective, clients):
+    cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+    assert sp.train(sp.ScaffPD(objective), cohort, rounds=1500, tol=1e-8).status == "converged"
 
 
 def test_priors_tilt_the_answer():

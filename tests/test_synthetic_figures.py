@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ SHIPPED = Path(__file__).parents[1] / "results" / "synthetic"
 FIGURES = ("badly_scaled", "heterogeneity", "local_steps", "rho")
 
 
+@cache
 def scaff_pd(setting, rounds=120):
     place = bench(setting)
     return trace(Candidate(ScaffPD(place.objective, local_steps=100), {}), place, rounds, settled)

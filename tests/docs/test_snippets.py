@@ -57,7 +57,9 @@ def test_a_command_that_does_not_exist_is_noticed():
     understood(["scaffpd", "deploy", "local", "--engine", "flare", "--silos", "4"])
 
 
+@pytest.mark.long
 def test_cheap_commands_run(tmp_path, monkeypatch):
+    """As tests/test_synthetic_figures.py does with another seed."""
     from experiments.reproduce import run
 
     monkeypatch.chdir(tmp_path)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import scaffpd as sp
 
-ESTIMATORS = [
-    sp.FairFederatedClassifier(epsilon=100, noise_seed=0),
-    sp.FairFederatedRegressor(epsilon=100, noise_seed=0),
-]
 
-
-@parametrize_with_checks(ESTIMATORS)
+@parametrize_with_checks([sp.FairFederatedClassifier(epsilon=100, noise_seed=0)])
 def test_scikit_learn_in_private(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.long
+@parametrize_with_checks([sp.FairFederatedRegressor(epsilon=100, noise_seed=0)])
+def test_scikit_learn_on_private_regression(estimator, check):
     check(estimator)
