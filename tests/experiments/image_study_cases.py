@@ -15,10 +15,11 @@ from torch import nn
 from experiments import image_plans, image_study
 from experiments import reproduce as commands
 from scaffpd.comparison import compete
+from scaffpd.data import dirichlet
 from scaffpd.features import Backbone, EfficientNetLite0
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-EACH = {"cifar10": (100, 50), "cifar100": (20, 10), "tinyimagenet": (2, 1)}  # training and test images of a class
+EACH = {"cifar10": (100, 50), "cifar100": (20, 10), "tinyimagenet": (3, 1)}  # training and test images of a class
 WEIGHTS = "efficientnet_lite0_imagenet.npz"
 
 
@@ -114,6 +115,17 @@ def light(name="efficientnet-lite0", folder=None, size=224, seed=0):
         return Backbone.of(nn.Sequential(*layers), name="light", size=size)
 
 
+_CUTS = {}
+
+
+def remembered(labels, *rest, **more):
+    """`dirichlet`, which draws hundreds of times until each client has enough of so few images: once per partition."""
+    key = (labels.tobytes(), *rest[1:], *more.items())
+    if key not in _CUTS:
+        _CUTS[key] = dirichlet(labels, *rest, **more)
+    return [part.copy() for part in _CUTS[key]]
+
+
 def reproduce(root, what, out, *more, network=light, each=SMALLER, options=OPTIONS):
     """The command's exit code; in one process, with as few images of a class as `each` says.
 
@@ -123,6 +135,7 @@ def reproduce(root, what, out, *more, network=light, each=SMALLER, options=OPTIO
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compete, "cores", lambda: 1)
         patch.setattr(image_plans, "PER_CLASS", each)
+        patch.setattr(image_plans, "dirichlet", remembered)
         if network is not None:
             patch.setattr(image_study, "backbone", network)
         return commands.run([what, "--small", *where, *options, *more])
