@@ -43,7 +43,7 @@ def exchanged(tmp_path_factory):
 
     @functools.cache
     def log(name, loss):
-        path, places = settings(tmp_path_factory.mktemp(name), name, rounds=4)
+        path, places = settings(tmp_path_factory.mktemp(name), name, rounds=3)
         path.write_text(path.read_text().replace('"logistic"', f'"{loss}"'))
         transport, file = Faulty(places), FederationFile.read(path)
         assert coordinate(path, transport).final

@@ -14,7 +14,7 @@ from scaffpd.models import losses
 from scaffpd.reference import reference_optimum
 from snippets import ROOT, blocks, run_python
 
-quick = settings(deadline=None, max_examples=40, derandomize=True)
+quick = settings(deadline=None, max_examples=20, derandomize=True)
 PAGE = ROOT / "docs" / "extending.md"
 
 

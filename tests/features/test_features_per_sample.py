@@ -150,7 +150,7 @@ def test_paddings_without_a_rule_fall_back(padding):
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a processor without bfloat16
 @pytest.mark.cover(1)
-@pytest.mark.parametrize(("make", "shape"), [(ResNet18Trunk, (3, 32, 32)), (Grouped, (3, 17, 14)), (Tokens, (3, 4, 4))])
+@pytest.mark.parametrize(("make", "shape"), [(ResNet18Trunk, (3, 16, 16)), (Grouped, (3, 17, 14)), (Tokens, (3, 4, 4))])
 def test_bfloat16_is_near(make, shape, way):
     torch.manual_seed(0)
     trunk, x = restless(Backbone.of(make()).trunk), images(3, *shape)

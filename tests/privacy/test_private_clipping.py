@@ -58,6 +58,7 @@ def bound(name, data, clip=0.7, loss_clip=0.9, **more):
     return oracle(sp.Private(model, noise=1.0, clip=clip, loss_clip=loss_clip, secret=3, **more), data)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("own", [False, True], ids=["one point", "own points"])
 @pytest.mark.parametrize("name", MODELS)
 def test_clipped_sums_are_those_of_a_loop_over_records(name, own):

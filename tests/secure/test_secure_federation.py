@@ -140,6 +140,7 @@ def test_with_projections_the_subspace_method_is_the_plain_one(loss, method):
     assert off(masked.x, plain.x) <= 1e-9
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("quantum", [1e-3, 0.1])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_rounded_losses_leave_as_multiples_and_the_certificate_holds(name, quantum):
