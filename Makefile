@@ -39,6 +39,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/speed/run.py
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/personal_rounds.py
 	$(BIN)/python benchmarks/average.py
 	$(BIN)/python benchmarks/path.py
 	$(BIN)/python benchmarks/privacy/cost_of_privacy.py

@@ -1,17 +1,17 @@
 r"""Linear models of one's own: F_i(x) = min_u f_i(u) + (γ_i/2)‖u − x‖² of N clients at one x, with u_i and ∇F_i.
 
-With u = κ_i x + v, κ_i = γ_i/(l2 + γ_i), the two quadratic terms separate, and what is left is a correction v to the
+With u = ζ_i x + v, ζ_i = γ_i/(l2 + γ_i), the two quadratic terms separate, and what is left is a correction v to the
 shrunken shared model that pays for its length:
 
-    F_i(x) = min_v (1/m_i) Σ_j ℓ(κ_i⟨a_j, x⟩ + ⟨a_j, v⟩, y_j) + ((l2 + γ_i)/2)‖v‖² + (κ_i l2/2)‖x‖²
-    ∇F_i   = κ_i A_iᵀ r_i/m_i + κ_i l2 x,    r = ∂ℓ/∂z at the client's own predictions p = A_i u_i
-    ∇²F_i  = κ_i² A_iᵀ S_i A_i + κ_i l2 I,   S_i = W − W A_i (A_iᵀW A_i + (l2 + γ_i)I)⁻¹ A_iᵀW,   W = ∂²ℓ/∂z²/m_i
+    F_i(x) = min_v (1/m_i) Σ_j ℓ(ζ_i⟨a_j, x⟩ + ⟨a_j, v⟩, y_j) + ((l2 + γ_i)/2)‖v‖² + (ζ_i l2/2)‖x‖²
+    ∇F_i   = ζ_i A_iᵀ r_i/m_i + ζ_i l2 x,    r = ∂ℓ/∂z at the client's own predictions p = A_i u_i
+    ∇²F_i  = ζ_i² A_iᵀ S_i A_i + ζ_i l2 I,   S_i = W − W A_i (A_iᵀW A_i + (l2 + γ_i)I)⁻¹ A_iᵀW,   W = ∂²ℓ/∂z²/m_i
 
 so that F_i is a function of A_i x like f_i, and nothing of length d is kept per client. Where only some columns P are
-personal, v lives on P, and the others have κ = 1 and l2. For squared loss, with H_i = 2A_iᵀA_i/m + l2 I, r is known in
-the eigenvectors of A_iA_iᵀ (eigenvalues s, w = 2s/m): r = 2g(κ_i z − y), g = (l2 + γ_i)/(w + l2 + γ_i), which turns an
+personal, v lives on P, and the others have ζ = 1 and l2. For squared loss, with H_i = 2A_iᵀA_i/m + l2 I, r is known in
+the eigenvectors of A_iA_iᵀ (eigenvalues s, w = 2s/m): r = 2g(ζ_i z − y), g = (l2 + γ_i)/(w + l2 + γ_i), which turns an
 eigenvalue h of H_i into hγ_i/(h + γ_i). Other losses take Newton's method, which starts at u = x: an answer depends on
-the question alone. A residual ε = ‖∇_v‖ of the inner problem puts 0 ≤ F̂ − F ≤ ε²/(2(l2 + γ)), ‖∇F̂ − ∇F‖ ≤ 2κε.
+the question alone. A residual ε = ‖∇_v‖ of the inner problem puts 0 ≤ F̂ − F ≤ ε²/(2(l2 + γ)), ‖∇F̂ − ∇F‖ ≤ 2ζε.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Anchor:
 
     @cached_property
     def keep(self) -> Tensor:
-        """κ_i = γ_i/(l2 + γ_i)."""
+        """ζ_i = γ_i/(l2 + γ_i)."""
         return torch.where(self.gamma > 0, self.gamma / self.stiffness, 0)
 
     def only(self, who: list[int]) -> Anchor:
@@ -68,12 +68,12 @@ class Anchor:
 
     @cached_property
     def factors(self) -> Tensor:
-        """What a feature is multiplied with: κ_i, or 1."""
+        """What a feature is multiplied with: ζ_i, or 1."""
         return self.per_feature(self.keep, 1.0)
 
     @cached_property
     def ridges(self) -> Tensor:
-        """What is left of l2: κ_i l2, or l2."""
+        """What is left of l2: ζ_i l2, or l2."""
         return self.per_feature(self.keep * self.l2, self.l2)
 
     def part(self, A: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Anchor:
         return A if self.own is None else A[..., self.own]
 
     def along(self, rows: StackedSamples, X: Tensor) -> Tensor:
-        """A_i D_i X, D_i = diag(κ_i or 1), for X (features, k)."""
+        """A_i D_i X, D_i = diag(ζ_i or 1), for X (features, k)."""
         keep = self.keep[rows.layout.owner][:, None]
         if self.own is None:
             return keep * (rows.A @ X)
@@ -118,7 +118,7 @@ class PersonalPoint(LinearPoint):
         return own_predictions(self.rows, self.anchor.factors * self.X)
 
     def ridge(self) -> Tensor:
-        """Half of xᵀ diag(κ_i l2 or l2) x, per client."""
+        """Half of xᵀ diag(ζ_i l2 or l2) x, per client."""
         return (self.anchor.ridges * self.X.square()).sum((1, 2)) / 2
 
     def _weighted(self, weights: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def rotate_targets(compressed: Compressed) -> RotatedTargets:
 
 
 class SquaredPoint(PersonalPoint):
-    """Squared loss: r = 2g(κ z − y) in the eigenvectors of A_iA_iᵀ, of which every row has its eigenvalue w."""
+    """Squared loss: r = 2g(ζ z − y) in the eigenvectors of A_iA_iᵀ, of which every row has its eigenvalue w."""
 
     def __init__(
         self, rows: StackedSamples, anchor: Anchor, x: Tensor, eigenvalues: Tensor, constant: Tensor | float
@@ -347,8 +347,8 @@ class Bowl:
         T = (self.A @ V.flatten(2)).view(*self.z.shape, V.shape[3])
         return (self.A.mT @ self.bent(T).flatten(2)).view_as(V)
 
-    def solver(self, e: Tensor) -> Callable[[Tensor], Tensor]:
-        """B ↦ (AᵀWA + diag(e))⁻¹B for e (n, features or 1, 1) and B (n, features, k, c)."""
+    def solver(self, e: Tensor, goal: Tensor | float = 1e-10) -> Callable[[Tensor], Tensor]:
+        """B ↦ (AᵀWA + diag(e))⁻¹B for e (n, features or 1, 1) and B (n, features, k, c), exactly or up to a goal."""
         n, m, features = self.A.shape
         k, e = self.z.shape[2], e.expand(n, features, 1)
         if self.even and min(m, features) <= 4 * DENSE:
@@ -356,7 +356,7 @@ class Bowl:
             return self._by_rows(R, e) if m < features else self._dense(R.mT @ R, e)
         if features * k <= DENSE:
             return self._dense(self._matrix(), e.expand(n, features, k).reshape(n, features * k, 1))
-        return lambda B: self._conjugate(e[..., None], B)
+        return lambda B: self._conjugate(e[..., None], B, goal)
 
     def _dense(self, H: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
         L = torch.linalg.cholesky(H + torch.diag_embed(e[..., 0]))
@@ -384,7 +384,7 @@ class Bowl:
                 H[:, :, b, :, a] = H[:, :, a, :, b]
         return H.view(n, features * k, features * k)
 
-    def _conjugate(self, e: Tensor, B: Tensor) -> Tensor:
+    def _conjugate(self, e: Tensor, B: Tensor, goal: Tensor | float) -> Tensor:
         """Conjugate gradients, for all clients and columns at once."""
 
         def inner(a: Tensor, b: Tensor) -> Tensor:
@@ -392,7 +392,7 @@ class Bowl:
 
         solution, left = torch.zeros_like(B), B.clone()
         ahead, size = left / e, inner(left, left / e)
-        goal = 1e-20 * size  # of squares; Newton steps and models of curvature need no more
+        goal = goal**2 * size
         for _ in range(10 * DENSE):
             if bool((size <= goal).all()):
                 break
@@ -503,7 +503,7 @@ class CorrectionProblem:
         Where a step promises so little that rounding hides it, it is right as it is, and two of them are enough.
         """
         (value, p), epsilon = self.value(v), torch.finfo(v.dtype).eps
-        whole = torch.zeros_like(value, dtype=torch.long)
+        whole, first = torch.zeros_like(value, dtype=torch.long), None
         for _ in range(NEWTON):
             r = self.weight[..., None] * self.loss.residual(p, self.y)
             gradient = product(self.A.mT, r) + self.stiff * v
@@ -511,7 +511,9 @@ class CorrectionProblem:
             terms = (self.lengths * r.norm(dim=2)).sum(1) + self.stiff[:, 0, 0] * v.flatten(1).norm(dim=1)
             if bool(((size <= epsilon * terms) | (whole >= 2)).all()):
                 break
-            step = Bowl(self.loss, self.A, p, self.weight).solver(self.stiff)(gradient[..., None])[..., 0]
+            first = size if first is None else first
+            goal = (size / first.clamp_min(torch.finfo(v.dtype).tiny)).clamp(1e-10, 0.1)[:, None, None, None]
+            step = Bowl(self.loss, self.A, p, self.weight).solver(self.stiff, goal)(gradient[..., None])[..., 0]
             slope = (gradient * step).sum((1, 2))
             near = slope <= max(1e-9, 100 * epsilon) * (1 + value.abs())
             whole += near
