@@ -98,7 +98,7 @@ class Cohort(TrafficLedger):
 
     Args:
         clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs.
-        model: `Linear(...)` or `Module(...)`, or one of them `Private(...)`.
+        model: `Linear(...)` or `Module(...)`, or one of them `Private(...)` or `Personal(...)`.
         names: the clients' names; by default their numbers ("client-0", …).
         device: where the data and x live, such as "cpu" or "cuda".
         dtype: float64 by default for linear models, the network's own for modules.
@@ -273,7 +273,10 @@ class Cohort(TrafficLedger):
         return self._asked_last
 
     def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train") -> ClientScores:
-        """Per-client loss f_i(x) (regulariser included), accuracy and sample counts of x on "train" or "test"."""
+        """Per-client loss f_i(x) (regulariser included), accuracy and sample counts of x on "train" or "test".
+
+        A `Personal` model is scored at each client's own u_i(x), made from its training rows.
+        """
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         chosen = self._train if split == "train" else self._test
