@@ -34,12 +34,30 @@ def test_a_gpu_finds_the_same_certified_optimum(loss, objective):
     np.testing.assert_array_equal(gpu.history.losses, again.history.losses)
 
 
+@pytest.mark.parametrize("columns", [None, [0, 3]])
+@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
+def test_personal_models_are_the_same_on_a_gpu(loss, columns):
+    model = sp.Personal(sp.Linear(loss, l2=0.05), 5.0, columns)
+    results = []
+    for device in ("cpu", "cuda"):
+        cohort = sp.Cohort(problem(loss), model, device=device, test=problem(loss))
+        results.append(sp.train(sp.fair(sp.CVaR(0.5)), cohort, tol=1e-10))
+        sp.train(sp.ScaffPD(sp.CVaR(0.5), local_steps=3, batch_size=8), cohort, rounds=2)
+        assert np.all(np.isfinite(cohort.evaluate(results[-1].x, "test").loss))
+        assert np.all(np.isfinite(cohort.optima()))
+    np.testing.assert_allclose(results[1].personal, results[0].personal, atol=1e-3)
+    assert results[0].status == results[1].status == "converged"
+
+
 def test_minibatches_and_networks_run_on_a_gpu():
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
     cohort = sp.Cohort(problem("softmax"), sp.Module(network, "cross_entropy"), device="cuda")
     result = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=10, batch_size=16), cohort, rounds=20)
     assert result.history.losses[-1].max() < result.history.losses[0].max()
+    personal = sp.Cohort(problem("softmax"), sp.Personal(sp.Module(network, "cross_entropy"), 5.0), device="cuda")
+    own = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=2, batch_size=16), personal, rounds=2)
+    assert np.all(np.isfinite(own.personal))
 
 
 @pytest.mark.parametrize(

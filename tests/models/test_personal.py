@@ -443,6 +443,20 @@ def test_an_answer_depends_on_the_question_alone(tmp_path):
     assert np.array_equal(whole.personal, rest.personal)
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("size", [1e3, 1e9, 1e30, 1e200])
+def test_points_far_away_are_answered_without_an_accident(loss, size):
+    cohort = bound(loss, clients(loss))
+    x = torch.full((cohort.dimension,), size, dtype=torch.float64)
+    at = cohort.gradients(x)
+    assert at.each().shape == (4, cohort.dimension)
+    if size == 1e3:
+        close(at.losses, Joint(clients(loss), loss, L2, 2.0, intercept=True).losses(x.numpy()), 1e-8)
+    if size <= 1e9:  # the least that any rows leave of the pull and of the regulariser
+        gamma = 2.0 / np.array(SIZES)
+        assert np.all(at.losses >= L2 * gamma / (L2 + gamma) / 2 * float(x @ x) * (1 - 1e-9))
+
+
 # ------------------------------------------------------------------ what users see
 
 

@@ -359,13 +359,13 @@ class Bowl:
         return lambda B: self._conjugate(e[..., None], B, goal)
 
     def _dense(self, H: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
-        L = torch.linalg.cholesky(H + torch.diag_embed(e[..., 0]))
+        L = torch.linalg.cholesky_ex(H + torch.diag_embed(e[..., 0]))[0]  # where x is beyond all bounds, so is this
         return lambda B: torch.cholesky_solve(B.reshape(*H.shape[:2], -1), L).view(B.shape)
 
     def _by_rows(self, R: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
         """(RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹."""
         inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT
-        L = torch.linalg.cholesky(inside)
+        L = torch.linalg.cholesky_ex(inside)[0]
 
         def solve(B: Tensor) -> Tensor:
             b = B.flatten(2) / e
@@ -509,7 +509,7 @@ class CorrectionProblem:
             gradient = product(self.A.mT, r) + self.stiff * v
             size = gradient.flatten(1).norm(dim=1)
             terms = (self.lengths * r.norm(dim=2)).sum(1) + self.stiff[:, 0, 0] * v.flatten(1).norm(dim=1)
-            if bool(((size <= epsilon * terms) | (whole >= 2)).all()):
+            if bool(((size <= epsilon * terms) | (whole >= 2) | ~torch.isfinite(size)).all()):
                 break
             first = size if first is None else first
             goal = (size / first.clamp_min(torch.finfo(v.dtype).tiny)).clamp(1e-10, 0.1)[:, None, None, None]
