@@ -68,7 +68,7 @@ def chosen(parts: list[str] | None) -> list[str]:
             f"No family has {' or '.join(map(repr, parts or []))} in its name: choose among {', '.join(families())}."
         )
     if ADULT in names and not os.environ.get("SCAFFPD_DATA"):
-        print(f"{ADULT} is left out: set SCAFFPD_DATA to a folder that has it (see scaffpd.data.adult).")
+        print(f"{ADULT} is left out: set SCAFFPD_DATA to a folder that has it (see `help(scaffpd.data.adult)`).")
         names.remove(ADULT)
     return names
 

@@ -15,7 +15,7 @@ import scaffpd as sp
 from scaffpd import cli
 from scaffpd.cli.data import EMBEDDED
 from scaffpd.cli.doctor import EXTRAS
-from scaffpd.data.adult import CATEGORIES, NUMBERS
+from scaffpd.data.natural_silos import CATEGORIES, NUMBERS
 
 NAMES = ["adult", "cifar10", "cifar100", "tiny_imagenet"]
 
@@ -54,6 +54,9 @@ def test_what_is_embedded_is_what_the_loaders_return():
     assert len(silos["diabetes"].names) == 5
     drawn, entry = sp.data.synthetic(), entries.pop("synthetic")
     assert (entry.rows, entry.columns) == (sum(len(y) for _, y in drawn), drawn[0][0].shape[1])
+    air, entry = sp.data.beijing_air(), entries.pop("beijing_air")
+    assert entry.rows == sum(len(y) for _, y in [*air.train, *air.test])
+    assert (entry.columns, entry.clients) == (len(air.features), len(air.names))
     assert not entries
 
 

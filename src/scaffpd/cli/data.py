@@ -54,6 +54,7 @@ class DatasetEntry:
 _CC, _SKEWED = "CC BY 4.0, doi 10.24432/", "by label skew"
 _EMBEDDED: tuple[tuple[str, str, str, int, int, int | str, int | None], ...] = (
     ("heart_disease", "heart disease at four hospitals (UCI)", f"{_CC}C52P4X", 920, 28, 4, 2),
+    ("beijing_air", "fine dust at twelve stations (UCI)", f"{_CC}C5RK5G", 17467, 15, 12, None),
     ("digits", "handwritten digits (scikit-learn)", f"{_CC}C50P49", 1797, 64, _SKEWED, 10),
     ("breast_cancer", "Wisconsin biopsies (scikit-learn)", f"{_CC}C5DW2B", 569, 30, _SKEWED, 2),
     ("diabetes", "progression of diabetes (scikit-learn)", "cite Efron et al. (2004)", 442, 9, "5 by age, 2 by sex", 2),
@@ -100,9 +101,9 @@ def _looked(root: Path | None, look: Callable[[Path, DatasetEntry], DatasetEntry
 
 
 def _adult(root: Path, blank: DatasetEntry) -> DatasetEntry:
-    from scaffpd.data.adult import CATEGORIES, NUMBERS, clients
-    from scaffpd.data.adult import read as read_adult
     from scaffpd.data.folder import data_folder
+    from scaffpd.data.natural_silos import CATEGORIES, NUMBERS, clients
+    from scaffpd.data.natural_silos import read as read_adult
 
     place = data_folder(root, "adult")
     train, test = (read_adult(place / f"adult.{part}.csv.gz") for part in ("data", "test"))

@@ -30,16 +30,17 @@ def generator(owner: str, seed: Any) -> np.random.Generator:
 
 Matrix = NDArray[np.float64]
 Labels = NDArray[np.int64]
-Client = tuple[NDArray[np.float64], NDArray[np.int64]]
+Client = tuple[NDArray[np.float64], NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Silos:
-    """A classification problem whose rows live with N clients.
+    """A problem whose rows live with N clients.
 
     Attributes:
         names: the clients.
-        train: per client (X, y) with X of shape (m_i, d) and integer labels y counted from zero.
+        train: per client (X, y) with X of shape (m_i, d) and y: integer labels counted from zero,
+            or numbers where the target is one.
         test: the same for rows held out; an empty list where nothing was held out.
         features: the names of the d columns.
     """

@@ -1,0 +1,192 @@
+r"""Data sets whose rows come with their silos: air-quality stations, schools, and people by occupation or country.
+
+`beijing_air` is part of the package (`files/beijing_air/README.md` names its source and licence: CC BY 4.0, DOI
+10.24432/C5RK5G). The others are not: put `adult/adult.data.csv.gz` and `adult/adult.test.csv.gz` (the UCI files with a
+header row, gzipped), or `school/school.mat`, into a folder and name it by `folder=` or the environment variable
+SCAFFPD_DATA.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import lzma
+import os
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scaffpd.data.folder import Files, data_folder
+from scaffpd.data.silos import Client, Matrix, Silos, checked_fraction, generator, standardiser
+from scaffpd.errors import InputError, count, unknown
+
+WEATHER = (
+    *("temperature", "coldest", "warmest", "pressure", "dew_point"),
+    *("rain", "wind", "strongest_wind", "northerly"),
+)
+MADE = ("season_sine", "season_cosine", "weekend", "log_rain", "calm", "dryness")
+STATIONS, TEST_YEAR = 12, "2016-03-01"  # three years before that day to train on, the year from it on to test on
+
+
+def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
+    r"""12 air-quality stations in Beijing, a row per day: how much fine dust (PM2.5) does the weather of the day make?
+
+    The target is log(1 + PM2.5 in µg/m³) less its mean over the training rows. Train on 2013-03-01 to 2016-02-29
+    (about 1,090 days a station), test on the following year. 15 columns, standardised by the training rows: nine of the
+    day's weather, sine and cosine of the season, weekend, log(1 + rain), calm (wind below 1 m/s) and dryness (dew point
+    less temperature). Days without PM2.5 are left out.
+
+    Daily means of S. Chen (2017), Beijing Multi-Site Air Quality, UCI Machine Learning Repository, DOI
+    10.24432/C5RK5G, CC BY 4.0.
+
+    Args:
+        new: how many stations are new and have few days to train on; `seed` draws which ones.
+        days: how many days a new station has, drawn from the three years.
+        seed: the same seed, the same stations and days.
+    """
+    random, few = generator("beijing_air", seed), count("beijing_air", "days", days)
+    if isinstance(new, bool) or not hasattr(new, "__index__") or not 0 <= int(new) <= STATIONS:
+        raise InputError(f"beijing_air needs a whole number new from 0 to {STATIONS}, got {new!r}.")
+    stations, dates, X, y = _daily()
+    names, early = tuple(np.unique(stations).tolist()), dates < np.datetime64(TEST_YEAR)
+    chosen, train, test = random.choice(len(names), int(new), replace=False), [], []
+    for k, name in enumerate(names):
+        rows = np.flatnonzero((stations == name) & early)
+        train.append(np.sort(random.permutation(rows)[:few]) if k in chosen else rows)
+        test.append(np.flatnonzero((stations == name) & ~early))
+    return _standardised(names, [[(X[r], y[r]) for r in part] for part in (train, test)], (*WEATHER, *MADE))
+
+
+def _daily() -> tuple[Any, Any, Matrix, Matrix]:
+    """Return station, date, columns and target of every day with PM2.5."""
+    file = resources.files("scaffpd.data") / "files" / "beijing_air" / "daily.csv.xz"
+    text = lzma.decompress(file.read_bytes()).decode("ascii")
+    rows = [row for row in csv.DictReader(io.StringIO(text)) if row["pm25"]]
+    dates = np.array([row["date"] for row in rows], dtype="datetime64[D]")
+    weather = {name: np.array([float(row[name]) for row in rows]) for name in WEATHER}
+    day = (dates - dates.astype("datetime64[Y]")).astype(np.float64) + 1
+    made = (
+        np.sin(2 * np.pi * day / 365.25),
+        np.cos(2 * np.pi * day / 365.25),
+        (dates.astype(np.int64) + 3) % 7 >= 5,  # day 0 is Thursday, 1970-01-01
+        np.log1p(weather["rain"]),
+        weather["wind"] < 1,
+        weather["dew_point"] - weather["temperature"],
+    )
+    pm25 = np.array([float(row["pm25"]) for row in rows])
+    X = np.column_stack([*weather.values(), *made]).astype(np.float64)
+    return np.array([row["station"] for row in rows]), dates, X, np.log1p(pm25)
+
+
+def school(test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[str] | None = None) -> Silos:
+    """139 schools in London, 15,362 students: the score in an exam from 27 columns about student and school.
+
+    Score and columns are standardised by the training rows. The file is that of the Inner London Education Authority
+    as papers on multi-task learning use it (MALSAR): `X` and `Y`, a cell of (n_i, 28) and (n_i, 1) per school; its
+    constant column is left out.
+
+    Args:
+        test_fraction: share of each school's students held out.
+        seed: the same seed, the same split.
+        folder: where `school/school.mat` is; by default what SCAFFPD_DATA names.
+    """
+    fraction, random = checked_fraction("school", test_fraction), generator("school", seed)
+    from scipy.io import loadmat  # half a second
+
+    file = data_folder(folder, "school") / "school.mat"
+    content = Files.between(file.parents[1], file.parent).read(file)
+    try:
+        cells = loadmat(io.BytesIO(content))
+        pairs = [(np.asarray(X, float), np.ravel(y).astype(float)) for X, y in zip(*_cells(cells), strict=True)]
+    except (KeyError, ValueError, TypeError, NotImplementedError):
+        raise InputError(f"{str(file)!r} is damaged or no school.mat with a cell of X and Y per school.") from None
+    varies = np.ptp(np.concatenate([X for X, _ in pairs]), axis=0) > 0
+    parts: list[list[Client]] = [[], []]
+    for X, y in pairs:
+        rows = random.permutation(len(y))
+        kept = max(1, len(y) - round(fraction * len(y)))
+        for part, chosen in zip(parts, (rows[:kept], rows[kept:]), strict=True):
+            part.append((X[chosen][:, varies], y[chosen]))
+    scale = float(np.concatenate([y for _, y in parts[0]]).std())
+    parts = [[(X, y / scale) for X, y in part] for part in (parts if fraction else parts[:1])]
+    names = tuple(f"school {k}" for k in range(1, len(pairs) + 1))
+    return _standardised(names, parts, tuple(f"column {k}" for k in np.flatnonzero(varies) + 1))
+
+
+def _cells(file: dict[str, Any]) -> tuple[Any, Any]:
+    return file["X"].ravel(), file["Y"].ravel()
+
+
+def _standardised(names: tuple[str, ...], parts: Sequence[Sequence[Client]], features: tuple[str, ...]) -> Silos:
+    """Scale columns by the training rows of all silos, and subtract the target's mean over them."""
+    mean, deviation = standardiser([X for X, _ in parts[0]])
+    centre = float(np.concatenate([y for _, y in parts[0]]).mean())
+    scaled = [[((X - mean) / deviation, y - centre) for X, y in part] for part in parts]
+    return Silos(names, scaled[0], scaled[1] if len(scaled) > 1 else [], features)
+
+
+NUMBERS = ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
+CATEGORIES = ("workclass", "marital-status", "occupation", "relationship", "race", "sex")
+GROUPS = (*CATEGORIES, "native-country")  # the country is no feature: most values are rare
+TARGET = "classification"
+FEWEST = 100  # rows of a client: the armed forces have nine
+
+
+def adult(by: str = "occupation", folder: str | os.PathLike[str] | None = None) -> Silos:
+    """32,561 people to train on and 16,281 to test on; label 1: more than 50,000 dollars; columns standardised.
+
+    Args:
+        by: the column whose values are the clients; it is no feature then. Unknown values and those with fewer than
+            100 people to train on are left out: by "native-country", eight countries remain.
+        folder: where the data is; by default what SCAFFPD_DATA names.
+    """
+    if by not in GROUPS:
+        raise unknown("column", by, GROUPS)
+    place = data_folder(folder, "adult")
+    train, test = (read(place / f"adult.{part}.csv.gz") for part in ("data", "test"))
+    groups = [row[by] for row in train]
+    names = clients(groups)
+    levels = {c: sorted({row[c] for row in train}) for c in CATEGORIES if c != by}
+    features = (*NUMBERS, *(f"{c}={level}" for c, values in levels.items() for level in values))
+    parts = [[_client(rows, by, name, levels) for name in names] for rows in (train, test)]
+    mean, deviation = standardiser([X for X, _ in parts[0]])
+    scaled = [[((X - mean) / deviation, y) for X, y in part] for part in parts]
+    return Silos(names, scaled[0], scaled[1], features)
+
+
+def clients(groups: Sequence[str]) -> tuple[str, ...]:
+    """The values that become clients: known ones, with enough people to train on."""
+    return tuple(sorted(g for g, number in Counter(groups).items() if g != "?" and number >= FEWEST))
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    """The rows of one file by column, or a sentence on what is wrong with it."""
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as text:
+            rows = list(csv.DictReader(text, skipinitialspace=True))
+    except gzip.BadGzipFile:
+        raise InputError(f"{str(file)!r} is not gzipped: compress it by gzip.") from None
+    except OSError as error:
+        raise InputError(f"{str(file)!r} cannot be read: {error.strerror or error}.") from None
+    except (EOFError, UnicodeDecodeError, zlib.error):
+        raise InputError(f"{str(file)!r} is cut off or damaged; copy it once more.") from None
+    for number, row in enumerate(rows or [{}], 2):  # the header is line 1
+        missing = [name for name in (*NUMBERS, *GROUPS, TARGET) if row.get(name) is None]
+        if missing:
+            where = f"line {number}" if missing[0] in row else "its header row"
+            raise InputError(f"{str(file)!r} has no {missing[0]!r} in {where}: it is not UCI's file with a header.")
+    return rows
+
+
+def _client(rows: Sequence[dict[str, str]], by: str, name: str, levels: dict[str, list[str]]) -> Client:
+    own = [row for row in rows if row[by] == name]
+    numbers = np.array([[float(row[c]) for c in NUMBERS] for row in own])
+    hot = [np.array([row[c] for row in own])[:, None] == np.array(values) for c, values in levels.items()]
+    X: Matrix = np.hstack([numbers, *hot]).astype(np.float64)
+    return X, np.array([row[TARGET].startswith(">50K") for row in own]).astype(np.int64)
