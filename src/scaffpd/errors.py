@@ -58,3 +58,15 @@ def shortened(value: object, most: int = 60) -> str:
     """A value as it looks in Python, cut off where it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def several(count: int, word: str) -> str:
+    """'1 client', '3 clients', '2 counties'."""
+    return f"{count} {word if count == 1 else plural(word)}"
+
+
+def plural(word: str) -> str:
+    """The plural of an English noun, as far as a column's name is one."""
+    if word.endswith("y") and word[-2:-1] not in tuple("aeiou"):
+        return f"{word[:-1]}ies"
+    return f"{word}es" if word.endswith(("s", "x", "ch", "sh")) else f"{word}s"

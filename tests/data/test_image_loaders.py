@@ -130,7 +130,7 @@ def test_images_refuse_what_does_not_fit_together(images):
     x, y = images.train.x, images.train.y
     with pytest.raises(InputError, match="uint8 of shape"):
         sp.data.Pictures(x.astype(float), y)
-    with pytest.raises(InputError, match="int64 label per image"):
+    with pytest.raises(InputError, match="int64 labels"):
         sp.data.Pictures(x, y[1:])
     with pytest.raises(InputError, match="labels go from 0 to 4, but those of its training images go from 0 to 9"):
         sp.data.Images("Mine", images.train, images.test, images.classes[:5], "")

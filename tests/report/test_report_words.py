@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from scaffpd.errors import plural
 from scaffpd.report.data import (
     ModelSummary,
     Overall,
@@ -18,7 +19,6 @@ from scaffpd.report.data import (
     measured,
     overall,
     plain,
-    plural,
     small,
 )
 from scaffpd.report.verdict import cautions, verdict

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from scaffpd.cli.screens import plain_table, plural, say
+from scaffpd.cli.screens import plain_table, say
 from scaffpd.cli.typer_ext import checked, print_json
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, several
 
 if TYPE_CHECKING:
     from scaffpd.report.data import ModelSummary, ReportData
@@ -124,7 +124,7 @@ def _proof(model: ModelSummary) -> str:
     gap, sent = model.certificate, model.megabytes or 0.0
     proven = "nothing is certified" if gap is None else f"certified gap {gap:.1e}"
     goal = f" ({model.objective})" if model.objective else ""
-    rounds = f"{model.rounds:.0f} round{'' if model.rounds == 1 else 's'}"
+    rounds = several(round(model.rounds or 0), "round")
     size = f"{sent:.1f} MB" if sent >= 1 else f"{1e3 * sent:.0f} kB"
     return f"{model.name}{goal}: {model.status} after {rounds}, {proven}, {size} of messages"
 
@@ -183,4 +183,4 @@ def write_predictions(out: Path, columns: dict[str, Any]) -> None:
     probability = ["" if p != p else f"{p:.6f}" for p in columns["probability"]]
     cells = zip(*(columns | {"probability": probability}).values(), strict=True)
     write_file(out, csv_text([dict(zip(columns, row, strict=True)) for row in cells], list(columns)))
-    typer.echo(f"{plural(len(probability), 'row')} written to {out}.")
+    typer.echo(f"{several(len(probability), 'row')} written to {out}.")

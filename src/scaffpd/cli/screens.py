@@ -68,11 +68,6 @@ def plain_table(first: str, *others: str, gap: int = 2) -> Table:
     return table
 
 
-def plural(number: int, what: str) -> str:
-    """1 row, 2 rows."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 class LiveScreen:
     """A picture that is drawn anew while a command runs; `live` is `None` where nobody looks.
 

@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 
 from scaffpd.cli.results import write_predictions
-from scaffpd.cli.screens import bullets, facts, plain_table, plural, printable
+from scaffpd.cli.screens import bullets, facts, plain_table, printable
 from scaffpd.cli.typer_ext import group, print_json
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, several
 from scaffpd.system import write_file
 
 MOST = 40  # columns of data that are listed
@@ -179,10 +179,10 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
     lines = {
         "task": "the entry's own Cohort" if prepared else found["task"],
         "rows": f"{rows['train']} to train on, {rows['test']} held out",
-        "features": f"a model of {plural(features['encoded'], 'parameter')}",
+        "features": f"a model of {several(features['encoded'], 'parameter')}",
     }
     if not prepared:
-        lines["features"] = f"{plural(features['columns'], 'column')}, {features['encoded']} once encoded"
+        lines["features"] = f"{several(features['columns'], 'column')}, {features['encoded']} once encoded"
         lines["memory"] = f"{format_bytes(size['read'])} as read, {format_bytes(size['encoded'])} encoded"
     if found["missing"] is not None:
         lines["missing"] = f"{found['missing']} values"

@@ -80,9 +80,7 @@ def _compare(folder: Path, about: dict[str, Any]) -> None:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{str(folder / ABOUT)!r} is not of a comparison; use another folder.") from None
     if other:
-        raise InputError(
-            f"The folder {str(folder)!r} has a comparison with other {' and '.join(other)}; use another folder."
-        )
+        raise InputError(f"{str(folder)!r} has a comparison with other {' and '.join(other)}; use another folder.")
 
 
 def compare(

@@ -15,7 +15,7 @@ import torch
 from scaffpd.cohort import Cohort, ModelSpec
 from scaffpd.data import Selection, Silos, breast_cancer, digits, heart_disease, synthetic
 from scaffpd.data.silos import held_out
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import InputError, several, unknown
 from scaffpd.models import Linear
 
 Pair = tuple[Any, Any]
@@ -62,9 +62,7 @@ class Problem:
         """All training rows, and the test rows to score on."""
         silos = self.silos(seed)
         if not silos.test:
-            raise InputError(
-                f"The problem {self.name!r} has no test rows to score methods on: make it with a test_fraction above 0."
-            )
+            raise InputError(f"The problem {self.name!r} has no test rows: make it with a test_fraction above 0.")
         return self._bound(silos, silos.train, silos.test)
 
     def rehearsal(self, seed: int, fraction: float) -> Cohort:
@@ -138,7 +136,7 @@ def problem(name: str, clients: int | None = None, alpha: float | None = None, t
         return Problem(partial(heart_disease, test), Linear("logistic", l2=0.01, intercept=True), "hospitals")
     if name == "synthetic":
         draw = partial(synthetic_silos, clients or SYNTHETIC_CLIENTS, test=test)
-        return Problem(draw, Linear("squared", l2=0.1), f"synthetic, {_clients(clients or SYNTHETIC_CLIENTS)}")
+        return Problem(draw, Linear("squared", l2=0.1), f"synthetic, {several(clients or SYNTHETIC_CLIENTS, 'client')}")
     return _partitioned(name, clients or PARTITIONS[name][0], alpha or PARTITIONS[name][1], test)
 
 
@@ -147,11 +145,7 @@ def _partitioned(name: str, clients: int, alpha: float, test: float) -> Problem:
     data = partial(load, clients=clients, alpha=alpha, test_fraction=test, minimum=FEWEST)
     softmax = Linear("softmax", l2=1e-3, intercept=True, classes=10)
     model = softmax if name == "digits" else Linear("logistic", l2=0.01, intercept=True)
-    return Problem(data, model, f"{name}, {_clients(clients)}, Dirichlet({alpha:g})")
-
-
-def _clients(number: int) -> str:
-    return f"{number} client{'' if number == 1 else 's'}"
+    return Problem(data, model, f"{name}, {several(clients, 'client')}, Dirichlet({alpha:g})")
 
 
 def synthetic_silos(clients: int, seed: int, test: float = TEST_FRACTION) -> Silos:

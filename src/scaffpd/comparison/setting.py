@@ -104,9 +104,7 @@ def check_tunable(label: str, method: Any) -> None:
     names = rates(method)
     fields = is_dataclass(method) and all(hasattr(method, name) for name in names)
     if names and not (fields and hasattr(method, "automatic")):
-        raise InputError(
-            f"The method {label!r} has knobs, so it must be a dataclass with these fields and automatic()."
-        )
+        raise InputError(f"The method {label!r} has knobs: make it a dataclass with these fields and automatic().")
 
 
 SELECTIONS = ("worst_20", "worst", "mean")

@@ -151,9 +151,7 @@ class PrivacySettings(PrivacyBudget):
     ) -> Private:
         """Return the model with the noise that makes ε of these methods, so many rounds each."""
         if self.radius is None and self.smoothness is None:
-            raise InputError(
-                "How smooth the losses of a network are is a fact about the data: give [privacy] a public smoothness."
-            )
+            raise InputError("The smoothness of a network's losses is not known: give [privacy] a public smoothness.")
         return Private.solved(
             bare, self.epsilon, list(methods), rounds, samples, self.delta, self.loss_share, clip=self.clip,
             loss_clip=self.loss_clip, radius=self.radius, smoothness=self.smoothness,

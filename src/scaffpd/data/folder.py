@@ -120,7 +120,5 @@ def _listed(folder: Path) -> Iterable[tuple[str, str]]:
     for line in Files({}).lines(file):
         match = _LINE.fullmatch(line.strip())
         if match is None:
-            raise InputError(
-                f"{str(file)!r} has the line {line!r}: expected 64 digits of a checksum, two spaces and a name."
-            )
+            raise InputError(f"{str(file)!r} has the line {line!r}: expected 64 digits, two spaces and a name.")
         yield os.path.abspath(folder / match[2]), match[1].lower()

@@ -34,9 +34,7 @@ class Pictures:
         if self.x.ndim != 4 or self.x.shape[-1] != 3 or self.x.dtype != np.uint8:
             raise InputError(f"Pictures need x as uint8 of shape (n, h, w, 3), got {self.x.dtype} of {self.x.shape}.")
         if self.y.shape != self.x.shape[:1] or self.y.dtype != np.int64:
-            raise InputError(
-                f"Pictures need an int64 label per image, got {self.y.dtype} of shape {self.y.shape} for {len(self.x)}."
-            )
+            raise InputError(f"Pictures need {len(self.x)} int64 labels, got {self.y.dtype} of shape {self.y.shape}.")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -133,9 +131,7 @@ def decoded(content: bytes, what: str) -> Pixels:
         with Image.open(io.BytesIO(content)) as image:
             return np.asarray(image.convert("RGB"))
     except Exception:  # Pillow's plugins raise nearly everything for damaged files
-        raise InputError(
-            f"{what} is no readable image: it is damaged, or of a format that Pillow does not know."
-        ) from None
+        raise InputError(f"{what} is no readable image: it is damaged, or Pillow does not know its format.") from None
 
 
 def sized(pixels: Pixels, side: int, what: str) -> Pixels:
@@ -149,9 +145,8 @@ def whole_labels(values: object, number: int, what: str) -> Labels:
     """Labels as int64, or a sentence unless there are `number` whole ones."""
     labels: NDArray[np.generic] = np.asarray(values)
     if labels.shape != (number,) or (number and labels.dtype.kind not in "iu"):
-        raise InputError(
-            f"{what} needs one whole label for each of its {number} images, got {labels.dtype} of shape {labels.shape}."
-        )
+        got = f"{labels.dtype} of shape {labels.shape}"
+        raise InputError(f"{what} needs one whole label for each of its {number} images, got {got}.")
     return labels.astype(np.int64)
 
 
@@ -314,9 +309,7 @@ def _annotated(files: Files, notes: Path, wnids: Sequence[str]) -> Labelled:
     for line in files.lines(notes):
         name, wnid = (*line.split("\t"), "")[:2]
         if wnid not in number:
-            raise InputError(
-                f"{str(notes)!r} gives {name!r} the label {wnid!r}, which is no class of the training images."
-            )
+            raise InputError(f"{str(notes)!r} gives {name!r} the label {wnid!r}, which is no class in training.")
         found.append((notes.parent / "images" / name, number[wnid]))
     return found
 

@@ -133,10 +133,8 @@ def settle(session: Session, members: Sequence[str], setup: Setup, timeout: floa
                 raise Refusal(name, f"its model has {what} {theirs}, that of {first!r} has {ours}.")
     start = np.zeros(read[first]["dimension"], dtype=read[first]["dtype"])
     if read[first]["start"]:
-        start, shape = (
-            _asker(session, [first], timeout)(SiloRequest("start"))[first].arrays.get("x", start),
-            start.shape,
-        )
+        shape, reply = start.shape, _asker(session, [first], timeout)(SiloRequest("start"))[first]
+        start = reply.arrays.get("x", start)
         if start.shape != shape or digest(start) != read[first]["start"]:
             raise Refusal(first, "it sent another starting point than it had announced.")
     session.constants |= {name: read[name]["constants"] for name in members}

@@ -169,9 +169,7 @@ class LocalDeployment:
                     f"{federation.name!r} names the silo {name!r}: give --silo FILE for each silo (given: {given})."
                 )
         if finished(file, DeployedRun(file.folder)) is not None:
-            raise InputError(
-                f"The run in {str(file.folder)!r} has ended: name another folder in {federation.name!r} for a new one."
-            )
+            raise InputError(f"The run in {str(file.folder)!r} has ended: name a new folder in {federation.name!r}.")
         checked_folder(folder).mkdir(parents=True, exist_ok=True)
         chosen = {name: places[name].resolve() for name in file.silos}
         return cls(folder, engine, federation.resolve(), chosen, tls)._saved()

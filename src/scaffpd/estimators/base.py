@@ -67,9 +67,7 @@ def grouping(clients: Any, rows: int) -> Grouping:
     except TypeError:
         raise InputError("clients must be names or numbers, one per row.") from None
     if gone := [row for value, row in first.items() if is_missing(value)]:
-        raise InputError(
-            f"clients has a missing value (row {min(gone)}): every row needs a client, or is to be left out."
-        )
+        raise InputError(f"clients has a missing value (row {min(gone)}): every row needs a client; leave out others.")
     try:
         ordered = sorted(first)
     except TypeError:  # names and numbers together

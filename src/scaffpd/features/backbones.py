@@ -151,9 +151,8 @@ def load_weights(network: nn.Module, file: str, folder: str | os.PathLike[str] |
     with reading(path):
         there = path.is_file()
     if not there:
-        raise InputError(
-            f"There is no file {str(path)!r}: name a folder with weights/{file} by --data or SCAFFPD_DATA."
-        )
+        folder = f"a folder with weights/{file}"
+        raise InputError(f"There is no file {str(path)!r}: name {folder} by --data or SCAFFPD_DATA.")
     with reading(path):
         given = _read(path, Files.between(root, path.parent).read(path))
     wanted = {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}

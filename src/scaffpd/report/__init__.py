@@ -15,9 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from scaffpd.errors import InputError, not_installed
+from scaffpd.errors import InputError, not_installed, plural
 from scaffpd.report import figures, read, vega, verdict
-from scaffpd.report.data import FEW, ModelSummary, ReportData, Score, change, count, measured, plain, plural, small
+from scaffpd.report.data import FEW, ModelSummary, ReportData, Score, change, count, measured, plain, small
 from scaffpd.system import make_folder, write_file
 
 NAME = "report.html"

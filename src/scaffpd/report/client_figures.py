@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from scaffpd.errors import plural
 from scaffpd.report import vega
-from scaffpd.report.data import FEW, ReportData, brief, change, plural
+from scaffpd.report.data import FEW, ReportData, brief, change
 from scaffpd.report.vega import MANY, ON, Figure, Rows, Spec, colour, named, quantity, specification, tip, value_axis
 from scaffpd.report.verdict import uncertain
 

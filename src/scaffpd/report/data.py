@@ -270,18 +270,6 @@ def brief(name: str, most: int = 48) -> str:
     return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
 
 
-def several(count: int, word: str) -> str:
-    """'1 client', '3 clients', '2 counties'."""
-    return f"{count} {word if count == 1 else plural(word)}"
-
-
-def plural(word: str) -> str:
-    """The plural of an English noun, as far as a column's name is one."""
-    if word.endswith("y") and word[-2:-1] not in tuple("aeiou"):
-        return f"{word[:-1]}ies"
-    return f"{word}es" if word.endswith(("s", "x", "ch", "sh")) else f"{word}s"
-
-
 def capital(sentence: str) -> str:
     """A sentence with its first letter as a capital."""
     return sentence[:1].upper() + sentence[1:]

@@ -37,9 +37,7 @@ def read(folder: Path) -> ReportData:
     if not folder.exists():
         raise InputError(f"There is no folder {str(folder)!r}.")
     if not folder.is_dir():
-        raise InputError(
-            f"{str(folder)!r} is a file; report needs the folder of a run, such as {str(folder.parent)!r}."
-        )
+        raise InputError(f"{str(folder)!r} is a file; report needs the folder of a run: {str(folder.parent)!r}?")
     readers = {TRAINED: _trained, COMPARED: _compared, DEPLOYED: _deployed}
     for mark, reader in readers.items():
         if (folder / mark).is_file():
@@ -54,10 +52,8 @@ def read(folder: Path) -> ReportData:
 def _trained(folder: Path) -> ReportData:
     """Read a run of `train`, `path` or `demo`."""
     summary = read_json(folder / TRAINED)
-    if summary.get("format") != FORMAT:
-        raise InputError(
-            f"The run in {str(folder)!r} has format {summary.get('format')!r}; this version reads {FORMAT}."
-        )
+    if (form := summary.get("format")) != FORMAT:
+        raise InputError(f"The run in {str(folder)!r} has format {form!r}; this version reads {FORMAT}.")
     for name, kind, what in (
         *((name, list, f"list of {name}") for name in ("models", "remarks", "verdict", "labels")),
         ("path", dict, "table of its path"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from scaffpd.errors import plural
 from scaffpd.report import vega
-from scaffpd.report.data import ReportData, Round, plural
+from scaffpd.report.data import ReportData, Round
 from scaffpd.report.vega import MANY, ON, Figure, Rows, Spec, across, colour, quantity, short, specification, tip
 
 TOP = 12  # clients that have lines of their own

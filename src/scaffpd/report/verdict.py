@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from scaffpd.errors import plural, several
 from scaffpd.metrics import a_fifth
 from scaffpd.report import data
-from scaffpd.report.data import FEW, ReportData, Score, brief, capital, measured, plain, plural, several, small
+from scaffpd.report.data import FEW, ReportData, Score, brief, capital, measured, plain, small
 
 NARROW = "\u00a0"  # keeps ρ and its value on one line
 NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
@@ -148,10 +149,8 @@ def _ranking(run: ReportData, first: data.Overall, best: data.Overall) -> tuple[
     ranked = {m.name for m in run.models if not m.failure and m.name in run.overall}
     second = "No other method is within one standard deviation of it."
     if best.worst_20_sd is None:
-        second, value = (
-            "That is one seed: another partition may rank them otherwise.",
-            measured(best.worst_20, run.measure),
-        )
+        second = "That is one seed: another partition may rank them otherwise."
+        value = measured(best.worst_20, run.measure)
     else:
         gaps = {name: run.sign * (best.worst_20 - run.overall[name].worst_20) for name in ranked - {after}}
         near = sorted(name for name, gap in gaps.items() if gap <= best.worst_20_sd)

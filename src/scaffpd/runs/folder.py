@@ -65,10 +65,7 @@ class RunFolder:
         if other not in (None, kind):
             raise InputError(f"The folder {place!r} is that of `scaffpd {other}`: choose another one with --out.")
         if not fresh and not self.fits(kind, config):
-            raise InputError(
-                f"The folder {place!r} holds another run: choose another one with --out, or start anew there with "
-                "--fresh."
-            )
+            raise InputError(f"{place!r} holds another run: choose another one with --out, or start anew with --fresh.")
 
     def kind(self) -> str | None:
         """Return which command has written the folder; `None` where none has."""

@@ -36,9 +36,7 @@ def predict(run: Path, file: Path) -> Predictions:
     file_of = run / "model.safetensors" if run.is_dir() else run
     settings = _beside(run, "config.toml", lambda text: tomllib.loads(text).get("data"))
     if not isinstance(settings.get("client"), str) and (file_of.parent / "config.toml").exists():
-        raise InputError(
-            f"The run in {str(file_of.parent)!r} was not trained on a table, so it cannot predict from one."
-        )
+        raise InputError(f"The run in {str(file_of.parent)!r} was trained on no table and cannot predict from one.")
     x, setup = read_model(file_of)
     if setup.schema["shape"] is not None or setup.model.get("kind", "linear") != "linear":
         raise InputError("Only linear models of tables with named columns predict from tables.")

@@ -17,7 +17,7 @@ from scaffpd.config.model_file import FORMATS, Setup
 from scaffpd.config.reading import load
 from scaffpd.config.run import OF_TABLE, RunConfig
 from scaffpd.data import Silos
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import InputError, several, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Module
 from scaffpd.tabular.agree import CLASSIFICATION, REGRESSION
@@ -146,10 +146,8 @@ def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, floa
 
 def _about(file: Path, found: Clients) -> str:
     rows, width = sum(sum(own.rows) for own in found.rows), found.encoded[0].train[0].shape[1]
-    counted = [
-        f"{n} {word}{'' if n == 1 else 's'}" for n, word in ((rows, "row"), (len(found.schema["columns"]), "column"))
-    ]
-    return f"{file.name}: {', '.join(counted)}, {width} once encoded"
+    columns = several(len(found.schema["columns"]), "column")
+    return f"{file.name}: {several(rows, 'row')}, {columns}, {width} once encoded"
 
 
 def _kinds(found: Clients) -> tuple[str, ...]:

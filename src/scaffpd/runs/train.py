@@ -42,9 +42,7 @@ def noise_secret(folder: Path) -> bytes:
     """Return what a private run draws its noise from; a new secret from the operating system where the run is new."""
     file = folder / SECRET
     if not file.exists() and any((folder / "checkpoint").glob("*.npz")):
-        raise InputError(
-            f"The run in {str(folder)!r} has lost {SECRET}, without which it cannot go on: start anew with --fresh."
-        )
+        raise InputError(f"The run in {str(folder)!r} has lost {SECRET} and cannot go on: start anew with --fresh.")
     if file.exists() and os.name == "posix" and file.stat().st_mode & OTHERS:
         raise InputError(f"Others than its owner can read {str(file)!r}: chmod 600, or start anew with --fresh.")
     return load_or_create(file)

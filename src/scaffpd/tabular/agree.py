@@ -58,9 +58,7 @@ def _checked(owner: str, given: Any, kinds: tuple[str, ...], of_silo: bool) -> J
     read = _Checks(owner)
     table = read.table(given, "it")
     if table.get("version") != VERSION:
-        raise InputError(
-            f"{owner} of another version than {VERSION}: the same version of scaffpd is needed everywhere."
-        )
+        raise InputError(f"{owner} of another version than {VERSION}: use the same version of scaffpd everywhere.")
     task = read.one_of(table, "task", (CLASSIFICATION, REGRESSION, PREPARED))
     out: Json = {"version": VERSION, "task": task, "labels": [], "shape": None, "columns": [], "dimension": None}
     if of_silo:
@@ -224,9 +222,7 @@ def _same_task(silos: dict[str, Json]) -> str:
                 f"The entry of silo {(first if task == PREPARED else name)!r} returns a Cohort, that of "
                 f"{(name if task == PREPARED else first)!r} does not: all silos or none must do so."
             )
-        raise InputError(
-            f"Silo {name!r} has a target for {about['task']}, {first!r} one for {task}: set data.task in one of them."
-        )
+        raise InputError(f"Silo {name!r} has a target for {about['task']}, {first!r} one for {task}: set data.task.")
     return str(task)
 
 
@@ -258,9 +254,7 @@ def _labels(silos: dict[str, Json]) -> list[int | str]:
     if texts and len(texts) < len(silos):
         worded = next(iter(texts))
         counted = next(name for name in silos if name not in texts)
-        raise InputError(
-            f"Silo {worded!r} has texts as labels, {counted!r} has numbers: write the target alike everywhere."
-        )
+        raise InputError(f"Silo {worded!r} has texts as labels, {counted!r} has numbers: write all targets alike.")
     union = {label for about in silos.values() for label in about["labels"]}
     if len(union) == 1:
         raise InputError(f"All rows of all clients have the label {union.pop()!r}: is it the right target?")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, several
 from scaffpd.system import format_bytes, free_memory
 from scaffpd.tabular.agree import Json, agree, deviation_of, mean_of, width
 from scaffpd.tabular.columns import CATEGORY, DataColumn, FeatureTable, Matrix
@@ -89,7 +89,7 @@ def _read(source: TableFile) -> tuple[DataColumn, DataColumn, FeatureTable, list
     (goal, owner, *found), dropped = read_columns(
         source.file, names, categories, needed, source.separator, source.decimal
     )
-    remarks = [f"{_rows(number)} without {name!r} left out." for name, number in dropped.items() if number]
+    remarks = [f"{several(number, 'row')} without {name!r} left out." for name, number in dropped.items() if number]
     remarks += [f"Column {column.name!r} {column.note}." for column in found if column.note]
     useless = {} if source.columns is not None else {column.name: _useless(column) for column in found}
     remarks += [f"Column {name!r} left out: {why}." for name, why in useless.items() if why]
@@ -110,7 +110,7 @@ def _useless(column: DataColumn) -> str | None:
         if sum(bool(DATE.match(text)) for text in texts) > len(texts) / 2:
             return f"dates such as {texts[0]!r}; make numbers of them first"
         if different > MANY and different > len(column.values) / 2:
-            return f"{different} different texts in {_rows(len(column.values))}"
+            return f"{different} different texts in {several(len(column.values), 'row')}"
         return None
     steps = np.diff(np.sort(there))
     if different == len(there) > MANY and np.all(there == np.round(there)) and np.all(steps == 1):
@@ -127,11 +127,11 @@ def _cut(
     large = [k for k, n in enumerate(counts) if n >= least]
     if len(large) < 2:
         raise InputError(
-            f"Column {source.client!r} has {len(large)} client{'' if len(large) == 1 else 's'} with at least {least} "
-            f"row{'' if least == 1 else 's'}; at least two are needed."
+            f"Column {source.client!r} has {several(len(large), 'client')} with at least {several(least, 'row')}; at "
+            "least two are needed."
         )
     if small:
-        remarks.append(f"{len(small)} client{'s' if len(small) > 1 else ''} with a single row left out.")
+        remarks.append(f"{several(len(small), 'client')} with a single row left out.")
     clients = []
     for k in large:
         name, own = owner.categories[k], owner.values == k
@@ -139,7 +139,3 @@ def _cut(
         held = held_rows(name, wanted, source.test, source.seed)
         clients.append(ClientRows(name, features.take(own), wanted, held))
     return clients
-
-
-def _rows(n: int) -> str:
-    return f"{n} row" if n == 1 else f"{n} rows"

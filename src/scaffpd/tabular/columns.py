@@ -208,9 +208,7 @@ def _block(owner: str, parts: Parts) -> FeatureTable:
     arrays = [_array(owner, "feature array", part) for part in parts]
     for array in arrays:
         if array.dtype.kind not in "fiub":
-            raise InputError(
-                f"{owner} has features that are not numbers ({array.dtype}); encode them, or use a CSV file."
-            )
+            raise InputError(f"{owner} has features that are not numbers ({array.dtype}): encode them, or use CSV.")
         if array.ndim < 2 or array.shape[1:] != arrays[0].shape[1:] or 0 in array.shape[1:]:
             raise InputError(f"{owner} has features of shape {array.shape}; rows × features are expected.")
     block: Matrix = np.concatenate(arrays).astype(np.float64, copy=False)

@@ -76,7 +76,5 @@ def open_silo(site: str, file: Path, kit: Path) -> Responder:
 
     silo = Silo.open(file, kit)
     if silo.name != site:
-        raise InputError(
-            f"{str(file)!r} is the silo {silo.name!r}, but FLARE knows this site as {site!r}: use its file."
-        )
+        raise InputError(f"{str(file)!r} is silo {silo.name!r}, but FLARE knows this site as {site!r}: use its file.")
     return silo

@@ -172,9 +172,7 @@ def federation_file(config: Mapping[str, object]) -> Path:
     """Return the federation.toml that the run config names."""
     path = config.get(FEDERATION)
     if not isinstance(path, str) or not path:
-        raise InputError(
-            f"The run config must name the coordinator's file: flwr run -c '{FEDERATION}=\"/path/federation.toml\"'."
-        )
+        raise InputError(f"Name the coordinator's file: flwr run -c '{FEDERATION}=\"/path/federation.toml\"'.")
     return Path(path)
 
 
