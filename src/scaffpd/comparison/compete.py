@@ -47,8 +47,7 @@ class Journal:
         for name in (LOG, *TABLES):
             if (folder / name).exists():
                 raise InputError(f"The folder {str(folder)!r} has a {name} of something else; use another folder.")
-        found = environment()
-        note = {"setting": about, "versions": {name: found[name] for name in ("scaffpd", "python", "torch", "numpy")}}
+        note = {"setting": about, "versions": versions()}
         write_file(folder / ABOUT, f"{json.dumps(note, indent=2, ensure_ascii=False)}\n")
 
     def _read(self, log: Path) -> None:
@@ -81,6 +80,12 @@ def _compare(folder: Path, about: dict[str, Any]) -> None:
         raise InputError(f"{str(folder / ABOUT)!r} is not of a comparison; use another folder.") from None
     if other:
         raise InputError(f"{str(folder)!r} has a comparison with other {' and '.join(other)}; use another folder.")
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were computed with."""
+    found = environment()
+    return {name: found[name] for name in ("scaffpd", "python", "torch", "numpy")}
 
 
 def compare(
