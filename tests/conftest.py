@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter, defaultdict
 from functools import cache
 from itertools import combinations
@@ -53,9 +54,14 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Leave what was imported and collected out of every later search for garbage."""
+    """Leave what was imported and collected out of every later search for garbage.
+
+    From now on nothing is cached as bytecode either: tests write modules anew within a second, and Python would take
+    the old one.
+    """
     gc.freeze()
     gc.enable()
+    sys.dont_write_bytecode = True
 
 
 def covering(rows, strength):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,9 +23,22 @@ from scaffpd.deploy.silo.silo import Silo
 MODEL = '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n'
 
 
+@functools.cache
+def _hospitals(silos: int) -> tuple[list[str], dict[str, bytes]]:
+    """The silos' names and all files that `write_hospitals` writes for them."""
+    with tempfile.TemporaryDirectory() as folder:
+        _, places = write_hospitals(Path(folder), silos)
+        files = [file for file in Path(folder).rglob("*") if file.is_file()]
+        return [*places], {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
 def federation(folder: Path, silos: int = 4, run: str = "run", replacing: dict[str, str] | None = None, more: str = ""):
     """The hospitals' files; texts of federation.toml replaced, and more of it appended."""
-    path, places = write_hospitals(folder, silos)
+    names, files = _hospitals(silos)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    path, places = folder / "federation.toml", {name: folder / name / "silo.toml" for name in names}
     text = path.read_text()
     for old, new in (replacing or {}).items():
         assert old in text, old

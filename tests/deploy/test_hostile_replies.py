@@ -81,6 +81,7 @@ def test_a_lie_is_found_before_it_is_used(tmp_path):
     assert outcome.rounds > 2
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("numbers", ["float32", "float64"])
 @pytest.mark.parametrize("change", [{}, SCAFF_PD])
 def test_gradients_of_other_data_from_some_round_on(tmp_path, numbers, change):

