@@ -1,0 +1,86 @@
+"""One problem in four runtimes: a cohort or silos behind bytes, with plain or masked sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import scaffpd as sp
+from scaffpd.config.federation import FaultPolicy
+from scaffpd.deploy.agreement import settle
+from scaffpd.deploy.membership import Membership
+from scaffpd.deploy.messages import InProcess, Setup
+from scaffpd.deploy.remote import Remote
+from scaffpd.deploy.session import Session
+from scaffpd.deploy.silo.silo import Silo
+
+NAMES, SIZES, FEATURES = ("a", "b", "c", "d"), (8, 13, 21, 10), 3
+MODELS = ("squared", "logistic", "softmax", "module")
+RUNTIMES = ("cohort", "remote", "masked cohort", "masked remote")
+EVERYTHING = """
+from scaffpd.algorithms.base import CURVATURE, DIAGONAL, GRADIENTS, LOSSES, PROXIMAL, UPDATES, Algorithm
+
+class Everything(Algorithm):
+    questions = frozenset({CURVATURE, DIAGONAL, GRADIENTS, LOSSES, PROXIMAL, UPDATES})
+"""
+SILO = """
+name = "{name}"
+[data]
+entry = "entry:client"
+[limits]
+algorithms = ["everything:Everything"]
+rows = 1
+[secure]
+share = 1.0
+projections = {projections}
+"""
+
+
+def data_of(model):
+    """Training and test pairs by the clients' names."""
+    random, splits = np.random.default_rng(3), ({}, {})
+    for name, m in zip(NAMES, SIZES, strict=True):
+        X = random.standard_normal((m + 6, FEATURES)) + 0.5 * random.standard_normal(FEATURES)
+        y = X @ random.standard_normal(FEATURES) + 0.3 * random.standard_normal(m + 6)
+        y = y if model == "squared" else random.integers(0, 3 if model == "softmax" else 2, m + 6)
+        splits[0][name], splits[1][name] = (X[:m], y[:m]), (X[m:], y[m:])
+    return splits
+
+
+def model_of(model):
+    if model != "module":
+        return sp.Linear(model, l2=0.05, classes=3 if model == "softmax" else None)
+    torch.manual_seed(0)
+    return sp.Module(torch.nn.Sequential(torch.nn.Linear(FEATURES, 2)).double(), l2=0.01)
+
+
+def cohort_of(model, names=NAMES):
+    train, test = data_of(model)
+    return sp.Cohort({n: train[n] for n in names}, model_of(model), test={n: test[n] for n in names})
+
+
+def federation_of(runtime, model, folder, projections=True):
+    """The four clients of that model; silos have their files in the folder."""
+    federation = remote_of(model, folder, runtime, projections) if "remote" in runtime else cohort_of(model)
+    return sp.SecureAggregation(federation, share=1.0, projections=projections) if "masked" in runtime else federation
+
+
+def remote_of(model, folder, runtime, projections):
+    silos = {}
+    for name in NAMES:
+        place = folder / f"{runtime}-{model}-{name}".replace(" ", "-")
+        place.mkdir()
+        (place / "everything.py").write_text(EVERYTHING)
+        (place / "entry.py").write_text(
+            f"import sys; sys.path.insert(0, {__file__.rsplit('/', 1)[0]!r})\nfrom runtimes import cohort_of\n"
+            f"client = lambda: cohort_of({model!r}, [{name!r}])\n"
+        )
+        (place / "silo.toml").write_text(SILO.format(name=name, projections=str(projections).lower()))
+        silos[name] = Silo.open(place / "silo.toml")
+    session, nothing = Session(InProcess(silos)), np.zeros(0)
+    session.greet(60.0)
+    secure = {"projections": projections} if "masked" in runtime else {}
+    setup = Setup("everything:Everything", {}, {"task": "prepared"}, nothing, nothing, "", secure)
+    facts = settle(session, NAMES, setup, 60.0)
+    policy = FaultPolicy(quorum=1)
+    return Remote(Membership(session, NAMES, policy, lambda event: None), facts)

@@ -1,0 +1,269 @@
+"""Every question to every runtime: clients here or behind bytes, sums plain or masked, give the same answers.
+
+The cohort with plain sums is the measure. Algorithms are then tested on a cohort alone.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+import scaffpd as sp
+from runtimes import MODELS, NAMES, RUNTIMES, data_of, federation_of, model_of
+from scaffpd.errors import InputError
+from scaffpd.federation import LocalPlan, ProximalPlan
+
+N, SOME, W = len(NAMES), [3, 0, 2], np.array([0.4, 0.3, 0.2, 0.1])
+BATCHES = {"full": (None, (0,)), "minibatch": (5, (4, 2))}
+EXACT = {"cohort": 1e-12, "remote": 1e-12, "masked cohort": 1e-9, "masked remote": 1e-9}
+OTHERS = [name for name in RUNTIMES if name != "cohort"]
+
+
+@cache
+def measure(model):
+    return federation_of("cohort", model, None)
+
+
+def point(federation, seed=1):
+    start = federation.start()
+    return start + 0.3 * torch.from_numpy(np.random.default_rng(seed).standard_normal(len(start)))
+
+
+def weights(clients):
+    return W if clients is None else np.where(np.isin(np.arange(N), clients), W, 0.0)
+
+
+def close(seen, expected, runtime):
+    seen, expected = np.asarray(seen), np.asarray(expected)
+    np.testing.assert_array_equal(np.isnan(seen), np.isnan(expected))
+    scale = float(np.nanmax(np.abs(expected), initial=1e-3))
+    np.testing.assert_allclose(seen, expected, rtol=0, atol=EXACT[runtime] * scale)
+
+
+def traffic(federation):
+    sent = federation.traffic
+    return sent.exchanges, sent.bytes_up, sent.bytes_down
+
+
+class Both:
+    """One question to a runtime and to the cohort; what both have sent for it."""
+
+    def __init__(self, runtime, model, folder):
+        self.runtime, self.here, self.there = runtime, measure(model), federation_of(runtime, model, folder)
+
+    def __call__(self, question):
+        out = []
+        for federation in (self.here, self.there):
+            before = traffic(federation)
+            answer = question(federation)
+            out.append((answer, tuple(b - a for a, b in zip(before, traffic(federation), strict=True))))
+        (expected, cost), (seen, paid) = out
+        if not self.runtime.startswith("masked"):
+            assert paid == cost
+        return seen, expected
+
+    def agree(self, question):
+        close(*self(question), self.runtime)
+
+
+@pytest.fixture(params=OTHERS)
+def runtime(request):
+    return request.param
+
+
+@pytest.fixture(params=MODELS)
+def both(request, runtime, tmp_path):
+    return Both(runtime, request.param, tmp_path)
+
+
+def gradients(federation, batch=(None, (0,)), clients=None, seed=1):
+    return federation.gradients(point(federation, seed), *batch, clients=clients)
+
+
+@pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_losses_and_gradients(both, batch, clients):
+    w, apart = weights(clients), lambda f: point(f, 2) - point(f)
+    both.agree(lambda f: f.losses(point(f), *batch, clients=clients))
+    (seen, expected) = both(lambda f: gradients(f, batch, clients))
+    close(seen.losses, expected.losses, both.runtime)
+    close(seen.sum(w), expected.sum(w), both.runtime)
+    close(seen.norms(), expected.norms(), both.runtime)
+    loss, gradient = seen.rounding
+    close(loss, expected.rounding[0], both.runtime)
+    picked = np.arange(N) if clients is None else clients
+    assert (gradient[picked] >= expected.rounding[1][picked]  / 2).all()  # a cohort of four pads its rows, and bounds a little more
+    federations = both.here, both.there
+    ways = {f: (point(f), point(f, 2)) for f in federations}
+
+    def project(f):
+        a, b = ways[f]
+        at = f.gradients(a, *batch, clients=clients)
+        f.gradients(b, *batch, clients=clients)
+        return at.project(b - a)
+
+    both.agree(project)
+    assert float(apart(both.here).norm()) > 0.1
+
+
+@pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
+def test_curvature(both, clients):
+    w = weights(clients)
+
+    def restriction(f):
+        V = torch.stack([point(f, seed) for seed in (5, 6)], 1)
+        return gradients(f, clients=clients).restriction(V, w, 1 + point(f, 7).abs())
+
+    seen, expected = both(restriction)
+    for part in ("slopes", "curvature", "sizes"):
+        close(getattr(seen, part), getattr(expected, part), both.runtime)
+
+
+@pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
+def test_diagonals(both, clients):
+    w = weights(clients)
+    try:
+        both.here.gradients(point(both.here)).diagonal(W)
+    except InputError as refusal:
+        with pytest.raises(InputError) as other:
+            gradients(both.there, clients=clients).diagonal(w)
+        assert "network" in str(refusal)
+        assert str(refusal).split(":")[0] in str(other.value)
+    else:
+        both.agree(lambda f: gradients(f, clients=clients).diagonal(w))
+
+
+@pytest.mark.parametrize("what", ["each", "gram", "diagonals"])
+def test_single_vectors_are_shown_by_plain_sums_alone(both, what):
+    if both.runtime.startswith("masked"):
+        with pytest.raises(InputError, match="Secure sums hide every client's own vector"):
+            getattr(gradients(both.there), what)()
+    elif what != "diagonals" or "Module" not in repr(both.here.model):
+        for clients in (None, SOME):
+            both.agree(lambda f, clients=clients: getattr(gradients(f, clients=clients), what)())
+
+
+STARTS = {
+    "nothing": lambda f, clients: None,
+    "answered": lambda f, clients: gradients(f, clients=clients),
+    "answered elsewhere, minibatch": lambda f, clients: gradients(f, (5, (1,)), clients, seed=3),
+}
+
+
+@pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("start", STARTS)
+def test_local_steps(both, start, batch, clients):
+    plan = LocalPlan(4, 0.05, batch_size=batch[0], key=batch[1], prox=0.2, snapshot=2)
+    w = weights(clients)
+
+    def steps(f):
+        at = STARTS[start](f, clients)
+        return f.local_updates(point(f), at, None if at is None else point(f, 2), plan, clients)
+
+    seen, expected = both(steps)
+    close(seen.sum(w), expected.sum(w), both.runtime)
+    close(seen.snapshot(w), expected.snapshot(w), both.runtime)
+    close(seen.norms(), expected.norms(), both.runtime)
+    without = both.there.local_updates(point(both.there), None, None, LocalPlan(2, 0.01), clients)
+    with pytest.raises(InputError, match="no snapshot"):
+        without.snapshot(w)
+
+
+@pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
+def test_proximal_steps(both, clients):
+    w = weights(clients)
+
+    def steps(f):
+        D = 1 + point(f, 7).abs()
+        return f.proximal_steps(gradients(f, clients=clients), point(f, 2), ProximalPlan(0.5, D, steepest=9.0))
+
+    seen, expected = both(steps)
+    close(seen.sum(w), expected.sum(w), both.runtime)
+
+
+def test_kept_vectors(both):
+    if both.runtime == "masked remote":
+        with pytest.raises(InputError, match="keeps vectors at clients"):
+            both.there.memory()
+        return
+
+    def kept(f):
+        return f.memory().plus(0.5, gradients(f)).plus(-1.0, point(f, 2), [1, 3]).replaced(gradients(f), [2])
+
+    seen, expected = both(kept)
+    close(seen.sum(W), expected.sum(W), both.runtime)
+    plan = LocalPlan(3, 0.05)
+    steps = both(lambda f: f.local_updates(point(f), kept(f), point(f, 2), plan))
+    close(steps[0].sum(W), steps[1].sum(W), both.runtime)
+
+
+def test_scores(both):
+    for split in ("train", "test"):
+        seen, expected = both(lambda f, split=split: f.evaluate(point(f), split))
+        assert seen.names == expected.names
+        close(seen.loss, expected.loss, both.runtime)
+        close(seen.accuracy, expected.accuracy, both.runtime)
+        np.testing.assert_array_equal(seen.counts, expected.counts)
+    with pytest.raises(InputError, match="split"):
+        both.there.evaluate(point(both.there), "tets")
+
+
+def test_constants(both):
+    seen, expected = both(lambda f: f.constants())
+    for part in ("smoothness", "strong_convexity", "steepest", "samples"):
+        np.testing.assert_allclose(getattr(seen, part), getattr(expected, part), rtol=1e-6)
+    assert (seen.convex, seen.quadratic) == (expected.convex, expected.quadratic)
+    np.testing.assert_array_equal(both.there.start(), both.here.start())
+    assert tuple(both.there.names) == NAMES
+
+
+@pytest.mark.parametrize("model", ["squared"])
+def test_refusals(runtime, model, tmp_path):
+    federation = federation_of(runtime, model, tmp_path)
+    x = point(federation)
+    for wrong in ([], [0, 0], [N], [-1]):
+        with pytest.raises(InputError, match=f"distinct numbers from 0 to {N - 1}"):
+            federation.losses(x, clients=wrong)
+    for answers in (gradients(federation, clients=SOME), federation.local_updates(x, None, None, LocalPlan(2), SOME)):
+        with pytest.raises(InputError, match="zero for clients that were not asked"):
+            answers.sum(np.ones(N))
+    at = federation.gradients(x, clients=[0, 1])
+    with pytest.raises(InputError, match="these very clients"):
+        federation.local_updates(x, at, x, LocalPlan(1), [1, 2])
+
+
+@pytest.mark.parametrize("where", ["masked cohort", "masked remote"])
+def test_directions_have_to_be_allowed(where, tmp_path):
+    federation = federation_of(where, "squared", tmp_path, projections=False)
+    assert federation.constants().first_order
+    at = gradients(federation)
+    with pytest.raises(InputError, match="projections=True"):
+        at.restriction(torch.ones(len(federation.start()), 1).double(), W, torch.ones(len(federation.start())).double())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_masked_runtimes_pay_alike(model, tmp_path):
+    """Two rounds of questions with masks, here and behind bytes: as many exchanges, bytes up and bytes down."""
+    paid = []
+    for where in ("masked cohort", "masked remote"):
+        federation = federation_of(where, model, tmp_path)
+        for _ in range(2):
+            at = gradients(federation)
+            c = at.sum(W)
+            federation.local_updates(at.x, at, c, LocalPlan(2, 0.01)).sum(W)
+            at.norms()
+        paid.append(traffic(federation))
+    assert paid[0] == paid[1]
+
+
+def test_the_problems_differ_between_clients():
+    for model in MODELS:
+        assert repr(model_of(model))
+        assert len({len(y) for _, y in data_of(model)[0].values()}) == N
+        losses = measure(model).losses(point(measure(model)))
+        assert len(set(np.round(losses, 6))) == N
+    assert isinstance(measure("squared"), sp.Cohort)
