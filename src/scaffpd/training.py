@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from scaffpd import checkpoint as disk
-from scaffpd.algorithms.base import Algorithm as Algorithm
+from scaffpd.algorithms.base import Algorithm, RunState
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
@@ -147,7 +147,7 @@ def train(
     reason = algorithm.uncertified(run.state)
     if tol is not None and reason is not None:
         raise InputError(f"tol needs a certificate, and there is none: {reason}")
-    with Progress(progress, rounds, tol) as bar, limit_threads(getattr(federation, "numbers", np.inf)):
+    with Progress(progress, rounds, tol) as bar, limit_threads(federation.channel.work):
         status = run.until(rounds, tol, [*callbacks, bar.show])
     return run.result(status)
 
@@ -160,13 +160,13 @@ class _TrainingRun:
         self.history = History(federation.names)
         self.clock, self.saved, self.rejected = time.perf_counter(), 0, 0
         self.state: Any = None
-        self.account = getattr(federation, "account", None)  # of private clients
+        self.account = federation.account
         self.released = 0
         self.done: tuple[Any, int, Traffic, int]
 
     def begin(self, x0: torch.Tensor | None, before: Any) -> None:
         self.federation.traffic.restore(Traffic())
-        if hasattr(before, "x") and hasattr(self.algorithm, "follow"):
+        if isinstance(before, RunState):
             self.state = self.algorithm.follow(self.federation, before, self.seed)
         if self.state is None:
             self.state = self.algorithm.init(self.federation, self.seed, x0)
@@ -178,8 +178,8 @@ class _TrainingRun:
         self._complete()
 
     def _record(self) -> None:
-        absent = int(getattr(self.federation, "absent", 0))  # a cohort's clients are always there
-        self.history.append(self.state, self.federation.traffic, time.perf_counter() - self.clock, absent)
+        seconds = time.perf_counter() - self.clock
+        self.history.append(self.state, self.federation.traffic, seconds, self.federation.channel.absent)
 
     def until(self, rounds: int, tol: float | None, callbacks: Sequence[Callback]) -> Status:
         """Make rounds until one of the named outcomes."""
@@ -280,8 +280,7 @@ class _TrainingRun:
         state = self.last_finite if status is Status.DIVERGED else self.state
         reason = self.algorithm.uncertified(state)
         message = status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
-        if hasattr(self.algorithm, "explain"):
-            message = f"{message} {self.algorithm.explain(state)}"
+        message = f"{message} {self.algorithm.explain(state)}".strip()
         x = state.x.detach().cpu().numpy()
         names = tuple(self.federation.names)
         weights, certificate = state.weights.copy(), float(state.certificate)
@@ -294,8 +293,7 @@ class _TrainingRun:
 def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, seed: Any, callbacks: Any) -> None:
     if not _offers(algorithm, "init", "round", "resume", "uncertified"):
         raise InputError(f"train needs an algorithm such as fair(ChiSquare(rho=0.1)), got {algorithm!r}.")
-    # Not isinstance(federation, Federation): that would compute every property, the fingerprint of all data included.
-    if not _offers(federation, "constants", "start", "gradients", "local_updates", "evaluate"):
+    if not isinstance(federation, Federation):
         raise InputError(f"train needs a federation such as Cohort(clients, model), got {type(federation).__name__}.")
     count("train", "rounds", rounds)
     if tol is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from scaffpd.certificate import certify, no_certificate
 from scaffpd.errors import InputError, count, positive, unknown
 from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vector
+from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, LocalSteps, Losses, ProximalSteps
 from scaffpd.objectives.base import LARGEST, Objective
 from scaffpd.privacy.accountant import ReleaseCounts
 
@@ -25,8 +26,8 @@ STEPS, CLIENTS = 1, 2  # what a round's random numbers are for: rows of minibatc
 WEIGHTS = ("samples", "uniform")
 POSITIVE = ("local_rate", "server_rate", "dual_rate")
 COUNTS = ("local_steps", "batch_size", "clients_per_round")
-GRADIENTS, LOSSES, UPDATES = "gradients", "losses", "local_updates"  # what clients can be asked: see `Federation`
-PROXIMAL, CURVATURE, DIAGONAL = "proximal_steps", "curvature", "diagonal"
+GRADIENTS, LOSSES, UPDATES = GradientsAt.kind, Losses.kind, LocalSteps.kind  # what an algorithm may ask for
+PROXIMAL, CURVATURE, DIAGONAL = ProximalSteps.kind, Curvature.kind, Diagonal.kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,14 @@ class Algorithm:
     def resume(self, federation: Federation, state: Any) -> Any:
         """Make a state that was read from disk ready for `round`; most are complete as they are."""
         return state
+
+    def follow(self, federation: Federation, before: Any, seed: int = 0) -> Any:
+        """Return the first state of a run that goes on from another run's last one; `None` starts from its x alone."""
+        return None
+
+    def explain(self, state: Any) -> str:
+        """Say what a reader of the result should know besides its status."""
+        return ""
 
     def uncertified(self, state: Any) -> str | None:
         """Say why there is no certificate, or return `None` where there is one."""

@@ -1,0 +1,276 @@
+"""`Cohort`: clients in this process. Simulation is a cohort of N, a real silo answers with a cohort of one."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.errors import InputError
+from scaffpd.federation import Constants, Federation, Vector
+from scaffpd.federation.questions import GradientsAt, Question, Reply
+from scaffpd.models.oracle import ClientData, EvaluatedPoint, Oracle, read_features, read_labels
+from scaffpd.privacy.accountant import Account
+from scaffpd.privacy.oracle import PrivateOracle
+
+
+def named_pairs(
+    clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]], names: Sequence[str] | None
+) -> tuple[list[tuple[Any, Any]], list[str]]:
+    """Return the clients' (X, y) and their names."""
+    if isinstance(clients, Mapping):
+        if names is not None:
+            raise InputError("The clients are a mapping and carry their names: leave `names` out.")
+        names, clients = list(clients), list(clients.values())
+    if not isinstance(clients, Iterable):
+        raise InputError(f"A cohort needs a list of pairs (X, y), got {type(clients).__name__}.")
+    pairs = list(clients)
+    if not pairs:
+        raise InputError("A cohort needs at least one client.")
+    labels = [f"client-{i}" for i in range(len(pairs))] if names is None else _checked_names(names, len(pairs))
+    for name, pair in zip(labels, pairs, strict=True):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(f"Client {name!r} must be a pair (X, y), got {type(pair).__name__}.")
+    return [(x, y) for x, y in pairs], labels
+
+
+def _checked_names(names: Any, n: int) -> list[str]:
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise InputError(f"names must be a list with one name per client, got {names!r}.")
+    labels = [str(name) for name in names]
+    if len(labels) != n:
+        raise InputError(f"There are {n} clients but {len(labels)} names.")
+    for name, times in Counter(labels).items():
+        if times > 1:
+            raise InputError(f"Two clients are named {name!r}; names must differ.")
+    return labels
+
+
+def agreed_columns(names: Sequence[str], features: Sequence[Any], known: list[str] | None) -> list[str] | None:
+    """Return the column names of the clients that have any (data frames), the same in the same order everywhere."""
+    for name, X in zip(names, features, strict=True):
+        own = [str(column) for column in X.columns] if hasattr(X, "columns") else None
+        known = own if known is None else known
+        if own is not None and known is not None and own != known and len(own) == len(known):
+            at = next(i for i, (a, b) in enumerate(zip(own, known, strict=True)) if a != b)
+            raise InputError(
+                f"Client {name!r} has column {own[at]!r} where others have {known[at]!r}: "
+                "name and order the columns alike everywhere."
+            )
+    return known
+
+
+def checked_device(device: str | torch.device) -> torch.device:
+    """Return a device that can be used."""
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        reason = "there is no such kind of device" if reason.startswith("Expected one of") else reason
+        raise InputError(f"Device {device!r} cannot be used here: {reason}.") from None
+    return chosen
+
+
+class ModelSpec(Protocol):
+    """A description that can be bound to clients' data."""
+
+    def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
+        """Bind to data; held-out data is bound `like` the training data, with an x of the same length."""
+
+
+class Split(NamedTuple):
+    """One bound set of samples."""
+
+    oracle: Oracle
+    counts: NDArray[np.int64]
+    shape: tuple[int, ...]
+    columns: list[str] | None
+
+
+class LocalChannel:
+    """Clients in this process, whose oracle answers for all of them at once; a `Channel`."""
+
+    absent, keeps = 0, True
+
+    def __init__(self, names: Sequence[str], about: str, train: Split, test: Split | None) -> None:
+        self.names, self.about, self.train, self.test = tuple(names), about, train, test
+        self._everyone = list(range(len(self.names)))
+        self._some: tuple[list[int], Oracle] = (self._everyone, train.oracle)  # those who were asked last
+        self._points: WeakKeyDictionary[GradientsAt, EvaluatedPoint] = WeakKeyDictionary()
+        self._constants: Constants | None = None
+        self._fingerprint: str | None = None
+
+    @property
+    def work(self) -> float:
+        """How many numbers a pass over the training features reads; infinite where the work is not in those."""
+        most = self.train.oracle.most_rows
+        if most is None:
+            return math.inf
+        return int(np.minimum(self.train.counts, most).sum()) * math.prod(self.train.shape)
+
+    @property
+    def account(self) -> Account | None:
+        """What private clients have released."""
+        oracle = self.train.oracle
+        return oracle.account if isinstance(oracle, PrivateOracle) else None
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of model, names, number format and all training data as the model sees it."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256(self.about.encode())
+            for tensor in self.train.oracle.contents():
+                digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
+                digest.update(np.ascontiguousarray(tensor.detach().cpu()).data)
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def constants(self) -> Constants:
+        """L_i, μ_i, max_j L_ij and n_i, computed once."""
+        if self._constants is None:
+            self._constants = self.train.oracle.constants()
+        return self._constants
+
+    def start(self) -> Tensor:
+        """The default x⁰."""
+        return self.train.oracle.start()
+
+    def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
+        """The answers of the chosen clients."""
+        if chosen is self._everyone or list(chosen) == self._everyone:
+            return question.answer(_Answering(self, self.train.oracle))
+        if self._some[0] != chosen:
+            self._some = list(chosen), self.train.oracle.only(list(chosen))
+        return question.answer(_Answering(self, self._some[1]))
+
+    def evaluated(self, at: GradientsAt, oracle: Oracle) -> EvaluatedPoint:
+        """Everything at a point, computed once for as long as somebody holds the question."""
+        point = self._points.get(at)
+        if point is None:
+            point = self._points[at] = oracle.evaluate(at.x, at.batch_size, at.key)
+        return point
+
+
+class _Answering(NamedTuple):
+    """Some clients of a channel."""
+
+    channel: LocalChannel
+    oracle: Oracle
+
+    def point(self, at: GradientsAt) -> EvaluatedPoint:
+        """Everything at a point."""
+        return self.channel.evaluated(at, self.oracle)
+
+    def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
+        """Loss, accuracy and number of samples."""
+        chosen = self.channel.train if split == "train" else self.channel.test
+        if chosen is None:
+            raise InputError('This cohort has no test data: pass `test=` when you make it, or evaluate on "train".')
+        return *chosen.oracle.scores(x), chosen.counts
+
+
+class Cohort(Federation):
+    """N clients in this process, vectorised.
+
+    Args:
+        clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs.
+        model: `Linear(...)` or `Module(...)`, or one of them `Private(...)`.
+        names: the clients' names; by default their numbers ("client-0", …).
+        device: where the data and x live, such as "cpu" or "cuda".
+        dtype: float64 by default for linear models, the network's own for modules.
+        test: held-out pairs in the same order (or with the same names), for `evaluate(x, "test")`.
+    """
+
+    channel: LocalChannel
+
+    def __init__(
+        self,
+        clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]],
+        model: ModelSpec,
+        names: Sequence[str] | None = None,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+        test: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]] | None = None,
+    ) -> None:
+        if not hasattr(model, "oracle") or isinstance(model, type):
+            raise InputError(f"Cohort needs a model such as Linear(...) or Module(...), got {model!r}.")
+        pairs, known = named_pairs(clients, names)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InputError(f"dtype must be a floating-point type such as torch.float32, got {dtype!r}.")
+        self.model, where = model, checked_device(device)
+        train = bound(model, known, pairs, where, dtype)
+        held = None if test is None else _bound_test(model, known, test, where, dtype, train)
+        about = repr((model, known, str(train.oracle.start().dtype), where.type))
+        super().__init__(LocalChannel(known, about, train, held))
+
+    @property
+    def _oracle(self) -> Oracle:
+        return self.channel.train.oracle
+
+    @property
+    def tested(self) -> bool:
+        """Whether there are held-out rows."""
+        return self.channel.test is not None
+
+    @property
+    def doubles(self) -> bool:
+        """Whether `exact` works."""
+        return hasattr(self._oracle, "double")
+
+    def exact(self) -> Cohort:
+        """The same clients on the same stored data, computed with in double precision; their test rows stay behind."""
+        if not self.doubles:
+            raise InputError("Only clients whose features are rows of a table can change to double precision.")
+        other, old = copy.copy(self), self.channel
+        train = old.train._replace(oracle=cast(Any, self._oracle).double())
+        about = repr((self.model, list(self.names), str(torch.float64), train.oracle.start().device.type))
+        Federation.__init__(other, LocalChannel(old.names, about, train, None))
+        return other
+
+    def __repr__(self) -> str:
+        samples = int(self.channel.train.counts.sum())
+        return f"Cohort of {len(self.names)} clients, {samples} samples, {self.model!r}"
+
+
+def bound(
+    model: ModelSpec, names: list[str], pairs: list[tuple[Any, Any]], device: torch.device,
+    dtype: torch.dtype | None, like: Split | None = None,
+) -> Split:  # fmt: skip
+    """Check the clients' arrays and bind the model to them; held-out rows are bound `like` the training rows."""
+    X = [read_features(name, x) for name, (x, _) in zip(names, pairs, strict=True)]
+    y = [read_labels(name, b, len(a)) for name, a, (_, b) in zip(names, X, pairs, strict=True)]
+    columns = agreed_columns(names, [x for x, _ in pairs], None if like is None else like.columns)
+    shape = X[0].shape[1:] if like is None else like.shape
+    for name, a in zip(names, X, strict=True):
+        if a.shape[1:] != shape:
+            own, others = ("×".join(map(str, each)) for each in (a.shape[1:], shape))
+            raise InputError(f"Client {name!r} has {own} features, but others have {others}.")
+    data = ClientData(X, y, list(names), device, dtype)
+    oracle = model.oracle(data, None if like is None else like.oracle)
+    return Split(oracle, np.array([len(a) for a in X]), shape, columns)
+
+
+def _bound_test(
+    model: ModelSpec, names: list[str], test: Any, device: torch.device, dtype: torch.dtype | None, train: Split
+) -> Split:
+    try:
+        pairs, given = named_pairs(test, None if isinstance(test, Mapping) else names)
+        if set(given) != set(names):
+            raise InputError(f"Its clients are {given}, those of the training data {names}.")
+        by_name = dict(zip(given, pairs, strict=True))
+        split = bound(model, names, [by_name[name] for name in names], device, dtype, train)
+        if split.oracle.dimension != train.oracle.dimension:
+            raise InputError("It has another number of outputs than the training data.")
+    except InputError as error:
+        raise InputError(f"The test data cannot be used: {error}") from None
+    return split

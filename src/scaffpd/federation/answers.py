@@ -1,0 +1,235 @@
+"""What a server has of its clients' answers: numbers of each, and vectors that it may add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.errors import InputError
+from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, Project, Question, Reply, Vectors
+from scaffpd.federation.values import Clients, Restriction, Vector
+
+if TYPE_CHECKING:
+    from scaffpd.federation import Federation
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some clients.
+
+    Attributes:
+        chosen: their numbers, in the order of their answers.
+        names: of all clients.
+        like: a tensor of the format of x.
+        everyone: whether these are all clients, in order.
+    """
+
+    chosen: list[int]
+    names: Sequence[str]
+    like: Tensor
+    everyone: bool = False
+
+    @cached_property
+    def index(self) -> slice | NDArray[np.int64]:
+        """The same numbers, for NumPy."""
+        return slice(None) if self.everyone else np.array(self.chosen)
+
+    def scattered(self, values: Tensor) -> Vector:
+        """Put per-client numbers in the order of all clients, NaN for those that were not asked."""
+        out = np.full((len(self.names), *values.shape[1:]), np.nan)
+        out[self.index] = values.double().cpu().numpy()
+        return out
+
+    def checked(self, weights: Vector) -> Vector:
+        """One weight a client; who was not asked must have none."""
+        w = np.asarray(weights, dtype=np.float64)
+        if w.shape != (len(self.names),) or np.count_nonzero(w) != np.count_nonzero(w[self.index]):
+            raise InputError("Weights must be zero for clients that were not asked.")
+        return w
+
+
+class Answers:
+    """What some clients have answered to one question; their vectors stay with them.
+
+    Attributes:
+        main: the vector that `sum` adds up.
+    """
+
+    main = ""
+
+    def __init__(self, federation: Federation, question: Any, asked: Selection, reply: Reply) -> None:
+        self.federation, self.question, self.asked, self.reply = federation, question, asked, reply
+        self.chosen = asked.chosen
+
+    def numbers(self, name: str) -> Vector:
+        """One number, or row, of every client; NaN for those that were not asked."""
+        return self.asked.scattered(self.reply.numbers[name]())
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Σ_i w_i v_i; clients that have no v_i must have weight zero."""
+        return self.added(self.main, weights)
+
+    def added(self, part: str, weights: Vector) -> Tensor:
+        """Σ_i w_i v_i of any part of the answer."""
+        vectors, w = self.reply.vectors[part], self.asked.checked(weights)
+        return self.federation.sums.sum(part, vectors, self.asked, w)
+
+    def each(self) -> Tensor:
+        """The v_i themselves, (n, …), in the order of the clients that were asked: for servers that may see them."""
+        if self.federation.sums.hides:
+            _hidden()
+        return self.reply.vectors[self.main].each()
+
+
+def _hidden() -> NoReturn:
+    raise InputError("Secure sums hide every client's own vector: use a method that needs sums only, such as ScaffPD.")
+
+
+class Gradients(Answers):
+    """The clients' answers at one point x; each keeps its c_i = ∇f_i(x) to itself.
+
+    Attributes:
+        losses: L_i = f_i(x); NaN for clients that were not asked.
+    """
+
+    main = "c"
+
+    def __init__(self, federation: Federation, question: GradientsAt, asked: Selection, reply: Reply) -> None:
+        super().__init__(federation, question, asked, reply)
+        self.losses = self.numbers("loss")
+        self._sums: dict[bytes, Tensor] = {}
+        self._error = 0.0
+
+    @property
+    def x(self) -> Tensor:
+        """Where they were asked."""
+        x: Tensor = self.question.x
+        return x
+
+    @property
+    def rounding(self) -> tuple[Vector, Vector]:
+        """Bounds on the errors of L_i and, in norm, of c_i; what the format of a sum adds is everybody's part of it."""
+        return self.numbers("loss_error"), self.numbers("gradient_error") + self._error
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Σ_i w_i c_i; a masked sum is not asked for twice."""
+        if not self.federation.sums.hides:
+            return super().sum(weights)
+        name = np.asarray(weights, dtype=np.float64).tobytes()
+        if name not in self._sums:
+            self._sums[name] = super().sum(weights)
+            self._error = max(self._error, self.federation.sums.error(len(self.x), weights))
+        return self._sums[name]
+
+    def project(self, direction: Tensor) -> Vector:
+        """⟨c_i, v⟩ per client, for a direction v that the clients can form from what they were sent."""
+        return self._ask(Project(self.question, direction)).numbers("slope")
+
+    def norms(self) -> Vector:
+        """‖c_i‖² per client: one exchange, a scalar up."""
+        self.federation.count(exchanges=1, up=len(self.chosen))
+        return self.asked.scattered(self.reply.vectors["c"].norms())
+
+    def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction:
+        """Slopes and curvature along the columns of V, of which the last sum is the only one that clients lack."""
+        if not self.federation.sums.projections:
+            raise InputError(
+                "This method has every client show the server its gradient along several directions, which secure "
+                "sums are meant to hide: use ScaffPD, or allow it with projections=True."
+            )
+        seen = self._ask(Curvature(self.question, V, metric))
+        Q = seen.added("curvature", weights).double().cpu().numpy()
+        return Restriction(seen.numbers("slopes"), (Q + Q.T) / 2, seen.numbers("size"))
+
+    def diagonal(self, weights: Vector) -> Tensor:
+        """Σ_i w_i diag ∇²f_i(x); the sum goes down to everyone."""
+        self.federation.count(down=len(self.x) * len(self.chosen))
+        return self._ask(Diagonal(self.question)).added("diagonal", weights)
+
+    def diagonals(self) -> Tensor:
+        """Every client's diag ∇²f_i(x), (n, d): like the next one, for servers that may see single vectors."""
+        if self.federation.sums.hides:
+            _hidden()
+        return self._ask(Diagonal(self.question)).reply.vectors["diagonal"].each()
+
+    def gram(self) -> NDArray[np.float64]:
+        """⟨c_i, c_j⟩ for all pairs, in float64 whatever the model's numbers are."""
+        each, n = self.each().double(), len(self.asked.names)
+        out = np.full((n, n), np.nan)
+        out[np.ix_(self.chosen, self.chosen)] = (each @ each.T).cpu().numpy()
+        return out
+
+    def _ask(self, question: Question) -> Answers:
+        return self.federation.ask(question, self.chosen)
+
+
+class Updates(Answers):
+    """The clients' local work d_i = x − u_{i,J} = η_i J Δu_i."""
+
+    main = "d"
+
+    def norms(self) -> Vector:
+        """‖d_i‖² per client: scalars that go up with d_i."""
+        self.federation.count(up=len(self.chosen))
+        return self.asked.scattered(self.reply.vectors["d"].norms())
+
+    def snapshot(self, weights: Vector) -> Tensor:
+        """Σ_i w_i (x − u_{i,t'}) for the plan's snapshot t'."""
+        if "snapshot" not in self.reply.vectors:
+            raise InputError("There is no snapshot: the plan asked for none.")
+        return self.added("snapshot", weights)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Vectors that clients keep from round to round, such as the control variates of SCAFFOLD.
+
+    A value like any other: `plus` returns a new one, so that a state can be kept, compared and taken back.
+
+    Attributes:
+        vectors: v_i, (N, d).
+        federation: whose clients keep them.
+    """
+
+    vectors: Tensor = field(repr=False)
+    federation: Federation = field(repr=False, metadata={"transient": True})
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Σ_i w_i v_i."""
+        asked, held = self.federation.selection(None), Vectors(lambda w: w @ self.vectors, lambda: self.vectors)
+        return self.federation.sums.sum("memory", held, asked, asked.checked(weights))
+
+    def plus(self, scale: float, vectors: Answers | Memory | Tensor, clients: Clients = None) -> Memory:
+        """v_i + scale·w_i for the given clients (all by default); a single tensor is the same w for everyone."""
+        rows, added = self._rows(vectors, clients)
+        changed = self.vectors.clone()
+        changed[rows] += scale * added
+        return replace(self, vectors=changed)
+
+    def replaced(self, vectors: Answers | Memory, clients: Clients = None) -> Memory:
+        """w_i in the place of v_i for the given clients."""
+        rows, new = self._rows(vectors, clients)
+        changed = self.vectors.clone()
+        changed[rows] = new
+        return replace(self, vectors=changed)
+
+    def _rows(self, vectors: Answers | Memory | Tensor, clients: Clients) -> tuple[list[int] | slice, Tensor]:
+        """Whose vectors change, and what every client has of its own to change them by."""
+        chosen = None if clients is None else self.federation.selection(clients).chosen
+        if isinstance(vectors, Tensor):
+            return slice(None) if chosen is None else chosen, vectors
+        if isinstance(vectors, Memory):
+            return (slice(None), vectors.vectors) if chosen is None else (chosen, vectors.vectors[chosen])
+        own, each = vectors.chosen, vectors.reply.vectors[vectors.main].each()
+        if chosen is None or chosen == own:
+            return own, each
+        if not set(chosen) <= set(own):
+            raise InputError("Clients can only keep vectors that they have.")
+        place = {client: k for k, client in enumerate(own)}
+        return chosen, each[[place[i] for i in chosen]]

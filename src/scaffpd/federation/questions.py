@@ -1,0 +1,310 @@
+r"""What a server may ask of its clients: one class a question, with its arithmetic, its cost and what it shows.
+
+A question is a value: vectors, plain numbers and plans. It says how clients answer it (`answer`, for all clients of an
+oracle at once), which parts of the answer are numbers that every client shows, which are vectors (`vectors`; where sums
+are masked they leave a client only in a sum), and what it costs. The same class answers in a cohort and at a silo, and
+writes and reads its own messages (`deploy/messages.py`). A class of your own with a `kind` of its own is a question
+like those here: docs/extending.md adds one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.federation.values import Key, LocalPlan, ProximalPlan, Vector, same_point
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """A handle on one vector per client, v_i, each where it was made.
+
+    Attributes:
+        sum: Σ_i w_i v_i, for the weights of these clients.
+        each: the v_i themselves, (n, …).
+        squares: ‖v_i‖² per client, where that takes less than the v_i.
+    """
+
+    sum: Callable[[Tensor], Tensor]
+    each: Callable[[], Tensor]
+    squares: Callable[[], Tensor] | None = None
+
+    def norms(self) -> Tensor:
+        """‖v_i‖² per client."""
+        return self.each().square().sum(1) if self.squares is None else self.squares()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What some clients answer.
+
+    Attributes:
+        numbers: of every client, (n, …), by their names, computed when they are called.
+        vectors: handles on what stays with the clients until a sum asks for it.
+    """
+
+    numbers: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
+    vectors: Mapping[str, Vectors] = field(default_factory=dict)
+
+
+class Answering(Protocol):
+    """Clients that compute: an oracle, and what it has computed before."""
+
+    oracle: Any  # an `Oracle`: see models/oracle.py
+
+    def point(self, at: GradientsAt) -> Any:
+        """Everything at a point that was asked about, computed once."""
+
+    def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
+        """Loss, accuracy and number of samples of a split."""
+
+
+QUESTIONS: dict[str, type[Question]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """One question to all clients at once.
+
+    Attributes:
+        kind: its name in messages and in `Algorithm.questions`.
+        scalars: the numbers that every client shows, by name.
+        vectors: parts of the answer that leave a client only in a sum, where sums are masked.
+        loss: which of the scalars is a loss, or a change of one; it leaves as coarse as a silo's file says.
+    """
+
+    kind: ClassVar[str] = ""
+    scalars: ClassVar[tuple[str, ...]] = ()
+    vectors: ClassVar[tuple[str, ...]] = ()
+    loss: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        QUESTIONS[cls.kind] = cls
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """The parts of one client's answer besides `scalars`, and their shapes; x has length d."""
+        return dict.fromkeys(self.vectors, (d,))
+
+    def answer(self, clients: Answering) -> Reply:
+        """Answer for all clients."""
+        raise NotImplementedError
+
+    @property
+    def sent(self) -> Tensor | None:
+        """The point that goes down with the question, to clients that have not just been sent it."""
+        return None
+
+    def down(self, d: int) -> int:
+        """How many numbers go down to a client besides that point."""
+        return 0
+
+    def up(self, d: int, masked: bool = False) -> int:
+        """How many numbers come up from a client; masked vectors are counted with their sums."""
+        shapes = self.shapes(d)
+        parts = [part for part in shapes if not (masked and part in self.vectors)]
+        return len(self.scalars) + sum(math.prod(shapes[part]) for part in parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Losses(Question):
+    """L_i = f_i(x), over all samples or over a seeded minibatch."""
+
+    kind = "losses"
+    scalars = ("loss",)
+    loss = "loss"
+
+    x: Tensor
+    batch_size: int | None = None
+    key: Key = (0,)
+
+    @property
+    def sent(self) -> Tensor:
+        """X itself."""
+        return self.x
+
+    def answer(self, clients: Answering) -> Reply:
+        """L_i."""
+        losses = clients.oracle.losses(self.x, self.batch_size, self.key)
+        return Reply({"loss": lambda: losses})
+
+
+@dataclass(frozen=True, eq=False)
+class GradientsAt(Losses):
+    """L_i, c_i = ∇f_i(x), and bounds on their rounding errors."""
+
+    kind = "gradients"
+    scalars = ("loss", "loss_error", "gradient_error")
+    vectors = ("c",)
+
+    def answer(self, clients: Answering) -> Reply:
+        """Everything at x; rounding is bounded when somebody asks for it."""
+        point = clients.point(self)
+        rounding = cache(point.rounding)
+        numbers = {"loss": lambda: point.losses, "loss_error": lambda: rounding()[0]}
+        return Reply(
+            {**numbers, "gradient_error": lambda: rounding()[1]}, {"c": Vectors(point.sum, point.each, point.norms)}
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSteps(Question):
+    """d_i = x − u_{i,J} after J local steps from x, and the same at the plan's snapshot.
+
+    Attributes:
+        at: where c_i was answered, or the c_i that clients keep, (n, d); `None` leaves c_i out.
+        correction: c; `None` leaves it out.
+    """
+
+    kind = "local_updates"
+    vectors = ("d", "snapshot")
+
+    x: Tensor
+    at: GradientsAt | Tensor | None
+    correction: Tensor | None
+    plan: LocalPlan
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """D_i, and the snapshot where there is one."""
+        return dict.fromkeys(self.vectors[: 1 if self.plan.snapshot is None else 2], (d,))
+
+    @property
+    def sent(self) -> Tensor | None:
+        """X, unless clients have just answered there."""
+        return None if isinstance(self.at, GradientsAt) and same_point(self.at.x, self.x) else self.x
+
+    def down(self, d: int) -> int:
+        """The correction."""
+        return 0 if self.correction is None else d
+
+    def answer(self, clients: Answering) -> Reply:
+        """All local steps; the snapshot's are the first t' of them once more, with the same minibatches."""
+        held = clients.point(self.at) if isinstance(self.at, GradientsAt) else self.at
+
+        def work(steps: int) -> Any:
+            return clients.oracle.local_updates(self.x, held, self.correction, replace(self.plan, steps=steps))
+
+        steps = {"d": self.plan.steps} | ({} if self.plan.snapshot is None else {"snapshot": self.plan.snapshot})
+        done = {part: work(number) for part, number in steps.items()}
+        return Reply({}, {part: Vectors(found.sum, found.each) for part, found in done.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class ProximalSteps(Question):
+    """d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩ with H_i = ∇²f_i where clients have answered."""
+
+    kind = "proximal_steps"
+    vectors = ("d",)
+
+    at: GradientsAt
+    correction: Tensor
+    plan: ProximalPlan
+
+    def down(self, d: int) -> int:
+        """The correction and β."""
+        return d + 1
+
+    def answer(self, clients: Answering) -> Reply:
+        """All local models, solved."""
+        done = clients.oracle.proximal_steps(clients.point(self.at), self.correction, self.plan)
+        return Reply({}, {"d": Vectors(done.sum, done.each)})
+
+
+@dataclass(frozen=True, eq=False)
+class Curvature(Question):
+    """The losses to second order in the span of V = [v_1 … v_k]: Vᵀc_i, ‖c_i‖² in the metric D⁻¹, and VᵀH_iV."""
+
+    kind = "curvature"
+    scalars = ("size",)
+    vectors = ("curvature",)
+
+    at: GradientsAt
+    V: Tensor
+    metric: Tensor
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """K slopes and a matrix."""
+        k = self.V.shape[1]
+        return {"slopes": (k,), "curvature": (k, k)}
+
+    def down(self, d: int) -> int:
+        """One vector: of the columns of V the last sum is the only one that clients lack."""
+        return d
+
+    def up(self, d: int, masked: bool = False) -> int:
+        """Half of a symmetric matrix will do."""
+        k = self.V.shape[1]
+        return k + 1 + (0 if masked else k * (k + 1) // 2)
+
+    def answer(self, clients: Answering) -> Reply:
+        """All of it in one pass over the data, which the sum of curvatures makes where it comes first."""
+        point, seen = clients.point(self.at), list[Any]()
+
+        def curvature(weights: Tensor) -> Tensor:
+            seen[:] = [point.restriction(self.V, weights, self.metric)]
+            return seen[0].curvature  # type: ignore[no-any-return]
+
+        def each() -> Tensor:
+            return torch.stack([curvature(one) for one in torch.eye(len(point.losses)).to(point.losses)])
+
+        def last() -> Any:
+            return seen[0] if seen else point.restriction(self.V, torch.zeros_like(point.losses), self.metric)
+
+        numbers = {"slopes": lambda: last().slopes, "size": lambda: last().sizes}
+        return Reply(numbers, {"curvature": Vectors(curvature, each)})
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonal(Question):
+    """Diag ∇²f_i where clients have answered."""
+
+    kind = "diagonal"
+    vectors = ("diagonal",)
+
+    at: GradientsAt
+
+    def answer(self, clients: Answering) -> Reply:
+        """The diagonals, or their weighted sum."""
+        point = clients.point(self.at)
+        return Reply({}, {"diagonal": Vectors(point.diagonal, point.diagonals)})
+
+
+@dataclass(frozen=True, eq=False)
+class Project(Question):
+    """⟨c_i, v⟩ for a direction v that clients can form from what they were sent."""
+
+    kind = "project"
+    scalars = ("slope",)
+    loss = "slope"
+
+    at: GradientsAt
+    direction: Tensor
+
+    def answer(self, clients: Answering) -> Reply:
+        """One number a client."""
+        slopes = clients.point(self.at).project(self.direction)
+        return Reply({"slope": lambda: slopes})
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Question):
+    """Loss, accuracy and number of samples of x on the "train" or "test" rows, for the logs: not counted."""
+
+    kind = "evaluate"
+    scalars = ("loss", "accuracy", "count")
+    loss = "loss"
+
+    x: Tensor
+    split: str = "train"
+
+    def answer(self, clients: Answering) -> Reply:
+        """Three numbers a client."""
+        found = [torch.from_numpy(np.asarray(part, dtype=np.float64)) for part in clients.scores(self.x, self.split)]
+        return Reply({name: (lambda part=part: part) for name, part in zip(self.scalars, found, strict=True)})

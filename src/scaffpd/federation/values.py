@@ -1,0 +1,150 @@
+"""What questions and answers are made of: constants, plans of local work, traffic, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Vector = NDArray[np.float64]
+Clients = Sequence[int] | NDArray[np.int64] | None  # which clients a question goes to; `None` is all of them
+Key = tuple[int, ...]
+
+
+def same_point(a: Tensor, b: Tensor) -> bool:
+    """Whether two points are one."""
+    return a is b or torch.equal(a, b)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is known of the clients' losses before the first round (N scalars each).
+
+    Attributes:
+        smoothness: L_i, the Lipschitz constant of ∇f_i (an estimate where the loss is not convex).
+        strong_convexity: μ_i with f_i μ_i-strongly convex; 0 where there is none.
+        convex: whether every f_i is convex.
+        steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter steps.
+        samples: n_i, how many samples a client has.
+        quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
+        noisy: whether clients clip their answers and add noise to them, for privacy.
+        first_order: whether clients answer no questions about curvature, for their vectors are masked.
+    """
+
+    smoothness: Vector
+    strong_convexity: Vector
+    convex: bool
+    steepest: Vector
+    samples: NDArray[np.int64]
+    quadratic: bool = False
+    noisy: bool = field(default=False, metadata={"transient": True})  # known before a run is resumed
+    first_order: bool = field(default=False, metadata={"transient": True})
+
+    def expected_smoothness(self, batch_size: int | None) -> Vector:
+        """L_i + (max_j L_ij − L_i)/b: how steep the mean of b random samples is (all samples: L_i itself)."""
+        if batch_size is None:
+            return self.smoothness
+        mixed = self.smoothness + np.maximum(self.steepest - self.smoothness, 0) / batch_size
+        return np.where(self.samples <= batch_size, self.smoothness, mixed)
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """What every client does between two exchanges: J steps u ← u − η_i (g_i(u) − c_i + c + μ(u − x)) from u = x.
+
+    Algorithm 2 of the paper has μ = 0; without c_i and c these are the plain local steps of FedAvg.
+
+    Attributes:
+        steps: J, the number of local steps.
+        rate: η_ℓ; `None` lets each client take its own `scale`/L_i.
+        scale: the factor on 1/L_i when `rate` is `None`.
+        batch_size: samples per local gradient; `None` for all of them.
+        key: seeds the choice of minibatches: the same key, the same batches.
+        prox: μ, the pull back to x (FedProx).
+        snapshot: t', a step whose iterate is handed up as well (DRFA).
+    """
+
+    steps: int
+    rate: float | None = None
+    scale: float = 1.0
+    batch_size: int | None = None
+    key: Key = (0,)
+    prox: float = 0.0
+    snapshot: int | None = None
+
+
+@dataclass(frozen=True)
+class ProximalPlan:
+    """A local model to be solved: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩, in place of a number of local steps.
+
+    Attributes:
+        pull: β.
+        metric: D, the diagonal of a matrix.
+        limit: the most local steps where the model is not solved in closed form.
+        steepest: the largest L_i of all who take part. All make the same number of steps, and a client that computes
+            by itself does not know the others.
+    """
+
+    pull: float
+    metric: Tensor
+    limit: int = 30
+    steepest: float = 0.0
+
+
+@dataclass
+class Traffic:
+    """Communication since the start, summed over clients, as the method needs it; evaluation is not counted."""
+
+    exchanges: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def add(self, *, up: int = 0, down: int = 0, exchanges: int = 0) -> None:
+        """Count one message pattern: bytes from clients, bytes to clients, request-reply turns."""
+        self.exchanges += exchanges
+        self.bytes_up += up
+        self.bytes_down += down
+
+    def snapshot(self) -> Traffic:
+        """A copy that later traffic does not change."""
+        return replace(self)
+
+    def restore(self, earlier: Traffic) -> None:
+        """Go back to `earlier` (a resumed or interrupted run)."""
+        vars(self).update(vars(earlier))
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """The clients' losses at one point to second order, seen in the span of V = [v_1 … v_k].
+
+    Attributes:
+        slopes: g_i = Vᵀc_i, (N, k).
+        curvature: Q = Σ w_i VᵀH_iV, (k, k).
+        sizes: ‖c_i‖² in the metric D⁻¹, (N,).
+    """
+
+    slopes: NDArray[np.float64]
+    curvature: NDArray[np.float64]
+    sizes: Vector
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """How one model does on every client.
+
+    Attributes:
+        names: the clients.
+        loss: f_i(x) on the chosen split, regulariser included.
+        accuracy: share of right labels; NaN for regression.
+        counts: number of samples.
+    """
+
+    names: tuple[str, ...]
+    loss: Vector
+    accuracy: Vector
+    counts: NDArray[np.int64] = field(repr=False)
