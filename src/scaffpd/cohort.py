@@ -145,6 +145,10 @@ class LocalChannel:
         """The default x⁰."""
         return self.train.oracle.start()
 
+    def masked(self) -> LocalChannel:
+        """The same clients: their vectors are here to be masked."""
+        return self
+
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """The answers of the chosen clients."""
         if chosen is self._everyone or list(chosen) == self._everyone:

@@ -50,7 +50,7 @@ def test_gradients_updates_and_snapshots(weights, scale):
     close(seen.diagonal(w), at.diagonals().numpy(), w)
     work, masked = PLAIN.local_updates(x, at, POINT, PLAN), MASKED.local_updates(x, seen, POINT, PLAN)
     close(masked.sum(w), work.each().numpy(), w)
-    close(masked.snapshot(w), work.snapshots().numpy(), w)
+    close(masked.snapshot(w), work.reply.vectors["snapshot"].each().numpy(), w)
     np.testing.assert_array_equal(masked.norms(), work.norms())
 
 
@@ -160,7 +160,8 @@ class Weighed:
 @pytest.mark.parametrize("clients_", [3, 5, 12])
 def test_traffic_is_what_messages_would_carry(method, clients_):
     federation = secure(cohort(sizes=SIZES * 3 if clients_ > 5 else SIZES[:clients_]))
-    federation._sums.channel = weighed = Weighed(federation._channel)
+    secure_sums = federation.sums.sums
+    secure_sums.parties = weighed = Weighed(secure_sums.parties)
     before = federation.traffic.snapshot()
     federation.count = lambda **_: None  # x, losses and corrections are counted as in plain runs
     sp.train(method, federation, rounds=5, seed=3)
@@ -274,7 +275,8 @@ def test_what_servers_must_not_see_is_refused():
             question()
     with pytest.raises(InputError, match="several directions"):
         at.restriction(torch.eye(D, dtype=torch.float64), np.full(N, 0.2), torch.ones(D, dtype=torch.float64))
-    assert not hasattr(federation.local_updates(POINT, at, None, LocalPlan(1)), "each")
+    with pytest.raises(InputError, match="hide every client's own vector"):
+        federation.local_updates(POINT, at, None, LocalPlan(1)).each()
     with pytest.raises(InputError, match="no snapshot"):
         federation.local_updates(POINT, at, None, LocalPlan(1)).snapshot(np.full(N, 0.2))
 
@@ -297,7 +299,7 @@ def test_the_federation_says_what_it_is():
     assert repr(federation).startswith("Secure sums over ")
     assert federation.constants().first_order
     assert not secure(cohort(), projections=True).constants().first_order
-    assert federation.absent == 0
+    assert federation.channel.absent == 0
     assert isinstance(federation, sp.federation.Federation)
     np.testing.assert_array_equal(federation.start(), cohort().start())
     assert secure(network()).dimension == network().dimension

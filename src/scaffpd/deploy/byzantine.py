@@ -31,8 +31,9 @@ is for every answer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -43,34 +44,43 @@ from torch import Tensor
 from scaffpd.config.model_file import Setup, linear
 from scaffpd.deploy.agreement import Facts
 from scaffpd.deploy.messages import Array, Message
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation import Constants, LocalPlan, Vector, same_point
+from scaffpd.federation.questions import (
+    Curvature,
+    Diagonal,
+    GradientsAt,
+    LocalSteps,
+    Losses,
+    ProximalSteps,
+    Question,
+    Scores,
+)
 
 Shapes = Mapping[str, tuple[int, ...]]
 HUGE = np.float64(1e100)  # from here on products of two numbers overflow sooner or later, and nothing can be compared
-FLOAT64_PARTS = ("scalars", "curvature", "slopes")
 SCALARS = "scalars"  # float64 whatever the model's numbers are; the first is a loss or a size, and finite
 
 
-def troubles(answers: Mapping[str, Message], shapes: Shapes, like: Tensor) -> dict[str, str]:
-    """Why some silos' answers cannot be used.
+def troubles(answers: Mapping[str, Message], shapes: Shapes, wide: Collection[str], like: Tensor) -> dict[str, str]:
+    """Why some silos' answers cannot be used: parts that are not `wide` (float64) have the format of x.
 
     Numbers that are not finite are a silo's fault as long as others have finite ones; where nobody has, the run is
     diverging, and the training loop will say so.
     """
-    malformed = {name: why for name, answer in answers.items() if (why := _malformed(answer, shapes, like))}
+    malformed = {name: why for name, answer in answers.items() if (why := _malformed(answer, shapes, wide, like))}
     infinite = {name: why for name, answer in answers.items() if name not in malformed and (why := _infinite(answer))}
     everybody = len(infinite) > 1 and len(malformed) + len(infinite) == len(answers)
     return malformed if everybody else malformed | infinite
 
 
-def _malformed(answer: Message, shapes: Shapes, like: Tensor) -> str | None:
+def _malformed(answer: Message, shapes: Shapes, wide: Collection[str], like: Tensor) -> str | None:
     if set(answer.arrays) != set(shapes):
         return "its answer has other parts than were asked for"
     for name, shape in shapes.items():
         array = answer.arrays[name]
         if array.shape != shape:
             return f"its {name!r} has shape {array.shape}, not {shape}"
-        if array.dtype != (np.float64 if name in FLOAT64_PARTS else like.numpy().dtype):
+        if array.dtype != (np.float64 if name in wide else like.numpy().dtype):
             return f"its {name!r} holds {array.dtype}"
     return None
 
@@ -383,19 +393,34 @@ class Judge:
         self.histories = _histories(facts, setup) if facts.constants.convex and not hidden else {}
 
     @quiet
-    def gradients(self, x: Tensor, batch_size: int | None, got: Got) -> Verdicts:
+    def verdicts(self, question: Question, got: Got) -> Verdicts:
+        """Who has answered this question with something that cannot be true; questions without a test accuse nobody."""
+        if isinstance(question, GradientsAt):
+            return self._gradients(question, got)
+        if isinstance(question, Losses):
+            return self.losses(question.x, question.batch_size, got)
+        if isinstance(question, Scores):
+            return self.losses(question.x, None, got) if question.split == "train" else {}
+        if isinstance(question, LocalSteps):
+            return self._updates(question, got)
+        if isinstance(question, ProximalSteps | Curvature | Diagonal) and question.at.batch_size is None:
+            return self._judged(got, {}, partial(self._second_order, question))
+        return {}
+
+    def _gradients(self, question: GradientsAt, got: Got) -> Verdicts:
         """L_i and c_i."""
 
         def test(known: Consistency, i: int, parts: Doubles) -> str | None:
             loss, *told = map(float, parts["scalars"])
             return known.trouble(known.shape.claim(point, loss, parts["c"], (told[0], told[1])))
 
-        found, point = self._absurd("gradient has norm", got, "c", self.usual) | self._absurd_losses(got), _double(x)
-        return found if batch_size is not None else self._judged(got, found, test)
+        found, point = self._absurd("gradient has norm", got, "c", self.usual), _double(question.x)
+        found |= self._absurd_losses(got)
+        return found if question.batch_size is not None else self._judged(got, found, test)
 
     @quiet
     def losses(self, x: Tensor, batch_size: int | None, got: Got) -> Verdicts:
-        """L_i alone, as `losses` asks for it or `evaluate` on the training rows."""
+        """L_i alone, as `Losses` asks for it or `Scores` on the training rows."""
         found, point = self._absurd_losses(got), _double(x)
         if batch_size is not None:
             return found
@@ -403,16 +428,17 @@ class Judge:
             got, found, lambda known, i, parts: known.trouble(known.shape.claim(point, float(parts["scalars"][0])))
         )
 
-    @quiet
-    def updates(self, corrected: bool, correction: Tensor | None, plan: LocalPlan, x: Tensor, got: Got) -> Verdicts:
-        """d_i; `corrected` says that steps started where c_i = ∇f_i(x) is known, over all samples."""
+    def _updates(self, question: LocalSteps, got: Got) -> Verdicts:
+        """d_i; it is bounded where steps started from a c_i = ∇f_i(x) over all samples."""
+        at, plan, correction = question.at, question.plan, question.correction
         c = np.zeros(1) if correction is None else _double(correction)
         usual, found = usual_updates(self.known, self.usual, plan, float(np.linalg.norm(c))), Verdicts()
-        for part in ("d", "snapshot") if plan.snapshot is not None else ("d",):
+        for part in question.shapes(0):
             found |= self._absurd("update has norm", got, part, usual)
+        corrected = isinstance(at, GradientsAt) and at.batch_size is None and same_point(at.x, question.x)
         if correction is None or not corrected or plan.batch_size is not None or plan.prox:
             return found
-        eta, point = rates(self.known, plan), _double(x)
+        eta, point = rates(self.known, plan), _double(question.x)
 
         def test(known: Consistency, i: int, parts: Doubles) -> str | None:
             if eta[i] * self.known.smoothness[i] > STEADY:
@@ -421,26 +447,18 @@ class Judge:
 
         return self._judged(got, found, test)
 
-    @quiet
-    def proximal(self, x: Tensor, batch_size: int | None, correction: Tensor, plan: ProximalPlan, got: Got) -> Verdicts:
-        """d_i of a local model that was solved."""
-        c, D, point = _double(correction), _double(plan.metric), _double(x)
-
-        def test(known: Consistency, i: int, parts: Doubles) -> str | None:
-            return wrong_proximal(parts["d"], c, plan.pull, D, known.shape.l2 or 0.0, known.slack(point))
-
-        return {} if batch_size is not None else self._judged(got, {}, test)
-
-    @quiet
-    def further(self, batch_size: int | None, V: Array | None, got: Got) -> Verdicts:
-        """VᵀH_iV, or diag H_i where there is no V."""
-
-        def test(known: Consistency, i: int, parts: Doubles) -> str | None:
-            if V is None:
-                return wrong_diagonal(known.shape, parts["diagonal"])
-            return wrong_curvature(known.shape, parts["curvature"], np.asarray(V, dtype=np.float64))
-
-        return {} if batch_size is not None else self._judged(got, {}, test)
+    @staticmethod
+    def _second_order(
+        question: ProximalSteps | Curvature | Diagonal, known: Consistency, i: int, parts: Doubles
+    ) -> str | None:
+        """d_i of a local model that was solved, VᵀH_iV or diag H_i."""
+        if isinstance(question, Diagonal):
+            return wrong_diagonal(known.shape, parts["diagonal"])
+        if isinstance(question, Curvature):
+            return wrong_curvature(known.shape, parts["curvature"], _double(question.V))
+        c, D, plan = _double(question.correction), _double(question.plan.metric), question.plan
+        slack = known.slack(_double(question.at.x))
+        return wrong_proximal(parts["d"], c, plan.pull, D, known.shape.l2 or 0.0, slack)
 
     def _judged(self, got: Got, found: Verdicts, test: Callable[[Consistency, int, Doubles], str | None]) -> Verdicts:
         """Test the answers that are finite and not absurd, where losses are convex."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.config.federation import PAUSE, FederationFile
@@ -25,10 +26,11 @@ from scaffpd.deploy.byzantine import absurd_facts
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.membership import Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
 from scaffpd.deploy.messages import SPENT, Transport
-from scaffpd.deploy.remote import Remote
+from scaffpd.deploy.remote import Remote, RemoteChannel
 from scaffpd.deploy.session import Session, SiloRequest, answered
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
+from scaffpd.federation.questions import Scores
 from scaffpd.objectives import ChiSquare
 from scaffpd.training import Result, RoundInfo, Status, train
 
@@ -217,9 +219,12 @@ class Coordination:
         )
         membership.round = self.folder.rounds()
         remote = Remote(membership, facts)
+        channel = remote.channel
         while True:
             try:
-                return self._finish(segment, setup, remote, self._fit(segment, remote))
+                federation = self._federation(remote)
+                channel = federation.channel
+                return self._finish(segment, setup, channel, self._fit(segment, federation))
             except Quarantined as found:
                 return self._bar(segment.members, found)
             except Returned as returned:
@@ -230,19 +235,19 @@ class Coordination:
                 there = self._wait(membership)
                 if self._too_few(there) is not None:
                     return self._pause(str(reason))
-                if remote.stood_in or there != list(segment.members):
+                if channel.stood_in or there != list(segment.members):
                     return there
 
     def _in_order(self, names: set[str]) -> list[str]:
         return [name for name in self.file.silos if name in names]
 
-    def _fit(self, segment: Segment, remote: Remote) -> Result:
+    def _fit(self, segment: Segment, federation: Federation) -> Result:
         """Run the training loop on this segment, from its checkpoint if there is one."""
-        federation, file = self._federation(remote), self.file
+        file, membership = self.file, federation.channel.membership
 
         def after(info: RoundInfo) -> None:
-            self._progress(segment, remote, info, federation.traffic.exchanges)
-            remote.membership.finish_round(segment.before + info.rounds)
+            self._progress(segment, membership, info, federation.traffic.exchanges)
+            membership.finish_round(segment.before + info.rounds)
 
         algorithm, members = file.algorithm, len(segment.members)
         if (getattr(algorithm, "clients_per_round", None) or 0) > members:  # no more of them can be drawn
@@ -269,7 +274,7 @@ class Coordination:
             time.sleep(0 if self._too_few(self._in_order(there)) is None else PAUSE_SECONDS)
         return self._in_order(there)
 
-    def _finish(self, segment: Segment, setup: Setup, remote: Remote, result: Result) -> Outcome:
+    def _finish(self, segment: Segment, setup: Setup, remote: RemoteChannel, result: Result) -> Outcome:
         """Write the result, and say how the run ended."""
         remote.membership.ending = True
         spent = self._spent(remote) if self.file.privacy else {}
@@ -283,7 +288,7 @@ class Coordination:
         sentence, final = f"{whole}{words}{self._missing(segment, remote)}", result.status is not Status.INTERRUPTED
         return Outcome(str(result.status), final, sentence, segment.members, whole.rounds, proven, worst)
 
-    def _spent(self, remote: Remote) -> dict[str, dict[str, Any]]:
+    def _spent(self, remote: RemoteChannel) -> dict[str, dict[str, Any]]:
         """Return (ε, δ) of every silo that answers."""
         replies = remote.membership.ask(SiloRequest(SPENT), list(remote.names))
         pairs = {name: (reply.values.get("epsilon"), reply.values.get("delta")) for name, reply in replies.items()}
@@ -291,18 +296,18 @@ class Coordination:
         return {name: {"epsilon": epsilon, "delta": delta} for name, (epsilon, delta) in both.items()}
 
     def _rows(
-        self, segment: Segment, remote: Remote, result: Result, spent: Mapping[str, Mapping[str, float]]
+        self, segment: Segment, remote: RemoteChannel, result: Result, spent: Mapping[str, Mapping[str, float]]
     ) -> list[dict[str, Any]]:
         """Return the table of silos: scores, or, where they are private, the last noisy loss and its cost."""
         splits = ("train", "test") if remote.facts.tested.any() else ("train",)
         asked = () if self.file.privacy else splits
-        tables = {split: remote.evaluate(result.x, split, complete=False) for split in asked}
+        tables = {split: self._scores(remote, result, split) for split in asked}
         rows = []
         for i, name in enumerate(segment.members):
             row: dict[str, Any] = {"model": MODEL, "client": name, "weight": float(result.weights[i])}
             for split, scores in tables.items():
-                row |= {f"{split}_rows": int(scores.counts[i]), f"{split}_loss": float(scores.loss[i])}
-                row |= {f"{split}_accuracy": float(scores.accuracy[i])}
+                loss, accuracy, count = scores[i]
+                row |= {f"{split}_rows": int(count), f"{split}_loss": loss, f"{split}_accuracy": accuracy}
             if self.file.privacy:
                 row |= {"train_rows": int(remote.facts.constants.samples[i])}
                 row |= {"train_loss": float(result.history[f"loss[{name}]"][-1])}
@@ -310,7 +315,13 @@ class Coordination:
             rows.append(row)
         return rows
 
-    def _missing(self, segment: Segment, remote: Remote) -> str:
+    def _scores(self, remote: RemoteChannel, result: Result, split: str) -> list[list[float]]:
+        """Return every silo's loss, accuracy and number of rows, as far as they are known."""
+        question = Scores(torch.from_numpy(result.x).to(remote.like), split)
+        numbers = remote.scores(question, complete=False).numbers
+        return torch.stack([numbers[name]() for name in question.scalars], 1).tolist()
+
+    def _missing(self, segment: Segment, remote: RemoteChannel) -> str:
         """Say which silos are not in the result, or not fully."""
         gone = {*self.file.silos} - {*segment.members}
         sorts = ((gone - self.session.barred, "dropped"), (gone & self.session.barred, "quarantined"))
@@ -325,13 +336,13 @@ class Coordination:
         members = segments[-1].members if segments else ()
         return Outcome(PAUSED, False, f"{sentence} The run waits after round {done}.", members, done)
 
-    def _progress(self, segment: Segment, remote: Remote, info: RoundInfo, exchanges: int) -> None:
+    def _progress(self, segment: Segment, membership: Membership, info: RoundInfo, exchanges: int) -> None:
         state, wire = info.state, self.session.wire
         gap = float(state.certificate)
         self.folder.progress({
             "round": segment.before + info.rounds, "segment": segment.number, "members": list(segment.members),
             "certificate": gap if np.isfinite(gap) else None, "losses": [float(v) for v in state.losses],
-            "weights": [float(v) for v in state.weights], "absent": sorted(remote.membership.absent),
+            "weights": [float(v) for v in state.weights], "absent": sorted(membership.absent),
             "exchanges": exchanges, "messages_up": wire.bytes_up, "messages_down": wire.bytes_down,
             "seconds": round(time.monotonic() - self.started, 3),
         })  # fmt: skip

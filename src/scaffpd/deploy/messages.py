@@ -10,9 +10,8 @@ coordinator only guesses what a site still has; a site that was restarted answer
 
 An engine brings a `Transport`, which carries bytes to sites and back. Everything else is the same for every engine.
 
-The questions that silos answer are named here. An algorithm says which of them it asks, and a silo answers no others:
-one that has agreed to federated averaging will not hand out a gradient. `evaluate` (a loss, an accuracy, a count) is
-part of every run.
+An algorithm says which questions it asks, and a silo answers no others: one that has agreed to federated averaging will
+not hand out a gradient. `Scores` (a loss, an accuracy, a count) are part of every run.
 """
 
 from __future__ import annotations
@@ -22,30 +21,25 @@ import json
 import secrets
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from types import NoneType
+from typing import Any, NamedTuple, Protocol, get_args, get_type_hints
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import FiniteFloat, PositiveInt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from scaffpd.algorithms.base import CURVATURE as CURVATURE
-from scaffpd.algorithms.base import DIAGONAL as DIAGONAL
-from scaffpd.algorithms.base import GRADIENTS as GRADIENTS
-from scaffpd.algorithms.base import LOSSES as LOSSES
-from scaffpd.algorithms.base import PROXIMAL as PROXIMAL
-from scaffpd.algorithms.base import UPDATES as UPDATES
 from scaffpd.config.model_file import read_values
 from scaffpd.errors import InputError
-from scaffpd.federation import LocalPlan
+from scaffpd.federation import Key, LocalPlan, ProximalPlan
+from scaffpd.federation.questions import GradientsAt, Question, Reply
 
-EVALUATE = "evaluate"
 SPENT = "spent"  # (ε, δ) so far
-PROJECT = "project"  # ⟨c_i, v⟩: a scalar in place of a vector, for servers that do not see c_i
 CARD, MEET, OPEN, MASKED, REVEAL, SIZES = "card", "meet", "open", "masked", "reveal", "sizes"  # see `mask_messages`
 SECRET = frozenset({CARD, MEET, OPEN, MASKED, REVEAL, SIZES})
 
@@ -242,31 +236,99 @@ def number(values: Mapping[str, Any], name: str) -> float:
 BATCH: dict[str, Any] = {"batch_size": PositiveInt | None, "key": list[int]}
 PLAN: dict[str, Any] = {"steps": PositiveInt, "rate": FiniteFloat | None, "scale": FiniteFloat, "prox": FiniteFloat}
 PLAN |= BATCH | {"snapshot": PositiveInt | None}
+DIRECTIONS = 256  # most columns of a matrix: with d of them the whole Hessian would leave
 
 
-def batch_values(batch_size: int | None, key: tuple[int, ...]) -> dict[str, Any]:
-    """Write a minibatch as JSON values."""
-    return {"batch_size": batch_size, "key": [int(k) for k in key]}
+def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Array]]:
+    """Split a question, field by field, into JSON values, vectors by their roles, and matrices."""
+    values: dict[str, Any] = {}
+    vectors: dict[str, Tensor] = {}
+    arrays: dict[str, Array] = {}
+    for item in fields(question):
+        part = getattr(question, item.name)
+        if isinstance(part, GradientsAt):
+            vectors["at"] = part.x
+            values |= {"batch_size": part.batch_size, "key": [int(k) for k in part.key]}
+        elif isinstance(part, LocalPlan):
+            values[item.name] = asdict(part) | {"key": [int(k) for k in part.key]}
+        elif isinstance(part, ProximalPlan):
+            for own, more in zip((values, vectors, arrays), question_parts(part), strict=True):
+                own |= more  # type: ignore[operator]
+        elif isinstance(part, Tensor):
+            (vectors if part.ndim == 1 else arrays)[item.name] = part if part.ndim == 1 else part.numpy()
+        elif part is not None:
+            values[item.name] = [int(k) for k in part] if isinstance(part, tuple) else part
+    return values, vectors, arrays
 
 
-def read_batch(values: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
-    """Read the size and the key of a minibatch."""
-    batch = read_values(BATCH, {"key": [0], **values}, "The question's batch size or key cannot be used.")
-    return batch["batch_size"], tuple(batch["key"])
+class WrittenQuestion(NamedTuple):
+    """A question as a message has it: its values, its vectors by their roles, their names, and matrices."""
+
+    values: Mapping[str, Any]
+    vectors: Mapping[str, Tensor]
+    names: Mapping[str, str]
+    arrays: Mapping[str, Array]
+
+    def read(self, kind: type[Question], point: Callable[[str], GradientsAt]) -> Question:
+        """Read what `question_parts` wrote; `point` has the points that clients have answered at, by their roles."""
+        if kind is GradientsAt:
+            return point("x")
+        hints = get_type_hints(kind)
+        return kind(**{item.name: self._field(item.name, hints[item.name], point) for item in fields(kind)})
+
+    def _field(self, name: str, hint: Any, point: Callable[[str], GradientsAt]) -> Any:
+        kinds = set(get_args(hint)) or {hint}
+        if GradientsAt in kinds:
+            return point(name) if name in self.vectors or NoneType not in kinds else None
+        if hint is LocalPlan:
+            return self.plan()
+        if hint is ProximalPlan:
+            limit, steepest = int(number(self.values, "limit")), number(self.values, "steepest")
+            return ProximalPlan(number(self.values, "pull"), self.vector("metric"), limit, steepest)
+        if Tensor in kinds:
+            return None if NoneType in kinds and name not in self.vectors else self.vector(name)
+        if name in BATCH:
+            return self.batch()[list(BATCH).index(name)]
+        if hint in (float, int):
+            return hint(number(self.values, name))
+        return read_values({name: hint}, self.values, "The question is not complete.")[name]
+
+    def vector(self, name: str) -> Tensor:
+        """A vector in its role, or a matrix with as many rows."""
+        if name in self.vectors:
+            return self.vectors[name]
+        V, like = self.arrays.get(name), next(iter(self.vectors.values()), None)
+        if V is None or like is None:
+            raise InputError(f"The question does not name its vectors ({name}).")
+        if V.ndim != 2 or V.shape[0] != len(like) or not 1 <= V.shape[1] <= DIRECTIONS:
+            raise InputError(f"The directions {name} do not fit this model.")
+        return torch.from_numpy(np.array(V)).to(like)
+
+    def batch(self) -> tuple[int | None, Key]:
+        """The size and the key of a minibatch."""
+        batch = read_values(BATCH, {"key": [0], **self.values}, "The question's batch size or key cannot be used.")
+        return batch["batch_size"], tuple(batch["key"])
+
+    def plan(self) -> LocalPlan:
+        """The plan of local steps."""
+        sentence = "The plan of local steps is not complete, or cannot be carried out."
+        plan = read_values(PLAN, self.values.get("plan"), sentence)
+        if (plan["snapshot"] or 1) > plan["steps"]:
+            raise InputError(sentence)
+        return LocalPlan(**{**plan, "key": tuple(plan["key"])})
 
 
-def plan_values(plan: LocalPlan) -> dict[str, Any]:
-    """Write a plan as JSON values."""
-    return asdict(plan) | batch_values(plan.batch_size, plan.key)
-
-
-def local_plan(values: Any) -> LocalPlan:
-    """Read what `plan_values` wrote."""
-    sentence = "The plan of local steps is not complete, or cannot be carried out."
-    plan = read_values(PLAN, values, sentence)
-    if (plan["snapshot"] or 1) > plan["steps"]:
-        raise InputError(sentence)
-    return LocalPlan(**{**plan, "key": tuple(plan["key"])})
+def reply_arrays(question: Question, reply: Reply, like: Tensor) -> dict[str, Array]:
+    """Write one client's answer: vectors in the model's format, everything else in float64."""
+    shapes, arrays = question.shapes(len(like)), dict[str, Array]()
+    for part in (*question.vectors, *shapes):  # slopes come with curvatures
+        if part in shapes and part not in arrays:
+            hidden = part in question.vectors
+            found = reply.vectors[part].sum(like.new_ones(1)) if hidden else reply.numbers[part]()[0]
+            arrays[part] = (found if found.shape == like.shape and hidden else found.double()).numpy(force=True)
+    if question.scalars:
+        arrays["scalars"] = np.array([float(reply.numbers[name]()[0]) for name in question.scalars])
+    return arrays
 
 
 class InProcess:

@@ -1,176 +1,52 @@
 r"""`Remote`: silos behind a transport as a `Federation`. Algorithms and the training loop cannot tell it from a cohort.
 
-A round of Scaff-PD is two exchanges: x down and (L_i, c_i) up; c down and d_i up. x is sent whole also where a cohort
-counts on clients to form it from what they have, and so are the columns of V. Sums and scalars such as ⟨c_i, v⟩ need no
+A round of Scaff-PD is two exchanges: x down and (L_i, c_i) up; c down and d_i up. Scalars such as ⟨c_i, v⟩ need no
 exchange, for the c_i are here. A silo that does not answer has a row as well, by the rule of `membership`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.cohort import SPLITS
-from scaffpd.cohort.answers import ClientAnswers, ClientSelection, CohortMemory, TrafficLedger, inner_products
-from scaffpd.deploy import messages
 from scaffpd.deploy.agreement import Facts
-from scaffpd.deploy.byzantine import Judge, Shapes, Verdicts, rates, troubles
+from scaffpd.deploy.byzantine import Judge, Verdicts, rates, troubles
 from scaffpd.deploy.membership import Lost, Membership, accuse
-from scaffpd.deploy.messages import CURVATURE, DIAGONAL, Array, batch_values, plan_values
+from scaffpd.deploy.messages import Array
 from scaffpd.deploy.session import SiloRequest
-from scaffpd.errors import InputError, unknown
-from scaffpd.federation import (
-    Clients,
-    ClientScores,
-    Constants,
-    LocalPlan,
-    ProximalPlan,
-    Restriction,
-    Vector,
-    same_point,
+from scaffpd.errors import InputError
+from scaffpd.federation import Constants, Federation, Vector
+from scaffpd.federation.questions import (
+    Curvature,
+    GradientsAt,
+    LocalSteps,
+    Losses,
+    Project,
+    ProximalSteps,
+    Question,
+    Reply,
+    Scores,
+    Vectors,
 )
 
+if TYPE_CHECKING:
+    from scaffpd.deploy.secure import MaskedRemote
 
-class RemoteGradients(ClientAnswers):
-    """`Gradients` of silos: c_i and L_i are here.
-
-    Attributes:
-        x: where they were asked.
-        batch: the minibatch's size and key; all samples where the size is `None`.
-        stale: the numbers of silos for which earlier answers stand in.
-    """
-
-    def __init__(
-        self,
-        asked: ClientSelection,
-        remote: Remote,
-        x: Tensor,
-        batch: tuple[int | None, tuple[int, ...]],
-        vectors: Tensor,
-        scalars: NDArray[np.float64],
-        stale: list[int],
-    ) -> None:
-        super().__init__(asked)
-        self.remote, self.x, self.batch, self.stale = remote, x, batch, stale
-        self._vectors = vectors
-        self.losses, *self._rounding = np.ascontiguousarray(self._spread(torch.from_numpy(scalars)).T)
-
-    @property
-    def rounding(self) -> tuple[Vector, Vector]:
-        """Bounds on the errors of L_i and c_i; infinite for a silo whose answer is an earlier one."""
-        loss, gradient = (part.copy() for part in self._rounding)
-        loss[self.stale] = gradient[self.stale] = np.inf
-        return loss, gradient
-
-    def sum(self, weights: Vector) -> Tensor:
-        """Σ_i w_i c_i."""
-        return self._weights(weights) @ self._vectors
-
-    def each(self) -> Tensor:
-        """The c_i."""
-        return self._vectors
-
-    def project(self, direction: Tensor) -> Vector:
-        """⟨c_i, v⟩ per silo; nothing is sent, the c_i are here."""
-        return self._spread(self._vectors @ direction)
-
-    def norms(self) -> Vector:
-        """‖c_i‖² per silo; nothing is sent."""
-        return self._spread(self._vectors.square().sum(1))
-
-    def gram(self) -> NDArray[np.float64]:
-        """⟨c_i, c_j⟩; nothing is sent."""
-        return inner_products(self._vectors, self.chosen, self.asked.n)
-
-    def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction:
-        """One exchange: V down, VᵀH_iV up. A silo that does not answer bends like the mean of the others."""
-        k = V.shape[1]
-        got = self.remote.further(CURVATURE, self, {"metric": metric}, {"V": V.numpy()}, up=k * k + k + 1)
-        Q = self._average({i: parts["curvature"] for i, parts in got.items()}, self._weights(weights))
-        slopes, sizes = self._vectors @ V, (self._vectors.square() / metric).sum(1)
-        bend = Q.double().numpy()
-        return Restriction(self._spread(slopes), (bend + bend.T) / 2, self._spread(sizes))
-
-    def diagonal(self, weights: Vector) -> Tensor:
-        """One exchange: a vector up."""
-        return self._average(self._diagonals(), self._weights(weights))
-
-    def diagonals(self) -> Tensor:
-        """One exchange: a vector up; the mean of the others for a silo that does not answer."""
-        got = self._diagonals()
-        mean: Array = np.mean(list(got.values()), axis=0)
-        rows: list[Array] = [got.get(i, mean) for i in self.chosen]
-        return self._tensor(np.stack(rows))
-
-    def _diagonals(self) -> dict[int, Array]:
-        got = self.remote.further(DIAGONAL, self, {}, {}, up=len(self.asked.like))
-        return {i: parts["diagonal"] for i, parts in got.items()}
-
-    def _average(self, got: Mapping[int, Array], weights: Tensor) -> Tensor:
-        """Σ w_i M_i, where those who did not answer have the weighted mean of those who did."""
-        there = [j for j, i in enumerate(self.chosen) if i in got]
-        total, heard = float(weights.sum()), float(weights[there].sum())
-        stack = self._tensor(np.stack([got[self.chosen[j]] for j in there]))
-        if heard == 0:
-            return stack.mean(0) * total
-        mixed: Tensor = torch.tensordot(weights[there], stack, dims=1)
-        return mixed if len(there) == len(weights) else mixed * (total / heard)
-
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self.asked.like)
+Parts = Mapping[str, Array]
+Rows = dict[int, Parts]
 
 
-class RemoteUpdates(ClientAnswers):
-    """`Updates` of silos: the d_i are here.
-
-    Attributes:
-        vectors: d_i, (n, d), with something in the rows of absent silos.
-        snapshots: the same after t' steps.
-        skipped: rows that averages leave out: absent silos, where there is no correction that could stand in.
-    """
-
-    def __init__(self, asked: ClientSelection, vectors: Tensor, snapshots: Tensor | None, skipped: list[int]) -> None:
-        super().__init__(asked)
-        self.vectors, self.snapshots, self.skipped = vectors, snapshots, skipped
-
-    def sum(self, weights: Vector) -> Tensor:
-        """Σ_i w_i d_i."""
-        return self._mixed(self.vectors, weights)
-
-    def each(self) -> Tensor:
-        """The d_i."""
-        return self.vectors
-
-    def norms(self) -> Vector:
-        """‖d_i‖² per silo; nothing is sent."""
-        return self._spread(self.vectors.square().sum(1))
-
-    def snapshot(self, weights: Vector) -> Tensor:
-        """Σ_i w_i (x − u_{i,t'})."""
-        if self.snapshots is None:
-            raise InputError("There is no snapshot: the plan asked for none.")
-        return self._mixed(self.snapshots, weights)
-
-    def _mixed(self, vectors: Tensor, weights: Vector) -> Tensor:
-        """Σ w_i v_i over those who answered, scaled up to the weight of all."""
-        w = self._weights(weights)
-        if not self.skipped:
-            return w @ vectors
-        heard = w.clone()
-        heard[self.skipped] = 0
-        if float(heard.sum()) == 0:
-            return w @ vectors  # rows of the skipped hold the mean of the others
-        return (heard @ vectors) * (w.sum() / heard.sum())
-
-
-class Remote(TrafficLedger):
-    """N silos; implements `Federation`.
+class RemoteChannel:
+    """Where silos are; a `Channel`.
 
     Args:
         membership: the members and how they are reached.
@@ -180,14 +56,16 @@ class Remote(TrafficLedger):
         stood_in: whether anything has stood in for an absent silo so far.
     """
 
+    work, account, keeps = float("inf"), None, True
+
     def __init__(self, membership: Membership, facts: Facts) -> None:
-        super().__init__(membership.members, torch.from_numpy(np.array(facts.start)))
-        self.membership, self.facts = membership, facts
+        self.membership, self.facts, self.names = membership, facts, membership.members
+        self.like = torch.from_numpy(np.array(facts.start))
         self.judge = Judge(facts, membership.session.setup, membership.policy.outlier)
-        self._last: dict[int, tuple[Tensor, Tensor, NDArray[np.float64]]] = {}  # y_i, c_i and L_i of the last answer
         self.stood_in = False
+        self._last: dict[int, tuple[Tensor, Parts]] = {}  # where a silo gave its last gradient, and what it said
         self._scores: dict[tuple[int, str], NDArray[np.float64]] = {}
-        self._told_constants = False
+        self._answers: WeakKeyDictionary[GradientsAt, Tensor] = WeakKeyDictionary()  # the c_i that are here
 
     @property
     def absent(self) -> int:
@@ -205,213 +83,196 @@ class Remote(TrafficLedger):
 
     def constants(self) -> Constants:
         """What silos said when the agreement was made."""
-        self.count(exchanges=not self._told_constants, up=0 if self._told_constants else 4 * len(self.names))
-        self._told_constants = True
         return self.facts.constants
 
     def start(self) -> Tensor:
         """The default x⁰."""
-        return self._like
+        return self.like
 
-    def memory(self) -> CohortMemory:
-        """A zero vector for every silo."""
-        return CohortMemory(self._like.new_zeros(len(self.names), self.dimension))
+    def masked(self) -> MaskedRemote:
+        """The same silos with masked vectors; share and quantum are what each silo's own file says."""
+        from scaffpd.deploy.secure import MaskedRemote  # needs a package that plain sums do not
 
-    def losses(
-        self,
-        x: Tensor,
-        batch_size: int | None = None,
-        key: tuple[int, ...] = (0,),
-        clients: Clients = None,
-        alone: bool = True,
-    ) -> Vector:
-        """One exchange: x down, L_i up; the last known loss of a silo that does not answer."""
-        chosen = self._chosen(clients)
-        self.count(exchanges=alone, down=self._send(x, chosen), up=len(chosen))
-        got = self._ask(messages.LOSSES, chosen, {"x": x}, batch_values(batch_size, key), shapes={"scalars": (1,)})
-        self.accuse(self.judge.losses(x, batch_size, got))
-        out = np.full(len(self.names), np.nan)
-        for i in chosen:
-            if i in got:
-                out[i] = got[i]["scalars"][0]
-                if batch_size is None:
-                    self._scores.setdefault((i, "train"), np.array([out[i], np.nan, 0.0]))[0] = out[i]
-            else:
-                out[i] = self._known_loss(i, x)
-        return out
+        return MaskedRemote(self.membership, self.facts)
 
-    def gradients(
-        self,
-        x: Tensor,
-        batch_size: int | None = None,
-        key: tuple[int, ...] = (0,),
-        clients: Clients = None,
-        alone: bool = True,
-        coefficients_sent: int | None = None,
-    ) -> RemoteGradients:
-        """One exchange: x down; c_i, L_i and the bounds on their rounding errors up."""
-        chosen = self._chosen(clients)
-        self.count(exchanges=alone, down=self._send(x, chosen), up=(self.dimension + 3) * len(chosen))
-        shapes = {"c": (self.dimension,), "scalars": (3,)}
-        got = self._ask(messages.GRADIENTS, chosen, {"x": x}, batch_values(batch_size, key), shapes)
-        self.accuse(self.judge.gradients(x, batch_size, got))
-        self._last |= {i: (x, torch.from_numpy(parts["c"]), parts["scalars"]) for i, parts in got.items()}
-        seen = [self._last[i][1:] if i in got else self._bound(i, x) for i in chosen]
-        vectors, scalars = torch.stack([c for c, _ in seen]), np.stack([s for _, s in seen])
-        stale = [i for i in chosen if i not in got]
-        return RemoteGradients(self._asked(chosen), self, x, (batch_size, key), vectors, scalars, stale)
+    def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
+        """One exchange; what stands in for silos that do not answer is in their rows."""
+        if isinstance(question, Project):
+            slopes = self._answers[question.at] @ question.direction
+            return Reply({"slope": lambda: slopes})
+        if isinstance(question, Scores):
+            return self.scores(question)
+        got = self.exchange(question, chosen)
+        if isinstance(question, Losses) and question.batch_size is None:
+            self._remember(question, got)
+        return self._complete(question, chosen, got)
 
-    def _bound(self, i: int, x: Tensor) -> tuple[Tensor, NDArray[np.float64]]:
-        """The gradient and the value of f̃_i at x, from the last answer of a silo that gives none now."""
-        self._need([] if i in self._last else [i])
-        y, c, scalars = self._last[i]
-        mu, way = float(self.facts.constants.strong_convexity[i]), x - y
-        loss = scalars[0] + float(c @ way) + mu / 2 * float(way @ way)
-        self.stood_in = True
-        return c + mu * way, np.array([loss, *scalars[1:]])
+    def exchange(self, question: Question, chosen: Sequence[int]) -> Rows:
+        """The checked and judged answers of those who are there, by their numbers."""
+        names, shapes = {self.names[i]: i for i in chosen}, question.shapes(len(self.like))
+        if question.scalars:
+            shapes["scalars"] = (len(question.scalars),)
+        wide = {part for part in shapes if part not in question.vectors or shapes[part] != self.like.shape}
+        request = self.request(question, chosen)
+        replies = self.membership.ask(request, list(names), lambda a: troubles(a, shapes, wide, self.like))
+        got: Rows = {names[name]: answer.arrays for name, answer in replies.items()}
+        self.accuse(self.judge.verdicts(question, got))
+        return got
 
-    def local_updates(
-        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan, clients: Clients = None
-    ) -> RemoteUpdates:
-        """One exchange: x (to whom it has not been sent) and the correction down, d_i up."""
-        chosen = self._chosen(clients)
-        vectors, values, own = {"x": x}, {"plan": plan_values(plan)}, {}
-        if isinstance(at, RemoteGradients):
-            vectors, values = {**vectors, "at": at.x}, {**values, **batch_values(*at.batch)}
-        if isinstance(at, CohortMemory):
-            c = torch.zeros_like(x) if correction is None else correction
-            own = {i: {"correction": c - at.vectors[i]} for i in chosen}
-        elif correction is not None:
-            vectors["correction"] = correction
-        corrections = len(chosen) * self.dimension * (correction is not None or isinstance(at, CohortMemory))
-        again = 2 if plan.snapshot is not None else 1
-        self.count(exchanges=1, down=self._send(x, chosen) + corrections, up=again * len(chosen) * self.dimension)
-        shapes = {"d": (self.dimension,)} | ({} if plan.snapshot is None else {"snapshot": (self.dimension,)})
-        got = self._ask(messages.UPDATES, chosen, vectors, values, shapes, own=own)
-        corrected = isinstance(at, RemoteGradients) and at.batch[0] is None and same_point(at.x, x)
-        self.accuse(self.judge.updates(corrected, correction, plan, x, got))
-        return self._updates(chosen, got, self._frozen(correction, plan), plan.snapshot)
+    def request(self, question: Question, chosen: Sequence[int]) -> SiloRequest:
+        """The question as a message: what only the coordinator knows of the others is put into it.
 
-    def _frozen(self, correction: Tensor | None, plan: LocalPlan) -> Callable[[int], Tensor] | None:
+        A vector that it keeps for a silo is taken off that silo's correction.
+        """
+        own: dict[str, dict[str, Tensor]] = {}
+        if isinstance(question, LocalSteps) and isinstance(question.at, Tensor):
+            c = torch.zeros_like(question.x) if question.correction is None else question.correction
+            own = {self.names[i]: {"correction": c - row} for i, row in zip(chosen, question.at, strict=True)}
+            question = replace(question, at=None, correction=None)
+        if isinstance(question, ProximalSteps):
+            steepest = max(question.plan.steepest, float(self._steepness(question)[list(chosen)].max()))
+            question = replace(question, plan=replace(question.plan, steepest=steepest))
+        return SiloRequest.of(question, own)
+
+    def _steepness(self, question: ProximalSteps) -> Vector:
+        """L_i, or that of the steepest sample where Hessians are over minibatches."""
+        known = self.facts.constants
+        return known.smoothness if question.at.batch_size is None else known.steepest
+
+    def _remember(self, question: Losses, got: Rows) -> None:
+        """Keep the last answers, by which a silo is bounded while it is away."""
+        for i, parts in got.items():
+            if isinstance(question, GradientsAt):
+                self._last[i] = question.x, parts
+            self._scores.setdefault((i, "train"), np.array([0.0, np.nan, 0.0]))[0] = parts["scalars"][0]
+
+    def _complete(self, question: Question, chosen: Sequence[int], got: Rows) -> Reply:
+        """The answers of all, with the rule's rows for those who gave none."""
+        self.stood_in |= len(got) < len(chosen)
+        shapes, stand_in = question.shapes(len(self.like)), self._stand_in(question)
+        if not got and isinstance(question, LocalSteps | ProximalSteps):  # nobody is there: the round makes no step
+            nothing = {part: np.zeros(shape) for part, shape in shapes.items()}
+            return self._reply(question, [nothing] * len(chosen), [])
+        made_up = {i: stand_in(i) for i in chosen if i not in got}
+        skipped = [j for j, i in enumerate(chosen) if i in made_up and made_up[i] is None]
+        mean: Parts = {}
+        if skipped:  # averages leave them out, as if they had not been drawn
+            self._need(chosen if not got else [])
+            mean = {part: np.mean([parts[part] for parts in got.values()], axis=0) for part in shapes}
+        return self._reply(question, [got.get(i) or made_up[i] or mean for i in chosen], skipped)
+
+    def _reply(self, question: Question, rows: Sequence[Parts], skipped: list[int]) -> Reply:
+        """Stack everybody's parts."""
+        numbers: dict[str, Callable[[], Tensor]] = {}
+        vectors = {}
+        for part in question.shapes(len(self.like)):
+            if part in question.vectors:
+                stack = torch.from_numpy(np.stack([row[part] for row in rows])).to(self.like)
+                vectors[part] = Vectors(partial(_mixed, stack, skipped), partial(itself, stack))
+        if isinstance(question, Curvature):  # slopes are made of the c_i that are here
+            c = self._answers[question.at]
+            numbers = {"slopes": lambda: c @ question.V, "size": lambda: (c.square() / question.metric).sum(1)}
+        elif question.scalars:
+            table = torch.from_numpy(np.stack([row["scalars"] for row in rows]))
+            numbers = {name: partial(itself, table[:, j]) for j, name in enumerate(question.scalars)}
+        if isinstance(question, GradientsAt):
+            self._answers[question] = vectors["c"].each()
+        return Reply(numbers, vectors)
+
+    # --- what stands in for silos that do not answer
+
+    def _stand_in(self, question: Question) -> Callable[[int], Parts | None]:
+        """The rule by which a silo's part is made up; `None` leaves it out of averages."""
+        if isinstance(question, GradientsAt):
+            return lambda i: self._bound(i, question.x)
+        if isinstance(question, Losses):
+            return lambda i: {"scalars": np.array([self._known_loss(i, question.x)])}
+        if isinstance(question, LocalSteps) and question.correction is not None:
+            return self._frozen(question)
+        if isinstance(question, ProximalSteps):
+            L, plan = self._steepness(question), question.plan
+            return lambda i: {"d": (question.correction / (L[i] + plan.pull * plan.metric)).numpy()}
+        return lambda i: None
+
+    def _frozen(self, question: LocalSteps) -> Callable[[int], Parts]:
         """d_i = (1 − (1 − η_i μ_i)^J)/μ_i c: what local steps on f̃_i come to."""
-        if correction is None:
-            return None
-        eta, mu = rates(self.facts.constants, plan), self.facts.constants.strong_convexity
+        eta, mu = rates(self.facts.constants, question.plan), self.facts.constants.strong_convexity
+        c, steps = question.correction, question.plan.steps
+        assert c is not None
 
-        def stand_in(i: int) -> Tensor:
+        def stand_in(i: int) -> Parts:
             bend = min(eta[i] * mu[i], 1.0)
-            length = eta[i] * plan.steps if bend < 1e-12 else (1 - (1 - bend) ** plan.steps) / mu[i]
-            return float(length) * correction
+            length = eta[i] * steps if bend < 1e-12 else (1 - (1 - bend) ** steps) / mu[i]
+            d = (float(length) * c).numpy()
+            return {"d": d, "snapshot": d}
 
         return stand_in
 
-    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> RemoteUpdates:
-        """One exchange: the correction and β down, d_i up; an absent silo's Hessian is taken for L_i I."""
-        chosen, known = at.chosen, self.facts.constants
-        L = known.smoothness if at.batch[0] is None else known.steepest
-        self.count(exchanges=1, down=len(chosen) * (self.dimension + 1), up=len(chosen) * self.dimension)
-        vectors = {"at": at.x, "correction": correction, "metric": plan.metric}
-        steepest = float(max(plan.steepest, L[chosen].max()))
-        values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **batch_values(*at.batch)}
-        got = self._ask(messages.PROXIMAL, chosen, vectors, values, {"d": (self.dimension,)})
-        self.accuse(self.judge.proximal(at.x, at.batch[0], correction, plan, got))
-        return self._updates(chosen, got, lambda i: correction / (L[i] + plan.pull * plan.metric), None)
+    def _bound(self, i: int, x: Tensor) -> Parts:
+        """The gradient and the value of f̃_i at x, from the last answer of a silo that gives none now."""
+        self._need([] if i in self._last else [i])
+        y, parts = self._last[i]
+        mu, way, c = float(self.facts.constants.strong_convexity[i]), x - y, torch.from_numpy(parts["c"])
+        loss = parts["scalars"][0] + float(c @ way) + mu / 2 * float(way @ way)
+        return {"c": (c + mu * way).numpy(), "scalars": np.array([loss, np.inf, np.inf])}
 
-    def _updates(
-        self,
-        chosen: list[int],
-        got: Mapping[int, Mapping[str, Array]],
-        stand_in: Callable[[int], Tensor] | None,
-        snapshot: int | None,
-    ) -> RemoteUpdates:
-        """All d_i, with the rule's rows for those who did not answer."""
+    def _known_loss(self, i: int, x: Tensor) -> float:
+        """The lower bound of a silo's loss where there is one, or else the last loss that it gave."""
+        if i in self._last:
+            return float(self._bound(i, x)["scalars"][0])
+        self._need([] if (i, "train") in self._scores else [i])
+        return float(self._scores[i, "train"][0])
 
-        def stack(part: str) -> Tensor:
-            mean = torch.from_numpy(np.mean([parts[part] for parts in got.values()], axis=0))
-            rest = (lambda i: mean) if stand_in is None else stand_in
-            return torch.stack([torch.from_numpy(got[i][part]) if i in got else rest(i) for i in chosen])
+    def _need(self, numbers: Iterable[int]) -> None:
+        lacking = [self.names[i] for i in numbers]
+        if lacking:
+            raise Lost(lacking)
 
-        self.stood_in |= len(got) < len(chosen)
-        if not got:  # nobody who was drawn is there: the round makes no step
-            nothing = self._like.new_zeros(len(chosen), self.dimension)
-            return RemoteUpdates(self._asked(chosen), nothing, nothing if snapshot else None, [])
-        skipped = [j for j, i in enumerate(chosen) if i not in got] if stand_in is None else []
-        return RemoteUpdates(self._asked(chosen), stack("d"), stack("snapshot") if snapshot else None, skipped)
+    # --- evaluation, and who is accused
 
-    def further(
-        self, kind: str, at: RemoteGradients, vectors: Mapping[str, Tensor], arrays: Mapping[str, Array], up: int
-    ) -> dict[int, Mapping[str, Array]]:
-        """Another question about a point that silos have answered at."""
-        k = arrays["V"].shape[1] if "V" in arrays else 0
-        shapes: Shapes = (
-            {"curvature": (k, k), "slopes": (k,), "scalars": (1,)} if k else {"diagonal": (self.dimension,)}
-        )
-        self.count(exchanges=1, down=k * self.dimension * len(at.chosen), up=up * len(at.chosen))
-        got = self._ask(kind, at.chosen, {"at": at.x, **vectors}, batch_values(*at.batch), shapes, arrays=arrays)
-        self.accuse(self.judge.further(at.batch[0], arrays.get("V"), got))
-        return got
-
-    def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train", complete: bool = True) -> ClientScores:
+    def scores(self, question: Scores, complete: bool = True) -> Reply:
         """Per-silo loss, accuracy and sample counts; the last known ones of a silo that does not answer.
 
         Where it has never given any, there is no going on without it; or, unless they must be `complete`, NaN.
         """
-        if split not in SPLITS:
-            raise unknown("split", split, SPLITS)
-        point = torch.as_tensor(x).to(self._like)
-        chosen = [i for i in self._everyone if split == "train" or self.facts.tested[i]]
+        split, everyone = question.split, range(len(self.names))
+        chosen = [i for i in everyone if split == "train" or self.facts.tested[i]]
         if not chosen:
             raise InputError("No silo has held rows out: there is nothing to test on.")
-        got = self._ask(messages.EVALUATE, chosen, {"x": point}, {"split": split}, {"scalars": (3,)})
-        if split == "train":
-            self.accuse(self.judge.losses(point, None, got))
+        got = self.exchange(question, chosen)
         self._scores |= {(i, split): parts["scalars"] for i, parts in got.items()}
         self.stood_in |= split == "train" and len(got) < len(chosen)
         self._need(i for i in chosen if complete and (i, split) not in self._scores)
         nothing = np.array([np.nan, np.nan, 0.0])
-        table = np.stack([self._scores.get((i, split), nothing) for i in self._everyone])
-        counts: NDArray[np.int64] = table[:, 2].astype(np.int64)
-        return ClientScores(tuple(self.names), table[:, 0], table[:, 1], counts)
-
-    def _ask(
-        self,
-        kind: str,
-        chosen: Sequence[int],
-        vectors: Mapping[str, Tensor],
-        values: Mapping[str, Any],
-        shapes: Shapes,
-        own: Mapping[int, Mapping[str, Tensor]] | None = None,
-        arrays: Mapping[str, Array] | None = None,
-    ) -> dict[int, Mapping[str, Array]]:
-        """One exchange; the checked arrays of those who answered, by their numbers."""
-        names = {self.names[i]: i for i in chosen}
-        personal = {self.names[i]: parts for i, parts in (own or {}).items()}
-        question = SiloRequest(kind, values, vectors, personal, arrays or {})
-        replies = self.membership.ask(question, list(names), lambda answers: troubles(answers, shapes, self._like))
-        return {names[name]: answer.arrays for name, answer in replies.items()}
+        return self._reply(question, [{"scalars": self._scores.get((i, split), nothing)} for i in everyone], [])
 
     def accuse(self, verdicts: Verdicts) -> None:
         """Answers that give a silo away are not used, nor is the silo any more."""
         accuse({self.names[i]: why for i, why in verdicts.items()}, self.membership.round, self.membership.record)
 
-    def _known_loss(self, i: int, x: Tensor) -> float:
-        """The lower bound of a silo's loss where there is one, or else the last loss that it gave."""
-        if i in self._last:
-            return float(self._bound(i, x)[1][0])
-        self._need([] if (i, "train") in self._scores else [i])
-        self.stood_in = True
-        return float(self._scores[i, "train"][0])
 
-    def _need(self, numbers: Any) -> None:
-        lacking = [self.names[i] for i in numbers]
-        if lacking:
-            raise Lost(lacking)
+def itself(stack: Tensor) -> Tensor:
+    """Numbers that are here already."""
+    return stack
 
-    def channel(self, share: float, quantum: float) -> Any:
-        """The same silos with masked vectors; share and quantum are what each silo's own file says."""
-        from scaffpd.deploy.secure import SiloChannel  # needs a package that plain sums do not
 
-        return SiloChannel(self)
+def _mixed(stack: Tensor, skipped: list[int], weights: Tensor) -> Tensor:
+    """Σ w_i v_i over those who answered, scaled up to the weight of all; rows of the skipped hold the others' mean."""
+    heard = weights.clone()
+    heard[skipped] = 0
+    there = float(heard.sum())
+    if skipped and there != 0:
+        weights = heard * (float(weights.sum()) / there)
+    return torch.tensordot(weights, stack, dims=1)
+
+
+class Remote(Federation):
+    """N silos behind a transport."""
+
+    channel: RemoteChannel
+
+    def __init__(self, membership: Membership, facts: Facts) -> None:
+        super().__init__(RemoteChannel(membership, facts))
 
     def __repr__(self) -> str:
         return f"Remote federation of {len(self.names)} silos, {self.dimension} parameters"

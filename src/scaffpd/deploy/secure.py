@@ -13,31 +13,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
 from scaffpd.deploy import messages
-from scaffpd.deploy.agreement import Refusal
+from scaffpd.deploy.agreement import Facts, Refusal
 from scaffpd.deploy.byzantine import Shapes, too_large, troubles
 from scaffpd.deploy.mask_messages import around_arrays, format_values, opened_of, shares_of
-from scaffpd.deploy.membership import Lost
-from scaffpd.deploy.messages import Array, Message, batch_values, plain, plan_values
+from scaffpd.deploy.membership import Lost, Membership
+from scaffpd.deploy.messages import Array, Message, plain
+from scaffpd.deploy.remote import RemoteChannel, itself
 from scaffpd.deploy.session import SiloRequest
 from scaffpd.errors import InputError
-from scaffpd.federation import Clients, ClientScores, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation.questions import Losses, Question, Reply, Scores, Vectors
 from scaffpd.masking import Aggregator, Opened, Terms
 from scaffpd.masking.terms import LARGEST, SMALLEST
-from scaffpd.secure.channel import MaskedReply, Rounding, SumRequest
+from scaffpd.secure.parties import MaskedReply, SumRequest
 from scaffpd.secure.sums import SecureSums
 from scaffpd.tabular.agree import width
-
-if TYPE_CHECKING:
-    from scaffpd.deploy.remote import Remote
-
 
 Checks = Callable[[Mapping[str, Message]], Mapping[str, str]]
 Ask = Callable[[SiloRequest, Sequence[str], Checks], dict[str, Message]]
@@ -181,41 +179,73 @@ def secure_totals(
     return totals
 
 
-class SiloChannel(SiloParties):
-    """The silos of a `Remote`, which mask what they send."""
+class MaskedRemote(SiloParties, RemoteChannel):
+    """The silos of a federation, which mask what they send: both a `Channel` and the `Parties` of its sums."""
 
-    def __init__(self, remote: Remote) -> None:
-        super().__init__(self.put)
-        self.remote, self._like = remote, remote.start()
-        self.meet(remote.names)
+    keeps = False
+
+    def __init__(self, membership: Membership, facts: Facts) -> None:
+        SiloParties.__init__(self, self.put)
+        RemoteChannel.__init__(self, membership, facts)
+        self.meet(self.names)
 
     def put(self, question: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
         """A question that everybody has to answer; only shares may come from fewer."""
-        replies = self.remote.membership.ask(question, list(names), check)
+        replies = self.membership.ask(question, list(names), check)
         lacking = [name for name in names if name not in replies]
         if lacking and question.kind != messages.REVEAL:
             raise Lost(lacking)
         return replies
 
+    def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
+        """The numbers that every silo shows, and handles on vectors, which it makes when their sum is asked for."""
+        if isinstance(question, Scores):
+            return self.scores(question)
+        request, shapes = self.request(question, chosen), question.shapes(len(self.like))
+        hidden = {
+            part: self._handle(request, part, shapes.pop(part), chosen) for part in question.vectors & shapes.keys()
+        }
+        if question.scalars:
+            shapes["scalars"] = (len(question.scalars),)
+        table = self._numbers(request, shapes, chosen) if shapes else {}
+        if isinstance(question, Losses):  # an absurd size gives a silo away here as well; there is no more to look at
+            got = {i: {"scalars": row.numpy()} for i, row in zip(chosen, table["scalars"], strict=True)}
+            self.accuse(self.judge.losses(question.x, question.batch_size, got))
+        numbers = {part: partial(itself, table[part]) for part in shapes}
+        numbers |= {name: partial(itself, table["scalars"][:, j]) for j, name in enumerate(question.scalars)}
+        return Reply(numbers, hidden)
+
+    def _numbers(self, request: SiloRequest, shapes: Shapes, chosen: Sequence[int]) -> dict[str, Tensor]:
+        """Parts of everybody's answer, stacked."""
+        names = [self.names[i] for i in chosen]
+        replies = self.put(request, names, lambda answers: troubles(answers, shapes, shapes, self.like))
+        return {part: torch.from_numpy(np.stack([replies[name].arrays[part] for name in names])) for part in shapes}
+
+    def _handle(self, request: SiloRequest, part: str, shape: tuple[int, ...], chosen: Sequence[int]) -> SiloVectors:
+        """A part of the answer that stays there; silos tell its length."""
+        about = replace(request, values={**request.values, "parts": [part]})
+        size = replace(about, kind=messages.SIZES, values={**about.values, "about": about.kind})
+
+        def norms() -> Tensor:
+            return self._numbers(size, {"scalars": (1,)}, chosen)["scalars"][:, 0]
+
+        return SiloVectors(_stays, _stays, norms, shape, about=about)
+
     def accused(self, claims: Mapping[str, str]) -> None:
         """Whose shares, or keys, several others cannot use is quarantined."""
-        names = self.remote.names
-        self.remote.accuse(
-            {names.index(name): f"{why.rstrip('.')} (masks)" for name, why in claims.items() if name in names}
-        )
+        known = {name: f"{why.rstrip('.')} (masks)" for name, why in claims.items() if name in self.names}
+        self.accuse({self.names.index(name): why for name, why in known.items()})
         super().accused(claims)
 
     def mask(self, aggregator: Aggregator | None, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Everybody's masked vector; whose size is absurd beside the others' would leave their sum no digits."""
-        replies = super().mask(aggregator, wanted, length)
-        names, weights = self.remote.names, wanted.weights
+        replies = super().mask(aggregator, replace(wanted, held=wanted.held.about), length)
         sizes = {
-            names.index(name): float(np.ldexp(1.0, reply.exponent)) / abs(weights[name])
+            self.names.index(name): float(np.ldexp(1.0, reply.exponent)) / abs(wanted.weights[name])
             for name, reply in replies.items()
-            if weights[name] and reply.exponent > SMALLEST
+            if wanted.weights[name] and reply.exponent > SMALLEST
         }
-        outlier = self.remote.membership.policy.outlier
-        self.remote.accuse(too_large("masked vector has size", sizes, sizes, outlier**2))
+        self.accuse(too_large("masked vector has size", sizes, sizes, self.membership.policy.outlier**2))
         return replies
 
     def reveal(
@@ -228,122 +258,13 @@ class SiloChannel(SiloParties):
             raise Lost(lacking)
         return shares, opened
 
-    def parts(self, question: SiloRequest, clients: Clients, shapes: Shapes) -> dict[str, NDArray[np.float64]]:
-        """Numbers of every silo, by their names (N, …); NaN for those that were not asked."""
-        names = self.remote.names
-        chosen = [names[i] for i in (range(len(names)) if clients is None else clients)]
-        replies = self.put(question, chosen, lambda answers: troubles(answers, shapes, self._like))
-        out = {part: np.full((len(names), *shape), np.nan) for part, shape in shapes.items()}
-        for name, reply in replies.items():
-            for part, table in out.items():
-                table[names.index(name)] = reply.arrays[part]
-        return out
 
-    def scalars(self, question: SiloRequest, clients: Clients, count: int = 1) -> NDArray[np.float64]:
-        """A few numbers of every silo, (N, count)."""
-        return self.parts(question, clients, {"scalars": (count,)})["scalars"]
+@dataclass(frozen=True, eq=False)
+class SiloVectors(Vectors):
+    """Vectors that stay at their silos; `about` is the question that each would answer."""
 
-    def gradients(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> SiloPoint:
-        """Losses at x; c_i stays there."""
-        batch = batch_values(batch_size, key)
-        seen = self._judged(x, batch_size, self.scalars(SiloRequest(messages.GRADIENTS, batch, {"x": x}), clients, 3))
-        return SiloPoint(self, x, batch, clients, seen)
-
-    def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> Vector:
-        """L_i."""
-        question = SiloRequest(messages.LOSSES, batch_values(batch_size, key), {"x": x})
-        return self._judged(x, batch_size, self.scalars(question, clients))[:, 0]
-
-    def _judged(self, x: Tensor, batch_size: int | None, seen: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Losses of an absurd size give a silo away here as well; the rest of an answer cannot be looked at."""
-        got = {i: {"scalars": row} for i, row in enumerate(seen) if not np.isnan(row[0])}
-        self.remote.accuse(self.remote.judge.losses(x, batch_size, got))
-        return seen
-
-    def local_updates(
-        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan, clients: Clients
-    ) -> SiloSteps:
-        """Local steps, which silos make when their d_i is asked for."""
-        if at is not None and not isinstance(at, SiloPoint):
-            raise InputError("Deployed secure sums have no vectors that silos keep from round to round: use ScaffPD.")
-        vectors, values = {"x": x}, {"plan": plan_values(plan)}
-        if at is not None:
-            vectors, values = {**vectors, "at": at.x}, {**values, **at.batch}
-        if correction is not None:
-            vectors["correction"] = correction
-        return SiloSteps(self, SiloRequest(messages.UPDATES, values, vectors), clients)
-
-    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> SiloSteps:
-        """Local models."""
-        known = self.remote.facts.constants
-        L = known.smoothness if at.batch["batch_size"] is None else known.steepest
-        steepest = float(max(plan.steepest, np.max(L)))
-        values = {"pull": plan.pull, "limit": plan.limit, "steepest": steepest, **at.batch}
-        vectors = {"at": at.x, "correction": correction, "metric": plan.metric}
-        return SiloSteps(self, SiloRequest(messages.PROXIMAL, values, vectors), at.clients)
-
-    def evaluate(self, x: Any, split: str) -> ClientScores:
-        """Scores per silo."""
-        return self.remote.evaluate(x, split)
+    about: SiloRequest = field(kw_only=True)
 
 
-class SiloPoint:
-    """Silos at one x."""
-
-    def __init__(
-        self, channel: SiloChannel, x: Tensor, batch: Mapping[str, Any], clients: Clients, seen: NDArray[np.float64]
-    ) -> None:
-        self._channel, self.x, self.batch, self.clients = channel, x, batch, clients
-        self.losses, *self._rounding = np.ascontiguousarray(seen.T)
-
-    @property
-    def rounding(self) -> Rounding:
-        """Bounds on the errors of L_i and c_i."""
-        return self._rounding[0], self._rounding[1]
-
-    def _question(self, kind: str, **vectors: Tensor) -> SiloRequest:
-        return SiloRequest(kind, self.batch, {"at": self.x, **vectors})
-
-    def project(self, direction: Tensor) -> Vector:
-        """⟨c_i, v⟩ per silo."""
-        return self._channel.scalars(self._question(messages.PROJECT, direction=direction), self.clients)[:, 0]
-
-    def norms(self) -> Vector:
-        """‖c_i‖² per silo."""
-        return self._channel.scalars(_sizes(self.held("c")), self.clients)[:, 0]
-
-    def slopes(self, V: Tensor, metric: Tensor) -> tuple[NDArray[np.float64], Vector]:
-        """Vᵀc_i and ‖c_i‖² in the metric D⁻¹."""
-        question = replace(self._question(messages.CURVATURE, metric=metric), arrays={"V": V.numpy()})
-        seen = self._channel.parts(question, self.clients, {"slopes": (V.shape[1],), "scalars": (1,)})
-        return seen["slopes"], seen["scalars"][:, 0]
-
-    def held(self, what: str, V: Tensor | None = None, metric: Tensor | None = None) -> SiloRequest:
-        """The question that the vector would answer."""
-        if what == "c":
-            return SiloRequest(messages.GRADIENTS, {**self.batch, "parts": ["c"]}, {"x": self.x})
-        if what == "diagonal" or V is None or metric is None:
-            return SiloRequest(messages.DIAGONAL, {**self.batch, "parts": ["diagonal"]}, {"at": self.x})
-        arrays: dict[str, Array] = {"V": V.numpy()}
-        vectors = {"at": self.x, "metric": metric}
-        return SiloRequest(messages.CURVATURE, {**self.batch, "parts": ["curvature"]}, vectors, {}, arrays)
-
-
-class SiloSteps:
-    """Local steps of silos."""
-
-    def __init__(self, channel: SiloChannel, question: SiloRequest, clients: Clients) -> None:
-        self._channel, self._question, self._clients = channel, question, clients
-
-    def norms(self) -> Vector:
-        """‖d_i‖² per silo."""
-        return self._channel.scalars(_sizes(self.held("d")), self._clients)[:, 0]
-
-    def held(self, what: str) -> SiloRequest:
-        """The question that the vector would answer."""
-        return replace(self._question, values={**self._question.values, "parts": [what]})
-
-
-def _sizes(about: SiloRequest) -> SiloRequest:
-    """How long such a vector is."""
-    return replace(about, kind=messages.SIZES, values={**about.values, "about": about.kind})
+def _stays(*_: Any) -> NoReturn:
+    raise InputError("Vectors of deployed secure sums stay at their silos.")

@@ -23,8 +23,10 @@ from scaffpd.deploy.messages import (
     decode,
     encode,
     plain,
+    question_parts,
 )
 from scaffpd.federation import Traffic
+from scaffpd.federation.questions import Question
 
 Replies = dict[str, Message | Failure]
 LARGEST_REPLY = 64 * 2**20  # bytes before training: descriptions of columns and categories
@@ -35,7 +37,7 @@ class SiloRequest:
     """A question to several silos at once.
 
     Attributes:
-        kind: see `questions`.
+        kind: see `Question`, `messages` and `mask_messages`.
         values: the same for everybody.
         vectors: by their role; sent to those who lack them.
         own: further vectors, of one silo each, always sent.
@@ -49,6 +51,12 @@ class SiloRequest:
     own: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
     personal: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Array]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, question: Question, own: Mapping[str, Mapping[str, Tensor]] | None = None) -> SiloRequest:
+        """A question of the waist, in these parts."""
+        values, vectors, arrays = question_parts(question)
+        return cls(question.kind, values, vectors, own or {}, arrays)
 
 
 def answered(reply: Message | Failure) -> TypeGuard[Message]:

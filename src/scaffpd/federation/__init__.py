@@ -88,6 +88,9 @@ class Channel(Protocol):
     def start(self) -> Tensor:
         """The default x⁰ (zero for linear models, the module's own parameters otherwise)."""
 
+    def masked(self) -> Channel:
+        """The same clients with keys of their own; itself, where their vectors are here."""
+
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """The answers of the chosen clients, in that order."""
 

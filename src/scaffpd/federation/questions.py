@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.errors import InputError
 from scaffpd.federation.values import Key, LocalPlan, ProximalPlan, Vector, same_point
 
 
@@ -31,11 +32,13 @@ class Vectors:
         sum: Σ_i w_i v_i, for the weights of these clients.
         each: the v_i themselves, (n, …).
         squares: ‖v_i‖² per client, where that takes less than the v_i.
+        shape: of a v_i, where it is not that of x.
     """
 
     sum: Callable[[Tensor], Tensor]
     each: Callable[[], Tensor]
     squares: Callable[[], Tensor] | None = None
+    shape: tuple[int, ...] = ()
 
     def norms(self) -> Tensor:
         """‖v_i‖² per client."""
@@ -87,6 +90,9 @@ class Question:
     loss: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
+        known = QUESTIONS.setdefault(cls.kind, cls)
+        if known.__qualname__ != cls.__qualname__:
+            raise InputError(f"There is a question of the kind {cls.kind!r} already: give yours another one.")
         QUESTIONS[cls.kind] = cls
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
@@ -258,7 +264,7 @@ class Curvature(Question):
             return seen[0] if seen else point.restriction(self.V, torch.zeros_like(point.losses), self.metric)
 
         numbers = {"slopes": lambda: last().slopes, "size": lambda: last().sizes}
-        return Reply(numbers, {"curvature": Vectors(curvature, each)})
+        return Reply(numbers, {"curvature": Vectors(curvature, each, shape=(self.V.shape[1],) * 2)})
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
 """Any federation with secure sums: every vector stays with its client, and the server learns weighted sums.
 
-aggregation  `SecureAggregation`, a `Federation`, and the sums and scalars that algorithms see of it
+aggregation  `SecureAggregation`, a `Federation` whose sums are masked
 sums         one secure sum: exchanges, number formats, and their cost
-channel      how clients are reached, and what each of them checks before it answers
+parties      clients with keys of their own, and what each of them checks before it answers
 """
 
 from scaffpd.secure.aggregation import SecureAggregation

@@ -22,7 +22,7 @@ from scaffpd.masking import Aggregator, FixedPoint, Incomplete, Opened, Terms
 from scaffpd.masking.exchange import SEALED, SHOWN
 from scaffpd.masking.keys import SHARE_BYTES, nonce
 from scaffpd.masking.terms import LARGEST, SMALLEST
-from scaffpd.secure.channel import MaskedReply, SumChannel, SumRequest
+from scaffpd.secure.parties import MaskedReply, Parties, SumRequest
 
 HEADROOM, WASTE = 3, 10
 ATTEMPTS = 4
@@ -33,7 +33,7 @@ class SecureSums:
     """The secure sums of a run.
 
     Args:
-        channel: the clients.
+        parties: the clients.
         colluding: t; `None` for a third of those who take part.
         leaving: D; likewise.
         count: is told exchanges, bytes up and bytes down.
@@ -42,13 +42,13 @@ class SecureSums:
 
     def __init__(
         self,
-        channel: SumChannel,
+        parties: Parties,
         colluding: int | None,
         leaving: int | None,
         count: Callable[[int, int, int], None],
         record: Callable[[str, str, Any], None] | None = None,
     ) -> None:
-        self.channel, self._limits, self._count = channel, (colluding, leaving), count
+        self.parties, self._limits, self._count = parties, (colluding, leaving), count
         self._record = record or (lambda kind, name, array: None)
         self._exponents: dict[tuple[str, int], int] = {}
         self._pending: tuple[Terms, dict[str, Opened]] | None = None
@@ -61,7 +61,7 @@ class SecureSums:
             exponent = self._exponents.get(key)
             numbers = None if exponent is None else FixedPoint.finest(len(names), exponent)
             aggregator = None if numbers is None else self._opened(names, length)
-            replies = self.channel.mask(aggregator, SumRequest(held, weights, numbers), length)
+            replies = self.parties.mask(aggregator, SumRequest(held, weights, numbers), length)
             self._count(
                 1, length * 8 * (aggregator is not None) * len(replies) + SMALL * len(names), SMALL * len(names)
             )
@@ -79,7 +79,7 @@ class SecureSums:
         """The exchange that is open for these clients, or a new one."""
         if self._pending is None or self._pending[0].names != names:
             terms = self._terms(names)
-            self._pending = terms, self.channel.open(terms)
+            self._pending = terms, self.parties.open(terms)
             self._count(1, self._opening(terms), 0)
         terms, opened = self._pending
         self._pending = None
@@ -93,7 +93,7 @@ class SecureSums:
                 self._record(kind, name, reply.vector)
                 aggregator.take(name, reply.vector)
         terms, following = aggregator.terms, self._terms(aggregator.terms.names)
-        shares, opened = self.channel.reveal(terms, aggregator.survivors, following)
+        shares, opened = self.parties.reveal(terms, aggregator.survivors, following)
         if set(opened) == set(following.names):
             self._pending = following, opened
         self._count(

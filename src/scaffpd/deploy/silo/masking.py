@@ -1,7 +1,7 @@
 r"""A silo's part in secure sums: its keys, its rules, and the one gate through which its answers leave.
 
-While vectors are to be masked, an answer leaves only with the arrays that `RELEASED` lists for its question: a question
-that nobody has thought of is refused, not answered in the clear.
+While vectors are to be masked, an answer leaves with the numbers that its question shows and nothing else: what has
+none is refused, not answered in the clear.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ from scaffpd.config.silo import SecureRules
 from scaffpd.deploy import mask_messages, messages
 from scaffpd.deploy.messages import Array, Message, MissingVectors, names_of, number
 from scaffpd.errors import InputError
+from scaffpd.federation.questions import QUESTIONS, Curvature
 from scaffpd.masking import Card, Identity, Party, Terms
 from scaffpd.masking.keys import Authority
 from scaffpd.masking.terms import LARGEST, Accused, Forgotten
-from scaffpd.secure.channel import Contribution, DisclosureGuard, GuardedParty, TooLarge, quantised
+from scaffpd.secure.parties import Contribution, DisclosureGuard, GuardedParty, TooLarge, quantised
 
-SCALARS = ("scalars",)
 RELEASED: dict[str, tuple[str, ...]] = {
     "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), messages.CARD: (), messages.MEET: (),
     messages.OPEN: ("shown", "sealed"), messages.MASKED: ("masked",), messages.REVEAL: ("shares", "shown", "sealed"),
-    messages.SIZES: SCALARS, messages.PROJECT: SCALARS, messages.GRADIENTS: SCALARS, messages.LOSSES: SCALARS,
-    messages.EVALUATE: SCALARS, messages.SPENT: (),
+    messages.SIZES: ("scalars",), messages.SPENT: (),
 }  # fmt: skip
-SLOPES = ("slopes", "scalars")
-LOSSES = (messages.GRADIENTS, messages.LOSSES, messages.EVALUATE, messages.PROJECT)  # as coarse as losses are
 MEASURED = (["c"], ["d"])  # vectors whose length may be asked for; of anything shorter it would say too much
 PROBE = 3  # the place of a loss among the constants
 
@@ -120,24 +117,21 @@ class SiloMasking:
         return Message("answer", {"exponent": found.exponent}, sent)
 
     def released(self, kind: str, message: Message) -> Message:
-        """Return what may leave of an answer: the arrays that belong to its question, with losses rounded."""
-        allowed = SLOPES if kind == messages.CURVATURE and self.rules.projections else RELEASED.get(kind)
+        """Return what may leave of an answer: the numbers that its question shows, with losses rounded."""
+        asked, allowed, quantum = QUESTIONS.get(kind), RELEASED.get(kind), self.rules.quantum
+        if asked is not None and asked.scalars and (kind != Curvature.kind or self.rules.projections):
+            allowed = tuple(part for part in message.arrays if part not in asked.vectors)
         if allowed is None:
             raise InputError(
                 f"This silo sends vectors masked only: the question {kind!r} is not answered. Does the federation lack "
                 "[secure]?"
             )
-        arrays = {name: array for name, array in message.arrays.items() if name in allowed}
-        if kind in LOSSES and self.rules.quantum > 0:
-            arrays["scalars"] = self._rounded(kind, arrays["scalars"])
-        if kind == "setup" and self.rules.quantum > 0:
-            arrays["constants"] = self._rounded(kind, arrays["constants"], PROBE)
+        arrays = {name: np.array(array) for name, array in message.arrays.items() if name in allowed}
+        if asked is not None and asked.loss:
+            place = asked.scalars.index(asked.loss)
+            arrays["scalars"][place] = quantised(arrays["scalars"][place], quantum)
+            if "loss_error" in asked.scalars:
+                arrays["scalars"][asked.scalars.index("loss_error")] += quantum / 2
+        if kind == "setup":
+            arrays["constants"][PROBE] = quantised(arrays["constants"][PROBE], quantum)
         return Message(message.kind, message.values, arrays)
-
-    def _rounded(self, kind: str, scalars: Array, place: int = 0) -> Array:
-        """Round the loss to a multiple of the quantum; the bound on its rounding error allows for that."""
-        out = np.array(scalars)
-        out[place] = quantised(out[place : place + 1], self.rules.quantum)[0]
-        if kind == messages.GRADIENTS:
-            out[1] += self.rules.quantum / 2
-        return out

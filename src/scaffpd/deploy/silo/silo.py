@@ -4,7 +4,8 @@ A silo is a function of its own data and of the question: everything else that i
 vectors) is a copy of what the coordinator has sent, and it says so when it lacks something. So a restarted silo goes on
 where another process of it was, and nothing needs to be saved at a site.
 
-It answers what its own file allows, with what `handlers` lists, and refuses everything else in one sentence.
+It reads a question and puts it to its own cohort of one. It answers what its own file allows, and refuses everything
+else in one sentence; what an answer may show is stated on the question.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 import scaffpd
 from scaffpd.cohort import Cohort
@@ -28,22 +31,23 @@ from scaffpd.config.model_file import Setup, linear
 from scaffpd.config.reading import algorithm_kind
 from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.messages import (
-    EVALUATE,
-    GRADIENTS,
-    PROJECT,
     SECRET,
     SPENT,
+    Array,
     Message,
     MissingVectors,
     VectorCache,
+    WrittenQuestion,
     decode,
     digest,
     encode,
+    reply_arrays,
 )
 from scaffpd.deploy.silo.dataset import Dataset
-from scaffpd.deploy.silo.handlers import SiloCohort
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.errors import InputError
+from scaffpd.federation.questions import QUESTIONS, GradientsAt, Project, Question, Scores
+from scaffpd.models.numerics import limit_threads
 from scaffpd.tabular.agree import checked_schema, width
 
 if TYPE_CHECKING:
@@ -53,6 +57,7 @@ log = logging.getLogger("scaffpd.silo")
 MEGABYTE = 2**20
 CARRIED = 2  # vectors that another process of the silo is handed: x and c; it asks for what it lacks
 UNNAMED = ("V", "around", "mean")  # arrays of a question that are no vectors with a name
+POINTS = 2  # how many points' answers are kept: this round's and, where a step is rejected, the last one's
 ATTEMPTS = {"schema": 4, "mean": 4, "agreement": 1}
 
 
@@ -65,6 +70,7 @@ class Silo:
         self._vectors = VectorCache()
         self._questions: dict[str, frozenset[str]] = {}
         self._agreed: dict[str, list[str]] = {}
+        self._points: dict[Any, GradientsAt] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], kit: Path | None = None) -> Silo:
@@ -101,7 +107,7 @@ class Silo:
         return PrivacyLedger(self.file.privacy, setup.privacy, setup.digest)
 
     @cached_property
-    def cohort(self) -> SiloCohort:
+    def cohort(self) -> Cohort:
         """The site's rows and the agreed model."""
         assert self._setup is not None
         setup, own = self._setup, self.data.cohort
@@ -115,7 +121,7 @@ class Silo:
         self._check_dimension(own.dimension)
         if self.ledger is not None:
             self._local(self.ledger.open, own)
-        return SiloCohort(own)
+        return own
 
     def _model(self, setup: Setup) -> Any:
         kind = setup.model.get("kind", "linear")
@@ -218,7 +224,7 @@ class Silo:
 
     def _agree(self, asked: Message) -> Message:
         self._bind(Setup.of(asked.values.get("setup")))
-        cohort, start = self.cohort.cohort, self.cohort.like.numpy(force=True)
+        cohort, start = self.cohort, self.cohort.start().numpy(force=True)
         known, d, probe = cohort.constants(), cohort.dimension, 0.0
         if not self._private:  # the loss at an arbitrary point, by which the data are known again
             probe = float(cohort.evaluate(np.random.default_rng(0).standard_normal(d) / np.sqrt(d)).loss[0])
@@ -249,7 +255,7 @@ class Silo:
 
     def _start(self, asked: Message) -> Message:
         self._check_setup(asked.values.get("setup"))
-        return Message("answer", {}, {"x": self.cohort.like.numpy(force=True)})
+        return Message("answer", {}, {"x": self.cohort.start().numpy(force=True)})
 
     # --- while training
 
@@ -257,12 +263,11 @@ class Silo:
         values = asked.values
         setup = self._check_setup(values.get("setup"))
         if asked.kind == SPENT and self._private:
-            with self._noted():
-                return self.cohort.spent()
-        if self._private and asked.kind == EVALUATE:
+            return self._spent()
+        if self._private and asked.kind == Scores.kind:
             raise InputError("This silo is private: it releases no scores.")
         answered = self._asked_by(setup.algorithm)
-        if asked.kind not in answered | ({PROJECT} if setup.secure and GRADIENTS in answered else set()):
+        if asked.kind not in answered | ({Project.kind} if setup.secure and GradientsAt.kind in answered else set()):
             raise InputError(f"{setup.algorithm} needs no question {asked.kind!r}: it is not answered.")
         self._check_steps(values)
         if values.get("split") == "test" and not self._tested:
@@ -274,14 +279,49 @@ class Silo:
             raise InputError("The question does not name its vectors.")
         self._vectors.put({name: array for name, array in asked.arrays.items() if name not in UNNAMED})
         found = self._vectors.find(named.values())
-        vectors = {role: (name, found[name]) for role, name in named.items()}
+        vectors = {role: self._vector(found[name]) for role, name in named.items()}
+        question = self._read(asked.kind, WrittenQuestion(values, vectors, named, asked.arrays))
+        channel = self.cohort.channel
+        with self._noted(), limit_threads(channel.work):
+            return Message("answer", {}, reply_arrays(question, channel.ask(question, [0]), self.cohort.start()))
+
+    def _vector(self, array: Array) -> Tensor:
+        like = self.cohort.start()
+        if array.shape != like.shape:
+            raise InputError(f"A vector of shape {array.shape} came for a model of {like.numel()} parameters.")
+        return torch.from_numpy(array).to(like)
+
+    def _read(self, kind: str, written: WrittenQuestion) -> Question:
+        """Read a question; points that were asked about last are known again, and not computed twice."""
+
+        def point(role: str) -> GradientsAt:
+            if role not in written.vectors:
+                raise InputError(f"The question does not name its vectors ({role}).")
+            asked = (written.names[role], *written.batch())
+            if asked not in self._points:
+                while len(self._points) >= POINTS:
+                    self._points.pop(next(iter(self._points)))
+                self._points[asked] = GradientsAt(written.vectors[role], *asked[1:])
+            return self._points[asked]
+
+        if kind not in QUESTIONS:
+            raise InputError(f"This silo knows no question {kind!r}.")
+        question = written.read(QUESTIONS[kind], point)
+        if isinstance(question, Project):
+            v, x = question.direction, question.at.x
+            if not any(torch.equal(v, p.x - x) or torch.equal(v, x - p.x) for p in self._points.values()):
+                raise InputError("This silo shows its gradient along the way that x has gone, and nowhere else.")
+        return question
+
+    def _spent(self) -> Message:
+        """Answer with (ε, δ) so far: how often the silo was asked, and no fact about its rows."""
         with self._noted():
-            return self.cohort.answer(asked.kind, values, vectors, asked.arrays)
+            found = self.cohort.privacy
+            return Message("answer", {"epsilon": found.worst, "delta": found.delta})
 
     def _noted(self) -> AbstractContextManager[None]:
         """Write down what an answer releases, where there is a ledger."""
-        cohort = self.cohort.cohort
-        return nullcontext() if self.ledger is None else self.ledger.while_answering(cohort)
+        return nullcontext() if self.ledger is None else self.ledger.while_answering(self.cohort)
 
     def _asked_by(self, algorithm: str) -> frozenset[str]:
         """Return what an algorithm asks; foreign code is looked at only where this silo's own file names it."""
@@ -289,7 +329,7 @@ class Silo:
             if ":" in algorithm and algorithm not in (self.file.limits.algorithms or ()):
                 raise InputError(f"This silo does not know {algorithm}: limits.algorithms has to name it.")
             kind = algorithm_kind(algorithm, self.file.path.parent, keep=False)
-            self._questions[algorithm] = kind.questions | {EVALUATE}
+            self._questions[algorithm] = kind.questions | {Scores.kind}
         return self._questions[algorithm]
 
     def _check_setup(self, name: Any) -> Setup:

@@ -1,4 +1,4 @@
-r"""Channels to clients that mask their vectors, and what each client checks before it answers.
+r"""Clients that mask their vectors, and what each of them checks before it answers.
 
 A client scales its vector by its own weight, encodes it and masks it; what leaves it is a `MaskedReply`. Everything
 else that leaves is a scalar.
@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from scaffpd.cohort import Cohort
-from scaffpd.cohort.answers import CohortGradients, CohortUpdates
 from scaffpd.errors import InputError
-from scaffpd.federation import Clients, ClientScores, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation.questions import Question, Reply
 from scaffpd.masking import Aggregator, FixedPoint, Identity, Opened, Party, Terms
 from scaffpd.masking.terms import Ring, exponent_of
 
@@ -74,9 +71,6 @@ class DisclosureGuard:
         self._known = OrderedDict((name, (names, sums)) for name, names, sums in kept)
 
 
-Rounding = tuple[Vector, Vector]
-
-
 @dataclass(frozen=True)
 class MaskedReply:
     """What a client answers to a question for its masked vector.
@@ -110,40 +104,8 @@ class SumRequest:
         return float(sum(abs(w) for w in self.weights.values()))
 
 
-class MaskedPoint(Protocol):
-    """Clients at one x: their scalars, and handles of what they keep."""
-
-    losses: Vector
-
-    @property
-    def rounding(self) -> Rounding:
-        """Bounds on the errors of L_i and c_i."""
-
-    def project(self, direction: Tensor) -> Vector:
-        """⟨c_i, v⟩ per client."""
-
-    def norms(self) -> Vector:
-        """‖c_i‖² per client."""
-
-    def slopes(self, V: Tensor, metric: Tensor) -> tuple[NDArray[np.float64], Vector]:
-        """Vᵀc_i and ‖c_i‖² in the metric D⁻¹."""
-
-    def held(self, what: str, V: Tensor | None = None, metric: Tensor | None = None) -> Any:
-        """A handle of "c", of the "diagonal" of the Hessian, or of its "curvature" VᵀH_iV."""
-
-
-class MaskedSteps(Protocol):
-    """Local steps that clients have made, or make when they are asked for them."""
-
-    def norms(self) -> Vector:
-        """‖d_i‖² per client."""
-
-    def held(self, what: str) -> Any:
-        """A handle of "d", or of the "snapshot"."""
-
-
-class SumChannel(Protocol):
-    """Clients that mask what they send."""
+class Parties(Protocol):
+    """Clients that mask what they send, here or elsewhere."""
 
     def open(self, terms: Terms) -> dict[str, Opened]:
         """Everybody opens an exchange."""
@@ -155,27 +117,6 @@ class SumChannel(Protocol):
         self, terms: Terms, survivors: Sequence[str], following: Terms
     ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
         """Shares that open a sum, and, with the same message, the opening of the exchange that follows."""
-
-
-class Channel(SumChannel, Protocol):
-    """Clients that answer the questions of the waist, and keep their vectors."""
-
-    def gradients(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> MaskedPoint:
-        """Losses at x; every client keeps its c_i."""
-
-    def local_updates(
-        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan, clients: Clients
-    ) -> MaskedSteps:
-        """Local steps; every client keeps its d_i."""
-
-    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> MaskedSteps:
-        """Local models; every client keeps its d_i."""
-
-    def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> Vector:
-        """L_i."""
-
-    def evaluate(self, x: Any, split: str) -> ClientScores:
-        """Scores per client."""
 
 
 class TooLarge(InputError):
@@ -235,57 +176,37 @@ class GuardedParty(NamedTuple):
         return MaskedReply(exponent, self.party.mask(terms.exchange, around, numbers, scaled))
 
 
-def quantised(losses: Vector, quantum: float) -> Vector:
+def quantised(losses: Any, quantum: float) -> Any:
     """The nearest multiples of the quantum."""
     return losses if quantum == 0 else np.rint(losses / quantum) * quantum
 
 
-Held = Callable[[], tuple[list[int], Tensor]]
+def coarse(question: Question, reply: Reply, quantum: float) -> Reply:
+    """Round losses, and changes of losses, to the quantum; the bound on their rounding error allows for it."""
+    if quantum == 0 or not question.loss:
+        return reply
+    exact, numbers = reply.numbers, dict(reply.numbers)
+    numbers[question.loss] = lambda: torch.round(exact[question.loss]() / quantum) * quantum
+    if "loss_error" in numbers:
+        numbers["loss_error"] = lambda: exact["loss_error"]() + quantum / 2
+    return Reply(numbers, reply.vectors)
 
 
-class CohortChannel:
-    """The clients of a cohort, in this process: each with an identity of its own, none with another's secrets.
+class LocalParties:
+    """Clients in this process, each with an identity of its own, none with another's secrets.
 
     Args:
-        cohort: whose clients.
+        names: the clients.
         share: the largest share of a sum that a client agrees to.
-        quantum: losses are rounded to multiples of it before they leave; 0 leaves them as they are.
-        projections: whether clients show their gradients along directions anyway.
+        counted: whether a client limits the number of different sums that a vector of its is in.
     """
 
-    def __init__(self, cohort: Cohort, share: float, quantum: float, projections: bool = False) -> None:
-        self.cohort, self.share, self.quantum = cohort, share, quantum
-        counted = not projections
-        self.members = {
-            name: GuardedParty(Party(Identity(name)), DisclosureGuard(counted=counted)) for name in cohort.names
-        }
+    def __init__(self, names: Sequence[str], share: float, counted: bool) -> None:
+        self.share = share
+        self.members = {name: GuardedParty(Party(Identity(name)), DisclosureGuard(counted=counted)) for name in names}
         cards = [member.party.identity.card for member in self.members.values()]
         for member in self.members.values():
             member.party.meet(cards)
-
-    def gradients(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> CohortPoint:
-        """Losses at x."""
-        return CohortPoint(self.cohort.gradients(x, batch_size, key, clients), self)
-
-    def local_updates(
-        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan, clients: Clients
-    ) -> CohortSteps:
-        """Local steps."""
-        inner = at.inner if isinstance(at, CohortPoint) else at
-        return CohortSteps(self.cohort.local_updates(x, inner, correction, plan, clients))
-
-    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> CohortSteps:
-        """Local models."""
-        return CohortSteps(self.cohort.proximal_steps(at.inner, correction, plan))
-
-    def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...], clients: Clients) -> Vector:
-        """L_i, rounded."""
-        return quantised(self.cohort.losses(x, batch_size, key, clients), self.quantum)
-
-    def evaluate(self, x: Any, split: str) -> ClientScores:
-        """Scores per client, the losses rounded."""
-        scores = self.cohort.evaluate(x, split)
-        return replace(scores, loss=quantised(scores.loss, self.quantum))
 
     def open(self, terms: Terms) -> dict[str, Opened]:
         """Everybody opens an exchange."""
@@ -293,13 +214,10 @@ class CohortChannel:
 
     def mask(self, aggregator: Aggregator | None, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Everybody's masked vector, or its size."""
-        chosen, vectors = wanted.held()
-        names = [self.cohort.names[i] for i in chosen]
-        terms = None if aggregator is None else aggregator.terms
-        answers = {}
-        for name, vector in zip(names, vectors, strict=True):
+        terms, answers = None if aggregator is None else aggregator.terms, {}
+        for (name, weight), vector in zip(wanted.weights.items(), wanted.held.each(), strict=True):
             around = {} if aggregator is None else aggregator.around(name)
-            part, row = Contribution(wanted.weights[name], wanted.total, self.share), vector.detach().cpu().numpy()
+            part, row = Contribution(weight, wanted.total, self.share), vector.detach().cpu().numpy()
             answers[name] = self.members[name].answer(part, terms, around, wanted.numbers, row)
         return answers
 
@@ -309,58 +227,3 @@ class CohortChannel:
         """Shares, and the next exchange's opening."""
         shares = {name: self.members[name].party.reveal(terms.exchange, survivors) for name in survivors}
         return shares, self.open(following)
-
-
-class CohortPoint:
-    """A cohort's clients at one x."""
-
-    def __init__(self, inner: CohortGradients, channel: CohortChannel) -> None:
-        self.inner, self._channel = inner, channel
-        self.losses = quantised(inner.losses, channel.quantum)
-
-    @property
-    def rounding(self) -> Rounding:
-        """Bounds on the errors of L_i and c_i; a rounded loss is off by up to half of its quantum."""
-        loss, gradient = self.inner.rounding
-        return loss + self._channel.quantum / 2, gradient
-
-    def project(self, direction: Tensor) -> Vector:
-        """⟨c_i, v⟩ per client, a change of the loss, and as coarse as losses are."""
-        return quantised(self.inner.project(direction), self._channel.quantum)
-
-    def norms(self) -> Vector:
-        """‖c_i‖² per client."""
-        return self.inner.norms()
-
-    def slopes(self, V: Tensor, metric: Tensor) -> tuple[NDArray[np.float64], Vector]:
-        """Vᵀc_i and ‖c_i‖² in the metric D⁻¹."""
-        seen = self.inner.restriction(V, np.zeros(self.inner.asked.n), metric)
-        return seen.slopes, seen.sizes
-
-    def held(self, what: str, V: Tensor | None = None, metric: Tensor | None = None) -> Held:
-        """The c_i, the diagonals or the curvatures, when they are asked for."""
-        if what == "curvature":
-            return lambda: (self.inner.chosen, self._curvatures(V, metric))
-        return lambda: (self.inner.chosen, self.inner.each() if what == "c" else self.inner.diagonals())
-
-    def _curvatures(self, V: Any, metric: Any) -> Tensor:
-        """VᵀH_iV, one client at a time."""
-        one = np.eye(self.inner.asked.n)
-        return torch.stack(
-            [torch.from_numpy(self.inner.restriction(V, one[i], metric).curvature) for i in self.inner.chosen]
-        )
-
-
-class CohortSteps:
-    """A cohort's local steps."""
-
-    def __init__(self, inner: CohortUpdates) -> None:
-        self.inner = inner
-
-    def norms(self) -> Vector:
-        """‖d_i‖² per client."""
-        return self.inner.norms()
-
-    def held(self, what: str) -> Held:
-        """The d_i, or what they were at the snapshot."""
-        return lambda: (self.inner.chosen, self.inner.each() if what == "d" else self.inner.snapshots())
