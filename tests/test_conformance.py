@@ -95,7 +95,9 @@ def test_losses_and_gradients(both, batch, clients):
     loss, gradient = seen.rounding
     close(loss, expected.rounding[0], both.runtime)
     picked = np.arange(N) if clients is None else clients
-    assert (gradient[picked] >= expected.rounding[1][picked]  / 2).all()  # a cohort of four pads its rows, and bounds a little more
+    assert (
+        gradient[picked] >= expected.rounding[1][picked] / 2
+    ).all()  # a cohort of four pads its rows, and bounds a little more
     federations = both.here, both.there
     ways = {f: (point(f), point(f, 2)) for f in federations}
 

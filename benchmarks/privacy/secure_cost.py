@@ -27,12 +27,12 @@ from secure_picture import draw
 import scaffpd as sp
 from scaffpd.data import digits, heart_disease
 from scaffpd.deploy import mask_messages
-from scaffpd.deploy.messages import Message, batch_values, encode
+from scaffpd.deploy.messages import Message, encode
 from scaffpd.deploy.secure import SiloParties
 from scaffpd.deploy.session import SiloRequest
 from scaffpd.masking import Aggregator, FixedPoint, Identity, Party, Terms
 from scaffpd.masking.keys import nonce
-from scaffpd.secure.channel import Contribution, DisclosureGuard, GuardedParty, MaskedReply, SumRequest
+from scaffpd.secure.parties import Contribution, DisclosureGuard, GuardedParty, MaskedReply, SumRequest
 
 CLIENTS, LENGTHS = (4, 10, 32, 100), (10**3, 10**5, 10**6, 5 * 10**6)
 TIMED = 3  # clients whose masks are timed
@@ -98,7 +98,7 @@ def secure_sum(n: int, length: int, limits: tuple[int | None, int | None]) -> di
     vector = np.random.default_rng(0).standard_normal(length)
     opened = {name: party.share(terms) for name, party in everyone.items()}
     aggregator, up, down, seconds, vectors = Aggregator(terms, opened, length), 0, 0, [], {}
-    about = SiloRequest("gradients", {**batch_values(None, (0, 1, 0)), "parts": ["c"]})
+    about = SiloRequest("gradients", {"batch_size": None, "key": [0, 1, 0], "parts": ["c"]})
     question = asked(SiloParties.mask, aggregator, SumRequest(about, dict.fromkeys(everyone, weight), numbers), length)
     closing = asked(SiloParties.reveal, terms, list(everyone), following)
     for name in first:
@@ -136,7 +136,7 @@ def plain(length: int, numbers: str) -> tuple[int, int]:
     """Bytes of a client in a plain round: c_i and d_i up, x and the correction down."""
     vector, scalars = np.zeros(length, dtype=numbers), np.zeros(3)
     up = reply("silo-000", {}, c=vector, scalars=scalars) + reply("silo-000", {}, d=vector)
-    down = 2 * len(encode(Message("gradients", {**batch_values(None, (0, 1, 0)), **NAMES}, {"x": vector})))
+    down = 2 * len(encode(Message("gradients", {"batch_size": None, "key": [0, 1, 0], **NAMES}, {"x": vector})))
     return up, down
 
 

@@ -11,7 +11,6 @@ import psutil
 import pytest
 from deploy_cases import cohort, federation, is_right, model_of, mostly_long, opened
 from hurting import kill_job, kill_server, kill_silo
-from test_conformance import OBJECTIVE, agrees, settings
 
 import scaffpd as sp
 from scaffpd.config.federation import FederationFile
@@ -20,6 +19,7 @@ from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import LocalDeployment, engine_named
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.supervise import RetryPolicy, Supervisor, wait_for
+from test_conformance import OBJECTIVE, agrees, settings
 
 NAMES = ("ScaffPD", "Scaffold", "FedAvg", "DRFA")
 

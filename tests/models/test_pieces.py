@@ -1,11 +1,12 @@
 """Scores piece by piece, rows of some clients, and vectors that clients keep: what does not depend on N."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import scaffpd as sp
-from scaffpd.cohort.answers import CohortMemory
 from scaffpd.models import layout as module
 from scaffpd.models.layout import Ragged
 
@@ -66,7 +67,9 @@ def test_rows_of_some_clients(chosen):
 
 
 def test_kept_vectors_of_some_clients():
-    kept, other = CohortMemory(torch.zeros(4, 2)), CohortMemory(torch.arange(8.0).view(4, 2))
+    cohort = sp.Cohort([(np.ones((1, 2)), np.ones(1))] * 4, sp.Linear("squared", l2=1.0), dtype=torch.float32)
+    kept = cohort.memory()
+    other = replace(kept, vectors=torch.arange(8.0).view(4, 2))
     assert kept.plus(2.0, other).vectors.equal(2 * other.vectors)
     assert kept.replaced(other, [3, 1]).vectors.tolist() == [[0, 0], [2, 3], [0, 0], [6, 7]]
     assert kept.plus(1.0, torch.ones(2)).vectors.equal(torch.ones(4, 2))

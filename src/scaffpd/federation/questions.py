@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, unknown
 from scaffpd.federation.values import Key, LocalPlan, ProximalPlan, Vector, same_point
 
 
@@ -70,6 +70,7 @@ class Answering(Protocol):
         """Loss, accuracy and number of samples of a split."""
 
 
+SPLITS = ("train", "test")
 QUESTIONS: dict[str, type[Question]] = {}
 
 
@@ -309,6 +310,10 @@ class Scores(Question):
 
     x: Tensor
     split: str = "train"
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise unknown("split", self.split, SPLITS)
 
     def answer(self, clients: Answering) -> Reply:
         """Three numbers a client."""
