@@ -17,7 +17,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan, ProximalPlan
 
 N, SOME, W = len(NAMES), [3, 0, 2], np.array([0.4, 0.3, 0.2, 0.1])
-BATCHES = {"full": (None, (0,)), "minibatch": (5, (4, 2))}
+ASKED = {"all, full": ((None, (0,)), None), "some, minibatch": ((5, (4, 2)), SOME)}
 EXACT = {"cohort": 1e-12, "remote": 1e-12, "masked cohort": 1e-9, "masked remote": 1e-9}
 OTHERS = [name for name in RUNTIMES if name != "cohort"]
 
@@ -83,8 +83,7 @@ def gradients(federation, batch=(None, (0,)), clients=None, seed=1):
     return federation.gradients(point(federation, seed), *batch, clients=clients)
 
 
-@pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
-@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(("batch", "clients"), ASKED.values(), ids=ASKED)
 def test_losses_and_gradients(both, batch, clients):
     w, apart = weights(clients), lambda f: point(f, 2) - point(f)
     both.agree(lambda f: f.losses(point(f), *batch, clients=clients))
@@ -127,13 +126,10 @@ def test_curvature(both, clients):
 @pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
 def test_diagonals(both, clients):
     w = weights(clients)
-    try:
-        both.here.gradients(point(both.here)).diagonal(W)
-    except InputError as refusal:
-        with pytest.raises(InputError) as other:
-            gradients(both.there, clients=clients).diagonal(w)
-        assert "network" in str(refusal)
-        assert str(refusal).split(":")[0] in str(other.value)
+    if "Module" in repr(both.here.model):
+        for federation in (both.here, both.there):
+            with pytest.raises(InputError, match="network"):
+                gradients(federation, clients=clients).diagonal(w)
     else:
         both.agree(lambda f: gradients(f, clients=clients).diagonal(w))
 
@@ -155,8 +151,7 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
-@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(("batch", "clients"), ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize("start", STARTS)
 def test_local_steps(both, start, batch, clients):
     plan = LocalPlan(4, 0.05, batch_size=batch[0], key=batch[1], prox=0.2, snapshot=2)

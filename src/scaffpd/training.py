@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from scaffpd import checkpoint as disk
-from scaffpd.algorithms.base import Algorithm, RunState
+from scaffpd.algorithms.base import Algorithm as Algorithm
+from scaffpd.algorithms.base import RunState
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector

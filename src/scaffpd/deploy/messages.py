@@ -253,9 +253,11 @@ def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], di
             values[item.name] = asdict(part) | {"key": [int(k) for k in part.key]}
         elif isinstance(part, ProximalPlan):
             for own, more in zip((values, vectors, arrays), question_parts(part), strict=True):
-                own |= more  # type: ignore[operator]
+                own.update(more)
+        elif isinstance(part, Tensor) and part.ndim == 1:
+            vectors[item.name] = part
         elif isinstance(part, Tensor):
-            (vectors if part.ndim == 1 else arrays)[item.name] = part if part.ndim == 1 else part.numpy()
+            arrays[item.name] = part.numpy()
         elif part is not None:
             values[item.name] = [int(k) for k in part] if isinstance(part, tuple) else part
     return values, vectors, arrays

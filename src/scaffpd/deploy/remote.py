@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -56,7 +56,8 @@ class RemoteChannel:
         stood_in: whether anything has stood in for an absent silo so far.
     """
 
-    work, account, keeps = float("inf"), None, True
+    work, keeps = float("inf"), True
+    account: Any = None
 
     def __init__(self, membership: Membership, facts: Facts) -> None:
         self.membership, self.facts, self.names = membership, facts, membership.members
@@ -263,7 +264,8 @@ def _mixed(stack: Tensor, skipped: list[int], weights: Tensor) -> Tensor:
     there = float(heard.sum())
     if skipped and there != 0:
         weights = heard * (float(weights.sum()) / there)
-    return torch.tensordot(weights, stack, dims=1)
+    mixed: Tensor = torch.tensordot(weights, stack, dims=1)
+    return mixed
 
 
 class Remote(Federation):

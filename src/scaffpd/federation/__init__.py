@@ -65,17 +65,23 @@ class Channel(Protocol):
 
     Attributes:
         names: the clients, in a fixed order.
-        work: how many numbers a pass over the training features reads; infinite where nobody knows.
-        absent: how many clients do not answer at present.
-        account: what private clients have released; `None` where they are not private, or keep books of their own.
         keeps: whether vectors that clients keep from round to round are within reach.
     """
 
-    names: Sequence[str]
-    work: float
-    absent: int
-    account: Any
+    names: tuple[str, ...]
     keeps: bool
+
+    @property
+    def work(self) -> float:
+        """How many numbers a pass over the training features reads; infinite where nobody knows."""
+
+    @property
+    def absent(self) -> int:
+        """How many clients do not answer at present."""
+
+    @property
+    def account(self) -> Any:
+        """What private clients have released; `None` where they are not private, or keep books of their own."""
 
     @property
     def fingerprint(self) -> str:

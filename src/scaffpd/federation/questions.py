@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -61,7 +61,9 @@ class Reply:
 class Answering(Protocol):
     """Clients that compute: an oracle, and what it has computed before."""
 
-    oracle: Any  # an `Oracle`: see models/oracle.py
+    @property
+    def oracle(self) -> Any:
+        """An `Oracle` over these clients (models/oracle.py)."""
 
     def point(self, at: GradientsAt) -> Any:
         """Everything at a point that was asked about, computed once."""
@@ -125,7 +127,7 @@ class Losses(Question):
     """L_i = f_i(x), over all samples or over a seeded minibatch."""
 
     kind = "losses"
-    scalars = ("loss",)
+    scalars: ClassVar[tuple[str, ...]] = ("loss",)
     loss = "loss"
 
     x: Tensor
@@ -317,5 +319,6 @@ class Scores(Question):
 
     def answer(self, clients: Answering) -> Reply:
         """Three numbers a client."""
-        found = [torch.from_numpy(np.asarray(part, dtype=np.float64)) for part in clients.scores(self.x, self.split)]
-        return Reply({name: (lambda part=part: part) for name, part in zip(self.scalars, found, strict=True)})
+        parts = zip(self.scalars, clients.scores(self.x, self.split), strict=True)
+        found = {name: torch.from_numpy(np.asarray(part, dtype=np.float64)) for name, part in parts}
+        return Reply({name: partial(found.__getitem__, name) for name in found})

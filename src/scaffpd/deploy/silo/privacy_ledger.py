@@ -91,5 +91,5 @@ class PrivacyLedger:
         account = cohort.account
         if account is not None and account.total > before:
             with atomic_write(self.file) as file:
-                np.savez(file, **account.pack())  # type: ignore[arg-type]
+                np.savez(file, **account.pack())
             self._known = self._state()

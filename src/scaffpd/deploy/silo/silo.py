@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("scaffpd.silo")
 MEGABYTE = 2**20
 CARRIED = 2  # vectors that another process of the silo is handed: x and c; it asks for what it lacks
-UNNAMED = ("V", "around", "mean")  # arrays of a question that are no vectors with a name
 POINTS = 2  # how many points' answers are kept: this round's and, where a step is rejected, the last one's
 ATTEMPTS = {"schema": 4, "mean": 4, "agreement": 1}
 
@@ -277,7 +276,7 @@ class Silo:
         named = values.get("vectors", {})
         if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
             raise InputError("The question does not name its vectors.")
-        self._vectors.put({name: array for name, array in asked.arrays.items() if name not in UNNAMED})
+        self._vectors.put({name: asked.arrays[name] for name in named.values() if name in asked.arrays})
         found = self._vectors.find(named.values())
         vectors = {role: self._vector(found[name]) for role, name in named.items()}
         question = self._read(asked.kind, WrittenQuestion(values, vectors, named, asked.arrays))
