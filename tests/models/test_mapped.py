@@ -100,7 +100,7 @@ def answers(cohort):
 def test_every_answer_is_the_same(cohorts, loss, intercept, order):
     disk, copied = cohorts(loss, order, intercept)
     assert isinstance(disk._oracle.rows.A, MappedMatrix)
-    assert isinstance(disk._test.oracle.rows.A, MappedMatrix)
+    assert isinstance(disk.channel.test.oracle.rows.A, MappedMatrix)
     assert isinstance(copied._oracle.rows.A, torch.Tensor)
     close(answers(disk), answers(copied))
     assert not disk._oracle.rows._copies

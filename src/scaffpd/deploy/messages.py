@@ -252,8 +252,8 @@ def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], di
         elif isinstance(part, LocalPlan):
             values[item.name] = asdict(part) | {"key": [int(k) for k in part.key]}
         elif isinstance(part, ProximalPlan):
-            for own, more in zip((values, vectors, arrays), question_parts(part), strict=True):
-                own.update(more)
+            more, held, _ = question_parts(part)
+            values, vectors = values | more, vectors | held
         elif isinstance(part, Tensor) and part.ndim == 1:
             vectors[item.name] = part
         elif isinstance(part, Tensor):
