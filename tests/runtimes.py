@@ -60,18 +60,20 @@ def cohort_of(model, names=NAMES):
     return sp.Cohort({n: train[n] for n in names}, model_of(model), test={n: test[n] for n in names})
 
 
-def federation_of(runtime, model, folder, projections=True):
-    """The four clients of that model; silos have their files in the folder."""
-    federation = remote_of(model, folder, runtime, projections) if "remote" in runtime else cohort_of(model)
+def federation_of(runtime, model, folder, projections=True, algorithm=EVERYTHING):
+    """The four clients of that model; silos have their files in the folder, and the algorithm's."""
+    federation = cohort_of(model)
+    if "remote" in runtime:
+        federation = remote_of(model, folder, runtime, projections, algorithm)
     return sp.SecureAggregation(federation, share=1.0, projections=projections) if "masked" in runtime else federation
 
 
-def remote_of(model, folder, runtime, projections):
+def remote_of(model, folder, runtime, projections, algorithm):
     silos = {}
     for name in NAMES:
         place = folder / f"{runtime}-{model}-{name}".replace(" ", "-")
         place.mkdir()
-        (place / "everything.py").write_text(EVERYTHING)
+        (place / "everything.py").write_text(algorithm)
         (place / "entry.py").write_text(
             f"import sys; sys.path.insert(0, {__file__.rsplit('/', 1)[0]!r})\nfrom runtimes import cohort_of\n"
             f"client = lambda: cohort_of({model!r}, [{name!r}])\n"

@@ -37,7 +37,7 @@ def run_python(page, scope=None):
     """Run a page's Python blocks in one namespace, and return it."""
     scope = {"__name__": page.stem} if scope is None else scope
     for number, code in enumerate(blocks(page, "python"), start=1):
-        exec(compile(code, f"{page.name}, block {number}", "exec"), scope)
+        exec(compile(code, f"{page.name}, block {number}", "exec", dont_inherit=True), scope)
     return scope
 
 

@@ -12,6 +12,7 @@ from objective_cases import Step, steps
 import scaffpd as sp
 from scaffpd.models import losses
 from scaffpd.reference import reference_optimum
+from runtimes import EVERYTHING, NAMES, RUNTIMES, data_of, federation_of
 from snippets import ROOT, blocks, run_python
 
 quick = settings(deadline=None, max_examples=20, derandomize=True)
@@ -37,7 +38,7 @@ def lengths(name):
     return len([line for line in code.splitlines() if line.strip()])
 
 
-@pytest.mark.parametrize("name", ["Floor", "Share", "Optimistic"])
+@pytest.mark.parametrize("name", ["Floor", "Share", "Optimistic", "GradientVariance"])
 def test_each_is_short(name):
     assert lengths(name) <= 45
 
@@ -160,3 +161,19 @@ def test_the_algorithm_converges_and_resumes(page, tmp_path):
 def test_the_algorithm_converges_without_curvature_in_the_weights(page):
     result = sp.train(page["Optimistic"](sp.Agnostic()), page["cohort"], rounds=3000, tol=1e-6)
     assert result.status == "converged"
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_question_of_ones_own_is_answered_in_every_runtime(page, runtime, tmp_path):
+    """Its class is the only place that knows it: costs, messages and what a silo lets out follow."""
+    code = next(code for code in blocks(PAGE, "python") if "class GradientVariance" in code)
+    own = "import torch\nfrom dataclasses import dataclass\n" + code.split("\n\n\nvariance = ")[0]
+    asks = EVERYTHING.replace("UPDATES})", 'UPDATES, "gradient_variance"})')
+    federation = federation_of(runtime, "squared", tmp_path, algorithm=own + "\n" + asks)
+    x = federation.start() + 0.3
+    seen = federation.ask(page["GradientVariance"](x, 3, (7,), 400)).numbers("variance")
+    assert (federation.traffic.exchanges, federation.traffic.bytes_up) == (1, 8 * len(NAMES))
+    assert federation.traffic.bytes_down == 8 * len(x) * len(NAMES)
+    for value, (X, y) in zip(seen, data_of("squared")[0].values(), strict=True):
+        rows = 2 * (X @ x.numpy() - y)[:, None] * X  # the gradients of single rows; batches draw with replacement
+        np.testing.assert_allclose(value, rows.var(0).sum() / 3, rtol=0.25)

@@ -156,10 +156,11 @@ class RemoteChannel:
             return self._reply(question, [nothing] * len(chosen), [])
         made_up = {i: stand_in(i) for i in chosen if i not in got}
         skipped = [j for j, i in enumerate(chosen) if i in made_up and made_up[i] is None]
-        mean: Parts = {}
+        mean: dict[str, Array] = {}
         if skipped:  # averages leave them out, as if they had not been drawn
             self._need(chosen if not got else [])
             mean = {part: np.mean([parts[part] for parts in got.values()], axis=0) for part in shapes}
+            mean |= {"scalars": np.full(len(question.scalars), np.nan)}
         return self._reply(question, [got.get(i) or made_up[i] or mean for i in chosen], skipped)
 
     def _reply(self, question: Question, rows: Sequence[Parts], skipped: list[int]) -> Reply:
