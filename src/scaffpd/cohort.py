@@ -19,6 +19,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.federation.questions import GradientsAt, Question, Reply
 from scaffpd.models.oracle import ClientData, EvaluatedPoint, Oracle, read_features, read_labels
+from scaffpd.models.personal import lowest
 from scaffpd.privacy.accountant import Account
 from scaffpd.privacy.oracle import PrivateOracle
 
@@ -149,6 +150,11 @@ class LocalChannel:
         """The same clients: their vectors are here to be masked."""
         return self
 
+    def own(self, x: Tensor) -> Tensor | None:
+        """Every client's own model u_i(x), (N, d); `None` where the model is not `Personal`."""
+        oracle = cast(Any, self.train.oracle)
+        return oracle.own(x) if hasattr(oracle, "own") else None
+
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """The answers of the chosen clients."""
         if chosen is self._everyone or list(chosen) == self._everyone:
@@ -174,6 +180,10 @@ class _Answering(NamedTuple):
     def point(self, at: GradientsAt) -> EvaluatedPoint:
         """Everything at a point."""
         return self.channel.evaluated(at, self.oracle)
+
+    def lowest(self) -> Tensor:
+        """min_u f_i(u), which every client solves for by itself."""
+        return lowest(self.oracle)
 
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
         """Loss, accuracy and number of samples."""
@@ -221,6 +231,13 @@ class Cohort(Federation):
     def _oracle(self) -> Oracle:
         return self.channel.train.oracle
 
+    def personal(self, x: Tensor | NDArray[np.float64]) -> dict[str, Tensor]:
+        """Every client's own model u_i(x) by name, where the model is `Personal`. Nothing is sent."""
+        own = self.own_models(x)
+        if own is None:
+            raise InputError("This model is one for all: clients have models of their own with Personal(model, ...).")
+        return dict(zip(self.names, own, strict=True))
+
     @property
     def tested(self) -> bool:
         """Whether there are held-out rows."""
@@ -259,7 +276,7 @@ def bound(
         if a.shape[1:] != shape:
             own, others = ("×".join(map(str, each)) for each in (a.shape[1:], shape))
             raise InputError(f"Client {name!r} has {own} features, but others have {others}.")
-    data = ClientData(X, y, list(names), device, dtype)
+    data = ClientData(X, y, list(names), device, dtype, columns)
     oracle = model.oracle(data, None if like is None else like.oracle)
     return Split(oracle, np.array([len(a) for a in X]), shape, columns)
 

@@ -286,7 +286,7 @@ class _TrainingRun:
         names = tuple(self.federation.names)
         weights, certificate = state.weights.copy(), float(state.certificate)
         spent = None if self.account is None else self.account.spent()
-        own = getattr(self.federation, "own_models", lambda _: None)(state.x)
+        own = self.federation.own_models(state.x)
         personal = None if own is None else own.detach().cpu().numpy()
         return Result(x, weights, certificate, status, message, self.history, names, state.rounds, spent, personal)
 

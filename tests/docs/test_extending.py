@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from objective_cases import Step, steps
 
 import scaffpd as sp
+from runtimes import EVERYTHING, NAMES, RUNTIMES, data_of, federation_of
 from scaffpd.models import losses
 from scaffpd.reference import reference_optimum
-from runtimes import EVERYTHING, NAMES, RUNTIMES, data_of, federation_of
 from snippets import ROOT, blocks, run_python
 
 quick = settings(deadline=None, max_examples=20, derandomize=True)

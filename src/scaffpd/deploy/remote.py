@@ -90,6 +90,9 @@ class RemoteChannel:
         """The default x⁰."""
         return self.like
 
+    def own(self, x: Tensor) -> None:
+        """Nothing: a silo's own model stays with it."""
+
     def masked(self) -> MaskedRemote:
         """The same silos with masked vectors; share and quantum are what each silo's own file says."""
         from scaffpd.deploy.secure import MaskedRemote  # needs a package that plain sums do not

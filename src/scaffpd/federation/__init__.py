@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation.answers import Answers, Gradients, Memory, Selection, Updates
+from scaffpd.federation.answers import Answers, ClientSelection, Gradients, Memory, Updates
 from scaffpd.federation.questions import (
     GradientsAt,
     LocalSteps,
     Losses,
+    Optima,
     ProximalSteps,
     Question,
     Reply,
@@ -93,6 +94,9 @@ class Channel(Protocol):
     def start(self) -> Tensor:
         """The default x⁰ (zero for linear models, the module's own parameters otherwise)."""
 
+    def own(self, x: Tensor) -> Tensor | None:
+        """Every client's own model u_i(x), (N, d), where the model is `Personal` and the clients are here."""
+
     def masked(self) -> Channel:
         """The same clients with keys of their own; itself, where their vectors are here."""
 
@@ -114,7 +118,7 @@ class Summer(Protocol):
     def shown(self, question: Question, reply: Reply) -> Reply:
         """What clients show of their numbers."""
 
-    def sum(self, part: str, vectors: Vectors, asked: Selection, weights: Vector) -> Tensor:
+    def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """Σ_i w_i v_i over the clients that were asked; `part` names what is summed."""
 
     def error(self, length: int, weights: Vector) -> float:
@@ -130,7 +134,7 @@ class PlainSums:
         """All of it."""
         return reply
 
-    def sum(self, part: str, vectors: Vectors, asked: Selection, weights: Vector) -> Tensor:
+    def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """One matrix product, where the clients are here; nobody's vector is formed for it."""
         sent = torch.from_numpy(np.array(weights[asked.index])).to(asked.like.dtype)
         if asked.like.is_cuda:  # from pinned memory, nobody waits for the device
@@ -157,7 +161,7 @@ class Federation:
         self.channel: Any = channel
         self.sums: Summer = PlainSums() if sums is None else sums
         self._names, self._like, self._traffic = tuple(channel.names), channel.start(), Traffic()
-        self._everyone = Selection(list(range(len(self._names))), self._names, self._like, True)
+        self._everyone = ClientSelection(list(range(len(self._names))), self._names, self._like, True)
         self._known: tuple[Tensor | None, set[int] | None] = (None, set())  # the last x, and who has it
 
     @property
@@ -250,7 +254,7 @@ class Federation:
         question = ProximalSteps(self._held(at, at.asked), correction, plan)
         return Updates(self, question, at.asked, self._put(question, at.asked))
 
-    def _held(self, at: Any, asked: Selection) -> Any:
+    def _held(self, at: Any, asked: ClientSelection) -> Any:
         """Where the c_i of these clients were answered, or those that they keep."""
         if isinstance(at, Gradients) and at.federation is self and at.chosen == asked.chosen:
             return at.question
@@ -267,12 +271,24 @@ class Federation:
         loss, accuracy, count = (self._everyone.scattered(reply.numbers[name]()) for name in question.scalars)
         return ClientScores(self._names, loss, accuracy, count.astype(np.int64))
 
+    def optima(self) -> Vector:
+        """min_u f_i(u), which every client solves for by itself: one exchange, a scalar up."""
+        return self.ask(Optima()).numbers("lowest")
+
+    def own_models(self, x: Tensor | NDArray[np.float64]) -> Tensor | None:
+        """Every client's own model u_i(x), (N, d), where the model is `Personal` and the clients are here.
+
+        Nothing is sent.
+        """
+        own: Tensor | None = self.channel.own(self._point(x))
+        return own
+
     def ask(self, question: Question, clients: Clients = None, alone: bool = True) -> Answers:
         """Put any question to clients: one exchange where it is `alone`."""
         asked = self.selection(clients)
         return Answers(self, question, asked, self._put(question, asked, alone))
 
-    def _put(self, question: Question, asked: Selection, alone: bool = True, sent: int | None = None) -> Reply:
+    def _put(self, question: Question, asked: ClientSelection, alone: bool = True, sent: int | None = None) -> Reply:
         """Count what a question costs, and put it; masked vectors come with their sums, in an exchange of their own."""
         n, d, hides = len(asked.chosen), self.dimension, self.sums.hides
         up = question.up(d, hides)
@@ -285,7 +301,7 @@ class Federation:
         size = self._like.element_size()
         self._traffic.add(exchanges=exchanges, up=up * size, down=down * size)
 
-    def selection(self, clients: Clients) -> Selection:
+    def selection(self, clients: Clients) -> ClientSelection:
         """The clients that a question goes to."""
         if clients is None or clients is self._everyone.chosen:
             return self._everyone
@@ -293,9 +309,9 @@ class Federation:
         if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) > last:
             raise InputError(f"clients must be distinct numbers from 0 to {last}, got {chosen}.")
         everyone = chosen == self._everyone.chosen
-        return self._everyone if everyone else Selection(chosen, self._names, self._like)
+        return self._everyone if everyone else ClientSelection(chosen, self._names, self._like)
 
-    def _send(self, x: Tensor | None, asked: Selection) -> int:
+    def _send(self, x: Tensor | None, asked: ClientSelection) -> int:
         """Count the numbers that go down for these clients to have x; those that were just asked about it have it."""
         if x is None:
             return 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Selection:
+class ClientSelection:
     """Some clients.
 
     Attributes:
@@ -63,7 +63,7 @@ class Answers:
 
     main = ""
 
-    def __init__(self, federation: Federation, question: Any, asked: Selection, reply: Reply) -> None:
+    def __init__(self, federation: Federation, question: Any, asked: ClientSelection, reply: Reply) -> None:
         self.federation, self.question, self.asked, self.reply = federation, question, asked, reply
         self.chosen = asked.chosen
 
@@ -100,7 +100,7 @@ class Gradients(Answers):
 
     main = "c"
 
-    def __init__(self, federation: Federation, question: GradientsAt, asked: Selection, reply: Reply) -> None:
+    def __init__(self, federation: Federation, question: GradientsAt, asked: ClientSelection, reply: Reply) -> None:
         super().__init__(federation, question, asked, reply)
         self.losses = self.numbers("loss")
         self._sums: dict[bytes, Tensor] = {}

@@ -68,6 +68,9 @@ class Answering(Protocol):
     def point(self, at: GradientsAt) -> Any:
         """Everything at a point that was asked about, computed once."""
 
+    def lowest(self) -> Tensor:
+        """min_u f_i(u) of every client."""
+
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
         """Loss, accuracy and number of samples of a split."""
 
@@ -300,6 +303,19 @@ class Project(Question):
         """One number a client."""
         slopes = clients.point(self.at).project(self.direction)
         return Reply({"slope": lambda: slopes})
+
+
+@dataclass(frozen=True, eq=False)
+class Optima(Question):
+    """min_u f_i(u), which every client solves for by itself."""
+
+    kind = "optima"
+    scalars = ("lowest",)
+    loss = "lowest"
+
+    def answer(self, clients: Answering) -> Reply:
+        """One number a client."""
+        return Reply({"lowest": clients.lowest})
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,109 @@
-"""Any federation with secure sums: every vector stays with its client, and the server learns weighted sums.
+r"""`SecureAggregation`: a federation whose server learns weighted sums of its clients' vectors, and no single one.
 
-aggregation  `SecureAggregation`, a `Federation` whose sums are masked
+A round of Scaff-PD needs Σ λ_i c_i and Σ λ_i d_i; λ_i goes to client i, which scales its own vector. The server sees
+losses L_i, weights λ_i and a few scalars. docs/secure-aggregation.md says against whom this helps, and what it does
+not hide.
+
 sums         one secure sum: exchanges, number formats, and their cost
 parties      clients with keys of their own, and what each of them checks before it answers
 """
 
-from scaffpd.secure.aggregation import SecureAggregation
+from __future__ import annotations
 
-__all__ = ["SecureAggregation"]
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.errors import InputError, real
+from scaffpd.federation import Federation, Vector
+from scaffpd.federation.answers import ClientSelection
+from scaffpd.federation.questions import Question, Reply, Vectors
+from scaffpd.masking import Terms
+from scaffpd.secure.parties import LocalParties, coarse
+from scaffpd.secure.sums import SecureSums
+
+
+class MaskedSums:
+    """Sums of masked vectors; a `Summer`.
+
+    Args:
+        sums: the protocol by which they are made.
+        quantum: losses leave as multiples of it; 0 where clients elsewhere see to that themselves.
+        projections: whether clients show their gradients along directions that the server chooses.
+    """
+
+    hides = True
+
+    def __init__(self, sums: SecureSums, quantum: float, projections: bool) -> None:
+        self.sums, self.quantum, self.projections = sums, quantum, projections
+
+    def shown(self, question: Question, reply: Reply) -> Reply:
+        """Numbers, with losses as coarse as the quantum."""
+        return coarse(question, reply, self.quantum)
+
+    def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
+        """Σ_i w_i v_i, masked."""
+        own = {asked.names[i]: float(weights[i]) for i in asked.chosen}
+        shape = vectors.shape or asked.like.shape
+        total = self.sums.sum(part, vectors, own, int(np.prod(shape)))
+        return torch.from_numpy(total.reshape(shape)).to(asked.like)
+
+    def error(self, length: int, weights: Vector) -> float:
+        """√d times the most that an entry of the last sum is off, per unit of weight."""
+        worst = 0.0 if self.sums.last is None else self.sums.last.error
+        return float(length**0.5 * worst / (np.abs(weights).sum() or 1.0))
+
+
+class SecureAggregation(Federation):
+    """Clients that mask every vector.
+
+    Args:
+        federation: a `Cohort`, whose clients then have keys of their own, in this process; or a deployed federation,
+            whose silos do the same where they are.
+        colluding: t, how many clients may show the server all that they know without harm to the others; by default a
+            third of those who take part (10 at most).
+        leaving: D, how many may stop answering in the middle of a sum; by default as many as t, where N allows it.
+        share: the largest share of a sum, as Σ|w_i| counts it, that a single client's vector may have; beyond it the
+            client refuses, for the sum would nearly be its vector.
+        quantum: losses are rounded to multiples of it before they leave a client; certificates allow for it.
+        projections: whether clients may show their gradients along directions that the server chooses: the subspace
+            saddle method needs that.
+        record: is handed everything that the server receives of a vector, as (kind, client, array), for tests.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        colluding: int | None = None,
+        leaving: int | None = None,
+        share: float = 0.9,
+        quantum: float = 0.0,
+        projections: bool = False,
+        record: Callable[[str, str, Any], None] | None = None,
+    ) -> None:
+        if not 0 < real("SecureAggregation", "share", share) <= 1:
+            raise InputError(f"SecureAggregation needs 0 < share <= 1, got {share!r}.")
+        if not 0 <= real("SecureAggregation", "quantum", quantum) < float("inf"):
+            raise InputError(f"SecureAggregation needs quantum >= 0, got {quantum!r}.")
+        if not isinstance(federation, Federation) or federation.sums.hides:
+            given = type(federation).__name__
+            raise InputError(f"SecureAggregation takes a Cohort or a deployed federation, got {given}.")
+        Terms.usual("", federation.names, colluding, leaving)  # whether so many may collude or leave
+        channel = federation.channel.masked()
+        parties: Any = channel
+        if channel is federation.channel:  # clients are here, and have no keys yet
+            parties = LocalParties(federation.names, float(share), counted=not projections)
+        else:
+            quantum = 0.0
+        sums = SecureSums(parties, colluding, leaving, self._counted, record)
+        super().__init__(channel, MaskedSums(sums, float(quantum), projections))
+        self.inner = federation
+
+    def _counted(self, exchanges: int, up: int, down: int) -> None:
+        self.traffic.add(exchanges=exchanges, up=up, down=down)
+
+    def __repr__(self) -> str:
+        return f"Secure sums over {self.inner!r}"
