@@ -14,6 +14,7 @@ from scaffpd.deploy.agreement import Facts
 from scaffpd.deploy.byzantine import KEPT, LARGER, Consistency, Judge, Shape, absurd, contradict_each_other, troubles
 from scaffpd.deploy.messages import Message
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
+from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, LocalSteps, Losses, ProximalSteps
 
 LOSSES = ("squared", "logistic", "softmax")
 FORMATS = (torch.float32, torch.float64)
@@ -115,22 +116,25 @@ def test_no_question_of_the_waist_accuses_an_honest_silo(seed, loss, dtype):
         got = {i: told(cohort, x) for i, cohort in enumerate(cohorts)}
         if not all(np.isfinite([*parts["c"], parts["scalars"][0]]).all() for parts in got.values()):
             continue
-        assert judge.gradients(x, None, got) == {}
+        assert judge.verdicts(GradientsAt(x), got) == {}
         c = sum(point.sum(ONE) for point in at) / 4 * float(random.choice([1.0, 1e-6]))
         plan = LocalPlan(steps, None, float(random.choice([1.0, 0.1])))
         d = {i: {"d": cohorts[i].local_updates(x, at[i], c, plan).sum(ONE).numpy()} for i in range(4)}
-        assert judge.updates(True, c, plan, x, d) == {}
+        assert judge.verdicts(LocalSteps(x, GradientsAt(x), c, plan), d) == {}
         plain = {i: {"d": cohorts[i].local_updates(x, None, None, plan).sum(ONE).numpy()} for i in range(4)}
-        assert judge.updates(False, None, plan, x, plain) == {}
+        assert judge.verdicts(LocalSteps(x, None, None, plan), plain) == {}
         L = float(judge.known.smoothness.max())
         metric = torch.from_numpy(10.0 ** random.uniform(-1, 1, len(x))).to(x)
         solved = ProximalPlan(L * 10.0 ** random.uniform(-4, 0), metric, 30, L)
         d = {i: {"d": cohorts[i].proximal_steps(at[i], c, solved).sum(ONE).numpy()} for i in range(4)}
-        assert judge.proximal(x, None, c, solved, d) == {}
+        assert judge.verdicts(ProximalSteps(GradientsAt(x), c, solved), d) == {}
         V = torch.from_numpy(random.standard_normal((len(x), min(3, len(x))))).to(x)
         bent = {i: {"curvature": at[i].restriction(V, ONE, metric).curvature} for i in range(4)}
-        assert judge.further(None, V.numpy(), bent) == {}
-        assert judge.further(None, None, {i: {"diagonal": at[i].diagonal(ONE).numpy()} for i in range(4)}) == {}
+        assert judge.verdicts(Curvature(GradientsAt(x), V, x), bent) == {}
+        assert (
+            judge.verdicts(Diagonal(GradientsAt(x)), {i: {"diagonal": at[i].diagonal(ONE).numpy()} for i in range(4)})
+            == {}
+        )
 
 
 def printed(f, g, x, mu, L, i, j):
@@ -226,17 +230,19 @@ def test_any_number_that_can_be_compared_is(huge):
     cohorts = [sp.Cohort({"a": (A, A[:, 0] > 0)}, linear) for A in rows]
     judge, x = judge_of(cohorts), 0.1 * torch.ones(4, dtype=torch.float64)
     honest = {i: told(cohort, x) for i, cohort in enumerate(cohorts)}
-    assert judge.gradients(x, None, honest) == {}
+    assert judge.verdicts(GradientsAt(x), honest) == {}
     wrong, steep = huge * np.array([1.0, -1.0, 1.0, 1.0]), np.array([huge, 0.0, 0.0])
-    assert list(judge.gradients(x, None, {**honest, 0: {**honest[0], "c": wrong}})) == [0]
-    assert list(judge.gradients(x, None, {**honest, 0: {**honest[0], "scalars": steep}})) == [0]
-    assert list(judge.losses(x, None, {0: {"scalars": steep}})) == [0]
+    assert list(judge.verdicts(GradientsAt(x), {**honest, 0: {**honest[0], "c": wrong}})) == [0]
+    assert list(judge.verdicts(GradientsAt(x), {**honest, 0: {**honest[0], "scalars": steep}})) == [0]
+    assert list(judge.verdicts(Losses(x), {0: {"scalars": steep}})) == [0]
     c, V = x + 1, torch.eye(4, dtype=torch.float64)
-    assert list(judge.updates(True, c, LocalPlan(5), x, {0: {"d": wrong}})) == [0]
-    assert list(judge.proximal(x, None, c, ProximalPlan(0.1, torch.ones_like(x)), {0: {"d": wrong}})) == [0]
+    assert list(judge.verdicts(LocalSteps(x, GradientsAt(x), c, LocalPlan(5)), {0: {"d": wrong}})) == [0]
+    assert list(
+        judge.verdicts(ProximalSteps(GradientsAt(x), c, ProximalPlan(0.1, torch.ones_like(x))), {0: {"d": wrong}})
+    ) == [0]
     for bent in (np.diag(wrong), np.diag(-wrong)):
-        assert list(judge.further(None, V.numpy(), {0: {"curvature": bent}})) == [0]
-    assert list(judge.further(None, None, {0: {"diagonal": wrong}})) == [0]
+        assert list(judge.verdicts(Curvature(GradientsAt(x), V, x), {0: {"curvature": bent}})) == [0]
+    assert list(judge.verdicts(Diagonal(GradientsAt(x)), {0: {"diagonal": wrong}})) == [0]
 
 
 def test_numbers_whose_squares_overflow_cannot_be_used():
@@ -244,7 +250,7 @@ def test_numbers_whose_squares_overflow_cannot_be_used():
     fine = Message("answer", {}, {"c": np.array([1e99, -1e99]), "scalars": np.ones(1)})
     for c, f in (([1e101, 0.0], 1.0), ([0.0, -1e300], 1.0), ([0.0, 0.0], 1e200), ([np.nan, 0.0], 1.0)):
         wrong = Message("answer", {}, {"c": np.array(c), "scalars": np.array([f])})
-        assert list(troubles({"a": fine, "b": wrong}, shapes, like)) == ["b"]
-        assert troubles({"a": wrong, "b": wrong}, shapes, like) == {}  # everybody: the run diverges
+        assert list(troubles({"a": fine, "b": wrong}, shapes, {"scalars"}, like)) == ["b"]
+        assert troubles({"a": wrong, "b": wrong}, shapes, {"scalars"}, like) == {}  # everybody: the run diverges
     single = Message("answer", {}, {"c": np.array([3e38, 0.0], dtype=np.float32), "scalars": np.ones(1)})
-    assert troubles({"a": single}, shapes, like.float()) == {}
+    assert troubles({"a": single}, shapes, {"scalars"}, like.float()) == {}
