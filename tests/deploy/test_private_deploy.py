@@ -266,15 +266,15 @@ def test_processes_share_one_set_of_books(tmp_path):
     work, keeper = transport.silos["va"].cohort, transport.silos["va"].ledger
     other = PrivacyLedger(keeper.rules, keeper.agreed, "0" * 32)
     other.file = books
-    twin = Cohort({"va": (np.ones((30, work.cohort.dimension - 1)), np.arange(30) % 2)}, work.cohort.model)
+    twin = Cohort({"va": (np.ones((30, work.dimension - 1)), np.arange(30) % 2)}, work.model)
     other.open(twin)
     with other.while_answering(twin):
         twin.gradients(twin.start() + 1)
-    with keeper.while_answering(work.cohort):
-        work.cohort.gradients(work.cohort.start() + 2)
+    with keeper.while_answering(work):
+        work.gradients(work.start() + 2)
     with np.load(books) as kept:
         total = int(kept["privacy.times"].sum())
-    assert total == work.cohort.account.total
+    assert total == work.account.total
     assert total >= twin.account.total + 2
 
 
