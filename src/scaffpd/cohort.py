@@ -198,7 +198,7 @@ class Cohort(Federation):
 
     Args:
         clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs.
-        model: `Linear(...)` or `Module(...)`, or one of them `Private(...)`.
+        model: `Linear(...)` or `Module(...)`, or one of them `Private(...)` or `Personal(...)`.
         names: the clients' names; by default their numbers ("client-0", …).
         device: where the data and x live, such as "cpu" or "cuda".
         dtype: float64 by default for linear models, the network's own for modules.

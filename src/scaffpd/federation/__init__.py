@@ -265,7 +265,10 @@ class Federation:
         raise InputError("local_updates needs what these very clients have answered (gradients) or kept (memory).")
 
     def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train") -> ClientScores:
-        """Per-client loss f_i(x) (regulariser included), accuracy and sample counts of x on "train" or "test"."""
+        """Per-client loss f_i(x) (regulariser included), accuracy and sample counts of x on "train" or "test".
+
+        A `Personal` model is scored at each client's own u_i(x), made from its training rows.
+        """
         question = Scores(self._point(x), split)
         reply = self.sums.shown(question, self.channel.ask(question, self._everyone.chosen))
         loss, accuracy, count = (self._everyone.scattered(reply.numbers[name]()) for name in question.scalars)
