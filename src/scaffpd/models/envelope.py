@@ -119,7 +119,10 @@ class PersonalPoint(LinearPoint):
 
     def ridge(self) -> Tensor:
         """Half of xᵀ diag(ζ_i l2 or l2) x, per client."""
-        return (self.anchor.ridges * self.X.square()).sum((1, 2)) / 2
+        ridges, squares = self.anchor.ridges, self.X.square()
+        return (
+            ridges[:, 0, 0] * squares.sum((-2, -1)) if self.anchor.own is None else (ridges * squares).sum((1, 2))
+        ) / 2
 
     def _weighted(self, weights: Tensor) -> Tensor:
         return (weights[self.rows.layout.owner] * self.rows.share)[:, None]
