@@ -51,19 +51,18 @@ class DatasetEntry:
     note: str = ""  # what is wrong with it, how to provide it, or what else there is to say
 
 
-_CC, _SKEWED = "CC BY 4.0, doi 10.24432/", "by label skew"
-_EMBEDDED: tuple[tuple[str, str, str, int, int, int | str, int | None], ...] = (
-    ("heart_disease", "heart disease at four hospitals (UCI)", f"{_CC}C52P4X", 920, 28, 4, 2),
-    ("beijing_air", "fine dust at twelve stations (UCI)", f"{_CC}C5RK5G", 17467, 15, 12, None),
-    ("digits", "handwritten digits (scikit-learn)", f"{_CC}C50P49", 1797, 64, _SKEWED, 10),
-    ("breast_cancer", "Wisconsin biopsies (scikit-learn)", f"{_CC}C5DW2B", 569, 30, _SKEWED, 2),
-    ("diabetes", "progression of diabetes (scikit-learn)", "cite Efron et al. (2004)", 442, 9, "5 by age, 2 by sex", 2),
-    ("synthetic", "the paper's regression problem, drawn", "ours", 500, 10, "5, or any", None),
-)
-EMBEDDED = tuple(
-    DatasetEntry(name, "embedded", about, licence, rows, None, columns, clients, classes)
-    for name, about, licence, rows, columns, clients, classes in _EMBEDDED
-)
+INSIDE, CC, SKEW = "embedded", "CC BY 4.0, doi 10.24432/", "by label skew"
+EMBEDDED = (
+    DatasetEntry("heart_disease", INSIDE, "heart disease at four hospitals (UCI)", f"{CC}C52P4X", 920, None, 28, 4, 2),
+    DatasetEntry("beijing_air", INSIDE, "fine dust at twelve stations (UCI)", f"{CC}C5RK5G", 17467, None, 15, 12),
+    DatasetEntry("digits", INSIDE, "handwritten digits (scikit-learn)", f"{CC}C50P49", 1797, None, 64, SKEW, 10),
+    DatasetEntry("breast_cancer", INSIDE, "Wisconsin biopsies (scikit-learn)", f"{CC}C5DW2B", 569, None, 30, SKEW, 2),
+    DatasetEntry(
+        "diabetes", INSIDE, "progression of diabetes (scikit-learn)", "cite Efron et al. (2004)", 442, None, 9,
+        "5 by age, 2 by sex", 2,
+    ),
+    DatasetEntry("synthetic", INSIDE, "the paper's regression problem, drawn", "ours", 500, None, 10, "5, or any"),
+)  # fmt: skip
 
 
 def provided(folder: str | os.PathLike[str] | None) -> list[DatasetEntry]:
