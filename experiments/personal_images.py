@@ -1,0 +1,180 @@
+r"""CIFAR-100 as the paper cuts it: alone, one model, one fair model, and models of one's own.
+
+    python -m experiments.personal_images --data D --device cuda [--seeds 5] [--alpha 0.1] [--small]
+
+Last features of an ImageNet network (`kind="penultimate"`), squared loss on one-hot labels, 20 clients by Dirichlet(α)
+over classes of whom 30 % lose 70 % of their images, tested on test images in each client's own class proportions.
+Everything is chosen on a quarter of every client's training images, by the accuracy of the worst fifth of the clients:
+l2 of every row, κ of personal models, the objective of fair ones. The rows are then trained on all training images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import scaffpd as sp
+from experiments.image_plans import Cut, plan
+from experiments.image_study import BACKBONE, LOADERS, Place, _fewer, hardware
+from scaffpd.features import backbone, features
+from scaffpd.metrics import a_fifth
+
+L2S = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0)
+OBJECTIVES = (sp.CVaR(0.2), sp.CVaR(0.5), sp.ChiSquare(0.01), sp.ChiSquare(0.03), sp.ChiSquare(0.1))
+VALIDATION, ROUNDS, TOL = 0.25, 60, 1e-5
+Accuracy = NDArray[np.float64]
+Pairs = list[tuple[Any, Any]]
+
+
+def worst(accuracy: Accuracy) -> float:
+    """The mean over the worst fifth of the clients."""
+    return float(np.sort(accuracy)[: a_fifth(len(accuracy))].mean())
+
+
+class Trainer:
+    """One partition: trains on some rows of every client and scores on others."""
+
+    def __init__(self, train: Pairs, test: Pairs, classes: int, device: str) -> None:
+        self.train, self.test, self.classes, self.device = train, test, classes, device
+        self._last: dict[str, Any] = {}
+
+    def shared(self, l2: float, objective: Any, strength: float | None = None) -> Accuracy:
+        """One model for all, or with a strength models of the clients' own; the last solution of its kind starts it."""
+        model: Any = sp.Linear("squared", l2=l2, classes=self.classes)
+        model = model if strength is None else sp.Personal(model, strength)
+        cohort = sp.Cohort(self.train, model, device=self.device, dtype=torch.float32, test=self.test)
+        kind = f"{strength is None}"
+        found = sp.train(sp.fair(objective), cohort, rounds=ROUNDS, tol=TOL, x0=self._last.get(kind), progress=False)
+        self._last[kind] = found.x
+        return cohort.evaluate(found.x, "test").accuracy
+
+    def alone(self, l2: float) -> Accuracy:
+        """Every client's own ridge regression."""
+        right = []
+        for (A, y), (B, z) in zip(self.train, self.test, strict=True):
+            X, T = (torch.as_tensor(np.asarray(rows), dtype=torch.float64, device=self.device) for rows in (A, B))
+            Y = torch.nn.functional.one_hot(torch.as_tensor(y, device=self.device), self.classes).double()
+            H = 2 / len(X) * X.T @ X + l2 * torch.eye(X.shape[1], dtype=X.dtype, device=X.device)
+            W = torch.linalg.solve(H, 2 / len(X) * X.T @ Y)
+            right.append(float(((T @ W).argmax(1).cpu().numpy() == z).mean()))
+        return np.array(right)
+
+
+def halves(train: Pairs, seed: int) -> tuple[Pairs, Pairs]:
+    """Every client's training rows, but for a quarter, and that quarter."""
+    fit: Pairs = []
+    held: Pairs = []
+    for i, (X, y) in enumerate(train):
+        order = np.random.default_rng([seed, i, 8]).permutation(len(y))
+        cut = max(1, round(VALIDATION * len(y)))
+        for part, rows in ((held, np.sort(order[:cut])), (fit, np.sort(order[cut:]))):
+            part.append((X[rows], y[rows]))
+    return fit, held
+
+
+def best(options: Sequence[Any], score: Callable[[Any], Accuracy]) -> Any:
+    """The option with the best worst fifth, by validation."""
+    return max(options, key=lambda option: worst(score(option)))
+
+
+def rows(train: Pairs, test: Pairs, classes: int, device: str, seed: int) -> dict[str, tuple[Accuracy, str]]:
+    """Every row of the table: test accuracies by client, and what was chosen."""
+    trial, final = Trainer(*halves(train, seed), classes, device), Trainer(train, test, classes, device)
+    average, out = sp.Average(), dict[str, tuple[Accuracy, str]]()
+
+    fit, held = halves(train, seed)
+    lonely = np.array([Trainer(fit, held, classes, device).alone(l2) for l2 in L2S])  # (l2, clients)
+    own = lonely.argmax(0)
+    tested = np.array([final.alone(l2) for l2 in L2S])
+    out["alone"] = tested[own, np.arange(len(train))], "l2 of its own at every client"
+
+    l2 = best(L2S, lambda l2: trial.shared(l2, average))
+    out["one model, average"] = final.shared(l2, average), f"l2 = {l2:g}"
+    fair = best([(k, o) for k in (l2, 3 * l2) for o in OBJECTIVES], lambda ko: trial.shared(*ko))
+    out["one model, fair"] = final.shared(*fair), f"l2 = {fair[0]:g}, {fair[1]!r}"
+
+    grid = [(k, s) for s in sorted(STRENGTHS, reverse=True) for k in L2S[:5]]
+    k, s = best(grid, lambda ks: trial.shared(ks[0], average, ks[1]))
+    out["personal, average"] = final.shared(k, average, s), f"l2 = {k:g}, κ = {s:g}"
+    o = best(OBJECTIVES, lambda o: trial.shared(k, o, s))
+    out["personal, fair"] = final.shared(k, o, s), f"l2 = {k:g}, κ = {s:g}, {o!r}"
+    return out
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run and write results/personal/images.csv beside a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--alpha", type=float, default=0.1)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("results/personal"))
+    given = parser.parse_args(words)
+    start, chosen = time.perf_counter(), plan("cifar100", given.small)
+    place = Place(given.data, given.out / "features", given.device)
+    images = _fewer(LOADERS["cifar100"](place.data), chosen)
+    table = features(
+        images, backbone(BACKBONE, place.data, size=chosen.size), kind="penultimate", device=place.device,
+        dtype="float32", precision="tf32" if given.device.startswith("cuda") else "float32",
+    )  # fmt: skip
+    labels = np.asarray(images.train.y), np.asarray(images.test.y)
+    cut = replace(Cut(table, *labels, chosen.clients, given.alpha))
+    print(f"features after {time.perf_counter() - start:.0f} s", flush=True)
+    found: list[dict[str, Any]] = []
+    for seed in range(given.seeds):
+        silos = cut(seed)
+        for name, (accuracy, words_) in rows(silos.train, silos.test, len(images.classes), given.device, seed).items():
+            found.append({
+                "alpha": given.alpha, "seed": seed, "row": name, "mean": 100 * accuracy.mean(),
+                "worst_fifth": 100 * worst(accuracy), "chosen": words_,
+            })  # fmt: skip
+            print(*found[-1].values(), f"{time.perf_counter() - start:.0f} s", flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    with (given.out / f"images-alpha{given.alpha:g}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, found[0])
+        writer.writeheader()
+        writer.writerows(found)
+    (given.out / f"images-alpha{given.alpha:g}.md").write_text(markdown(found, given.alpha, hardware(given.device)))
+
+
+def markdown(found: list[dict[str, Any]], alpha: float, machine: str) -> str:
+    """The table: means over seeds, and paired differences to the last row with their 95 % intervals."""
+    names = list(dict.fromkeys(row["row"] for row in found))
+    values = {n: np.array([[r["mean"], r["worst_fifth"]] for r in found if r["row"] == n]) for n in names}
+    seeds, last = len(values[names[0]]), values[names[-1]]
+    lines = [
+        f"CIFAR-100, 20 clients, Dirichlet({alpha:g}), {seeds} partitions, on {machine}; accuracy in per cent.",
+        "",
+        f"| | mean | worst fifth | worst fifth of “{names[-1]}” minus this (95 %) |",
+        "|---|---|---|---|",
+    ]
+    for name in names:
+        mean, low = values[name].mean(0)
+        apart = last[:, 1] - values[name][:, 1]
+        half = interval(apart)
+        words = "" if name == names[-1] else f"{apart.mean():+.1f} ± {half:.1f}"
+        lines.append(f"| {name} | {mean:.1f} | {low:.1f} | {words} |")
+    return "\n".join(lines) + "\n"
+
+
+def interval(apart: Accuracy) -> float:
+    """Half of Student's 95 % interval for a mean."""
+    from scipy.stats import t
+
+    n = len(apart)
+    return float("nan") if n < 2 else float(t.ppf(0.975, n - 1) * apart.std(ddof=1) / n**0.5)
+
+
+if __name__ == "__main__":
+    main()
