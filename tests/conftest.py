@@ -9,11 +9,12 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import cache
-from itertools import combinations
 
 import pytest
+
+from covering import covering
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
@@ -62,15 +63,3 @@ def pytest_collection_finish():
     gc.freeze()
     gc.enable()
     sys.dont_write_bytecode = True
-
-
-def covering(rows, strength):
-    """Choose few rows that hold all the combinations of `strength` values that any row holds."""
-    held = [set(combinations(row, strength)) for row in rows]
-    missing, used, kept = set().union(*held), Counter(), set()
-    while missing:
-        best = max(range(len(rows)), key=lambda k: (len(held[k] & missing), -sum(used[value] for value in rows[k])))
-        missing -= held[best]
-        used.update(rows[best])
-        kept.add(best)
-    return kept

@@ -1,0 +1,18 @@
+"""Few combinations of a test's parameters in place of all: see `cover(k)` in conftest.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+
+
+def covering(rows, strength):
+    """Choose few rows that hold all the combinations of `strength` values that any row holds."""
+    held = [set(combinations(row, strength)) for row in rows]
+    missing, used, kept = set().union(*held), Counter(), set()
+    while missing:
+        best = max(range(len(rows)), key=lambda k: (len(held[k] & missing), -sum(used[value] for value in rows[k])))
+        missing -= held[best]
+        used.update(rows[best])
+        kept.add(best)
+    return kept

@@ -1,0 +1,33 @@
+"""A covering has what it promises, and few rows."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+
+from covering import covering
+
+
+@pytest.mark.parametrize(("sizes", "strength", "most"), [((8, 2), 1, 8), ((3, 6, 2), 2, 18), ((3, 2, 3, 2), 2, 11)])
+def test_every_combination_of_so_many_values_is_there(sizes, strength, most):
+    rows = [tuple(enumerate(values)) for values in product(*map(range, sizes))]
+    kept = covering(rows, strength)
+    assert {c for k in kept for c in combinations(rows[k], strength)} == {
+        c for row in rows for c in combinations(row, strength)
+    }
+    assert len(kept) <= most
+
+
+def test_values_are_used_about_equally_often():
+    rows = [tuple(enumerate(values)) for values in product(range(8), range(2))]
+    kept = covering(rows, 1)
+    assert sum(rows[k][1] == (1, 0) for k in kept) == 4
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("a", range(5))
+@pytest.mark.parametrize("b", range(5))
+def test_the_mark_leaves_few(a, b, request):
+    chosen = [item for item in request.session.items if item.originalname == request.node.originalname]
+    assert len(chosen) in (1, 5, 25)  # one that was asked for, or all of them with the long ones
