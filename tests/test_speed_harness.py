@@ -26,6 +26,12 @@ def test_exponent_of_a_power_law(harness, p):
     assert harness.exponent(sizes, [3 * n**p for n in sizes]) == pytest.approx(p, abs=1e-9)
 
 
+@pytest.fixture(autouse=True)
+def _quick(harness, monkeypatch):
+    """Without looking for garbage before every turn: there is much of it among all other tests."""
+    monkeypatch.setattr(harness.gc, "collect", lambda: 0)
+
+
 def test_candidates_take_turns_in_changing_order(harness):
     order = []
     calls = {name: (lambda name=name: order.append(name)) for name in "abc"}

@@ -52,6 +52,7 @@ def clients(loss):
     return pairs
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 @pytest.mark.parametrize("kind", ALL)
 def test_the_proven_gap_covers_the_true_one(kind, loss):
