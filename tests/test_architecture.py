@@ -37,6 +37,7 @@ LAYERS = [
     {"subspace", "features", "privacy"},
     {"algorithms", "cohort"},
     {"training", "config", "secure"},
+    {"gains"},
     {"comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},
     {"runs"},
     {"report"},

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from scaffpd.fairness_path import path as path
     from scaffpd.federation import Federation as Federation
     from scaffpd.figures import partition_picture as partition_picture
+    from scaffpd.gains import Joining as Joining
+    from scaffpd.gains import joining as joining
     from scaffpd.history import History as History
     from scaffpd.models import Linear as Linear
     from scaffpd.models import Module as Module
@@ -82,6 +84,7 @@ _HOME = {
     "scaffpd.figures": ("partition_picture",),
     "scaffpd.fairness_path": ("path",),
     "scaffpd.federation": ("Federation",),
+    "scaffpd.gains": ("Joining", "joining"),
     "scaffpd.history": ("History",),
     "scaffpd.models": ("Linear", "Module", "Personal", "personalise"),
     "scaffpd.objectives": (

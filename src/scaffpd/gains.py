@@ -1,0 +1,524 @@
+r"""`joining`: does it pay for a client to train with the others? Five answers to its held-out rows, side by side.
+
+constant   the client's mean, or its most frequent label with the shares of all labels
+alone      argmin_u Σ_j ℓ_j(u) + (κ_i/2)‖u‖² on its own rows, κ_i by folds of its own rows
+average    one model x for all, min_x Σ p_i f_i(x)
+fair       one model x for all, min_x max_λ Σ λ_i f_i(x) − ψ(λ)
+personal   a model u_i of its own near a shared and fair x: `Personal(model, κ)`, κ by folds inside every client
+
+All models answer the same held-out rows, so gains are paired: the mean of ℓ_j(alone) − ℓ_j(model) over rows j, with
+Student's t interval. Given splits=K, rows are split anew K times, and the interval is over splits, corrected for rows
+that splits share (Nadeau and Bengio 2003): sd·√(1/K + n₂/n₁) with n₂ rows held out and n₁ trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import t as student
+
+from scaffpd.algorithms.fair import fair
+from scaffpd.cohort import Cohort
+from scaffpd.errors import InputError, count
+from scaffpd.metrics import a_fifth
+from scaffpd.models import Linear, Personal
+from scaffpd.models.losses import loss_named
+from scaffpd.objectives import Average, ChiSquare, Objective
+from scaffpd.training import train as run
+
+Array = NDArray[np.float64]
+Pair = tuple[Any, Any]
+MODELS = CONSTANT, ALONE, AVERAGE, FAIR, PERSONAL = "constant", "alone", "average", "fair", "personal"
+YES, NO, NOISE = "yes", "no", "within noise"
+RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # κ_i of a model alone
+STRENGTHS = (3000.0, 300.0, 30.0, 3.0)  # κ of personal models, the most alike first
+FOLDS, CONFIDENCE, NEGLIGIBLE = 3, 0.95, 5e-4
+ROUGH, FEW_ROUNDS = 1e-3, 30  # folds compare strengths, and need no more
+CALLED = {AVERAGE: "one average model", FAIR: "one fair model", PERSONAL: "personal, fair models", ALONE: "alone"}
+
+
+class Gain(NamedTuple):
+    """How much lower a model's loss is than another's, as a share of the other's, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def pays(self) -> str:
+        """Yes or no where the interval is clear of zero, else within noise."""
+        if not (self.low > 0 or self.high < 0) or abs(self.value) < NEGLIGIBLE:
+            return NOISE
+        return YES if self.value > 0 else NO
+
+    def than(self, other: str) -> str:
+        """Such as "12 % lower than alone"; what is within noise is called no different."""
+        if self.pays == NOISE:
+            return f"no different from {other}"
+        return f"{_percent(self.value)} {'lower' if self.value > 0 else 'higher'} than {other}"
+
+    @property
+    def words(self) -> str:
+        """The same without the other."""
+        return self.than("").removesuffix(" from ").removesuffix(" than ")
+
+    @property
+    def range(self) -> str:
+        """The interval, such as "95 % interval 8 to 15 %"."""
+        if not math.isfinite(self.high - self.low):
+            return "too few rows for an interval"
+        if self.low < 0 < self.high or self.pays == NOISE:
+            ends = [f"{_percent(v)} {'lower' if v > 0 else 'higher'}" for v in (self.low, self.high)]
+            return f"95 % interval {ends[0]} to {ends[1]}"
+        low, high = sorted((self.low, self.high), key=abs)
+        return f"95 % interval {_percent(low).removesuffix(' %')} to {_percent(high)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * abs(share):.{0 if abs(share) >= 0.0995 else 1}f} %"
+
+
+def interval(mean: float, error: float, freedom: float, scale: float) -> Gain:
+    """Student's t interval, over `scale`."""
+    reach = student.ppf((1 + CONFIDENCE) / 2, freedom) * error if math.isfinite(error) else math.inf
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value, low, high = (float(np.divide(v, scale)) for v in (mean, mean - reach, mean + reach))
+    return Gain(value, low, high) if scale > 0 else Gain(0.0, -math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """Losses of all models on the held-out rows of one split: per client, (models × rows)."""
+
+    losses: list[Array]
+    block: int = 1
+
+    def means(self) -> Array:
+        """(models × clients)."""
+        return np.stack([own.mean(1) for own in self.losses], axis=1)
+
+    def difference(self, a: int, b: int, of: Callable[[Array], Array]) -> Gain:
+        """By how much Σ w_i L_i is lower under b than under a; `of` makes the weights w from a model's losses L."""
+        table = self.means()
+        w_a, w_b = of(table[a]), of(table[b])
+        parts = [w_a[i] * own[a] - w_b[i] * own[b] for i, own in enumerate(self.losses) if w_a[i] or w_b[i]]
+        grouped = [[p.mean() for p in np.array_split(part, math.ceil(len(part) / self.block))] for part in parts]
+        known = [np.var(g, ddof=1) for g in grouped if len(g) > 1]
+        spread = [np.var(g, ddof=1) if len(g) > 1 else np.mean(known) if known else math.inf for g in grouped]
+        errors = np.array([s / len(g) for s, g in zip(spread, grouped, strict=True)])
+        freedom = [max(len(g) - 1, 1) for g in grouped]
+        welch = errors.sum() ** 2 / max((errors**2 / freedom).sum(), 1e-300) if np.isfinite(errors).all() else 1.0
+        mean = sum(float(part.mean()) for part in parts)
+        return interval(mean, math.sqrt(errors.sum()), max(welch, 1.0), float(w_a @ table[a]))
+
+
+@dataclass(frozen=True)
+class SplitTables:
+    """Mean losses of all models and clients, (splits × models × clients)."""
+
+    tables: Array
+    overlap: float  # n₂/n₁
+
+    def means(self) -> Array:
+        """(models × clients), the mean over splits."""
+        found: Array = self.tables.mean(0)
+        return found
+
+    def difference(self, a: int, b: int, of: Callable[[Array], Array]) -> Gain:
+        """As that of one split; weights are those of every split by itself."""
+        base = np.array([of(t[a]) @ t[a] for t in self.tables])
+        d, K = base - np.array([of(t[b]) @ t[b] for t in self.tables]), len(base)
+        error = float(d.std(ddof=1)) * math.sqrt(1 / K + self.overlap)
+        return interval(float(d.mean()), error, K - 1, float(base.mean()))
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What every client has of training with the others.
+
+    Attributes:
+        names: the clients.
+        models: those compared, of constant, alone, average, fair and personal.
+        loss: mean held-out loss without a regulariser, (models × clients).
+        score: accuracy or, for regression, root mean squared error, (models × clients).
+        measure: "accuracy" or "rmse".
+        rows: (trained on, held out) of every client.
+        evidence: what intervals are made from.
+        ridges: κ_i that every client has chosen alone.
+        strength: κ of the personal models.
+        splits: how many splits this is the mean of.
+        word: what a client is called.
+    """
+
+    names: tuple[str, ...]
+    models: tuple[str, ...]
+    loss: Array = field(repr=False)
+    score: Array = field(repr=False)
+    measure: str
+    rows: tuple[tuple[int, int], ...] = field(repr=False)
+    evidence: HeldOutRows | SplitTables = field(repr=False)
+    ridges: tuple[float, ...] = field(repr=False)
+    strength: float
+    splits: int = 1
+    word: str = "client"
+
+    @classmethod
+    def mean(cls, several: Sequence[Joining]) -> Self:
+        """The mean over splits of the same clients."""
+        first = several[0]
+        if len(several) < 2:
+            raise InputError("A mean over splits needs at least two of them.")
+        tables = np.stack([one.loss for one in several])
+        overlap = sum(held for _, held in first.rows) / sum(trained for trained, _ in first.rows)
+        score = np.mean([one.score for one in several], axis=0)
+        return cls(
+            first.names, first.models, tables.mean(0), score, first.measure, first.rows,
+            SplitTables(tables, overlap), first.ridges, first.strength, len(several), first.word,
+        )  # fmt: skip
+
+    def gain(self, model: str, over: str = ALONE, of: Callable[[Array], Array] | None = None) -> Gain:
+        """Over all clients, each counting the same; `of` makes other weights from a model's losses."""
+        return self.evidence.difference(self.models.index(over), self.models.index(model), of or every)
+
+    def gains(self, model: str, over: str = ALONE) -> list[Gain]:
+        """Client by client."""
+        one = np.eye(len(self.names))
+        return [self.gain(model, over, lambda _, i=i: one[i]) for i in range(len(self.names))]  # type: ignore[misc]
+
+    def losers(self, model: str) -> int:
+        """How many clients a model costs clearly, against training alone."""
+        return sum(gain.pays == NO for gain in self.gains(model))
+
+    def better(self, model: str, than: str) -> bool:
+        """Clearly lower in the mean or for the worst-served fifth, and clearly higher in neither."""
+        found = {self.gain(model, than, of).pays for of in (every, worst_fifth)}
+        return YES in found and NO not in found
+
+    @property
+    def recommendation(self) -> str:
+        """Alone, average, fair or personal: the simplest that no other is clearly better than.
+
+        A model that clearly costs fewer clients something is better too, unless it is clearly worse for all.
+        """
+        chosen = ALONE
+        for model in (m for m in (AVERAGE, FAIR, PERSONAL) if m in self.models):
+            spares = chosen != ALONE and self.losers(model) < self.losers(chosen)
+            worse = NO in {self.gain(model, chosen, of).pays for of in (every, worst_fifth)}
+            if self.better(model, chosen) or (spares and not worse):
+                chosen = model
+        return chosen
+
+    @property
+    def sentence(self) -> str:
+        """What to do and who gains what, with the interval."""
+        best = self.recommendation
+        if best == ALONE:
+            model = PERSONAL if PERSONAL in self.models else self.models[-1]
+            mean, start = self.gain(model), "Stay alone"
+            if mean.pays == NOISE:
+                start = "Joining brings no clear gain"
+            whose = f"with {CALLED[model]} the loss on held-out rows"
+            return f"{start}: {whose} is {mean.than(ALONE)} ({mean.range}); {self._who(model)}."
+        gain, whose = self.gain(best), "the loss on held-out rows"
+        if gain.pays != YES:
+            gain, whose = self.gain(best, of=worst_fifth), f"the held-out loss of {self._fifth}"
+        start = "Keep one average model" if best == AVERAGE else f"Join with {CALLED[best]}"
+        return f"{start}: {whose} is {gain.than(ALONE)} ({gain.range}); {self._who(best)}."
+
+    @property
+    def details(self) -> str:
+        """The same against one average model."""
+        best = self.recommendation
+        best = best if best in (FAIR, PERSONAL) else self.models[-1]
+        mean, worst = self.gain(best, AVERAGE), self.gain(best, AVERAGE, worst_fifth)
+        return (
+            f"Against one average model, {CALLED[best]} {'has' if best == FAIR else 'have'} a mean loss that is {mean.words} ({mean.range}); "
+            f"for {self._fifth} it is {worst.words} ({worst.range})."
+        )
+
+    @property
+    def _fifth(self) -> str:
+        k = a_fifth(len(self.names))
+        return f"the worst-served {self.word if k == 1 else f'fifth of {plural(self.word)}'}"
+
+    def _who(self, model: str) -> str:
+        """Such as "4 of 12 clients clearly gain, none clearly loses"."""
+        found = [gain.pays for gain in self.gains(model)]
+        gain, lose, who = found.count(YES), found.count(NO), f"of {len(found)} {plural(self.word)}"
+        gaining = f"{gain} {who} clearly gain{'s' if gain == 1 else ''}" if gain else f"none {who} clearly gains"
+        return f"{gaining}, {lose or 'none'} clearly lose{'' if lose > 1 else 's'}"
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for every client and model: loss, accuracy or error, gains over alone and over the average."""
+        found = {
+            (model, over): self.gains(model, over)
+            for model in self.models
+            for over in (ALONE, AVERAGE)
+            if model != over
+        }
+        rows = []
+        for i, name in enumerate(self.names):
+            for k, model in enumerate(self.models):
+                row: dict[str, Any] = {
+                    "client": name, "model": model, "train_rows": self.rows[i][0], "test_rows": self.rows[i][1],
+                    "loss": float(self.loss[k, i]), self.measure: float(self.score[k, i]),
+                }  # fmt: skip
+                for over in (ALONE, AVERAGE):
+                    gain = found[model, over][i] if (model, over) in found else None
+                    for part in ("value", "low", "high"):
+                        value = math.nan if gain is None else getattr(gain, part)
+                        row[f"gain_over_{over}{'' if part == 'value' else f'_{part}'}"] = _cell(value)
+                row["pays"] = found[model, ALONE][i].pays if (model, ALONE) in found else ""
+                rows.append(row)
+        return rows
+
+    def summary(self) -> dict[str, Any]:
+        """What a run's summary says of it."""
+        overall = []
+        for k, model in enumerate(self.models):
+            over = {
+                f"{which}_over_{other}": [_cell(v, None) for v in self.gain(model, other, of)]
+                for which, of in (("mean", every), ("worst_20", worst_fifth))
+                for other in (ALONE, AVERAGE)
+                if model != other
+            }
+            mean, worst = (float(of(self.loss[k]) @ self.loss[k]) for of in (every, worst_fifth))
+            overall.append(
+                {"model": model, "mean_loss": mean, "worst_20_loss": worst, "clearly_lose": self.losers(model), **over}
+            )
+        return {
+            "recommendation": self.recommendation, "sentence": self.sentence, "details": self.details,
+            "interval": self.method, "splits": self.splits, "strength": self.strength, "models": overall,
+        }  # fmt: skip
+
+    @property
+    def method(self) -> str:
+        """How intervals were made."""
+        if self.splits > 1:
+            return f"Student's t over {self.splits} random splits, corrected for the rows that splits share, at 95 %"
+        block = getattr(self.evidence, "block", 1)
+        rows = "held-out rows" if block == 1 else f"blocks of {block} held-out rows"
+        return f"Student's t over {rows}, paired, at 95 %"
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.sentence, self.details)))
+
+
+def _cell(value: float, nothing: Any = "") -> Any:
+    return value if math.isfinite(value) else nothing
+
+
+def plural(word: str) -> str:
+    """The plural of what a client is called."""
+    return f"{word[:-1]}ies" if word.endswith("y") and word[-2:-1] not in tuple("aeiou") else f"{word}s"
+
+
+def every(losses: Array) -> Array:
+    """Every client counts the same."""
+    return np.full(len(losses), 1 / len(losses))
+
+
+def worst_fifth(losses: Array) -> Array:
+    """The ⌈N/5⌉ clients with the largest losses count."""
+    k = a_fifth(len(losses))
+    found = np.zeros(len(losses))
+    found[np.argsort(-losses, kind="stable")[:k]] = 1 / k
+    return found
+
+
+def joining(
+    train: Sequence[Pair] | Mapping[str, Pair],
+    test: Sequence[Pair] | Mapping[str, Pair],
+    model: Linear,
+    objective: Objective | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    strength: float | None = None,
+    splits: int = 1,
+    seed: int = 0,
+    tol: float = 1e-6,
+    rounds: int = 1000,
+    unit: float = 1.0,
+    block: int = 1,
+    word: str = "client",
+    known: Mapping[str, Any] | None = None,
+) -> Joining:
+    """Tell every client what it has of training with the others, on its held-out rows.
+
+    Args:
+        train: one (X, y) per client, or a mapping from names to them.
+        test: the same of held-out rows.
+        model: `Linear(...)`; its l2 is that of the shared models, alone every client chooses its own.
+        objective: of the fair models; `ChiSquare(rho=0.1)` if not given.
+        names: the clients' names.
+        strength: κ of the personal models; if not given, the best of 3, 30, 300, 3000 by folds inside the clients.
+        splits: with more than one, pool every client's rows, split them anew so often, and give intervals over splits.
+        seed: of folds and splits.
+        tol: the proven gap at which training stops.
+        rounds: the most rounds of a training.
+        unit: what one unit of the target is, for errors of regression.
+        block: consecutive held-out rows that count as one for the interval, such as 7 for days of weather.
+        word: what a client is called.
+        known: models of the first split that are trained already: {"average": x, "fair": x}.
+    """
+    if not isinstance(model, Linear):
+        raise InputError(f"joining compares linear models: give Linear(...), got {model!r}.")
+    if objective is not None and not isinstance(objective, Objective):
+        raise InputError(f"joining needs an objective such as ChiSquare(rho=0.1), got {objective!r}.")
+    if not test:
+        raise InputError("joining needs held-out rows: give test= as one (X, y) per client.")
+    for name, value in (("splits", splits), ("block", block)):
+        count("joining", name, value)
+    goal = ChiSquare(rho=0.1) if objective is None else objective
+    clients = Cohort(train, model, names, test=test).names  # refuses what does not fit together
+    first = Contest(_parts(train, clients), _parts(test, clients), model, goal, tuple(clients), seed, tol, rounds)
+    several = []
+    for k in range(splits):
+        contest = first if k == 0 else first.split_anew(seed + k)
+        several.append(contest.judge(strength, unit, block, word, dict(known or {}) if k == 0 else {}))
+    return several[0] if splits == 1 else Joining.mean(several)
+
+
+def _simplest(losses: Array) -> int:
+    """Of rows of losses, the last whose mean is within one standard error of the best, by paired differences."""
+    above = losses - losses[losses.mean(1).argmin()]
+    return int(np.flatnonzero(above.mean(1) <= above.std(1, ddof=1) / math.sqrt(losses.shape[1]))[-1])
+
+
+def _parts(pairs: Any, names: Sequence[str]) -> list[tuple[Array, NDArray[Any]]]:
+    chosen = [pairs[name] for name in names] if isinstance(pairs, Mapping) else pairs
+    return [(np.asarray(X, dtype=np.float64), np.asarray(y)) for X, y in chosen]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """All models on one split."""
+
+    train: list[tuple[Array, NDArray[Any]]]
+    test: list[tuple[Array, NDArray[Any]]]
+    model: Linear
+    objective: Objective
+    names: tuple[str, ...]
+    seed: int
+    tol: float
+    rounds: int
+    whole: bool = True  # whether it is no fold of another
+
+    def __post_init__(self) -> None:
+        for name, (_, y) in zip(self.names, self.train, strict=True):
+            if self.whole and len(y) < 2:
+                raise InputError(f"Client {name!r} has {len(y)} row to train on: to choose by folds it needs two.")
+        if self.model.loss == "softmax" and self.model.classes is None:
+            classes = max(2, 1 + max(int(y.max()) for _, y in [*self.train, *self.test]))
+            object.__setattr__(self, "model", replace(self.model, classes=classes))
+
+    def split_anew(self, seed: int) -> Contest:
+        """The same rows of every client, others of them held out, as many as before."""
+        random, train, test = np.random.default_rng(seed), [], []
+        for (X, y), (X_held, y_held) in zip(self.train, self.test, strict=True):
+            A, b = np.concatenate([X, X_held]), np.concatenate([y, y_held])
+            order = random.permutation(len(b))
+            kept, held = np.sort(order[: len(y)]), np.sort(order[len(y) :])
+            train.append((A[kept], b[kept]))
+            test.append((A[held], b[held]))
+        return replace(self, train=train, test=test, seed=seed)
+
+    def judge(self, strength: float | None, unit: float, block: int, word: str, known: Mapping[str, Any]) -> Joining:
+        """Train all models and let them answer the held-out rows."""
+        alone, ridges = self._alone()
+        kappa = self._strength() if strength is None else strength
+        answers: dict[str, Any] = {ALONE: alone}
+        for name, goal in ((AVERAGE, Average(prior=self.objective.prior)), (FAIR, self.objective)):
+            if name == AVERAGE or not isinstance(goal, Average):
+                x = known[name] if name in known else self._trained(self.model, goal, self.train)[0]
+                answers[name] = [x] * len(self.names)
+        answers[PERSONAL] = self._trained(Personal(self.model, kappa), self.objective, self.train)[1]
+        losses, scores, measure = [], [], "accuracy"
+        for i, (X, y) in enumerate(self.test):
+            outputs = [self._constant(i, len(y)), *(self.model.outputs(u[i], X) for u in answers.values())]
+            found = [self._answers(z, y) for z in outputs]
+            losses.append(np.stack([loss for loss, _ in found]))
+            scores.append([unit * math.sqrt(loss.mean()) if hit is None else hit.mean() for loss, hit in found])
+            measure = "rmse" if found[0][1] is None else measure
+        evidence, rows = HeldOutRows(losses, block), tuple(len(y) for _, y in self.train)
+        return Joining(
+            self.names, (CONSTANT, *answers), evidence.means(), np.array(scores).T, measure,
+            tuple(zip(rows, (len(y) for _, y in self.test), strict=True)), evidence, tuple(ridges), kappa, word=word,
+        )  # fmt: skip
+
+    def _answers(self, z: Array, y: NDArray[Any]) -> tuple[Array, Array | None]:
+        """The loss of every row, and whether the label is right; `None` for regression."""
+        loss, outputs = loss_named(self.model.loss), torch.from_numpy(np.ascontiguousarray(z))
+        target = torch.from_numpy(np.asarray(loss.encode([y], ["held-out rows"], self.model.classes).arrays[0]))
+        hit = loss.correct(outputs, target)
+        return loss.value(outputs, target).numpy(), None if hit is None else hit.double().numpy()
+
+    def _constant(self, i: int, rows: int) -> Array:
+        """Outputs that are the same for every row: the mean, or log-odds of the labels (half a row of each added)."""
+        y, loss = self.train[i][1], self.model.loss
+        if loss == "squared":
+            return np.tile(np.mean(loss_named(loss).encode([y], ["rows"], self.model.classes).arrays[0], 0), (rows, 1))
+        shares = np.bincount(y.astype(int).ravel(), minlength=self.model.classes or 2) + 0.5
+        z = np.log(shares / shares.sum())
+        return np.tile(z if loss == "softmax" else z[1:] - z[:1], (rows, 1))
+
+    def _trained(self, model: Any, goal: Objective, pairs: Any, rough: bool = False, x0: Any = None) -> tuple[Any, Any]:
+        """The shared model, and the clients' own where the model is `Personal`."""
+        tol, rounds = (ROUGH, FEW_ROUNDS) if rough else (self.tol, self.rounds)
+        cohort = Cohort(pairs, model, self.names)
+        found = run(fair(goal), cohort, rounds, tol if self.model.l2 > 0 else None, x0=x0, progress=False)
+        return found.x, found.personal
+
+    def _ridge(self, pairs: Any, kappa: float) -> Array:
+        """argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖² of every client: a personal model whose shared one is zero."""
+        cohort = Cohort(pairs, Personal(replace(self.model, l2=0.0), kappa), self.names)
+        return np.asarray(cohort.own_models(0 * cohort.start()))
+
+    def _alone(self) -> tuple[list[Array], list[float]]:
+        """Every client's model by itself, and its κ_i: the largest within one standard error of the best."""
+        tried = [[self._held(fold, self._ridge(fold.train, k)) for fold in self.folds] for k in RIDGES]
+        best = [
+            _simplest(np.stack([np.concatenate([f[i] for f in each]) for each in tried]))
+            for i in range(len(self.names))
+        ]
+        fitted = {k: self._ridge(self.train, RIDGES[k]) for k in set(best)}
+        return [fitted[k][i] for i, k in enumerate(best)], [RIDGES[k] for k in best]
+
+    def _strength(self) -> float:
+        """The κ with the smallest mean of the clients' losses on rows left out of training."""
+        sizes, tried, last = np.array([len(y) for _, y in self.train]), [], [None] * FOLDS
+        for kappa in STRENGTHS:
+            total = np.zeros(len(sizes))
+            for k, fold in enumerate(self.folds):
+                model = Personal(self.model, kappa)
+                last[k], own = fold._trained(model, self.objective, fold.train, rough=True, x0=last[k])
+                total += [held.sum() for held in self._held(fold, own)]
+            tried.append((total / sizes).mean())
+        return STRENGTHS[int(np.argmin(tried))]
+
+    def _held(self, fold: Contest, models: Any) -> list[Array]:
+        """The losses of the rows that a fold leaves out, client by client."""
+        found = zip(models, fold.test, strict=True)
+        return [self._answers(self.model.outputs(u, X), y)[0] if len(y) else np.empty(0) for u, (X, y) in found]
+
+    @cached_property
+    def folds(self) -> list[Contest]:
+        """Training rows split into some to train on and some left out; every row is left out once."""
+        found = []
+        number = [
+            np.random.default_rng([self.seed, i]).permutation(len(y)) % FOLDS for i, (_, y) in enumerate(self.train)
+        ]
+        for k in range(FOLDS):
+            kept, left = (
+                [(X[(n == k) ^ keep], y[(n == k) ^ keep]) for n, (X, y) in zip(number, self.train, strict=True)]
+                for keep in (True, False)
+            )
+            found.append(replace(self, train=kept, test=left, whole=False))
+        return found
