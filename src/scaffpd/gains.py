@@ -22,11 +22,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from scaffpd.algorithms.fair import fair
 from scaffpd.cohort import Cohort
-from scaffpd.errors import InputError, count
+from scaffpd.errors import InputError, count, plural
 from scaffpd.metrics import a_fifth
 from scaffpd.models import Linear, Personal
 from scaffpd.models.losses import loss_named
@@ -87,7 +87,7 @@ def _percent(share: float) -> str:
 
 def interval(mean: float, error: float, freedom: float, scale: float) -> Gain:
     """Student's t interval, over `scale`."""
-    reach = student.ppf((1 + CONFIDENCE) / 2, freedom) * error if math.isfinite(error) else math.inf
+    reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error if math.isfinite(error) else math.inf
     with np.errstate(divide="ignore", invalid="ignore"):
         value, low, high = (float(np.divide(v, scale)) for v in (mean, mean - reach, mean + reach))
     return Gain(value, low, high) if scale > 0 else Gain(0.0, -math.inf, math.inf)
@@ -100,13 +100,14 @@ class HeldOutRows:
     losses: list[Array]
     block: int = 1
 
+    @cached_property
     def means(self) -> Array:
         """(models × clients)."""
         return np.stack([own.mean(1) for own in self.losses], axis=1)
 
     def difference(self, a: int, b: int, of: Callable[[Array], Array]) -> Gain:
         """By how much Σ w_i L_i is lower under b than under a; `of` makes the weights w from a model's losses L."""
-        table = self.means()
+        table = self.means
         w_a, w_b = of(table[a]), of(table[b])
         parts = [w_a[i] * own[a] - w_b[i] * own[b] for i, own in enumerate(self.losses) if w_a[i] or w_b[i]]
         grouped = [[p.mean() for p in np.array_split(part, math.ceil(len(part) / self.block))] for part in parts]
@@ -126,6 +127,7 @@ class SplitTables:
     tables: Array
     overlap: float  # n₂/n₁
 
+    @cached_property
     def means(self) -> Array:
         """(models × clients), the mean over splits."""
         found: Array = self.tables.mean(0)
@@ -201,7 +203,7 @@ class Joining:
         found = {self.gain(model, than, of).pays for of in (every, worst_fifth)}
         return YES in found and NO not in found
 
-    @property
+    @cached_property
     def recommendation(self) -> str:
         """Alone, average, fair or personal: the simplest that no other is clearly better than.
 
@@ -239,7 +241,7 @@ class Joining:
         best = best if best in (FAIR, PERSONAL) else self.models[-1]
         mean, worst = self.gain(best, AVERAGE), self.gain(best, AVERAGE, worst_fifth)
         return (
-            f"Against one average model, {CALLED[best]} {'has' if best == FAIR else 'have'} a mean loss that is {mean.words} ({mean.range}); "
+            f"Against one average model, the mean loss with {CALLED[best]} is {mean.words} ({mean.range}); "
             f"for {self._fifth} it is {worst.words} ({worst.range})."
         )
 
@@ -313,11 +315,6 @@ class Joining:
 
 def _cell(value: float, nothing: Any = "") -> Any:
     return value if math.isfinite(value) else nothing
-
-
-def plural(word: str) -> str:
-    """The plural of what a client is called."""
-    return f"{word[:-1]}ies" if word.endswith("y") and word[-2:-1] not in tuple("aeiou") else f"{word}s"
 
 
 def every(losses: Array) -> Array:
@@ -449,7 +446,7 @@ class Contest:
             measure = "rmse" if found[0][1] is None else measure
         evidence, rows = HeldOutRows(losses, block), tuple(len(y) for _, y in self.train)
         return Joining(
-            self.names, (CONSTANT, *answers), evidence.means(), np.array(scores).T, measure,
+            self.names, (CONSTANT, *answers), evidence.means, np.array(scores).T, measure,
             tuple(zip(rows, (len(y) for _, y in self.test), strict=True)), evidence, tuple(ridges), kappa, word=word,
         )  # fmt: skip
 
@@ -464,7 +461,8 @@ class Contest:
         """Outputs that are the same for every row: the mean, or log-odds of the labels (half a row of each added)."""
         y, loss = self.train[i][1], self.model.loss
         if loss == "squared":
-            return np.tile(np.mean(loss_named(loss).encode([y], ["rows"], self.model.classes).arrays[0], 0), (rows, 1))
+            target = np.asarray(loss_named(loss).encode([y], ["rows"], self.model.classes).arrays[0], dtype=np.float64)
+            return np.tile(target.mean(0), (rows, 1))
         shares = np.bincount(y.astype(int).ravel(), minlength=self.model.classes or 2) + 0.5
         z = np.log(shares / shares.sum())
         return np.tile(z if loss == "softmax" else z[1:] - z[:1], (rows, 1))
@@ -484,10 +482,8 @@ class Contest:
     def _alone(self) -> tuple[list[Array], list[float]]:
         """Every client's model by itself, and its κ_i: the largest within one standard error of the best."""
         tried = [[self._held(fold, self._ridge(fold.train, k)) for fold in self.folds] for k in RIDGES]
-        best = [
-            _simplest(np.stack([np.concatenate([f[i] for f in each]) for each in tried]))
-            for i in range(len(self.names))
-        ]
+        clients = range(len(self.names))
+        best = [_simplest(np.stack([np.concatenate([f[i] for f in each]) for each in tried])) for i in clients]
         fitted = {k: self._ridge(self.train, RIDGES[k]) for k in set(best)}
         return [fitted[k][i] for i, k in enumerate(best)], [RIDGES[k] for k in best]
 
@@ -511,14 +507,12 @@ class Contest:
     @cached_property
     def folds(self) -> list[Contest]:
         """Training rows split into some to train on and some left out; every row is left out once."""
+        random = [np.random.default_rng([self.seed, i]) for i in range(len(self.names))]
+        numbers = [draw.permutation(len(y)) % FOLDS for draw, (_, y) in zip(random, self.train, strict=True)]
         found = []
-        number = [
-            np.random.default_rng([self.seed, i]).permutation(len(y)) % FOLDS for i, (_, y) in enumerate(self.train)
-        ]
         for k in range(FOLDS):
-            kept, left = (
-                [(X[(n == k) ^ keep], y[(n == k) ^ keep]) for n, (X, y) in zip(number, self.train, strict=True)]
-                for keep in (True, False)
-            )
-            found.append(replace(self, train=kept, test=left, whole=False))
+            left = [number == k for number in numbers]
+            kept = [(X[~out], y[~out]) for out, (X, y) in zip(left, self.train, strict=True)]
+            held = [(X[out], y[out]) for out, (X, y) in zip(left, self.train, strict=True)]
+            found.append(replace(self, train=kept, test=held, whole=False))
         return found

@@ -14,10 +14,9 @@
 """
 
 from scaffpd.objectives.base import Objective
-from scaffpd.objectives.chi_square import ChiSquare
+from scaffpd.objectives.chi_square import Agnostic, Average, ChiSquare
 from scaffpd.objectives.chi_square_ball import ChiSquareBall
 from scaffpd.objectives.cvar import CVaR
-from scaffpd.objectives.ends import Agnostic, Average
 from scaffpd.objectives.excess import Excess
 from scaffpd.objectives.nash import Nash
 from scaffpd.objectives.q_fair import QFair

@@ -1,4 +1,4 @@
-"""The χ² penalty: weights may leave the prior, at a quadratic price, and up to a cap."""
+"""The χ² penalty: weights may leave the prior at a price; and its ends, where the worst client or the prior decides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
 from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_scale
-from scaffpd.objectives.simplex import EPSILON, in_simplex, project_capped, project_weighted, simplex_step
+from scaffpd.objectives.simplex import (
+    EPSILON,
+    in_simplex,
+    normalised,
+    project_capped,
+    project_weighted,
+    simplex_step,
+)
 
 TRIED, ROUNDING = 16, 1e-9
 
@@ -111,3 +118,54 @@ class ChiSquare(Objective):
         weights, level = project_capped(u, caps, w)
         wrong = abs(float(np.clip(w * (u - level), 0.0, caps).sum()) - 1.0)
         return weights, wrong if abs(level) <= far / 4 else wrong + 1.0  # a ν out there belongs to another origin
+
+
+class Agnostic(Objective):
+    r"""Λ = the simplex, ψ = 0:  min_x max_i f_i(x).
+
+    "Agnostic federated learning" (Mohri, Sivek and Suresh 2019). Its optimum guarantees the smallest
+    possible worst loss, and with it the best bound on the loss under every mixture of the clients that
+    may turn up later. The prior does not enter Λ: it is the start λ⁰, and shares out ties.
+    """
+
+    def _contains(self, weights: Vector, tolerance: float) -> bool:
+        """Whether λ lies in the simplex."""
+        return in_simplex(weights, tolerance)
+
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
+        """λ_i = σ_i [s_i + l_i/σ_i − ν]₊ with ν such that Σ λ_i = 1: for one σ, the projection of l + σs."""
+        return project_weighted(s - s.max() + old / sigma, sigma * np.ones(len(s)))
+
+    def _maximizer(self, losses: Vector) -> Vector:
+        """All weight on the clients with the largest loss, shared in proportion to the prior."""
+        return normalised(np.where(losses == losses.max(), self.weights(len(losses)), 0.0))
+
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
+        """d_i = σ_i on the clients with weight, zero elsewhere."""
+        weights = self._prox(s, old, sigma)
+        return simplex_step(weights, np.where(weights > 0.0, sigma, 0.0))
+
+
+class Average(Objective):
+    r"""Λ = {p}, ψ = 0:  min_x Σ p_i f_i(x).
+
+    The objective of federated averaging (McMahan, Moore, Ramage, Hampson and Agüera y Arcas 2017).
+    Its optimum guarantees the smallest prior-weighted mean loss, and nothing for any single client.
+    """
+
+    def _contains(self, weights: Vector, tolerance: float) -> bool:
+        """Whether λ = p up to `tolerance`."""
+        return bool(np.max(np.abs(weights - self.weights(len(weights)))) <= tolerance)
+
+    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
+        """The prior p: there is no other weight to choose."""
+        return self.weights(len(s)).copy()
+
+    def _maximizer(self, losses: Vector) -> Vector:
+        """The prior p."""
+        return self.weights(len(losses)).copy()
+
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
+        """Zero: the step never moves."""
+        weights = self._prox(s, old, sigma)
+        return ProxStep(weights, np.zeros(len(weights)), np.empty((0, len(weights))))

@@ -1,0 +1,257 @@
+"""`joining`: scikit-learn for models alone, naive loops for intervals, data where joining pays and where it costs."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import scaffpd as sp
+from scaffpd import gains
+from scaffpd.errors import InputError
+
+linear_model = pytest.importorskip("sklearn.linear_model")
+
+
+def made(rng, clients=6, rows=40, held=200, d=5, apart=0.0, noise=1.0, labels=False):
+    """Clients whose true models are `apart` from a common one."""
+    common, train, test = rng.normal(size=d), [], []
+    for _ in range(clients):
+        w, X = common + apart * rng.normal(size=d), rng.normal(size=(rows + held, d))
+        z = X @ w + noise * rng.normal(size=len(X))
+        y = (z > 0).astype(int) if labels else z
+        train.append((X[:rows], y[:rows]))
+        test.append((X[rows:], y[rows:]))
+    return train, test
+
+
+@cache
+def alike():
+    """Few rows of the same truth."""
+    return sp.joining(*made(np.random.default_rng(1), rows=12), sp.Linear("squared", 1e-2, True), sp.CVaR(0.4))
+
+
+@cache
+def strangers():
+    """Many rows of truths that have nothing in common."""
+    data = made(np.random.default_rng(2), rows=150, apart=3.0)
+    return sp.joining(*data, sp.Linear("squared", 1e-2, True), sp.ChiSquare(0.1))
+
+
+def test_joining_is_recommended_where_all_have_few_rows_of_the_same_truth():
+    found = alike()
+    assert found.models == gains.MODELS
+    assert found.recommendation in ("average", "fair", "personal")
+    assert found.gain("average").pays == found.gain("personal").pays == "yes"
+    assert found.losers("average") == 0
+    assert "lower than alone (95 % interval" in found.sentence
+    assert "of 6 clients clearly gain" in found.sentence
+
+
+def test_staying_alone_is_recommended_among_strangers():
+    found = strangers()
+    assert found.recommendation == "alone"
+    assert found.gain("average").pays == "no"
+    assert found.losers("average") == 6
+    assert found.sentence.startswith(("Stay alone", "Joining brings no clear gain"))
+    assert found.gain("personal").value > -0.05 > found.gain("average").value  # a model of one's own is nearly alone
+
+
+def test_a_difference_within_noise_is_called_no_difference():
+    """Many rows of the same truth: whoever joins has what it has alone."""
+    data = made(np.random.default_rng(3), clients=3, rows=3000, held=100)
+    found = sp.joining(*data, sp.Linear("squared", 1e-4, True), sp.ChiSquare(10.0), strength=3000.0)
+    assert found.recommendation == "alone"
+    assert "no different from alone" in found.sentence
+    assert {gain.pays for gain in found.gains("personal")} == {"within noise"}
+
+
+def naive_folds(X, y, fit, seed, client, loss):
+    """The chosen κ by a loop over κ and folds, with the largest within one standard error."""
+    fold = np.random.default_rng([seed, client]).permutation(len(y)) % gains.FOLDS
+    tried = []
+    for kappa in gains.RIDGES:
+        rows = [loss(fit(X[fold != k], y[fold != k], kappa), X[fold == k], y[fold == k]) for k in range(gains.FOLDS)]
+        tried.append(np.concatenate(rows))
+    best = min(tried, key=np.mean)
+    near = [np.mean(t - best) <= np.std(t - best, ddof=1) / math.sqrt(len(y)) for t in tried]
+    return max(kappa for kappa, ok in zip(gains.RIDGES, near, strict=True) if ok)
+
+
+def test_alone_is_scikit_learns_ridge_with_its_own_regulariser():
+    train, test = made(np.random.default_rng(4), clients=3, rows=25, apart=1.0)
+    found = sp.joining(train, test, sp.Linear("squared", 1e-2), sp.ChiSquare(0.1), seed=7, strength=10.0)
+
+    def fit(X, y, kappa):  # Σ (⟨a, u⟩ − y)² + (κ/2)‖u‖²
+        return linear_model.Ridge(alpha=kappa / 2, fit_intercept=False).fit(X, y)
+
+    def loss(ridge, X, y):
+        return (ridge.predict(X) - y) ** 2
+
+    for i, ((X, y), (A, b)) in enumerate(zip(train, test, strict=True)):
+        kappa = naive_folds(X, y, fit, 7, i, loss)
+        assert found.ridges[i] == kappa
+        error = loss(fit(X, y, kappa), A, b).mean()
+        assert found.loss[1, i] == pytest.approx(error, rel=1e-9)
+        assert found.score[1, i] == pytest.approx(math.sqrt(error), rel=1e-9)
+        assert found.loss[0, i] == pytest.approx(((b - y.mean()) ** 2).mean())
+
+
+def test_alone_is_scikit_learns_logistic_regression():
+    train, test = made(np.random.default_rng(5), clients=3, rows=40, apart=1.0, labels=True)
+    found = sp.joining(train, test, sp.Linear("logistic", 1e-2), sp.ChiSquare(0.1), strength=10.0)
+
+    def fit(X, y, kappa):
+        return linear_model.LogisticRegression(C=1 / kappa, fit_intercept=False, tol=1e-10).fit(X, y)
+
+    def loss(model, X, y):
+        return -np.log(model.predict_proba(X)[np.arange(len(y)), y])
+
+    for i, ((X, y), (A, b)) in enumerate(zip(train, test, strict=True)):
+        kappa = naive_folds(X, y, fit, 0, i, loss)
+        assert found.ridges[i] == kappa
+        assert found.loss[1, i] == pytest.approx(loss(fit(X, y, kappa), A, b).mean(), rel=1e-5)
+        assert found.score[1, i] == pytest.approx(fit(X, y, kappa).score(A, b), abs=1e-12)
+        share = (y.sum() + 0.5) / (len(y) + 1)
+        assert found.loss[0, i] == pytest.approx(-np.where(b == 1, np.log(share), np.log(1 - share)).mean())
+
+
+def test_shared_and_personal_models_are_those_of_train():
+    train, test = made(np.random.default_rng(6), clients=4, rows=30, apart=0.5)
+    model, goal = sp.Linear("squared", 1e-2, True), sp.ChiSquare(0.1)
+    found = sp.joining(train, test, model, goal, strength=20.0, tol=1e-8)
+    for row, objective, wanted in ((2, sp.Average(), model), (3, goal, model), (4, goal, sp.Personal(model, 20.0))):
+        cohort = sp.Cohort(train, wanted, test=test)
+        result = sp.train(sp.fair(objective), cohort, tol=1e-8, progress=False)
+        own = [result.x] * 4 if result.personal is None else result.personal
+        errors = [((A @ u[:-1] + u[-1] - b) ** 2).mean() for u, (A, b) in zip(own, test, strict=True)]
+        np.testing.assert_allclose(found.loss[row], errors, rtol=1e-4)
+
+
+def test_intervals_of_rows_are_paired_t_intervals():
+    rng = np.random.default_rng(0)
+    rows = [rng.gamma(2.0, size=(3, n)) for n in (9, 20, 33)]
+    evidence = gains.HeldOutRows(rows)
+    for i, own in enumerate(rows):
+        found = evidence.difference(0, 2, lambda _, i=i: np.eye(3)[i])
+        low, high = stats.ttest_rel(own[0], own[2]).confidence_interval(0.95)
+        base = own[0].mean()
+        assert found == pytest.approx(((own[0] - own[2]).mean() / base, low / base, high / base))
+    total = evidence.difference(0, 1, gains.every)
+    d = [own[0] - own[1] for own in rows]
+    error = math.sqrt(sum(x.var(ddof=1) / len(x) for x in d)) / 3
+    assert total.value == pytest.approx(np.mean([x.mean() for x in d]) / np.mean([own[0].mean() for own in rows]))
+    assert 1.9 * error < (total.high - total.value) * np.mean([own[0].mean() for own in rows]) < 2.3 * error
+
+
+def test_intervals_of_rows_cover_the_truth_as_often_as_they_say():
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(400):
+        rows = [np.stack([2 + rng.normal(size=n), 1 + rng.normal(size=n)]) for n in (12, 30)]
+        found, base = gains.HeldOutRows(rows).difference(0, 1, gains.every), np.mean([r[0].mean() for r in rows])
+        hits += found.low * base <= 1 <= found.high * base
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_blocks_of_rows_that_resemble_each_other_widen_the_interval():
+    slow = np.repeat(np.random.default_rng(1).normal(size=(2, 40)), 7, axis=1) + np.array([[2.0], [1.9]])
+    plain, blocked = (gains.HeldOutRows([slow], block).difference(0, 1, gains.every) for block in (1, 7))
+    assert plain.value == pytest.approx(blocked.value)
+    assert (blocked.high - blocked.low) / (plain.high - plain.low) == pytest.approx(math.sqrt(7), rel=0.1)
+
+
+def test_too_few_rows_are_within_noise():
+    alone = gains.HeldOutRows([np.array([[2.0], [1.0]])]).difference(0, 1, gains.every)
+    assert alone.pays == "within noise"
+    assert alone.value == 0.5
+    assert alone.range == "too few rows for an interval"
+
+
+def test_intervals_of_splits_are_corrected_t_intervals():
+    tables = np.random.default_rng(2).gamma(3.0, size=(5, 2, 6))
+    found = gains.SplitTables(tables, 0.25).difference(0, 1, gains.worst_fifth)
+    worst = np.array([[np.sort(t[k])[-2:].mean() for k in (0, 1)] for t in tables])
+    d = worst[:, 0] - worst[:, 1]
+    reach = stats.t.ppf(0.975, 4) * d.std(ddof=1) * math.sqrt(1 / 5 + 0.25)
+    assert found == pytest.approx(np.array([d.mean(), d.mean() - reach, d.mean() + reach]) / worst[:, 0].mean())
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_splits_hold_out_other_rows_and_give_intervals_over_splits(labels):
+    train, test = made(np.random.default_rng(8), clients=3, rows=30, held=10, labels=labels)
+    model = sp.Linear("logistic" if labels else "squared", 1e-2, True)
+    found = sp.joining(train, test, model, strength=100.0, splits=3)
+    once = sp.joining(train, test, model, strength=100.0)
+    assert found.splits == 3
+    assert "3 random splits" in found.method
+    np.testing.assert_allclose(found.evidence.tables[0], once.loss)
+    assert not np.allclose(found.evidence.tables[0], found.evidence.tables[1])
+    assert found.measure == ("accuracy" if labels else "rmse")
+    assert found.rows == ((30, 10),) * 3
+
+
+def test_the_strength_is_chosen_by_folds():
+    assert alike().strength > strangers().strength
+
+
+def test_several_labels_names_and_the_average_alone():
+    rng = np.random.default_rng(9)
+    X, centre = rng.normal(size=(4, 60, 3)), 2 * rng.normal(size=(3, 3))
+    train, test = {}, {}
+    for k in range(4):
+        y = (X[k] @ centre.T + rng.gumbel(size=(60, 3))).argmax(1)
+        train[f"site {k}"], test[f"site {k}"] = (X[k][:40], y[:40]), (X[k][40:], y[40:])
+    found = sp.joining(train, dict(reversed(test.items())), sp.Linear("softmax", 1e-2, True), sp.Average())
+    assert found.models == ("constant", "alone", "average", "personal")
+    assert found.names == ("site 0", "site 1", "site 2", "site 3")
+    y = test["site 1"][1]
+    shares = np.bincount(train["site 1"][1], minlength=3) + 0.5
+    assert found.score[0, 1] == (y == shares.argmax()).mean()
+    assert found.loss[0, 1] == pytest.approx(-np.log(shares / shares.sum())[y].mean())
+
+
+def test_the_table_says_what_the_object_says():
+    found = alike()
+    rows = found.table()
+    assert len(rows) == 6 * 5
+    one = next(row for row in rows if row["client"] == "client-2" and row["model"] == "personal")
+    gain = found.gains("personal")[2]
+    assert (one["gain_over_alone"], one["gain_over_alone_low"], one["pays"]) == (gain.value, gain.low, gain.pays)
+    assert one["loss"] == found.loss[4, 2]
+    assert next(row for row in rows if row["model"] == "alone")["gain_over_alone"] == ""
+    assert found.summary()["recommendation"] == found.recommendation
+    assert str(found) == f"{found.sentence} {found.details}"
+
+
+def test_gains_are_written_as_one_says_them():
+    assert gains.Gain(0.123, 0.05, 0.2).than("alone") == "12 % lower than alone"
+    assert gains.Gain(0.123, 0.05, 0.2).range == "95 % interval 5.0 to 20 %"
+    assert gains.Gain(-0.02, -0.03, -0.01).words == "2.0 % higher"
+    assert gains.Gain(-0.02, -0.03, -0.01).range == "95 % interval 1.0 to 3.0 %"
+    assert gains.Gain(0.02, -0.01, 0.05).than("alone") == "no different from alone"
+    assert gains.Gain(0.02, -0.01, 0.05).range == "95 % interval 1.0 % higher to 5.0 % lower"
+
+
+PAIR = (np.ones((4, 2)), np.arange(4.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"test": []}, "joining needs held-out rows: give test= as one (X, y) per client."),
+        ({"model": sp.Module(torch.nn.Linear(2, 1))}, "joining compares linear models: give Linear(...), got Module"),
+        ({"objective": "fair"}, "joining needs an objective such as ChiSquare(rho=0.1), got 'fair'."),
+        ({"train": [PAIR, (np.ones((1, 2)), np.ones(1))]}, "Client 'client-1' has 1 row to train on"),
+        ({"splits": 0}, "joining needs a whole number splits >= 1, got 0."),
+        ({"test": [PAIR]}, "The test data cannot be used"),
+    ],
+)
+def test_refusals(change, words):
+    given = {"train": [PAIR, PAIR], "test": [PAIR, PAIR], "model": sp.Linear("squared", 0.1)} | change
+    with pytest.raises(InputError, match=re.escape(words)):
+        sp.joining(**given)
