@@ -229,12 +229,12 @@ def test_the_table_says_what_the_object_says():
 
 
 def test_gains_are_written_as_one_says_them():
-    assert gains.Gain(0.123, 0.05, 0.2).than("alone") == "12 % lower than alone"
-    assert gains.Gain(0.123, 0.05, 0.2).range == "95 % interval 5.0 to 20 %"
-    assert gains.Gain(-0.02, -0.03, -0.01).words == "2.0 % higher"
-    assert gains.Gain(-0.02, -0.03, -0.01).range == "95 % interval 1.0 to 3.0 %"
-    assert gains.Gain(0.02, -0.01, 0.05).than("alone") == "no different from alone"
-    assert gains.Gain(0.02, -0.01, 0.05).range == "95 % interval 1.0 % higher to 5.0 % lower"
+    assert gains.RelativeGain(0.123, 0.05, 0.2).than("alone") == "12 % lower than alone"
+    assert gains.RelativeGain(0.123, 0.05, 0.2).range == "95 % interval 5.0 to 20 %"
+    assert gains.RelativeGain(-0.02, -0.03, -0.01).words == "2.0 % higher"
+    assert gains.RelativeGain(-0.02, -0.03, -0.01).range == "95 % interval 1.0 to 3.0 %"
+    assert gains.RelativeGain(0.02, -0.01, 0.05).than("alone") == "no different from alone"
+    assert gains.RelativeGain(0.02, -0.01, 0.05).range == "95 % interval 1.0 % higher to 5.0 % lower"
 
 
 PAIR = (np.ones((4, 2)), np.arange(4.0))

@@ -44,7 +44,7 @@ ROUGH, FEW_ROUNDS = 1e-3, 30  # folds compare strengths, and need no more
 CALLED = {AVERAGE: "one average model", FAIR: "one fair model", PERSONAL: "personal, fair models", ALONE: "alone"}
 
 
-class Gain(NamedTuple):
+class RelativeGain(NamedTuple):
     """How much lower a model's loss is than another's, as a share of the other's, with its 95 % interval."""
 
     value: float
@@ -85,12 +85,12 @@ def _percent(share: float) -> str:
     return f"{100 * abs(share):.{0 if abs(share) >= 0.0995 else 1}f} %"
 
 
-def interval(mean: float, error: float, freedom: float, scale: float) -> Gain:
+def interval(mean: float, error: float, freedom: float, scale: float) -> RelativeGain:
     """Student's t interval, over `scale`."""
     reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error if math.isfinite(error) else math.inf
     with np.errstate(divide="ignore", invalid="ignore"):
         value, low, high = (float(np.divide(v, scale)) for v in (mean, mean - reach, mean + reach))
-    return Gain(value, low, high) if scale > 0 else Gain(0.0, -math.inf, math.inf)
+    return RelativeGain(value, low, high) if scale > 0 else RelativeGain(0.0, -math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class HeldOutRows:
         """(models × clients)."""
         return np.stack([own.mean(1) for own in self.losses], axis=1)
 
-    def difference(self, a: int, b: int, of: Callable[[Array], Array]) -> Gain:
+    def difference(self, a: int, b: int, of: Callable[[Array], Array]) -> RelativeGain:
         """By how much Σ w_i L_i is lower under b than under a; `of` makes the weights w from a model's losses L."""
         table = self.means
         w_a, w_b = of(table[a]), of(table[b])
@@ -133,7 +133,7 @@ class SplitTables:
         found: Array = self.tables.mean(0)
         return found
 
-    def difference(self, a: int, b: int, of: Callable[[Array], Array]) -> Gain:
+    def difference(self, a: int, b: int, of: Callable[[Array], Array]) -> RelativeGain:
         """As that of one split; weights are those of every split by itself."""
         base = np.array([of(t[a]) @ t[a] for t in self.tables])
         d, K = base - np.array([of(t[b]) @ t[b] for t in self.tables]), len(base)
@@ -185,11 +185,11 @@ class Joining:
             SplitTables(tables, overlap), first.ridges, first.strength, len(several), first.word,
         )  # fmt: skip
 
-    def gain(self, model: str, over: str = ALONE, of: Callable[[Array], Array] | None = None) -> Gain:
+    def gain(self, model: str, over: str = ALONE, of: Callable[[Array], Array] | None = None) -> RelativeGain:
         """Over all clients, each counting the same; `of` makes other weights from a model's losses."""
         return self.evidence.difference(self.models.index(over), self.models.index(model), of or every)
 
-    def gains(self, model: str, over: str = ALONE) -> list[Gain]:
+    def gains(self, model: str, over: str = ALONE) -> list[RelativeGain]:
         """Client by client."""
         one = np.eye(len(self.names))
         return [self.gain(model, over, lambda _, i=i: one[i]) for i in range(len(self.names))]  # type: ignore[misc]
