@@ -29,11 +29,12 @@ class FederationModel(LinearSettings):
     kind: key.Text = "linear"
     loss: Loss = "logistic"
     classes: key.Count | None = None
+    strength: key.Positive | None = None  # κ: every silo makes a model of its own near the shared one
 
     @model_validator(mode="after")
     def _networks_have_a_name_only(self, info: ValidationInfo[Path]) -> Self:
         if self.kind == "linear":
-            called(Linear, "model", self.model_dump(exclude={"kind"}, exclude_none=True), info.context)
+            called(Linear, "model", self.model_dump(exclude={"kind", "strength"}, exclude_none=True), info.context)
         elif more := self.model_fields_set - {"kind"}:
             raise InputError(
                 f"{info.context.name!r} has model.{min(more)}, which goes with a linear model, but not with "

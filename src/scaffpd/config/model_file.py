@@ -20,6 +20,7 @@ from safetensors.numpy import save as save_tensors
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
 from scaffpd.models import Linear
+from scaffpd.models.personal import Personal, personalise
 
 FORMATS = {"float32": torch.float32, "float64": torch.float64}
 SETUP = {
@@ -89,16 +90,22 @@ class Setup:
 
 
 PRIVACY = ("epsilon", "delta", "noise", "loss_noise", "clip", "loss_clip", "radius", "smoothness")
-LINEAR = ("loss", "l2", "intercept", "classes")
+LINEAR = ("loss", "l2", "intercept", "classes", "strength")
 
 
 def linear(model: Mapping[str, Any]) -> Linear:
     """The linear model that an agreement describes."""
-    given = {name: value for name, value in model.items() if name != "kind"}
-    for name in given:
-        if name not in LINEAR:
+    for name in model:
+        if name not in (*LINEAR, "kind"):
             raise unknown("model setting", name, LINEAR)
-    return Linear(**given)
+    return Linear(**{name: value for name, value in model.items() if name not in ("kind", "strength")})
+
+
+def own_model(model: Mapping[str, Any], x: NDArray[Any], X: NDArray[np.float64], y: NDArray[Any]) -> NDArray[Any]:
+    """The model of a client with these rows: its own where the agreement has a strength, or else the shared one."""
+    if "strength" not in model:
+        return x
+    return personalise(x, X, y, Personal(linear(model), model["strength"]))
 
 
 def model_bytes(x: NDArray[Any], setup: Setup) -> bytes:

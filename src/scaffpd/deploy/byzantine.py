@@ -24,8 +24,8 @@ gradient of a smooth loss f ≥ 0 is never larger). So others who are at their o
 
 an update is no longer than that, and never points the wrong way.
 
-Tests of convexity are for convex losses and answers over all samples, neither masked nor noisy; that of an absurd size
-is for every answer.
+Tests of convexity are for convex losses and answers over all samples, neither masked nor noisy, of one model for all;
+that of an absurd size is for every answer.
 """
 
 from __future__ import annotations
@@ -389,7 +389,7 @@ class Judge:
         self.known, self.outlier = facts.constants, outlier
         self.probes = dict(enumerate(facts.probes.tolist()))
         self.usual = usual_gradients(facts.constants, facts.probes)
-        hidden = facts.constants.noisy or (setup is not None and bool(setup.secure))
+        hidden = facts.constants.noisy or (setup is not None and bool(setup.secure or "strength" in setup.model))
         self.histories = _histories(facts, setup) if facts.constants.convex and not hidden else {}
 
     @quiet

@@ -99,6 +99,7 @@ class Gradients(Answers):
     """
 
     main = "c"
+    losses: Vector
 
     def __init__(self, federation: Federation, question: GradientsAt, asked: ClientSelection, reply: Reply) -> None:
         super().__init__(federation, question, asked, reply)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.cohort import Cohort
-from scaffpd.config.model_file import Setup, predict_encoded
+from scaffpd.config.model_file import Setup, own_model, predict_encoded
 from scaffpd.config.reading import load
 from scaffpd.config.silo import SiloFile, SiloLimits
 from scaffpd.errors import InputError
@@ -130,7 +130,7 @@ class SitePredictions(NamedTuple):
 
 
 def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
-    """Apply the linear model x to all rows of a silo."""
+    """Apply the linear model x to all rows of a silo, or the model of its own that its training rows make of x."""
     if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
         raise InputError("Only linear models predict from tables; a network's own code has to be used for it.")
     ready = data.encoded(dict(setup.schema), setup.mean, setup.deviation)
@@ -138,7 +138,7 @@ def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
     X[~data.held] = ready.train[0]
     if ready.test is not None:
         X[data.held] = ready.test[0]
-    predicted, probability = predict_encoded(X, x, setup)
+    predicted, probability = predict_encoded(X, own_model(setup.model, x, *ready.train), setup)
     labels, places = data.target.labels, data.target.values
     truth = [labels[k] for k in places] if labels else places.tolist()
     return SitePredictions(truth, predicted, probability, data.held)

@@ -48,6 +48,7 @@ from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import QUESTIONS, GradientsAt, Project, Question, Scores
 from scaffpd.models.numerics import limit_threads
+from scaffpd.models.personal import Personal
 from scaffpd.tabular.agree import checked_schema, width
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Silo:
         setup, own = self._setup, self.data.cohort
         if own is None:
             model, schema = self._model(setup), checked_schema(setup.schema)
-            self._check_dimension(width(schema) * max(1, getattr(model, "classes", None) or 1))
+            self._check_dimension(width(schema) * max(1, getattr(getattr(model, "model", model), "classes", None) or 1))
             ready = self.data.encoded(schema, setup.mean, setup.deviation)
             test = None if ready.test is None else {self.name: ready.test}
             model = model if self.ledger is None else self.ledger.private(model)
@@ -125,7 +126,9 @@ class Silo:
     def _model(self, setup: Setup) -> Any:
         kind = setup.model.get("kind", "linear")
         if kind == "linear":
-            return linear(setup.model)
+            model = linear(setup.model)
+            personal = "strength" in setup.model and not setup.privacy  # noise is for the shared model
+            return Personal(model, setup.model["strength"]) if personal else model
         if kind not in self.file.models:
             raise InputError(f"This silo knows no model {kind!r}; its file lists models under [models].")
         return self._local(reading.load, self.file.path.parent, self.file.models[kind])
