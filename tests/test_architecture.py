@@ -39,6 +39,7 @@ LAYERS = [
     {"training", "config", "secure"},
     {"gains"},
     {"comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},
+    {"choosing"},
     {"runs"},
     {"report"},
     {"demo"},

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from scaffpd.algorithms import SubspaceSaddle as SubspaceSaddle
     from scaffpd.algorithms.fair import fair as fair
     from scaffpd.checkpoint import Checkpoint as Checkpoint
+    from scaffpd.choosing import Choice as Choice
+    from scaffpd.choosing import choose as choose
     from scaffpd.cohort import Cohort as Cohort
     from scaffpd.comparison import Comparison as Comparison
     from scaffpd.comparison import Problem as Problem
@@ -77,6 +79,7 @@ _HOME = {
         "ScaffPD", "Scaffold", "SubspaceSaddle", "fair",
     ),
     "scaffpd.checkpoint": ("Checkpoint",),
+    "scaffpd.choosing": ("Choice", "choose"),
     "scaffpd.cohort": ("Cohort",),
     "scaffpd.comparison": ("Comparison", "Problem", "compare"),
     "scaffpd.errors": ("InputError",),

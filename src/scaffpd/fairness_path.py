@@ -61,9 +61,10 @@ def along(
     progress: bool | None,
     watching: Callable[[Objective], Sequence[Callback]],
     warm: bool,
+    start: Any = None,
 ) -> Iterator[Result]:
-    """As `path`, a result at a time; `watching` gives the callbacks for an objective."""
-    known: Any = None
+    """As `path`, a result at a time; `watching` gives the callbacks for an objective, `start` is the first x⁰."""
+    known: Any = start
 
     def keep(info: Any) -> None:
         nonlocal known

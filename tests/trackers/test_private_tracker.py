@@ -7,7 +7,7 @@ import pytest
 from tracked import cohort
 
 import scaffpd as sp
-from scaffpd.trackers.tracker import Tracker
+from scaffpd.trackers import Tracker
 
 
 class Notes(Tracker):

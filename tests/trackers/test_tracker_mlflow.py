@@ -9,7 +9,7 @@ import pytest
 from tracked import NAMES, cohort, minibatches
 
 import scaffpd as sp
-from scaffpd.trackers.tracker import labels
+from scaffpd.trackers import labels
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from tracked import NAMES, cohort, minibatches
 
 import scaffpd as sp
-from scaffpd.trackers.tracker import labels
+from scaffpd.trackers import labels
 
 # the reader behind the board itself, which takes later files of a folder for restarts
 accumulators = pytest.importorskip("tensorboard.backend.event_processing.plugin_event_accumulator")
