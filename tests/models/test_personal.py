@@ -545,7 +545,7 @@ LINEAR = sp.Linear("logistic", l2=L2)
     (lambda: sp.Personal(LINEAR, 0.0), "strength > 0"),
     (lambda: sp.Personal(LINEAR, -1), "strength > 0"),
     (lambda: sp.Personal(LINEAR, float("nan")), "got NaN"),
-    (lambda: sp.Personal(LINEAR, "auto"), "does not choose its strength"),
+    (lambda: sp.Personal(LINEAR, "auto"), "takes a number for strength"),
     (lambda: sp.Personal(LINEAR, "much"), "needs a number"),
     (lambda: sp.Personal(sp.Private(LINEAR), 1.0), "costs no ε"),
     (lambda: sp.Personal(sp.Personal(LINEAR, 1.0), 1.0), "needs a model"),

@@ -89,7 +89,7 @@ class Personal:
         if not isinstance(self.model, Linear | Module):
             raise InputError(f"Personal needs a model such as Linear(...) or Module(...), got {self.model!r}.")
         if cast(object, self.strength) == "auto":
-            raise InputError("Personal does not choose its strength: give a number > 0, such as strength=100.")
+            raise InputError("Personal takes a number for strength, such as 100; `sp.choose(...)` finds one by folds.")
         positive("Personal", "strength", self.strength)
         if self.columns is not None:
             if isinstance(self.model, Module):

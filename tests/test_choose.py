@@ -1,0 +1,192 @@
+"""Strengths chosen by folds: against sums written out, on problems whose answer is known, and the rule itself."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import scaffpd as sp
+from scaffpd.choosing import GridPoint, _chosen, fold_numbers
+from scaffpd.errors import InputError
+
+SQUARED = sp.Linear("squared")
+
+
+def clients(N=4, n=60, d=3, apart=0.0, noise=1.0, seed=0, useless=0):
+    """Linear regression; the clients' coefficients lie `apart`, and some columns say nothing."""
+    random = np.random.default_rng(seed)
+    common, made = random.normal(size=d), []
+    for _ in range(N):
+        X = random.normal(size=(n, d + useless))
+        made.append((X, X[:, :d] @ (common + apart * random.normal(size=d)) + noise * random.normal(size=n)))
+    return made
+
+
+def envelope_minimiser(pairs, l2, kappa):
+    """The joint problem in (x, u_1 … u_N) of the average objective, as one linear system."""
+    N, d = len(pairs), pairs[0][0].shape[1]
+    A, b = np.zeros(((N + 1) * d,) * 2), np.zeros((N + 1) * d)
+    for i, (X, y) in enumerate(pairs, 1):
+        own, gamma = slice(i * d, (i + 1) * d), kappa / len(y)
+        A[own, own] = 2 * X.T @ X / len(y) + (l2 + gamma) * np.eye(d)
+        A[own, :d] = A[:d, own] = -gamma * np.eye(d)
+        A[:d, :d] += gamma * np.eye(d)
+        b[own] = 2 * X.T @ y / len(y)
+    return np.linalg.solve(A, b).reshape(N + 1, d)[1:]
+
+
+def test_losses_of_a_point_are_those_of_models_solved_for_directly():
+    """Squared loss is (⟨a, u⟩ − y)², and N·K of them make a point."""
+    pairs, K, seed = clients(apart=0.7), 3, 5
+    choice = sp.choose(pairs, SQUARED, sp.Average(), 0.3, [math.inf, 20.0], folds=K, tol=1e-10, seed=seed)
+    random = np.random.default_rng(seed)
+    numbers = [fold_numbers(y, K, random) for _, y in pairs]
+    for point in choice.points:
+        expected = np.empty((len(pairs), K))
+        for k in range(K):
+            kept = [(X[m != k], y[m != k]) for (X, y), m in zip(pairs, numbers, strict=True)]
+            if math.isinf(point.strength):
+                H = sum(2 * X.T @ X / len(y) for X, y in kept) / len(kept) + 0.3 * np.eye(3)
+                x = np.linalg.solve(H, sum(2 * X.T @ y / len(y) for X, y in kept) / len(kept))
+                models = [x] * len(kept)
+            else:
+                models = envelope_minimiser(kept, 0.3, point.strength)
+            for i, ((X, y), m, u) in enumerate(zip(pairs, numbers, models, strict=True)):
+                expected[i, k] = np.mean((X[m == k] @ u - y[m == k]) ** 2)
+        np.testing.assert_allclose(point.losses, expected, rtol=1e-4)
+        assert point.score("mean") == pytest.approx(expected.mean())
+        assert point.score("worst fifth") == pytest.approx(expected.mean(1).max())
+
+
+def test_clients_that_are_alike_share_a_model_and_others_have_their_own():
+    alike = sp.choose(clients(apart=0.0, seed=2), SQUARED, sp.Average(), l2=0.01)
+    assert math.isinf(alike.strength)
+    assert isinstance(alike.model, sp.Linear)
+    different = sp.choose(clients(apart=2.0), SQUARED, sp.Average(), l2=0.01)
+    assert different.strength < 100
+    assert isinstance(different.model, sp.Personal)
+    assert different.model == sp.Personal(sp.Linear("squared", l2=0.01), different.strength)
+
+
+def test_columns_that_say_nothing_ask_for_a_larger_l2():
+    one = {"objective": sp.Average(), "strength": math.inf, "errors": 0}
+    clean = sp.choose(clients(noise=0.1), SQUARED, **one)
+    noisy = sp.choose(clients(n=20, noise=2.0, useless=80), SQUARED, **one)
+    assert clean.l2 < 0.02
+    assert noisy.l2 > 10 * clean.l2
+    assert noisy.model.l2 == noisy.l2
+    scaled = sp.choose([(10 * X, y) for X, y in clients(noise=0.1)], SQUARED, **one)
+    assert scaled.l2 == pytest.approx(100 * clean.l2)  # goes by the features' mean square
+
+
+def test_the_worst_fifth_asks_for_fairness_where_a_client_is_outvoted():
+    pairs = [*clients(N=4, noise=0.1), (clients(N=1, noise=0.1)[0][0], clients(N=1, noise=0.1, seed=9)[0][1])]
+    X, _ = pairs[-1]
+    pairs[-1] = (X, X @ np.array([3.0, -3.0, 3.0]))
+    options = {"l2": 0.01, "strength": math.inf}
+    worst = sp.choose(pairs, SQUARED, "CVaR", by="worst fifth", **options)
+    assert isinstance(worst.objective, sp.CVaR)
+    mean = worst.among(lambda point: True, by="mean")
+    assert isinstance(mean.objective, sp.Average)
+    assert (worst.by, mean.by) == ("worst fifth", "mean")
+    assert len(worst.points) == 4  # the average and three strengths
+
+
+def made(losses, l2):
+    return GridPoint(l2, sp.Average(), math.inf, np.array(losses, dtype=float), 1)
+
+
+def test_the_rule_takes_the_simplest_within_one_standard_error():
+    far = made([[3, 3.1], [3, 3.2]], 1.0)
+    near = made([[1.1, 1.3], [1.2, 0.9]], 0.1)  # behind by 0.1 at one client, by 0.3 and −0.2 at the other
+    best = made([[1.0, 1.2], [0.9, 1.1]], 0.01)
+    choice = _chosen([far, near, best], "mean", 1.0, SQUARED)
+    differences = np.array([[0.1, 0.1], [0.3, -0.2]]) / 2
+    assert choice.points[1].behind == pytest.approx(0.075)
+    assert choice.points[1].error == pytest.approx(math.sqrt((differences.var(1, ddof=1) / 2).sum()))
+    assert choice.l2 == 0.1
+    assert choice.best.l2 == 0.01
+    assert "within one standard error" in choice.sentence
+    assert "l2 = 0.1, the average, one model for all" in str(choice)
+    strict = _chosen([far, near, best], "mean", 0.0, SQUARED)
+    assert strict.l2 == 0.01
+    assert "is the lowest of 3 points tried; that of the simplest point" in strict.sentence
+
+
+def test_the_table_has_a_row_for_every_point():
+    choice = sp.choose(clients(n=12), SQUARED, [sp.Average(), sp.CVaR(0.5)], [0.1, 1.0], [math.inf, 10], folds=2)
+    assert len(choice.table) == 8
+    assert [row["chosen"] for row in choice.table].count(True) == 1
+    first = choice.table[0]
+    assert (first["strength"], first["l2"], first["objective"]) == (math.inf, 1.0, "Average()")  # the simplest
+    own = choice.points[0].losses
+    assert first["mean_error"] == pytest.approx(np.sqrt((own.var(1, ddof=1) / 2).sum()) / len(own))
+    assert min(row["behind"] for row in choice.table) == 0
+    assert choice.rounds == sum(point.rounds for point in choice.points) > 0
+    again = sp.choose(clients(n=12), SQUARED, [sp.Average(), sp.CVaR(0.5)], [0.1, 1.0], [math.inf, 10], folds=2)
+    assert again.table == choice.table
+
+
+@pytest.mark.parametrize("frames", [False, True])
+def test_labels_in_every_form(frames):
+    """A label that a fold lacks is known all the same, and data frames and named clients are fine."""
+    random, pandas = np.random.default_rng(0), pytest.importorskip("pandas")
+    pairs = {f"site {k}": (random.normal(size=(12, 2)), np.arange(12) % 2) for k in range(2)}
+    pairs["site 1"][1][:1] = 2
+    if frames:
+        pairs = {name: (pandas.DataFrame(X, columns=["a", "b"]), pandas.Series(y)) for name, (X, y) in pairs.items()}
+    own = sp.Personal(sp.Linear("softmax", intercept=True), 1.0, ["intercept"])
+    choice = sp.choose(pairs, own, sp.ChiSquare(0.1), [0.1, 1.0], [3.0, 30.0])
+    assert choice.model.columns == ("intercept",)
+    assert choice.model.model.classes == 3
+    assert choice.point.losses.shape == (2, 3)
+
+
+def test_folds_are_even_in_size_and_labels():
+    y = np.array([0] * 9 + [1] * 3)
+    number = fold_numbers(y, 3, np.random.default_rng(0))
+    assert [np.bincount(y[number == k]).tolist() for k in range(3)] == [[3, 1]] * 3
+    sizes = np.bincount(fold_numbers(np.random.default_rng(1).normal(size=11), 4, np.random.default_rng(2)))
+    assert sorted(sizes) == [2, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"by": "third"}, "choose one of 'mean', 'worst fifth'"),
+        ({"errors": -1}, "errors >= 0"),
+        ({"folds": 1}, "folds >= 2"),
+        ({"l2": -1.0}, "l2 >= 0 and finite"),
+        ({"l2": math.inf}, "l2 >= 0 and finite"),
+        ({"l2": []}, "a number or numbers for l2"),
+        ({"strength": 0.0}, "strength > 0"),
+        ({"objective": "Chisquare"}, "did you mean 'ChiSquare'"),
+        ({"objective": [3]}, "needs objectives such as"),
+        ({"model": "linear"}, "needs a model such as"),
+        ({"clients": []}, "at least one client"),
+        ({"clients": sp.Cohort(clients(), SQUARED)}, "needs the clients' rows"),
+        ({"folds": 61}, "Client 'client-0' has 60 rows, too few for 61 folds: give folds=60"),
+    ],
+)
+def test_nonsense_is_refused_in_a_sentence(wrong, message):
+    with pytest.raises(InputError, match=message):
+        sp.choose(**{"clients": clients(), "model": SQUARED} | wrong)
+
+
+def test_a_client_without_rows_for_folds_is_named():
+    pairs = {"big": clients()[0], "small": tuple(part[:1] for part in clients()[0])}
+    with pytest.raises(InputError, match="Client 'small' has 1 row, too few for 3 folds: leave it out"):
+        sp.choose(pairs, SQUARED)
+
+
+def test_warm_starts_are_cheaper_than_training_every_point_anew():
+    silos = sp.data.heart_disease()
+    model = sp.Linear("logistic", intercept=True)
+    choice = sp.choose(silos.train, model, "ChiSquare", [0.1, 0.03], math.inf, tol=1e-5)
+    cold = 0
+    for point in choice.points:
+        cohort = sp.Cohort(silos.train, sp.Linear("logistic", l2=point.l2, intercept=True))
+        cold += 3 * sp.train(sp.fair(point.objective), cohort, tol=1e-5).rounds
+    assert choice.rounds < 0.6 * cold
