@@ -1,10 +1,9 @@
-"""Alone, one model, or a model of one's own: twelve stations and 139 schools, judged on rows that nothing was chosen by.
+"""Alone, one model, or a model of one's own: stations and schools, judged on rows that nothing was chosen by.
 
 python -m experiments.personal stations|schools [--seeds 8] [--data FOLDER] [--out results/personal]
 
-Every seed draws new rows: at the stations which four are new and their forty days (tested on the following year), at the
-schools which 30 % of the students are held out. l2 and κ are chosen by three folds of the training rows, each by the
-measure it is shown under: the mean, or the worst fifth.
+Every seed draws new rows: at the stations which four are new and their forty days (tested on the following year), at
+the schools which 30 % of the students are held out. l2 and κ are chosen by three folds of the training rows.
 """
 
 from __future__ import annotations
@@ -124,6 +123,8 @@ def measures(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Array]]:
         name: {
             "mean": np.array([each.mean() for each in losses]),
             "worst fifth": np.array([np.sort(each)[-a_fifth(len(each)) :].mean() for each in losses]),
+            "rounded": np.array([np.sort(each)[-max(1, round(len(each) / 5)) :].mean() for each in losses]),
+            "worst": np.array([each.max() for each in losses]),
             "cost": np.array([(a - b).max() for a, b in zip(losses, table[FIRST], strict=True)]),
         }
         for name, losses in table.items()
@@ -142,41 +143,45 @@ def interval(after: Array, before: Array) -> tuple[float, float, float]:
 def page(found: dict[str, dict[str, dict[str, Array]]]) -> str:
     """The tables of all data sets as Markdown."""
     lines = [ABOUT]
+    lower = "lower than one model, average"
     for name, models in found.items():
         seeds = len(next(iter(models.values()))["mean"])
         lines += [f"\n## {TITLES[name]}\n", f"`python -m experiments.personal {name} --seeds {seeds}`\n"]
-        lines += [
-            "| model | mean | lower than one model, average | worst fifth | lower than one model, average | the most that joining costs a client |"
-        ]
+        lines += [f"| model | mean | {lower} | worst fifth | {lower} | the most that joining costs a client |"]
         lines += ["|---|---|---|---|---|---|"]
         for model, own in models.items():
             cells = [model]
             for measure in ("mean", "worst fifth"):
-                value, low, high = interval(own[measure], models[BEFORE][measure])
-                cells += [
-                    f"{own[measure].mean():.4f}",
-                    "" if model == BEFORE else f"{value:+.1f} % ({low:+.1f} to {high:+.1f})",
-                ]
+                share = "" if model == BEFORE else words(interval(own[measure], models[BEFORE][measure]))
+                cells += [f"{own[measure].mean():.4f}", share]
             cells.append("" if model == FIRST else f"{own['cost'].mean():.4f}")
             lines.append(f"| {' | '.join(cells)} |")
-        lines += ["", *verdicts(name, models)]
+        lines += ["", *(verdict(models, model) for model in ("personal, average", "personal, fair"))]
     return "\n".join(lines) + "\n"
 
 
-def verdicts(name: str, models: dict[str, dict[str, Array]]) -> list[str]:
-    """In words, what personal models bring against one average model and against staying alone."""
-    said = []
-    for model in ("personal, average", "personal, fair"):
-        parts = []
-        for other in (BEFORE, FIRST):
-            for measure in ("mean", "worst fifth"):
-                value, low, high = interval(models[model][measure], models[other][measure])
-                clear = "" if low > 0 or high < 0 else ", no clear difference"
-                parts.append(f"{measure} {value:.1f} % lower than {other} ({low:.1f} to {high:.1f}{clear})")
-        cost, before = (float(models[m]["cost"].mean()) for m in (model, BEFORE))
-        parts.append(f"the most that joining costs a client is {cost:.4f} (one model, average: {before:.4f})")
-        said.append(f"- {model}: {'; '.join(parts)}.")
-    return said
+def words(share: tuple[float, float, float]) -> str:
+    """A share and its interval."""
+    value, low, high = (f"{v:+.1f}".replace("-", "−") for v in share)
+    return f"{value} % ({low} to {high})"
+
+
+def verdict(models: dict[str, dict[str, Array]], model: str) -> str:
+    """In words, what a personal model brings against one average model and against staying alone."""
+    parts, named = [], ("mean", "worst fifth", "rounded", "worst")
+    for other in (BEFORE, FIRST):
+        shares = {m: interval(models[model][m], models[other][m]) for m in named}
+        mean, fifth, rounded, worst = (words(shares[m]) for m in named)
+        unclear = [m for m in named[:2] if shares[m][1] <= 0 <= shares[m][2]]
+        parts.append(
+            f"against {other}, the mean is {mean} lower and the worst fifth {fifth} (of a fifth that is rounded to the "
+            f"nearest number of clients {rounded}, of the worst client {worst})"
+            + (f", so that there is no clear difference in the {' and the '.join(unclear)}" if unclear else "")
+        )
+    cost, before = (float(models[m]["cost"].mean()) for m in (model, BEFORE))
+    share = f"{100 * cost / before:.0f} % of one average model's {before:.4f}"
+    parts.append(f"the most that joining costs a client is {cost:.4f}, {share}")
+    return f"- **{model}**: {'; '.join(parts)}."
 
 
 TITLES = {
@@ -185,12 +190,12 @@ TITLES = {
 }
 ABOUT = """# A model of one's own, on new rows
 
-Mean squared error of log(1 + PM2.5) and of the standardised exam score, on test rows that nothing was chosen by. Written
-by `python -m experiments.personal stations` and `schools` (the schools need `--data` or SCAFFPD_DATA). l2 and κ were
-chosen by three folds of the training rows (`sp.choose`, by the mean, one standard error rule), alone by every client for
-itself; fair is CVaR(0.2). The worst fifth is the mean over the ⌈N/5⌉ clients with the largest losses (3 stations, 28
-schools). "Lower" is in per cent, with the 95 % interval over seeds, paired; the last column is the largest (loss − loss
-alone) of any client, mean over seeds. Every client's losses are in the CSV files."""
+Mean squared error of log(1 + PM2.5) and of the standardised exam score, on test rows that nothing was chosen by.
+Written by `python -m experiments.personal stations` and `schools` (the schools need `--data` or SCAFFPD_DATA). l2 and κ
+were chosen by three folds of the training rows (`sp.choose`, by the mean, one standard error rule), and alone by every
+client for itself; fair is CVaR(0.2). The worst fifth is the mean over the ⌈N/5⌉ clients with the largest losses (3
+stations, 28 schools). "Lower" is in per cent with its 95 % interval over seeds, paired. The last column is the largest
+(loss − loss alone) of any client, mean over seeds. Every client's losses are in the CSV files."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -140,9 +140,10 @@ class Choice:
             )
         matters = f"the highest is {100 * (highest / own - 1):.2g} % above it"
         if self.point is not self.points[0]:
-            matters = (
-                f"that of the simplest point ({self.points[0].words()}) {100 * (first / own - 1):.2g} %, {matters}"
+            simplest = (
+                f"that of the simplest point ({self.points[0].words()}) is {100 * (first / own - 1):.2g} % above it"
             )
+            matters = f"{simplest}, the highest {100 * (highest / own - 1):.2g} %"
         folds = self.point.losses.shape[1]
         return (
             f"Chosen by {folds} folds: {self.point.words()}. Its {self.by} of held-out losses, {own:.4g}, is {rule} of "
