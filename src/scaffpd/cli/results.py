@@ -15,7 +15,7 @@ from scaffpd.cli.typer_ext import checked, print_json
 from scaffpd.errors import InputError, several
 
 if TYPE_CHECKING:
-    from scaffpd.report.data import ModelSummary, ReportData
+    from scaffpd.report.data import JoiningReport, ModelSummary, ReportData
 
 MOST = 30  # clients in a table
 FORMATS = ("html", "png", "svg")
@@ -44,6 +44,10 @@ def show(folder: Path) -> None:
     console, run = Console(highlight=False), read(folder)
     console.print()
     console.print(run.title, style="bold", markup=False)
+    if run.joining is not None:
+        console.print(_joining(run.joining, run.word))
+        say(console, run.joining.sentence, run.joining.details, f"Intervals: {run.joining.interval}.")
+        console.print()
     console.print(_clients(run))
     say(console, *verdict(run), *cautions(run))
     if (loss := optimised(run)) is not None:
@@ -70,8 +74,10 @@ def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
     from scaffpd.report.verdict import cautions, verdict
     from scaffpd.runs.tables import read_json, read_table
 
-    run = read(folder)
-    return read_json(folder / "summary.json") | {
+    run, summary = read(folder), read_json(folder / "summary.json")
+    if summary.get("joining"):
+        summary["joining"]["clients"] = read_table(folder / "joining.csv")
+    return summary | {
         "verdict": list(verdict(run)), "cautions": list(cautions(run)), "folder": str(folder),
         "report": None if page is None else str(page), "clients": read_table(folder / "clients.csv"),
     }  # fmt: skip
@@ -103,6 +109,23 @@ def _clients(run: ReportData) -> Table:
         table.add_row(Text(f"{name}{few}"), f"{score.train_rows}, {score.test_rows}", *cells, f"{score.weight:.3f}")
     if len(order) > MOST:
         table.caption = f"the first and last {MOST // 2} of {len(order)}; all are in clients.csv"
+    return table
+
+
+def _joining(found: JoiningReport, word: str) -> Table:
+    """A row per client: its held-out loss under every model, and whether joining pays."""
+    from scaffpd.report.data import plain
+
+    heads = [f"{'held-out loss' if k == 0 else ''}\n{model}" for k, model in enumerate(found.models)]
+    table = plain_table(f"\n{word}", *heads, f"gain of\n{found.shown}", "does joining\npay?")
+    styles = {"yes": "green", "no": "red"}
+    for client in found.order if len(found.order) <= MOST else [*found.order[: MOST // 2], *found.order[-MOST // 2 :]]:
+        gain, pays = found.gain(client)
+        losses = [plain(row["loss"]) for row in found.rows[client].values()]
+        share = f"{100 * gain:+.1f} %".replace("-", "−")
+        table.add_row(Text(client), *losses, share, Text(pays, style=styles.get(pays, "dim")))
+    if len(found.order) > MOST:
+        table.caption = f"the first and last {MOST // 2} of {len(found.order)}; all are in joining.csv"
     return table
 
 

@@ -25,7 +25,7 @@ OF_TABLE = ("client", "target", "columns", "categories", "task", "separator", "d
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
     "data": {name: name for name in (*OF_TABLE, "test", "seed")},
     "model": {"l2": "l2"},
-    "training": {name: name for name in ("rounds", "tol", "seed", "device", "baseline")},
+    "training": {name: name for name in ("rounds", "tol", "seed", "device", "baseline", "splits")},
     "privacy": {name: name for name in ("epsilon", "delta", "clip", "loss_clip", "radius")} | {"seed": "noise_seed"},
     "algorithm": {"kind": "algorithm"},
     "path": {"points": "points"},
@@ -86,6 +86,10 @@ def train(
             help="Train the average model too.",
             show_default="baseline; no-baseline with --epsilon",
         ),
+    ] = None,
+    splits: Annotated[
+        int | None,
+        typer.Option(min=0, help="Random splits that tell what joining brings; 0: leave it out.", show_default="1"),
     ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Differential privacy: ε of every row, over the whole run.")
@@ -185,7 +189,8 @@ def _run(kind: str, options: dict[str, Any]) -> None:
                 folder.write(kind, config, prepared, models, path.about(config, prepared, models, alone))
             else:
                 models = train.carry_out(config, prepared, cohort, folder.path, screen)
-                folder.write(kind, config, prepared, models)
+                screen.say("Training every client alone, to see what joining brings")
+                folder.write(kind, config, prepared, models, joining=train.joining_of(config, prepared, models))
     interrupted = kind == "train" and models[-1].result.status is Status.INTERRUPTED
     end(folder.path, options["report"] and not interrupted, quiet, as_json)
     if interrupted:

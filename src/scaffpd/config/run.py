@@ -125,6 +125,8 @@ class TrainingSettings(SettingsTable):
     numbers: key.Numbers | None = None  # "float32" or "float64"; left out, the model decides
     # whether the average model is trained as well, to compare with; with [privacy] only where asked for
     baseline: key.Switch = True
+    # how many random splits tell what joining brings every client; 0 leaves that out
+    splits: key.Whole = 1
 
 
 class PrivacyBudget(SettingsTable):

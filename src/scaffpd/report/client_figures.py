@@ -2,16 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from scaffpd.errors import plural
 from scaffpd.report import vega
-from scaffpd.report.data import FEW, ReportData, brief, change
+from scaffpd.report.data import FEW, JoiningReport, ReportData, brief, change
 from scaffpd.report.vega import MANY, ON, Figure, Rows, Spec, colour, named, quantity, specification, tip, value_axis
 from scaffpd.report.verdict import uncertain
 
+JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
+NOISE = "within noise"
 STEP = 24  # pixels per client
 MOST_CELLS = 20_000
 GAINS = "Who gains, who pays"
 DAGGER = "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value"
+
+
+def joining(run: ReportData) -> Figure | None:
+    """Show every client's held-out loss alone, with one average or fair model and with its own, the gain as a line."""
+    if (found := run.joining) is None:
+        return None
+    names, drawn = found.order, [model for model in JOINED if model in found.models]
+    names = names if len(names) <= MANY else [*names[: MANY // 2], *names[-MANY // 2 :]]
+    points = [
+        {"client": c, "model": model, "place": k, "value": vega.short(row["loss"]), "score": _score(row),
+         "train_rows": row.get("train_rows"), "test_rows": row.get("test_rows")}
+        for c in names
+        for k, model in enumerate(drawn)
+        for row in [found.rows[c][model]]
+    ]  # fmt: skip
+    y, x = named(names), vega.across("value", "loss on held-out rows: less is better", {"zero": False}, grid=True)
+    fill: Spec = {
+        "field": "model",
+        "type": "ordinal",
+        "scale": {"domain": drawn},
+        "sort": None,
+        "legend": {"title": None},
+    }
+    shape = {**fill, "scale": {"domain": drawn, "range": list(vega.SHAPES[: len(drawn)])}}
+    tips = [
+        tip("client", run.word), tip("model", "model"), tip("value", "loss", ",.4~r"), tip("score", "score"),
+        tip("train_rows", "rows trained on", ",d"), tip("test_rows", "test rows", ",d"),
+    ]  # fmt: skip
+    marks: Spec = {
+        "data": {"name": "joined"}, "mark": {"type": "point", "size": 90, "opacity": 1, "strokeWidth": 0},
+        "encoding": {"y": y, "x": x, "fill": fill, "shape": shape, "tooltip": tips},
+    }  # fmt: skip
+    spec = specification(run, height=STEP * max(len(names), 2), layer=[*_gain_lines(y, x), marks])
+    caption = (
+        f"The line leads from alone to {found.shown}, with the gain in percent: green where joining clearly pays, "
+        f"dashed where it clearly costs, grey within noise. Intervals: {found.interval}."
+    )
+    alt = f"For each of {len(names)} {plural(run.word)}, the loss on held-out rows of {', '.join(drawn)}."
+    data = {"joined": points, "gained": _gained(found, names)}
+    return Figure("joining", "Does joining pay?", caption, alt, {"": spec}, data, wide=True)
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    if row.get("accuracy") is not None:
+        return f"{100 * row['accuracy']:.1f} % right"
+    return f"error (RMSE) {row['rmse']:.4g}" if row.get("rmse") is not None else ""
+
+
+def _gained(found: JoiningReport, names: list[str]) -> Rows:
+    rows = []
+    for client in names:
+        gain, pays = found.gain(client)
+        old, new = (found.rows[client][model]["loss"] for model in ("alone", found.shown))
+        losses = [row["loss"] for model, row in found.rows[client].items() if model in JOINED]
+        words = f"{100 * gain:+.0f} %".replace("-", "−")
+        rows.append({"client": client, "before": vega.short(old), "after": vega.short(new), "pays": pays,
+                     "right": vega.short(max(losses)), "change": words})  # fmt: skip
+    return rows
+
+
+def _gain_lines(y: Spec, x: Spec) -> list[Spec]:
+    layers: list[Spec] = []
+    for style, words, pays in (("gain", "gain-words", "yes"), ("loss", "loss-words", "no"), ("quiet", "soft", NOISE)):
+        rows = {"data": {"name": "gained"}, "transform": [{"filter": f"datum.pays === '{pays}'"}]}
+        ends = {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}}
+        text = {"y": y, "x": {**x, "field": "right"}, "text": {"field": "change"}}
+        layers.append({**rows, "mark": {"type": "rule", "style": style}, "encoding": ends})
+        layers.append({**rows, "mark": {"type": "text", "style": words, "align": "left", "dx": 11}, "encoding": text})
+    return layers
 
 
 def clients(run: ReportData) -> Figure | None:

@@ -145,6 +145,33 @@ class Event:
 
 
 @dataclass(frozen=True)
+class JoiningReport:
+    """What joining brings every client: the words of the summary, and joining.csv by client and model."""
+
+    recommendation: str  # alone, average, fair or personal
+    sentence: str
+    details: str
+    interval: str  # how intervals were made
+    models: tuple[str, ...]
+    rows: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(repr=False)  # client → model → its row
+
+    @property
+    def shown(self) -> str:
+        """The model that clients are told about: the one recommended, else the last."""
+        return self.recommendation if self.recommendation != "alone" else self.models[-1]
+
+    def gain(self, client: str) -> tuple[float, str]:
+        """By which share the shown model's loss is below that alone, and whether that pays."""
+        row = self.rows[client][self.shown]
+        return float(row.get("gain_over_alone") or 0.0), str(row.get("pays") or "")
+
+    @property
+    def order(self) -> list[str]:
+        """The clients, the one that gains most first."""
+        return sorted(self.rows, key=lambda client: -self.gain(client)[0])
+
+
+@dataclass(frozen=True)
 class ReportData:
     """Everything that a report shows."""
 
@@ -167,6 +194,7 @@ class ReportData:
     path: dict[str, Any] | None = None  # as in summary.json
     note: str = ""  # a sentence that belongs beneath the figure of clients
     privacy: PrivacyStatement | None = None  # the promise of a private run
+    joining: JoiningReport | None = None  # what joining brings, where that was measured
 
     @property
     def upwards(self) -> bool:

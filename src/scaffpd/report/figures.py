@@ -158,8 +158,8 @@ def _spec(run: ReportData, field: str, title: str, curves: bool) -> Spec:
 
 
 MAKERS = (
-    client_figures.clients, tradeoff, round_figures.weights, round_figures.certificate, round_figures.losses,
-    communication, client_figures.partition, round_figures.absent,
+    client_figures.joining, client_figures.clients, tradeoff, round_figures.weights, round_figures.certificate,
+    round_figures.losses, communication, client_figures.partition, round_figures.absent,
 )  # fmt: skip
 
 

@@ -92,7 +92,22 @@ def _trained(folder: Path) -> ReportData:
         verdict=tuple(map(str, summary.get("verdict") or [])),
         path=summary.get("path"),
         privacy=privacy,
+        joining=_joining(folder, summary.get("joining")),
     )
+
+
+def _joining(folder: Path, found: Any) -> data.JoiningReport | None:
+    """Read joining.csv and what the summary says of it; `None` of older folders, which have neither."""
+    rows: dict[str, dict[str, Row]] = {}
+    for row in read_table(folder / "joining.csv", "client", "model", "loss"):
+        rows.setdefault(row["client"], {})[row["model"]] = row
+    if not rows or not isinstance(found, dict):
+        return None
+    models = tuple(next(iter(rows.values())))
+    if any(tuple(own) != models for own in rows.values()) or found.get("recommendation") not in models:
+        raise InputError(f"{str(folder / 'joining.csv')!r} lacks models of some clients; the run has to be made again.")
+    words = [str(found.get(name) or "") for name in ("recommendation", "sentence", "details", "interval")]
+    return data.JoiningReport(*words, models, rows)
 
 
 def _model(folder: Path, entry: Any) -> ModelSummary:

@@ -5,6 +5,7 @@ environment.json    versions and machine
 summary.json        what was trained and how it ended
 rounds.csv          a row for every model and round
 clients.csv         a row for every model and client
+joining.csv         a row for every client and model: alone, average, fair, personal, on held-out rows
 partition.csv       which client has how many rows of which label
 path.csv            a row for every point of a fairness path
 model.safetensors   the model that the run is about
@@ -33,6 +34,7 @@ import scaffpd
 from scaffpd.config.model_file import model_bytes
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
+from scaffpd.gains import Joining
 from scaffpd.runs.prepare import Prepared, described
 from scaffpd.runs.train import SECRET, SPREAD, Trained, main_model
 from scaffpd.system import csv_text, environment, lock_folder, make_folder, write_file
@@ -40,10 +42,10 @@ from scaffpd.tabular.agree import CLASSIFICATION
 
 FORMAT = 1
 FILES = (
-    *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "partition.csv", "path.csv"),
-    *("fills.json", "model.safetensors", "report.html", SECRET),
+    *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "joining.csv"),
+    *("partition.csv", "path.csv", "fills.json", "model.safetensors", "report.html", SECRET),
 )
-PASSING = ("rounds", "tol", "baseline")  # settings that may change when a run goes on
+PASSING = ("rounds", "tol", "baseline", "splits")  # settings that may change when a run goes on
 MARK = re.compile(r"# scaffpd (\w+) ")
 COSTS = ("exchanges", "bytes_up", "bytes_down", "seconds")
 Rows = list[dict[str, Any]]
@@ -104,10 +106,11 @@ class RunFolder:
 
     def write(
         self, kind: str, config: RunConfig, prepared: Prepared, models: Sequence[Trained],
-        path: Mapping[str, Any] | None = None,
+        path: Mapping[str, Any] | None = None, joining: Joining | str = "",
     ) -> None:  # fmt: skip
-        """Write everything but settings and checkpoints."""
-        files = tables(kind, title(config, prepared), self._command(kind), prepared, models, path)
+        """Write everything but settings and checkpoints; `joining` is what that brings, or why it is not known."""
+        named = title(config, prepared), self._command(kind)
+        files = tables(kind, *named, prepared, models, path, joining=joining)
         if prepared.fills:
             files["fills.json"] = json.dumps(prepared.fills, ensure_ascii=False) + "\n"
         write_files(self.path, files)
@@ -148,16 +151,19 @@ def title(config: RunConfig, prepared: Prepared) -> str:
 def tables(
     kind: str, title: str, command: str, prepared: Prepared, models: Sequence[Trained],
     path: Mapping[str, Any] | None = None, verdict: Sequence[str] | None = None, remarks: Sequence[str] = (),
+    joining: Joining | str = "",
 ) -> dict[str, str]:  # fmt: skip
     """The summary and the tables of a run, by file name."""
+    remarks = [*prepared.remarks, *remarks, *([joining] if isinstance(joining, str) and joining else [])]
     summary = {
         "format": FORMAT, "kind": kind, "title": title, "command": command,
         "made": datetime.now(UTC).isoformat(timespec="seconds"), "version": scaffpd.__version__,
         "task": prepared.task, "measure": prepared.measure, "split": prepared.split,
         "labels": list(prepared.labels), "clients_word": prepared.word, "model": described(prepared.model),
         "data": prepared.about, "models": [_ended(one) for one in models],
-        "privacy": _privacy(models), "remarks": [*prepared.remarks, *remarks],
+        "privacy": _privacy(models), "remarks": remarks,
         "verdict": None if verdict is None else list(verdict), "path": path,
+        "joining": joining.summary() if isinstance(joining, Joining) else None,
     }  # fmt: skip
     found = {
         "summary.json": json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
@@ -165,6 +171,8 @@ def tables(
         "clients.csv": csv_text(client_rows(models, prepared.measure)),
         "partition.csv": csv_text(_partition_rows(prepared)),
     }
+    if isinstance(joining, Joining):
+        found["joining.csv"] = csv_text(joining.table())
     return found if path is None else found | {"path.csv": csv_text(_point_rows(models, prepared))}
 
 

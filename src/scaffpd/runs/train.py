@@ -18,11 +18,12 @@ from scaffpd.cohort import Cohort
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Vector
+from scaffpd.gains import Joining, joining
 from scaffpd.metrics import Spread, spread
 from scaffpd.models import Linear
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
-from scaffpd.runs.prepare import Prepared
+from scaffpd.runs.prepare import Prepared, prepare
 from scaffpd.runs.tables import read_table
 from scaffpd.system import load_or_create
 from scaffpd.tabular.agree import CLASSIFICATION
@@ -35,6 +36,7 @@ SPREAD = ("mean", "worst_20", "worst")
 Scored = dict[str, float]  # what SPREAD names, after a round
 ALL, PACE = 50, 1.05  # after so many rounds, score only when their number has grown by 5 %
 AVERAGE, FAIR = "average", "fair"
+MOST_NUMBERS = 20_000_000  # rows × columns up to which clients are trained alone as well
 TOL = 1e-6
 
 
@@ -225,6 +227,37 @@ def private(config: RunConfig, prepared: Prepared, secret: bytes | None = None) 
     assert config.privacy is not None
     methods, samples = [method for _, _, method in contestants(config)], [len(y) for _, y in prepared.train]
     return config.privacy.model(prepared.model, methods, config.training.rounds, samples, secret)
+
+
+def joining_of(config: RunConfig, prepared: Prepared, models: Sequence[Trained]) -> Joining | str:
+    """What joining brings every client on its held-out rows; or why that is not known, empty where nobody asks."""
+    splits, model = config.training.splits, prepared.model
+    if not splits or not prepared.test or models[-1].result.status is Status.INTERRUPTED:
+        return ""
+    if config.privacy is not None or not isinstance(model, Linear):
+        what = "private run" if config.privacy is not None else "network"
+        return f"What joining brings is not measured for a {what}: that takes linear models without noise."
+    numbers = sum(X.shape[0] * X.shape[1] for X, _ in prepared.train)
+    if numbers > MOST_NUMBERS:
+        return f"What joining brings is not measured: {numbers:,} numbers are more than the {MOST_NUMBERS:,} it is for."
+    known = {one.name: one.result.x for one in models if one.name in (AVERAGE, FAIR)}
+    try:
+        found = [_joining(config, prepared, known)]
+        for k in range(1, splits):
+            again = config.model_copy(update={"data": config.data.model_copy(update={"seed": config.data.seed + k})})
+            again._place, again._method = config.place, config.method
+            found.append(_joining(config, prepare(again), {}))
+    except InputError as error:
+        return f"What joining brings is not known: {error}"
+    return found[0] if splits == 1 else Joining.mean(found)
+
+
+def _joining(config: RunConfig, prepared: Prepared, known: Mapping[str, Any]) -> Joining:
+    training = config.training
+    return joining(
+        prepared.train, prepared.test, prepared.model, config.goal, names=prepared.names, seed=training.seed,
+        tol=training.tol or TOL, rounds=training.rounds, unit=prepared.unit, word=prepared.word, known=known,
+    )  # fmt: skip
 
 
 def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
