@@ -222,28 +222,31 @@ class Joining:
         """What to do and who gains what, with the interval."""
         best = self.recommendation
         if best == ALONE:
-            model = PERSONAL if PERSONAL in self.models else self.models[-1]
-            mean, start = self.gain(model), "Stay alone"
-            if mean.pays == NOISE:
-                start = "Joining brings no clear gain"
-            whose = f"with {CALLED[model]} the loss on held-out rows"
-            return f"{start}: {whose} is {mean.than(ALONE)} ({mean.range}); {self._who(model)}."
-        gain, whose = self.gain(best), "the loss on held-out rows"
+            gain = self.gain(self._told)
+            start = "Joining brings no clear gain" if gain.pays == NOISE else "Stay alone"
+            whose = f"with {CALLED[self._told]} the loss"
+            return f"{start}: {whose} is {gain.than(ALONE)} ({gain.range})."
+        gain, whose = self.gain(best), "the loss"
         if gain.pays != YES:
-            gain, whose = self.gain(best, of=worst_fifth), f"the held-out loss of {self._fifth}"
+            gain, whose = self.gain(best, of=worst_fifth), f"the loss of {self._fifth}"
         start = "Keep one average model" if best == AVERAGE else f"Join with {CALLED[best]}"
         return f"{start}: {whose} is {gain.than(ALONE)} ({gain.range}); {self._who(best)}."
 
     @property
     def details(self) -> str:
         """The same against one average model."""
-        best = self.recommendation
-        best = best if best in (FAIR, PERSONAL) else self.models[-1]
-        mean, worst = self.gain(best, AVERAGE), self.gain(best, AVERAGE, worst_fifth)
+        told = self._told if self._told != AVERAGE else self.models[-1]
+        mean, worst = self.gain(told, AVERAGE), self.gain(told, AVERAGE, worst_fifth)
+        first = f"On held-out rows, {self._who(told)}. " if self.recommendation == ALONE else ""
         return (
-            f"Against one average model, the mean loss with {CALLED[best]} is {mean.words} ({mean.range}); "
+            f"{first}Against one average model, the mean loss with {CALLED[told]} is {mean.words} ({mean.range}); "
             f"for {self._fifth} it is {worst.words} ({worst.range})."
         )
+
+    @property
+    def _told(self) -> str:
+        """The model that sentences are about: the one recommended, else the last."""
+        return self.recommendation if self.recommendation != ALONE else self.models[-1]
 
     @property
     def _fifth(self) -> str:

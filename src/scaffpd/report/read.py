@@ -106,8 +106,10 @@ def _joining(folder: Path, found: Any) -> data.JoiningReport | None:
     models = tuple(next(iter(rows.values())))
     if any(tuple(own) != models for own in rows.values()) or found.get("recommendation") not in models:
         raise InputError(f"{str(folder / 'joining.csv')!r} lacks models of some clients; the run has to be made again.")
-    words = [str(found.get(name) or "") for name in ("recommendation", "sentence", "details", "interval")]
-    return data.JoiningReport(*words, models, rows)
+    recommendation, sentence, details, interval = (
+        str(found.get(name) or "") for name in ("recommendation", "sentence", "details", "interval")
+    )
+    return data.JoiningReport(recommendation, sentence, details, interval, models, rows)
 
 
 def _model(folder: Path, entry: Any) -> ModelSummary:

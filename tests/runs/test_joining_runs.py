@@ -1,0 +1,114 @@
+"""What joining brings, in the folder of a run, on the terminal, as JSON and on the page."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import scaffpd as sp
+from scaffpd import cli, report
+from scaffpd.report.read import read
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Five sites with few rows of the same truth, and one target that is a number."""
+    rng, file = np.random.default_rng(0), tmp_path_factory.mktemp("data") / "sites.csv"
+    w = rng.normal(size=10)
+    with file.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(["site", *"abcdefghij", "y"])
+        for site in range(5):
+            X = rng.normal(size=(60, 10))
+            writer.writerows([f"s{site}", *x.round(4), round(float(x @ w + rng.normal()), 4)] for x in X)
+    return file
+
+
+@pytest.fixture(scope="module")
+def run(table, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    command = ["train", str(table), "--client", "site", "--target", "y", "--test", "0.75", "--out", str(folder)]
+    assert cli.run([*command, "--quiet"]) == 0
+    return folder, command
+
+
+def test_the_folder_has_every_client_and_model(run):
+    folder, _ = run
+    with (folder / "joining.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["client"], row["model"]) for row in rows[:5]] == [
+        ("s0", model) for model in ("constant", "alone", "average", "fair", "personal")
+    ]
+    assert len(rows) == 25
+    with (folder / "clients.csv").open(newline="") as file:
+        known = {(row["client"], row["model"]): row for row in csv.DictReader(file)}
+    for row in rows:  # the shared models are those of the run
+        if row["model"] in ("average", "fair"):
+            other = known[row["client"], row["model"]]
+            assert float(row["rmse"]) == pytest.approx(float(other["test_rmse"]), rel=1e-9)
+            assert float(row["loss"]) == pytest.approx(float(other["test_loss"]), rel=1e-9)
+    found = json.loads((folder / "summary.json").read_text())["joining"]
+    assert found["recommendation"] in ("average", "fair", "personal")
+    assert "lower than alone (95 % interval" in found["sentence"]
+
+
+def test_terminal_json_and_page_say_the_same(run, capsys):
+    folder, command = run
+    sentence = json.loads((folder / "summary.json").read_text())["joining"]["sentence"]
+    assert cli.run(command) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert sentence in shown
+    assert "does joining" in shown
+    assert cli.run([*command, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["joining"]["sentence"] == sentence
+    assert len(values["joining"]["clients"]) == 25
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.index(sentence) < page.index('id="figure-joining"') < page.index('id="figure-clients"')
+    assert "joining.png" in report.pictures(read(folder), "png", "joining")
+
+
+def test_splits_give_intervals_over_splits(run, tmp_path, capsys):
+    _, command = run
+    assert cli.run([*command[:-1], str(tmp_path / "k"), "--splits", "3", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)["joining"]
+    assert values["splits"] == 3
+    assert values["interval"].startswith("Student's t over 3 random splits")
+
+
+def test_a_folder_without_joining_still_opens(run, tmp_path, capsys):
+    _, command = run
+    folder = tmp_path / "old"
+    assert cli.run([*command[:-1], str(folder), "--splits", "0"]) == 0
+    assert not (folder / "joining.csv").exists()
+    assert "does joining" not in capsys.readouterr().out
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["joining"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert read(folder).joining is None
+    assert "figure-joining" not in report.write(folder).read_text(encoding="utf-8")
+
+
+def test_a_table_that_lacks_models_is_refused(run, tmp_path):
+    folder, _ = run
+    for name in ("summary.json", "clients.csv", "joining.csv"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    lines = (tmp_path / "joining.csv").read_text().splitlines()
+    (tmp_path / "joining.csv").write_text("\n".join(lines[:-1]) + "\n")
+    with pytest.raises(sp.InputError, match=r"lacks models of some clients; the run has to be made again\."):
+        read(tmp_path)
+
+
+def test_a_private_run_says_why_it_is_not_measured(run, tmp_path):
+    _, command = run
+    folder = tmp_path / "private"
+    assert cli.run([*command[:-1], str(folder), "--epsilon", "4", "--rounds", "2", "--quiet", "--no-report"]) == 0
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["joining"] is None
+    assert (
+        "What joining brings is not measured for a private run: that takes linear models without noise."
+        in (summary["remarks"])
+    )
