@@ -38,7 +38,7 @@ LAYERS = [
     {"algorithms", "cohort"},
     {"training", "config", "secure"},
     {"gains"},
-    {"comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},
+    {"coalitions", "comparison", "convexify", "deploy", "estimators", "fairness_path", "trackers"},
     {"choosing"},
     {"runs"},
     {"report"},

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from scaffpd.checkpoint import Checkpoint as Checkpoint
     from scaffpd.choosing import Choice as Choice
     from scaffpd.choosing import choose as choose
+    from scaffpd.coalitions import Coalition as Coalition
+    from scaffpd.coalitions import coalition as coalition
     from scaffpd.cohort import Cohort as Cohort
     from scaffpd.comparison import Comparison as Comparison
     from scaffpd.comparison import Problem as Problem
@@ -80,6 +82,7 @@ _HOME = {
     ),
     "scaffpd.checkpoint": ("Checkpoint",),
     "scaffpd.choosing": ("Choice", "choose"),
+    "scaffpd.coalitions": ("Coalition", "coalition"),
     "scaffpd.cohort": ("Cohort",),
     "scaffpd.comparison": ("Comparison", "Problem", "compare"),
     "scaffpd.errors": ("InputError",),

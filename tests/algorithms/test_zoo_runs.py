@@ -246,7 +246,7 @@ def test_automatic_settings():
 
 
 def test_the_tail_is_not_moved_by_rounding():
-    from scaffpd.algorithms.delta_fl import quantile
+    from scaffpd.algorithms.fed_avg import quantile
 
     losses, equal = np.arange(10.0), np.full(10, 0.1)
     assert [quantile(losses, equal, 1 - t) for t in (0.1, 0.3, 0.5, 0.7, 0.9)] == [8, 6, 4, 2, 0]

@@ -3,10 +3,9 @@
 from scaffpd.algorithms.afl import AFL
 from scaffpd.algorithms.base import Algorithm
 from scaffpd.algorithms.central import Extragradient, GradientDescentAscent
-from scaffpd.algorithms.delta_fl import DeltaFL
 from scaffpd.algorithms.drfa import DRFA
 from scaffpd.algorithms.fair import Fair, fair
-from scaffpd.algorithms.fed_avg import FedAvg, FedProx
+from scaffpd.algorithms.fed_avg import DeltaFL, FedAvg, FedProx
 from scaffpd.algorithms.minimax_gradient import MinimaxGradient
 from scaffpd.algorithms.prox_skip import ProxSkip
 from scaffpd.algorithms.q_ffl import QFFL

@@ -1,0 +1,259 @@
+r"""`coalition`: why be in it? Groups of clients train together, and their members' held-out losses make a game.
+
+    L_i(S)   held-out loss of client i ∈ S under the model that the group S trains
+    v(S)     Σ_{i∈S} L_i({i}) − L_i(S), what the group saves against everybody alone; v(∅) = v({i}) = 0
+    φ_i      Σ_{S∌i} |S|!(N−1−|S|)!/N! (v(S∪{i}) − v(S)), the value of Shapley (1953); Σ_i φ_i = v(all)
+    core     no group S has L_i(S) < L_i(all) for all of its members i, so that none would leave
+
+φ_i is a mean over all orders in which clients may join; where there are many clients, over some that are drawn.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scaffpd.algorithms.fair import fair
+from scaffpd.cohort import Cohort, named_pairs
+from scaffpd.errors import InputError, count, several
+from scaffpd.gains import NEGLIGIBLE
+from scaffpd.models import Linear, Module, Personal
+from scaffpd.objectives import Average, Excess, Nash, Objective
+from scaffpd.training import Result, Status
+from scaffpd.training import train as run
+
+Array = NDArray[np.float64]
+Orders = NDArray[np.int64]
+Group = tuple[int, ...]
+Pair = tuple[Any, Any]
+
+
+class Leaving(NamedTuple):
+    """A group whose members would all do better by themselves, and the least of their gains as a share of the loss."""
+
+    names: tuple[str, ...]
+    gain: float
+
+
+@dataclass(frozen=True)
+class Coalition:
+    """What every client brings and gets, and who would leave; arrays are in the order of `names`.
+
+    Attributes:
+        names: the clients.
+        alone: L_i({i}), a client's held-out loss by itself, without a regulariser.
+        together: L_i(all).
+        gets: alone − together.
+        brings: the mean of the others' losses without a client, less the same with it.
+        matrix: (N × N), by how much client i's loss rises when j leaves; on the diagonal, when i is left alone.
+        shapley: φ_i, a client's share of what all save together. What it gets is less or more: shapley − gets is what
+            others would owe it if losses could be paid for.
+        errors: standard errors of `shapley`; zero where all groups were trained.
+        leaving: groups in which everybody would do better by more than the margin, the most eager first; `None` where
+            not all groups were trained.
+        losses: L_i(S) of the members of every trained group, which is the tuple of their numbers.
+        whole: the run of all clients; `whole.x` is their model.
+        margin: the share of a loss below which a difference counts as none.
+        word: what a client is called.
+    """
+
+    names: tuple[str, ...]
+    alone: Array
+    together: Array
+    gets: Array
+    brings: Array
+    matrix: Array = field(repr=False)
+    shapley: Array
+    errors: Array = field(repr=False)
+    leaving: tuple[Leaving, ...] | None
+    losses: Mapping[Group, Array] = field(repr=False)
+    whole: Result | None = field(default=None, repr=False)
+    margin: float = NEGLIGIBLE
+    word: str = "client"
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], losses: Mapping[Group, Array], orders: Orders | None = None, **about: Any
+    ) -> Self:
+        """From the losses of all groups, or of those on the way of some orders of joining, (M × N)."""
+        everybody = tuple(range(len(names)))
+        alone, together = np.array([losses[(i,)][0] for i in everybody]), losses[everybody]
+        gets = alone - together
+        matrix = np.diag(gets)
+        for others in itertools.combinations(everybody, len(names) - 1):
+            (j,) = set(everybody) - set(others)
+            matrix[list(others), j] = losses[others] - together[list(others)]
+        brings = (matrix.sum(0) - gets) / (len(names) - 1)
+        value = {g: float((alone[list(g)] - own).sum()) for g, own in losses.items()} | {(): 0.0}
+        shapley, errors = _exact(value, everybody) if orders is None else _drawn(value, orders)
+        found = cls(tuple(names), alone, together, gets, brings, matrix, shapley, errors, None, losses, **about)
+        return found if orders is not None else replace(found, leaving=found._would_leave())
+
+    def nash(self, prior: ArrayLike | None = None) -> Nash:
+        """Nash's bargaining solution, where everybody gains: an objective for `train(…, x0=game.whole.x)`.
+
+        b_i = f_i(x_all) + gets_i, the losses alone in units of training losses f: b_i − f_i is at x_all what client i
+        gains on held-out rows. Held-out losses themselves lie above f by what a model has learnt by heart.
+        """
+        if self.whole is None or self.gets.min() <= 0:
+            who = self.names[int(self.gets.argmin())]
+            raise InputError(f"nash needs a game of coalition(...) in which everybody gains; {who} gains the least.")
+        return Nash(b=self.whole.history.losses[-1] + self.gets, prior=prior)
+
+    def _would_leave(self) -> tuple[Leaving, ...]:
+        found = []
+        for group, own in self.losses.items():
+            now = self.together[list(group)]
+            gain = float(((now - own) / np.maximum(now, 1e-300)).min())
+            found.append(Leaving(tuple(self.names[i] for i in group), gain))
+        return tuple(sorted((one for one in found if one.gain > self.margin), key=lambda one: -one.gain))
+
+    def __str__(self) -> str:
+        less = _change(self.together.mean() - self.alone.mean(), self.alone.mean())
+        gain, lose = (int((sign * self.gets > self.margin * self.alone).sum()) for sign in (1, -1))
+        most, least = int(self.brings.argmax()), int(self.brings.argmin())
+        more, fewer = (_change(self.brings[j], np.delete(self.together, j).mean()) for j in (most, least))
+        return (
+            f"Together, the mean held-out loss of {several(len(self.names), self.word)} is {less} than alone: "
+            f"{gain or 'none'} gain{'' if gain > 1 else 's'}, {lose or 'none'} lose{'' if lose > 1 else 's'}. "
+            f"{self.names[most]} brings the most: the others' loss is {more} without it; {self.names[least]} brings "
+            f"the least: {fewer} without it. {self._peace}"
+        )
+
+    @property
+    def _peace(self) -> str:
+        if self.leaving is None:
+            return "Whether a group would do better by itself was not looked at: that takes all groups."
+        if not self.leaving:
+            return "No group would do better by itself."
+        n, (names, gain) = len(self.leaving), self.leaving[0]
+        who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        would = "1 group would do better by itself:" if n == 1 else f"{n} groups would do better by themselves, first"
+        return f"{would} {who} (loss at least {100 * gain:.1f} % lower)."
+
+
+def _change(difference: float, base: float) -> str:
+    share = 100 * difference / max(abs(base), 1e-300)
+    return f"{abs(share):.{0 if abs(share) >= 9.95 else 1}f} % {'higher' if share > 0 else 'lower'}"
+
+
+def _exact(value: Mapping[Group, float], everybody: Group) -> tuple[Array, Array]:
+    """φ by its definition, over all groups that a client is in."""
+    N, found = len(everybody), np.zeros(len(everybody))
+    for group, i in ((g, i) for g in value for i in g):
+        before = value[tuple(k for k in group if k != i)]
+        found[i] += (value[group] - before) / (N * math.comb(N - 1, len(group) - 1))
+    return found, np.zeros(N)
+
+
+def _drawn(value: Mapping[Group, float], orders: Orders) -> tuple[Array, Array]:
+    """φ as the mean over orders of joining of what each adds when it comes, and its standard error."""
+    added = np.zeros(orders.shape)
+    for row, order in zip(added, orders.tolist(), strict=True):
+        row[order] = np.diff([value[tuple(sorted(order[:k]))] for k in range(len(order) + 1)])
+    return added.mean(0), added.std(0, ddof=1) / math.sqrt(len(orders))
+
+
+def coalition(
+    train: Sequence[Pair] | Mapping[str, Pair],
+    test: Sequence[Pair] | Mapping[str, Pair],
+    model: Linear | Module | Personal,
+    objective: Objective | None = None,
+    *, names: Sequence[str] | None = None, most: int = 12, permutations: int = 100, margin: float = NEGLIGIBLE,
+    seed: int = 0, tol: float = 1e-6, rounds: int = 200, word: str = "client",
+) -> Coalition:  # fmt: skip
+    """Train groups of clients and tell what each client brings, what it gets, and whether a group had better leave.
+
+    Args:
+        train: one (X, y) per client, or a mapping from names to them.
+        test: the same of held-out rows.
+        model: what a group trains; with `Personal(...)`, members are scored with models of their own.
+        objective: of every group, `Average()` if not given; its prior is cut to the group.
+        names: the clients' names.
+        most: up to so many clients, all 2^N − 1 groups are trained, for exact Shapley values and the core.
+        permutations: how many orders of joining are drawn where there are more.
+        margin: the share of a loss below which a difference counts as none.
+        seed: of these, and of training.
+        tol: the proven gap at which a training stops, where there is a proof.
+        rounds: the most rounds of a training.
+        word: what a client is called.
+    """
+    goal = Average() if objective is None else objective
+    if not isinstance(model, Linear | Module | Personal):
+        raise InputError(f"coalition needs a model such as Linear(...) or Personal(...), got {model!r}.")
+    if not isinstance(goal, Objective):
+        raise InputError(f"coalition needs an objective such as Average(), got {objective!r}.")
+    if test is None or len(test) == 0:
+        raise InputError("coalition needs held-out rows: give test= as one (X, y) per client.")
+    pairs, known = named_pairs(train, names)
+    if len(pairs) < 2:
+        raise InputError("coalition needs at least two clients: one has nobody to join.")
+    if count("coalition", "permutations", permutations) < 2:
+        raise InputError("coalition needs permutations >= 2, to know their error.")
+    Cohort(train, model, names, test=test)  # refuses what does not fit together
+    held = [test[name] for name in known] if isinstance(test, Mapping) else list(test)
+    groups, orders = _groups(len(pairs), count("coalition", "most", most), permutations, seed)
+    clients = list(zip(known, pairs, held, strict=True))
+    runs = _runs(groups, clients, _same_outputs(model, [*pairs, *held]), goal, seed, tol, rounds)
+    found, whole = {}, None
+    for group, losses, result in runs:
+        found[group], whole = losses, result if len(group) == len(pairs) else whole
+    return Coalition.of(known, found, orders, whole=whole, margin=margin, word=word)
+
+
+def _groups(N: int, most: int, permutations: int, seed: int) -> tuple[Iterable[Group], Orders | None]:
+    """Who trains together, in an order in which neighbours differ by a client; and the orders that are drawn."""
+    everybody = tuple(range(N))
+    if most >= N:
+        gray = (k ^ (k >> 1) for k in range(1, 2**N))
+        return (tuple(i for i in everybody if code >> i & 1) for code in gray), None
+    random = np.random.default_rng(seed)
+    orders = np.array([random.permutation(N) for _ in range(permutations)])
+    joining = (tuple(sorted(order[:k])) for order in orders.tolist() for k in range(1, N + 1))
+    some = [*((i,) for i in everybody), *itertools.combinations(everybody, N - 1), *joining]
+    return dict.fromkeys(some), orders
+
+
+def _runs(
+    groups: Iterable[Group], clients: Sequence[tuple[str, Pair, Pair]], model: Any, goal: Objective, seed: int,
+    tol: float, rounds: int,
+) -> Iterator[tuple[Group, Array, Result]]:  # fmt: skip
+    """The members' held-out losses, group by group, each trained from where the last one ended."""
+    base, x = model.model if isinstance(model, Personal) else model, None
+    proven = None if base.l2 == 0 or isinstance(base, Module) else tol
+    for group in groups:
+        names, train, test = zip(*(clients[i] for i in group), strict=True)
+        cohort = Cohort(train, model, names, test=test)
+        found = run(fair(_among(goal, group)), cohort, rounds, proven, seed, x, progress=False)
+        if found.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
+        x = found.x
+        models = x[None] if found.personal is None else found.personal
+        losses = cohort.evaluate(x, "test").loss - base.l2 / 2 * np.square(models).sum(1)
+        yield group, np.asarray(losses), found
+
+
+def _among(objective: Objective, group: Group) -> Objective:
+    """The objective with the prior of some of the clients."""
+    if isinstance(objective, Excess):
+        return Excess(_among(objective.objective, group), objective.offset)
+    chosen = copy.copy(objective)
+    if chosen.prior is not None:
+        chosen.prior = chosen.prior[list(group)] / chosen.prior[list(group)].sum()
+    return chosen
+
+
+def _same_outputs(model: Any, pairs: Sequence[Pair]) -> Any:
+    """The model with its number of classes, of which a group may not have seen all."""
+    if isinstance(model, Personal):
+        return replace(model, model=_same_outputs(model.model, pairs))
+    if isinstance(model, Linear) and model.loss == "softmax" and model.classes is None:
+        return replace(model, classes=max(2, 1 + max(int(np.max(np.asarray(y))) for _, y in pairs)))
+    return model

@@ -1,0 +1,221 @@
+"""The game of being in it: naive ridge fits and all orders of joining, made-up games, and the axioms of Shapley."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+import scaffpd as sp
+from scaffpd.errors import InputError
+
+L2 = 0.05
+
+
+def made(seed=0, clients=4, rows=9, held=30, d=3, apart=0.6):
+    rng, train, test = np.random.default_rng(seed), [], []
+    common = rng.normal(size=d)
+    for _ in range(clients):
+        X = rng.normal(size=(rows + held, d))
+        y = X @ (common + apart * rng.normal(size=d)) + 0.5 * rng.normal(size=len(X))
+        train.append((X[:rows], y[:rows]))
+        test.append((X[rows:], y[rows:]))
+    return train, test
+
+
+def ridge(train, group, prior):
+    """argmin_x Σ p_i (1/m_i) Σ_j (⟨a_j, x⟩ − y_j)² + (l2/2)‖x‖², by the normal equations."""
+    p, d = np.array([prior[i] for i in group]), train[0][0].shape[1]
+    p = p / p.sum()
+    A, b = L2 * np.eye(d), np.zeros(d)
+    for weight, i in zip(p, group, strict=True):
+        X, y = train[i]
+        A, b = A + 2 * weight * X.T @ X / len(y), b + 2 * weight * X.T @ y / len(y)
+    return np.linalg.solve(A, b)
+
+
+def loss(x, pair):
+    return np.mean((pair[0] @ x - pair[1]) ** 2)
+
+
+def naive(train, test, prior):
+    """L_i(S) of all groups, from ridge fits."""
+    N = len(train)
+    groups = [g for size in range(1, N + 1) for g in itertools.combinations(range(N), size)]
+    return {g: np.array([loss(ridge(train, g, prior), test[i]) for i in g]) for g in groups}
+
+
+def orders_mean(losses, N):
+    """Shapley's value as the mean over all N! orders of what a client adds when it comes."""
+    alone, total = [losses[(i,)][0] for i in range(N)], np.zeros(N)
+
+    def v(group):
+        group = tuple(sorted(group))
+        return sum(alone[i] - own for i, own in zip(group, losses[group], strict=True)) if group else 0.0
+
+    for order in itertools.permutations(range(N)):
+        for k, i in enumerate(order):
+            total[i] += v(order[: k + 1]) - v(order[:k])
+    return total / math.factorial(N), v(range(N))
+
+
+@pytest.mark.parametrize("prior", [None, [1.0, 2.0, 3.0, 4.0]])
+def test_everything_is_what_ridge_fits_and_all_orders_say(prior):
+    train, test = made()
+    found = sp.coalition(train, test, sp.Linear("squared", L2), sp.Average(prior=prior), tol=1e-13)
+    losses = naive(train, test, prior or [1.0] * 4)
+    assert set(found.losses) == set(losses)
+    for group, own in losses.items():
+        np.testing.assert_allclose(found.losses[group], own, rtol=1e-5)
+    shapley, total = orders_mean(losses, 4)
+    np.testing.assert_allclose(found.shapley, shapley, atol=1e-5)
+    assert found.shapley.sum() == pytest.approx(total, abs=1e-5)
+    assert not found.errors.any()
+    whole = losses[0, 1, 2, 3]
+    for j in range(4):
+        others = tuple(i for i in range(4) if i != j)
+        rise = [losses[others][k] - whole[i] for k, i in enumerate(others)]
+        np.testing.assert_allclose(found.matrix[list(others), j], rise, atol=1e-5)
+        assert found.brings[j] == pytest.approx(np.mean(rise), abs=1e-5)
+        assert found.gets[j] == found.matrix[j, j] == pytest.approx(losses[(j,)][0] - whole[j], abs=1e-5)
+
+
+def test_drawn_orders_agree_with_all_within_their_errors_and_add_up():
+    train, test = made(seed=3, clients=5)
+    model = sp.Linear("squared", L2)
+    exact, drawn = sp.coalition(train, test, model), sp.coalition(train, test, model, most=4, permutations=60, seed=2)
+    assert drawn.leaving is None
+    assert "was not looked at: that takes all groups" in str(drawn)
+    assert (drawn.errors > 0).all()
+    assert (np.abs(drawn.shapley - exact.shapley) < 4 * drawn.errors).all()
+    assert drawn.shapley.sum() == pytest.approx(exact.shapley.sum(), abs=1e-6)
+    np.testing.assert_allclose(drawn.matrix, exact.matrix, atol=1e-4)
+
+
+def test_twins_have_the_same_share():
+    train, test = made(seed=1, clients=3)
+    found = sp.coalition([*train, train[0]], [*test, test[0]], sp.Linear("squared", L2), tol=1e-12)
+    assert found.shapley[0] == pytest.approx(found.shapley[3], abs=1e-6)
+    assert found.brings[0] == pytest.approx(found.brings[3], abs=1e-6)
+    assert np.ptp(found.shapley[:3]) > 1e-2
+
+
+def test_a_client_that_shares_no_column_with_the_others_neither_brings_nor_gets():
+    train, test = made(seed=4, clients=3, rows=20)
+    wide = [[(np.hstack([X, np.zeros_like(X)]), y) for X, y in part] for part in (train, test)]
+    for part, (X, y) in zip(wide, (train[0], test[0]), strict=True):
+        part.append((np.hstack([np.zeros_like(X), X]), y))
+    found = sp.coalition(*wide, sp.Linear("squared", 1e-7), tol=1e-13, rounds=500)
+    assert abs(found.shapley[3]) < 1e-4 < np.abs(found.shapley[:3]).min()
+    assert abs(found.brings[3]) < 1e-4
+    assert abs(found.gets[3]) < 1e-4
+
+
+def test_two_parties_that_disagree_would_part():
+    """Clients 0 and 1 have the truth w, clients 2 and 3 have −w: each pair is better off without the other."""
+    rng, w = np.random.default_rng(0), np.array([1.0, -2.0])
+    pairs = [(X, X @ (w if i < 2 else -w)) for i, X in enumerate(rng.normal(size=(4, 40, 2)))]
+    halves = [[(X[half], y[half]) for X, y in pairs] for half in (slice(20), slice(20, 40))]
+    found = sp.coalition(*halves, sp.Linear("squared", 1e-3), names=["a", "b", "c", "d"], word="site")
+    groups = [set(one.names) for one in found.leaving]
+    assert {"a", "b"} in groups
+    assert {"c", "d"} in groups
+    assert {"a", "b", "c", "d"} not in groups
+    assert [one.gain for one in found.leaving] == sorted((one.gain for one in found.leaving), reverse=True)
+    assert "groups would do better by themselves, first" in str(found)
+    assert "none gains, 4 lose" in str(found)
+    assert found.matrix[0, 2] < 0 < found.matrix[0, 1]
+
+
+def game(losses, N=3, **about):
+    return sp.Coalition.of([f"c{i}" for i in range(N)], {g: np.array(v) for g, v in losses.items()}, **about)
+
+
+def test_a_made_up_game_has_the_shares_and_the_core_that_one_works_out_by_hand():
+    """0 and 1 save one each as a pair; 2 changes nothing for anybody, and is the null player."""
+    pair = {(0,): [2.0], (1,): [2.0], (2,): [3.0], (0, 1): [1.0, 1.0], (0, 2): [2.0, 3.0], (1, 2): [2.0, 3.0]}
+    peace = game(pair | {(0, 1, 2): [1.0, 1.0, 3.0]})
+    np.testing.assert_allclose(peace.shapley, [1, 1, 0], atol=1e-15)
+    np.testing.assert_allclose(peace.gets, [1, 1, 0])
+    np.testing.assert_allclose(peace.matrix, [[1, 1, 0], [1, 1, 0], [0, 0, 0]])
+    assert peace.leaving == ()
+    assert str(peace) == (
+        "Together, the mean held-out loss of 3 clients is 29 % lower than alone: 2 gain, none loses. c0 brings the "
+        "most: the others' loss is 25 % higher without it; c2 brings the least: 0.0 % lower without it. No group "
+        "would do better by itself."
+    )
+    strife = game(pair | {(0, 1, 2): [1.25, 1.6, 2.9]})
+    assert [one.names for one in strife.leaving] == [("c0", "c1")]
+    assert strife.leaving[0].gain == pytest.approx(0.2)
+    assert str(strife).endswith("1 group would do better by itself: c0 and c1 (loss at least 20.0 % lower).")
+    assert game(pair | {(0, 1, 2): [1.25, 1.6, 2.9]}, margin=0.21).leaving == ()
+
+
+def test_members_are_scored_with_their_own_models():
+    train, test = made(seed=5, clients=3)
+    model = sp.Personal(sp.Linear("squared", L2), 5.0)
+    found = sp.coalition(train, test, model, sp.CVaR(0.5), tol=1e-12)
+    for group in [(0, 2), (0, 1, 2)]:
+        cohort = sp.Cohort([train[i] for i in group], model)
+        result = sp.train(sp.fair(sp.CVaR(0.5)), cohort, tol=1e-12)
+        own = [loss(u, test[i]) for u, i in zip(result.personal, group, strict=True)]
+        np.testing.assert_allclose(found.losses[group], own, rtol=1e-4)
+
+
+def test_groups_that_lack_a_class_train_the_same_model():
+    rng = np.random.default_rng(0)
+    pairs = [(rng.normal(size=(12, 2)), rng.integers(0, top, 12)) for top in (2, 2, 3)]
+    found = sp.coalition(pairs, pairs, sp.Linear("softmax", 0.1))
+    assert all(np.isfinite(own).all() for own in found.losses.values())
+
+
+def test_the_bargain_is_the_one_that_a_general_solver_finds():
+    train, test = made(seed=2, rows=3, apart=0.05)
+    found = sp.coalition(train, test, sp.Linear("squared", L2), tol=1e-12)
+    bargain = sp.train(sp.fair(found.nash()), sp.Cohort(train, sp.Linear("squared", L2)), tol=1e-10, x0=found.whole.x)
+    losses, start = naive(train, test, [1.0] * 4), ridge(train, range(4), [1.0] * 4)
+    gets = np.array([losses[(i,)][0] for i in range(4)]) - losses[0, 1, 2, 3]
+    assert gets.min() > 0
+
+    def training(x):
+        return np.array([loss(x, pair) + L2 / 2 * x @ x for pair in train])
+
+    def regret(x):
+        gains = training(start) + gets - training(x)
+        return np.inf if gains.min() <= 0 else -np.mean(np.log(gains))
+
+    best = minimize(regret, start, method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000})
+    assert regret(bargain.x) == pytest.approx(best.fun, abs=1e-6)
+    assert best.fun < regret(start) - 1e-4
+
+
+def test_who_is_better_off_alone_does_not_bargain():
+    found = game({(0,): [1.0], (1,): [1.0], (0, 1): [0.5, 1.5]}, 2, whole="a run")
+    with pytest.raises(InputError, match="in which everybody gains; c1 gains the least"):
+        found.nash()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"test": []}, "needs held-out rows"),
+        ({"test": None}, "needs held-out rows"),
+        ({"train": made()[0][:1], "test": made()[1][:1]}, "at least two clients"),
+        ({"test": made()[1][:3]}, "test data cannot be used"),
+        ({"model": sp.Private(sp.Linear("squared", L2), clip=1.0, noise=1.0)}, "needs a model such as"),
+        ({"objective": "fair"}, "needs an objective such as"),
+        ({"permutations": 1}, "permutations >= 2"),
+        ({"most": 0}, "most >= 1"),
+        ({"objective": sp.Nash(b=[9.0] * 4)}, "Nash has b for 4 clients"),
+    ],
+)
+def test_refusals_are_one_sentence(change, words):
+    train, test = made()
+    arguments = {"train": train, "test": test, "model": sp.Linear("squared", L2)} | change
+    with pytest.raises(InputError, match=words) as refusal:
+        sp.coalition(**arguments)
+    assert str(refusal.value).endswith(".")
+    assert "\n" not in str(refusal.value)
