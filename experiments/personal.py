@@ -168,16 +168,13 @@ def words(share: tuple[float, float, float]) -> str:
 
 def verdict(models: dict[str, dict[str, Array]], model: str) -> str:
     """In words, what a personal model brings against one average model and against staying alone."""
-    parts, named = [], ("mean", "worst fifth", "rounded", "worst")
+    parts = []
     for other in (BEFORE, FIRST):
-        shares = {m: interval(models[model][m], models[other][m]) for m in named}
-        mean, fifth, rounded, worst = (words(shares[m]) for m in named)
-        unclear = [m for m in named[:2] if shares[m][1] <= 0 <= shares[m][2]]
-        parts.append(
-            f"against {other}, the mean is {mean} lower and the worst fifth {fifth} (of a fifth that is rounded to the "
-            f"nearest number of clients {rounded}, of the worst client {worst})"
-            + (f", so that there is no clear difference in the {' and the '.join(unclear)}" if unclear else "")
-        )
+        shares = {m: interval(models[model][m], models[other][m]) for m in ("mean", "worst fifth")}
+        said = (f"{m} {words(v) if v[1] > 0 or v[2] < 0 else 'no clear difference'}" for m, v in shares.items())
+        parts.append(f"lower than {other}: {', '.join(said)}")
+    rounded, worst = (words(interval(models[model][m], models[BEFORE][m])) for m in ("rounded", "worst"))
+    parts.append(f"worst client against {BEFORE}: {worst}; a fifth rounded to the nearest number of clients: {rounded}")
     cost, before = (float(models[m]["cost"].mean()) for m in (model, BEFORE))
     share = f"{100 * cost / before:.0f} % of one average model's {before:.4f}"
     parts.append(f"the most that joining costs a client is {cost:.4f}, {share}")
@@ -198,6 +195,18 @@ stations, 28 schools). "Lower" is in per cent with its 95 % interval over seeds,
 (loss − loss alone) of any client, mean over seeds. Every client's losses are in the CSV files."""
 
 
+def written(folder: Path) -> str:
+    """Write the page of the CSV files in a folder, and return it."""
+    found = {}
+    for name in TITLES:
+        if (folder / f"{name}.csv").exists():
+            with (folder / f"{name}.csv").open(newline="") as file:
+                read = csv.DictReader(file)
+                found[name] = measures([{**row, "seed": int(row["seed"]), "loss": float(row["loss"])} for row in read])
+    (folder / "README.md").write_text(page(found), encoding="utf-8")
+    return page(found)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a study, and write its CSV and the page."""
     parser = argparse.ArgumentParser(prog="python -m experiments.personal", description=__doc__.split("\n")[0])
@@ -216,14 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows({**row, "loss": f"{row['loss']:.6f}"} for row in rows)
-    found = {}
-    for name in TITLES:
-        if (given.out / f"{name}.csv").exists():
-            with (given.out / f"{name}.csv").open(newline="") as file:
-                read = csv.DictReader(file)
-                found[name] = measures([{**row, "seed": int(row["seed"]), "loss": float(row["loss"])} for row in read])
-    (given.out / "README.md").write_text(page(found), encoding="utf-8")
-    print(page({given.what: found[given.what]}).split("\n\n", 2)[2])
+    text = written(given.out)
+    print(text[text.index(f"## {TITLES[given.what]}") :])
 
 
 if __name__ == "__main__":

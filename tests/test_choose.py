@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import scaffpd as sp
+from scaffpd import cli
 from scaffpd.choosing import GridPoint, _chosen, fold_numbers
 from scaffpd.errors import InputError
 
@@ -190,3 +195,65 @@ def test_warm_starts_are_cheaper_than_training_every_point_anew():
         cohort = sp.Cohort(silos.train, sp.Linear("logistic", l2=point.l2, intercept=True))
         cold += 3 * sp.train(sp.fair(point.objective), cohort, tol=1e-5).rounds
     assert choice.rounds < 0.6 * cold
+
+
+# ------------------------------------------------------------------ scaffpd train
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """Three sites, of which one is noisier; forty columns that say nothing."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(3)
+    lines = [",".join(["site", *(f"x{k}" for k in range(42)), "y"])]
+    for site, noise in (("a", 0.3), ("b", 0.3), ("c", 2.0)):
+        for row in random.normal(size=(40, 42)):
+            y = row[0] - 2 * row[1] + noise * random.normal()
+            lines.append(",".join([site, *(f"{v:.3f}" for v in row), f"{y:.3f}"]))
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    return ["train", "table.csv", "--client", "site", "--target", "y", "--no-report", "--quiet"]
+
+
+def trained(*words):
+    assert cli.run(list(words)) == 0
+    return tomllib.loads(Path("runs/table/config.toml").read_text())
+
+
+def test_a_table_has_an_l2_by_folds_and_a_rho_by_the_spread_of_losses(table):
+    found = trained(*table)
+    l2, rho = found["model"]["l2"], found["objective"]["rho"]
+    assert l2 > 0.05  # not 0.001: columns are many, rows are few
+    summary = json.loads(Path("runs/table/summary.json").read_text())
+    assert any(f"l2 = {l2:g}, with the lowest loss" in remark for remark in summary["remarks"])
+    assert any(f"ρ = {rho:g}, the standard deviation" in remark for remark in summary["remarks"])
+    rows = csv.DictReader(Path("runs/table/clients.csv").read_text().splitlines())
+    losses = [float(row["train_loss"]) for row in rows if row["model"] == "average"]
+    assert rho == pytest.approx(np.std(losses), rel=0.06)
+    again = trained(*table)  # the same run goes on
+    assert again == found
+    assert not Path("runs/table-2").exists()
+
+
+def test_what_is_given_stays(table):
+    found = trained(*table, "--l2", "0.02", "--strength", "0.7")
+    assert (found["model"]["l2"], found["objective"]["rho"]) == (0.02, 0.7)
+    found = trained(*table, "--l2", "0.02", "--objective", "CVaR", "--fresh", "--out", "runs/table")
+    assert (found["model"]["l2"], found["objective"]) == (0.02, {"kind": "CVaR", "alpha": 0.2})
+
+
+def test_choose_on_the_command_line(table, capsys):
+    found = trained(*table, "--choose")
+    summary = json.loads(Path("runs/table/summary.json").read_text())
+    (said,) = [remark for remark in summary["remarks"] if remark.startswith("Chosen by 3 folds")]
+    assert f"l2 = {found['model']['l2']:.2g}," in said
+    assert "worst fifth of held-out losses" in said
+    assert found["objective"]["kind"] in ("Average", "ChiSquare")
+    assert cli.run([*table, "--choose", "--l2", "0.1", "--strength", "1"]) == 2
+    assert "nothing to choose" in capsys.readouterr().err
+    assert cli.run([*table, "--choose", "--epsilon", "1"]) == 2
+    assert "without differential privacy" in capsys.readouterr().err
+
+
+def test_private_tables_spend_nothing_on_strengths(table):
+    found = trained(*table, "--epsilon", "5", "--noise-seed", "1", "--rounds", "2")
+    assert (found["model"]["l2"], found["objective"]["rho"]) == (0.001, 0.1)

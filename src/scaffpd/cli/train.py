@@ -17,9 +17,8 @@ from scaffpd.errors import InputError, unknown
 if TYPE_CHECKING:
     from scaffpd.config.run import RunConfig
 
-STRENGTHS: dict[str, tuple[str, float | None]] = {  # the argument of each objective, and its value where none is given
-    "ChiSquare": ("rho", 0.1), "Tilted": ("rho", 0.1), "ChiSquareBall": ("delta", 0.5), "CVaR": ("alpha", 0.2),
-    "QFair": ("q", 1.0), "Nash": ("b", None),
+STRENGTHS = {  # the argument of each objective
+    "ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q", "Nash": "b",
 }  # fmt: skip
 OF_TABLE = ("client", "target", "columns", "categories", "task", "separator", "decimal")
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
@@ -46,7 +45,9 @@ Task = Annotated[str | None, typer.Option(help="classification or regression.", 
 Separator = Annotated[str | None, typer.Option(help="Between columns of CSV.", show_default="found out")]
 Decimal = Annotated[str | None, typer.Option(help="Decimal mark of CSV: . or ,", show_default="found out")]
 Test = Annotated[float | None, typer.Option(help="Share of rows held out at every client.", show_default="0.2")]
-L2 = Annotated[float | None, typer.Option("--l2", help="The regulariser.", show_default="0.001")]
+L2 = Annotated[
+    float | None, typer.Option("--l2", help="The regulariser.", show_default="by folds for a table, else 0.001")
+]
 Rounds = Annotated[int | None, typer.Option(min=1, help="The most rounds.", show_default="1000")]
 Tol = Annotated[float | None, typer.Option(help="Certified gap to stop at.", show_default="1e-6, where one is proven")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Chooses held-out rows and all else.", show_default="0")]
@@ -63,8 +64,15 @@ def train(
     target: Target = None,
     objective: Goal = None,
     strength: Annotated[
-        float | None, typer.Option(help="Its ρ, δ, α, q or b.", show_default="ρ 0.1, δ 0.5, α 0.2, q 1")
+        float | None,
+        typer.Option(
+            help="Its ρ, δ, α, q or b.",
+            show_default="of a table, ρ is the spread of losses; else ρ 0.1, δ 0.5, α 0.2, q 1",
+        ),
     ] = None,
+    choose: Annotated[
+        bool, typer.Option("--choose", help="Choose l2 and strength by folds, for the worst fifth of clients.")
+    ] = False,
     algorithm: Method = None,
     columns: Columns = None,
     categories: Categories = None,
@@ -170,11 +178,13 @@ def _run(kind: str, options: dict[str, Any]) -> None:
     if kind == "path":
         path.walkable(config)
     fresh, quiet, as_json = options["fresh"], options["quiet"], options["as_json"]
-    folder = RunFolder(_place(config, options["out"], fresh, kind))
-    folder.check(kind, config, fresh)
+    if (out := options["out"] or config.folder) is not None:
+        RunFolder(Path(out)).usable(kind)
     with TrainingScreen(quiet or as_json) as screen:
         screen.say(f"Reading {config.name}")
-        prepared = prepare.prepare(config)
+        config, prepared = train.strengthened(config, prepare.prepare(config), bool(options.get("choose")))
+        folder = RunFolder(_place(config, options["out"], fresh, kind))
+        folder.check(kind, config, fresh)
         cohort = prepared.cohort(config)
         config = train.settled(config, cohort)
         noise = None if config.privacy is None else train.private(config, prepared)
@@ -259,11 +269,12 @@ def _objective(options: Mapping[str, Any], file: bool) -> dict[str, Any]:
         if strength is not None:
             raise InputError(f"{kind} has no strength: leave --strength out.")
         return {"kind": kind}
-    name, usual = STRENGTHS[kind]
-    value = usual if strength is None else strength
-    if value is None and "cold" not in options:
+    name = STRENGTHS[kind]
+    if strength is None and kind != "Nash":
+        return {"kind": kind}  # the usual one, or one that goes by the clients' losses
+    if strength is None and "cold" not in options:
         raise InputError(f"{kind} needs --strength: its {name}, the loss that a client could fall back to.")
-    made = {"kind": kind, name: 1.0 if value is None else value}
+    made = {"kind": kind, name: 1.0 if strength is None else strength}
     getattr(import_module("scaffpd.objectives"), kind)(made[name])  # refuses what is no strength
     return made
 

@@ -23,7 +23,11 @@ from scaffpd.tabular.agree import TASKS
 from scaffpd.tabular.read import DECIMALS, SEPARATORS
 
 OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
-OBJECTIVE = {"kind": "ChiSquare", "rho": 0.1}
+OBJECTIVE = "ChiSquare"
+USUAL = {  # the argument of each objective, and its value where none is given
+    "ChiSquare": ("rho", 0.1), "Tilted": ("rho", 0.1), "ChiSquareBall": ("delta", 0.5), "CVaR": ("alpha", 0.2),
+    "QFair": ("q", 1.0),
+}  # fmt: skip
 OF_TABLE = ("client", "target", "columns", "categories", "task", "standardise", "separator", "decimal")
 GOES_WITH = {  # which keys go with which source of data
     **dict.fromkeys(OF_TABLE, ("file",)),
@@ -181,6 +185,7 @@ class RunConfig(SettingsTable):
     path: PathSettings = PathSettings()
     _place: Path
     _method: Any
+    _left_out: set[str]
 
     @classmethod
     def read(cls, path: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:
@@ -205,10 +210,15 @@ class RunConfig(SettingsTable):
                 algorithm = {"local_steps": LOCAL_STEPS, **algorithm}
         chosen = algorithm_kind(algorithm.get("kind", "Fair"), file.parent, f"algorithm.kind in {file.name!r},")
         if objective is None and isinstance(chosen, type) and chosen.needs_objective():
-            objective = OBJECTIVE
+            objective = {"kind": OBJECTIVE}
+        name, value = USUAL.get((objective or {}).get("kind", ""), ("", 0.0))
+        left_out = {"strength"} if objective is not None and name and name not in objective else set()
+        objective = {**(objective or {}), name: value} if left_out else objective
+        if found.model.network is None and "l2" not in found.model.model_fields_set:
+            left_out.add("l2")
         changes = {"algorithm": algorithm, "objective": objective, "training": training, "privacy": privacy}
         made = found.model_copy(update=changes | {"name": found.name or found.data.name or file.stem})
-        made._place, made._method = file.parent, algorithm_of(algorithm, objective, file)
+        made._place, made._method, made._left_out = file.parent, algorithm_of(algorithm, objective, file), left_out
         return made
 
     @property
@@ -240,6 +250,18 @@ class RunConfig(SettingsTable):
     def with_tol(self, tol: float) -> RunConfig:
         """Return the same run with another certified gap to stop at."""
         return self.model_copy(update={"training": self.training.model_copy(update={"tol": tol})})
+
+    @property
+    def left_out(self) -> set[str]:
+        """Which of l2 and strength (of the objective) the settings do not give."""
+        return self._left_out
+
+    def with_strengths(self, l2: float, objective: dict[str, Any] | None) -> RunConfig:
+        """Return the same run with another regulariser and another objective, as if the settings gave them."""
+        model = self.model.model_copy(update={"l2": l2})
+        made = self.model_copy(update={"model": model, "objective": objective})
+        made._method, made._left_out = algorithm_of(self.algorithm, objective, self._place / "config.toml"), set()
+        return made
 
     def toml(self, folder: Path, heading: str = "") -> str:
         """Return all settings as a `config.toml` in that folder; what was left out has its default."""

@@ -58,7 +58,14 @@ class RunFolder:
         self.path = path
 
     def check(self, kind: str, config: RunConfig, fresh: bool) -> None:
-        """Refuse, before any work, a folder that is a file, somebody else's, or that of another run."""
+        """Refuse a folder that is not `usable`, or that of another run."""
+        self.usable(kind)
+        if not fresh and not self.fits(kind, config):
+            place = repr(str(self.path))
+            raise InputError(f"{place} holds another run: choose another one with --out, or start anew with --fresh.")
+
+    def usable(self, kind: str) -> None:
+        """Refuse, before any work, a folder that is a file, somebody else's, or that of another command."""
         place, other = str(self.path), self.kind()
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"Cannot write to the folder {place!r}: it is a file.")
@@ -66,8 +73,6 @@ class RunFolder:
             raise InputError(f"The folder {place!r} holds files that no run of this kind has written: choose another.")
         if other not in (None, kind):
             raise InputError(f"The folder {place!r} is that of `scaffpd {other}`: choose another one with --out.")
-        if not fresh and not self.fits(kind, config):
-            raise InputError(f"{place!r} holds another run: choose another one with --out, or start anew with --fresh.")
 
     def kind(self) -> str | None:
         """Return which command has written the folder; `None` where none has."""

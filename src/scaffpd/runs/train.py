@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
+from scaffpd.algorithms import Fair
 from scaffpd.checkpoint import Checkpoint
+from scaffpd.choosing import WORST, choose
 from scaffpd.cohort import Cohort
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
+from scaffpd.fairness_path import PARAMETERS
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.gains import Joining, joining
 from scaffpd.metrics import Spread, spread
@@ -38,6 +41,7 @@ ALL, PACE = 50, 1.05  # after so many rounds, score only when their number has g
 AVERAGE, FAIR = "average", "fair"
 MOST_NUMBERS = 20_000_000  # rows × columns up to which clients are trained alone as well
 TOL = 1e-6
+FOLDS, FOLDED = 3, 10_000_000  # for l2 of a table with at most so many numbers
 
 
 def noise_secret(folder: Path) -> bytes:
@@ -258,6 +262,79 @@ def _joining(config: RunConfig, prepared: Prepared, known: Mapping[str, Any]) ->
         prepared.train, prepared.test, prepared.model, config.goal, names=prepared.names, seed=training.seed,
         tol=training.tol or TOL, rounds=training.rounds, unit=prepared.unit, word=prepared.word, known=known,
     )  # fmt: skip
+
+
+def strengthened(config: RunConfig, prepared: Prepared, chosen: bool = False) -> tuple[RunConfig, Prepared]:
+    """Fill in l2 and the objective's strength where the settings give none: of tables, or of all where `chosen`.
+
+    Chosen, both are found by `choose`, for the worst fifth of the clients. Otherwise see `_usual_l2` and `_usual_rho`.
+    """
+    able = isinstance(prepared.model, Linear) and config.privacy is None
+    if chosen and not able:
+        raise InputError("--choose takes linear models without differential privacy, whose ε the folds would spend.")
+    if chosen and not config.left_out:
+        raise InputError("--choose finds nothing to choose: leave --l2 or --strength out.")
+    if not able or not config.left_out or not (chosen or config.data.file):
+        return config, prepared
+    l2, goal, *said = (_by_folds if chosen else _usual)(config, prepared)
+    model = replace(prepared.model, l2=l2)
+    return config.with_strengths(l2, goal), replace(prepared, model=model, remarks=(*prepared.remarks, *said))
+
+
+def _by_folds(config: RunConfig, prepared: Prepared) -> tuple[Any, ...]:
+    """Return l2 and the objective that folds choose, and a sentence on them."""
+    goal, settings, kind = config.objective, config.training, type(config.goal).__name__
+    strengths = "strength" in config.left_out
+    wanted: Any = kind if strengths else config.goal or Average()
+    l2 = None if "l2" in config.left_out else config.model.l2
+    found = choose(
+        prepared.train, prepared.model, wanted, l2, math.inf, WORST, seed=settings.seed, names=prepared.names,
+        device=settings.device,
+    )  # fmt: skip
+    if strengths:
+        average = isinstance(found.objective, Average)
+        value = {} if average else {PARAMETERS[kind]: getattr(found.objective, PARAMETERS[kind])}
+        goal = {"kind": "Average"} if average else {**(goal or {}), **value}
+    return _short(found.l2) if l2 is None else l2, goal, found.sentence
+
+
+def _usual(config: RunConfig, prepared: Prepared) -> tuple[Any, ...]:
+    """Return l2 and the objective for a table whose settings leave them out, and sentences on what was filled in."""
+    l2, goal, said = config.model.l2, config.objective, []
+    if "l2" in config.left_out:
+        l2, why = _usual_l2(config, prepared)
+        said.append(f"l2 = {l2:g}, {why}.")
+    if "strength" in config.left_out and goal is not None and goal["kind"] in ("ChiSquare", "Tilted"):
+        rho = _usual_rho(config, prepared, l2)
+        if rho > TOL:
+            goal = {**goal, "rho": rho}
+            said.append(f"ρ = {rho:g}, the standard deviation of the clients' losses under the average model.")
+    return l2, goal, *said
+
+
+def _usual_l2(config: RunConfig, prepared: Prepared) -> tuple[float, str]:
+    """Of four values the one with the lowest mean of held-out losses; d/(10 n), at least 0.001, of large tables."""
+    sizes, d = [len(y) for _, y in prepared.train], prepared.train[0][0].shape[1]
+    if sum(sizes) * d > FOLDED or min(sizes) < FOLDS:
+        return _short(max(1e-3, d / (10 * sum(sizes)))), "by the numbers of rows and columns"
+    found = choose(
+        prepared.train, prepared.model, Average(), None, math.inf, folds=FOLDS, errors=0, seed=config.training.seed,
+        names=prepared.names, device=config.training.device,
+    )  # fmt: skip
+    return _short(found.l2), "with the lowest loss in three folds of the training rows"
+
+
+def _usual_rho(config: RunConfig, prepared: Prepared, l2: float) -> float:
+    """Std of L_i under the average model: one deviation worse off than the mean is about twice the weight."""
+    model = replace(prepared.model, l2=l2)
+    cohort = Cohort(prepared.train, model, prepared.names, device=config.training.device)
+    found = train(Fair(Average()), cohort, 100, 1e-4 if l2 > 0 else None, progress=False)
+    return _short(float(found.history.losses[-1].std()))
+
+
+def _short(value: float) -> float:
+    """Two digits are enough for a number that is typed again."""
+    return float(f"{value:.2g}")
 
 
 def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
