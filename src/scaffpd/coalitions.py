@@ -23,7 +23,6 @@ from numpy.typing import ArrayLike, NDArray
 from scaffpd.algorithms.fair import fair
 from scaffpd.cohort import Cohort, named_pairs
 from scaffpd.errors import InputError, count, several
-from scaffpd.gains import NEGLIGIBLE
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.objectives import Average, Excess, Nash, Objective
 from scaffpd.training import Result, Status
@@ -33,6 +32,7 @@ Array = NDArray[np.float64]
 Orders = NDArray[np.int64]
 Group = tuple[int, ...]
 Pair = tuple[Any, Any]
+MARGIN = 0.01
 
 
 class Leaving(NamedTuple):
@@ -75,7 +75,7 @@ class Coalition:
     leaving: tuple[Leaving, ...] | None
     losses: Mapping[Group, Array] = field(repr=False)
     whole: Result | None = field(default=None, repr=False)
-    margin: float = NEGLIGIBLE
+    margin: float = MARGIN
     word: str = "client"
 
     @classmethod
@@ -122,7 +122,8 @@ class Coalition:
         more, fewer = (_change(self.brings[j], np.delete(self.together, j).mean()) for j in (most, least))
         return (
             f"Together, the mean held-out loss of {several(len(self.names), self.word)} is {less} than alone: "
-            f"{gain or 'none'} gain{'' if gain > 1 else 's'}, {lose or 'none'} lose{'' if lose > 1 else 's'}. "
+            f"{gain or 'none'} gain{'' if gain > 1 else 's'} and {lose or 'none'} lose{'' if lose > 1 else 's'} "
+            f"more than {100 * self.margin:.3g} %. "
             f"{self.names[most]} brings the most: the others' loss is {more} without it; {self.names[least]} brings "
             f"the least: {fewer} without it. {self._peace}"
         )
@@ -132,7 +133,7 @@ class Coalition:
         if self.leaving is None:
             return "Whether a group would do better by itself was not looked at: that takes all groups."
         if not self.leaving:
-            return "No group would do better by itself."
+            return "No group would do better by itself by as much."
         n, (names, gain) = len(self.leaving), self.leaving[0]
         who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
         would = "1 group would do better by itself:" if n == 1 else f"{n} groups would do better by themselves, first"
@@ -166,7 +167,7 @@ def coalition(
     test: Sequence[Pair] | Mapping[str, Pair],
     model: Linear | Module | Personal,
     objective: Objective | None = None,
-    *, names: Sequence[str] | None = None, most: int = 12, permutations: int = 100, margin: float = NEGLIGIBLE,
+    *, names: Sequence[str] | None = None, most: int = 12, permutations: int = 100, margin: float = MARGIN,
     seed: int = 0, tol: float = 1e-6, rounds: int = 200, word: str = "client",
 ) -> Coalition:  # fmt: skip
     """Train groups of clients and tell what each client brings, what it gets, and whether a group had better leave.
@@ -225,7 +226,7 @@ def _runs(
     groups: Iterable[Group], clients: Sequence[tuple[str, Pair, Pair]], model: Any, goal: Objective, seed: int,
     tol: float, rounds: int,
 ) -> Iterator[tuple[Group, Array, Result]]:  # fmt: skip
-    """The members' held-out losses, group by group, each trained from where the last one ended."""
+    """The members' held-out losses, group by group; each starts where the last ended, if a proof says when to stop."""
     base, x = model.model if isinstance(model, Personal) else model, None
     proven = None if base.l2 == 0 or isinstance(base, Module) else tol
     for group in groups:
@@ -234,9 +235,9 @@ def _runs(
         found = run(fair(_among(goal, group)), cohort, rounds, proven, seed, x, progress=False)
         if found.status is Status.INTERRUPTED:
             raise KeyboardInterrupt
-        x = found.x
-        models = x[None] if found.personal is None else found.personal
-        losses = cohort.evaluate(x, "test").loss - base.l2 / 2 * np.square(models).sum(1)
+        x = None if proven is None else found.x
+        models = found.x[None] if found.personal is None else found.personal
+        losses = cohort.evaluate(found.x, "test").loss - base.l2 / 2 * np.square(models).sum(1)
         yield group, np.asarray(losses), found
 
 
