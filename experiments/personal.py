@@ -192,7 +192,8 @@ Written by `python -m experiments.personal stations` and `schools` (the schools 
 were chosen by three folds of the training rows (`sp.choose`, by the mean, one standard error rule), and alone by every
 client for itself; fair is CVaR(0.2). The worst fifth is the mean over the ⌈N/5⌉ clients with the largest losses (3
 stations, 28 schools). "Lower" is in per cent with its 95 % interval over seeds, paired. The last column is the largest
-(loss − loss alone) of any client, mean over seeds. Every client's losses are in the CSV files."""
+(loss − loss alone) of any client, mean over seeds. Every client's losses are in the CSV files.
+[Images](images-alpha0.1.md) are `python -m experiments.personal_images`."""
 
 
 def written(folder: Path) -> str:

@@ -137,7 +137,7 @@ def rows(train: Pairs, test: Pairs, classes: int, device: str, seed: int) -> dic
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run and write results/personal/images.csv beside a table in Markdown."""
+    """Run, and write all runs as CSV beside a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="cpu")
@@ -172,19 +172,22 @@ def write(found: list[dict[str, Any]], path: Path, machine: str) -> None:
     """Write all runs so far as CSV, and the table beside them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, found[0])
+        writer = csv.DictWriter(file, found[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(found)
     path.with_name(f"{path.name}.md").write_text(markdown(found, found[0]["alpha"], machine))
 
 
 def markdown(found: list[dict[str, Any]], alpha: float, machine: str) -> str:
-    """The table: means over seeds, and paired differences to the last row with their 95 % intervals."""
+    """The table: means over seeds, paired differences to the last row (95 % intervals), and what was chosen."""
     names = list(dict.fromkeys(row["row"] for row in found))
     values = {n: np.array([[r["mean"], r["worst_fifth"]] for r in found if r["row"] == n]) for n in names}
     seeds, last = len(values[names[0]]), values[names[-1]]
     lines = [
-        f"CIFAR-100, 20 clients, Dirichlet({alpha:g}), {seeds} partitions, on {machine}; accuracy in per cent.",
+        f"CIFAR-100, 20 clients, Dirichlet({alpha:g}), {seeds} partitions, on {machine}; accuracy in per cent",
+        "on test images that nothing was chosen by.",
+        "",
+        f"`python -m experiments.personal_images --data D --device cuda --seeds {seeds} --alpha {alpha:g}`",
         "",
         f"| | mean | worst fifth | worst fifth of “{names[-1]}” minus this (95 %) |",
         "|---|---|---|---|",
@@ -193,8 +196,11 @@ def markdown(found: list[dict[str, Any]], alpha: float, machine: str) -> str:
         mean, low = values[name].mean(0)
         apart = last[:, 1] - values[name][:, 1]
         half = interval(apart)
-        words = "" if name == names[-1] else f"{apart.mean():+.1f} ± {half:.1f}"
+        words = "" if name == names[-1] else f"{apart.mean():+.2f} ± {half:.2f}"
         lines.append(f"| {name} | {mean:.1f} | {low:.1f} | {words} |")
+    lines += ["", f"l2 of one model is one of {L2S['one']}, of personal models of {L2S['personal']}; κ of {STRENGTHS}."]
+    lines += ["Chosen, partition by partition:", ""]
+    lines += [f"- **{n}**: {'; '.join(r['chosen'] for r in found if r['row'] == n)}." for n in names[1:]]
     return "\n".join(lines) + "\n"
 
 
