@@ -64,7 +64,9 @@ def test_help(arguments, capsys):
 def test_help_of_the_demo_names_every_option(capsys):
     assert cli.run(["demo", "--help"]) == 0
     out = capsys.readouterr().out
-    assert all(option in out for option in ("--out", "--rho", "--seed", "--splits", "--quiet", "scaffpd-demo"))
+    assert all(
+        option in out for option in ("--out", "--rho", "--seed", "--splits", "--hospitals", "--quiet", "scaffpd-demo")
+    )
 
 
 def test_version(capsys):
@@ -87,8 +89,8 @@ def test_help_loads_nothing_heavy():
 def test_the_defaults_are_the_experiments_own(capsys):
     cli.run(["demo", "--help"])
     out = capsys.readouterr().out
-    assert f"[default: {hospitals.RHO}]" in out
-    assert f"[default: {hospitals.SPLITS}]" in out
+    assert f"[default: ({hospitals.RHO})]" in out
+    assert f"[default: ({hospitals.DRAWS}; {hospitals.SPLITS} of hospitals)]" in " ".join(out.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
@@ -129,9 +131,9 @@ def test_what_cannot_work_is_said_in_one_sentence(arguments, word, capsys, tmp_p
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(hospitals, "study", lambda *_, **__: pytest.fail("worked in vain"))
     (tmp_path / "taken").write_text("")
-    assert cli.run(["demo", "--out", str(tmp_path / "taken")]) == 2
+    assert cli.run(["demo", "--hospitals", "--out", str(tmp_path / "taken")]) == 2
     assert capsys.readouterr().err == f"Cannot write to the folder {str(tmp_path / 'taken')!r}: it is a file.\n"
-    assert cli.run(["demo", "--out", str(tmp_path / "taken" / "below")]) == 2
+    assert cli.run(["demo", "--hospitals", "--out", str(tmp_path / "taken" / "below")]) == 2
 
 
 def test_an_input_error_is_a_red_sentence_without_a_traceback(capsys, tmp_path, monkeypatch):
@@ -139,10 +141,10 @@ def test_an_input_error_is_a_red_sentence_without_a_traceback(capsys, tmp_path, 
         raise InputError("The moon is full.")
 
     monkeypatch.setattr(hospitals, "study", refuse)
-    assert cli.run(["demo", "--quiet", "--out", str(tmp_path)]) == 2
+    assert cli.run(["demo", "--hospitals", "--quiet", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "The moon is full.\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    cli.run(["demo", "--quiet", "--out", str(tmp_path)])
+    cli.run(["demo", "--hospitals", "--quiet", "--out", str(tmp_path)])
     assert capsys.readouterr().err == "\x1b[31mThe moon is full.\x1b[0m\n"
 
 
@@ -158,7 +160,7 @@ def test_control_c_in_the_middle_of_a_round_ends_with_130(capsys, tmp_path, monk
     monkeypatch.setattr(Fair, "round", interrupted)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        assert cli.run(["demo", "--out", str(tmp_path)]) == 130
+        assert cli.run(["demo", "--hospitals", "--out", str(tmp_path)]) == 130
     finally:
         signal.signal(signal.SIGINT, handler)
     assert len(calls) == 3
@@ -172,7 +174,7 @@ def test_other_errors_are_not_hidden(tmp_path, monkeypatch):
 
     monkeypatch.setattr(hospitals, "study", broken)
     with pytest.raises(RuntimeError, match="a bug"):
-        cli.run(["demo", "--quiet", "--out", str(tmp_path)])
+        cli.run(["demo", "--hospitals", "--quiet", "--out", str(tmp_path)])
 
 
 def test_main_exits_with_the_code(monkeypatch, capsys):
@@ -193,7 +195,7 @@ def demo(tmp_path_factory):
     Set-up is skipped, because it is what runs the test.
     """
     folder, ready = tmp_path_factory.mktemp("demo") / "new" / "folder", tmp_path_factory.mktemp("venv")
-    arguments = ["--splits", "2", "--seed", "5", "--out", str(folder)]
+    arguments = ["--hospitals", "--splits", "2", "--seed", "5", "--out", str(folder)]
     (ready / "bin").mkdir()
     for name in ("python", "scaffpd"):
         (ready / "bin" / name).symlink_to(Path(sys.executable).parent / name)
@@ -269,7 +271,7 @@ def test_the_screen_explains_itself(demo):
 
 
 def test_quiet_writes_the_same_and_prints_nothing(demo, tmp_path, capsys):
-    assert cli.run(["demo", "--splits", "2", "--seed", "5", "--quiet", "--out", str(tmp_path)]) == 0
+    assert cli.run(["demo", "--hospitals", "--splits", "2", "--seed", "5", "--quiet", "--out", str(tmp_path)]) == 0
     captured = capsys.readouterr()
     assert captured.out + captured.err == ""
     assert set(files_in(tmp_path)) == set(FILES) | RUN
@@ -281,7 +283,7 @@ def test_a_terminal_gets_colours_and_room(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
-    assert cli.run(["demo", "--splits", "2", "--out", str(tmp_path)]) == 0
+    assert cli.run(["demo", "--hospitals", "--splits", "2", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "\x1b[1mVerdict" in out
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)

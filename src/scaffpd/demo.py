@@ -1,4 +1,7 @@
-"""Four hospitals, one model: what a fair objective changes for patients that were not trained on.
+"""Two studies on real data: twelve stations with and without the others, four hospitals with one fair model.
+
+Beijing's twelve air-quality stations predict the dust of a day from its weather, tested on the following year. Four of
+them are new and have forty days. They train alone, with one average or fair model, and with personal, fair models.
 
 UCI Heart Disease has four hospitals that differ in patients, in habits of measuring and in how many are
 ill. One logistic model is trained for all of them in two ways: for the average hospital, min_x Σ p_i f_i(x)
@@ -22,9 +25,11 @@ hold out n₂ patients and train on n₁, the standard error of a mean change is
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +39,13 @@ from scipy.stats import t as student
 from scaffpd.algorithms import Fair
 from scaffpd.cohort import Cohort
 from scaffpd.comparison.runs import one_thread
-from scaffpd.data import heart_disease
+from scaffpd.data import beijing_air, heart_disease
 from scaffpd.data.silos import Silos
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Vector
+from scaffpd.gains import ALONE, AVERAGE, FAIR, PERSONAL, Joining, RelativeGain, joining
 from scaffpd.models import Linear
-from scaffpd.objectives import Average, ChiSquare
+from scaffpd.objectives import Average, ChiSquare, CVaR
 from scaffpd.runs.folder import client_rows, environment_file, tables, write_files
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import Trained, train_model
@@ -49,6 +55,8 @@ from scaffpd.training import Status
 NAMES = ("Cleveland", "Hungary", "Switzerland", "Long Beach")  # in the order of `heart_disease()`
 RHO, L2, TOL, SPLITS, TEST_FRACTION = 0.1, 0.03, 1e-8, 20, 0.3
 MOST_ROUNDS = 2000
+STATIONS, NEW, DAYS, DRAWS, WEEK = 12, 4, 40, 8, 7
+FAIRLY = CVaR(alpha=0.2)  # the worst fifth of the stations
 CONFIDENCE = 0.95
 NEGLIGIBLE = 5e-4  # a twentieth of a percentage point: zero in every table
 
@@ -210,6 +218,113 @@ def _train(name: str, role: str, problem: Prepared, algorithm: Fair, tol: float)
     if found.result.status is Status.INTERRUPTED:  # half a study is none
         raise KeyboardInterrupt
     return found
+
+
+@dataclass(frozen=True)
+class StationStudy:
+    """Twelve stations, four of them new, on several draws of which ones and which days."""
+
+    problem: Prepared  # stations and model on the first draw
+    seeds: tuple[int, ...]  # one per draw
+    found: tuple[Joining, ...] = field(repr=False)  # draw by draw
+    models: tuple[Trained, ...] = field(repr=False)  # average and fair on the first draw
+
+    def gain(self, model: str, over: str, new: bool) -> RelativeGain:
+        """By how much a model's loss is lower for the new stations, or the others: the mean over draws.
+
+        The interval's reach is √(r² + s²): r that of Student's t over draws, s the root mean square of those over
+        weeks of the test year, which all draws share.
+        """
+        gains = [one.gain(model, over, partial(_among, one, new)) for one in self.found]
+        values, K = np.array([gain.value for gain in gains]), len(gains)
+        draws = student.ppf((1 + CONFIDENCE) / 2, K - 1) * values.std(ddof=1) / np.sqrt(K)
+        reach = float(np.sqrt(draws**2 + np.mean([((gain.high - gain.low) / 2) ** 2 for gain in gains])))
+        mean = float(values.mean())
+        return RelativeGain(mean, mean - reach, mean + reach)
+
+    def cost(self, model: str) -> float:
+        """The most that joining costs a station, as a share of its loss alone: the mean over draws."""
+        k = self.found[0].models.index(model)
+        return float(np.mean([max((one.loss[k] / one.loss[1]).max() - 1, 0.0) for one in self.found]))
+
+    @property
+    def recommendation(self) -> str:
+        """What most draws recommend."""
+        return Counter(one.recommendation for one in self.found).most_common(1)[0][0]
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """Who gains what, with the interval; and what one model for all costs."""
+        new, old = (self.gain(PERSONAL, ALONE, which) for which in (True, False))
+        average = self.gain(AVERAGE, ALONE, True)
+        costs = {model: f"{100 * self.cost(model):.0f} %" for model in (AVERAGE, FAIR, PERSONAL)}
+        first = (
+            f"With personal, fair models the loss of the {NEW} new stations is {new.than('alone')} ({new.range}); "
+            f"that of the {STATIONS - NEW} others is {old.words} ({old.range})."
+        )
+        return first, (
+            f"With one average model that of the new ones is {average.than('alone')}; the station "
+            f"that pays most for joining loses {costs[AVERAGE]} by it, {costs[FAIR]} by one fair model, and "
+            f"{costs[PERSONAL]} with models of their own. Means over {len(self.seeds)} draws of new stations and their "
+            f"{DAYS} days, tested on the following year; table and charts are those of the first draw."
+        )
+
+
+def _among(one: Joining, new: bool, _: Vector) -> Vector:
+    """Weights of the new stations, or of the others."""
+    chosen = np.array([(trained <= DAYS) == new for trained, _ in one.rows], dtype=float)
+    weights: Vector = chosen / chosen.sum()
+    return weights
+
+
+def stations(seed: int = 0, draws: int = DRAWS, progress: Callable[[int], None] | None = None) -> StationStudy:
+    """Train alone, average, fair and personal models on so many draws of new stations."""
+    if draws < 2:
+        raise InputError(f"stations needs at least two draws, got {draws}.")
+    seeds = tuple(range(seed * draws, (seed + 1) * draws))
+    problems = [_stations(draw) for draw in seeds]
+    first, found = problems[0], []
+    with one_thread():
+        cohort = Cohort(first.train, first.model, first.names, test=first.test)
+        goals = (("average", "before", Average()), ("fair", "after", FAIRLY))
+        models = [train_model(name, role, Fair(goal), first, cohort, MOST_ROUNDS, TOL) for name, role, goal in goals]
+        if any(one.result.status is Status.INTERRUPTED for one in models):
+            raise KeyboardInterrupt
+        known = {one.name: one.result.x for one in models}
+        for draw, problem in zip(seeds, problems, strict=True):
+            found.append(joining(
+                problem.train, problem.test, problem.model, FAIRLY, names=problem.names, seed=draw, block=WEEK,
+                word="station", known=known if problem is first else None,
+            ))  # fmt: skip
+            if progress is not None:
+                progress(len(found))
+    return StationStudy(first, seeds, tuple(found), tuple(models))
+
+
+def _stations(seed: int) -> Prepared:
+    silos = beijing_air(NEW, DAYS, seed)
+    names = tuple(
+        f"{name} (new)" if len(y) <= DAYS else name for name, (_, y) in zip(silos.names, silos.train, strict=True)
+    )
+    rows = sum(len(y) for _, y in [*silos.train, *silos.test])
+    about = f"Beijing air quality (Chen 2017, UCI, CC BY 4.0): {rows} days, {len(silos.features)} columns"
+    model = Linear("squared", L2, intercept=True)
+    return Prepared(names, silos.train, silos.test, model, "regression", (), about, "station")
+
+
+def write_stations(study: StationStudy, folder: Path, command: str) -> list[Path]:
+    """Write the folder of the first draw's run with the words of all draws, and the losses of every draw."""
+    files = tables(
+        "demo", "Twelve stations, four of them new", command, study.problem, study.models, verdict=study.verdict,
+        joining=study.found[0],
+    )  # fmt: skip
+    summary = json.loads(files["summary.json"])
+    summary["joining"]["recommendation"] = study.recommendation
+    files["summary.json"] = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
+    rows = [{"draw": seed, **row} for seed, one in zip(study.seeds, study.found, strict=True) for row in one.table()]
+    files |= environment_file() | {"draws.csv": csv_text(rows)}
+    write_files(folder, files)
+    return [folder / name for name in files]
 
 
 def percent(share: float) -> str:

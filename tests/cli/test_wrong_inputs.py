@@ -115,6 +115,7 @@ LINES = [
     ("demo --rho nan", "demo needs a number for --rho, got NaN."),
     ("demo --rho much", "--rho needs a number, got much."),
     ("demo --rho 0,5", "--rho needs a number, got 0,5."),
+    ("demo --rho 1", "--rho goes with --hospitals: the stations' fair model has CVaR(alpha=0.2)."),
     ("demo --seed -1", "--seed needs a whole number >= 0, got -1."),
     ("demo --seed 1.5", "--seed needs a whole number >= 0, got 1.5."),
     ("demo --splits 1", "--splits needs a whole number >= 2, got 1."),

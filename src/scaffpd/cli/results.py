@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from scaffpd.cli.screens import plain_table, say
+from scaffpd.cli.screens import WIDEST, plain_table, say
 from scaffpd.cli.typer_ext import checked, print_json
 from scaffpd.errors import InputError, several
 
@@ -45,11 +45,12 @@ def show(folder: Path) -> None:
     console.print()
     console.print(run.title, style="bold", markup=False)
     if run.joining is not None:
-        console.print(_joining(run.joining, run.word))
+        console.print(_joining(run.joining, run.word, 0 if console.width < WIDEST else 2))
         say(console, run.joining.sentence, run.joining.details, f"Intervals: {run.joining.interval}.")
         console.print()
     console.print(_clients(run))
-    say(console, *verdict(run), *cautions(run))
+    said = () if run.joining is not None and run.verdict else verdict(run)
+    say(console, *said, *cautions(run))
     if (loss := optimised(run)) is not None:
         moved = f"from {loss.before:.3f} to {loss.after:.3f}"
         say(console, f"What was optimised, their loss on training rows, goes {moved}.")
@@ -112,18 +113,19 @@ def _clients(run: ReportData) -> Table:
     return table
 
 
-def _joining(found: JoiningReport, word: str) -> Table:
+def _joining(found: JoiningReport, word: str, gap: int) -> Table:
     """A row per client: its held-out loss under every model, and whether joining pays."""
     from scaffpd.report.data import plain
 
     heads = [f"{'held-out loss' if k == 0 else ''}\n{model}" for k, model in enumerate(found.models)]
-    table = plain_table(f"\n{word}", *heads, f"gain of\n{found.shown}", "does joining\npay?")
+    table = plain_table(f"\n{word}", *heads, f"gain of\n{found.shown}", "does it\npay?", gap=gap)
     styles = {"yes": "green", "no": "red"}
     for client in found.order if len(found.order) <= MOST else [*found.order[: MOST // 2], *found.order[-MOST // 2 :]]:
         gain, pays = found.gain(client)
         losses = [plain(row["loss"]) for row in found.rows[client].values()]
         share = f"{100 * gain:+.1f} %".replace("-", "−")
-        table.add_row(Text(client), *losses, share, Text(pays, style=styles.get(pays, "dim")))
+        told = pays.removeprefix("within ")
+        table.add_row(Text(client), *losses, share, Text(told, style=styles.get(pays, "dim")))
     if len(found.order) > MOST:
         table.caption = f"the first and last {MOST // 2} of {len(found.order)}; all are in joining.csv"
     return table

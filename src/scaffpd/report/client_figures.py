@@ -38,7 +38,7 @@ def joining(run: ReportData) -> Figure | None:
         "type": "ordinal",
         "scale": {"domain": drawn},
         "sort": None,
-        "legend": {"title": None, "symbolStrokeWidth": 0},
+        "legend": {"title": None, "symbolStrokeWidth": 0, "columns": vega.columns(drawn)},
     }
     shape = {**fill, "scale": {"domain": drawn, "range": list(vega.SHAPES[: len(drawn)])}}
     tips = [

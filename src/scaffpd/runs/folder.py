@@ -159,6 +159,7 @@ def tables(
     joining: Joining | str = "",
 ) -> dict[str, str]:  # fmt: skip
     """The summary and the tables of a run, by file name."""
+    told = {} if verdict is None else {"sentence": verdict[0], "details": " ".join(verdict[1:])}
     remarks = [*prepared.remarks, *remarks, *([joining] if isinstance(joining, str) and joining else [])]
     summary = {
         "format": FORMAT, "kind": kind, "title": title, "command": command,
@@ -168,7 +169,7 @@ def tables(
         "data": prepared.about, "models": [_ended(one) for one in models],
         "privacy": _privacy(models), "remarks": remarks,
         "verdict": None if verdict is None else list(verdict), "path": path,
-        "joining": joining.summary() if isinstance(joining, Joining) else None,
+        "joining": joining.summary() | told if isinstance(joining, Joining) else None,
     }  # fmt: skip
     found = {
         "summary.json": json.dumps(summary, indent=1, ensure_ascii=False) + "\n",

@@ -1,0 +1,93 @@
+"""The demo's twelve stations: numbers by numpy alone, intervals by hand, words that follow from them."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import scaffpd as sp
+from scaffpd import cli, demo
+from scaffpd.data import beijing_air
+from scaffpd.gains import ALONE, AVERAGE, FAIR, PERSONAL
+from scaffpd.report.read import read
+
+
+@pytest.fixture(scope="module")
+def study():
+    return demo.stations(draws=2)
+
+
+def test_the_average_model_is_numpys(study):
+    """min_x Σ_i (1/N) mean (⟨a, x⟩ − y)² + (l2/2)‖x‖² solved by its normal equations."""
+    for seed, one in zip(study.seeds, study.found, strict=True):
+        silos = beijing_air(4, 40, seed)
+        train, test = (
+            [(np.hstack([X, np.ones((len(X), 1))]), y) for X, y in part] for part in (silos.train, silos.test)
+        )
+        H = sum(2 * A.T @ A / len(y) for A, y in train) / 12 + demo.L2 * np.eye(16)
+        x = np.linalg.solve(H, sum(2 * A.T @ y / len(y) for A, y in train) / 12)
+        errors = [((A @ x - y) ** 2).mean() for A, y in test]
+        np.testing.assert_allclose(one.loss[one.models.index(AVERAGE)], errors, rtol=2e-3)
+        assert sorted(trained for trained, _ in one.rows)[:4] == [40] * 4
+        assert sum(name.endswith("(new)") for name in one.names) == 4
+
+
+def test_gains_are_means_over_draws_with_both_sources_of_doubt(study):
+    new = [np.array([n == 40 for n, _ in one.rows]) for one in study.found]
+    values, halves = [], []
+    for own, one in zip(new, study.found, strict=True):
+        weeks = []
+        for i in np.flatnonzero(own):
+            d = (one.evidence.losses[i][1] - one.evidence.losses[i][4]) / 4
+            weeks.append([part.mean() for part in np.array_split(d, -(-len(d) // 7))])
+        base, errors = one.loss[1, own].mean(), np.array([np.var(w, ddof=1) / len(w) for w in weeks])
+        freedom = errors.sum() ** 2 / sum(e**2 / (len(w) - 1) for e, w in zip(errors, weeks, strict=True))
+        values.append(1 - one.loss[4, own].mean() / base)
+        halves.append(stats.t.ppf(0.975, freedom) * np.sqrt(errors.sum()) / base)
+    draws = stats.t.ppf(0.975, 1) * np.std(values, ddof=1) / np.sqrt(2)
+    reach = np.sqrt(draws**2 + np.mean(np.square(halves)))
+    found = study.gain(PERSONAL, ALONE, True)
+    assert found == pytest.approx((np.mean(values), np.mean(values) - reach, np.mean(values) + reach))
+
+
+def test_models_of_their_own_cost_the_least(study):
+    costs = [study.cost(model) for model in (AVERAGE, FAIR, PERSONAL)]
+    assert costs[2] < min(costs[:2])
+    assert study.gain(PERSONAL, ALONE, True).value > 0.2
+
+
+def test_the_folder_and_the_words(study, tmp_path):
+    demo.write_stations(study, tmp_path, "scaffpd demo")
+    run = read(tmp_path)
+    assert (run.joining.sentence, run.joining.details) == study.verdict
+    assert run.joining.recommendation == study.recommendation
+    assert "2 draws" in study.verdict[1]
+    with (tmp_path / "draws.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 12 * 5
+    assert {row["draw"] for row in rows} == {"0", "1"}
+    shown = json.loads((tmp_path / "summary.json").read_text())
+    assert shown["kind"] == "demo"
+    assert shown["verdict"] == list(study.verdict)
+
+
+def test_the_command_prints_the_sentence_and_fits_a_narrow_terminal(monkeypatch, tmp_path, capsys, study):
+    monkeypatch.setattr(demo, "stations", lambda *_: study)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.run(["demo", "--splits", "2", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out[: out.index("Written")].splitlines())) <= 80
+    assert study.verdict[0] in " ".join(out.split())
+    page = (tmp_path / "report.html").read_text(encoding="utf-8").replace(" ", " ")
+    assert page.index(study.verdict[0]) < page.index('id="figure-joining"')
+    assert page.count(study.verdict[0]) == 1
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+def test_one_draw_is_refused():
+    with pytest.raises(sp.InputError, match="stations needs at least two draws, got 1"):
+        demo.stations(draws=1)
