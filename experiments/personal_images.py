@@ -184,6 +184,8 @@ def markdown(found: list[dict[str, Any]], alpha: float, machine: str) -> str:
     values = {n: np.array([[r["mean"], r["worst_fifth"]] for r in found if r["row"] == n]) for n in names}
     seeds, last = len(values[names[0]]), values[names[-1]]
     lines = [
+        "# Models of one's own, on images",
+        "",
         f"CIFAR-100, 20 clients, Dirichlet({alpha:g}), {seeds} partitions, on {machine}; accuracy in per cent",
         "on test images that nothing was chosen by.",
         "",
