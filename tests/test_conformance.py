@@ -15,6 +15,7 @@ import scaffpd as sp
 from runtimes import MODELS, NAMES, RUNTIMES, data_of, federation_of, model_of
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan, ProximalPlan
+from scaffpd.federation.questions import GradientsAt
 
 N, SOME, W = len(NAMES), [3, 0, 2], np.array([0.4, 0.3, 0.2, 0.1])
 ASKED = {"all, full": ((None, (0,)), None), "some, minibatch": ((5, (4, 2)), SOME)}
@@ -207,6 +208,25 @@ def test_scores(both):
         np.testing.assert_array_equal(seen.counts, expected.counts)
     with pytest.raises(InputError, match="split"):
         both.there.evaluate(point(both.there), "tets")
+
+
+def test_own_optima(both):
+    if "Module" in repr(both.here.model):
+        with pytest.raises(InputError, match="own optima"):
+            both.there.optima()
+    else:
+        both.agree(lambda f: f.optima())
+
+
+def test_points_belong_to_those_who_were_asked(runtime, tmp_path):
+    federation, question = federation_of(runtime, "squared", tmp_path), None
+    question = GradientsAt(point(federation))
+    everybody = federation.gradients(question.x).losses
+    for clients in ([0], [1], [2, 0]):
+        losses = federation.ask(question, clients).numbers("loss")
+        np.testing.assert_allclose(losses[clients], everybody[clients], rtol=1e-12)
+    with pytest.raises(InputError, match="no vectors 'typo'"):
+        federation.ask(question).added("typo", W)
 
 
 def test_constants(both):

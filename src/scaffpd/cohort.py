@@ -107,7 +107,7 @@ class LocalChannel:
         self.names, self.about, self.train, self.test = tuple(names), about, train, test
         self._everyone = list(range(len(self.names)))
         self._some: tuple[list[int], Oracle] = (self._everyone, train.oracle)  # those who were asked last
-        self._points: WeakKeyDictionary[GradientsAt, EvaluatedPoint] = WeakKeyDictionary()
+        self._points: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], EvaluatedPoint]] = WeakKeyDictionary()
         self._constants: Constants | None = None
         self._fingerprint: str | None = None
 
@@ -161,14 +161,14 @@ class LocalChannel:
             return question.answer(_Answering(self, self.train.oracle))
         if self._some[0] != chosen:
             self._some = list(chosen), self.train.oracle.only(list(chosen))
-        return question.answer(_Answering(self, self._some[1]))
+        return question.answer(_Answering(self, self._some[1], tuple(chosen)))
 
-    def evaluated(self, at: GradientsAt, oracle: Oracle) -> EvaluatedPoint:
-        """Everything at a point, computed once for as long as somebody holds the question."""
-        point = self._points.get(at)
-        if point is None:
-            point = self._points[at] = oracle.evaluate(at.x, at.batch_size, at.key)
-        return point
+    def evaluated(self, at: GradientsAt, oracle: Oracle, chosen: tuple[int, ...]) -> EvaluatedPoint:
+        """Everything at a point, computed once for these clients, for as long as somebody holds the question."""
+        points = self._points.setdefault(at, {})
+        if chosen not in points:
+            points[chosen] = oracle.evaluate(at.x, at.batch_size, at.key)
+        return points[chosen]
 
 
 class _Answering(NamedTuple):
@@ -176,10 +176,11 @@ class _Answering(NamedTuple):
 
     channel: LocalChannel
     oracle: Oracle
+    chosen: tuple[int, ...] = ()  # empty for everyone
 
     def point(self, at: GradientsAt) -> EvaluatedPoint:
         """Everything at a point."""
-        return self.channel.evaluated(at, self.oracle)
+        return self.channel.evaluated(at, self.oracle, self.chosen)
 
     def lowest(self) -> Tensor:
         """min_u f_i(u), which every client solves for by itself."""

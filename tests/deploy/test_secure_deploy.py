@@ -386,6 +386,10 @@ def test_a_silo_that_requires_masks_answers_nothing_else(tmp_path, before):
             assert answer.kind in ("refused", "missing"), kind
         if kind not in ("gradients", "totals") and not before:
             assert answer.kind == "refused"
+    for about, part in (("curvature", "slopes"), ("losses", "scalars"), ("gradients", "scalars")):
+        weighed = {**values, "about": about, "parts": [part], "weight": 1.0, "total": 1.0, "numbers": None}
+        answer = decode(silo.answer(encode(Message("masked", weighed, {"v": x, "V": np.eye(len(x), 1)}))), 2**31)
+        assert answer.kind in ("refused", "missing")
     for about, part in (("gradients", "scalars"), ("totals", "sum"), ("totals", "n"), ("evaluate", "scalars")):
         question = Message("sizes", {**values, "about": about, "parts": [part]}, {"v": x})
         assert decode(silo.answer(encode(question)), 2**31).kind in ("refused", "missing")

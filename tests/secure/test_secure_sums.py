@@ -13,7 +13,8 @@ import scaffpd as sp
 from scaffpd.deploy import mask_messages
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan, ProximalPlan
-from scaffpd.masking import Terms
+from scaffpd.masking import Identity, Party, Terms
+from scaffpd.secure.parties import Contribution, DisclosureGuard, GuardedParty
 
 N, D = len(SIZES), 4
 PLAN = LocalPlan(3, snapshot=2)
@@ -310,3 +311,14 @@ def test_the_usual_terms_can_always_be_made(n):
     terms = Terms.usual("a", [f"c{i}" for i in range(n)], None, None)
     assert terms.threshold > terms.colluding
     assert terms.degree - terms.leaving >= terms.threshold
+
+
+@settings(max_examples=60, deadline=None)
+@given(weight=st.floats(1e-6, 1.0), largest=st.floats(1e-3, 1e3))
+def test_a_vector_shows_one_size_whatever_its_weight(weight, largest):
+    """Or a server could bisect weights until it knows the largest entry to all digits."""
+    party = GuardedParty(Party(Identity("a")), DisclosureGuard())
+    shown = party.answer(Contribution(weight, 1.0, 1.0), None, {}, None, np.array([largest, 0.0])).exponent
+    alone = party.answer(Contribution(1.0, 1.0, 1.0), None, {}, None, np.array([largest, 0.0])).exponent
+    assert shown - alone == int(np.ceil(np.log2(weight)))
+    assert weight * largest <= 2.0**shown

@@ -22,7 +22,7 @@ import secrets
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from types import NoneType
 from typing import Any, NamedTuple, Protocol, get_args, get_type_hints
 
@@ -247,7 +247,7 @@ def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], di
     for item in fields(question):
         part = getattr(question, item.name)
         if isinstance(part, GradientsAt):
-            vectors["at"] = part.x
+            vectors[item.name] = part.x
             values |= {"batch_size": part.batch_size, "key": [int(k) for k in part.key]}
         elif isinstance(part, LocalPlan):
             values[item.name] = asdict(part) | {"key": [int(k) for k in part.key]}
@@ -276,9 +276,10 @@ class WrittenQuestion(NamedTuple):
         if kind is GradientsAt:
             return point("x")
         hints = get_type_hints(kind)
-        return kind(**{item.name: self._field(item.name, hints[item.name], point) for item in fields(kind)})
+        return kind(**{item.name: self._field(item, hints[item.name], point) for item in fields(kind)})
 
-    def _field(self, name: str, hint: Any, point: Callable[[str], GradientsAt]) -> Any:
+    def _field(self, item: Field[Any], hint: Any, point: Callable[[str], GradientsAt]) -> Any:
+        name = item.name
         kinds = set(get_args(hint)) or {hint}
         if GradientsAt in kinds:
             return point(name) if name in self.vectors or NoneType not in kinds else None
@@ -287,6 +288,8 @@ class WrittenQuestion(NamedTuple):
         if hint is ProximalPlan:
             limit, steepest = int(number(self.values, "limit")), number(self.values, "steepest")
             return ProximalPlan(number(self.values, "pull"), self.vector("metric"), limit, steepest)
+        if "matrix" in item.metadata:
+            return self._matrix(name)
         if Tensor in kinds:
             return None if NoneType in kinds and name not in self.vectors else self.vector(name)
         if name in BATCH:
@@ -296,12 +299,16 @@ class WrittenQuestion(NamedTuple):
         return read_values({name: hint}, self.values, "The question is not complete.")[name]
 
     def vector(self, name: str) -> Tensor:
-        """A vector in its role, or a matrix with as many rows."""
-        if name in self.vectors:
-            return self.vectors[name]
+        """A vector in its role."""
+        if name not in self.vectors:
+            raise InputError(f"The question does not name its vectors ({name}).")
+        return self.vectors[name]
+
+    def _matrix(self, name: str) -> Tensor:
+        """A few columns as long as the vectors."""
         V, like = self.arrays.get(name), next(iter(self.vectors.values()), None)
         if V is None or like is None:
-            raise InputError(f"The question does not name its vectors ({name}).")
+            raise InputError(f"The question has no matrix {name}.")
         if V.ndim != 2 or V.shape[0] != len(like) or not 1 <= V.shape[1] <= DIRECTIONS:
             raise InputError(f"The directions {name} do not fit this model.")
         return torch.from_numpy(np.array(V)).to(like)

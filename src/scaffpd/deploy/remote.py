@@ -1,7 +1,7 @@
 r"""`Remote`: silos behind a transport as a `Federation`. Algorithms and the training loop cannot tell it from a cohort.
 
-A round of Scaff-PD is two exchanges: x down and (L_i, c_i) up; c down and d_i up. Scalars such as ⟨c_i, v⟩ need no
-exchange, for the c_i are here. A silo that does not answer has a row as well, by the rule of `membership`.
+A round of Scaff-PD is two exchanges: x down and (L_i, c_i) up; c down and d_i up. Scalars such as ⟨c_i, v⟩ are made of
+the c_i that are here. A silo that does not answer has a row as well, by the rule of `membership`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class RemoteChannel:
         self.stood_in = False
         self._last: dict[int, tuple[Tensor, Parts]] = {}  # where a silo gave its last gradient, and what it said
         self._scores: dict[tuple[int, str], NDArray[np.float64]] = {}
-        self._answers: WeakKeyDictionary[GradientsAt, Tensor] = WeakKeyDictionary()  # the c_i that are here
+        self._losses: dict[int, float] = {}  # the last ones over all samples
+        self._answers: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], Tensor]] = WeakKeyDictionary()  # c_i
 
     @property
     def absent(self) -> int:
@@ -91,7 +92,7 @@ class RemoteChannel:
         return self.like
 
     def own(self, x: Tensor) -> None:
-        """Nothing: a silo's own model stays with it."""
+        """Nothing: a silo makes its own model where it is."""
 
     def masked(self) -> MaskedRemote:
         """The same silos with masked vectors; share and quantum are what each silo's own file says."""
@@ -102,12 +103,12 @@ class RemoteChannel:
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """One exchange; what stands in for silos that do not answer is in their rows."""
         if isinstance(question, Project):
-            slopes = self._answers[question.at] @ question.direction
+            slopes = self._gradients(question.at, chosen) @ question.direction
             return Reply({"slope": lambda: slopes})
         if isinstance(question, Scores):
             return self.scores(question)
         got = self.exchange(question, chosen)
-        if isinstance(question, Losses) and question.batch_size is None:
+        if isinstance(question, Losses):
             self._remember(question, got)
         return self._complete(question, chosen, got)
 
@@ -148,7 +149,15 @@ class RemoteChannel:
         for i, parts in got.items():
             if isinstance(question, GradientsAt):
                 self._last[i] = question.x, parts
-            self._scores.setdefault((i, "train"), np.array([0.0, np.nan, 0.0]))[0] = parts["scalars"][0]
+            if question.batch_size is None:
+                self._losses[i] = float(parts["scalars"][0])
+
+    def _gradients(self, at: GradientsAt, chosen: Sequence[int]) -> Tensor:
+        """The c_i of these silos, which are here."""
+        held = self._answers.get(at, {})
+        if tuple(chosen) not in held:
+            raise InputError("This question is about gradients that these silos have not been asked for.")
+        return held[tuple(chosen)]
 
     def _complete(self, question: Question, chosen: Sequence[int], got: Rows) -> Reply:
         """The answers of all, with the rule's rows for those who gave none."""
@@ -156,7 +165,7 @@ class RemoteChannel:
         shapes, stand_in = question.shapes(len(self.like)), self._stand_in(question)
         if not got and isinstance(question, LocalSteps | ProximalSteps):  # nobody is there: the round makes no step
             nothing = {part: np.zeros(shape) for part, shape in shapes.items()}
-            return self._reply(question, [nothing] * len(chosen), [])
+            return self._reply(question, chosen, [nothing] * len(chosen), [])
         made_up = {i: stand_in(i) for i in chosen if i not in got}
         skipped = [j for j, i in enumerate(chosen) if i in made_up and made_up[i] is None]
         mean: dict[str, Array] = {}
@@ -164,9 +173,9 @@ class RemoteChannel:
             self._need(chosen if not got else [])
             mean = {part: np.mean([parts[part] for parts in got.values()], axis=0) for part in shapes}
             mean |= {"scalars": np.full(len(question.scalars), np.nan)}
-        return self._reply(question, [got.get(i) or made_up[i] or mean for i in chosen], skipped)
+        return self._reply(question, chosen, [got.get(i) or made_up[i] or mean for i in chosen], skipped)
 
-    def _reply(self, question: Question, rows: Sequence[Parts], skipped: list[int]) -> Reply:
+    def _reply(self, question: Question, chosen: Sequence[int], rows: Sequence[Parts], skipped: list[int]) -> Reply:
         """Stack everybody's parts."""
         numbers: dict[str, Callable[[], Tensor]] = {}
         vectors = {}
@@ -175,13 +184,13 @@ class RemoteChannel:
                 stack = torch.from_numpy(np.stack([row[part] for row in rows])).to(self.like)
                 vectors[part] = Vectors(partial(_mixed, stack, skipped), partial(itself, stack))
         if isinstance(question, Curvature):  # slopes are made of the c_i that are here
-            c = self._answers[question.at]
+            c = self._gradients(question.at, chosen)
             numbers = {"slopes": lambda: c @ question.V, "size": lambda: (c.square() / question.metric).sum(1)}
         elif question.scalars:
             table = torch.from_numpy(np.stack([row["scalars"] for row in rows]))
             numbers = {name: partial(itself, table[:, j]) for j, name in enumerate(question.scalars)}
         if isinstance(question, GradientsAt):
-            self._answers[question] = vectors["c"].each()
+            self._answers.setdefault(question, {})[tuple(chosen)] = vectors["c"].each()
         return Reply(numbers, vectors)
 
     # --- what stands in for silos that do not answer
@@ -225,8 +234,10 @@ class RemoteChannel:
         """The lower bound of a silo's loss where there is one, or else the last loss that it gave."""
         if i in self._last:
             return float(self._bound(i, x)["scalars"][0])
-        self._need([] if (i, "train") in self._scores else [i])
-        return float(self._scores[i, "train"][0])
+        scored = self._scores.get((i, "train"))
+        known = self._losses.get(i, None if scored is None else float(scored[0]))
+        self._need([i] if known is None else [])
+        return float(known or 0.0)
 
     def _need(self, numbers: Iterable[int]) -> None:
         lacking = [self.names[i] for i in numbers]
@@ -249,7 +260,8 @@ class RemoteChannel:
         self.stood_in |= split == "train" and len(got) < len(chosen)
         self._need(i for i in chosen if complete and (i, split) not in self._scores)
         nothing = np.array([np.nan, np.nan, 0.0])
-        return self._reply(question, [{"scalars": self._scores.get((i, split), nothing)} for i in everyone], [])
+        rows = [{"scalars": self._scores.get((i, split), nothing)} for i in everyone]
+        return self._reply(question, everyone, rows, [])
 
     def accuse(self, verdicts: Verdicts) -> None:
         """Answers that give a silo away are not used, nor is the silo any more."""

@@ -26,7 +26,7 @@ from scaffpd.deploy.messages import (
     question_parts,
 )
 from scaffpd.federation import Traffic
-from scaffpd.federation.questions import Question
+from scaffpd.federation.questions import QUESTIONS, Question
 
 Replies = dict[str, Message | Failure]
 LARGEST_REPLY = 64 * 2**20  # bytes before training: descriptions of columns and categories
@@ -155,7 +155,7 @@ class Session:
         roles = {**request.vectors, **request.own.get(name, {})}
         more, arrays = request.personal.get(name, ({}, {}))
         values = {**request.values, **more, "question": number}
-        if roles or request.kind in ("start", SPENT):
+        if roles or request.kind in ("start", SPENT, *QUESTIONS):
             assert self.setup is not None
             values |= {"setup": self.setup.digest, "vectors": {role: self._name(v) for role, v in roles.items()}}
         return Message(request.kind, values, {**lacking, **request.arrays, **arrays})

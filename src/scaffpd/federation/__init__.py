@@ -176,7 +176,7 @@ class Federation:
 
     @property
     def traffic(self) -> Traffic:
-        """What training has sent so far; for clients in this process, what it would have sent."""
+        """What training needs to send so far, by one formula for every runtime; a deployment's `wire` has the bytes."""
         return self._traffic
 
     @property
@@ -258,7 +258,7 @@ class Federation:
         """Where the c_i of these clients were answered, or those that they keep."""
         if isinstance(at, Gradients) and at.federation is self and at.chosen == asked.chosen:
             return at.question
-        if isinstance(at, Memory) and at.vectors.shape == (len(self._names), self.dimension):
+        if isinstance(at, Memory) and self.channel.keeps and at.vectors.shape == (len(self._names), self.dimension):
             return at.vectors[asked.chosen]
         if at is None:
             return None
@@ -327,7 +327,7 @@ class Federation:
         return len(new) * self.dimension
 
     def _point(self, x: Any) -> Tensor:
-        """X in the model's format: itself, where it has it, so that who has just answered there knows it again."""
+        """The point x in the model's format: itself where it has it, so that clients that answered there know it."""
         like = self._like
         kind = (like.shape, like.dtype, like.device)
         if isinstance(x, Tensor) and not x.requires_grad and (x.shape, x.dtype, x.device) == kind:

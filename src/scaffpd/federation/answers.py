@@ -77,8 +77,10 @@ class Answers:
 
     def added(self, part: str, weights: Vector) -> Tensor:
         """Σ_i w_i v_i of any part of the answer."""
-        vectors, w = self.reply.vectors[part], self.asked.checked(weights)
-        return self.federation.sums.sum(part, vectors, self.asked, w)
+        if part not in self.reply.vectors:
+            known = ", ".join(self.reply.vectors) or "none"
+            raise InputError(f"The answers have no vectors {part!r} to add up (they have {known}).")
+        return self.federation.sums.sum(part, self.reply.vectors[part], self.asked, self.asked.checked(weights))
 
     def each(self) -> Tensor:
         """The v_i themselves, (n, …), in the order of the clients that were asked: for servers that may see them."""

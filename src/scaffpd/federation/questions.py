@@ -96,9 +96,9 @@ class Question:
     loss: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
-        known = QUESTIONS.setdefault(cls.kind, cls)
-        if known.__qualname__ != cls.__qualname__:
-            raise InputError(f"There is a question of the kind {cls.kind!r} already: give yours another one.")
+        known = QUESTIONS.get(cls.kind, cls)
+        if not cls.kind or (known.__module__ == __name__ != cls.__module__):
+            raise InputError(f"A question of your own needs a kind of its own, not {cls.kind!r}.")
         QUESTIONS[cls.kind] = cls
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
@@ -139,7 +139,7 @@ class Losses(Question):
 
     @property
     def sent(self) -> Tensor:
-        """X itself."""
+        """The point x."""
         return self.x
 
     def answer(self, clients: Answering) -> Reply:
@@ -184,12 +184,12 @@ class LocalSteps(Question):
     plan: LocalPlan
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """D_i, and the snapshot where there is one."""
+        """The vectors d_i, and the snapshot where there is one."""
         return dict.fromkeys(self.vectors[: 1 if self.plan.snapshot is None else 2], (d,))
 
     @property
     def sent(self) -> Tensor | None:
-        """X, unless clients have just answered there."""
+        """The point x, unless clients have just answered there."""
         return None if isinstance(self.at, GradientsAt) and same_point(self.at.x, self.x) else self.x
 
     def down(self, d: int) -> int:
@@ -238,11 +238,11 @@ class Curvature(Question):
     vectors = ("curvature",)
 
     at: GradientsAt
-    V: Tensor
+    V: Tensor = field(metadata={"matrix": True})
     metric: Tensor
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """K slopes and a matrix."""
+        """Slopes along the k columns, and a k × k matrix."""
         k = self.V.shape[1]
         return {"slopes": (k,), "curvature": (k, k)}
 
@@ -275,7 +275,7 @@ class Curvature(Question):
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Question):
-    """Diag ∇²f_i where clients have answered."""
+    """The diagonal of ∇²f_i where clients have answered."""
 
     kind = "diagonal"
     vectors = ("diagonal",)

@@ -3,7 +3,8 @@ r"""`Personal`: clients that share a model x and keep one of their own near it.
     F_i(x) = min_u f_i(u) + (γ_i/2)‖u − x‖²,    γ_i = strength/n_i,    ∇F_i(x) = γ_i(x − u_i)
 
 takes the place of f_i(x), and everything else stays as it is: objectives, methods, runtimes and the certificate, with
-L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ). u_i never leaves its client.
+L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ). u_i stays with its client; a server that sees single gradients could form it,
+u_i = x − c_i/γ_i, and one that sees masked sums cannot.
 """
 
 from __future__ import annotations

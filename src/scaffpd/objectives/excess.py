@@ -50,10 +50,6 @@ class Excess(Objective):
         """The same with numbers, for which clients are asked where the offset is their own optimum."""
         if not isinstance(self.offset, str):
             return self
-        if not hasattr(federation, "optima"):
-            raise InputError(
-                "offset='own' needs clients that solve for their own optimum, as in a Cohort: give numbers."
-            )
         return Excess(self.objective, federation.optima())
 
     def levels(self, n: int) -> Vector:

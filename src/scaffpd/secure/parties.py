@@ -12,6 +12,7 @@ reveals nothing new.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import Question, Reply
 from scaffpd.masking import Aggregator, FixedPoint, Identity, Opened, Party, Terms
-from scaffpd.masking.terms import Ring, exponent_of
+from scaffpd.masking.terms import LARGEST, SMALLEST, Ring, exponent_of
 
 REMEMBERED = 256  # vectors
 
@@ -169,11 +170,20 @@ class GuardedParty(NamedTuple):
         part.check(self.party.name)
         own = np.asarray(vector, dtype=np.float64).ravel()
         scaled = part.weight * own
-        exponent = exponent_of(scaled)
+        exponent = _exponent(own, part.weight)
         if numbers is None or terms is None or exponent > numbers.exponent:
             return MaskedReply(exponent, None)
         self.guard.check(own, part.weight, part.total, terms)
         return MaskedReply(exponent, self.party.mask(terms.exchange, around, numbers, scaled))
+
+
+def _exponent(vector: NDArray[np.float64], weight: float) -> int:
+    """A bound 2ᵉ on |w v| from that of v alone: other weights show nothing more of v."""
+    if weight == 0 or not np.any(vector):
+        return SMALLEST
+    if not math.isfinite(weight):
+        raise InputError("A vector with a NaN or infinite weight cannot be added securely.")
+    return int(np.clip(exponent_of(vector) + math.ceil(math.log2(abs(weight))), SMALLEST, LARGEST))
 
 
 def quantised(losses: Any, quantum: float) -> Any:

@@ -15,7 +15,7 @@ from scaffpd.config.silo import SecureRules
 from scaffpd.deploy import mask_messages, messages
 from scaffpd.deploy.messages import Array, Message, MissingVectors, names_of, number
 from scaffpd.errors import InputError
-from scaffpd.federation.questions import QUESTIONS, Curvature
+from scaffpd.federation.questions import QUESTIONS, Curvature, GradientsAt, LocalSteps, ProximalSteps
 from scaffpd.masking import Card, Identity, Party, Terms
 from scaffpd.masking.keys import Authority
 from scaffpd.masking.terms import LARGEST, Accused, Forgotten
@@ -26,7 +26,8 @@ RELEASED: dict[str, tuple[str, ...]] = {
     messages.OPEN: ("shown", "sealed"), messages.MASKED: ("masked",), messages.REVEAL: ("shares", "shown", "sealed"),
     messages.SIZES: ("scalars",), messages.SPENT: (),
 }  # fmt: skip
-MEASURED = (["c"], ["d"])  # vectors whose length may be asked for; of anything shorter it would say too much
+TOTALS = ("n", "sum", "squares")
+MEASURED = {(GradientsAt.kind, "c"), (LocalSteps.kind, "d"), (ProximalSteps.kind, "d")}  # what silos tell the length of
 PROBE = 3  # the place of a loss among the constants
 
 
@@ -88,12 +89,15 @@ class SiloMasking:
     def _hidden(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
         """Answer with a vector that another question is about: masked, or no more than its length."""
         about, parts = str(asked.values.get("about")), names_of(asked.values, "parts")
+        hidden = TOTALS if about == "totals" else QUESTIONS[about].vectors if about in QUESTIONS else ()
+        if not parts or not set(parts) <= set(hidden) or (about == Curvature.kind and not self.rules.projections):
+            raise InputError(f"There is nothing to be masked in the answer to {about!r}.")
         found = compute(Message(about, asked.values, asked.arrays)).arrays
-        if not parts or not set(parts) <= set(found):
+        if not set(parts) <= set(found):
             raise InputError(f"There is nothing to be masked in the answer to {about!r}.")
         vector = np.concatenate([np.asarray(found[part], dtype=np.float64).ravel() for part in parts])
         if asked.kind == messages.SIZES:
-            if parts not in MEASURED:
+            if (about, *parts) not in MEASURED:
                 raise InputError("This silo tells the length of its gradient and of its update, and of nothing else.")
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
         if "beyond" in asked.values:  # the digits that a coarser sum has left

@@ -46,7 +46,7 @@ from scaffpd.deploy.messages import (
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.errors import InputError
-from scaffpd.federation.questions import QUESTIONS, GradientsAt, Project, Question, Scores
+from scaffpd.federation.questions import QUESTIONS, GradientsAt, Optima, Project, Question, Scores
 from scaffpd.models.numerics import limit_threads
 from scaffpd.models.personal import Personal
 from scaffpd.tabular.agree import checked_schema, width
@@ -269,7 +269,8 @@ class Silo:
         if self._private and asked.kind == Scores.kind:
             raise InputError("This silo is private: it releases no scores.")
         answered = self._asked_by(setup.algorithm)
-        if asked.kind not in answered | ({Project.kind} if setup.secure and GradientsAt.kind in answered else set()):
+        more = {Optima.kind, *([Project.kind] if setup.secure else [])} if GradientsAt.kind in answered else set()
+        if asked.kind not in answered | more:
             raise InputError(f"{setup.algorithm} needs no question {asked.kind!r}: it is not answered.")
         self._check_steps(values)
         if values.get("split") == "test" and not self._tested:
