@@ -11,6 +11,7 @@ import psutil
 import pytest
 from deploy_cases import cohort, federation, is_right, model_of, mostly_long, opened
 from hurting import kill_job, kill_server, kill_silo
+from test_runtime_agreement import OBJECTIVE, agrees, settings
 
 import scaffpd as sp
 from scaffpd.config.federation import FederationFile
@@ -19,7 +20,6 @@ from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import LocalDeployment, engine_named
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.supervise import RetryPolicy, Supervisor, wait_for
-from test_conformance import OBJECTIVE, agrees, settings
 
 NAMES = ("ScaffPD", "Scaffold", "FedAvg", "DRFA")
 
@@ -105,7 +105,7 @@ def flower(tmp_path_factory):
 
 
 def conforms(deployed, name):
-    from test_conformance import EVERYTHING
+    from test_runtime_agreement import EVERYTHING
 
     change = {OBJECTIVE: EVERYTHING[name][0], "rounds = 500\ntol = 1e-6": "rounds = 20\ntol = 0"}
     folder = deployed.write(change)

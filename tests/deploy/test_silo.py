@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pytest
 from deploy_cases import QUICK, Faulty, federation, opened, run
+from test_runtime_agreement import EVERYTHING, settings
 
 import scaffpd as sp
 from scaffpd.algorithms import ALGORITHMS
@@ -15,7 +16,6 @@ from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, digest, encode
 from scaffpd.deploy.silo.silo import Silo
-from test_conformance import EVERYTHING, settings
 
 # every kind of answer, and the shapes of all that may be in it, with d parameters and k directions
 LEAVES = {

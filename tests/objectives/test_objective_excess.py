@@ -118,7 +118,6 @@ NETWORK = sp.Cohort(clients("softmax"), sp.Module(torch.nn.Linear(3, 2)), dtype=
     (lambda: sp.Excess(sp.Excess(sp.CVaR(0.5), 0.0), 0.0), "needs an objective"),
     (lambda: sp.Excess(sp.CVaR(0.5), [0.1, 0.2]).support([1.0, 2.0, 3.0]), "for 2 clients, but there are 3"),
     (lambda: sp.Excess(sp.CVaR(0.5), "own").support([1.0, 2.0]), "before `train`"),
-    (lambda: sp.Excess(sp.CVaR(0.5), "own").settled(object()), "as in a Cohort"),
     (lambda: LOGISTIC.optima(), "l2 > 0"),
     (lambda: NETWORK.optima(), "Linear models only"),
 ])  # fmt: skip
