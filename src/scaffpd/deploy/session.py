@@ -155,8 +155,7 @@ class Session:
         roles = {**request.vectors, **request.own.get(name, {})}
         more, arrays = request.personal.get(name, ({}, {}))
         values = {**request.values, **more, "question": number}
-        if roles or request.kind in ("start", SPENT, *QUESTIONS):
-            assert self.setup is not None
+        if self.setup is not None and (roles or request.kind in ("start", SPENT, *QUESTIONS)):
             values |= {"setup": self.setup.digest, "vectors": {role: self._name(v) for role, v in roles.items()}}
         return Message(request.kind, values, {**lacking, **request.arrays, **arrays})
 
