@@ -74,11 +74,11 @@ def held_out(y: Labels, fraction: float, random: np.random.Generator) -> NDArray
     return chosen
 
 
-def checked_fraction(owner: str, fraction: float) -> float:
+def checked_fraction(owner: str, fraction: float, name: str = "test_fraction") -> float:
     """Return `fraction` as a float in [0, 1), or refuse it."""
-    number = real(owner, "test_fraction", fraction)
+    number = real(owner, name, fraction)
     if not 0 <= number < 1:
-        raise InputError(f"{owner} needs 0 <= test_fraction < 1, got {fraction!r}.")
+        raise InputError(f"{owner} needs 0 <= {name} < 1, got {fraction!r}.")
     return number
 
 

@@ -17,8 +17,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from scaffpd.algorithms import fair
 from scaffpd.cohort import Cohort
 from scaffpd.data.partition import is_missing
-from scaffpd.data.silos import standardiser
+from scaffpd.data.silos import checked_fraction, standardiser
 from scaffpd.errors import InputError, count, positive
+from scaffpd.gains import Joining, joining
 from scaffpd.metrics import a_fifth
 from scaffpd.models import Linear
 from scaffpd.objectives import ChiSquare
@@ -147,6 +148,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     coef_: Array
     result_: Result
     privacy_: Spent | None
+    joining_: Joining | None
 
     def __init__(
         self,
@@ -164,6 +166,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         delta: float = 1e-5,
         clip: float = 1.0,
         noise_seed: int | None = None,
+        held_out: float = 0.0,
     ) -> None:
         self.objective = objective
         self.l2 = l2
@@ -178,6 +181,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         self.delta = delta
         self.clip = clip
         self.noise_seed = noise_seed
+        self.held_out = held_out
 
     def _train(self, X: Array, y: NDArray[Any], group: Grouping, loss: str, classes: int | None) -> tuple[Array, Array]:
         """Split the rows among their clients, scale, train; weights (features × outputs) and intercepts."""
@@ -195,6 +199,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
                 targets = [outputs(part) for part in targets]
         model = Linear(loss, self.l2, intercept, classes)
         pairs = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
+        self.joining_ = self._joining(pairs, model, group, outputs)
         trained: Linear | Private = model
         if self.epsilon is not None:  # rows longer than R, once scaled, are shortened
             epsilon = positive(type(self).__name__, "epsilon", self.epsilon)
@@ -212,6 +217,24 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         self.client_losses_ = group.mapping(cohort.evaluate(result.x).loss)
         weights, offset = model.reshape(result.x, X.shape[1])
         return in_units(weights, np.zeros(weights.shape[1]) if offset is None else offset, inputs, outputs)
+
+    def _joining(self, pairs: list[Any], model: Linear, group: Grouping, outputs: Scale) -> Joining | None:
+        """What joining brings every client, on a share of its rows kept aside for that; `None` where none is."""
+        share = checked_fraction(type(self).__name__, self.held_out, "held_out")
+        if share == 0:
+            return None
+        if self.epsilon is not None:
+            raise InputError("held_out trains models without noise: leave it or epsilon out.")
+        random, parts = np.random.default_rng(_seed(self.random_state)), []
+        for name, (X, y) in zip(group.names, pairs, strict=True):
+            if len(y) < 3:
+                raise InputError(f"Client {name!r} has {len(y)} rows: held_out needs at least three.")
+            order = random.permutation(len(y))
+            cut = min(max(round(share * len(y)), 1), len(y) - 2)
+            parts.append([(X[rows], y[rows]) for rows in (np.sort(order[cut:]), np.sort(order[:cut]))])
+        train, test = ([part[k] for part in parts] for k in (0, 1))
+        goal = getattr(self._algorithm(), "objective", None)
+        return joining(train, test, model, goal, names=group.names, unit=float(outputs.deviation[0]))
 
     @property
     def _tol(self) -> float | None:

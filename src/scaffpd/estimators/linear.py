@@ -43,6 +43,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         clip: C, the largest norm of a row's gradient.
         noise_seed: of noise that can be repeated, for experiments; it protects nobody. `None` takes a secret of the
             operating system, whatever `random_state` is.
+        held_out: a share of every client's rows, such as 0.3, to find out what joining brings, before the model is
+            trained on all rows.
 
     Attributes:
         classes_: the labels, of all clients together.
@@ -54,6 +56,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         client_scores_: client → accuracy on its training rows.
         certificate_: the optimality gap is proven to be at most this.
         privacy_: what has been spent, a `Spent`; `None` without `epsilon`.
+        joining_: a `Joining`: alone, one average or fair model, or a personal one, client by client; `None` without
+            `held_out`.
         n_rounds_: rounds made (`n_iter_` is the same).
         history_: the table of all rounds.
         status_: how the run ended.
@@ -142,6 +146,8 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         clip: C, the largest norm of a row's gradient.
         noise_seed: of noise that can be repeated, for experiments; it protects nobody. `None` takes a secret of the
             operating system, whatever `random_state` is.
+        held_out: a share of every client's rows, such as 0.3, to find out what joining brings, before the model is
+            trained on all rows.
 
     Attributes:
         coef_: (features,), in the units of X and y.
@@ -152,6 +158,8 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         client_scores_: client → share of the variance explained on its training rows; see `score_by_client`.
         certificate_: the optimality gap is proven to be at most this.
         privacy_: what has been spent, a `Spent`; `None` without `epsilon`.
+        joining_: a `Joining`: alone, one average or fair model, or a personal one, client by client; `None` without
+            `held_out`.
         n_rounds_: rounds made (`n_iter_` is the same).
         history_: the table of all rounds.
         status_: how the run ended.

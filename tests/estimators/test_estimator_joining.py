@@ -1,0 +1,52 @@
+"""`joining_` of estimators: rows kept aside tell what joining brings, and the model is trained on all rows."""
+
+import numpy as np
+import pytest
+
+import scaffpd as sp
+
+pytest.importorskip("sklearn")
+
+
+def rows(labels, rng=0):
+    random = np.random.default_rng(rng)
+    X, clients = random.normal(size=(120, 4)), np.repeat(["a", "b", "c"], 40)
+    z = X @ np.ones(4) + random.normal(size=120)
+    return X, (z > 0 if labels else 5 * z + 3), clients
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_rows_kept_aside_tell_what_joining_brings(labels):
+    X, y, clients = rows(labels)
+    kind = sp.FairFederatedClassifier if labels else sp.FairFederatedRegressor
+    model = kind(held_out=0.5, random_state=1).fit(X, y, clients)
+    found = model.joining_
+    assert found.names == ("a", "b", "c")
+    assert found.rows == ((20, 20),) * 3
+    assert found.measure == ("accuracy" if labels else "rmse")
+    assert found.recommendation in ("alone", "average", "fair", "personal")
+    if not labels:  # errors are in units of y
+        assert 3 < found.score[1].mean() < 12
+    plain = kind().fit(X, y, clients)
+    assert plain.joining_ is None
+    np.testing.assert_array_equal(plain.coef_, model.coef_)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"held_out": 1.0}, "FairFederatedRegressor needs 0 <= held_out < 1, got 1.0."),
+        ({"held_out": 0.5, "epsilon": 4.0}, "held_out trains models without noise: leave it or epsilon out."),
+    ],
+)
+def test_refusals(arguments, words):
+    with pytest.raises(sp.InputError) as refused:
+        sp.FairFederatedRegressor(**arguments).fit(*rows(False))
+    assert str(refused.value) == words
+
+
+def test_a_client_with_two_rows_is_refused():
+    X, y, clients = rows(False)
+    clients[:38] = "b"
+    with pytest.raises(sp.InputError, match="Client 'a' has 2 rows: held_out needs at least three"):
+        sp.FairFederatedRegressor(held_out=0.5).fit(X, y, clients)
