@@ -174,3 +174,9 @@ def test_the_page_lists_the_files_that_there_are():
     lines = {f.relative_to(ROOT).as_posix(): f.read_text("utf-8").count("\n") for f in ROOT.rglob("*.py")}
     assert set(listed) == {path for path, n in lines.items() if n > 1}
     assert {path: n for path, n in listed.items() if abs(n - lines[path]) > max(20, 0.15 * n)} == {}
+
+
+def test_names_of_test_files_differ():
+    """Two of the same name are one module to pytest, and the second is not run."""
+    names = collections.Counter(file.name for file in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []
