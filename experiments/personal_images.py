@@ -187,8 +187,8 @@ def markdown(found: list[dict[str, Any]], alpha: float, machine: str) -> str:
         "# Models of one's own, on images",
         "",
         f"CIFAR-100, 20 clients, Dirichlet({alpha:g}), {seeds} partitions, on {machine}; accuracy in per cent",
-        "on test images that no run chose by. The grids of l2 and κ were narrowed once after the first partition had been "
-        "seen.",
+        "on test images that no run chose by. The grids of l2 and κ were narrowed once after the first "
+        "partition had been seen.",
         "",
         f"`python -m experiments.personal_images --data D --device cuda --seeds {seeds} --alpha {alpha:g}`",
         "",
