@@ -120,9 +120,9 @@ class Question:
 
     def up(self, d: int, masked: bool = False) -> int:
         """How many numbers come up from a client; masked vectors are counted with their sums."""
-        shapes = self.shapes(d)
-        parts = [part for part in shapes if not (masked and part in self.vectors)]
-        return len(self.scalars) + sum(math.prod(shapes[part]) for part in parts)
+        hidden = self.vectors if masked else ()
+        parts = [math.prod(shape) for part, shape in self.shapes(d).items() if part not in hidden]
+        return len(self.scalars) + sum(parts)
 
 
 @dataclass(frozen=True, eq=False)
