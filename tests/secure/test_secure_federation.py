@@ -11,7 +11,9 @@ from secure_cases import L2, clients, cohort, network, off, secure
 
 import scaffpd as sp
 from scaffpd.errors import InputError
+from scaffpd.federation.questions import Losses, Reply
 from scaffpd.reference import reference_optimum
+from scaffpd.secure.parties import coarse
 
 CHI = sp.ChiSquare(rho=0.05)
 OBJECTIVES = {"ChiSquare": sp.ChiSquare(rho=0.1), "CVaR": sp.CVaR(alpha=0.5), "Agnostic": sp.Agnostic()}
@@ -163,6 +165,12 @@ def test_rounded_losses_leave_as_multiples_and_the_certificate_holds(name, quant
     assert np.abs(scores - np.rint(scores)).max() <= 1e-9
     losses = federation.losses(torch.zeros(4, dtype=torch.float64)) / quantum
     assert np.abs(losses - np.rint(losses)).max() <= 1e-9
+
+
+def test_rounded_losses_of_a_float32_model_are_multiples_in_float64():
+    question = Losses(torch.zeros(1))
+    reply = coarse(question, Reply({"loss": lambda: torch.tensor([0.6931472, 0.1], dtype=torch.float32)}), 0.001)
+    np.testing.assert_array_equal(reply.numbers["loss"]().numpy(), np.array([693, 100]) * 0.001)
 
 
 @pytest.mark.parametrize("name", ["ScaffPD", "Scaffold I", "FedAvg, some clients, minibatches", "DRFA"])

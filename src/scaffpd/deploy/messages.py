@@ -23,6 +23,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
+from functools import cache
 from types import NoneType
 from typing import Any, NamedTuple, Protocol, get_args, get_type_hints
 
@@ -263,6 +264,9 @@ def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], di
     return values, vectors, arrays
 
 
+_hints = cache(get_type_hints)
+
+
 class WrittenQuestion(NamedTuple):
     """A question as a message has it: its values, its vectors by their roles, their names, and matrices."""
 
@@ -275,7 +279,7 @@ class WrittenQuestion(NamedTuple):
         """Read what `question_parts` wrote; `point` has the points that clients have answered at, by their roles."""
         if kind is GradientsAt:
             return point("x")
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         return kind(**{item.name: self._field(item, hints[item.name], point) for item in fields(kind)})
 
     def _field(self, item: Field[Any], hint: Any, point: Callable[[str], GradientsAt]) -> Any:

@@ -192,13 +192,13 @@ def quantised(losses: Any, quantum: float) -> Any:
 
 
 def coarse(question: Question, reply: Reply, quantum: float) -> Reply:
-    """Round losses, and changes of losses, to the quantum; the bound on their rounding error allows for it."""
+    """Round losses, and changes of losses, to the quantum, in float64; the bound on their errors allows for it."""
     if quantum == 0 or not question.loss:
         return reply
     exact, numbers = reply.numbers, dict(reply.numbers)
-    numbers[question.loss] = lambda: torch.round(exact[question.loss]() / quantum) * quantum
+    numbers[question.loss] = lambda: torch.round(exact[question.loss]().double() / quantum) * quantum
     if "loss_error" in numbers:
-        numbers["loss_error"] = lambda: exact["loss_error"]() + quantum / 2
+        numbers["loss_error"] = lambda: exact["loss_error"]().double() + quantum / 2
     return Reply(numbers, reply.vectors)
 
 

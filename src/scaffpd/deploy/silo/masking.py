@@ -15,11 +15,11 @@ from scaffpd.config.silo import SecureRules
 from scaffpd.deploy import mask_messages, messages
 from scaffpd.deploy.messages import Array, Message, MissingVectors, names_of, number
 from scaffpd.errors import InputError
-from scaffpd.federation.questions import QUESTIONS, Curvature, GradientsAt, LocalSteps, ProximalSteps
+from scaffpd.federation.questions import QUESTIONS, Curvature, GradientsAt, LocalSteps, ProximalSteps, Question, Reply
 from scaffpd.masking import Card, Identity, Party, Terms
 from scaffpd.masking.keys import Authority
 from scaffpd.masking.terms import LARGEST, Accused, Forgotten
-from scaffpd.secure.parties import Contribution, DisclosureGuard, GuardedParty, TooLarge, quantised
+from scaffpd.secure.parties import Contribution, DisclosureGuard, GuardedParty, TooLarge, coarse, quantised
 
 RELEASED: dict[str, tuple[str, ...]] = {
     "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), messages.CARD: (), messages.MEET: (),
@@ -120,9 +120,13 @@ class SiloMasking:
         sent = {} if found.vector is None else {"masked": found.vector.view(np.int64)}
         return Message("answer", {"exponent": found.exponent}, sent)
 
+    def coarse(self, question: Question, reply: Reply) -> Reply:
+        """Round losses to this silo's quantum."""
+        return coarse(question, reply, self.rules.quantum)
+
     def released(self, kind: str, message: Message) -> Message:
-        """Return what may leave of an answer: the numbers that its question shows, with losses rounded."""
-        asked, allowed, quantum = QUESTIONS.get(kind), RELEASED.get(kind), self.rules.quantum
+        """Return what may leave of an answer: the numbers that its question shows."""
+        asked, allowed = QUESTIONS.get(kind), RELEASED.get(kind)
         if asked is not None and asked.scalars and (kind != Curvature.kind or self.rules.projections):
             allowed = tuple(part for part in message.arrays if part not in asked.vectors)
         if allowed is None:
@@ -131,11 +135,6 @@ class SiloMasking:
                 "[secure]?"
             )
         arrays = {name: np.array(array) for name, array in message.arrays.items() if name in allowed}
-        if asked is not None and asked.loss:
-            place = asked.scalars.index(asked.loss)
-            arrays["scalars"][place] = quantised(arrays["scalars"][place], quantum)
-            if "loss_error" in asked.scalars:
-                arrays["scalars"][asked.scalars.index("loss_error")] += quantum / 2
         if kind == "setup":
-            arrays["constants"][PROBE] = quantised(arrays["constants"][PROBE], quantum)
+            arrays["constants"][PROBE] = quantised(arrays["constants"][PROBE], self.rules.quantum)
         return Message(message.kind, message.values, arrays)

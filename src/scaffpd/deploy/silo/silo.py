@@ -286,7 +286,9 @@ class Silo:
         question = self._read(asked.kind, WrittenQuestion(values, vectors, named, asked.arrays))
         channel = self.cohort.channel
         with self._noted(), limit_threads(channel.work):
-            return Message("answer", {}, reply_arrays(question, channel.ask(question, [0]), self.cohort.start()))
+            reply = channel.ask(question, [0])
+            shown = self.masking.coarse(question, reply) if self._masks else reply
+            return Message("answer", {}, reply_arrays(question, shown, self.cohort.start()))
 
     def _vector(self, array: Array) -> Tensor:
         like = self.cohort.start()
