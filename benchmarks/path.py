@@ -39,7 +39,7 @@ def _known(name: str) -> sp.Cohort:
 def measure(cohort: sp.Cohort, kind: str) -> tuple[int, int, int]:
     """Rounds of all points: each alone, each from the x of the last, and along the path."""
     average = sp.train(sp.fair(sp.Average()), cohort, tol=TOL, progress=False)
-    objectives = list(grid(kind, average.history.losses[-1], POINTS).values())
+    objectives = list(grid(kind, average.history.last_losses, POINTS).values())
     run = partial(sp.path, objectives, cohort, tol=TOL, progress=False)
     alone, warm = run(warm=False), run()
     x, near = None, []
@@ -48,7 +48,7 @@ def measure(cohort: sp.Cohort, kind: str) -> tuple[int, int, int]:
         x = near[-1].x
     assert {r.status for r in [*alone, *near, *warm]} == {sp.Status.CONVERGED}
     for objective, one, two in zip(objectives, alone, warm, strict=True):
-        values = [objective.support(r.history.losses[-1]) for r in (one, two)]
+        values = [objective.support(r.history.last_losses) for r in (one, two)]
         assert abs(values[0] - values[1]) <= 2 * TOL
     return tuple(sum(r.rounds for r in results) for results in (alone, near, warm))
 

@@ -335,7 +335,7 @@ class _Search:
         """The training losses of one average model."""
         cohort = self.cohort(0, l2, math.inf)
         found = train(Fair(Average()), cohort, rounds, self._tol(cohort, l2, tol), self.seed, progress=False)
-        return np.asarray(found.history.losses[-1])
+        return np.asarray(found.history.last_losses)
 
     def _tol(self, cohort: Cohort, l2: float, tol: float | None) -> float | None:
         if l2 == 0 or isinstance(self.base, Module):

@@ -105,7 +105,7 @@ class Coalition:
         if self.whole is None or self.gets.min() <= 0:
             who = self.names[int(self.gets.argmin())]
             raise InputError(f"nash needs a game of coalition(...) in which everybody gains; {who} gains the least.")
-        return Nash(b=self.whole.history.losses[-1] + self.gets, prior=prior)
+        return Nash(b=self.whole.history.last_losses + self.gets, prior=prior)
 
     def _would_leave(self) -> tuple[Leaving, ...]:
         found = []

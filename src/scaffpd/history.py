@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.errors import unknown
+from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Traffic, Vector
 
 if TYPE_CHECKING:
@@ -22,17 +22,25 @@ SCALARS = {
 }  # fmt: skip
 
 
+MANY = 10_000  # clients, beyond which a history keeps their spread unless it is asked for all of them
+LEVELS = {"min": 0.0, "5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95, "max": 1.0}
+SPREAD = tuple(f"{kind} {part}" for kind in ("loss", "weight") for part in (*LEVELS, "mean"))
+
+
 class History:
     """Losses and weights per client, certificate, traffic and time of every round.
 
     `history["certificate"]` is a column as an array; `history.losses` and `history.weights` are (rows × clients).
+    Without `every_client`, a row has the quantiles, extremes and mean of losses and weights instead, such as
+    `history["loss max"]`, and single clients are known for the first and the last row only (`first_losses`,
+    `last_losses`). Losses that were not looked up after a round are NaN.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
+    def __init__(self, names: Sequence[str], every_client: bool = True) -> None:
+        self.names, self.every_client = tuple(names), every_client
         self._scalars: dict[str, list[Any]] = {name: [] for name in SCALARS}
-        self._losses: list[Vector] = []
-        self._weights: list[Vector] = []
+        self._clients: dict[int, tuple[Vector, Vector]] = {}  # losses and weights by row
+        self._spread: list[Vector] = []
 
     def append(self, state: Any, traffic: Traffic, seconds: float, absent: int = 0) -> None:
         """Add the row of a finished round; `absent` clients stood in it with earlier answers."""
@@ -41,77 +49,125 @@ class History:
             "exchanges": traffic.exchanges, "bytes_up": traffic.bytes_up, "bytes_down": traffic.bytes_down,
             "absent": absent, "seconds": seconds,
         }  # fmt: skip
+        n = len(self)
         for name, value in row.items():
             self._scalars[name].append(value)
-        self._losses.append(state.losses)
-        self._weights.append(state.weights)
+        self._keep(n, state.losses, state.weights)
+        if not self.every_client and n > 2:
+            self._clients.pop(n - 2)  # the row before stays, for an interrupted round is taken back
+
+    def _keep(self, row: int, losses: Vector, weights: Vector) -> None:
+        self._clients[row] = losses, weights
+        if not self.every_client:
+            self._spread[row:] = [np.concatenate([_spread(losses), _spread(weights)])]
+
+    def look_up(self, losses: Vector) -> None:
+        """Put losses in the last row."""
+        self._keep(len(self) - 1, losses, self._clients[len(self) - 1][1])
 
     def truncate(self, rows: int) -> None:
         """Keep the first `rows` rows."""
-        for column in (*self._scalars.values(), self._losses, self._weights):
+        for column in (*self._scalars.values(), self._spread):
             del column[rows:]
+        self._clients = {row: kept for row, kept in self._clients.items() if row < rows}
 
     def __len__(self) -> int:
-        return len(self._losses)
+        return len(self._scalars["round"])
 
     @property
     def first_losses(self) -> Vector:
         """L_i at the start."""
-        return self._losses[0]
+        return self._clients[0][0]
+
+    @property
+    def first_weights(self) -> Vector:
+        """λ_i at the start."""
+        return self._clients[0][1]
+
+    @property
+    def last_losses(self) -> Vector:
+        """L_i after the last round."""
+        return self._clients[len(self) - 1][0]
 
     @property
     def losses(self) -> NDArray[np.float64]:
         """L_i of every round, (rows × clients)."""
-        return np.array(self._losses).reshape(len(self), len(self.names))
+        return self._table(0)
 
     @property
     def weights(self) -> NDArray[np.float64]:
         """λ_i of every round, (rows × clients)."""
-        return np.array(self._weights).reshape(len(self), len(self.names))
+        return self._table(1)
+
+    def _table(self, which: int) -> NDArray[np.float64]:
+        if not self.every_client:
+            raise InputError(
+                f"This history has the spread of {len(self.names)} clients and not every one of them: see columns such "
+                "as 'loss max', or keep all with train(..., every_client=True)."
+            )
+        return np.array([kept[which] for kept in self._clients.values()]).reshape(len(self), len(self.names))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of all columns, as in the CSV."""
+        if not self.every_client:
+            return (*SCALARS, *SPREAD)
         losses, weights = (f"loss[{n}]" for n in self.names), (f"weight[{n}]" for n in self.names)
         return (*SCALARS, *losses, *weights)
 
     def __getitem__(self, column: str) -> NDArray[Any]:
         if column in SCALARS:
             return np.array(self._scalars[column], dtype=SCALARS[column])
-        if column not in self.columns:
+        if column in SPREAD and not self.every_client:
+            return np.array(self._spread)[:, SPREAD.index(column)]
+        kind, _, client = column.removesuffix("]").partition("[")
+        if column not in (f"loss[{client}]", f"weight[{client}]") or client not in self.names:
             raise unknown("column", column, self.columns)
-        kind, client = column[:-1].split("[", 1)
-        table = self.losses if kind == "loss" else self.weights
-        return table[:, self.names.index(client)]
+        return self._table(kind == "weight")[:, self.names.index(client)]
+
+    def table(self) -> dict[str, list[Any]]:
+        """All columns by name, as lists."""
+        vectors = [self.losses, self.weights] if self.every_client else [np.array(self._spread)]
+        columns = [*(self[name].tolist() for name in SCALARS), *np.concatenate(vectors, 1).T.tolist()]
+        return dict(zip(self.columns, columns, strict=True))
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas data frame (needs pandas)."""
         import pandas
 
-        return pandas.DataFrame({name: self[name] for name in self.columns})
+        return pandas.DataFrame(self.table())
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the table; floats are written so that they read back exactly."""
-        table = [self[name].tolist() for name in self.columns]
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(self.columns)
-            writer.writerows(zip(*table, strict=True))
+            writer.writerows(zip(*self.table().values(), strict=True))
 
     def pack(self) -> dict[str, NDArray[Any]]:
         """The table as arrays, for a checkpoint."""
-        scalars = {f"history.{name}": self[name] for name in SCALARS}
-        return {**scalars, "history.losses": self.losses, "history.weights": self.weights}
+        arrays = {f"history.{name}": self[name] for name in SCALARS}
+        kept = [np.array(part).reshape(len(self._clients), -1) for part in zip(*self._clients.values(), strict=True)]
+        arrays |= dict(zip(("history.losses", "history.weights"), kept, strict=True))
+        return arrays if self.every_client else {**arrays, "history.spread": np.array(self._spread)}
 
     @classmethod
     def unpack(cls, names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> History:
         """The table that `pack` wrote."""
-        history = cls(names)
-        nobody = np.zeros(len(arrays["history.round"]), dtype=np.int64)  # what files without that column mean
-        arrays = {"history.absent": nobody, **arrays}
+        history, rows = cls(names, "history.spread" not in arrays), len(arrays["history.round"])
+        nobody = np.zeros(rows, dtype=np.int64)  # what files without that column mean
+        arrays = {"history.absent": nobody, "history.spread": np.empty((0, 0)), **arrays}
         history._scalars = {name: arrays[f"history.{name}"].tolist() for name in SCALARS}
-        history._losses, history._weights = list(arrays["history.losses"]), list(arrays["history.weights"])
+        history._spread = list(arrays["history.spread"])
+        kept = range(rows) if history.every_client else [0, *range(max(1, rows - 2), rows)]
+        clients = zip(arrays["history.losses"], arrays["history.weights"], strict=True)
+        history._clients = dict(zip(kept, clients, strict=True))
         return history
 
     def __repr__(self) -> str:
         return f"History of {len(self)} rows, {len(self.names)} clients"
+
+
+def _spread(values: Vector) -> Vector:
+    """The quantiles at `LEVELS`, and the mean."""
+    return np.append(np.quantile(values, list(LEVELS.values())), values.mean())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import io
+import math
 import os
 import platform
 import sys
@@ -341,7 +342,8 @@ class Progress(Tally):
             return
         state = info.state
         goal = "" if self.tol is None else f" → {self.tol:.0e}"
-        text = f"gap ≤ {state.certificate:.1e}{goal}  worst loss {state.losses.max():.4g}"
+        text, worst = f"gap ≤ {state.certificate:.1e}{goal}", float(state.losses.max())
+        text += "" if math.isnan(worst) else f"  worst loss {worst:.4g}"  # it was not looked up
         self.bar.update(self.task, completed=info.rounds, description=text)
 
 

@@ -68,7 +68,7 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
             self._begin(info)
         history, state = info.history, info.state
         if info.rounds == 1:
-            self._try(0, self._row(history, 0, history.first_losses, history.weights[0]))
+            self._try(0, self._row(history, 0, history.first_losses, history.first_weights))
         values = self._row(history, -1, state.losses, state.weights)
         if info.rounds % self.every == 0:
             if info.privacy is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -19,13 +20,14 @@ from scaffpd.algorithms.base import RunState
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
-from scaffpd.history import History
+from scaffpd.history import MANY, History
 from scaffpd.models.numerics import limit_threads
 from scaffpd.objectives import Excess
 from scaffpd.privacy.accountant import Account, Spent
 from scaffpd.system import Progress
 
 PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
+LOOKING = 2  # passes of local steps for one pass that looks up all losses, where there are many clients
 EXPLOSION = 1e10  # growth of the largest loss beyond which a run is called diverged
 
 
@@ -121,6 +123,7 @@ def train(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     callbacks: Sequence[Callback] = (),
+    every_client: bool | None = None,
 ) -> Result:
     """Run `algorithm` on `federation` until a certified gap of `tol`, for at most `rounds` rounds.
 
@@ -136,6 +139,9 @@ def train(
         checkpoint: a path or `Checkpoint(path, every=…)`. If the file is there, the run goes on from it, with the same
             numbers as if it had never stopped (and `x0` is not looked at).
         callbacks: called with a `RoundInfo` after every round; one that returns `True` ends the run.
+        every_client: keep every client's loss and weight of every round in the history. By default up to 10,000
+            clients; beyond, the history has their spread, and a method that asks only some clients has the losses of
+            all looked up once in a while (NaN in between), and at the end.
     """
     _check(algorithm, federation, rounds, tol, seed, callbacks)
     keeper = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
@@ -143,7 +149,8 @@ def train(
         raise InputError(f"train needs a path or Checkpoint(...) for checkpoint, got {checkpoint!r}.")
     if isinstance(objective := getattr(algorithm, "objective", None), Excess):
         algorithm = replace(cast(Any, algorithm), objective=objective.settled(federation))
-    run = _TrainingRun(algorithm, federation, seed, keeper)
+    whole = len(federation.names) <= MANY if every_client is None else bool(every_client)
+    run = _TrainingRun(algorithm, federation, seed, keeper, whole)
     run.begin(_start(federation, getattr(x0, "x", x0)), x0)
     reason = algorithm.uncertified(run.state)
     if tol is not None and reason is not None:
@@ -156,9 +163,11 @@ def train(
 class _TrainingRun:
     """The moving parts of one call of `train`."""
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, seed: int, keeper: Checkpoint | None) -> None:
+    def __init__(
+        self, algorithm: Algorithm, federation: Federation, seed: int, keeper: Checkpoint | None, whole: bool
+    ) -> None:
         self.algorithm, self.federation, self.seed, self.keeper = algorithm, federation, seed, keeper
-        self.history = History(federation.names)
+        self.history = History(federation.names, whole)
         self.clock, self.saved, self.rejected = time.perf_counter(), 0, 0
         self.state: Any = None
         self.account = federation.account
@@ -175,6 +184,8 @@ class _TrainingRun:
             self._resume()
         else:
             self._record()
+        if isinstance(self.state, RunState) and not self.history.every_client:
+            self.state = replace(self.state, every=_rounds_between(self.algorithm, self.federation))
         self.last_finite = self.state
         self._complete()
 
@@ -198,6 +209,7 @@ class _TrainingRun:
             status = Status.INTERRUPTED
         finally:
             self._roll_back()
+            self._look_up()
             self._save()
         return status
 
@@ -217,8 +229,16 @@ class _TrainingRun:
         self.history.truncate(rows)
         self.federation.traffic.restore(traffic)
 
+    def _look_up(self) -> None:
+        """Look up the losses of the last state, where that was not its turn."""
+        if not getattr(self.state, "looked_up", True) and bool(torch.isfinite(self.state.x).all()):
+            self.state = replace(self.state, losses=self.federation.evaluate(self.state.x).loss)
+            self.history.look_up(self.state.losses)
+
     def _finite(self) -> bool:
         losses = self.state.losses
+        if not getattr(self.state, "looked_up", True) and np.isnan(losses).all():
+            return bool(torch.isfinite(self.state.x).all())
         limit = EXPLOSION * (1 + np.abs(self.history.first_losses).max())
         return bool(np.all(np.isfinite(losses)) and np.abs(losses).max() <= limit)
 
@@ -308,6 +328,15 @@ def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, seed
     for callback in callbacks:
         if not callable(callback):
             raise InputError(f"train needs callables in callbacks, got {callback!r}.")
+
+
+def _rounds_between(algorithm: Algorithm, federation: Federation) -> int:
+    """After how many rounds looking up all losses takes no more than a fraction of their local steps."""
+    clients, steps = len(federation.names), getattr(algorithm, "local_steps", None) or 1
+    asked, batch = getattr(algorithm, "clients_per_round", None) or clients, getattr(algorithm, "batch_size", None)
+    each = federation.channel.work / clients
+    step = min(each, (batch or math.inf) * federation.dimension) if math.isfinite(each) else 1.0
+    return max(1, math.ceil(LOOKING * clients * (each if math.isfinite(each) else 1.0) / (asked * steps * step)))
 
 
 def _offers(value: Any, *names: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -37,12 +37,13 @@ class RunState:
     Attributes:
         x: the model.
         weights: the weight of every client, λ or that of the last step.
-        losses: f_i(x).
+        losses: f_i(x); NaN where a method that does not need them has not looked them up.
         rounds: rounds made; one whose step was rejected counts.
         seed: seeds all randomness of the run.
         certificate: the proven gap of (x, weights); +∞ where nothing is proven.
         floor: the part of it that is rounding.
         accepted: whether the round's step was taken.
+        every: losses that are for the history alone are looked up once in so many rounds.
     """
 
     x: Tensor
@@ -53,6 +54,12 @@ class RunState:
     certificate: float = np.inf
     floor: float = np.inf
     accepted: bool = True
+    every: int = field(default=1, metadata={"transient": True})
+
+    @property
+    def looked_up(self) -> bool:
+        """Whether this is a round after which losses are looked up."""
+        return self.rounds % self.every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,8 +299,8 @@ def begin(federation: Federation, x0: Tensor | None) -> tuple[Tensor, Vector, ND
 
 def moved(federation: Federation, state: State, x: Tensor, weights: Vector, **changes: Any) -> State:
     """The state after a round that ended at x."""
-    losses = federation.evaluate(x).loss
-    return replace(state, x=x, losses=losses, weights=weights, rounds=state.rounds + 1, **changes)
+    new = replace(state, x=x, losses=np.full(len(weights), np.nan), weights=weights, rounds=state.rounds + 1, **changes)
+    return replace(new, losses=federation.evaluate(x).loss) if new.looked_up else new
 
 
 def safe_rate(federation: Federation, batch_size: int | None) -> float:

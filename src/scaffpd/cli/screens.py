@@ -140,6 +140,8 @@ class TrainingScreen(LiveScreen):
 
     def _losses(self, state: Any) -> str:
         worst = int(state.losses.argmax())
+        if math.isnan(state.losses[worst]):
+            return ""  # they were not looked up
         return f"loss: mean {state.losses.mean():.4f}, worst {state.losses[worst]:.4f} ({self.names[worst]})"
 
     def _picture(self, rounds: int, state: Any) -> Group:

@@ -157,7 +157,7 @@ class DeployedRun:
             if self.checkpoint(segment).exists():
                 arrays, about = disk.read(self.checkpoint(segment))
                 history = History.unpack(about["names"], arrays)
-                table = {name: history[name].tolist() for name in history.columns}
+                table = history.table()
                 for k, number in enumerate(table["round"]):
                     cells = {name: table[name][k] for name in columns if name in table}
                     rows.append(cells | {"model": MODEL, "segment": segment.number, "round": number + segment.before})

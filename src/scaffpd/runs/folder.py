@@ -213,7 +213,7 @@ def _round_rows(models: Sequence[Trained], measure: str) -> Rows:
     rows = []
     for one in models:
         history = one.result.history
-        table = {name: history[name].tolist() for name in history.columns}
+        table = history.table()
         scalars, vectors = ([name for name in table if ("[" in name) is several] for several in (False, True))
         for k, number in enumerate(table["round"]):
             found = one.scores.get(number)

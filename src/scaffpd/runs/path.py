@@ -45,7 +45,7 @@ def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher
     def objectives() -> Iterator[Objective]:
         nonlocal point
         yield average
-        known = grid(type(config.goal).__name__, models[0].result.history.losses[-1], config.path.points, prior)
+        known = grid(type(config.goal).__name__, models[0].result.history.last_losses, config.path.points, prior)
         for point in list(known.items())[1:]:
             yield point[1]
 

@@ -329,7 +329,7 @@ def _usual_rho(config: RunConfig, prepared: Prepared, l2: float) -> float:
     model = replace(prepared.model, l2=l2)
     cohort = Cohort(prepared.train, model, prepared.names, device=config.training.device)
     found = train(Fair(Average()), cohort, 100, 1e-4 if l2 > 0 else None, progress=False)
-    return _short(float(found.history.losses[-1].std()))
+    return _short(float(found.history.last_losses.std()))
 
 
 def _short(value: float) -> float:
