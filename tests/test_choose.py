@@ -13,7 +13,8 @@ import pytest
 
 import scaffpd as sp
 from scaffpd import cli
-from scaffpd.choosing import GridPoint, _chosen, fold_numbers
+from scaffpd.choosing import GridPoint, _chosen
+from scaffpd.data.silos import fold_numbers
 from scaffpd.errors import InputError
 
 SQUARED = sp.Linear("squared")
@@ -46,8 +47,7 @@ def test_losses_of_a_point_are_those_of_models_solved_for_directly():
     """Squared loss is (⟨a, u⟩ − y)², and N·K of them make a point."""
     pairs, K, seed = clients(apart=0.7), 3, 5
     choice = sp.choose(pairs, SQUARED, sp.Average(), 0.3, [math.inf, 20.0], folds=K, tol=1e-10, seed=seed)
-    random = np.random.default_rng(seed)
-    numbers = [fold_numbers(y, K, random) for _, y in pairs]
+    numbers = [fold_numbers(f"client-{i}", y, K, seed) for i, (_, y) in enumerate(pairs)]
     for point in choice.points:
         expected = np.empty((len(pairs), K))
         for k in range(K):
@@ -117,7 +117,7 @@ def test_the_rule_takes_the_simplest_within_one_standard_error():
     assert "l2 = 0.1, the average, one model for all" in str(choice)
     strict = _chosen([far, near, best], "mean", 0.0, SQUARED)
     assert strict.l2 == 0.01
-    assert "is the lowest of 3 points tried; that of the simplest point" in strict.sentence
+    assert "is the lowest of 3 points tried in 3 rounds; that of the simplest point" in strict.sentence
 
 
 def test_the_table_has_a_row_for_every_point():
@@ -151,10 +151,11 @@ def test_labels_in_every_form(frames):
 
 def test_folds_are_even_in_size_and_labels():
     y = np.array([0] * 9 + [1] * 3)
-    number = fold_numbers(y, 3, np.random.default_rng(0))
+    number = fold_numbers("a", y, 3, 0)
     assert [np.bincount(y[number == k]).tolist() for k in range(3)] == [[3, 1]] * 3
-    sizes = np.bincount(fold_numbers(np.random.default_rng(1).normal(size=11), 4, np.random.default_rng(2)))
-    assert sorted(sizes) == [2, 3, 3, 3]
+    z = np.random.default_rng(1).normal(size=11)
+    assert sorted(np.bincount(fold_numbers("a", z, 4, 2))) == [2, 3, 3, 3]
+    assert (fold_numbers("a", z, 4, 2) != fold_numbers("b", z, 4, 2)).any()  # of their own at every client
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_warm_starts_are_cheaper_than_training_every_point_anew():
     for point in choice.points:
         cohort = sp.Cohort(silos.train, sp.Linear("logistic", l2=point.l2, intercept=True))
         cold += 3 * sp.train(sp.fair(point.objective), cohort, tol=1e-5).rounds
-    assert choice.rounds < 0.6 * cold
+    assert choice.rounds < 0.75 * cold  # the run that finds the spread of losses included
 
 
 # ------------------------------------------------------------------ scaffpd train

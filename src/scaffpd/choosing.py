@@ -1,7 +1,7 @@
 r"""`choose`: how strong the regulariser, fairness and the pull towards the others should be, by folds.
 
-Every client cuts its rows into K folds. For every point (l2, objective, κ) of a grid the models are trained K times,
-each time without one fold, and every client scores its own fold: ℓ_ik, its mean loss there without the regulariser.
+Every client cuts its rows into K folds. For a point (l2, objective, κ) of a grid the models are trained K times, each
+time without one fold, and every client scores its own fold: ℓ_ik, its mean loss there without the regulariser.
 These N·K numbers per point go up and nothing else. A point's score is Σ_i w_i ℓ_i with ℓ_i = mean_k ℓ_ik, where
 
     w_i = 1/N (the mean),  or  1/⌈N/5⌉ for the ⌈N/5⌉ clients with the largest ℓ_i and 0 elsewhere (the worst fifth).
@@ -9,35 +9,44 @@ These N·K numbers per point go up and nothing else. A point's score is Σ_i w_i
 The best point has the lowest score. Chosen is the simplest one that is behind it by at most one standard error, where a
 larger κ, then a larger l2, then an objective closer to the average is simpler. That error is √(Σ_i s_i²/K), with s_i
 the standard deviation over folds of w_i ℓ_ik − w'_i ℓ'_ik, the two points paired by client and fold.
+
+Without a budget all points are tried. With one, l2, κ and the objective are searched one after the other, from the
+middle l2 of one average model on, until none of them moves any more or the budget of rounds is spent.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from scaffpd.algorithms import Fair
 from scaffpd.cohort import Cohort, named_pairs
-from scaffpd.data.silos import generator
+from scaffpd.data.silos import checked_seed, enough_rows, fold_numbers
 from scaffpd.errors import InputError, count, real, unknown
-from scaffpd.fairness_path import PARAMETERS, SYMBOLS, along, grid
-from scaffpd.federation import Vector
-from scaffpd.metrics import a_fifth
+from scaffpd.fairness_path import PARAMETERS, SYMBOLS, grid
+from scaffpd.federation import Federation, Vector
+from scaffpd.federation.questions import HeldOutLoss
+from scaffpd.metrics import every, worst_fifth
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.objectives import Average, Objective
 from scaffpd.training import Status, train
 
 MEAN, WORST = "mean", "worst fifth"
+BY = {MEAN: every, WORST: worst_fifth}
 L2S = (1.0, 0.1, 0.01, 0.001)  # in units of the features' mean square
 KAPPAS = (math.inf, 1000.0, 100.0, 10.0)  # likewise
 STRENGTHS = 3  # of an objective given by its kind, besides the average
+FOLDS, ROUNDS = 3, 100
 TOL = 1e-4  # of the mean loss at x⁰: models that folds tell apart differ by much more
+Pair = tuple[Any, Any]
+Key = tuple[float, float, int]  # κ, l2, the number of the objective
 
 
 @dataclass(frozen=True)
@@ -64,11 +73,7 @@ class GridPoint:
 
     def terms(self, by: str) -> NDArray[np.float64]:
         """w_i ℓ_ik."""
-        n, each = len(self.losses), self.losses.mean(1)
-        worst = np.argsort(-each, kind="stable")[: n if by == MEAN else a_fifth(n)]
-        weights = np.zeros(n)
-        weights[worst] = 1 / len(worst)
-        return weights[:, None] * self.losses
+        return BY[by](self.losses.mean(1))[:, None] * self.losses
 
     def score(self, by: str) -> float:
         """Σ_i w_i ℓ_i."""
@@ -133,7 +138,7 @@ class Choice:
         own, lowest, first, highest = (
             one.score(self.by) for one in (self.point, self.best, self.points[0], max(self.points, key=self._score))
         )
-        rule, tried = "the lowest", f"{len(self.points)} points tried"
+        rule, tried = "the lowest", f"{len(self.points)} points tried in {self.rounds} rounds"
         if self.point is not self.best:
             rule = (
                 f"{100 * (own / lowest - 1):.2g} % above the lowest, within one standard error, and the simplest such"
@@ -164,14 +169,15 @@ def choose(
     l2: float | Sequence[float] | None = None,
     strength: float | Sequence[float] | None = None,
     by: str = MEAN,
-    folds: int = 3,
+    folds: int = FOLDS,
     errors: float = 1.0,
-    rounds: int = 100,
+    rounds: int = ROUNDS,
     tol: float | None = None,
     seed: int = 0,
     names: Sequence[str] | None = None,
     device: str = "cpu",
     dtype: Any = None,
+    budget: int | None = None,
 ) -> Choice:
     """Choose l2, the objective's strength and κ of `Personal` together, by folds inside each client.
 
@@ -191,25 +197,153 @@ def choose(
         names: the clients' names.
         device: as for `Cohort`.
         dtype: as for `Cohort`.
+        budget: the most rounds of all points and folds together; then strengths are searched one after the other.
     """
-    if by not in (MEAN, WORST):
-        raise unknown("measure", by, (MEAN, WORST))
+    if not isinstance(model, Linear | Module | Personal):
+        raise InputError(f"choose needs a model such as Linear(...) or Module(...), got {model!r}.")
+    rows = Folds.of(clients, model, names, folds, seed, device, dtype)
+    return search(rows, objective, l2, strength, by, errors, rounds, tol, seed, budget)
+
+
+class Trials(Protocol):
+    """Clients that train without one fold of their rows, and tell their loss on it."""
+
+    @property
+    def folds(self) -> int:
+        """K."""
+
+    @property
+    def model(self) -> Any:
+        """The model, whose l2 and κ are to be chosen."""
+
+    def scale(self) -> float:
+        """The features' mean square."""
+
+    def clients(self, fold: int, l2: float, kappa: float) -> Federation:
+        """The clients without a fold, which is what they hold out."""
+
+
+def search(
+    trials: Trials, objective: Any, l2: Any, strength: Any, by: str, errors: float, rounds: int, tol: float | None,
+    seed: int, budget: int | None,
+) -> Choice:  # fmt: skip
+    """Try points, all of a grid or as many as the budget allows, and choose one; arguments are those of `choose`."""
+    if by not in BY:
+        raise unknown("measure", by, BY)
     if real("choose", "errors", errors) < 0:
         raise InputError(f"choose needs errors >= 0, got {errors!r}.")
-    search = _Search.of(clients, model, names, folds, seed, device, dtype)
-    linear, scale = isinstance(search.base, Linear), search.scale()
-    l2s = _values("l2", l2, [scale * value for value in L2S] if linear else [float(search.base.l2)])
+    base, scale = base_of(trials.model), trials.scale()
+    l2s = _values("l2", l2, [scale * value for value in L2S] if isinstance(base, Linear) else [float(base.l2)])
     kappas = _values("strength", strength, [scale * value for value in KAPPAS])
-    goals = _objectives(objective, lambda: search.average_losses(l2s[len(l2s) // 2], rounds, tol))
-    found: dict[tuple[float, float, int], list[tuple[Vector, int]]] = {}
-    for fold in range(folds):
-        for key, losses, made in search.along(fold, l2s, kappas, goals, rounds, tol):
-            found.setdefault(key, []).append((losses, made))
-    points = [
-        GridPoint(ridge, goals[k], kappa, np.stack([one for one, _ in each], axis=1), sum(made for _, made in each))
-        for (kappa, ridge, k), each in found.items()
-    ]
-    return _chosen(points, by, errors, search.model)
+    if budget is not None and count("choose", "budget", budget) < trials.folds * max(len(l2s), len(kappas)):
+        least = trials.folds * max(len(l2s), len(kappas))
+        raise InputError(f"choose needs a budget of at least {least} rounds for {trials.folds} folds, got {budget}.")
+    found = _Search(trials, by, rounds, tol, seed, budget)
+    found.walk(kappas, l2s, objective)
+    return _chosen(found.points, by, errors, trials.model)
+
+
+class _Search:
+    """The points that have been tried."""
+
+    def __init__(self, trials: Trials, by: str, rounds: int, tol: float | None, seed: int, budget: int | None) -> None:
+        self.trials, self.by, self.rounds, self.tol, self.seed = trials, by, rounds, tol, seed
+        self.left = math.inf if budget is None else float(budget)
+        self.goals: list[Objective] = []
+        self.tried: dict[Key, GridPoint] = {}
+        self.average: dict[tuple[float, float], Vector] = {}  # training losses of the first objective, by (κ, l2)
+        self._x: dict[int, Any] = {}  # where the next run without a fold starts
+
+    @property
+    def points(self) -> list[GridPoint]:
+        """All of them, the simplest first."""
+        return [self.tried[key] for key in sorted(self.tried, key=lambda key: (-key[0], -key[1], key[2]))]
+
+    def walk(self, kappas: Sequence[float], l2s: Sequence[float], objective: Any) -> None:
+        """Try the whole grid; or, with a budget, one strength after the other."""
+        here = kappas[0], l2s[len(l2s) // 2], 0
+        given = _given(objective)
+        self.goals = [Average()] if given is None else given
+        if math.isinf(self.left):
+            if given is None:
+                self.run([here])
+                self._strengths(objective, here)
+            self.run(list(itertools.product(kappas, l2s, range(len(self.goals)))))
+            return
+        before: Key | None = None
+        while here != before:
+            before = here
+            for axis, values in ((1, l2s), (0, kappas), (2, None)):
+                if values is None and given is None and len(self.goals) == 1:
+                    self._strengths(objective, here)
+                line: Any = range(len(self.goals)) if values is None else values
+                keys = [(*here[:axis], value, *here[axis + 1 :]) for value in line]
+                if not self.run(keys):
+                    return
+                here = min(keys, key=lambda key: self.tried[key].score(self.by))
+
+    def _strengths(self, kind: str, here: Key) -> None:
+        """Strengths of an objective by how far apart the losses of the average model are."""
+        self.goals = list(grid(kind, self.average[here[:2]], STRENGTHS).values())[:-1]
+
+    def run(self, keys: Sequence[Key]) -> bool:
+        """Train for these points without one fold after the other; tell whether the budget was large enough."""
+        new = [key for key in keys if key not in self.tried]
+        runs, found = len(new) * self.trials.folds, dict[Key, list[tuple[Vector, int]]]()
+        if runs > self.left:
+            return False
+        for fold in range(self.trials.folds):
+            for (kappa, l2), group in itertools.groupby(new, lambda key: key[:2]):
+                keys = list(group)
+                for key, losses, made in self._without(fold, kappa, l2, keys, runs):
+                    found.setdefault(key, []).append((losses, made))
+                runs -= len(keys)
+        for (kappa, l2, k), each in found.items():
+            losses = np.stack([one for one, _ in each], axis=1)
+            self.tried[kappa, l2, k] = GridPoint(l2, self.goals[k], kappa, losses, sum(made for _, made in each))
+        return True
+
+    def _without(self, fold: int, kappa: float, l2: float, keys: Sequence[Key], runs: int) -> Any:
+        """Yield losses and rounds for some objectives, each from where the last one ended; so many runs are left."""
+        clients = self.trials.clients(fold, l2, kappa)
+        limit = self._tol(clients, l2)
+        start: Any = self._x.get(fold)
+        for place, key in enumerate(keys):
+            rounds = int(min(self.rounds, self.left // (runs - place)))
+            result, start = _trained(self.goals[key[2]], clients, rounds, limit, self.seed, start)
+            if key[2] == 0 or fold not in self._x:
+                self._x[fold] = result.x
+            if key[2] == 0 and fold == 0:
+                self.average[kappa, l2] = np.asarray(result.history.last_losses)
+            self.left -= result.rounds
+            x = torch.as_tensor(result.x).to(clients.start())
+            yield key, clients.ask(HeldOutLoss(x, l2)).numbers("loss"), result.rounds
+
+    def _tol(self, clients: Federation, l2: float) -> float | None:
+        if l2 == 0 or isinstance(base_of(self.trials.model), Module):
+            return None
+        return TOL * float(clients.losses(clients.start()).mean()) if self.tol is None else self.tol
+
+
+def _trained(
+    goal: Objective, clients: Federation, rounds: int, tol: float | None, seed: int, start: Any
+) -> tuple[Any, Any]:
+    """The result of one run, and the state that the next one on the same clients starts from."""
+    state = start
+
+    def keep(info: Any) -> None:
+        nonlocal state
+        state = info.state
+
+    result = train(Fair(goal), clients, rounds, tol, seed, start, False, None, [keep])
+    if result.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return result, result.x if result.status is Status.DIVERGED else state
+
+
+def base_of(model: Any) -> Any:
+    """The model that is, or could be, personal."""
+    return model.model if isinstance(model, Personal) else model
 
 
 def _chosen(points: Sequence[GridPoint], by: str, errors: float, model: Any) -> Choice:
@@ -231,7 +365,7 @@ def _error(terms: NDArray[np.float64]) -> float:
 
 def with_strengths(model: Any, l2: float, kappa: float) -> Any:
     """Return the model with this regulariser and this κ; one model for all where κ is infinite."""
-    base = replace(model.model if isinstance(model, Personal) else model, l2=l2)
+    base = replace(base_of(model), l2=l2)
     return base if math.isinf(kappa) else Personal(base, kappa, getattr(model, "columns", None))
 
 
@@ -248,114 +382,75 @@ def _values(name: str, given: Any, usual: Sequence[float]) -> list[float]:
     return sorted({float(value) for value in several}, reverse=True)
 
 
-def _objectives(given: Any, losses: Callable[[], Vector]) -> list[Objective]:
-    """Return the objectives to try, the closest to the average first."""
-    if isinstance(given, str):
-        if given not in SYMBOLS:
-            raise unknown("objective", given, SYMBOLS)
-        return list(grid(given, losses(), STRENGTHS).values())[:-1]
-    several = [given] if isinstance(given, Objective) else list(given) if isinstance(given, Sequence) else []
+def _given(objective: Any) -> list[Objective] | None:
+    """The objectives to try, the closest to the average first; `None` where their kind is given."""
+    if isinstance(objective, str):
+        if objective not in SYMBOLS:
+            raise unknown("objective", objective, SYMBOLS)
+        return None
+    listed = isinstance(objective, Sequence)
+    several = [objective] if isinstance(objective, Objective) else list(objective) if listed else []
     if not several or not all(isinstance(one, Objective) for one in several):
-        raise InputError(f"choose needs objectives such as 'ChiSquare' or CVaR(0.2), got {given!r}.")
+        raise InputError(f"choose needs objectives such as 'ChiSquare' or CVaR(0.2), got {objective!r}.")
     return several
 
 
-def fold_numbers(y: Any, folds: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """Give every row the number of a fold; folds have the same size, and labels are spread evenly over them."""
-    labels, number = np.asarray(y), np.empty(len(y), dtype=np.int64)
-    order = random.permutation(len(labels))
-    if labels.dtype.kind in "biu" and labels.ndim == 1:
-        order = order[np.argsort(labels[order], kind="stable")]
-    number[order] = (np.arange(len(labels)) + int(random.integers(folds))) % folds
-    return number
+def with_classes(model: Any, pairs: Sequence[Pair]) -> Any:
+    """Return the model with its number of classes: a fold, or a group of clients, may not have seen all of them."""
+    base = base_of(model)
+    if not isinstance(base, Linear) or base.loss != "softmax" or base.classes is not None:
+        return model
+    base = replace(base, classes=max(2, 1 + max(int(np.max(np.asarray(y))) for _, y in pairs)))
+    return replace(model, model=base) if isinstance(model, Personal) else base
 
 
 @dataclass(frozen=True)
-class _Search:
-    """Clients and their folds."""
+class Folds:
+    """Clients in this process, and the rows that each of them leaves out in turn."""
 
-    pairs: list[tuple[Any, Any]]
+    pairs: list[Pair]
     names: list[str]
     model: Any
     numbers: list[NDArray[np.int64]]
-    seed: int
-    device: str
-    dtype: Any
+    folds: int
+    device: str = "cpu"
+    dtype: Any = None
 
     @classmethod
-    def of(cls, clients: Any, model: Any, names: Any, folds: int, seed: int, device: str, dtype: Any) -> _Search:
+    def of(
+        cls, clients: Any, model: Any, names: Any = None, folds: int = FOLDS, seed: int = 0, device: str = "cpu",
+        dtype: Any = None,
+    ) -> Folds:  # fmt: skip
         """Check what was given, and cut the folds."""
         if hasattr(clients, "constants"):
             raise InputError("choose needs the clients' rows, to leave some out: give it a list of pairs (X, y).")
-        base = model.model if isinstance(model, Personal) else model
-        if not isinstance(base, Linear | Module):
-            raise InputError(f"choose needs a model such as Linear(...) or Module(...), got {model!r}.")
         if count("choose", "folds", folds) < 2:
             raise InputError("choose needs folds >= 2: one to leave out, and others to train on.")
         pairs, known = named_pairs(clients, names)
         for name, (_, y) in zip(known, pairs, strict=True):
-            if len(y) < folds:
-                advice = f"give folds={len(y)}" if len(y) >= 2 else "leave it out"
-                rows = f"{len(y)} row{'' if len(y) == 1 else 's'}"
-                raise InputError(f"Client {name!r} has {rows}, too few for {folds} folds: {advice}.")
-        if isinstance(base, Linear) and base.loss == "softmax" and base.classes is None:  # a fold may lack one
-            base = replace(base, classes=1 + max(int(np.max(np.asarray(y))) for _, y in pairs))
-            model = replace(model, model=base) if isinstance(model, Personal) else base
-        random = generator("choose", seed)
-        return cls(pairs, known, model, [fold_numbers(y, folds, random) for _, y in pairs], int(seed), device, dtype)
+            enough_rows(f"Client {name!r}", len(y), folds)
+        seed = checked_seed("choose", seed)
+        numbers = [fold_numbers(name, y, folds, seed) for name, (_, y) in zip(known, pairs, strict=True)]
+        return cls(pairs, known, with_classes(model, pairs), numbers, folds, device, dtype)
 
-    @property
-    def base(self) -> Any:
-        """The model that is, or could be, personal."""
-        return self.model.model if isinstance(self.model, Personal) else self.model
+    def rows(self, fold: int, out: bool) -> list[Pair]:
+        """Every client's rows in a fold (`out`), or all others."""
+        chosen = [np.flatnonzero((number == fold) == out) for number in self.numbers]
+        return [(_some(X, own), _some(y, own)) for (X, y), own in zip(self.pairs, chosen, strict=True)]
 
     def scale(self) -> float:
         """Σ‖a‖²/(n d), for which every client gives two numbers; 1 for networks."""
-        if isinstance(self.base, Module):
+        if isinstance(base_of(self.model), Module):
             return 1.0
-        rows = (np.asarray(X) for X, _ in self.pairs)
-        squares, size = np.sum([(np.square(a, dtype=np.float64).sum(), a.size) for a in rows], axis=0)
+        features = (np.asarray(X) for X, _ in self.pairs)
+        squares, size = np.sum([(np.square(a, dtype=np.float64).sum(), a.size) for a in features], axis=0)
         return float(squares / size) if 0 < squares < math.inf else 1.0
 
-    def cohort(self, fold: int, l2: float, kappa: float) -> Cohort:
+    def clients(self, fold: int, l2: float, kappa: float) -> Cohort:
         """The clients without a fold, and that fold as held-out rows."""
+        model, held = with_strengths(self.model, l2, kappa), self.rows(fold, True)
+        return Cohort(self.rows(fold, False), model, self.names, self.device, self.dtype, held)
 
-        def some(out: bool) -> list[tuple[Any, ...]]:
-            rows = [np.flatnonzero((number == fold) == out) for number in self.numbers]
-            return [
-                tuple(each.iloc[r] if hasattr(each, "iloc") else each[r] for each in pair)
-                for pair, r in zip(self.pairs, rows, strict=True)
-            ]
 
-        model: Any = with_strengths(self.model, l2, kappa)
-        kept: Any = some(False)
-        return Cohort(kept, model, self.names, device=self.device, dtype=self.dtype, test=some(True))
-
-    def average_losses(self, l2: float, rounds: int, tol: float | None) -> Vector:
-        """The training losses of one average model."""
-        cohort = self.cohort(0, l2, math.inf)
-        found = train(Fair(Average()), cohort, rounds, self._tol(cohort, l2, tol), self.seed, progress=False)
-        return np.asarray(found.history.last_losses)
-
-    def _tol(self, cohort: Cohort, l2: float, tol: float | None) -> float | None:
-        if l2 == 0 or isinstance(self.base, Module):
-            return None
-        return TOL * float(cohort.evaluate(cohort.start()).loss.mean()) if tol is None else tol
-
-    def along(
-        self, fold: int, l2s: Sequence[float], kappas: Sequence[float], goals: Sequence[Objective], rounds: int,
-        tol: float | None,
-    ) -> Iterator[tuple[tuple[float, float, int], Vector, int]]:  # fmt: skip
-        """Train for all points without this fold, each from where the last one ended; its losses and its rounds."""
-        start = None
-        for kappa, l2 in itertools.product(kappas, l2s):
-            cohort = self.cohort(fold, l2, kappa)
-            limit = self._tol(cohort, l2, tol)
-            results = along(goals, cohort, rounds, limit, self.seed, Fair, False, lambda _: (), True, start)
-            for k, result in enumerate(results):
-                if result.status is Status.INTERRUPTED:
-                    raise KeyboardInterrupt
-                start = result.x if k == 0 else start
-                models = result.x[None] if result.personal is None else result.personal
-                losses = cohort.evaluate(result.x, "test").loss - l2 / 2 * np.square(models).sum(1)
-                yield (kappa, l2, k), losses, result.rounds
+def _some(values: Any, rows: NDArray[np.int64]) -> Any:
+    return values.iloc[rows] if hasattr(values, "iloc") else values[rows]

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.algorithms.fair import fair
+from scaffpd.choosing import with_classes
 from scaffpd.cohort import Cohort, named_pairs
 from scaffpd.errors import InputError, count, several
 from scaffpd.models import Linear, Module, Personal
@@ -202,7 +203,7 @@ def coalition(
     held = [test[name] for name in known] if isinstance(test, Mapping) else list(test)
     groups, orders = _groups(len(pairs), count("coalition", "most", most), permutations, seed)
     clients = list(zip(known, pairs, held, strict=True))
-    runs = _runs(groups, clients, _same_outputs(model, [*pairs, *held]), goal, seed, tol, rounds)
+    runs = _runs(groups, clients, with_classes(model, [*pairs, *held]), goal, seed, tol, rounds)
     found, whole = {}, None
     for group, losses, result in runs:
         found[group], whole = losses, result if len(group) == len(pairs) else whole
@@ -249,12 +250,3 @@ def _among(objective: Objective, group: Group) -> Objective:
     if chosen.prior is not None:
         chosen.prior = chosen.prior[list(group)] / chosen.prior[list(group)].sum()
     return chosen
-
-
-def _same_outputs(model: Any, pairs: Sequence[Pair]) -> Any:
-    """The model with its number of classes, of which a group may not have seen all."""
-    if isinstance(model, Personal):
-        return replace(model, model=_same_outputs(model.model, pairs))
-    if isinstance(model, Linear) and model.loss == "softmax" and model.classes is None:
-        return replace(model, classes=max(2, 1 + max(int(np.max(np.asarray(y))) for _, y in pairs)))
-    return model

@@ -193,6 +193,11 @@ class _Answering(NamedTuple):
             raise InputError('This cohort has no test data: pass `test=` when you make it, or evaluate on "train".')
         return *chosen.oracle.scores(x), chosen.counts
 
+    def own(self, x: Tensor) -> Tensor | None:
+        """u_i(x) of these clients, where the model is `Personal`."""
+        found = self.channel.own(x)
+        return found[list(self.chosen)] if found is not None and self.chosen else found
+
 
 class Cohort(Federation):
     """N clients in this process, vectorised.

@@ -7,17 +7,23 @@ lowest and of the highest fifth. A fifth of N clients is ⌈N/5⌉ of them: 1 of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
 
 from scaffpd.errors import InputError, real
 from scaffpd.federation import ClientScores, Vector
 
 MEGABYTE = 1e6
+CONFIDENCE, NEGLIGIBLE = 0.95, 5e-4
+YES, NO, NOISE = "yes", "no", "within noise"
+Array = NDArray[np.float64]
+Weights = Callable[[Array], Array]  # of the clients, given their losses
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,150 @@ class Summary:
 def a_fifth(clients: int) -> int:
     """⌈N/5⌉."""
     return math.ceil(clients / 5)
+
+
+def every(losses: Array) -> Array:
+    """Weights 1/N: every client counts the same."""
+    return np.full(len(losses), 1 / len(losses))
+
+
+def worst_fifth(losses: Array) -> Array:
+    """Weights 1/⌈N/5⌉ of the ⌈N/5⌉ clients with the largest losses, 0 of all others."""
+    k, found = a_fifth(len(losses)), np.zeros(len(losses))
+    found[np.argsort(-losses, kind="stable")[:k]] = 1 / k
+    return found
+
+
+def half_interval(values: ArrayLike, overlap: float = 0.0) -> Any:
+    """Half of Student's 95 % interval for the mean over the first axis: t·sd·√(1/K + overlap); infinite for K = 1.
+
+    `overlap` is n₂/n₁ where the K values are those of random splits that hold out n₂ rows and train on n₁: splits share
+    rows, which a plain interval does not know (Nadeau and Bengio 2003, "Inference for the generalization error").
+    """
+    several = np.asarray(values, dtype=np.float64)
+    K = len(several)
+    if K < 2:
+        return np.full(several.shape[1:], math.inf)[()]
+    return student(K - 1) * several.std(axis=0, ddof=1) * math.sqrt(1 / K + overlap)
+
+
+def student(freedom: float) -> float:
+    """Half of the width of a 95 % interval, in standard errors."""
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
+class RelativeGain(NamedTuple):
+    """How much lower a model's loss is than another's, as a share of the other's, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, mean: float, reach: float, base: float) -> RelativeGain:
+        """From a difference, half of its interval, and the loss that it is a share of."""
+        if not base > 0:
+            return cls(0.0, -math.inf, math.inf)
+        return cls(mean / base, (mean - reach) / base, (mean + reach) / base)
+
+    @property
+    def pays(self) -> str:
+        """Yes or no where the interval is clear of zero, else within noise."""
+        if not (self.low > 0 or self.high < 0) or abs(self.value) < NEGLIGIBLE:
+            return NOISE
+        return YES if self.value > 0 else NO
+
+    def than(self, other: str) -> str:
+        """Such as "12 % lower than alone"; what is within noise is called no different."""
+        if self.pays == NOISE:
+            return f"no different from {other}"
+        return f"{_percent(self.value)} {'lower' if self.value > 0 else 'higher'} than {other}"
+
+    @property
+    def words(self) -> str:
+        """The same without the other."""
+        return self.than("").removesuffix(" from ").removesuffix(" than ")
+
+    @property
+    def range(self) -> str:
+        """The interval, such as "95 % interval 8 to 15 %"."""
+        if not math.isfinite(self.high - self.low):
+            return "too few rows for an interval"
+        if self.low < 0 < self.high or self.pays == NOISE:
+            ends = [f"{_percent(v)} {'lower' if v > 0 else 'higher'}" for v in (self.low, self.high)]
+            return f"95 % interval {ends[0]} to {ends[1]}"
+        low, high = sorted((self.low, self.high), key=abs)
+        return f"95 % interval {_percent(low).removesuffix(' %')} to {_percent(high)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * abs(share):.{0 if abs(share) >= 0.0995 else 1}f} %"
+
+
+@dataclass(frozen=True)
+class HeldOutMoments:
+    """Losses of M models on the held-out rows of N clients, as far as intervals need them.
+
+    Attributes:
+        means: over rows, (M × N).
+        covariances: of the means over blocks of rows, (N × M × M); NaN where there is one block only.
+        blocks: how many blocks every client has.
+        block: how many consecutive rows count as one.
+    """
+
+    means: Array
+    covariances: Array
+    blocks: NDArray[np.int64]
+    block: int = 1
+
+    @classmethod
+    def of(cls, losses: Sequence[Array], block: int = 1) -> HeldOutMoments:
+        """From the losses of every row, (M × rows) per client."""
+        parts = [np.array_split(own, math.ceil(own.shape[1] / block), axis=1) for own in losses]
+        grouped = [np.stack([part.mean(1) for part in own], axis=1) for own in parts]
+        unknown = np.full((len(losses[0]),) * 2, math.nan)
+        spread = [np.atleast_2d(np.cov(g)) if g.shape[1] > 1 else unknown for g in grouped]
+        blocks = np.array([g.shape[1] for g in grouped])
+        return cls(np.stack([own.mean(1) for own in losses], axis=1), np.stack(spread), blocks, block)
+
+    def difference(self, a: int, b: int, of: Weights) -> RelativeGain:
+        """By how much Σ w_i L_i is lower under b than under a, as a share; `of` makes w from a model's losses L.
+
+        The standard error is √(Σ_i s_i²/n_i) with s_i² the variance of w_i ℓ_a − w'_i ℓ_b over the n_i blocks of client
+        i; degrees of freedom are Welch's. A client with a single block takes the mean of the others' s_i².
+        """
+        w, v = of(self.means[a]), of(self.means[b])
+        C = self.covariances
+        spread, used = w**2 * C[:, a, a] + v**2 * C[:, b, b] - 2 * w * v * C[:, a, b], (w != 0) | (v != 0)
+        spread, n = np.maximum(spread[used], 0.0), self.blocks[used]
+        known = spread[n > 1]
+        spread = np.where(n > 1, spread, known.mean() if len(known) else math.inf)
+        errors, base = spread / n, float(w @ self.means[a])
+        mean = base - float(v @ self.means[b])
+        if not np.isfinite(errors).all():
+            return RelativeGain.of(mean, math.inf, base)
+        welch = errors.sum() ** 2 / max((errors**2 / np.maximum(n - 1, 1)).sum(), 1e-300)
+        return RelativeGain.of(mean, student(max(welch, 1.0)) * math.sqrt(errors.sum()), base)
+
+
+@dataclass(frozen=True)
+class SplitTables:
+    """Mean losses of all models and clients, (splits × models × clients)."""
+
+    tables: Array
+    overlap: float  # n₂/n₁
+
+    @cached_property
+    def means(self) -> Array:
+        """(models × clients), the mean over splits."""
+        found: Array = self.tables.mean(0)
+        return found
+
+    def difference(self, a: int, b: int, of: Weights) -> RelativeGain:
+        """As that of one split; weights are those of every split by itself."""
+        base = np.array([of(t[a]) @ t[a] for t in self.tables])
+        d = base - np.array([of(t[b]) @ t[b] for t in self.tables])
+        return RelativeGain.of(float(d.mean()), float(half_interval(d, self.overlap)), float(base.mean()))
 
 
 def gini(values: ArrayLike) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,3 +95,24 @@ def standardiser(parts: Sequence[Matrix]) -> tuple[Matrix, Matrix]:
     deviation = np.sqrt(variance)
     constant = deviation <= 1e-12 * np.maximum(1.0, np.abs(mean))
     return mean, np.where(constant, 1.0, deviation)
+
+
+def fold_numbers(name: str, y: Any, folds: int, seed: int) -> NDArray[np.int64]:
+    """Give every row the number of a fold; folds have the same size, and labels are spread evenly over them.
+
+    They depend on the client's name and on nothing that others have, so that it can cut them where it is.
+    """
+    random = np.random.default_rng([seed, crc32(name.encode())])
+    labels, number = np.asarray(y), np.empty(len(y), dtype=np.int64)
+    order = random.permutation(len(labels))
+    if labels.dtype.kind in "biu" and labels.ndim == 1:
+        order = order[np.argsort(labels[order], kind="stable")]
+    number[order] = (np.arange(len(labels)) + int(random.integers(folds))) % folds
+    return number
+
+
+def enough_rows(who: str, rows: int, folds: int) -> None:
+    """Refuse a client that cannot have a row in every fold."""
+    if rows < folds:
+        advice = f"give folds={rows}" if rows >= 2 else "leave it out"
+        raise InputError(f"{who} has {rows} row{'' if rows == 1 else 's'}, too few for {folds} folds: {advice}.")

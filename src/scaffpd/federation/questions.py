@@ -74,6 +74,9 @@ class Answering(Protocol):
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
         """Loss, accuracy and number of samples of a split."""
 
+    def own(self, x: Tensor) -> Tensor | None:
+        """u_i(x) of every client, (n, d), where the model is `Personal`."""
+
 
 SPLITS = ("train", "test")
 QUESTIONS: dict[str, type[Question]] = {}
@@ -338,3 +341,28 @@ class Scores(Question):
         parts = zip(self.scalars, clients.scores(self.x, self.split), strict=True)
         found = {name: torch.from_numpy(np.asarray(part, dtype=np.float64)) for name, part in parts}
         return Reply({name: partial(found.__getitem__, name) for name in found})
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutLoss(Question):
+    """The mean loss on rows that a client leaves out of training, without the regulariser: what `choose` goes by."""
+
+    kind = "held_out_loss"
+    scalars: ClassVar[tuple[str, ...]] = ("loss",)
+    loss = "loss"
+
+    x: Tensor
+    l2: float
+
+    @property
+    def sent(self) -> Tensor:
+        """The point x."""
+        return self.x
+
+    def answer(self, clients: Answering) -> Reply:
+        """f_i(u_i) − (l2/2)‖u_i‖² on held-out rows, with u_i = x where there is one model for all."""
+        own = clients.own(self.x)
+        models = self.x[None] if own is None else own
+        regulariser = self.l2 / 2 * models.double().square().sum(1).cpu()
+        found = torch.from_numpy(np.asarray(clients.scores(self.x, "test")[0], dtype=np.float64)) - regulariser
+        return Reply({"loss": lambda: found})
