@@ -12,23 +12,21 @@ import argparse
 import csv
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 import scaffpd as sp
-from scaffpd.choosing import fold_numbers
-from scaffpd.metrics import a_fifth
+from scaffpd.choosing import Folds
+from scaffpd.gains import lonely
+from scaffpd.metrics import half_interval, worst_fifth
 
 Array = NDArray[np.float64]
 FOLDS = 3
 L2S = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 KAPPAS = (math.inf, 1000.0, 300.0, 100.0, 30.0, 10.0)
-ALONE = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # κ of a ridge alone: (κ/2n)‖u‖²
 FAIR = sp.CVaR(0.2)
 MODEL = sp.Linear("squared", intercept=True)
 
@@ -51,32 +49,11 @@ FIRST, BEFORE = "alone", "one model, average"
 
 
 def alone(silos: Any, seed: int) -> tuple[Array, Array]:
-    """Loss of every client by itself on its test rows, and its κ: the largest within one error of the lowest."""
-    random = np.random.default_rng(seed)
-    number = [fold_numbers(y, FOLDS, random) for _, y in silos.train]
-    tried = np.stack(
-        [[_ridge(_fold(silos.train, number, k), kappa) for k in range(FOLDS)] for kappa in reversed(ALONE)]
-    )
-    means = tried.mean(1)  # (κ, clients), the largest κ first
-    apart = tried - np.take_along_axis(tried, means.argmin(0)[None, None], axis=0)
-    near = apart.mean(1) <= apart.std(1, ddof=1) / math.sqrt(FOLDS)
-    chosen = np.array(ALONE)[::-1][near.argmax(0)]
-    fitted = {kappa: _ridge((silos.train, silos.test), kappa) for kappa in set(chosen)}
-    return np.array([fitted[kappa][i] for i, kappa in enumerate(chosen)]), chosen
-
-
-def _ridge(parts: Any, kappa: float) -> Array:
-    """Test loss of argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖²: a personal model whose shared one is zero."""
-    cohort = sp.Cohort(parts[0], sp.Personal(replace(MODEL, l2=0.0), float(kappa)), test=parts[1])
-    return cohort.evaluate(0 * cohort.start(), "test").loss
-
-
-def _fold(pairs: Any, number: Sequence[Any], k: int) -> tuple[Any, Any]:
-    kept, left = (
-        [(X[(n == k) == out], y[(n == k) == out]) for n, (X, y) in zip(number, pairs, strict=True)]
-        for out in (False, True)
-    )
-    return kept, left
+    """Loss of every client by itself on its test rows, and its κ, which folds of its own rows choose."""
+    models, kappas = lonely(Folds.of(silos.train, MODEL, silos.names, FOLDS, seed))
+    outputs = [MODEL.outputs(u, X)[:, 0] for u, (X, _) in zip(models, silos.test, strict=True)]
+    losses = [np.mean((z - y) ** 2) for z, (_, y) in zip(outputs, silos.test, strict=True)]
+    return np.array(losses), np.array(kappas)
 
 
 def arm(silos: Any, choice: sp.Choice) -> Array:
@@ -122,7 +99,7 @@ def measures(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Array]]:
     return {
         name: {
             "mean": np.array([each.mean() for each in losses]),
-            "worst fifth": np.array([np.sort(each)[-a_fifth(len(each)) :].mean() for each in losses]),
+            "worst fifth": np.array([worst_fifth(each) @ each for each in losses]),
             "rounded": np.array([np.sort(each)[-max(1, round(len(each) / 5)) :].mean() for each in losses]),
             "worst": np.array([each.max() for each in losses]),
             "cost": np.array([(a - b).max() for a, b in zip(losses, table[FIRST], strict=True)]),
@@ -134,9 +111,7 @@ def measures(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Array]]:
 def interval(after: Array, before: Array) -> tuple[float, float, float]:
     """By how many per cent `after` is lower, with Student's 95 % interval over seeds, paired."""
     share = 100 * (1 - after / before)
-    reach = (
-        student.ppf(0.975, len(share) - 1) * share.std(ddof=1) / math.sqrt(len(share)) if len(share) > 1 else math.inf
-    )
+    reach = half_interval(share)
     return float(share.mean()), float(share.mean() - reach), float(share.mean() + reach)
 
 

@@ -31,7 +31,7 @@ import scaffpd as sp
 from experiments.image_plans import Cut, plan
 from experiments.image_study import BACKBONE, LOADERS, Place, _fewer, hardware
 from scaffpd.features import backbone, features
-from scaffpd.metrics import a_fifth
+from scaffpd.metrics import half_interval, worst_fifth
 
 L2S = {"alone": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "one": (1e-5, 3e-5, 1e-4), "personal": (1e-5, 3e-5, 1e-4)}
 STRENGTHS, FIRST_STRENGTH = (10.0, 3.0, 30.0), 10.0
@@ -44,7 +44,7 @@ Pairs = list[tuple[Any, Any]]
 
 def worst(accuracy: Accuracy) -> float:
     """The mean over the worst fifth of the clients."""
-    return float(np.sort(accuracy)[: a_fifth(len(accuracy))].mean())
+    return float(worst_fifth(-accuracy) @ accuracy)
 
 
 class Trainer:
@@ -198,21 +198,13 @@ def markdown(found: list[dict[str, Any]], alpha: float, machine: str) -> str:
     for name in names:
         mean, low = values[name].mean(0)
         apart = last[:, 1] - values[name][:, 1]
-        half = interval(apart)
+        half = half_interval(apart)
         words = "" if name == names[-1] else f"{apart.mean():+.2f} ± {half:.2f}"
         lines.append(f"| {name} | {mean:.1f} | {low:.1f} | {words} |")
     lines += ["", f"l2 of one model is one of {L2S['one']}, of personal models of {L2S['personal']}; κ of {STRENGTHS}."]
     lines += ["Chosen, partition by partition:", ""]
     lines += [f"- **{n}**: {'; '.join(r['chosen'] for r in found if r['row'] == n)}." for n in names[1:]]
     return "\n".join(lines) + "\n"
-
-
-def interval(apart: Accuracy) -> float:
-    """Half of Student's 95 % interval for a mean."""
-    from scipy.stats import t
-
-    n = len(apart)
-    return float("nan") if n < 2 else float(t.ppf(0.975, n - 1) * apart.std(ddof=1) / n**0.5)
 
 
 if __name__ == "__main__":

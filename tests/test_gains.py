@@ -13,7 +13,9 @@ from scipy import stats
 
 import scaffpd as sp
 from scaffpd import gains
+from scaffpd.data.silos import fold_numbers
 from scaffpd.errors import InputError
+from scaffpd.metrics import HeldOutMoments, RelativeGain, SplitTables, every, worst_fifth
 
 linear_model = pytest.importorskip("sklearn.linear_model")
 
@@ -73,7 +75,7 @@ def test_a_difference_within_noise_is_called_no_difference():
 
 def naive_folds(X, y, fit, seed, client, loss):
     """The chosen κ by a loop over κ and folds, with the largest within one standard error."""
-    fold = np.random.default_rng([seed, client]).permutation(len(y)) % gains.FOLDS
+    fold = fold_numbers(f"client-{client}", y, gains.FOLDS, seed)
     tried = []
     for kappa in gains.RIDGES:
         rows = [loss(fit(X[fold != k], y[fold != k], kappa), X[fold == k], y[fold == k]) for k in range(gains.FOLDS)]
@@ -136,13 +138,13 @@ def test_shared_and_personal_models_are_those_of_train():
 def test_intervals_of_rows_are_paired_t_intervals():
     rng = np.random.default_rng(0)
     rows = [rng.gamma(2.0, size=(3, n)) for n in (9, 20, 33)]
-    evidence = gains.HeldOutRows(rows)
+    evidence = HeldOutMoments.of(rows)
     for i, own in enumerate(rows):
         found = evidence.difference(0, 2, lambda _, i=i: np.eye(3)[i])
         low, high = stats.ttest_rel(own[0], own[2]).confidence_interval(0.95)
         base = own[0].mean()
         assert found == pytest.approx(((own[0] - own[2]).mean() / base, low / base, high / base))
-    total = evidence.difference(0, 1, gains.every)
+    total = evidence.difference(0, 1, every)
     d = [own[0] - own[1] for own in rows]
     error = math.sqrt(sum(x.var(ddof=1) / len(x) for x in d)) / 3
     assert total.value == pytest.approx(np.mean([x.mean() for x in d]) / np.mean([own[0].mean() for own in rows]))
@@ -153,20 +155,20 @@ def test_intervals_of_rows_cover_the_truth_as_often_as_they_say():
     rng, hits = np.random.default_rng(0), 0
     for _ in range(400):
         rows = [np.stack([2 + rng.normal(size=n), 1 + rng.normal(size=n)]) for n in (12, 30)]
-        found, base = gains.HeldOutRows(rows).difference(0, 1, gains.every), np.mean([r[0].mean() for r in rows])
+        found, base = HeldOutMoments.of(rows).difference(0, 1, every), np.mean([r[0].mean() for r in rows])
         hits += found.low * base <= 1 <= found.high * base
     assert 0.92 <= hits / 400 <= 0.98
 
 
 def test_blocks_of_rows_that_resemble_each_other_widen_the_interval():
     slow = np.repeat(np.random.default_rng(1).normal(size=(2, 40)), 7, axis=1) + np.array([[2.0], [1.9]])
-    plain, blocked = (gains.HeldOutRows([slow], block).difference(0, 1, gains.every) for block in (1, 7))
+    plain, blocked = (HeldOutMoments.of([slow], block).difference(0, 1, every) for block in (1, 7))
     assert plain.value == pytest.approx(blocked.value)
     assert (blocked.high - blocked.low) / (plain.high - plain.low) == pytest.approx(math.sqrt(7), rel=0.1)
 
 
 def test_too_few_rows_are_within_noise():
-    alone = gains.HeldOutRows([np.array([[2.0], [1.0]])]).difference(0, 1, gains.every)
+    alone = HeldOutMoments.of([np.array([[2.0], [1.0]])]).difference(0, 1, every)
     assert alone.pays == "within noise"
     assert alone.value == 0.5
     assert alone.range == "too few rows for an interval"
@@ -174,7 +176,7 @@ def test_too_few_rows_are_within_noise():
 
 def test_intervals_of_splits_are_corrected_t_intervals():
     tables = np.random.default_rng(2).gamma(3.0, size=(5, 2, 6))
-    found = gains.SplitTables(tables, 0.25).difference(0, 1, gains.worst_fifth)
+    found = SplitTables(tables, 0.25).difference(0, 1, worst_fifth)
     worst = np.array([[np.sort(t[k])[-2:].mean() for k in (0, 1)] for t in tables])
     d = worst[:, 0] - worst[:, 1]
     reach = stats.t.ppf(0.975, 4) * d.std(ddof=1) * math.sqrt(1 / 5 + 0.25)
@@ -229,12 +231,12 @@ def test_the_table_says_what_the_object_says():
 
 
 def test_gains_are_written_as_one_says_them():
-    assert gains.RelativeGain(0.123, 0.05, 0.2).than("alone") == "12 % lower than alone"
-    assert gains.RelativeGain(0.123, 0.05, 0.2).range == "95 % interval 5.0 to 20 %"
-    assert gains.RelativeGain(-0.02, -0.03, -0.01).words == "2.0 % higher"
-    assert gains.RelativeGain(-0.02, -0.03, -0.01).range == "95 % interval 1.0 to 3.0 %"
-    assert gains.RelativeGain(0.02, -0.01, 0.05).than("alone") == "no different from alone"
-    assert gains.RelativeGain(0.02, -0.01, 0.05).range == "95 % interval 1.0 % higher to 5.0 % lower"
+    assert RelativeGain(0.123, 0.05, 0.2).than("alone") == "12 % lower than alone"
+    assert RelativeGain(0.123, 0.05, 0.2).range == "95 % interval 5.0 to 20 %"
+    assert RelativeGain(-0.02, -0.03, -0.01).words == "2.0 % higher"
+    assert RelativeGain(-0.02, -0.03, -0.01).range == "95 % interval 1.0 to 3.0 %"
+    assert RelativeGain(0.02, -0.01, 0.05).than("alone") == "no different from alone"
+    assert RelativeGain(0.02, -0.01, 0.05).range == "95 % interval 1.0 % higher to 5.0 % lower"
 
 
 PAIR = (np.ones((4, 2)), np.arange(4.0))
@@ -246,7 +248,10 @@ PAIR = (np.ones((4, 2)), np.arange(4.0))
         ({"test": []}, "joining needs held-out rows: give test= as one (X, y) per client."),
         ({"model": sp.Module(torch.nn.Linear(2, 1))}, "joining compares linear models: give Linear(...), got Module"),
         ({"objective": "fair"}, "joining needs an objective such as ChiSquare(rho=0.1), got 'fair'."),
-        ({"train": [PAIR, (np.ones((1, 2)), np.ones(1))]}, "Client 'client-1' has 1 row to train on"),
+        (
+            {"train": [PAIR, (np.ones((1, 2)), np.ones(1))]},
+            "Client 'client-1' has 1 row, too few for 3 folds",
+        ),
         ({"splits": 0}, "joining needs a whole number splits >= 1, got 0."),
         ({"test": [PAIR]}, "The test data cannot be used"),
     ],

@@ -40,12 +40,10 @@ def test_gains_are_means_over_draws_with_both_sources_of_doubt(study):
     new = [np.array([n == 40 for n, _ in one.rows]) for one in study.found]
     values, halves = [], []
     for own, one in zip(new, study.found, strict=True):
-        weeks = []
-        for i in np.flatnonzero(own):
-            d = (one.evidence.losses[i][1] - one.evidence.losses[i][4]) / 4
-            weeks.append([part.mean() for part in np.array_split(d, -(-len(d) // 7))])
-        base, errors = one.loss[1, own].mean(), np.array([np.var(w, ddof=1) / len(w) for w in weeks])
-        freedom = errors.sum() ** 2 / sum(e**2 / (len(w) - 1) for e, w in zip(errors, weeks, strict=True))
+        C, weeks = one.evidence.covariances[own], np.array([-(-held // 7) for _, held in one.rows])[own]
+        assert (one.evidence.blocks[own] == weeks).all()
+        base, errors = one.loss[1, own].mean(), (C[:, 1, 1] + C[:, 4, 4] - 2 * C[:, 1, 4]) / 16 / weeks
+        freedom = errors.sum() ** 2 / (errors**2 / (weeks - 1)).sum()
         values.append(1 - one.loss[4, own].mean() / base)
         halves.append(stats.t.ppf(0.975, freedom) * np.sqrt(errors.sum()) / base)
     draws = stats.t.ppf(0.975, 1) * np.std(values, ddof=1) / np.sqrt(2)

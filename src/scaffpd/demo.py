@@ -34,7 +34,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from scaffpd.algorithms import Fair
 from scaffpd.cohort import Cohort
@@ -43,7 +42,8 @@ from scaffpd.data import beijing_air, heart_disease
 from scaffpd.data.silos import Silos
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Vector
-from scaffpd.gains import ALONE, AVERAGE, FAIR, PERSONAL, Joining, RelativeGain, joining
+from scaffpd.gains import ALONE, AVERAGE, FAIR, PERSONAL, Joining, joining
+from scaffpd.metrics import NEGLIGIBLE, RelativeGain, half_interval
 from scaffpd.models import Linear
 from scaffpd.objectives import Average, ChiSquare, CVaR
 from scaffpd.runs.folder import client_rows, environment_file, tables, write_files
@@ -57,8 +57,6 @@ RHO, L2, TOL, SPLITS, TEST_FRACTION = 0.1, 0.03, 1e-8, 20, 0.3
 MOST_ROUNDS = 2000
 STATIONS, NEW, DAYS, DRAWS, WEEK = 12, 4, 40, 8, 7
 FAIRLY = CVaR(alpha=0.2)  # the worst fifth of the stations
-CONFIDENCE = 0.95
-NEGLIGIBLE = 5e-4  # a twentieth of a percentage point: zero in every table
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,7 @@ class PairedChange:
     @property
     def clear(self) -> NDArray[np.bool_]:
         """Whether each mean change is more than noise, by the corrected t-test, and not negligible."""
-        splits = len(self.average)
-        error = self.deviation * np.sqrt(1 / splits + self.overlap)
-        least = np.maximum(student.ppf((1 + CONFIDENCE) / 2, splits - 1) * error, NEGLIGIBLE)
+        least = np.maximum(half_interval(self.fair - self.average, self.overlap), NEGLIGIBLE)
         clear: NDArray[np.bool_] = np.abs(self.mean_change) > least
         return clear
 
@@ -236,9 +232,10 @@ class StationStudy:
         weeks of the test year, which all draws share.
         """
         gains = [one.gain(model, over, partial(_among, one, new)) for one in self.found]
-        values, K = np.array([gain.value for gain in gains]), len(gains)
-        draws = student.ppf((1 + CONFIDENCE) / 2, K - 1) * values.std(ddof=1) / np.sqrt(K)
-        reach = float(np.sqrt(draws**2 + np.mean([((gain.high - gain.low) / 2) ** 2 for gain in gains])))
+        values = np.array([gain.value for gain in gains])
+        reach = float(
+            np.sqrt(half_interval(values) ** 2 + np.mean([((gain.high - gain.low) / 2) ** 2 for gain in gains]))
+        )
         mean = float(values.mean())
         return RelativeGain(mean, mean - reach, mean + reach)
 

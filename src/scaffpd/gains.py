@@ -4,7 +4,7 @@ constant   the client's mean, or its most frequent label with the shares of all 
 alone      argmin_u Σ_j ℓ_j(u) + (κ_i/2)‖u‖² on its own rows, κ_i by folds of its own rows
 average    one model x for all, min_x Σ p_i f_i(x)
 fair       one model x for all, min_x max_λ Σ λ_i f_i(x) − ψ(λ)
-personal   a model u_i of its own near a shared and fair x: `Personal(model, κ)`, κ by folds inside every client
+personal   a model u_i of its own near a shared and fair x: `Personal(model, κ)`, κ by folds (`choose`)
 
 All models answer the same held-out rows, so gains are paired: the mean of ℓ_j(alone) − ℓ_j(model) over rows j, with
 Student's t interval. Given splits=K, rows are split anew K times, and the interval is over splits, corrected for rows
@@ -14,20 +14,31 @@ that splits share (Nadeau and Bengio 2003): sd·√(1/K + n₂/n₁) with n₂ r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from scaffpd.algorithms.fair import fair
+from scaffpd.choosing import FOLDS, MEAN, ROUNDS, Choice, Folds, search, with_classes
 from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError, count, plural
-from scaffpd.metrics import a_fifth
+from scaffpd.metrics import (
+    NO,
+    NOISE,
+    YES,
+    HeldOutMoments,
+    RelativeGain,
+    SplitTables,
+    Weights,
+    a_fifth,
+    every,
+    worst_fifth,
+)
 from scaffpd.models import Linear, Personal
 from scaffpd.models.losses import loss_named
 from scaffpd.objectives import Average, ChiSquare, Objective
@@ -36,109 +47,9 @@ from scaffpd.training import train as run
 Array = NDArray[np.float64]
 Pair = tuple[Any, Any]
 MODELS = CONSTANT, ALONE, AVERAGE, FAIR, PERSONAL = "constant", "alone", "average", "fair", "personal"
-YES, NO, NOISE = "yes", "no", "within noise"
 RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # κ_i of a model alone
-STRENGTHS = (3000.0, 300.0, 30.0, 3.0)  # κ of personal models, the most alike first
-FOLDS, CONFIDENCE, NEGLIGIBLE = 3, 0.95, 5e-4
-ROUGH, FEW_ROUNDS = 1e-3, 30  # folds compare strengths, and need no more
+PATH = (math.inf, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)  # κ of personal models, in units of the features' mean square
 CALLED = {AVERAGE: "one average model", FAIR: "one fair model", PERSONAL: "personal, fair models", ALONE: "alone"}
-
-
-class RelativeGain(NamedTuple):
-    """How much lower a model's loss is than another's, as a share of the other's, with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def pays(self) -> str:
-        """Yes or no where the interval is clear of zero, else within noise."""
-        if not (self.low > 0 or self.high < 0) or abs(self.value) < NEGLIGIBLE:
-            return NOISE
-        return YES if self.value > 0 else NO
-
-    def than(self, other: str) -> str:
-        """Such as "12 % lower than alone"; what is within noise is called no different."""
-        if self.pays == NOISE:
-            return f"no different from {other}"
-        return f"{_percent(self.value)} {'lower' if self.value > 0 else 'higher'} than {other}"
-
-    @property
-    def words(self) -> str:
-        """The same without the other."""
-        return self.than("").removesuffix(" from ").removesuffix(" than ")
-
-    @property
-    def range(self) -> str:
-        """The interval, such as "95 % interval 8 to 15 %"."""
-        if not math.isfinite(self.high - self.low):
-            return "too few rows for an interval"
-        if self.low < 0 < self.high or self.pays == NOISE:
-            ends = [f"{_percent(v)} {'lower' if v > 0 else 'higher'}" for v in (self.low, self.high)]
-            return f"95 % interval {ends[0]} to {ends[1]}"
-        low, high = sorted((self.low, self.high), key=abs)
-        return f"95 % interval {_percent(low).removesuffix(' %')} to {_percent(high)}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * abs(share):.{0 if abs(share) >= 0.0995 else 1}f} %"
-
-
-def interval(mean: float, error: float, freedom: float, scale: float) -> RelativeGain:
-    """Student's t interval, over `scale`."""
-    reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error if math.isfinite(error) else math.inf
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value, low, high = (float(np.divide(v, scale)) for v in (mean, mean - reach, mean + reach))
-    return RelativeGain(value, low, high) if scale > 0 else RelativeGain(0.0, -math.inf, math.inf)
-
-
-@dataclass(frozen=True)
-class HeldOutRows:
-    """Losses of all models on the held-out rows of one split: per client, (models × rows)."""
-
-    losses: list[Array]
-    block: int = 1
-
-    @cached_property
-    def means(self) -> Array:
-        """(models × clients)."""
-        return np.stack([own.mean(1) for own in self.losses], axis=1)
-
-    def difference(self, a: int, b: int, of: Callable[[Array], Array]) -> RelativeGain:
-        """By how much Σ w_i L_i is lower under b than under a; `of` makes the weights w from a model's losses L."""
-        table = self.means
-        w_a, w_b = of(table[a]), of(table[b])
-        parts = [w_a[i] * own[a] - w_b[i] * own[b] for i, own in enumerate(self.losses) if w_a[i] or w_b[i]]
-        grouped = [[p.mean() for p in np.array_split(part, math.ceil(len(part) / self.block))] for part in parts]
-        known = [np.var(g, ddof=1) for g in grouped if len(g) > 1]
-        spread = [np.var(g, ddof=1) if len(g) > 1 else np.mean(known) if known else math.inf for g in grouped]
-        errors = np.array([s / len(g) for s, g in zip(spread, grouped, strict=True)])
-        freedom = [max(len(g) - 1, 1) for g in grouped]
-        welch = errors.sum() ** 2 / max((errors**2 / freedom).sum(), 1e-300) if np.isfinite(errors).all() else 1.0
-        mean = sum(float(part.mean()) for part in parts)
-        return interval(mean, math.sqrt(errors.sum()), max(welch, 1.0), float(w_a @ table[a]))
-
-
-@dataclass(frozen=True)
-class SplitTables:
-    """Mean losses of all models and clients, (splits × models × clients)."""
-
-    tables: Array
-    overlap: float  # n₂/n₁
-
-    @cached_property
-    def means(self) -> Array:
-        """(models × clients), the mean over splits."""
-        found: Array = self.tables.mean(0)
-        return found
-
-    def difference(self, a: int, b: int, of: Callable[[Array], Array]) -> RelativeGain:
-        """As that of one split; weights are those of every split by itself."""
-        base = np.array([of(t[a]) @ t[a] for t in self.tables])
-        d, K = base - np.array([of(t[b]) @ t[b] for t in self.tables]), len(base)
-        error = float(d.std(ddof=1)) * math.sqrt(1 / K + self.overlap)
-        return interval(float(d.mean()), error, K - 1, float(base.mean()))
 
 
 @dataclass(frozen=True)
@@ -157,6 +68,7 @@ class Joining:
         strength: κ of the personal models.
         splits: how many splits this is the mean of.
         word: what a client is called.
+        choice: how κ was chosen, on the first split; `None` where it was given.
     """
 
     names: tuple[str, ...]
@@ -165,11 +77,12 @@ class Joining:
     score: Array = field(repr=False)
     measure: str
     rows: tuple[tuple[int, int], ...] = field(repr=False)
-    evidence: HeldOutRows | SplitTables = field(repr=False)
+    evidence: HeldOutMoments | SplitTables = field(repr=False)
     ridges: tuple[float, ...] = field(repr=False)
     strength: float
     splits: int = 1
     word: str = "client"
+    choice: Choice | None = field(default=None, repr=False)
 
     @classmethod
     def mean(cls, several: Sequence[Joining]) -> Self:
@@ -182,10 +95,10 @@ class Joining:
         score = np.mean([one.score for one in several], axis=0)
         return cls(
             first.names, first.models, tables.mean(0), score, first.measure, first.rows,
-            SplitTables(tables, overlap), first.ridges, first.strength, len(several), first.word,
+            SplitTables(tables, overlap), first.ridges, first.strength, len(several), first.word, first.choice,
         )  # fmt: skip
 
-    def gain(self, model: str, over: str = ALONE, of: Callable[[Array], Array] | None = None) -> RelativeGain:
+    def gain(self, model: str, over: str = ALONE, of: Weights | None = None) -> RelativeGain:
         """Over all clients, each counting the same; `of` makes other weights from a model's losses."""
         return self.evidence.difference(self.models.index(over), self.models.index(model), of or every)
 
@@ -320,19 +233,6 @@ def _cell(value: float, nothing: Any = "") -> Any:
     return value if math.isfinite(value) else nothing
 
 
-def every(losses: Array) -> Array:
-    """Every client counts the same."""
-    return np.full(len(losses), 1 / len(losses))
-
-
-def worst_fifth(losses: Array) -> Array:
-    """The ⌈N/5⌉ clients with the largest losses count."""
-    k = a_fifth(len(losses))
-    found = np.zeros(len(losses))
-    found[np.argsort(-losses, kind="stable")[:k]] = 1 / k
-    return found
-
-
 def joining(
     train: Sequence[Pair] | Mapping[str, Pair],
     test: Sequence[Pair] | Mapping[str, Pair],
@@ -358,7 +258,7 @@ def joining(
         model: `Linear(...)`; its l2 is that of the shared models, alone every client chooses its own.
         objective: of the fair models; `ChiSquare(rho=0.1)` if not given.
         names: the clients' names.
-        strength: κ of the personal models; if not given, the best of 3, 30, 300, 3000 by folds inside the clients.
+        strength: κ of the personal models; if not given, `choose` takes one by folds inside the clients.
         splits: with more than one, pool every client's rows, split them anew so often, and give intervals over splits.
         seed: of folds and splits.
         tol: the proven gap at which training stops.
@@ -378,18 +278,13 @@ def joining(
         count("joining", name, value)
     goal = ChiSquare(rho=0.1) if objective is None else objective
     clients = Cohort(train, model, names, test=test).names  # refuses what does not fit together
-    first = Contest(_parts(train, clients), _parts(test, clients), model, goal, tuple(clients), seed, tol, rounds)
+    parts = _parts(train, clients), _parts(test, clients)
+    first = Contest(*parts, with_classes(model, [*parts[0], *parts[1]]), goal, tuple(clients), seed, tol, rounds)
     several = []
     for k in range(splits):
         contest = first if k == 0 else first.split_anew(seed + k)
         several.append(contest.judge(strength, unit, block, word, dict(known or {}) if k == 0 else {}))
     return several[0] if splits == 1 else Joining.mean(several)
-
-
-def _simplest(losses: Array) -> int:
-    """Of rows of losses, the last whose mean is within one standard error of the best, by paired differences."""
-    above = losses - losses[losses.mean(1).argmin()]
-    return int(np.flatnonzero(above.mean(1) <= above.std(1, ddof=1) / math.sqrt(losses.shape[1]))[-1])
 
 
 def _parts(pairs: Any, names: Sequence[str]) -> list[tuple[Array, NDArray[Any]]]:
@@ -409,15 +304,6 @@ class Contest:
     seed: int
     tol: float
     rounds: int
-    whole: bool = True  # whether it is no fold of another
-
-    def __post_init__(self) -> None:
-        for name, (_, y) in zip(self.names, self.train, strict=True):
-            if self.whole and len(y) < 2:
-                raise InputError(f"Client {name!r} has {len(y)} row to train on: to choose by folds it needs two.")
-        if self.model.loss == "softmax" and self.model.classes is None:
-            classes = max(2, 1 + max(int(y.max()) for _, y in [*self.train, *self.test]))
-            object.__setattr__(self, "model", replace(self.model, classes=classes))
 
     def split_anew(self, seed: int) -> Contest:
         """The same rows of every client, others of them held out, as many as before."""
@@ -430,35 +316,41 @@ class Contest:
             test.append((A[held], b[held]))
         return replace(self, train=train, test=test, seed=seed)
 
+    @cached_property
+    def folds(self) -> Folds:
+        """Training rows that are left out in turn."""
+        return Folds.of(self.train, self.model, self.names, FOLDS, self.seed)
+
     def judge(self, strength: float | None, unit: float, block: int, word: str, known: Mapping[str, Any]) -> Joining:
         """Train all models and let them answer the held-out rows."""
-        alone, ridges = self._alone()
-        kappa = self._strength() if strength is None else strength
+        alone, ridges = lonely(self.folds)
+        choice = self.choice() if strength is None else None
+        kappa = strength if choice is None else choice.strength
         answers: dict[str, Any] = {ALONE: alone}
         for name, goal in ((AVERAGE, Average(prior=self.objective.prior)), (FAIR, self.objective)):
             if name == AVERAGE or not isinstance(goal, Average):
-                x = known[name] if name in known else self._trained(self.model, goal, self.train)[0]
+                x = known[name] if name in known else self._trained(self.model, goal)[0]
                 answers[name] = [x] * len(self.names)
-        answers[PERSONAL] = self._trained(Personal(self.model, kappa), self.objective, self.train)[1]
+        answers[PERSONAL] = self._trained(Personal(self.model, kappa), self.objective)[1]
         losses, scores, measure = [], [], "accuracy"
         for i, (X, y) in enumerate(self.test):
             outputs = [self._constant(i, len(y)), *(self.model.outputs(u[i], X) for u in answers.values())]
-            found = [self._answers(z, y) for z in outputs]
+            found = [answered(self.model, z, y) for z in outputs]
             losses.append(np.stack([loss for loss, _ in found]))
             scores.append([unit * math.sqrt(loss.mean()) if hit is None else hit.mean() for loss, hit in found])
             measure = "rmse" if found[0][1] is None else measure
-        evidence, rows = HeldOutRows(losses, block), tuple(len(y) for _, y in self.train)
+        evidence, rows = HeldOutMoments.of(losses, block), tuple(len(y) for _, y in self.train)
         return Joining(
             self.names, (CONSTANT, *answers), evidence.means, np.array(scores).T, measure,
-            tuple(zip(rows, (len(y) for _, y in self.test), strict=True)), evidence, tuple(ridges), kappa, word=word,
+            tuple(zip(rows, (len(y) for _, y in self.test), strict=True)), evidence, tuple(ridges), float(kappa or 0),
+            word=word, choice=choice,
         )  # fmt: skip
 
-    def _answers(self, z: Array, y: NDArray[Any]) -> tuple[Array, Array | None]:
-        """The loss of every row, and whether the label is right; `None` for regression."""
-        loss, outputs = loss_named(self.model.loss), torch.from_numpy(np.ascontiguousarray(z))
-        target = torch.from_numpy(np.asarray(loss.encode([y], ["held-out rows"], self.model.classes).arrays[0]))
-        hit = loss.correct(outputs, target)
-        return loss.value(outputs, target).numpy(), None if hit is None else hit.double().numpy()
+    def choice(self) -> Choice:
+        """κ from one model for all to models that hardly know each other, and which of them folds choose."""
+        kappas = [self.folds.scale() * value for value in PATH]
+        tried = search(self.folds, self.objective, self.model.l2, kappas, MEAN, 1.0, ROUNDS, None, self.seed, None)
+        return tried.among(lambda point: math.isfinite(point.strength))
 
     def _constant(self, i: int, rows: int) -> Array:
         """Outputs that are the same for every row: the mean, or log-odds of the labels (half a row of each added)."""
@@ -470,52 +362,46 @@ class Contest:
         z = np.log(shares / shares.sum())
         return np.tile(z if loss == "softmax" else z[1:] - z[:1], (rows, 1))
 
-    def _trained(self, model: Any, goal: Objective, pairs: Any, rough: bool = False, x0: Any = None) -> tuple[Any, Any]:
+    def _trained(self, model: Any, goal: Objective) -> tuple[Any, Any]:
         """The shared model, and the clients' own where the model is `Personal`."""
-        tol, rounds = (ROUGH, FEW_ROUNDS) if rough else (self.tol, self.rounds)
-        cohort = Cohort(pairs, model, self.names)
-        found = run(fair(goal), cohort, rounds, tol if self.model.l2 > 0 else None, x0=x0, progress=False)
+        cohort = Cohort(self.train, model, self.names)
+        found = run(fair(goal), cohort, self.rounds, self.tol if self.model.l2 > 0 else None, progress=False)
         return found.x, found.personal
 
-    def _ridge(self, pairs: Any, kappa: float) -> Array:
-        """argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖² of every client: a personal model whose shared one is zero."""
-        cohort = Cohort(pairs, Personal(replace(self.model, l2=0.0), kappa), self.names)
-        return np.asarray(cohort.own_models(0 * cohort.start()))
 
-    def _alone(self) -> tuple[list[Array], list[float]]:
-        """Every client's model by itself, and its κ_i: the largest within one standard error of the best."""
-        tried = [[self._held(fold, self._ridge(fold.train, k)) for fold in self.folds] for k in RIDGES]
-        clients = range(len(self.names))
-        best = [_simplest(np.stack([np.concatenate([f[i] for f in each]) for each in tried])) for i in clients]
-        fitted = {k: self._ridge(self.train, RIDGES[k]) for k in set(best)}
-        return [fitted[k][i] for i, k in enumerate(best)], [RIDGES[k] for k in best]
+def answered(model: Linear, z: Array, y: NDArray[Any]) -> tuple[Array, Array | None]:
+    """The loss of every row with outputs z, and whether the label is right; `None` for regression."""
+    loss, outputs = loss_named(model.loss), torch.from_numpy(np.ascontiguousarray(z))
+    target = torch.from_numpy(np.asarray(loss.encode([y], ["held-out rows"], model.classes).arrays[0]))
+    hit = loss.correct(outputs, target)
+    return loss.value(outputs, target).numpy(), None if hit is None else hit.double().numpy()
 
-    def _strength(self) -> float:
-        """The κ with the smallest mean of the clients' losses on rows left out of training."""
-        sizes, tried, last = np.array([len(y) for _, y in self.train]), [], [None] * FOLDS
-        for kappa in STRENGTHS:
-            total = np.zeros(len(sizes))
-            for k, fold in enumerate(self.folds):
-                model = Personal(self.model, kappa)
-                last[k], own = fold._trained(model, self.objective, fold.train, rough=True, x0=last[k])
-                total += [held.sum() for held in self._held(fold, own)]
-            tried.append((total / sizes).mean())
-        return STRENGTHS[int(np.argmin(tried))]
 
-    def _held(self, fold: Contest, models: Any) -> list[Array]:
-        """The losses of the rows that a fold leaves out, client by client."""
-        found = zip(models, fold.test, strict=True)
-        return [self._answers(self.model.outputs(u, X), y)[0] if len(y) else np.empty(0) for u, (X, y) in found]
+def lonely(folds: Folds) -> tuple[list[Array], list[float]]:
+    """Every client's model by itself, and its κ_i: the largest within one standard error of the best.
 
-    @cached_property
-    def folds(self) -> list[Contest]:
-        """Training rows split into some to train on and some left out; every row is left out once."""
-        random = [np.random.default_rng([self.seed, i]) for i in range(len(self.names))]
-        numbers = [draw.permutation(len(y)) % FOLDS for draw, (_, y) in zip(random, self.train, strict=True)]
-        found = []
-        for k in range(FOLDS):
-            left = [number == k for number in numbers]
-            kept = [(X[~out], y[~out]) for out, (X, y) in zip(left, self.train, strict=True)]
-            held = [(X[out], y[out]) for out, (X, y) in zip(left, self.train, strict=True)]
-            found.append(replace(self, train=kept, test=held, whole=False))
-        return found
+    The error is that of the mean of paired differences over all of the client's rows, each left out once.
+    """
+    clients, tried = range(len(folds.names)), []
+    for kappa in RIDGES:
+        held: list[list[Array]] = [[] for _ in clients]
+        for k in range(folds.folds):
+            models = _ridge(folds, folds.rows(k, False), kappa)
+            for own, u, (X, y) in zip(held, models, folds.rows(k, True), strict=True):
+                own.append(answered(folds.model, folds.model.outputs(u, X), y)[0])
+        tried.append([np.concatenate(own) for own in held])
+    best = [_simplest(np.stack([losses[i] for losses in tried])) for i in clients]
+    fitted = {k: _ridge(folds, folds.pairs, RIDGES[k]) for k in set(best)}
+    return [fitted[k][i] for i, k in enumerate(best)], [RIDGES[k] for k in best]
+
+
+def _ridge(folds: Folds, pairs: Any, kappa: float) -> Array:
+    """argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖² of every client: a personal model whose shared one is zero."""
+    cohort = Cohort(pairs, Personal(replace(folds.model, l2=0.0), kappa), folds.names)
+    return np.asarray(cohort.own_models(0 * cohort.start()))
+
+
+def _simplest(losses: Array) -> int:
+    """Of rows of losses, the last whose mean is within one standard error of the best, by paired differences."""
+    above = losses - losses[losses.mean(1).argmin()]
+    return int(np.flatnonzero(above.mean(1) <= above.std(1, ddof=1) / math.sqrt(losses.shape[1]))[-1])

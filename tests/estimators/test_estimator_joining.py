@@ -48,5 +48,5 @@ def test_refusals(arguments, words):
 def test_a_client_with_two_rows_is_refused():
     X, y, clients = rows(False)
     clients[:38] = "b"
-    with pytest.raises(sp.InputError, match="Client 'a' has 2 rows: held_out needs at least three"):
+    with pytest.raises(sp.InputError, match="Client 'a' has 2 rows: held_out needs at least 4"):
         sp.FairFederatedRegressor(held_out=0.5).fit(X, y, clients)

@@ -15,6 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scaffpd.algorithms import fair
+from scaffpd.choosing import FOLDS
 from scaffpd.cohort import Cohort
 from scaffpd.data.partition import is_missing
 from scaffpd.data.silos import checked_fraction, standardiser
@@ -227,10 +228,10 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             raise InputError("held_out trains models without noise: leave it or epsilon out.")
         random, parts = np.random.default_rng(_seed(self.random_state)), []
         for name, (X, y) in zip(group.names, pairs, strict=True):
-            if len(y) < 3:
-                raise InputError(f"Client {name!r} has {len(y)} rows: held_out needs at least three.")
+            if len(y) <= FOLDS:
+                raise InputError(f"Client {name!r} has {len(y)} rows: held_out needs at least {FOLDS + 1}.")
             order = random.permutation(len(y))
-            cut = min(max(round(share * len(y)), 1), len(y) - 2)
+            cut = min(max(round(share * len(y)), 1), len(y) - FOLDS)
             parts.append([(X[rows], y[rows]) for rows in (np.sort(order[cut:]), np.sort(order[:cut]))])
         train, test = ([part[k] for part in parts] for k in (0, 1))
         goal = getattr(self._algorithm(), "objective", None)
