@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from scaffpd.tabular.formats import open_table
 from scaffpd.tabular.read import read_features
 
 REPEATS = 3
@@ -30,13 +31,13 @@ def main() -> None:
     given = dict(enumerate(sys.argv[1:]))
     path = Path(given.get(0) or Path(os.environ["SCAFFPD_DATA"]) / "beijing_air" / "hourly.csv.gz")
     target = given.get(1, "PM2.5")
-    first = seconds(lambda: read_features(path, target))
+    first = seconds(lambda: read_features(open_table(path), target))
     from pyarrow import csv
 
     csv.read_csv(path)
-    ours = min(seconds(lambda: read_features(path, target)) for _ in range(REPEATS))
+    ours = min(seconds(lambda: read_features(open_table(path), target)) for _ in range(REPEATS))
     theirs = min(seconds(lambda: csv.read_csv(path)) for _ in range(REPEATS))
-    rows = read_features(path, target)[0].rows
+    rows = read_features(open_table(path), target)[0].rows
     print(f"{path.name}: {rows:,} rows with a target")
     print(f"scaffpd {first:.2f} s the first time, {ours:.2f} s warm; pyarrow {theirs:.2f} s; ratio {ours / theirs:.1f}")
 

@@ -164,8 +164,8 @@ WRONG = [
     ("train wrong.toml", "The file 'wrong.toml' is not TOML"),
     ("train empty.toml", "'empty.toml' needs exactly one of file, source and entry in [data]."),
     ("train key.toml", "Unknown key in [data] of 'key.toml', 'sorce': did you mean 'source'?"),
-    ("train .", "'.' is a folder: name its config.toml, or a table in it."),
-    ("train notes.txt", "'notes.txt' is neither a settings file (.toml) nor a table (.csv, .csv.gz, .parquet)."),
+    ("train .", "'broken.csv.gz' is no gzip file, or is cut off."),
+    ("train notes.doc", "'notes.doc' is neither a settings file (.toml) nor a table (.csv, .tsv, .json, .xlsx or"),
     ("train broken.csv.gz --client a --target b", "'broken.csv.gz' is no gzip file, or is cut off."),
     ("train spoilt.parquet --client a --target b", "'spoilt.parquet' cannot be read as Parquet"),
     ("train logistic.toml", "Logistic loss tells two labels apart, and there are 10: use softmax."),
@@ -181,7 +181,7 @@ WRONG = [
 @pytest.mark.parametrize(("command", "sentence"), WRONG, ids=[command for command, _ in WRONG])
 def test_wrong_inputs_get_one_sentence(here, capsys, command, sentence):
     files = {
-        "wrong.toml": "name = \n", "empty.toml": "", "key.toml": '[data]\nsorce = "digits"\n', "notes.txt": "",
+        "wrong.toml": "name = \n", "empty.toml": "", "key.toml": '[data]\nsorce = "digits"\n', "notes.doc": "",
         "logistic.toml": '[data]\nsource = "digits"\n[model]\nloss = "logistic"\n',
         "fedavg.toml": '[data]\nsource = "hospitals"\n[algorithm]\nkind = "FedAvg"\n',
         "federation.toml": 'silos = ["a", "b"]\n', "broken.csv.gz": "no", "spoilt.parquet": "no",

@@ -109,8 +109,8 @@ def test_columns_that_teach_nothing_are_left_out_and_named(tmp_path):
     found = read(path)
     assert found.encoded[0].features == ("age",)
     assert found.remarks == (
-        "Column 'id' left out: a number for every row, one after the other.",
-        "Column 'admitted' left out: dates such as '2024-01-10'; make numbers of them first.",
+        "Column 'id' left out: a name for every row, not a quantity.",
+        "Column 'admitted' left out: it holds dates such as '2024-01-10'; --dates learns from weekday and season.",
         "Column 'country' left out: the same value everywhere.",
         "Column 'empty' left out: no values.",
     )

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 STRENGTHS = {  # the argument of each objective
     "ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q", "Nash": "b",
 }  # fmt: skip
-OF_TABLE = ("client", "target", "columns", "categories", "task", "separator", "decimal")
+OF_TABLE = ("client", "target", "columns", "categories", "task", "separator", "decimal", "split_by", "dates")
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
-    "data": {name: name for name in (*OF_TABLE, "test", "seed")},
+    "data": {name: name for name in (*OF_TABLE, "test", "test_file", "seed")},
     "model": {"l2": "l2"},
     "training": {name: name for name in ("rounds", "tol", "seed", "device", "baseline", "splits")},
     "privacy": {name: name for name in ("epsilon", "delta", "clip", "loss_clip", "radius")} | {"seed": "noise_seed"},
@@ -32,9 +32,10 @@ TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that st
 LEAST_ZERO, ABOVE_ZERO = ("test", "l2", "tol"), ("epsilon", "clip", "loss_clip", "radius", "delta")
 SHARES = {"test": "from 0 to below 1", "delta": "between 0 and 1"}
 What = Annotated[
-    str, typer.Argument(help="CONFIG.toml, a table (.csv, .csv.gz, .parquet), or hospitals, digits, breast-cancer.")
+    str,
+    typer.Argument(help="CONFIG.toml, a table (CSV, Excel, JSON, Parquet), a folder of them, or hospitals, digits, breast-cancer."),
 ]
-Client = Annotated[str | None, typer.Option(help="Column that says whose a row is.")]
+Client = Annotated[str | None, typer.Option(help="Column that says whose a row is; file: of a folder, its files.")]
 Target = Annotated[str | None, typer.Option(help="Column to be predicted: labels or numbers.")]
 Goal = Annotated[str | None, option(f"What is optimised: {', '.join(OBJECTIVES)}.", OBJECTIVES, "ChiSquare")]
 METHOD = "How it is trained: a name such as ScaffPD, or module:Class of your own."
@@ -44,7 +45,9 @@ Categories = Annotated[str | None, typer.Option(help="Columns of numbers that ar
 Task = Annotated[str | None, typer.Option(help="classification or regression.", show_default="goes by the target")]
 Separator = Annotated[str | None, typer.Option(help="Between columns of CSV.", show_default="found out")]
 Decimal = Annotated[str | None, typer.Option(help="Decimal mark of CSV: . or ,", show_default="found out")]
-Test = Annotated[float | None, typer.Option(help="Share of rows held out at every client.", show_default="0.2")]
+Test = Annotated[str | None, typer.Option(help="Share of rows held out, or a table of them.", show_default="0.2")]
+SplitBy = Annotated[str | None, typer.Option(help="Hold out the latest rows by this column, or whole groups of it.")]
+Dates = Annotated[bool | None, typer.Option("--dates", help="Learn from weekday, season and hour of dates.")]
 L2 = Annotated[
     float | None, typer.Option("--l2", help="The regulariser.", show_default="by folds for a table, else 0.001")
 ]
@@ -80,6 +83,8 @@ def train(
     separator: Separator = None,
     decimal: Decimal = None,
     test: Test = None,
+    split_by: SplitBy = None,
+    dates: Dates = None,
     l2: L2 = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="The most rounds.", show_default="1000; 30 with --epsilon")
@@ -144,6 +149,8 @@ def path(
     separator: Separator = None,
     decimal: Decimal = None,
     test: Test = None,
+    split_by: SplitBy = None,
+    dates: Dates = None,
     l2: L2 = None,
     rounds: Rounds = None,
     tol: Tol = None,
@@ -212,8 +219,9 @@ def _run(kind: str, options: dict[str, Any]) -> None:
 def requested(what: str, options: Mapping[str, Any]) -> RunConfig:
     """Return the settings: what the file says, with the options in its place where they are given."""
     from scaffpd.config.run import RunConfig
-    from scaffpd.tabular.read import is_table
+    from scaffpd.tabular.formats import is_table
 
+    options = _with_test(options)
     _check_numbers(options)
     plain = what.lower().replace("_", "-").replace("heart-disease", "hospitals")
     what = plain if plain in PROBLEMS else what
@@ -243,6 +251,20 @@ def requested(what: str, options: Mapping[str, Any]) -> RunConfig:
     else:
         raise _neither(what)
     return RunConfig.of(given | {"data": source | changes["data"]}, file.name)
+
+
+def _with_test(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Tell a share of rows from a table of them."""
+    made, given = dict(options), options.get("test")
+    if isinstance(given, str):
+        try:
+            made["test"] = float(given)
+        except ValueError:
+            if not Path(given).exists():
+                raise InputError(f"--test needs a share from 0 to below 1, or a table, got {given!r}.") from None
+            del made["test"]
+            made["test_file"] = str(Path(given).absolute())
+    return made
 
 
 def _check_numbers(options: Mapping[str, Any]) -> None:
@@ -283,18 +305,20 @@ def _check_columns(file: Path, options: Mapping[str, Any]) -> None:
     """Refuse a table without a word on whose rows they are, with the names of its columns."""
     for key, means in (("client", "says whose a row is"), ("target", "is to be predicted")):
         if key not in options:
-            from scaffpd.tabular.read import column_names
+            from scaffpd.tabular.formats import open_table
 
-            names = [name for name in column_names(file) if name]
+            names = [name for name in open_table(file).names if name]
             there = f"There are {', '.join(map(repr, names[:12]))}{' and others' if len(names) > 12 else ''}."
             raise InputError(f"train needs --{key}: which column of {file.name!r} {means}? {there}")
 
 
 def _neither(what: str) -> InputError:
+    from scaffpd.tabular.formats import ACCEPTED
+
     if Path(what).is_dir():
-        return InputError(f"{what!r} is a folder: name its config.toml, or a table in it.")
+        return InputError(f"{what!r} is a folder without tables: name a config.toml or a table.")
     if Path(what).exists():
-        return InputError(f"{what!r} is neither a settings file (.toml) nor a table (.csv, .csv.gz, .parquet).")
+        return InputError(f"{what!r} is neither a settings file (.toml) nor a table ({ACCEPTED}).")
     hint = nearest(what, list(PROBLEMS)) or f" (known: {', '.join(PROBLEMS)})."
     return InputError(f"{what!r} is no file, and no data set of that name is known{hint}")
 

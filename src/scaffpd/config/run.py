@@ -20,7 +20,8 @@ from scaffpd.objectives import Objective
 from scaffpd.privacy import Private
 from scaffpd.privacy.private import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS
 from scaffpd.tabular.agree import TASKS
-from scaffpd.tabular.read import DECIMALS, SEPARATORS
+from scaffpd.tabular.formats import SEPARATORS
+from scaffpd.tabular.read import DECIMALS
 
 OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
 OBJECTIVE = "ChiSquare"
@@ -28,7 +29,10 @@ USUAL = {  # the argument of each objective, and its value where none is given
     "ChiSquare": ("rho", 0.1), "Tilted": ("rho", 0.1), "ChiSquareBall": ("delta", 0.5), "CVaR": ("alpha", 0.2),
     "QFair": ("q", 1.0),
 }  # fmt: skip
-OF_TABLE = ("client", "target", "columns", "categories", "task", "standardise", "separator", "decimal")
+OF_TABLE = (
+    *("client", "target", "columns", "categories", "task", "standardise", "separator", "decimal"),
+    *("split_by", "dates", "test_file"),
+)
 GOES_WITH = {  # which keys go with which source of data
     **dict.fromkeys(OF_TABLE, ("file",)),
     **dict.fromkeys(("clients", "alpha"), ("source",)),
@@ -51,11 +55,14 @@ class DataSettings(SettingsTable):
     categories: key.Texts | None = None
     task: Annotated[str, key.one_of(TASKS)] | None = None
     standardise: key.Switch = True
-    separator: Annotated[str, key.one_of(SEPARATORS)] | None = None
+    separator: Annotated[str, key.one_of(tuple(SEPARATORS))] | None = None
     decimal: Annotated[str, key.one_of(DECIMALS)] | None = None
     clients: Annotated[int, Field(ge=2, description="a whole number >= 2")] | None = None
     alpha: key.Positive | None = None
+    split_by: Column | None = None
+    dates: key.Switch = False
     test: key.HeldOut = 0.2
+    test_file: key.Text | None = None
     seed: key.Whole = 0
     beside: key.Text | None = None
 
@@ -73,6 +80,8 @@ class DataSettings(SettingsTable):
         for name in ("client", "target"):
             if kind == "file" and getattr(self, name) is None:
                 raise InputError(f"{file} needs the name of a column for data.{name}, but it is missing.")
+        if self.test_file is not None and (self.model_fields_set & {"test", "split_by"}):
+            raise InputError(f"{file} has data.test_file, so data.test and data.split_by have nothing to split.")
         return self
 
     @property
@@ -266,8 +275,9 @@ class RunConfig(SettingsTable):
     def toml(self, folder: Path, heading: str = "") -> str:
         """Return all settings as a `config.toml` in that folder; what was left out has its default."""
         data = self.data.values()
-        if self.data.file is not None:
-            data["file"] = _relative(self.place / self.data.file, folder)
+        for name in ("file", "test_file"):
+            if getattr(self.data, name) is not None:
+                data[name] = _relative(self.place / getattr(self.data, name), folder)
         if (self.data.entry or self.model.network) and self.place.resolve() != folder.resolve():
             data["beside"] = _relative(self.code, folder)
         more = {"folder": ".", "data": data, "algorithm": {"kind": kind_of(self.method), **self.algorithm}}

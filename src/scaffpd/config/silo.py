@@ -13,9 +13,10 @@ from scaffpd.config import reading as key
 from scaffpd.config.reading import SettingsTable, algorithm_kind, read_toml, validated
 from scaffpd.errors import InputError, unknown
 from scaffpd.tabular.agree import TASKS
+from scaffpd.tabular.formats import ACCEPTED, is_table
+from scaffpd.tabular.read import DECIMALS
 
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
-FORMATS = (".csv", ".parquet", ".npz")
 Fingerprint = Annotated[
     str,
     StringConstraints(strip_whitespace=True, pattern="^[0-9a-f]{64}$"),
@@ -26,13 +27,14 @@ Fingerprint = Annotated[
 class SiloData(SettingsTable):
     """[data]: where the data is."""
 
-    file: key.FileName | None = None  # a CSV, Parquet or NPZ file; `None` where there is an entry
+    file: key.FileName | None = None  # a table or an NPZ file; `None` where there is an entry
     entry: key.Entry | None = None  # "module:function"; `None` where there is a file
     # the column, or the array of an NPZ file, that is to be predicted
     target: Annotated[key.Text, Field(description="the name of the column to be predicted")] = "y"
     features: key.Text = "X"  # the array of an NPZ file that holds the features
     columns: key.Texts | None = None  # which columns to use; `None` for all others than the target
     categories: key.Texts = ()  # columns of numbers that are to be read as categories
+    decimal: Annotated[str, key.one_of(DECIMALS)] | None = None  # the decimal mark of a CSV file; `None` finds it out
     # "classification" or "regression"; `None` to go by the target
     task: Annotated[str, key.one_of(TASKS)] | None = None
 
@@ -42,18 +44,19 @@ class SiloData(SettingsTable):
         if (self.file is None) == (self.entry is None):
             found = "both" if self.file else "neither"
             raise InputError(f"{name} needs either file or entry in [data], and has {found}.")
-        kind = "" if self.file is None else self.file.suffix.lower()
-        if self.file is not None and kind not in FORMATS:
+        packed = self.file is not None and self.file.suffix.lower() == ".npz"
+        named = self.file is not None and not packed
+        if named and not is_table(self.file):
             raise InputError(
-                f"{name} needs a name that ends in .csv, .parquet or .npz for data.file, got {self.file.name!r}."
+                f"{name} needs a table ({ACCEPTED}) or an .npz file for data.file, got {self.file.name!r}."
             )
-        if "features" in given and kind != ".npz":
+        if "features" in given and not packed:
             raise InputError(f"{name} names data.features, which only NPZ files have; use data.columns.")
         if "target" in given and self.entry is not None:
             raise InputError(f"{name} names data.target, but an entry returns the target itself; leave it out.")
-        if "target" not in given and kind in (".csv", ".parquet"):
+        if "target" not in given and named:
             raise InputError(f"{name} needs the name of the column to be predicted for data.target, but it is missing.")
-        if kind in (".csv", ".parquet") and self.target in (self.columns or ()):
+        if named and self.target in (self.columns or ()):
             raise InputError(f"{name} names the target {self.target!r} in data.columns as well; leave it out there.")
         return self
 

@@ -17,7 +17,8 @@ from scaffpd.config.model_file import Setup, predict_encoded, read_model
 from scaffpd.errors import InputError
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Target, filled, scaled
-from scaffpd.tabular.read import column_names, read_columns
+from scaffpd.tabular.formats import open_table
+from scaffpd.tabular.read import OF_DATE, read_columns
 
 NOBODY = ""  # rows without a client belong together
 
@@ -94,14 +95,15 @@ def _columns(
 ) -> tuple[list[DataColumn], DataColumn | None]:
     names = [column["name"] for column in setup.schema["columns"]]
     categories = [column["name"] for column in setup.schema["columns"] if column["kind"] == CATEGORY]
-    there = column_names(file)
+    table = open_table(file)
+    there = table.names
     for name in names:
-        if name not in there:
+        if name not in there and not (OF_DATE.fullmatch(name) and name.rpartition(" (")[0] in there):
             near = get_close_matches(name, there, n=1)
             hint = f"; is it {near[0]!r}?" if near else "."
             raise InputError(f"{file.name!r} has no column {name!r}, which the model needs{hint}")
     extra = [client] if client is not None and client in there else []
-    found, _ = read_columns(file, [*names, *extra], [*categories, *extra], decimal=decimal)
+    found, _ = read_columns(table, [*names, *extra], [*categories, *extra], decimal=decimal)
     for one, agreed in zip(found, setup.schema["columns"], strict=False):
         if one.kind == CATEGORY and agreed["kind"] != CATEGORY:
             raise InputError(

@@ -121,7 +121,10 @@ def prepare(config: RunConfig) -> Prepared:
 
 def _from_file(config: RunConfig, name: str) -> Prepared:
     file = config.place / Path(name).expanduser()
-    source = TableFile(file, **config.data.model_dump(include={*OF_TABLE, "test", "seed"}, exclude_none=True))
+    asked = config.data.model_dump(include={*OF_TABLE, "test", "seed"}, exclude_none=True)
+    if config.data.test_file is not None:
+        asked["test_file"] = config.place / Path(config.data.test_file).expanduser()
+    source = TableFile(file, **asked)
     found = read_clients(source)
     task, labels = found.schema["task"], tuple(map(str, found.schema["labels"]))
     train, test = [e.train for e in found.encoded], [e.test for e in found.encoded if e.test is not None]

@@ -1,4 +1,4 @@
-"""One file of rows that a column cuts into clients: each then agrees and encodes as a site of its own would.
+"""A table that a column cuts into clients: each then agrees and encodes as a site of its own would.
 
 Missing values are filled from the client's own training rows, columns are scaled by sums over clients, and no
 step looks at the pooled rows.
@@ -9,26 +9,31 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, several
 from scaffpd.system import format_bytes, free_memory
-from scaffpd.tabular.agree import Json, agree, deviation_of, mean_of, width
-from scaffpd.tabular.columns import CATEGORY, DataColumn, FeatureTable, Matrix
-from scaffpd.tabular.encode import ClientRows, Encoded, Target, held_rows, target
-from scaffpd.tabular.read import column_names, read_columns
+from scaffpd.tabular.agree import CLASSIFICATION, REGRESSION, Json, agree, deviation_of, mean_of, width
+from scaffpd.tabular.columns import CATEGORY, DATE, DataColumn, FeatureTable, Mask, Matrix
+from scaffpd.tabular.encode import ClientRows, Encoded, Target, held_rows, held_whole, target
+from scaffpd.tabular.formats import Stacked, open_table
+from scaffpd.tabular.read import date_parts, read_columns
 
-DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories
+DIGITS = 6  # whole numbers of at least so many digits, as many in every row and never the same, are names of rows
+NAMED = re.compile(r"(^|[_\W])(id|ids|uuid|guid|identifier|index|rownames)($|[_\W])|[a-z]I[dD]$", re.IGNORECASE)
+PART = "(part)"  # the column that tells rows of a test file from the others
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file and what its columns are."""
+    """A table and what its columns are."""
 
-    file: Path  # CSV (or CSV in gzip) or Parquet
+    file: Path  # a file in one of the formats that `open_table` knows, or a folder of such files
     client: str  # the column that says whose a row is
     target: str  # the column to be predicted
     columns: tuple[str, ...] | None = None  # which columns to use; `None` for all others
@@ -36,6 +41,10 @@ class TableFile:
     task: str | None = None  # "classification" or "regression"; `None` to go by the target
     test: float = 0.2  # share of each client's rows that is held out
     seed: int = 0  # chooses them
+    # a column of dates or numbers, whose latest rows are held out, or of groups, which are held out whole
+    split_by: str | None = None
+    test_file: Path | None = None  # a table of held-out rows; then `test`, `seed` and `split_by` say nothing
+    dates: bool = False  # whether to learn from the day of the year, the weekday and the hour of dates
     standardise: bool = True  # whether columns are scaled
     # between the columns of a CSV file: comma, semicolon, tab or pipe; `None` finds it out
     separator: str | None = None
@@ -55,10 +64,13 @@ class Clients:
 
 
 def read_clients(source: TableFile) -> Clients:
-    """Read a file, cut it into clients, and let them agree."""
-    goal, owner, features, remarks = _read(source)
-    wanted = target(repr(source.file.name), goal, source.task)
-    rows = _cut(source, owner, features, wanted, remarks)
+    """Read a table, cut it into clients, and let them agree."""
+    found = _read(source)
+    wanted = target(repr(source.file.name), found.goal, source.task)
+    if len(np.unique(wanted.values)) == 1 and wanted.task == REGRESSION:
+        raise InputError(f"All rows have the target {wanted.values[0]:g}: is {source.target!r} the right column?")
+    remarks = [*found.remarks, *_task(source, wanted)]
+    rows = _cut(source, found, wanted, remarks)
     schema = agree({own.name: own.describe() for own in rows}, source.standardise)
     cells = width(schema) * sum(sum(own.rows) for own in rows)
     if 16 * cells > free_memory(torch.device("cpu")):  # the encoded rows, and once more while they are made
@@ -72,57 +84,114 @@ def read_clients(source: TableFile) -> Clients:
     return Clients(tuple(rows), encoded, schema, mean, deviation, tuple(remarks))
 
 
-def _read(source: TableFile) -> tuple[DataColumn, DataColumn, FeatureTable, list[str]]:
-    """Target, client and features of rows that have both a client and a target, and remarks on what is left out.
+def _task(source: TableFile, wanted: Target) -> list[str]:
+    """Say how the target was understood, where it could be meant otherwise."""
+    if source.task is not None or (wanted.task == CLASSIFICATION and isinstance(wanted.labels[0], str)):
+        return []
+    name = f"Target {source.target!r}"
+    if wanted.task == CLASSIFICATION:
+        return (
+            []
+            if len(wanted.labels) == 2
+            else [f"{name} is read as {len(wanted.labels)} labels; --task regression otherwise."]
+        )
+    different = np.unique(wanted.values)
+    if len(different) > MANY or np.any(different != np.round(different)):
+        return []
+    return [f"{name} is read as numbers, {different[0]:g} to {different[-1]:g}; --task classification otherwise."]
 
-    Dates, names of rows and columns without a difference are no features, unless they are asked for.
-    """
+
+@dataclass(frozen=True)
+class _Rows:
+    """All rows that have a client, a target and what they are split by."""
+
+    goal: DataColumn
+    owner: DataColumn
+    features: FeatureTable
+    by: DataColumn | None  # what rows are split by
+    tested: Mask | None  # which rows are of the test file
+    remarks: list[str]
+
+
+def _read(source: TableFile) -> _Rows:
+    """Read the columns, and say what is left out: dates, names of rows and columns without a difference."""
     needed = {source.target: "target", source.client: "client"}
     if len(needed) == 1:
         raise InputError(f"Column {source.client!r} cannot be both the client and the target.")
     for name, what in needed.items():
         if name in (source.columns or ()):
             raise InputError(f"Column {name!r} is the {what}, so it cannot be one to learn from.")
-    header = column_names(source.file, source.separator) if source.columns is None else source.columns
-    names = [*needed, *(name for name in dict.fromkeys(header) if name not in needed)]
-    categories = [*source.categories, source.client]
-    (goal, owner, *found), dropped = read_columns(
-        source.file, names, categories, needed, source.separator, source.decimal
-    )
-    remarks = [f"{several(number, 'row')} without {name!r} left out." for name, number in dropped.items() if number]
-    remarks += [f"Column {column.name!r} {column.note}." for column in found if column.note]
-    useless = {} if source.columns is not None else {column.name: _useless(column) for column in found}
-    remarks += [f"Column {name!r} left out: {why}." for name, why in useless.items() if why]
-    features = tuple(column for column in found if not useless.get(column.name))
-    if not features:
-        raise InputError(f"{source.file.name!r} has no columns besides {source.client!r} and {source.target!r}.")
-    return goal, owner, FeatureTable(len(goal.values), features), remarks
+    table = open_table(source.file, source.separator)
+    if source.test_file is not None:
+        table = Stacked(source.file, [table, open_table(source.test_file, source.separator)], ["train", "test"], PART)
+    parts = [PART] if source.test_file is not None else []
+    extra = [source.split_by] if source.split_by and source.split_by not in needed else []
+    needed |= dict.fromkeys(extra, "split")
+    names = [*needed, *(name for name in dict.fromkeys(source.columns or table.names) if name not in {*needed, PART})]
+    categories = [*source.categories, source.client, *parts]
+    columns, dropped = read_columns(table, [*names, *parts], categories, needed, source.decimal)
+    found = {column.name: column for column in columns}
+    if source.dates:
+        more = [part for column in columns if column.kind == DATE for part in date_parts(column)]
+        columns += read_columns(table, [*needed, *more], (), needed, source.decimal)[0][len(needed) :] if more else []
+    remarks = list(table.remarks)
+    remarks += [f"{several(number, 'row')} without {name!r} left out." for name, number in dropped.items() if number]
+    features = _features(source, [one for one in columns if one.name not in {*needed, PART}], remarks)
+    tested = None if PART not in found else np.asarray(found[PART].values == found[PART].categories.index("test"))
+    by = found.get(source.split_by or "")
+    return _Rows(found[source.target], found[source.client], features, by, tested, remarks)
+
+
+def _features(source: TableFile, columns: list[DataColumn], remarks: list[str]) -> FeatureTable:
+    """Leave out what is nothing to learn from, unless it is asked for by name."""
+    kept = []
+    for column in columns:
+        if column.kind == DATE and source.dates:
+            continue  # what is made of it stays
+        asked = source.columns is not None and column.kind != DATE
+        why = None if asked else _useless(column)
+        if why:
+            remarks.append(f"Column {column.name!r} left out: {why}.")
+        else:
+            kept.append(column)
+            remarks += [f"Column {column.name!r} {column.note}."] if column.note else []
+    if not kept:
+        raise InputError(
+            f"{source.file.name!r} has no columns besides {source.client!r} and {source.target!r} to learn from."
+        )
+    return FeatureTable(len(kept[0].values), tuple(kept))
 
 
 def _useless(column: DataColumn) -> str | None:
     """Why a column is nothing to learn from, if so."""
     there = column.values[~column.missing]
-    different = len(np.unique(there))
-    if different < 2:
-        return "no values" if different == 0 else "the same value everywhere"
+    distinct = np.unique(there)
+    if column.kind == DATE and len(distinct):
+        return f"it {column.note}; --dates learns from weekday and season"
+    if len(distinct) < 2:
+        return "no values" if len(distinct) == 0 else "the same value everywhere"
     if column.kind == CATEGORY:
-        texts = [column.categories[int(k)] for k in np.unique(there)]
-        if sum(bool(DATE.match(text)) for text in texts) > len(texts) / 2:
-            return f"dates such as {texts[0]!r}; make numbers of them first"
-        if different > MANY and different > len(column.values) / 2:
-            return f"{different} different texts in {several(len(column.values), 'row')}"
+        if len(distinct) == len(there) >= 10 or (len(distinct) > MANY and len(distinct) > len(column.values) / 2):
+            return f"{len(distinct)} different texts in {several(len(column.values), 'row')}"
         return None
-    steps = np.diff(np.sort(there))
-    if different == len(there) > MANY and np.all(there == np.round(there)) and np.all(steps == 1):
-        return "a number for every row, one after the other"
-    return None
+    return "a name for every row, not a quantity" if _names_rows(column.name, there, distinct) else None
 
 
-def _cut(
-    source: TableFile, owner: DataColumn, features: FeatureTable, goal: Target, remarks: list[str]
-) -> list[ClientRows]:
+def _names_rows(name: str, there: NDArray[Any], distinct: NDArray[Any]) -> bool:
+    """Whether whole numbers are identifiers: one after the other, called so, too long, or all equally long."""
+    if np.any(distinct != np.round(distinct)) or len(there) <= MANY:
+        return False
+    if np.abs(distinct).max() > 2**53:  # no whole number of this size is exact, so none was measured
+        return True
+    digits = np.unique(np.floor(np.log10(np.maximum(np.abs(distinct), 1))))
+    alike = len(digits) == 1 and digits[0] + 1 >= DIGITS
+    return len(distinct) == len(there) and bool(np.all(np.diff(distinct) == 1) or alike or NAMED.search(name))
+
+
+def _cut(source: TableFile, found: _Rows, goal: Target, remarks: list[str]) -> list[ClientRows]:
+    owner = found.owner
     counts = owner.counts(np.ones(len(owner.values), dtype=bool))
-    least = 2 if source.test > 0 else 1
+    least = 1 if source.test == 0 else 2
     small = [name for name, n in zip(owner.categories, counts, strict=True) if 0 < n < least]
     large = [k for k, n in enumerate(counts) if n >= least]
     if len(large) < 2:
@@ -136,6 +205,18 @@ def _cut(
     for k in large:
         name, own = owner.categories[k], owner.values == k
         wanted = Target(goal.task, goal.values[own], goal.labels)
-        held = held_rows(name, wanted, source.test, source.seed)
-        clients.append(ClientRows(name, features.take(own), wanted, held))
+        clients.append(ClientRows(name, found.features.take(own), wanted, _held(source, found, name, wanted, own)))
     return clients
+
+
+def _held(source: TableFile, found: _Rows, name: str, wanted: Target, own: Mask) -> Mask:
+    """Choose the rows of one client to hold out."""
+    if source.test_file is not None and found.tested is not None:
+        held = found.tested[own]
+        if held.all() or not held.any():
+            lacking = source.file if held.all() else source.test_file
+            raise InputError(f"Client {name!r} has no rows in {lacking.name!r}; both tables need rows of every client.")
+        return held
+    if found.by is None or source.test == 0:
+        return held_rows(name, wanted, source.test, source.seed)
+    return held_whole(name, found.by.take(own), source.test, source.seed)

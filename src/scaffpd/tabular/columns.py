@@ -20,7 +20,7 @@ Codes = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 Parts = Sequence[Any]  # the same thing of training and of held-out rows, or of all rows
 
-NUMBER, CATEGORY, UNKNOWN = "number", "category", "unknown"
+NUMBER, CATEGORY, DATE, UNKNOWN = "number", "category", "date", "unknown"
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "?", "null"})
 WHOLE = re.compile(r"([+-]?\d+)\.0*")
 
@@ -30,8 +30,8 @@ class DataColumn:
     """One column."""
 
     name: str  # its name
-    kind: str  # "number", "category", or "unknown" where there is not a single value to tell by
-    # numbers with NaN where missing; for categories places in `categories`, -1 where missing
+    kind: str  # "number", "category", "date", or "unknown" where there is not a single value to tell by
+    # numbers, or days since 1970, with NaN where missing; for categories places in `categories`, -1 where missing
     values: Matrix | Codes = field(repr=False)
     categories: tuple[str, ...] = ()  # the values of a column of categories, sorted
     note: str = ""  # what the operator should know about it; it stays here
@@ -110,6 +110,11 @@ def numeric(name: str, values: Matrix, where: str) -> DataColumn:
             f"{where} has an infinite value in column {name!r} (row {int(np.isinf(values).argmax()) + 1})."
         )
     return DataColumn(name, UNKNOWN if np.isnan(values).all() else NUMBER, values)
+
+
+def dated(name: str, days: Matrix, example: str) -> DataColumn:
+    """A column of dates, as days since 1970. It is nothing to learn from; what can be made of it has other names."""
+    return DataColumn(name, DATE, days, note=f"holds dates such as {example!r}")
 
 
 def read_npz(path: Path, features: str, target: str) -> tuple[NDArray[Any], NDArray[Any]]:

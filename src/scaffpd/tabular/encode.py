@@ -16,7 +16,7 @@ from scaffpd.tabular import agree
 from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION, Json, checked_schema, features, width
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 
-GUESSED = 50  # whole numbers with more different values than this are taken for amounts, not for labels
+GUESSED = 5  # whole numbers with more different values than this are taken for amounts, not for labels
 LARGEST_LABEL = 2**53
 
 Label = int | str
@@ -150,13 +150,27 @@ class ClientRows:
         return np.take(np.array([place[label] for label in self.target.labels], dtype=np.int64), self.target.values)
 
 
+def held_whole(name: str, by: DataColumn, fraction: float, seed: int) -> Mask:
+    """Choose rows to hold out that belong together: the latest ones by date or number, or whole groups by seed."""
+    groups, place, counts = np.unique(by.values, return_inverse=True, return_counts=True)
+    if len(groups) < 2:
+        raise InputError(f"{name!r} has a single value in {by.name!r}, so its rows cannot be split by it.")
+    order = np.arange(len(groups))[::-1] if by.kind != CATEGORY else _generator(seed, name).permutation(len(groups))
+    before = np.cumsum(counts[order]) - counts[order]  # rows held out already when it is a group's turn
+    held = order[(before < fraction * len(place)) & (np.arange(len(groups)) < len(groups) - 1)]
+    return np.isin(place, held)
+
+
 def held_rows(name: str, target: Target, fraction: float, seed: int) -> Mask:
     """Choose the rows to hold out by seed and name, label by label."""
     if fraction > 0 and len(target.values) < 2:
         raise InputError(f"{name!r} has a single row, which cannot be split; use test = 0.")
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     labels = target.values if target.task == CLASSIFICATION else np.zeros(len(target.values), dtype=np.int64)
-    return held_out(labels, fraction, np.random.default_rng(int.from_bytes(digest[:16])))
+    return held_out(labels, fraction, _generator(seed, name))
+
+
+def _generator(seed: int, name: str) -> np.random.Generator:
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16]))
 
 
 def _described(column: DataColumn, train: Mask, rarest: int) -> Json:

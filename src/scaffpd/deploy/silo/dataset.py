@@ -14,9 +14,10 @@ from scaffpd.config.reading import load
 from scaffpd.config.silo import SiloFile, SiloLimits
 from scaffpd.errors import InputError
 from scaffpd.tabular.agree import PREPARED, VERSION
-from scaffpd.tabular.columns import FeatureTable, Mask, Matrix, column, read_npz, table
+from scaffpd.tabular.columns import DATE, FeatureTable, Mask, Matrix, column, read_npz, table
 from scaffpd.tabular.encode import ClientRows, Target, held_rows, target
-from scaffpd.tabular.read import read_features
+from scaffpd.tabular.formats import open_table
+from scaffpd.tabular.read import date_parts, read_features
 
 WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
 
@@ -46,7 +47,14 @@ class Dataset(ClientRows):
         if source.file.suffix.lower() == ".npz":
             X, y = read_npz(source.file, source.features, source.target)
             return _from_parts(file, [X], [y])
-        features, goal, dropped = read_features(source.file, source.target, source.columns, source.categories)
+        opened = open_table(source.file)
+        features, goal, dropped = read_features(opened, source.target, source.columns, source.categories, source.decimal)
+        for one in features.columns:
+            if one.kind == DATE:
+                raise InputError(
+                    f"{owner}'s column {one.name!r} {one.note}: leave it out of data.columns, or use "
+                    f"{date_parts(one)[-1]!r} in its place."
+                )
         return _split(file, features, target(owner, goal, source.task), dropped)
 
     @property
@@ -86,7 +94,7 @@ class Dataset(ClientRows):
 def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
     """Take features and targets of all rows, or of training rows and held-out rows."""
     source, owner = file.data, f"Silo {file.name!r}"
-    features = table(owner, X, source.columns, source.categories)
+    features = table(owner, X, source.columns, source.categories, source.decimal)
     goal = column(owner, source.target, y)
     sizes = [len(part) for part in y]
     if sizes != [len(part) for part in X]:
