@@ -46,7 +46,7 @@ class SiloData(SettingsTable):
             raise InputError(f"{name} needs either file or entry in [data], and has {found}.")
         packed = self.file is not None and self.file.suffix.lower() == ".npz"
         named = self.file is not None and not packed
-        if named and not is_table(self.file):
+        if self.file is not None and named and not is_table(self.file):
             raise InputError(
                 f"{name} needs a table ({ACCEPTED}) or an .npz file for data.file, got {self.file.name!r}."
             )

@@ -94,7 +94,7 @@ class Dataset(ClientRows):
 def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
     """Take features and targets of all rows, or of training rows and held-out rows."""
     source, owner = file.data, f"Silo {file.name!r}"
-    features = table(owner, X, source.columns, source.categories, source.decimal)
+    features = table(owner, X, source.columns, source.categories)
     goal = column(owner, source.target, y)
     sizes = [len(part) for part in y]
     if sizes != [len(part) for part in X]:
