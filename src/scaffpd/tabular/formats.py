@@ -203,7 +203,7 @@ class TextTable(OpenTable):
         return list(SEPARATORS)[fits.index(max(fits))]
 
     @cached_property
-    def names(self) -> list[str]:  # type: ignore[override]  # read once
+    def names(self) -> list[str]:  # read once
         """The names in the first line."""
         first = next(self._records(), None)
         if first is None:
