@@ -33,7 +33,9 @@ LEAST_ZERO, ABOVE_ZERO = ("test", "l2", "tol"), ("epsilon", "clip", "loss_clip",
 SHARES = {"test": "from 0 to below 1", "delta": "between 0 and 1"}
 What = Annotated[
     str,
-    typer.Argument(help="CONFIG.toml, a table (CSV, Excel, JSON, Parquet), a folder of them, or hospitals, digits, breast-cancer."),
+    typer.Argument(
+        help="CONFIG.toml, a table (CSV, Excel, JSON, Parquet), a folder of them, or hospitals, digits, breast-cancer."
+    ),
 ]
 Client = Annotated[str | None, typer.Option(help="Column that says whose a row is; file: of a folder, its files.")]
 Target = Annotated[str | None, typer.Option(help="Column to be predicted: labels or numbers.")]

@@ -163,7 +163,7 @@ class _Columns:
         self.marks: dict[str, str] = {}  # the decimal mark, and a column that shows it
 
     def column(self, name: str, cells: Any, chosen: bool, plain: bool) -> DataColumn:
-        """Make one column: of categories where it is `chosen` as such, of numbers or texts alone where it is `plain`."""
+        """Make one column: categories where they are `chosen`, numbers or texts alone where it is `plain`."""
         from pyarrow import ArrowInvalid, compute
 
         if not self.table.texts:

@@ -47,8 +47,8 @@ class Dataset(ClientRows):
         if source.file.suffix.lower() == ".npz":
             X, y = read_npz(source.file, source.features, source.target)
             return _from_parts(file, [X], [y])
-        opened = open_table(source.file)
-        features, goal, dropped = read_features(opened, source.target, source.columns, source.categories, source.decimal)
+        opened, categories = open_table(source.file), source.categories
+        features, goal, dropped = read_features(opened, source.target, source.columns, categories, source.decimal)
         for one in features.columns:
             if one.kind == DATE:
                 raise InputError(
