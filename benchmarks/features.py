@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.features import BACKBONES, Backbone, EfficientNetLite0, Entk, ResNet18Trunk, backbone
-from scaffpd.features.forward import PRECISIONS, mixed
+from scaffpd.features.layers import PRECISIONS, mixed
 from scaffpd.models.numerics import tensor_cores
 
 Call = Callable[[], object]

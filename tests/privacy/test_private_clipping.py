@@ -52,27 +52,31 @@ def naive(name, data, x, clip, loss_clip, taken):
     return torch.stack(losses), torch.stack(gradients)
 
 
-def bound(name, data, clip=0.7, loss_clip=0.9, **more):
+def bound(name, data, clip=0.7, loss_clip=0.9, noise=1.0, **more):
     model = network() if name == "network" else linear(LOSSES[name])
     more = more or {"smoothness": 1.0}
-    return oracle(sp.Private(model, noise=1.0, clip=clip, loss_clip=loss_clip, secret=3, **more), data)
+    return oracle(sp.Private(model, noise=noise, clip=clip, loss_clip=loss_clip, secret=3, **more), data)
 
 
 @pytest.mark.cover(1)
+@pytest.mark.parametrize("noise", [0.0, 1.0], ids=["plain", "units"])
 @pytest.mark.parametrize("own", [False, True], ids=["one point", "own points"])
 @pytest.mark.parametrize("name", MODELS)
-def test_clipped_sums_are_those_of_a_loop_over_records(name, own):
+def test_clipped_sums_are_those_of_a_loop_over_records(name, own, noise):
+    """To the last digits where they are plain numbers; a unit off per record and factor where they are counted."""
     data = clients(LOSSES[name])
-    sums, d = bound(name, data).sums, bound(name, data).dimension
+    made = bound(name, data, noise=noise)
+    sums, d = made.sums, made.dimension
+    near = {"rtol": 1e-11, "atol": 1e-12 if noise == 0 else 14 * 2.0**-18}
     torch.manual_seed(1)
     x = torch.randn((3, d) if own else d, dtype=torch.float64)
     taken = [torch.rand(len(y)) < 0.6 for _, y in data.values()]
     everyone = [torch.ones(len(y), dtype=torch.bool) for _, y in data.values()]
     for drawn, inside in ((None, everyone), (torch.cat(taken), taken)):
         losses, gradients = naive(name, data, x, 0.7, 0.9, inside)
-        torch.testing.assert_close(sums.gradients(x, drawn), gradients, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(sums.gradients(x, drawn) * made.clips[0].unit, gradients, **near)
         if not own:
-            torch.testing.assert_close(sums.losses(x, drawn), losses, rtol=1e-11, atol=1e-12)
+            torch.testing.assert_close(sums.losses(x, drawn) * made.clips[1].unit, losses, **near)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -106,27 +110,55 @@ finite = st.floats(-1e3, 1e3, allow_nan=False)
     gone=st.integers(0, 5),
 )
 def test_one_record_moves_no_sum_by_more_than_the_clip(name, X, labels, scale, clip, gone):
-    kept = np.arange(6) != gone
-    x = None
-    found = []
-    for rows in (np.arange(6), np.flatnonzero(kept)):
-        made = bound(name, {"a": (X[rows], labels[rows])}, clip, clip)
-        x = scale * torch.linspace(-1, 1, made.dimension, dtype=torch.float64)
-        found.append((made.sums.losses(x, None), made.sums.gradients(x, None)))
-    (loss, gradient), (other_loss, other_gradient) = found
-    assert float((gradient - other_gradient).norm()) <= clip * (1 + 1e-9)
-    assert abs(float(loss - other_loss)) <= clip * (1 + 1e-9)
+    """In whole numbers, with no room for rounding: floating point has no part in the sensitivity."""
+    made = bound(name, {"a": (X, labels)}, clip, clip)
+    x = scale * torch.linspace(-1, 1, made.dimension, dtype=torch.float64)
+    others, f = torch.arange(6) != gone, made.clips[0].bits
+    for ask in (made.sums.gradients, made.sums.losses):
+        moved = (ask(x, None) - ask(x, others)).flatten().tolist()
+        assert all(part == int(part) for part in moved)
+        assert sum(int(part) ** 2 for part in moved) <= 4**f
+
+
+def test_sums_are_whole_numbers_whatever_the_order_of_the_records():
+    """A permutation of the records changes nothing, not even a last digit."""
+    data = clients("softmax")
+    x = torch.linspace(-1, 1, 15, dtype=torch.float64)
+    order = {name: (X[::-1].copy(), y[::-1].copy()) for name, (X, y) in data.items()}
+    for ask in ("gradients", "losses"):
+        one, other = (getattr(bound("softmax", rows).sums, ask)(x, None) for rows in (data, order))
+        assert torch.equal(one, one.trunc())
+        assert torch.equal(one, other)
+
+
+def test_a_sample_of_a_network_is_computed_in_the_same_company():
+    """The records that are drawn have the same parts, to the last digit, whoever else is drawn."""
+    data = clients("softmax", sizes=(9,))
+    sums, x = bound("network", data).sums, torch.linspace(-1, 1, bound("network", data).dimension, dtype=torch.float64)
+    each = torch.cat([sums.gradients(x, torch.arange(9) == j) for j in range(9)])
+    some = torch.tensor([1, 0, 1, 1, 0, 0, 1, 0, 1], dtype=torch.bool)
+    assert torch.equal(sums.gradients(x, some)[0], each[some].sum(0))
+
+
+@pytest.mark.parametrize(("noise", "samples", "bits"), [(1.0, 100, 40), (900.0, 100, 39), (0.5, 2**20, 32)])
+def test_units_leave_room_for_sums_and_noise(noise, samples, bits):
+    from scaffpd.privacy.mechanism import Clip
+    from scaffpd.privacy.noise import LARGEST_SIGMA
+
+    clip = Clip.of(3.0, noise, samples)
+    assert clip.bits == bits
+    assert samples * 2**bits <= 2**52
+    assert noise * 2**bits < clip.sigma(noise) <= LARGEST_SIGMA
+    assert Clip.of(3.0, 0.0, samples).unit == 1.0
 
 
 def test_a_record_without_a_finite_gradient_is_bounded_as_well():
     for name in MODELS:
         made = bound(name, clients(LOSSES[name]))
         x = torch.full((made.dimension,), 1e308, dtype=torch.float64)
-        gradient, loss = made.sums.gradients(x, None), made.sums.losses(x, None)
-        assert bool(
-            (gradient.norm(dim=1) <= 0.7 * torch.tensor([9.0, 5.0, 14.0], dtype=torch.float64) * (1 + 1e-9)).all()
-        )
-        assert bool((loss <= 0.9 * torch.tensor([9.0, 5.0, 14.0], dtype=torch.float64) * (1 + 1e-9)).all())
+        most = torch.tensor([9.0, 5.0, 14.0], dtype=torch.float64) * 2.0 ** made.clips[0].bits
+        assert bool((made.sums.gradients(x, None).norm(dim=1) <= most).all())
+        assert bool((made.sums.losses(x, None) <= most).all())
 
 
 def test_rows_longer_than_the_radius_are_scaled_to_it():
@@ -147,7 +179,7 @@ def test_no_gradient_needs_clipping_at_the_lengths_that_the_radius_promises():
         x = None
         found = []
         for clip in (1.5 * length, 1e9):
-            made = bound(loss, data, clip, radius=1.5)
+            made = bound(loss, data, clip, noise=0.0, radius=1.5)
             x = 5 * torch.linspace(-1, 1, made.dimension, dtype=torch.float64)
             found.append(made.sums.gradients(x, None))
         assert torch.equal(*found)

@@ -33,7 +33,7 @@ from scaffpd.data.folder import checksum
 from scaffpd.errors import InputError
 from scaffpd.features import store
 from scaffpd.features.backbones import Backbone
-from scaffpd.features.forward import Penultimate
+from scaffpd.features.layers import Penultimate
 from scaffpd.features.per_sample import Entk
 from scaffpd.features.store import STATE, FeatureStore, State, corrupt
 from scaffpd.system import Tally

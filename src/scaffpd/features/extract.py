@@ -24,7 +24,7 @@ from scaffpd.data.table import Table
 from scaffpd.errors import InputError, count, unknown
 from scaffpd.features.backbones import Backbone
 from scaffpd.features.compute import Extraction, ImageDataset
-from scaffpd.features.forward import PRECISIONS
+from scaffpd.features.layers import PRECISIONS
 from scaffpd.features.store import finished, parse_memory
 from scaffpd.system import lock_folder, make_folder
 

@@ -26,8 +26,17 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.hooks import RemovableHandle
 
 from scaffpd.errors import InputError, count, unknown
-from scaffpd.features.forward import PRECISIONS, dimension, mixed, owners_of, parameters_of, watch
-from scaffpd.features.layers import CoordinateRule, rule_for, wide
+from scaffpd.features.layers import (
+    PRECISIONS,
+    CoordinateRule,
+    dimension,
+    mixed,
+    owners_of,
+    parameters_of,
+    rule_for,
+    watch,
+    wide,
+)
 from scaffpd.models.numerics import tensor_cores
 
 AGREE = 1e-3  # largest difference, relative to the largest entry of a parameter's gradient

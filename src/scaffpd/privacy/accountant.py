@@ -8,6 +8,14 @@ nothing; the number of records is public. Releases over all records compose in c
 
 (Balle and Wang, "Improving the Gaussian mechanism for differential privacy", 2018). With Poisson samples among them the
 privacy loss distributions of dp-accounting are composed, rounded so that ε is never too small.
+
+What is drawn is the discrete Gaussian of `noise`, on a grid on which σ is a large whole number. Its Rényi divergences
+are at most the continuous one's (Canonne, Kamath, Steinke, 2020), so that it has ρ = 1/(2z²) concentrated privacy;
+the closed form above is sharper and holds for it up to the following. A rounded continuous Gaussian costs no more than
+the continuous one, and its probabilities are those of the discrete one times e^±η, η ≤ (1 + y²/σ²)/(24σ²) ≤ 67/σ² for
+|y| ≤ 40σ. Over n releases of d numbers ε therefore grows by at most 2nd·67/σ². The noise that is drawn is larger than z
+by 2⁻²⁰ of it, which lowers ε by at least 2⁻²⁰ε: that is more, as long as nd ≤ 7·10⁻⁹ ε σ², or 8·10⁹ at ε = 1 and
+σ = 2³⁰; units are chosen so that σ is z 2⁴⁰ for clients of up to 4,000 records.
 """
 
 from __future__ import annotations
@@ -24,7 +32,7 @@ from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, not_installed
 from scaffpd.federation import Vector
-from scaffpd.privacy.mechanism import MARK
+from scaffpd.privacy.noise import MARK
 
 SAFE = 1 + 1e-9  # rounding in the closed form of the noise
 GRID, FINEST, COARSEST = 0.03, 1e-4, 1e-3  # of privacy losses

@@ -1,146 +1,76 @@
-"""Sums over records to which each contributes a bounded amount: what noise is added to.
+r"""Sums over records to which each contributes a bounded amount: what noise is added to.
 
     Σ_j ∇ℓ_j min(1, C/‖∇ℓ_j‖)   and   Σ_j clip(ℓ_j, 0, B),
 
 so that a record that is there or not moves the first by at most C and the second by at most B. A record whose gradient
 is no number contributes nothing, one whose loss is none contributes B.
 
-The noise is one that only its client can draw, and the same whenever the same question is asked:
+What noise is added to is counted in whole units, of C/2ᶠ and of B/2ᶠ, and every record's part is rounded towards zero
+to whole units by itself. Then all sums are exact, in whatever order they are made, and a record moves them by at most
+2ᶠ units: floating point has no part in the sensitivity. A linear model's part is the product of two vectors,
 
-    K_i = HKDF-SHA256(secret; name, model and data of client i)
-    K   = HMAC-SHA256(K_i; kind of question, all bytes of x, corrections, plan and key)
-    u   = the key stream of ChaCha20 under HMAC(K; "noise" or "rows"),  64 bits a number
-    g   = Φ⁻¹((⌊u/2¹¹⌋ + ½) 2⁻⁵³)
+    ∇ℓ_j = a_j ⊗ r_j   →   ⌊2ᵃ a_j/‖a_j‖⌋ ⊗ ⌊2ᵇ r_j min(1/‖r_j‖, ‖a_j‖/C)⌋,   a + b = f,
 
-So asking again gains nothing, a resumed run has the same digits, and another question gets fresh noise. Without the
-secret nobody can tell the numbers from random ones; the keys of a plan, which the server knows, are not enough. The
-data enters K_i so that two versions of it never share their noise.
-
-The numbers g are Gaussian to double precision, the usual approximation, and not a discrete mechanism: what the last
-digits of a floating-point sum may give away (Mironov, "On significance of the least significant bits for differential
-privacy", 2012) is not covered.
+whose lengths are at most 2ᵃ and 2ᵇ. All whole numbers stay below 2⁵³, so that a matrix product in double precision is
+exact: m 2ᶠ ≤ 2⁵² for clients of m records. Predictions and losses of single records are in floating point; they depend
+on that record and on public numbers alone, and on nothing that another record could change.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from scaffpd.errors import InputError, not_installed
+from scaffpd.errors import InputError
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import StackedSamples, product
 from scaffpd.models.losses import Loss
 from scaffpd.models.module import ModuleOracle
 
-KEY, MARK = 32, 16  # bytes of a key, and of what tells questions apart
-
-
-def secret_bytes(secret: bytes | int | None) -> bytes:
-    """Return the secret itself, that of an experiment's seed, or one from the operating system."""
-    if secret is None:
-        return os.urandom(KEY)
-    return secret if isinstance(secret, bytes) else hashlib.sha256(b"seed %d" % secret).digest()
-
-
-def client_key(secret: bytes, *about: str | bytes) -> bytes:
-    """Derive K_i, a key for one client, model and data set."""
-    try:
-        from cryptography.hazmat.primitives.hashes import SHA256
-        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-    except ModuleNotFoundError:
-        raise not_installed("cryptography", "privacy") from None
-    return HKDF(SHA256(), KEY, salt=None, info=digest(*about)).derive(secret)
-
-
-def digest(*parts: Any) -> bytes:
-    """Hash texts, numbers and vectors so that none can be mistaken for another."""
-    whole = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Tensor):
-            about, content = f"{part.dtype} {tuple(part.shape)}", np.ascontiguousarray(part.detach().cpu()).tobytes()
-        else:
-            about, content = type(part).__name__, part if isinstance(part, bytes) else repr(part).encode()
-        whole.update(f"{about} {len(content)};".encode() + content)
-    return whole.digest()
-
-
-class PrivateQuestion:
-    """A question to one client: what is drawn to answer it.
-
-    Args:
-        key: K_i of the client.
-        content: the `digest` of everything that the answer depends on, besides the data.
-    """
-
-    def __init__(self, key: bytes, content: bytes) -> None:
-        self._key = hmac.digest(key, content, "sha256")
-
-    @cached_property
-    def mark(self) -> bytes:
-        """Identifies this question; with another secret the same question has another mark."""
-        return hmac.digest(self._key, b"mark", "sha256")[:MARK]
-
-    @cached_property
-    def noise(self) -> KeyStream:
-        """Gaussian numbers."""
-        return KeyStream(hmac.digest(self._key, b"noise", "sha256"))
-
-    @cached_property
-    def rows(self) -> KeyStream:
-        """Uniform numbers that decide which rows take part."""
-        return KeyStream(hmac.digest(self._key, b"rows", "sha256"))
-
-
-class KeyStream:
-    """Pseudo-random numbers under a key, one after the other."""
-
-    def __init__(self, key: bytes) -> None:
-        from cryptography.hazmat.primitives.ciphers import Cipher
-        from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-
-        self._cipher = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
-
-    def uniform(self, size: int) -> NDArray[np.float64]:
-        """Draw the next numbers, strictly between 0 and 1."""
-        bits = np.frombuffer(self._cipher.update(bytes(8 * size)), dtype="<u8")
-        return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-
-    def normal(self, size: int) -> NDArray[np.float64]:
-        """Draw the next numbers as standard Gaussians."""
-        from scipy.special import ndtri
-
-        gaussian: NDArray[np.float64] = ndtri(self.uniform(size))
-        return gaussian
-
-
-def normals(questions: Sequence[PrivateQuestion], size: int) -> NDArray[np.float64]:
-    """Draw the next Gaussians of every client, (N, size)."""
-    return np.stack([question.noise.normal(size) for question in questions])
-
-
-def drawn(questions: Sequence[PrivateQuestion], sizes: Sequence[int], rates: Sequence[float]) -> NDArray[np.bool_]:
-    """Draw a Poisson sample of every client: row j of client i takes part with probability q_i, independently."""
-    return np.concatenate([
-        question.rows.uniform(size) < rate for question, size, rate in zip(questions, sizes, rates, strict=True)
-    ])  # fmt: skip
-
-
+FINEST, EXACT = 40, 52  # most binary digits of a record's part, and of a sum
+LARGEST_NOISE = 2.0**32
+SPARE = 1 + 2.0**-20  # by so much the noise is larger than it is accounted for
 TOGETHER = 2**22  # numbers in the gradients of single records that are held at a time
 
 
+@dataclass(frozen=True)
+class Clip:
+    """How much of a record counts in a sum.
+
+    Attributes:
+        most: C, or B.
+        bits: f; sums are counted in units of C/2ᶠ. `None` where there is no noise: sums are plain numbers.
+    """
+
+    most: float
+    bits: int | None = None
+
+    @classmethod
+    def of(cls, most: float, noise: float, samples: int) -> Clip:
+        """Take as many digits as sums of that many records, with noise up to z times the clip, leave room for."""
+        if noise == 0:
+            return cls(most)
+        room = EXACT - 3 - max(0, math.ceil(math.log2(noise)))  # σ stays below 2⁵⁰
+        return cls(most, min(FINEST, EXACT - math.ceil(math.log2(samples)), room))
+
+    @property
+    def unit(self) -> float:
+        """The size of a unit."""
+        return 1.0 if self.bits is None else math.ldexp(self.most, -self.bits)
+
+    def sigma(self, noise: float) -> int:
+        """Return σ of the noise in units, rounded up: z 2ᶠ, and a little more (see `accountant`)."""
+        return math.ceil(noise * SPARE * 2.0 ** (self.bits or 0))
+
+
 class ClippedSums(Protocol):
-    """Clipped sums of all clients; `drawn` says which rows of the stack take part, `None` all of them."""
+    """Clipped sums of all clients, in units; `drawn` says which rows of the stack take part, `None` all of them."""
 
     def losses(self, x: Tensor, drawn: Tensor | None) -> Tensor:
         """Σ_j clip(ℓ_j(x), 0, B) per client."""
@@ -158,48 +88,53 @@ class LinearSums:
 
     Attributes:
         rows: the samples, each with the weight 1.
+        whole: the same with ⌊2ᵃ a_j/‖a_j‖⌋ in the place of a_j, where sums are counted in units.
         loss: ℓ.
         outputs: k.
-        clip: C.
-        loss_clip: B.
+        clips: of gradients and of losses.
     """
 
     rows: StackedSamples
+    whole: StackedSamples
     loss: Loss
     outputs: int
-    clip: float
-    loss_clip: float
+    clips: tuple[Clip, Clip]
 
     @classmethod
-    def of(cls, oracle: LinearOracle, clip: float, loss_clip: float, radius: float | None) -> LinearSums:
+    def of(cls, oracle: LinearOracle, clips: tuple[Clip, Clip], radius: float | None) -> LinearSums:
         """Take the oracle's records; those longer than R are scaled to the length R."""
         rows = oracle.rows
         if rows.stored:
             raise InputError("Private needs features that fit into memory.")
         A = rows.A if radius is None else rows.A * (radius / rows.norms).clamp_max(1)[:, None]
-        return cls(
-            StackedSamples(A, rows.y, rows.layout, torch.ones_like(rows.share)),
-            oracle.loss,
-            oracle.outputs,
-            clip,
-            loss_clip,
-        )
+        rows = whole = StackedSamples(A, rows.y, rows.layout, torch.ones_like(rows.share))
+        if (bits := clips[0].bits) is not None:
+            long = A.double()
+            units = floored(long, 1 / long.norm(dim=1), bits // 2)
+            whole = StackedSamples(units, rows.y, rows.layout, rows.share.double())
+        return cls(rows, whole, oracle.loss, oracle.outputs, clips)
 
     def losses(self, x: Tensor, drawn: Tensor | None) -> Tensor:
         """One product for all clients."""
-        values = bounded(self.loss.value(self._predictions(x), self.rows.y), self.loss_clip)
+        values = bounded(self.loss.value(self._predictions(x), self.rows.y), self.clips[1])
         return self.rows.layout.segment_sum(values if drawn is None else values * drawn)
 
     def gradients(self, at: Tensor, drawn: Tensor | None) -> Tensor:
         """A_iᵀ (s ∘ r)_i with s_j = min(1, C/(‖a_j‖‖r_j‖)): batched products."""
         r = torch.nan_to_num(self.loss.residual(self._predictions(at), self.rows.y), posinf=0.0, neginf=0.0)
-        scale = shrink(self.rows.norms * r.norm(dim=1), self.clip)
-        scale = scale if drawn is None else scale * drawn
-        return self.rows.each(scale[:, None] * r).mT.flatten(1)
+        clip, norms = self.clips[0], self.rows.norms
+        if clip.bits is None:
+            parts = shrink(norms * r.norm(dim=1), clip.most)[:, None] * r
+        else:
+            r, norms = r.double(), norms.double()
+            scale = torch.minimum(1 / r.norm(dim=1), norms / clip.most)
+            parts = floored(r, scale, clip.bits - clip.bits // 2)
+        parts = parts if drawn is None else parts * drawn[:, None]
+        return self.whole.each(parts).mT.flatten(1)
 
     def only(self, clients: list[int]) -> LinearSums:
         """The rows of some clients."""
-        return replace(self, rows=self.rows.only(clients))
+        return replace(self, rows=self.rows.only(clients), whole=self.whole.only(clients))
 
     def _predictions(self, at: Tensor) -> Tensor:
         """⟨a_j, x⟩, or ⟨a_j, u_i⟩ with every client's own u_i."""
@@ -216,15 +151,16 @@ class LinearSums:
 class ModuleSums:
     """Networks: the gradients of single records by vectorised differentiation, some records at a time.
 
+    Which records are computed together does not depend on the sample that is drawn: a network rounds differently in
+    other company. So a sample costs as much as all records, but for pieces of which no record is drawn.
+
     Attributes:
         oracle: the network and its data.
-        clip: C.
-        loss_clip: B.
+        clips: of gradients and of losses.
     """
 
     oracle: ModuleOracle
-    clip: float
-    loss_clip: float
+    clips: tuple[Clip, Clip]
 
     def losses(self, x: Tensor, drawn: Tensor | None) -> Tensor:
         """Client by client."""
@@ -241,26 +177,26 @@ class ModuleSums:
         """The samples of some clients."""
         return replace(self, oracle=self.oracle.only(clients))
 
-    def _parts(self, drawn: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """The records of every client that take part."""
-        if drawn is None:
-            yield from zip(self.oracle.X, self.oracle.y, strict=True)
-            return
-        masks = torch.split(drawn, [len(X) for X in self.oracle.X])
-        yield from ((X[mask], y[mask]) for X, y, mask in zip(self.oracle.X, self.oracle.y, masks, strict=True))
+    def _parts(self, drawn: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The records of every client, and which of them take part."""
+        sizes = [len(X) for X in self.oracle.X]
+        everyone = torch.ones(sum(sizes), dtype=torch.bool, device=self.oracle.X[0].device)
+        masks = torch.split(everyone if drawn is None else drawn, sizes)
+        yield from zip(self.oracle.X, self.oracle.y, masks, strict=True)
 
     def _one(self, x: Tensor, X: Tensor, y: Tensor) -> Tensor:
         output = functional_call(self.oracle.network, self.oracle.unflatten(x), (X[None],))
         return self.oracle.loss(output, y[None]).squeeze()
 
     def _sum(
-        self, one: Callable[..., Tensor], x: Tensor, part: tuple[Tensor, Tensor], shape: tuple[int, ...]
+        self, one: Callable[..., Tensor], x: Tensor, part: tuple[Tensor, Tensor, Tensor], shape: tuple[int, ...]
     ) -> Tensor:
         """Σ_j of what is clipped, over pieces of the records."""
-        total = x.new_zeros(shape)
-        for X, y in zip(*(torch.split(t, max(1, TOGETHER // len(x))) for t in part), strict=True):
-            if len(X):
-                total = total + self._clipped(self._each(one, x, X, y))
+        bits = self.clips[0 if shape else 1].bits
+        total = x.new_zeros(shape, dtype=x.dtype if bits is None else torch.float64)
+        for X, y, mask in zip(*(torch.split(t, max(1, TOGETHER // len(x))) for t in part), strict=True):
+            if mask.any():
+                total = total + self._clipped(self._each(one, x, X, y))[mask].sum(0)
         return total
 
     def _each(self, one: Callable[..., Tensor], x: Tensor, X: Tensor, y: Tensor) -> Tensor:
@@ -271,10 +207,14 @@ class ModuleSums:
             raise InputError(f"The network cannot be differentiated record by record: {reason}.") from None
 
     def _clipped(self, each: Tensor) -> Tensor:
+        """What every record counts, (m,) or (m, d)."""
         if each.ndim == 1:
-            return bounded(each, self.loss_clip).sum()
-        each = torch.where(torch.isfinite(each).all(1, keepdim=True), each, 0)
-        return shrink(each.norm(dim=1), self.clip) @ each
+            return bounded(each, self.clips[1])
+        each, clip = torch.where(torch.isfinite(each).all(1, keepdim=True), each, 0), self.clips[0]
+        if clip.bits is None:
+            return shrink(each.norm(dim=1), clip.most)[:, None] * each
+        each = each.double()
+        return floored(each, (1 / each.norm(dim=1)).clamp_max(1 / clip.most), clip.bits)
 
 
 def shrink(norms: Tensor, clip: float) -> Tensor:
@@ -282,6 +222,17 @@ def shrink(norms: Tensor, clip: float) -> Tensor:
     return torch.ones_like(norms) if clip == float("inf") else (clip / norms).clamp_max(1)
 
 
-def bounded(values: Tensor, most: float) -> Tensor:
-    """clip(ℓ, 0, B)."""
-    return torch.nan_to_num(values, nan=most, posinf=most).clamp(0, most)
+def bounded(values: Tensor, clip: Clip) -> Tensor:
+    """clip(ℓ, 0, B), in units."""
+    values = torch.nan_to_num(values, nan=clip.most, posinf=clip.most).clamp(0, clip.most)
+    return values if clip.bits is None else floored(values.double(), 1 / clip.most, clip.bits)
+
+
+def floored(values: Tensor, scale: Tensor | float, bits: int) -> Tensor:
+    """Return ⌊2ᵇ s_j v_j⌋ towards zero, whole numbers in double precision, at most 2ᵇ long where ‖s_j v_j‖ ≤ 1.
+
+    Norms and products are off by less than 2⁻⁵² per number of a row, which is taken off before.
+    """
+    length = values.shape[1] if values.ndim == 2 else 1
+    scale = scale[:, None] if isinstance(scale, Tensor) else scale
+    return torch.nan_to_num(values * scale * (2.0**bits * (1 - (length + 8) * 2.0**-52))).trunc()

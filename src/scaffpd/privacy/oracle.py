@@ -3,6 +3,7 @@ r"""Clients whose every answer is clipped, noised and accounted for.
     c_i = (1/m_i) (Σ_j ∇ℓ_j min(1, C/‖∇ℓ_j‖) + N(0, (zC)² I)) + l2 x
     L_i = (1/m_i) (Σ_j clip(ℓ_j, 0, B) + N(0, (z_L B)²)) + (l2/2)‖x‖²
 
+where sums are whole numbers of units and N is the discrete Gaussian in the same units (see `mechanism` and `noise`),
 and every local step takes a gradient that is made in the same way. With a batch size b < m_i the sums go over a Poisson
 sample of rate q_i = b/m_i and are divided by b; loss, gradient and every local step draw their own. The first mean of
 L_i is then brought back to [0, B], where it must lie. One question for a gradient is two releases (gradient and loss);
@@ -23,7 +24,8 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
 from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, SubspaceDerivatives, shift
 from scaffpd.privacy.accountant import Account, Release, ReleaseEntry
-from scaffpd.privacy.mechanism import ClippedSums, PrivateQuestion, digest, drawn, normals
+from scaffpd.privacy.mechanism import Clip, ClippedSums
+from scaffpd.privacy.noise import PrivateQuestion, digest, discrete_gaussians, drawn
 
 SECOND_ORDER = (
     "Private clients release clipped gradients and losses, no second derivatives: use ScaffPD, AcceleratedPrimalDual "
@@ -85,7 +87,7 @@ class PrivateOracle:
     Args:
         inner: the same clients without; the experimenter's view of them (`scores`) comes from there.
         sums: their clipped sums.
-        clips: C and B.
+        clips: of gradients and of losses.
         l2: of the regulariser, which is public.
         known: public constants; `None` where there are none.
         members: the clients.
@@ -93,7 +95,7 @@ class PrivateOracle:
     """
 
     def __init__(
-        self, inner: Oracle, sums: ClippedSums, clips: tuple[float, float], l2: float, known: Constants | None,
+        self, inner: Oracle, sums: ClippedSums, clips: tuple[Clip, Clip], l2: float, known: Constants | None,
         members: list[PrivateClient], account: Account,
     ) -> None:  # fmt: skip
         self.inner, self.sums, self.clips, self.l2 = inner, sums, clips, l2
@@ -199,25 +201,30 @@ class PrivateOracle:
         shares, sizes = self._shares(batch_size), [member.samples for member in self.members]
         whole = min(shares) == 1
         rows = None if whole else torch.from_numpy(drawn(questions, sizes, shares)).to(like.device)
-        return rows, torch.tensor(shares).to(like) * torch.tensor(sizes).to(like)
+        return rows, torch.tensor(shares, dtype=torch.float64).to(like) * torch.tensor(sizes).to(like)
 
     def _released(self, questions: list[PrivateQuestion], at: Tensor, batch_size: int | None) -> Tensor:
         """The gradients of all clients at x, or at every client's own u_i."""
         rows, count = self._drawn(questions, batch_size, at)
-        noise = self._noise(questions, [m.noise for m in self.members], self.clips[0], self.dimension, at)
-        return (self.sums.gradients(at, rows) + noise) / count[:, None] + self.l2 * at
+        noise = [member.noise for member in self.members]
+        total = self._noised(questions, self.sums.gradients(at, rows), noise, self.clips[0])
+        return (total / count[:, None]).to(at) + self.l2 * at
 
     def _released_losses(self, questions: list[PrivateQuestion], x: Tensor, batch_size: int | None) -> Tensor:
         rows, count = self._drawn(questions, batch_size, x)
-        noise = self._noise(questions, [m.loss_noise for m in self.members], self.clips[1], 1, x)[:, 0]
-        mean = (self.sums.losses(x, rows) + noise) / count
-        return mean.clamp(0, self.clips[1]) + self.l2 / 2 * (x @ x)
+        noise = [member.loss_noise for member in self.members]
+        total = self._noised(questions, self.sums.losses(x, rows)[:, None], noise, self.clips[1])
+        return (total[:, 0] / count).clamp(0, self.clips[1].most).to(x) + self.l2 / 2 * (x @ x)
 
-    def _noise(self, questions: list[PrivateQuestion], z: list[float], clip: float, size: int, like: Tensor) -> Tensor:
-        scale = np.array([own * clip if own > 0 else 0.0 for own in z])
-        if not scale.any():
-            return like.new_zeros(len(z), size)
-        return torch.from_numpy(scale[:, None] * normals(questions, size)).to(like)
+    def _noised(self, questions: list[PrivateQuestion], sums: Tensor, z: list[float], clip: Clip) -> Tensor:
+        """Add noise to sums (N, ·), whole numbers to whole numbers, and turn units into plain numbers."""
+        if clip.bits is None:
+            return sums
+        noise = np.zeros(sums.shape, dtype=np.int64)
+        for row, question, own in zip(noise, questions, z, strict=True):
+            if own > 0:
+                row[:] = discrete_gaussians(question.noise, clip.sigma(own), len(row))
+        return (sums.long() + torch.from_numpy(noise).to(sums.device)).double() * clip.unit
 
     def _rates(self, x: Tensor, plan: LocalPlan) -> Tensor:
         """η_i, (N, 1)."""

@@ -18,7 +18,8 @@ from scaffpd.models.losses import loss_named
 from scaffpd.models.module import ModuleOracle
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.privacy.accountant import Account, ReleaseCounts, solved
-from scaffpd.privacy.mechanism import ClippedSums, LinearSums, ModuleSums, client_key, digest, secret_bytes
+from scaffpd.privacy.mechanism import LARGEST_NOISE, Clip, ClippedSums, LinearSums, ModuleSums
+from scaffpd.privacy.noise import client_key, digest, secret_bytes
 from scaffpd.privacy.oracle import PrivateClient, PrivateOracle
 
 ROUNDS = 30  # every round is a release of a gradient and a loss
@@ -35,8 +36,8 @@ def multiplier(name: str, value: Any, clip: float) -> Multiplier:
     """Check noise: one number or one for every client, >= 0, and only on what is clipped."""
     several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
     numbers = [real("Private", name, z) for z in (value if several else [value])]
-    if not numbers or not all(0 <= z < float("inf") for z in numbers):
-        raise InputError(f"Private needs {name} >= 0 and finite, got {value!r}.")
+    if not numbers or not all(0 <= z <= LARGEST_NOISE for z in numbers):
+        raise InputError(f"Private needs {name} >= 0 and finite, up to 2^32, got {value!r}.")
     if clip == float("inf") and any(numbers):
         limit = "clip" if name == "noise" else "loss_clip"
         raise InputError(f"Private needs a finite {limit} with {name} > 0: what is not bounded cannot be hidden.")
@@ -69,7 +70,7 @@ def check_secret(secret: Any) -> None:
 class Private:
     r"""A model with differential privacy for every single record, whoever sees what the clients send.
 
-    Every client clips what a record contributes and adds Gaussian noise before anything leaves it:
+    Every client clips what a record contributes and adds discrete Gaussian noise before anything leaves it:
 
         c_i = (1/m_i) (Σ_j ∇ℓ_j min(1, C/‖∇ℓ_j‖) + N(0, (zC)² I)) + l2 x
         L_i = (1/m_i) (Σ_j clip(ℓ_j, 0, B) + N(0, (z_L B)²)) + (l2/2)‖x‖²
@@ -171,8 +172,10 @@ class Private:
         inner, names = self.model.oracle(data), data.names
         account = Account(names, float(self.delta), self.budget)
         members = self._members(data)
-        clips, l2 = (float(self.clip), float(self.loss_clip)), float(self.model.l2)
-        return PrivateOracle(inner, self._sums(inner), clips, l2, self._public(members), members, account)
+        most, (z, z_L) = max(m.samples for m in members), (max(z) for z in zip(*[m[3:] for m in members], strict=True))
+        clips = Clip.of(float(self.clip), z, most), Clip.of(float(self.loss_clip), z_L, most)
+        sums, l2 = self._sums(inner, clips), float(self.model.l2)
+        return PrivateOracle(inner, sums, clips, l2, self._public(members), members, account)
 
     @property
     def _open(self) -> bool:
@@ -201,11 +204,11 @@ class Private:
         named = isinstance(self.model.loss, str)
         return digest(*parts, *parts.values(), b"" if named else os.urandom(16))
 
-    def _sums(self, inner: Oracle) -> ClippedSums:
+    def _sums(self, inner: Oracle, clips: tuple[Clip, Clip]) -> ClippedSums:
         if isinstance(inner, LinearOracle):
-            return LinearSums.of(inner, float(self.clip), float(self.loss_clip), self.radius)
+            return LinearSums.of(inner, clips, self.radius)
         assert isinstance(inner, ModuleOracle)
-        return ModuleSums(inner, float(self.clip), float(self.loss_clip))
+        return ModuleSums(inner, clips)
 
     def _public(self, members: list[PrivateClient]) -> Constants | None:
         """Return constants on which no record has an influence."""

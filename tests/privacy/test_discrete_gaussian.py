@@ -1,0 +1,159 @@
+"""The discrete Gaussian: its law by exact sums and by counting, the comparison that decides, and what it costs."""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import chisquare, kstest
+
+from scaffpd.privacy.noise import below, bits_of, discrete_gaussians, exp_bounds, key_stream, taken
+
+
+def stream(seed=0):
+    """Bits for a test; production has no other source than a secret of the operating system."""
+    return key_stream(seed.to_bytes(32, "big"))
+
+
+def scripted(*words):
+    """A source that gives these words, and then no more."""
+    left = list(words)
+
+    def source(size):
+        given, left[:] = left[:size], left[size:]
+        assert len(given) == size
+        return np.array(given, dtype=np.uint64)
+
+    return source
+
+
+def law(sigma, reach=14):
+    """All y within some σ, and their probabilities, by direct summation."""
+    y = np.arange(-reach * sigma, reach * sigma + 1)
+    weights = np.exp(-(y**2) / (2 * sigma**2))
+    return y, weights / weights.sum()
+
+
+@pytest.mark.parametrize("sigma", [1, 2, 3, 7, 50])
+def test_counts_are_those_of_the_law(sigma):
+    y, p = law(sigma)
+    drawn = discrete_gaussians(stream(1), sigma, 200_000)
+    counts = np.bincount(drawn + y[-1], minlength=len(y))
+    common = 200_000 * p > 20
+    seen, expected = (np.append(v[common], v[~common].sum()) for v in (counts, 200_000 * p))
+    assert chisquare(seen, expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("sigma", [2**30 + 12345, 3 * 2**40 + 7])
+def test_fine_grids_look_gaussian_and_have_every_residue(sigma):
+    drawn = discrete_gaussians(stream(2), sigma, 50_000)
+    assert kstest(drawn / sigma, "norm").pvalue > 1e-3
+    assert chisquare(np.bincount(drawn % 16, minlength=16)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("sigma", [1, 3, 5, 11])
+def test_what_is_proposed_and_accepted_is_the_law_by_exact_sums(sigma):
+    """2⁻ᵏ⁻ⱽ⁻² · 2ⱽ exp(−y²/2σ²) is the same multiple of exp(−y²/2σ²) for every y, and no acceptance exceeds one."""
+    k = bits_of(sigma)
+    for size in range(40 * sigma):
+        V, a = size >> k, np.exp2(size >> k) * np.exp(-(size**2) / (2 * sigma**2))
+        assert a <= 1
+        assert 2.0 ** (-k - V - 2) * a == pytest.approx(
+            2.0 ** (-k - 2) * np.exp(-(size**2) / (2 * sigma**2)), rel=1e-12
+        )
+
+
+def proposal(size, V, k, negative, u):
+    return [size & (2**k - 1) | negative << 63, 1 << V, u]
+
+
+@pytest.mark.parametrize("negative", [0, 1])
+@pytest.mark.parametrize(("V", "low"), [(0, 0), (0, 5), (1, 3), (2, 0)])
+def test_a_proposal_is_accepted_exactly_below_its_probability(V, low, negative):
+    """The words around the threshold, one by one: first 64 bits decide where they can, and more bits where not."""
+    from scaffpd.privacy import noise
+
+    sigma, k = 7, bits_of(7)
+    size = low + (V << k)
+    with localcontext() as context:
+        context.prec = 80
+        a = (Decimal(-(size**2)) / Decimal(2 * sigma**2)).exp() * 2 ** (64 + V)
+    at, beyond = int(a), int((a - int(a)) * 2**64)
+    cases = [(at - 2, [], True), (at - 2**20, [], True), (at + 1, [], False), (at + 2**20, [], False)]
+    cases += [(at, [beyond - 2], True), (at, [beyond + 2], False)]
+    for u, more, accepted in cases:
+        if not 0 <= u < 2**64:
+            continue
+        found = noise._proposed(scripted(*proposal(size, V, k, negative, u), *more), sigma, k, 1)
+        never = size == 0 and negative
+        assert found.tolist() == ([] if never or not accepted else [-size if negative else size])
+
+
+def test_bounds_of_the_exponential_hold_and_are_tight():
+    random = np.random.default_rng(0)
+    with localcontext() as context:
+        context.prec = 120
+        for _ in range(300):
+            q = int(random.integers(1, 2**62)) ** int(random.integers(1, 3))
+            p = int(random.uniform(0, 60) * q)
+            bits = int(random.choice([64, 70, 128, 200]))
+            low, high = exp_bounds(p, q, bits)
+            assert low <= (-(Decimal(p) / Decimal(q))).exp() * 2**bits <= high
+            assert high - low <= 2
+
+
+def test_a_certain_event_is_below_and_rates_are_never_above_what_they_say():
+    assert below(scripted(5), 2**64 - 1, 0, 0, 1)  # u < 1 = exp(0)
+    assert taken(scripted(), 3, 1.0).all()
+    assert taken(scripted(0, 2**63 - 1, 2**63, 2**64 - 1), 4, 0.5).tolist() == [True, True, False, False]
+    assert not taken(scripted(0), 1, 2.0**-70).any()
+
+
+def test_sigma_is_a_whole_number_in_range():
+    for sigma in (0, -1, 2**51):
+        with pytest.raises(ValueError, match="whole sigma"):
+            discrete_gaussians(stream(), sigma, 1)
+    assert len(discrete_gaussians(stream(), 3, 0)) == 0
+
+
+# --- what it costs, by direct summation of privacy losses
+
+
+def direct_epsilon(sigma, shift, times, delta):
+    """ε of `times` releases of a number that one record moves by `shift`, from the law itself."""
+    y, p = law(sigma, 12)
+    loss = (shift**2 - 2 * y * shift) / (2 * sigma**2)  # log P(y)/P(y − shift), on a grid of shift/σ²
+    whole, step = p, shift / sigma**2
+    for _ in range(times - 1):
+        whole = np.convolve(whole, p)
+    first = times * loss[-1]
+    losses = first + step * np.arange(len(whole))
+
+    def short(e):
+        return float((whole * np.maximum(0, -np.expm1(e - losses[::-1])))[losses[::-1] > e].sum()) - delta
+
+    return brentq(short, 0, 60)
+
+
+@pytest.mark.parametrize(("sigma", "shift", "times"), [(20, 20, 1), (40, 10, 1), (40, 20, 3), (64, 8, 5), (30, 1, 1)])
+def test_the_account_is_that_of_the_direct_sum(sigma, shift, times):
+    """Up to 1/σ², on grids far coarser than the package's, which have σ above 2²⁴ and noise to spare."""
+    pytest.importorskip("dp_accounting")
+    from scaffpd.privacy.accountant import Release, epsilon
+
+    accounted = epsilon({Release(sigma / shift): times}, 1e-5)
+    assert direct_epsilon(sigma, shift, times, 1e-5) == pytest.approx(accounted, abs=1 / sigma**2)
+
+
+@pytest.mark.parametrize(("sigma", "shift"), [(1, 1), (2, 3), (5, 4)])
+def test_renyi_divergences_are_at_most_those_of_the_gaussian(sigma, shift):
+    """D_α ≤ α Δ²/(2σ²), also on grids so coarse that nothing else is like a Gaussian (Canonne et al., Theorem 4)."""
+    y, p = law(sigma, 40)
+    moved = np.exp(-((y - shift) ** 2) / (2 * sigma**2))
+    moved /= moved.sum()
+    inside = (p > 0) & (moved > 1e-290)
+    for alpha in (1.5, 2.0, 4.0, 8.0):
+        terms = np.exp(alpha * np.log(p[inside]) - (alpha - 1) * np.log(moved[inside]))
+        assert np.log(terms.sum()) / (alpha - 1) <= alpha * shift**2 / (2 * sigma**2) * (1 + 1e-9)
