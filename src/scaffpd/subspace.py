@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.federation import Vector
-from scaffpd.objectives.base import Objective
-from scaffpd.saddle import solve_saddle
+from scaffpd.objectives.base import LARGEST, Objective
+from scaffpd.saddle import HIGHEST, solve_saddle
 
 DEPENDENT = 1e-7  # a column with less than this outside the span of those before it adds nothing but rounding
 BLOCK = 2500  # coordinates
@@ -78,7 +78,12 @@ class SubspaceModel:
 
     def merit(self, losses: Vector, tol: float) -> float:
         """F_w(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ w_i² (l_i − λ_i)²: what a step is judged by."""
-        nothing = np.empty((0, len(losses)))
+        nothing, square = np.empty((0, len(losses))), self.w**2
+        if 1 / HIGHEST < square.min() and square.max() < HIGHEST and np.all(np.abs(losses) <= LARGEST):
+            level = float(self.weights @ losses / self.weights.sum()) if self.objective.simplex else 0.0
+            weights = self.objective._prox(losses - level, self.weights, 1 / square)  # one step, for nothing is coupled
+            held = 0.5 * float(square @ (weights - self.weights) ** 2)
+            return level + float((losses - level) @ weights) - self.objective._value(weights) - held
         return solve_saddle(self.objective, losses, nothing, self.weights, tol, self.w).value
 
 
@@ -91,8 +96,9 @@ def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
     rows, most = root.new_empty(0, len(root)), min(most, len(root))
     while columns and len(rows) < most:
         room = most - len(rows)
-        fresh, columns = [c for c in columns[:room] if bool(c.sum().isfinite())], columns[room:]
-        rows = _basis(torch.cat([rows, *((root * c)[None] for c in fresh)]))
+        fresh, columns = torch.stack(columns[:room]), columns[room:]
+        finite = fresh.sum(1).isfinite()
+        rows = _basis(torch.cat([rows, root * (fresh if bool(finite.all()) else fresh[finite])]))
     return rows.div_(root).mT
 
 
@@ -100,6 +106,9 @@ def _basis(rows: Tensor) -> Tensor:
     """An orthonormal basis, in rows, of the span of the rows: QR in blocks of d that stay in a processor's cache."""
     length = BLOCK if rows.device.type == "cpu" else rows.shape[1]
     parts = [torch.linalg.qr(part.mT) for part in torch.split(rows, length, 1)]
+    if len(parts) == 1:
+        Q, R = parts[0]
+        return (Q @ torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q).mT).mT
     Q, R = torch.linalg.qr(torch.cat([R for _, R in parts]))
     coordinates = Q @ torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q).mT
     pieces = torch.split(coordinates, [len(R) for _, R in parts])
@@ -107,7 +116,13 @@ def _basis(rows: Tensor) -> Tensor:
 
 
 def _independent(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """An orthonormal basis, in rows, of the span of the rows, without those in the span of earlier ones."""
+    """An orthonormal basis, in rows, of the span of the rows, without those in the span of earlier ones.
+
+    The rows are those of a triangle: each adds its own last entry to the span of those before, if that is not nothing.
+    """
+    last, sizes = np.diagonal(rows), np.sqrt((rows * rows).sum(1))
+    if np.all(np.abs(last) > DEPENDENT * sizes):
+        return np.diag(np.sign(last))
     basis, k = np.empty(rows.shape), 0
     for row in rows:
         size = float(np.sqrt(row @ row))

@@ -232,12 +232,11 @@ def rotate_targets(compressed: Compressed) -> RotatedTargets:
         own, targets = rows.alone(block)
         U, S, V = torch.linalg.svd(own, full_matrices=False)
         within = U.mT @ targets
-        places, inside = layout.places(block.clients, S.shape[1])
-        A[places] = (torch.where(epsilon * S[:, :1] < S, S, 0)[..., None] * V)[inside]
-        y[places] = within[inside]
-        left = (targets - U @ within).square().sum((1, 2)) + torch.where(inside[..., None], 0, within).square().sum(
-            (1, 2)
-        )
+        layout.put(A, block.clients, torch.where(epsilon * S[:, :1] < S, S, 0)[..., None] * V)
+        layout.put(y, block.clients, within)
+        inside = torch.arange(S.shape[1], device=S.device) < layout.sizes[block.clients, None]
+        outside = torch.where(inside[..., None], 0, within)
+        left = (targets - U @ within).square().sum((1, 2)) + outside.square().sum((1, 2))
         rest[block.clients] = share[block.clients] * left
 
     parallel_map(work, rows.blocks, A.device)

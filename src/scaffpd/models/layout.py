@@ -88,11 +88,14 @@ class Ragged:
         rows = torch.arange(int(ends[-1]) if clients else 0, device=sizes.device)
         return rows + torch.repeat_interleave(self.starts[clients] - (ends - sizes), sizes)
 
-    def places(self, clients: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """Locate the first `rows` rows of some clients in the stack, and mark which of those (n, rows) exist."""
-        position = torch.arange(rows, device=self.sizes.device)
+    def put(self, stack: Tensor, clients: Tensor, values: Tensor) -> None:
+        """Write the rows of some clients, (n, ≥ m, ...), into a stack (M, ...); leave out what a client has no row for."""
+        if self.equal:
+            stack.view(len(self.lengths), self.smallest, *stack.shape[1:])[clients] = values[:, : self.smallest]
+            return
+        position = torch.arange(values.shape[1], device=self.sizes.device)
         inside = position < self.sizes[clients, None]
-        return (self.starts[clients, None] + position)[inside], inside
+        stack[(self.starts[clients, None] + position)[inside]] = values[inside]
 
     def segment_sum(self, rows: Tensor) -> Tensor:
         """Σ over each client's rows: (M, ...) → (N, ...)."""
@@ -102,6 +105,8 @@ class Ragged:
 
     def segment_max(self, rows: Tensor) -> Tensor:
         """The largest of each client's rows."""
+        if self.equal:
+            return rows.view(len(self.lengths), self.smallest, *rows.shape[1:]).amax(1)
         return torch.segment_reduce(rows, "max", lengths=self.sizes, unsafe=True)
 
     def blocks(self, share: Tensor, width: int) -> list[PaddedBlock]:
@@ -113,17 +118,25 @@ class Ragged:
         return self._cut(share, width, lambda m: CACHE // m, range(-1, -len(self) - 1, -1))
 
     def _cut(self, share: Tensor, width: int, rows: Callable[[int], int], numbers: range) -> list[PaddedBlock]:
-        order = torch.argsort(self.sizes, descending=True, stable=True)
-        ordered = self.sizes[order].cpu().numpy()
-        cuts = cheapest_cuts(ordered, OVERHEAD.get(self.sizes.device.type, OVERHEAD["cuda"]) / width)
-        if self.sizes.device.type == "cpu":
+        lengths = np.array(self.lengths)
+        order = np.argsort(-lengths, kind="stable")
+        ordered, device = lengths[order], self.sizes.device
+        cuts = (
+            [len(self)] if self.equal else cheapest_cuts(ordered, OVERHEAD.get(device.type, OVERHEAD["cuda"]) / width)
+        )
+        if device.type == "cpu":
             cuts = finer(cuts, ordered, rows)
+        clients = torch.from_numpy(order).to(device)
         return [
-            self._padded(order[first:last], ordered[first:last], share, number)
+            self._padded(clients[first:last], ordered[first:last], share, number, first)
             for number, (first, last) in zip(numbers, zip([0, *cuts[:-1]], cuts, strict=True), strict=False)
         ]
 
-    def _padded(self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor, number: int) -> PaddedBlock:
+    def _padded(self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor, number: int, at: int) -> PaddedBlock:
+        if self.equal:  # nobody was moved: client number `at` is the first
+            first, last = at * self.smallest, (at + len(clients)) * self.smallest
+            rows = torch.arange(first, last, device=clients.device).view(-1, self.smallest)
+            return PaddedBlock(clients, rows, share[first:last].view_as(rows), first, number)
         position = torch.arange(int(sizes[0]), device=self.sizes.device)
         inside = position < self.sizes[clients, None]
         rows = self.starts[clients, None] + torch.where(inside, position, 0)

@@ -100,7 +100,11 @@ def stack(
     """Stack the rows of all clients in one tensor, rows of tables copied piece by piece; an intercept is a last 1."""
     width = features[0].shape[1]
     A = torch.empty(sum(map(len, features)), width + intercept, dtype=dtype, device=device)
-    A[:, width:] = 1
+    if intercept:
+        A[:, width:] = 1
+    if device.type == "cpu" and not any(isinstance(x, Selection) for x in features):
+        np.concatenate(features, out=A.numpy()[:, :width], casting="unsafe")  # type: ignore[arg-type]
+        return A
     kind = torch.empty(0, dtype=dtype).numpy().dtype
     start = 0
     for x in features:

@@ -72,13 +72,17 @@ def compress(rows: StackedSamples) -> Compressed:
     tall = [block for block in rows.blocks if block.rows.shape[1] >= WORTH * features]
     if not tall:
         return Compressed(rows, constant, torch.zeros_like(constant))
-    shorter = torch.zeros_like(sizes, dtype=torch.bool)
-    for block in tall:
+    everyone = len(tall) == len(rows.blocks)
+    shorter = torch.full_like(sizes, everyone, dtype=torch.bool)
+    for block in () if everyone else tall:
         shorter[block.clients] = True
-    layout = Ragged(torch.where(shorter, sizes.clamp_max(features), sizes).tolist(), rows.A.device, rows.A.dtype)
-    A, y = rows.A.new_empty(len(layout.owner), features), rows.y.new_empty(len(layout.owner), rows.y.shape[1])
-    same = ~shorter
-    A[same[layout.owner]], y[same[layout.owner]] = rows.A[same[rows.layout.owner]], rows.y[same[rows.layout.owner]]
+    short = zip(rows.layout.lengths, shorter.tolist(), strict=True)
+    layout = Ragged([min(m, features) if cut else m for m, cut in short], rows.A.device, rows.A.dtype)
+    total = sum(layout.lengths)
+    A, y = rows.A.new_empty(total, features), rows.y.new_empty(total, rows.y.shape[1])
+    if not everyone:
+        own, given = ~shorter[layout.owner], ~shorter[rows.layout.owner]
+        A[own], y[own] = rows.A[given], rows.y[given]
 
     def work(block: PaddedBlock) -> None:
         if (large := rows.large(block)) is not None:
@@ -86,8 +90,8 @@ def compress(rows: StackedSamples) -> Compressed:
         else:
             both = torch.cat(rows.alone(block), -1)
             R = torch.geqrf(both)[0][:, : both.shape[2]].triu()
-        own, inside = layout.places(block.clients, features)
-        A[own], y[own] = R[:, :features, :features][inside], R[:, :features, features:][inside]
+        layout.put(A, block.clients, R[:, :features, :features])
+        layout.put(y, block.clients, R[:, :features, features:])
         constant[block.clients] = R[:, features:, features:].square().sum((1, 2)) / sizes[block.clients]
 
     parallel_map(work, tall, A.device)
@@ -160,8 +164,7 @@ def rotate(rows: StackedSamples) -> Rotated:
 
     def work(block: PaddedBlock) -> None:
         _, S, V = torch.linalg.svd(rows.alone(block)[0], full_matrices=False)
-        own, inside = layout.places(block.clients, S.shape[1])
-        A[own] = (torch.where(epsilon * S[:, :1] < S, S, 0)[..., None] * V)[inside]
+        layout.put(A, block.clients, torch.where(epsilon * S[:, :1] < S, S, 0)[..., None] * V)
 
     parallel_map(work, rows.blocks, A.device)
     share = rows.layout.segment_max(rows.share)[layout.owner]

@@ -34,7 +34,7 @@ DEPENDENT = 1e-12  # a normal with less than this outside the span of the others
 
 def inner(a: Vector, b: Vector) -> float:
     """⟨a, b⟩, summed pairwise: more exact than a BLAS product, and the same wherever in memory a and b lie."""
-    return float(np.sum(a * b))
+    return float(np.add.reduce(a * b))
 
 
 @dataclass(frozen=True)
