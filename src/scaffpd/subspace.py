@@ -79,7 +79,7 @@ class SubspaceModel:
     def merit(self, losses: Vector, tol: float) -> float:
         """F_w(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ w_i² (l_i − λ_i)²: what a step is judged by."""
         nothing, square = np.empty((0, len(losses))), self.w**2
-        if 1 / HIGHEST < square.min() and square.max() < HIGHEST and np.all(np.abs(losses) <= LARGEST):
+        if square.min() > 1 / HIGHEST and square.max() < HIGHEST and np.all(np.abs(losses) <= LARGEST):
             level = float(self.weights @ losses / self.weights.sum()) if self.objective.simplex else 0.0
             weights = self.objective._prox(losses - level, self.weights, 1 / square)  # one step, for nothing is coupled
             held = 0.5 * float(square @ (weights - self.weights) ** 2)
