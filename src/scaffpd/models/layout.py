@@ -89,7 +89,7 @@ class Ragged:
         return rows + torch.repeat_interleave(self.starts[clients] - (ends - sizes), sizes)
 
     def put(self, stack: Tensor, clients: Tensor, values: Tensor) -> None:
-        """Write the rows of some clients, (n, ≥ m, ...), into a stack (M, ...); rows that a client lacks are left out."""
+        """Write the rows of some clients, (n, ≥ m, ...), into a stack (M, ...); skip rows that a client lacks."""
         if self.equal:
             stack.view(len(self.lengths), self.smallest, *stack.shape[1:])[clients] = values[:, : self.smallest]
             return
