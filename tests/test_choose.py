@@ -129,6 +129,10 @@ def test_the_table_has_a_row_for_every_point():
     own = choice.points[0].losses
     assert first["mean_error"] == pytest.approx(np.sqrt((own.var(1, ddof=1) / 2).sum()) / len(own))
     assert min(row["behind"] for row in choice.table) == 0
+    line = choice.kappa_path
+    assert [row["strength"] for row in line] == [math.inf, 10.0]
+    assert {(row["l2"], row["objective"]) for row in line} == {(choice.l2, repr(choice.objective))}
+    assert [row["chosen"] for row in line] == [row["strength"] == choice.strength for row in line]
     assert choice.rounds == sum(point.rounds for point in choice.points) > 0
     again = sp.choose(clients(n=12), SQUARED, [sp.Average(), sp.CVaR(0.5)], [0.1, 1.0], [math.inf, 10], folds=2)
     assert again.table == choice.table

@@ -79,6 +79,13 @@ class GridPoint:
         """Σ_i w_i ℓ_i."""
         return float(self.terms(by).mean(1).sum())
 
+    def row(self) -> dict[str, Any]:
+        """The point and its scores, as a table has them."""
+        row: dict[str, Any] = {"strength": self.strength, "l2": self.l2, "objective": repr(self.objective)}
+        for name, by in (("mean", MEAN), ("worst_20", WORST)):
+            row |= {f"{name}_loss": self.score(by), f"{name}_error": _error(self.terms(by))}
+        return row
+
     def words(self) -> str:
         """The point in a few words."""
         kind, parameter = type(self.objective).__name__, PARAMETERS.get(type(self.objective).__name__)
@@ -124,13 +131,20 @@ class Choice:
     @property
     def table(self) -> list[dict[str, Any]]:
         """A row for every point: mean and worst fifth with their standard errors, and how far it is behind the best."""
-        rows = []
-        for one in self.points:
-            row: dict[str, Any] = {"l2": one.l2, "objective": repr(one.objective), "strength": one.strength}
-            for by in (MEAN, WORST):
-                row |= {by.replace(" ", "_"): one.score(by), f"{by.replace(' ', '_')}_error": _error(one.terms(by))}
-            rows.append(row | {"behind": one.behind, "behind_error": one.error, "chosen": one is self.point})
-        return rows
+        return [
+            one.row() | {"behind": one.behind, "behind_error": one.error, "chosen": one is self.point}
+            for one in self.points
+        ]
+
+    @property
+    def line(self) -> tuple[GridPoint, ...]:
+        """The points with the chosen l2 and objective, from one model for all to models that hardly know the others."""
+        return tuple(one for one in self.points if one.l2 == self.l2 and one.objective is self.objective)
+
+    @property
+    def kappa_path(self) -> list[dict[str, Any]]:
+        """Rows of `kappa_path.csv`: κ, its held-out losses with their standard errors, and whether it was chosen."""
+        return [one.row() | {"chosen": one is self.point} for one in self.line]
 
     @property
     def sentence(self) -> str:

@@ -97,6 +97,24 @@ class Coalition:
         found = cls(tuple(names), alone, together, gets, brings, matrix, shapley, errors, None, losses, **about)
         return found if orders is not None else replace(found, leaving=found._would_leave())
 
+    def table(self) -> list[dict[str, Any]]:
+        """Rows of `coalition.csv`: by how much a client's loss rises when another, or all others, are not there."""
+        pairs = itertools.product(enumerate(self.names), enumerate(self.names))
+        return [{"client": a, "leaving": b, "rise": float(self.matrix[i, j])} for (i, a), (j, b) in pairs]
+
+    def summary(self) -> dict[str, Any]:
+        """What a run's summary says of it."""
+        columns = {
+            name: getattr(self, name).tolist() for name in ("alone", "together", "gets", "brings", "shapley", "errors")
+        }
+        clients = [
+            {"client": name, **{column: values[i] for column, values in columns.items()}}
+            for i, name in enumerate(self.names)
+        ]
+        first = [{"clients": list(one.names), "gain": one.gain} for one in (self.leaving or ())[:10]]
+        groups = None if self.leaving is None else len(self.leaving)
+        return {"sentence": str(self), "clients": clients, "would_leave": groups, "first": first, "margin": self.margin}
+
     def nash(self, prior: ArrayLike | None = None) -> Nash:
         """Nash's bargaining solution, where everybody gains: an objective for `train(…, x0=game.whole.x)`.
 

@@ -17,14 +17,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from scaffpd.algorithms.fair import fair
-from scaffpd.choosing import FOLDS, MEAN, ROUNDS, Choice, Folds, search, with_classes
+from scaffpd.choosing import FOLDS, MEAN, ROUNDS, Choice, Folds, GridPoint, search, with_classes
 from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError, count, plural
 from scaffpd.metrics import (
@@ -68,7 +68,9 @@ class Joining:
         strength: κ of the personal models.
         splits: how many splits this is the mean of.
         word: what a client is called.
-        choice: how κ was chosen, on the first split; `None` where it was given.
+        kappa_path: rows of `kappa_path.csv`, on the first split: from one model for all to everybody alone (κ = 0) the
+            losses on folds of training rows, which κ folds choose, and that of the personal models; empty where κ was
+            given.
     """
 
     names: tuple[str, ...]
@@ -82,7 +84,7 @@ class Joining:
     strength: float
     splits: int = 1
     word: str = "client"
-    choice: Choice | None = field(default=None, repr=False)
+    kappa_path: tuple[dict[str, Any], ...] = field(default=(), repr=False)
 
     @classmethod
     def mean(cls, several: Sequence[Joining]) -> Self:
@@ -95,7 +97,7 @@ class Joining:
         score = np.mean([one.score for one in several], axis=0)
         return cls(
             first.names, first.models, tables.mean(0), score, first.measure, first.rows,
-            SplitTables(tables, overlap), first.ridges, first.strength, len(several), first.word, first.choice,
+            SplitTables(tables, overlap), first.ridges, first.strength, len(several), first.word, first.kappa_path,
         )  # fmt: skip
 
     def gain(self, model: str, over: str = ALONE, of: Weights | None = None) -> RelativeGain:
@@ -249,6 +251,7 @@ def joining(
     block: int = 1,
     word: str = "client",
     known: Mapping[str, Any] | None = None,
+    choice: Choice | None = None,
 ) -> Joining:
     """Tell every client what it has of training with the others, on its held-out rows.
 
@@ -267,6 +270,7 @@ def joining(
         block: consecutive held-out rows that count as one for the interval, such as 7 for days of weather.
         word: what a client is called.
         known: models of the first split that are trained already: {"average": x, "fair": x}.
+        choice: what `choose` has found for the first split, with this l2 and this objective: its κ is taken.
     """
     if not isinstance(model, Linear):
         raise InputError(f"joining compares linear models: give Linear(...), got {model!r}.")
@@ -283,7 +287,8 @@ def joining(
     several = []
     for k in range(splits):
         contest = first if k == 0 else first.split_anew(seed + k)
-        several.append(contest.judge(strength, unit, block, word, dict(known or {}) if k == 0 else {}))
+        given = (dict(known or {}), choice) if k == 0 else ({}, None)
+        several.append(contest.judge(strength, unit, block, word, *given))
     return several[0] if splits == 1 else Joining.mean(several)
 
 
@@ -321,17 +326,23 @@ class Contest:
         """Training rows that are left out in turn."""
         return Folds.of(self.train, self.model, self.names, FOLDS, self.seed)
 
-    def judge(self, strength: float | None, unit: float, block: int, word: str, known: Mapping[str, Any]) -> Joining:
+    def judge(
+        self, strength: float | None, unit: float, block: int, word: str, known: Mapping[str, Any],
+        choice: Choice | None = None,
+    ) -> Joining:  # fmt: skip
         """Train all models and let them answer the held-out rows."""
-        alone, ridges = lonely(self.folds)
-        choice = self.choice() if strength is None else None
-        kappa = strength if choice is None else choice.strength
-        answers: dict[str, Any] = {ALONE: alone}
+        alone, path = lonely(self.folds), list[dict[str, Any]]()
+        if strength is None:
+            chosen = choice or self.choice()
+            strength = _finite(chosen).strength
+            path = [*chosen.kappa_path, alone.point.row() | {"l2": "", "objective": "", "chosen": False}]
+            path = [row | {"personal": row["strength"] == strength} for row in path]
+        answers: dict[str, Any] = {ALONE: alone.models}
         for name, goal in ((AVERAGE, Average(prior=self.objective.prior)), (FAIR, self.objective)):
             if name == AVERAGE or not isinstance(goal, Average):
                 x = known[name] if name in known else self._trained(self.model, goal)[0]
                 answers[name] = [x] * len(self.names)
-        answers[PERSONAL] = self._trained(Personal(self.model, kappa), self.objective)[1]
+        answers[PERSONAL] = self._trained(Personal(self.model, strength), self.objective)[1]
         losses, scores, measure = [], [], "accuracy"
         for i, (X, y) in enumerate(self.test):
             outputs = [self._constant(i, len(y)), *(self.model.outputs(u[i], X) for u in answers.values())]
@@ -342,15 +353,14 @@ class Contest:
         evidence, rows = HeldOutMoments.of(losses, block), tuple(len(y) for _, y in self.train)
         return Joining(
             self.names, (CONSTANT, *answers), evidence.means, np.array(scores).T, measure,
-            tuple(zip(rows, (len(y) for _, y in self.test), strict=True)), evidence, tuple(ridges), float(kappa or 0),
-            word=word, choice=choice,
+            tuple(zip(rows, (len(y) for _, y in self.test), strict=True)), evidence, alone.ridges, float(strength),
+            word=word, kappa_path=tuple(path),
         )  # fmt: skip
 
     def choice(self) -> Choice:
         """κ from one model for all to models that hardly know each other, and which of them folds choose."""
         kappas = [self.folds.scale() * value for value in PATH]
-        tried = search(self.folds, self.objective, self.model.l2, kappas, MEAN, 1.0, ROUNDS, None, self.seed, None)
-        return tried.among(lambda point: math.isfinite(point.strength))
+        return search(self.folds, self.objective, self.model.l2, kappas, MEAN, 1.0, ROUNDS, None, self.seed, None)
 
     def _constant(self, i: int, rows: int) -> Array:
         """Outputs that are the same for every row: the mean, or log-odds of the labels (half a row of each added)."""
@@ -377,8 +387,22 @@ def answered(model: Linear, z: Array, y: NDArray[Any]) -> tuple[Array, Array | N
     return loss.value(outputs, target).numpy(), None if hit is None else hit.double().numpy()
 
 
-def lonely(folds: Folds) -> tuple[list[Array], list[float]]:
-    """Every client's model by itself, and its κ_i: the largest within one standard error of the best.
+def _finite(choice: Choice) -> Choice:
+    """The κ of personal models, where one model for all might do as well."""
+    line = {id(point) for point in choice.line if math.isfinite(point.strength)}
+    return choice.among(lambda point: id(point) in line)
+
+
+class Lonely(NamedTuple):
+    """Clients by themselves: their models, their κ_i, and how these do on folds, as a point with κ = 0."""
+
+    models: list[Array]
+    ridges: tuple[float, ...]
+    point: GridPoint
+
+
+def lonely(folds: Folds) -> Lonely:
+    """Train every client by itself, with the largest κ_i within one standard error of the best.
 
     The error is that of the mean of paired differences over all of the client's rows, each left out once.
     """
@@ -389,10 +413,12 @@ def lonely(folds: Folds) -> tuple[list[Array], list[float]]:
             models = _ridge(folds, folds.rows(k, False), kappa)
             for own, u, (X, y) in zip(held, models, folds.rows(k, True), strict=True):
                 own.append(answered(folds.model, folds.model.outputs(u, X), y)[0])
-        tried.append([np.concatenate(own) for own in held])
-    best = [_simplest(np.stack([losses[i] for losses in tried])) for i in clients]
+        tried.append(held)
+    best = [_simplest(np.stack([np.concatenate(held[i]) for held in tried])) for i in clients]
     fitted = {k: _ridge(folds, folds.pairs, RIDGES[k]) for k in set(best)}
-    return [fitted[k][i] for i, k in enumerate(best)], [RIDGES[k] for k in best]
+    losses = np.array([[part.mean() for part in tried[k][i]] for i, k in enumerate(best)])
+    own = [fitted[k][i] for i, k in enumerate(best)]
+    return Lonely(own, tuple(RIDGES[k] for k in best), GridPoint(0.0, Average(), 0.0, losses, 0))
 
 
 def _ridge(folds: Folds, pairs: Any, kappa: float) -> Array:

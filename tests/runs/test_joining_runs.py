@@ -10,7 +10,9 @@ import pytest
 
 import scaffpd as sp
 from scaffpd import cli, report
+from scaffpd.config.run import RunConfig
 from scaffpd.report.read import read
+from scaffpd.runs.prepare import prepare
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,39 @@ def test_the_folder_has_every_client_and_model(run):
     assert "lower than alone (95 % interval" in found["sentence"]
 
 
+def test_the_folder_has_the_path_in_kappa(run):
+    folder, _ = run
+    with (folder / "kappa_path.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    strengths = [float(row["strength"]) for row in rows]
+    assert strengths == sorted(strengths, reverse=True)
+    assert (strengths[0], strengths[-1]) == (np.inf, 0.0)
+    assert [row["chosen"] for row in rows].count("True") == [row["personal"] for row in rows].count("True") == 1
+    found = json.loads((folder / "summary.json").read_text())["joining"]
+    assert next(float(row["strength"]) for row in rows if row["personal"] == "True") == found["strength"]
+    assert all(float(row["mean_loss"]) <= float(row["worst_20_loss"]) for row in rows)
+    assert all(float(row["mean_error"]) > 0 for row in rows)
+
+
+def test_the_folder_has_the_matrix_of_who_gains_by_whom(run):
+    """Against a game of the same rows, trained once more with the run's own model."""
+    folder, _ = run
+    with (folder / "coalition.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [f"s{k}" for k in range(5)]
+    assert [(row["client"], row["leaving"]) for row in rows] == [(a, b) for a in names for b in names]
+    summary = json.loads((folder / "summary.json").read_text())
+    game, rise = summary["coalition"], {(row["client"], row["leaving"]): float(row["rise"]) for row in rows}
+    assert [rise[name, name] for name in names] == [one["gets"] for one in game["clients"]]
+    config = RunConfig.read(folder / "config.toml")
+    prepared, found = prepare(config), summary["joining"]
+    model = prepared.model if found["recommendation"] != "personal" else sp.Personal(prepared.model, found["strength"])
+    again = sp.coalition(prepared.train, prepared.test, model, config.goal, names=names, word="site")
+    np.testing.assert_allclose([one["shapley"] for one in game["clients"]], again.shapley)
+    assert game["sentence"] == str(again)
+    assert game["would_leave"] == len(again.leaving)
+
+
 def test_terminal_json_and_page_say_the_same(run, capsys):
     folder, command = run
     sentence = json.loads((folder / "summary.json").read_text())["joining"]["sentence"]
@@ -62,6 +97,7 @@ def test_terminal_json_and_page_say_the_same(run, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert sentence in shown
     assert "does it" in shown
+    assert "Why be in it: Together, the mean held-out loss of 5 sites is" in shown
     assert cli.run([*command, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["joining"]["sentence"] == sentence
@@ -82,7 +118,10 @@ def test_splits_give_intervals_over_splits(run, tmp_path, capsys):
 def test_a_folder_without_joining_still_opens(run, tmp_path, capsys):
     _, command = run
     folder = tmp_path / "old"
+    assert cli.run([*command[:-1], str(folder), "--splits", "0", "--coalition"]) == 2
+    assert "--coalition needs held-out rows" in capsys.readouterr().err
     assert cli.run([*command[:-1], str(folder), "--splits", "0"]) == 0
+    assert not (folder / "coalition.csv").exists()
     assert not (folder / "joining.csv").exists()
     assert "does it" not in capsys.readouterr().out
     summary = json.loads((folder / "summary.json").read_text())

@@ -40,13 +40,16 @@ def show(folder: Path) -> None:
     """Show who is served how, the verdict, and what is proven."""
     from scaffpd.report.read import read
     from scaffpd.report.verdict import cautions, optimised, verdict
+    from scaffpd.runs.tables import read_json
 
     console, run = Console(highlight=False), read(folder)
     console.print()
     console.print(run.title, style="bold", markup=False)
     if run.joining is not None:
         console.print(_joining(run.joining, run.word, 0 if console.width < WIDEST else 2))
-        say(console, run.joining.sentence, run.joining.details, f"Intervals: {run.joining.interval}.")
+        game = read_json(folder / "summary.json").get("coalition") or {}
+        said = [f"Why be in it: {game['sentence']}"] if game else []
+        say(console, run.joining.sentence, run.joining.details, f"Intervals: {run.joining.interval}.", *said)
         console.print()
     console.print(_clients(run))
     said = () if run.joining is not None and run.verdict else verdict(run)

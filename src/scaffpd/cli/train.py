@@ -24,7 +24,7 @@ OF_TABLE = ("client", "target", "columns", "categories", "task", "separator", "d
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
     "data": {name: name for name in (*OF_TABLE, "test", "test_file", "seed")},
     "model": {"l2": "l2"},
-    "training": {name: name for name in ("rounds", "tol", "seed", "device", "baseline", "splits")},
+    "training": {name: name for name in ("rounds", "tol", "seed", "device", "baseline", "splits", "coalition")},
     "privacy": {name: name for name in ("epsilon", "delta", "clip", "loss_clip", "radius")} | {"seed": "noise_seed"},
     "algorithm": {"kind": "algorithm"},
     "path": {"points": "points"},
@@ -105,6 +105,14 @@ def train(
     splits: Annotated[
         int | None,
         typer.Option(min=0, help="Random splits that tell what joining brings; 0: leave it out.", show_default="1"),
+    ] = None,
+    coalition: Annotated[
+        bool | None,
+        typer.Option(
+            "--coalition/--no-coalition",
+            help="Train groups of clients to tell what each brings; up to 12, all groups.",
+            show_default="of tables with up to 6 clients",
+        ),
     ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Differential privacy: ε of every row, over the whole run.")
@@ -209,7 +217,9 @@ def _run(kind: str, options: dict[str, Any]) -> None:
             else:
                 models = train.carry_out(config, prepared, cohort, folder.path, screen)
                 screen.say("Training every client alone, to see what joining brings")
-                folder.write(kind, config, prepared, models, joining=train.joining_of(config, prepared, models))
+                found = train.joining_of(config, prepared, models)
+                game = train.coalition_of(config, prepared, found)
+                folder.write(kind, config, prepared, models, joining=found, coalition=game)
     interrupted = kind == "train" and models[-1].result.status is Status.INTERRUPTED
     end(folder.path, options["report"] and not interrupted, quiet, as_json)
     if interrupted:

@@ -140,6 +140,8 @@ class TrainingSettings(SettingsTable):
     baseline: key.Switch = True
     # how many random splits tell what joining brings every client; 0 leaves that out
     splits: key.Whole = 1
+    # whether to tell what every client brings, by training without it; left out, where there are few clients
+    coalition: key.Switch | None = None
 
 
 class PrivacyBudget(SettingsTable):

@@ -6,6 +6,8 @@ summary.json        what was trained and how it ended
 rounds.csv          a row for every model and round
 clients.csv         a row for every model and client
 joining.csv         a row for every client and model: alone, average, fair, personal, on held-out rows
+kappa_path.csv      a row for every κ, from one model for all to everybody alone: losses on folds of training rows
+coalition.csv       a row for every pair of clients: what one's leaving does to the other's held-out loss
 partition.csv       which client has how many rows of which label
 path.csv            a row for every point of a fairness path
 model.safetensors   the model that the run is about
@@ -31,6 +33,7 @@ import numpy as np
 from safetensors.numpy import save as save_tensors
 
 import scaffpd
+from scaffpd.coalitions import Coalition
 from scaffpd.config.model_file import model_bytes
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
@@ -43,9 +46,10 @@ from scaffpd.tabular.agree import CLASSIFICATION
 FORMAT = 1
 FILES = (
     *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "joining.csv"),
-    *("partition.csv", "path.csv", "fills.json", "model.safetensors", "report.html", SECRET),
+    *("kappa_path.csv", "coalition.csv", "partition.csv", "path.csv", "fills.json", "model.safetensors"),
+    *("report.html", SECRET),
 )
-PASSING = ("rounds", "tol", "baseline", "splits")  # settings that may change when a run goes on
+PASSING = ("rounds", "tol", "baseline", "splits", "coalition")  # settings that may change when a run goes on
 MARK = re.compile(r"# scaffpd (\w+) ")
 COSTS = ("exchanges", "bytes_up", "bytes_down", "seconds")
 Rows = list[dict[str, Any]]
@@ -111,11 +115,11 @@ class RunFolder:
 
     def write(
         self, kind: str, config: RunConfig, prepared: Prepared, models: Sequence[Trained],
-        path: Mapping[str, Any] | None = None, joining: Joining | str = "",
+        path: Mapping[str, Any] | None = None, joining: Joining | str = "", coalition: Coalition | None = None,
     ) -> None:  # fmt: skip
         """Write everything but settings and checkpoints; `joining` is what that brings, or why it is not known."""
         named = title(config, prepared), self._command(kind)
-        files = tables(kind, *named, prepared, models, path, joining=joining)
+        files = tables(kind, *named, prepared, models, path, joining=joining, coalition=coalition)
         if prepared.fills:
             files["fills.json"] = json.dumps(prepared.fills, ensure_ascii=False) + "\n"
         write_files(self.path, files)
@@ -156,7 +160,7 @@ def title(config: RunConfig, prepared: Prepared) -> str:
 def tables(
     kind: str, title: str, command: str, prepared: Prepared, models: Sequence[Trained],
     path: Mapping[str, Any] | None = None, verdict: Sequence[str] | None = None, remarks: Sequence[str] = (),
-    joining: Joining | str = "",
+    joining: Joining | str = "", coalition: Coalition | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """The summary and the tables of a run, by file name."""
     told = {} if verdict is None else {"sentence": verdict[0], "details": " ".join(verdict[1:])}
@@ -170,6 +174,7 @@ def tables(
         "privacy": _privacy(models), "remarks": remarks,
         "verdict": None if verdict is None else list(verdict), "path": path,
         "joining": joining.summary() | told if isinstance(joining, Joining) else None,
+        "coalition": None if coalition is None else coalition.summary(),
     }  # fmt: skip
     found = {
         "summary.json": json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
@@ -179,6 +184,10 @@ def tables(
     }
     if isinstance(joining, Joining):
         found["joining.csv"] = csv_text(joining.table())
+        if joining.kappa_path:
+            found["kappa_path.csv"] = csv_text(joining.kappa_path)
+    if coalition is not None:
+        found["coalition.csv"] = csv_text(coalition.table())
     return found if path is None else found | {"path.csv": csv_text(_point_rows(models, prepared))}
 
 

@@ -16,14 +16,15 @@ from scipy.stats import binomtest
 from scaffpd.algorithms import Fair
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.choosing import WORST, choose
+from scaffpd.coalitions import Coalition, coalition
 from scaffpd.cohort import Cohort
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import PARAMETERS
 from scaffpd.federation import ClientScores, Vector
-from scaffpd.gains import Joining, joining
+from scaffpd.gains import PERSONAL, Joining, joining
 from scaffpd.metrics import Spread, spread
-from scaffpd.models import Linear
+from scaffpd.models import Linear, Personal
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
 from scaffpd.runs.prepare import Prepared, prepare
@@ -41,6 +42,7 @@ ALL, PACE = 50, 1.05  # after so many rounds, score only when their number has g
 AVERAGE, FAIR = "average", "fair"
 MOST_NUMBERS = 20_000_000  # rows × columns up to which clients are trained alone as well
 TOL = 1e-6
+FEW, FEW_NUMBERS = 6, 200_000  # clients, and rows × columns, up to which all groups of clients train as well
 FOLDS, FOLDED = 3, 10_000_000  # for l2 of a table with at most so many numbers
 
 
@@ -254,6 +256,25 @@ def joining_of(config: RunConfig, prepared: Prepared, models: Sequence[Trained])
     except InputError as error:
         return f"What joining brings is not known: {error}"
     return found[0] if splits == 1 else Joining.mean(found)
+
+
+def coalition_of(config: RunConfig, prepared: Prepared, found: Joining | str) -> Coalition | None:
+    """What every client brings and gets: where it is asked for, or where there are few clients and small tables."""
+    asked = config.training.coalition
+    if not isinstance(found, Joining):
+        if asked:
+            raise InputError(f"--coalition needs held-out rows and a linear model without noise. {found}".strip())
+        return None
+    numbers = sum(X.shape[0] * X.shape[1] for X, _ in prepared.train)
+    cheap = 2 <= len(found.names) <= FEW and numbers <= FEW_NUMBERS
+    if asked is False or (asked is None and not cheap):
+        return None
+    own = found.recommendation == PERSONAL
+    model = Personal(prepared.model, found.strength) if own else prepared.model
+    return coalition(
+        prepared.train, prepared.test, model, config.goal, names=prepared.names, seed=config.training.seed,
+        word=prepared.word,
+    )  # fmt: skip
 
 
 def _joining(config: RunConfig, prepared: Prepared, known: Mapping[str, Any]) -> Joining:
