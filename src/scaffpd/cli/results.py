@@ -182,33 +182,95 @@ def report(
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or its model.safetensors.", show_default=False)],
-    table: Annotated[Path, typer.Argument(help="Rows with the same columns: CSV or Parquet.", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or a model.safetensors.", show_default=False)],
+    table: Annotated[Path, typer.Argument(help="Rows with the same columns, in any format.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
+    model: Annotated[
+        str | None, typer.Option(help="average or fair.", show_default="the one that the run is about")
+    ] = None,
+    keep: Annotated[str | None, typer.Option(help="Columns to copy, with commas: an id, say.")] = None,
+    groups: Annotated[str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON, and nothing else.")] = False,
 ) -> None:
-    """Apply a trained model to new rows, in their order.
+    """Apply a trained model to new rows, in their order; score it where the target is there.
 
-    Missing values are filled as in training, for new clients from the rows at hand; no target column is needed.
+    Missing values are filled as in training, for new clients from the rows at hand. Scores by client, and by the
+    columns of --groups, go to the terminal and to a CSV file beside the predictions.
 
     Examples:
-        scaffpd predict runs/patients new-patients.csv
+        scaffpd predict runs/patients new-patients.csv --keep age
     """
     from scaffpd.runs.predict import predict as answer
     from scaffpd.runs.predict import promise
+    from scaffpd.system import csv_text, write_file
 
     if out.resolve() == table.resolve():
         raise InputError(f"{str(out)!r} is the table itself: choose another file with --out.")
-    found = answer(run, table)
-    write_predictions(out, {"client": found.clients, "predicted": found.predicted, "probability": found.probability})
+    if out.exists() and not overwrite:
+        raise InputError(f"{str(out)!r} is there already: choose another file with --out, or give --overwrite.")
+    copied, cut = _names(keep), _names(groups)
+    found = answer(run, table, model, [*copied, *(name for name in cut if name not in copied)])
+    if cut and found.truth is None:
+        raise InputError(f"--groups scores rows, and {table.name!r} has no target to score by.")
+    kept = {name: values for name, values in found.kept.items() if name in copied}
+    for name in ("client", "predicted", "probability"):
+        if name in kept:
+            raise InputError(f"--keep {name}: the predictions have a column of that name; rename it in the table.")
+    columns = kept | {"client": found.clients, "predicted": found.predicted, "probability": found.probability}
+    scored = {by: found.scores(None if by == "client" else by) for by in ("client", *cut)} if found.truth else {}
+    write_predictions(out, columns, quiet=as_json)
+    rows = [
+        {"by": by, "group": row[by], **{k: v for k, v in row.items() if k != by}} for by in scored for row in scored[by]
+    ]
+    if rows:
+        write_file(out.with_suffix(".scores.csv"), csv_text(rows))
+    if as_json:
+        print_json({"predictions": str(out), "remarks": list(found.remarks), "scores": rows})
+        return
+    for by, own in scored.items():
+        Console(highlight=False).print(_scores(by, own))
+    say(Console(highlight=False, stderr=True), *found.remarks)
     if (pair := promise(run)) is not None:
         typer.echo(f"The model was trained with {pair} for every record.")
 
 
-def write_predictions(out: Path, columns: dict[str, Any]) -> None:
+HEADS = {  # what the terminal shows of the scores, and in which words
+    "rows": "rows", "accuracy": "accuracy", "auc": "AUC", "recall": "recall", "precision": "precision",
+    "false_positive_rate": "false\nalarms", "mean_probability": "predicted\nshare", "base_rate": "true\nshare",
+    "log_loss": "log loss", "rmse": "error\n(RMSE)", "mae": "mean\n|error|", "r2": "R²",
+}  # fmt: skip
+
+
+def _scores(by: str, rows: list[dict[str, Any]]) -> Table:
+    """A row per group, all rows together last."""
+    shown = [name for name in HEADS if name in rows[0] and not (name == "log_loss" and "auc" in rows[0])]
+    table = plain_table(by, *(HEADS[name] for name in shown), gap=1)
+    for row in rows if len(rows) <= MOST else [*rows[: MOST - 1], rows[-1]]:
+        table.add_row(Text(str(row[by])), *(_score(name, row[name]) for name in shown))
+    if len(rows) > MOST:
+        table.caption = f"the first {MOST - 1} of {len(rows) - 1}; all are in the .scores.csv file"
+    return table
+
+
+def _score(name: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if name in ("rows", "rmse", "mae"):
+        return f"{value:,}" if name == "rows" else f"{value:.4g}"
+    return f"{value:.3f}" if name in ("auc", "log_loss", "r2") else f"{100 * value:.1f} %"
+
+
+def _names(given: str | None) -> list[str]:
+    return [part.strip() for part in (given or "").split(",") if part.strip()]
+
+
+def write_predictions(out: Path, columns: dict[str, Any], quiet: bool = False) -> None:
     """Write a CSV file of predictions, whole or not at all; probabilities that do not exist are left out."""
     from scaffpd.system import csv_text, write_file
 
     probability = ["" if p != p else f"{p:.6f}" for p in columns["probability"]]
     cells = zip(*(columns | {"probability": probability}).values(), strict=True)
     write_file(out, csv_text([dict(zip(columns, row, strict=True)) for row in cells], list(columns)))
-    typer.echo(f"{several(len(probability), 'row')} written to {out}.")
+    if not quiet:
+        typer.echo(f"{several(len(probability), 'row')} written to {out}.")

@@ -126,13 +126,16 @@ def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
 
 
 def predict_encoded(X: NDArray[np.float64], x: NDArray[Any], setup: Setup) -> tuple[list[Any], NDArray[np.float64]]:
-    """Predict encoded rows by the linear model x, with probabilities; NaN where the loss knows none."""
+    """Predict encoded rows by the linear model x: labels with the probability of each, or numbers.
+
+    The array of probabilities has no columns where the loss knows none.
+    """
     model, labels = linear(setup.model), setup.schema["labels"]
     z = model.outputs(x, X)
     if not labels:
-        return z[:, 0].tolist(), np.full(len(z), np.nan)
+        return z[:, 0].tolist(), np.empty((len(z), 0))
     if model.loss == "logistic":
         z = np.concatenate([np.zeros_like(z), z], axis=1)
     shares = np.exp(z - z.max(1, keepdims=True))
-    probability = (shares / shares.sum(1, keepdims=True)).max(1) if model.loss != "squared" else np.full(len(z), np.nan)
-    return [labels[k] for k in z.argmax(1)], probability
+    shares = shares / shares.sum(1, keepdims=True) if model.loss != "squared" else np.empty((len(z), 0))
+    return [labels[k] for k in z.argmax(1)], shares

@@ -11,6 +11,7 @@ coalition.csv       a row for every pair of clients: what one's leaving does to 
 partition.csv       which client has how many rows of which label
 path.csv            a row for every point of a fairness path
 model.safetensors   the model that the run is about
+average.safetensors the average model, where it was trained to compare with
 fills.json          what stands in for missing values, client by client
 noise.secret        of a private run: what noise is drawn from, readable by its owner alone
 checkpoint/         one file for every model
@@ -47,7 +48,7 @@ FORMAT = 1
 FILES = (
     *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "joining.csv"),
     *("kappa_path.csv", "coalition.csv", "partition.csv", "path.csv", "fills.json", "model.safetensors"),
-    *("report.html", SECRET),
+    *("average.safetensors", "report.html", SECRET),
 )
 PASSING = ("rounds", "tol", "baseline", "splits", "coalition")  # settings that may change when a run goes on
 MARK = re.compile(r"# scaffpd (\w+) ")
@@ -123,10 +124,16 @@ class RunFolder:
         if prepared.fills:
             files["fills.json"] = json.dumps(prepared.fills, ensure_ascii=False) + "\n"
         write_files(self.path, files)
-        one = main_model(models)
+        main = main_model(models)
+        self._write_model("model.safetensors", main, prepared)
+        for one in models:
+            if one.role == "before" and one is not main:
+                self._write_model("average.safetensors", one, prepared)
+
+    def _write_model(self, name: str, one: Trained, prepared: Prepared) -> None:
         x, setup = np.ascontiguousarray(prepared.in_units(one.result.x)), prepared.setup(one.algorithm)
         content = save_tensors({"x": x}, prepared.metadata()) if setup is None else model_bytes(x, setup)
-        write_file(self.path / "model.safetensors", content)
+        write_file(self.path / name, content)
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:

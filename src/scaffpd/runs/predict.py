@@ -1,26 +1,30 @@
-"""A run's model on new rows: the same columns, gaps filled as in training, for new clients from the rows at hand."""
+"""A run's models on new rows: the same columns, gaps filled as in training, and scores where the target is there."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from scaffpd.config.model_file import Setup, predict_encoded, read_model
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, several, unknown
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Target, filled, scaled
-from scaffpd.tabular.formats import open_table
+from scaffpd.tabular.formats import OpenTable, open_table
 from scaffpd.tabular.read import OF_DATE, read_columns
 
 NOBODY = ""  # rows without a client belong together
+EVERYONE = "all rows"
+MODELS = {"average": "average.safetensors", "fair": "model.safetensors"}  # by name, beside a run's config.toml
+Scores = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -29,21 +33,121 @@ class Predictions:
 
     clients: list[str]  # whose each row is; empty texts where that is not known
     predicted: list[Any]  # labels or numbers
-    probability: NDArray[np.float64]  # of the predicted label; NaN where there is none
+    shares: NDArray[np.float64] = field(repr=False)  # the probability of every label; no columns where there is none
+    kept: dict[str, list[Any]] = field(repr=False)  # columns of the file that were asked for
+    labels: tuple[Any, ...]  # the labels, in the order of `shares`
+    truth: list[Any] | None = field(repr=False)  # the target, `None` where a row has none or the file has no column
+    remarks: tuple[str, ...]  # what the model has not seen in training
+
+    @property
+    def probability(self) -> NDArray[np.float64]:
+        """Of the predicted label; NaN where there is none."""
+        return self.shares.max(1) if self.shares.shape[1] else np.full(len(self.predicted), np.nan)
+
+    def scores(self, by: str | None = None) -> list[Scores]:
+        """Score every client, or every value of a column that was kept, and all rows together; empty without a target.
+
+        See `label_scores` and `number_scores` for what the numbers are.
+        """
+        if self.truth is None:
+            return []
+        groups = self.clients if by is None else [str(value) for value in self.kept[by]]
+        there = np.array([value is not None for value in self.truth])
+        found = []
+        for group in [*sorted({g for g, known in zip(groups, there, strict=True) if known}), None]:
+            rows = np.flatnonzero(there & np.array([group is None or g == group for g in groups]))
+            named = {by or "client": EVERYONE if group is None else group or "(nobody)", "rows": len(rows)}
+            found.append(named | self._scored(rows))
+        return found
+
+    def _scored(self, rows: NDArray[Any]) -> Scores:
+        assert self.truth is not None
+        truth = [self.truth[k] for k in rows]
+        if not self.labels:
+            return number_scores(np.array(truth, dtype=np.float64), np.array([self.predicted[k] for k in rows]))
+        place = {label: k for k, label in enumerate(self.labels)}
+        y, guess = (
+            np.array([place.get(v, -1) for v in values]) for values in (truth, [self.predicted[k] for k in rows])
+        )
+        return label_scores(y, guess, self.shares[rows])
 
 
-def predict(run: Path, file: Path) -> Predictions:
-    """Apply the model of a run's folder to a table."""
-    file_of = run / "model.safetensors" if run.is_dir() else run
+def label_scores(y: NDArray[Any], guess: NDArray[Any], shares: NDArray[np.float64]) -> Scores:
+    """Score predicted labels. With two of them, the second is the one that is looked for.
+
+    Args:
+        y: the place of the true label of every row; −1 for one that training did not have.
+        guess: that of the predicted one.
+        shares: the probability of every label; no columns where the model has none.
+
+    Returns:
+        accuracy; of two labels the rates that Fairlearn knows by these names, recall and precision; with probabilities
+        log_loss, brier = mean of Σ_k (p_k − [y = k])² and, of two labels, auc and the mean probability of the second
+        beside its base_rate: where they differ, the model is not calibrated.
+    """
+    found: Scores = {"accuracy": _mean(y == guess)}
+    two = shares.shape[1] == 2 or (not shares.shape[1] and set(guess.tolist()) <= {0, 1})
+    if two:
+        hit = guess[y == 1] == 1
+        found |= {
+            "selection_rate": _mean(guess == 1), "recall": _mean(hit), "precision": _mean(y[guess == 1] == 1),
+            "false_positive_rate": _mean(guess[y == 0] == 1), "false_negative_rate": _mean(~hit),
+        }  # fmt: skip
+    if shares.shape[1]:
+        known = y >= 0
+        p, own = shares[known], y[known]
+        truth = np.eye(shares.shape[1])[own]
+        found["log_loss"] = _mean(-np.log(np.maximum(p[np.arange(len(p)), own], 1e-300)))
+        found["brier"] = _mean(((p - truth) ** 2).sum(1))
+        if two:
+            found |= {"auc": _auc(own, p[:, 1]), "mean_probability": _mean(p[:, 1]), "base_rate": _mean(own)}
+    return found
+
+
+def number_scores(y: NDArray[np.float64], predicted: NDArray[np.float64]) -> Scores:
+    """Score predicted numbers: root mean squared error, mean absolute error, and R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)²."""
+    error, spread = y - predicted, float(((y - y.mean()) ** 2).sum())
+    r2 = 1 - float((error**2).sum()) / spread if spread > 0 else None
+    return {"rmse": float(np.sqrt((error**2).mean())), "mae": float(np.abs(error).mean()), "r2": r2}
+
+
+def _mean(values: NDArray[Any]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _auc(y: NDArray[Any], p: NDArray[np.float64]) -> float | None:
+    """The chance that a row of the second label has the higher probability: U/(n₁ n₀), ties count half."""
+    ones, zeros = int((y == 1).sum()), int((y == 0).sum())
+    if not ones or not zeros:
+        return None
+    return float((rankdata(p)[y == 1].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+
+
+def predict(run: Path, file: Path, model: str | None = None, keep: Sequence[str] = ()) -> Predictions:
+    """Apply a model of a run's folder to a table.
+
+    Args:
+        run: the folder, or one of its model files.
+        file: the rows.
+        model: "average" or "fair"; `None` takes the one that the run is about.
+        keep: columns of the table to return beside the predictions.
+    """
+    file_of = _model_file(run, model)
     settings = _beside(run, "config.toml", lambda text: tomllib.loads(text).get("data"))
     if not isinstance(settings.get("client"), str) and (file_of.parent / "config.toml").exists():
         raise InputError(f"The run in {str(file_of.parent)!r} was trained on no table and cannot predict from one.")
     x, setup = read_model(file_of)
     if setup.schema["shape"] is not None or setup.model.get("kind", "linear") != "linear":
         raise InputError("Only linear models of tables with named columns predict from tables.")
-    columns, owner = _columns(file, setup, settings.get("client"), settings.get("decimal"))
+    table, decimal = open_table(file), settings.get("decimal")
+    for name in keep:
+        if name not in table.names:
+            raise unknown(f"column of {file.name!r},", name, table.names)
+    columns, owner = _columns(table, setup, settings.get("client"), decimal)
+    known = _beside(run, "fills.json", json.loads)
+    remarks = _unseen(columns, setup, owner, known)
     if owner is not None:
-        columns = _filled(columns, owner, _beside(run, "fills.json", json.loads))
+        columns = _filled(columns, owner, known)
     rows = len(columns[0].values)
     codes = np.zeros(rows, dtype=np.int64) if owner is None else owner.values
     X: Matrix = np.empty((rows, len(setup.mean)))
@@ -51,7 +155,59 @@ def predict(run: Path, file: Path) -> Predictions:
         mine = codes == code
         X[mine] = _encoded(file, FeatureTable(rows, tuple(columns)).take(mine), setup)
     names = [NOBODY] * rows if owner is None else [NOBODY if k < 0 else owner.categories[k] for k in codes]
-    return Predictions(names, *predict_encoded(X, x, setup))
+    kept = {name: cells.to_pylist() for name, cells in zip(keep, table.cells(keep), strict=True)} if keep else {}
+    labels = tuple(setup.schema["labels"])
+    truth = _truth(table, settings.get("target"), labels, decimal)
+    return Predictions(names, *predict_encoded(X, x, setup), kept, labels, truth, remarks)
+
+
+def _model_file(run: Path, model: str | None) -> Path:
+    if not run.is_dir():
+        if model is not None:
+            raise InputError(f"{str(run)!r} is one model: name the folder of its run to choose another.")
+        return run
+    if model is None:
+        return run / "model.safetensors"
+    if model not in MODELS:
+        raise unknown("model", model, list(MODELS))
+    found = run / MODELS[model]
+    if not found.exists() or (model == "fair" and not (run / MODELS["average"]).exists()):
+        raise InputError(f"The run in {str(run)!r} has no {model} model beside its own.")
+    return found
+
+
+def _unseen(
+    columns: Sequence[DataColumn], setup: Setup, owner: DataColumn | None, known: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Say which clients and which categories training did not have."""
+    remarks = []
+    for column, agreed in zip(columns, setup.schema["columns"], strict=True):
+        if column.kind != CATEGORY or agreed["kind"] != CATEGORY:
+            continue
+        new = [k for k, name in enumerate(column.categories) if name not in agreed["categories"]]
+        rows = int(np.isin(column.values, new).sum())
+        if rows:
+            remarks.append(
+                f"{several(rows, 'row')} with {column.name} = {column.categories[new[0]]!r}"
+                f"{' and others' if len(new) > 1 else ''}, which training did not have: read as "
+                f"{'other' if agreed['other'] else 'none of the known ones'}."
+            )
+    strangers = [] if owner is None or not known else [name for name in owner.categories if name not in known]
+    if strangers:
+        names = ", ".join(map(repr, strangers[:5])) + (" and others" if len(strangers) > 5 else "")
+        remarks.append(f"Not trained on: {names}; their gaps are filled from the rows at hand.")
+    return tuple(remarks)
+
+
+def _truth(table: OpenTable, target: Any, labels: tuple[Any, ...], decimal: str | None) -> list[Any] | None:
+    """The target of every row, as the model calls its labels; `None` where the table has no such column."""
+    if not isinstance(target, str) or target not in table.names:
+        return None
+    texts = bool(labels) and isinstance(labels[0], str)
+    (goal,), _ = read_columns(table, [target], [target] if texts else [], decimal=decimal)
+    if goal.kind == CATEGORY:
+        return [None if k < 0 else goal.categories[k] for k in goal.values]
+    return [None if np.isnan(v) else int(v) if labels and v == int(v) else float(v) for v in goal.values]
 
 
 def promise(run: Path) -> str | None:
@@ -91,24 +247,23 @@ def _filled(columns: list[DataColumn], owner: DataColumn, known: dict[str, dict[
 
 
 def _columns(
-    file: Path, setup: Setup, client: str | None, decimal: str | None
+    table: OpenTable, setup: Setup, client: str | None, decimal: str | None
 ) -> tuple[list[DataColumn], DataColumn | None]:
     names = [column["name"] for column in setup.schema["columns"]]
     categories = [column["name"] for column in setup.schema["columns"] if column["kind"] == CATEGORY]
-    table = open_table(file)
-    there = table.names
+    there, file = table.names, repr(table.path.name)
     for name in names:
         if name not in there and not (OF_DATE.fullmatch(name) and name.rpartition(" (")[0] in there):
             near = get_close_matches(name, there, n=1)
             hint = f"; is it {near[0]!r}?" if near else "."
-            raise InputError(f"{file.name!r} has no column {name!r}, which the model needs{hint}")
+            raise InputError(f"{file} has no column {name!r}, which the model needs{hint}")
     extra = [client] if client is not None and client in there else []
     found, _ = read_columns(table, [*names, *extra], [*categories, *extra], decimal=decimal)
     for one, agreed in zip(found, setup.schema["columns"], strict=False):
         if one.kind == CATEGORY and agreed["kind"] != CATEGORY:
             raise InputError(
-                f"Column {one.name!r} of {file.name!r} has texts such as {one.categories[0]!r}, and the model was "
-                "trained on numbers there."
+                f"Column {one.name!r} of {file} has texts such as {one.categories[0]!r}, and the model was trained on "
+                "numbers there."
             )
     return (found[:-1], found[-1]) if extra else (found, None)
 

@@ -146,7 +146,8 @@ def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
     X[~data.held] = ready.train[0]
     if ready.test is not None:
         X[data.held] = ready.test[0]
-    predicted, probability = predict_encoded(X, own_model(setup.model, x, *ready.train), setup)
+    predicted, shares = predict_encoded(X, own_model(setup.model, x, *ready.train), setup)
+    probability = shares.max(1) if shares.shape[1] else np.full(len(X), np.nan)
     labels, places = data.target.labels, data.target.values
     truth = [labels[k] for k in places] if labels else places.tolist()
     return SitePredictions(truth, predicted, probability, data.held)
