@@ -184,7 +184,7 @@ def test_what_training_did_not_have_is_said(trained):
     folder, _, _ = trained
     rows = lines(folder)
     first, second = rows[1].split(","), rows[2].split(",")
-    text = [k for k, cell in enumerate(first[1:-1], 1) if cell and not cell.replace(".", "").isdigit()][0]
+    text = next(k for k, cell in enumerate(first[1:-1], 1) if cell and not cell.replace(".", "").isdigit())
     first[text] = second[text] = "unheard of"
     (folder / "new.csv").write_text("\n".join([rows[0], ",".join(first), ",".join(["Nowhere", *second[1:]])]) + "\n")
     found = predict(folder / "run", folder / "new.csv")
