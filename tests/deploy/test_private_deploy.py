@@ -23,7 +23,8 @@ METHOD = {
     "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 3\n\n[objective]',
 }
 PRIVACY = "[privacy]\nepsilon = 8\n"
-WILLING = '\n[privacy]\nrequired = true\ncolumns = "exact"\n'
+OWN = "\n[privacy]\nepsilon = 20\ndelta = 1e-5\n"
+WILLING = OWN + 'columns = "exact"\n'
 
 
 def private(folder, more=PRIVACY, silo=WILLING, **rest):
@@ -31,6 +32,11 @@ def private(folder, more=PRIVACY, silo=WILLING, **rest):
     for place in places.values():
         place.write_text(place.read_text() + silo)
     return path, places
+
+
+def another_run(path):
+    """The file of a run with an agreement of its own."""
+    return path.read_text().replace('folder = "run"', 'folder = "next"').replace("local_steps = 3", "local_steps = 2")
 
 
 def clients(path):
@@ -97,12 +103,12 @@ def test_nothing_that_rows_have_a_part_in_leaves_without_noise(tmp_path):
 
 
 def test_scores_and_sums_over_columns_are_refused(tmp_path):
-    path, places = private(tmp_path, silo="\n[privacy]\nrequired = true\n")
+    path, places = private(tmp_path, silo=OWN)
     outcome = coordinate(path, InProcess(opened(places)))
     assert outcome.status == "failed"
     assert 'privacy.columns = "exact"' in outcome.sentence
     for place in places.values():
-        place.write_text(place.read_text().replace("required = true", 'required = true\ncolumns = "exact"'))
+        place.write_text(place.read_text().replace(OWN, WILLING))
     transport = Faulty(places)
     assert coordinate(path, transport).status == "round limit"
     _, question, _ = next(entry for entry in transport.log if decode(entry[1], 2**31).kind == "gradients")
@@ -158,11 +164,10 @@ def test_restarts_neither_forget_nor_spend_again(tmp_path):
 
 
 def test_books_that_outlive_runs_stop_at_the_silo_s_own_budget(tmp_path):
-    own = WILLING + "epsilon = 9\ndelta = 1e-5\n"
-    path, places = private(tmp_path, silo=own)
+    path, places = private(tmp_path, silo=WILLING.replace("epsilon = 20", "epsilon = 9"))
     first = coordinate(path, InProcess(opened(places)))
     assert first.privacy["epsilon"] <= 8
-    path.write_text(path.read_text().replace('folder = "run"', 'folder = "next"').replace("rho = 0.1", "rho = 0.2"))
+    path.write_text(another_run(path))
     limit = round(1.05 * max(first.privacy["epsilon"], 8), 2)
     for place in places.values():
         place.write_text(place.read_text().replace("epsilon = 9", f"epsilon = {limit}"))
@@ -178,6 +183,28 @@ def test_books_that_outlive_runs_stop_at_the_silo_s_own_budget(tmp_path):
     )
     third = coordinate(path, InProcess(opened(places)))
     assert f"more than the {limit:g} of this silo's file" in third.sentence
+
+
+def test_an_agreed_epsilon_is_kept_where_the_silo_s_own_is_larger(tmp_path):
+    """A coordinator that goes on asking is refused at the ε that was agreed, also by a silo with a budget of 8."""
+    path, places = private(tmp_path, more="[privacy]\nepsilon = 1\n", silo=WILLING.replace("20", "8"))
+    transport = InProcess(opened(places))
+    assert coordinate(path, transport).status == "round limit"
+    silo = transport.silos["va"]
+    asked = 0
+    with pytest.raises(InputError, match=r"privacy budget of ε = 1,"):
+        for asked in range(300):
+            with silo.ledger.while_answering(silo.cohort):
+                silo.cohort.gradients(silo.cohort.start() + 1 + asked)
+    assert asked < 20
+    assert silo.cohort.privacy.worst <= 1
+    assert silo.cohort.account.wider.spent().worst <= 1
+    # the next agreement has an ε of its own, and the silo's budget counts both
+    path.write_text(another_run(path))
+    again = InProcess(opened(places))
+    assert coordinate(path, again).status == "round limit"
+    later = again.silos["va"].cohort
+    assert later.privacy.worst <= 1 < later.account.wider.spent().worst < 2
 
 
 def test_the_secret_is_its_owner_s(tmp_path):
@@ -231,7 +258,13 @@ def test_methods_and_tolerances_that_private_runs_do_not_have(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "match"),
-    [("epsilon = 1", "needs privacy.delta"), ('columns = "all"', "exact"), ("epsilon = -1\ndelta = 0.1", "above 0")],
+    [
+        ("epsilon = 1", "needs privacy.delta"),
+        ('columns = "all"', "exact"),
+        ("epsilon = -1\ndelta = 0.1", "above 0"),
+        ("required = true", "needs privacy.epsilon and privacy.delta with privacy.required"),
+        ("required = true\ndelta = 1e-5", "an ε of any size"),
+    ],  # fmt: skip
 )
 def test_a_silo_s_settings_that_make_no_sense(tmp_path, line, match):
     _, places = private(tmp_path, silo=f"\n[privacy]\n{line}\n")
@@ -250,7 +283,8 @@ def test_a_budget_is_for_every_cohort_and_is_never_ignored(tmp_path):
     rows = np.random.default_rng(0).normal(size=(50, 3)), np.arange(50) % 2
     prepared = Cohort({"va": rows}, own)
     PrivacyLedger(rules, {"epsilon": 1.0, "delta": 1e-6}, "x").open(prepared)
-    assert (prepared.account.budget, prepared.account.delta) == (9.0, 1e-5)
+    assert (prepared.account.budget, prepared.account.delta) == (1.0, 1e-6)
+    assert (prepared.account.wider.budget, prepared.account.wider.delta) == (9.0, 1e-5)
     with pytest.raises(InputError, match="is not private"):
         PrivacyLedger(rules, {"epsilon": 1.0, "delta": 1e-6}, "x").open(
             Cohort({"va": rows}, Linear("logistic", l2=0.1))

@@ -154,6 +154,11 @@ class PrivacyRules(SettingsTable):
     def _budgets_have_both(self, info: ValidationInfo[Path]) -> Self:
         if self.epsilon is not None and self.delta is None:
             raise InputError(f"{info.context.name!r} needs privacy.delta with privacy.epsilon, such as 1e-5.")
+        if self.required and self.epsilon is None:
+            raise InputError(
+                f"{info.context.name!r} needs privacy.epsilon and privacy.delta with privacy.required: without them a "
+                "coordinator could agree on an ε of any size."
+            )
         return self
 
 

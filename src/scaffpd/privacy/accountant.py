@@ -183,10 +183,13 @@ class Account:
         names: the clients.
         delta: δ.
         budget: the largest ε that a client may spend; `None` counts and never refuses.
+        wider: an account of more than this one, which counts the same releases and has a budget of its own; `None`
+            where there is none. What either cannot afford, neither counts.
     """
 
     def __init__(self, names: Sequence[str], delta: float, budget: float | None) -> None:
         self.names, self.delta, self.budget = tuple(names), delta, budget
+        self.wider: Account | None = None
         self.entries: dict[bytes, ReleaseEntry] = {}
         self.releases: list[Counter[Release]] = [Counter() for _ in names]
         self._fits: list[dict[Release, int]] = [{} for _ in names]
@@ -199,6 +202,12 @@ class Account:
 
     def charge(self, entries: Sequence[ReleaseEntry]) -> None:
         """Count what is new among the entries; refuse all of them if a client would exceed its budget."""
+        accounts = [self] if self.wider is None else [self, self.wider]
+        for account, after in [(account, account._afforded(entries)) for account in accounts]:
+            account._count(entries, after)
+
+    def _afforded(self, entries: Sequence[ReleaseEntry]) -> dict[int, Counter[Release]]:
+        """Return all releases of the clients that would have new ones, or refuse."""
         after = self._after(entries)
         for client, own in after.items():
             if self.budget is not None and not self._affordable(client, own):
@@ -206,7 +215,7 @@ class Account:
                     f"Client {self.names[client]!r} has a privacy budget of ε = {self.budget:g}, and this answer would "
                     f"bring it to {epsilon(own, self.delta):.4g}: it does not answer."
                 )
-        self._count(entries, after)
+        return after
 
     def _after(self, entries: Sequence[ReleaseEntry]) -> dict[int, Counter[Release]]:
         """Return all releases of the clients that would have new ones."""

@@ -3,8 +3,9 @@ r"""A silo's differential privacy: what it has released, in a file that outlives
 Noise comes from a secret that only this silo has, and the ledger is written before an answer leaves. So a restarted
 silo, or a process for every message, neither forgets what was spent nor gives the same answer with other noise.
 
-privacy.key        the secret, readable for its owner only
-privacy-spent.npz  every release so far; with an agreement's own name in it where the silo has no budget of its own
+privacy.key             the secret, readable for its owner only
+privacy-spent-NAME.npz  every release under the agreement of that name, which may cost the ε that is agreed
+privacy-spent.npz       every release under any agreement, which may cost the ε of the silo's own file
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from scaffpd.config.model_file import PRIVACY
 from scaffpd.config.silo import PrivacyRules
 from scaffpd.errors import InputError, unknown
 from scaffpd.privacy import Private
+from scaffpd.privacy.accountant import Account
 from scaffpd.system import atomic_write, load_or_create, lock_file
 
 
@@ -32,18 +35,17 @@ class PrivacyLedger:
             if name not in PRIVACY:
                 raise unknown("privacy setting", name, PRIVACY)
         self.rules, self.agreed = rules, dict(agreed)
-        alone = rules.epsilon is not None
-        self.file = rules.spent if alone else rules.spent.with_stem(f"{rules.spent.stem}-{digest[:12]}")
-        self._known: tuple[int, ...] = ()  # the file as it was read or written last
+        self.file = rules.spent.with_stem(f"{rules.spent.stem}-{digest[:12]}")
+        self._known: dict[Path, tuple[int, ...]] = {}  # files as they were read or written last
 
     def private(self, model: Any) -> Private:
-        """Return the model with the agreement's noise, this silo's secret and its own budget, if it has one."""
+        """Return the model with the agreement's noise and ε, and with this silo's secret."""
         about = {name: value for name, value in self.agreed.items() if name not in ("epsilon", "delta")}
-        budget, delta = self._limits()
-        return Private(model, **about, secret=load_or_create(self.rules.secret), budget=budget, delta=delta)
+        epsilon, delta = self._agreed()
+        return Private(model, **about, secret=load_or_create(self.rules.secret), budget=epsilon, delta=delta)
 
-    def _limits(self) -> tuple[float, float]:
-        """Return ε and δ: of all runs together where the silo's file has them, else of this agreement."""
+    def _agreed(self) -> tuple[float, float]:
+        """Return ε and δ of the agreement, or refuse an agreement that this silo's file does not allow."""
         epsilon, delta, own = self.agreed.get("epsilon"), self.agreed.get("delta"), self.rules
         if epsilon is None or delta is None or (own.delta is not None and delta > own.delta):
             raise InputError(f"This silo needs an agreement on ε, and on δ of {own.delta or 'any size'} at most.")
@@ -51,45 +53,58 @@ class PrivacyLedger:
             raise InputError(
                 f"The agreement may cost ε = {epsilon:g}, more than the {own.epsilon:g} of this silo's file."
             )
-        return float(epsilon if own.epsilon is None else own.epsilon), float(own.delta or delta)
+        return float(epsilon), float(delta)
 
     def open(self, cohort: Cohort) -> None:
-        """Hold the cohort to the budget, also one that the silo's own code has made."""
-        if cohort.account is None:
+        """Hold the cohort to both budgets, also one that the silo's own code has made: no answer may exceed either."""
+        account = cohort.account
+        if account is None:
             raise InputError("The silo's own Cohort is not private: make it of a Private model.")
-        budget, delta = self._limits()
-        own = cohort.account.budget
-        cohort.account.budget = budget if own is None else min(own, budget)
-        cohort.account.delta = min(cohort.account.delta, delta)
+        epsilon, delta = self._agreed()
+        account.budget = epsilon if account.budget is None else min(account.budget, epsilon)
+        account.delta = min(account.delta, delta)
+        if self.rules.epsilon is not None and self.rules.delta is not None:
+            account.wider = Account(account.names, self.rules.delta, self.rules.epsilon)
 
     @contextmanager
     def while_answering(self, cohort: Cohort) -> Iterator[None]:
         """Begin with what was released before, and write down what is new before it leaves, one process at a time."""
-        with lock_file(self.file.with_suffix(".lock")):
-            self._read(cohort)
-            before = 0 if cohort.account is None else cohort.account.total
+        with lock_file(self.rules.spent.with_suffix(".lock")):
+            accounts = self._accounts(cohort)
+            for file, account in accounts.items():
+                self._read(file, account)
+            before = {file: account.total for file, account in accounts.items()}
             try:
                 yield
             finally:
-                self._write(cohort, before)
+                for file, account in accounts.items():
+                    if account.total > before[file]:
+                        self._write(file, account)
 
-    def _state(self) -> tuple[int, ...]:
+    def _accounts(self, cohort: Cohort) -> dict[Path, Account]:
+        """Return the accounts by their files, the one of all agreements first."""
+        account = cohort.account
+        if account is None:
+            return {}
+        wider = {} if account.wider is None else {self.rules.spent: account.wider}
+        return {**wider, self.file: account}
+
+    @staticmethod
+    def _state(file: Path) -> tuple[int, ...]:
         """Tell whether somebody else has written: a file that is replaced is another one."""
-        about = self.file.stat()
+        about = file.stat()
         return about.st_ino, about.st_mtime_ns, about.st_size
 
-    def _read(self, cohort: Cohort) -> None:
-        if self.file.exists() and cohort.account is not None and self._state() != self._known:
+    def _read(self, file: Path, account: Account) -> None:
+        if file.exists() and self._state(file) != self._known.get(file):
             try:
-                with np.load(self.file, allow_pickle=False) as earlier:
-                    cohort.account.merge(dict(earlier))
+                with np.load(file, allow_pickle=False) as earlier:
+                    account.merge(dict(earlier))
             except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-                raise InputError(f"The privacy ledger {str(self.file)!r} cannot be read.") from None
-            self._known = self._state()
+                raise InputError(f"The privacy ledger {str(file)!r} cannot be read.") from None
+            self._known[file] = self._state(file)
 
-    def _write(self, cohort: Cohort, before: int) -> None:
-        account = cohort.account
-        if account is not None and account.total > before:
-            with atomic_write(self.file) as file:
-                np.savez(file, **account.pack())
-            self._known = self._state()
+    def _write(self, file: Path, account: Account) -> None:
+        with atomic_write(file) as written:
+            np.savez(written, **account.pack())
+        self._known[file] = self._state(file)
