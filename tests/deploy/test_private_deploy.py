@@ -191,12 +191,17 @@ def test_an_agreed_epsilon_is_kept_where_the_silo_s_own_is_larger(tmp_path):
     transport = InProcess(opened(places))
     assert coordinate(path, transport).status == "round limit"
     silo = transport.silos["va"]
-    asked = 0
-    with pytest.raises(InputError, match=r"privacy budget of ε = 1,"):
-        for asked in range(300):
+    answered = 0
+
+    def go_on():
+        nonlocal answered
+        for answered in range(300):
             with silo.ledger.while_answering(silo.cohort):
-                silo.cohort.gradients(silo.cohort.start() + 1 + asked)
-    assert asked < 20
+                silo.cohort.gradients(silo.cohort.start() + 1 + answered)
+
+    with pytest.raises(InputError, match=r"privacy budget of ε = 1,"):
+        go_on()
+    assert answered < 20
     assert silo.cohort.privacy.worst <= 1
     assert silo.cohort.account.wider.spent().worst <= 1
     # the next agreement has an ε of its own, and the silo's budget counts both
@@ -264,7 +269,7 @@ def test_methods_and_tolerances_that_private_runs_do_not_have(tmp_path):
         ("epsilon = -1\ndelta = 0.1", "above 0"),
         ("required = true", "needs privacy.epsilon and privacy.delta with privacy.required"),
         ("required = true\ndelta = 1e-5", "an ε of any size"),
-    ],  # fmt: skip
+    ],
 )
 def test_a_silo_s_settings_that_make_no_sense(tmp_path, line, match):
     _, places = private(tmp_path, silo=f"\n[privacy]\n{line}\n")
