@@ -13,6 +13,8 @@ Round, at x with L, λ, S = Σ λ_i and c = Σ λ_i c_i:
 
 Nothing is left to tune: β follows the length that the model wants along d, the scale s of w_i² = s (⟨c,d⟩/‖c‖²_{D⁻¹})
 (‖c_i‖²_{D⁻¹} − ‖g_i‖²) follows how far λ has moved, δ how good the last promise was, k how many clients' weights move.
+Where the certificate does not halve in 20 rounds, one centre λ̄ holds the weights for many rounds: F_w is then the merit
+of one problem, and the method converges (docs/subspace-saddle.md has the proof).
 For squared losses the diagonal B of the Hessian is known: D is B where that is uneven, and I elsewhere; B⁻¹c is in V as
 well where B is uneven, or where there is room.
 """
@@ -38,6 +40,7 @@ from scaffpd.algorithms.base import (
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Gradients, ProximalPlan, Vector
 from scaffpd.objectives.base import LARGEST
+from scaffpd.saddle import solve_saddle
 from scaffpd.subspace import SubspaceModel, orthonormal
 
 INEXACT = 1e-6  # accuracy of the server's problems, as a share of how far there is to go
@@ -48,6 +51,8 @@ OWN = 10.0  # the size of a Hessian in the metric of its own diagonal: at least 
 NEAR = 1e-6  # σ of a prox that is all but a projection
 STIFF = 0.01  # κ, in units of the Hessians' size
 MOVES = 0.01  # a weight that changes by more than this share of the largest one has moved
+PATIENCE = 20  # rounds in which the certificate has to halve
+EASED = 0.25  # what is left of w̄² when λ̄ moves
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,10 @@ class SubspaceSaddleState(MinimaxState):
         moving: the most clients whose weights one step has moved.
         careful: whether w is used in any case, because a trial without it was rejected.
         promise: the decrease that the last model promised: how far there may still be to go.
+        record: the last certificate that was at most half of the record before it.
+        since: the round of that.
+        centre: λ̄, once the certificate has stalled; empty before.
+        hold: w̄².
         at: the clients' answers at x; asked for anew when a run is resumed.
         around: what they have told about its neighbourhood, where a trial point there was rejected.
     """
@@ -110,6 +119,10 @@ class SubspaceSaddleState(MinimaxState):
     moving: int = 0
     careful: bool = False
     promise: float = np.inf
+    record: float = np.inf
+    since: int = 0
+    centre: Vector = field(default_factory=lambda: np.empty(0))
+    hold: float = 0.0
     at: Gradients = field(repr=False, metadata={"transient": True})
     around: Neighbourhood | None = field(default=None, repr=False, metadata={"transient": True})
 
@@ -197,12 +210,35 @@ class SubspaceSaddle(MinimaxMethod):
             return self._rejected(state, around, tol)
         moves = np.abs(step.weights - state.weights)
         away, moving = around.model.w * moves, int(np.count_nonzero(moves > MOVES * step.weights.max()))
-        return self._proven_at(replace(
+        return self._watched(self._proven_at(replace(
             state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), at=at, around=None,
             columns=self._kept(state, x - state.x, around.fresh), pull=around.pull, scale=around.scale,
             damping=damped(state.damping, gained, promised), energy=float(away @ away) / around.scale,
             moving=max(state.moving, moving), promise=max(promised, 0.0), accepted=True,
-        ))  # fmt: skip
+        )), tol)  # fmt: skip
+
+    def _watched(self, state: SubspaceSaddleState, tol: float) -> SubspaceSaddleState:
+        """Hold λ to a centre λ̄ for good once the certificate has not halved in many rounds.
+
+        The problem is then that of ψ + (w̄²/2)‖λ − λ̄‖² until it is solved to half of the certificate, which is when λ̄
+        moves to λ and w̄² falls to a quarter. Where ψ bends by itself w̄ = 0, and the merit is the objective.
+        """
+        if len(state.centre):
+            missed = self.objective.support(state.losses) - self._held_value(state, tol)
+            if missed < 0.5 * state.certificate or state.hold == 0:
+                return state
+            return replace(state, centre=state.weights, hold=EASED * state.hold)
+        if state.certificate <= 0.5 * state.record:
+            return replace(state, record=state.certificate, since=state.rounds)
+        if state.rounds - state.since < PATIENCE or not np.isfinite(state.certificate):
+            return state
+        return replace(state, centre=state.weights, hold=state.certificate if self._flat(state) else 0.0)
+
+    def _held_value(self, state: SubspaceSaddleState, tol: float) -> float:
+        """max_{l∈Λ} ⟨L, l⟩ − ψ(l) − (w̄²/2)‖l − λ̄‖², and (w̄²/2)‖λ − λ̄‖²."""
+        away, w = state.weights - state.centre, np.full(len(state.centre), state.hold**0.5)
+        value = solve_saddle(self.objective, state.losses, np.empty((0, len(w))), state.centre, tol, w).value
+        return value + 0.5 * state.hold * float(away @ away)
 
     def _rejected(self, state: SubspaceSaddleState, around: Neighbourhood, tol: float) -> SubspaceSaddleState:
         """The same place with a model that promises less: weights held, or more damping."""
@@ -225,8 +261,11 @@ class SubspaceSaddle(MinimaxMethod):
         scale = scaled(state.scale, slope / max(state.energy, 1e-300)) if np.isfinite(state.energy) else state.scale
         unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
         w = np.sqrt(scale * max(slope, 0.0) / max(float((c.square() / state.metric).sum()), 1e-300) * unseen)
-        held, near = w * self._held(state, V.shape[1]), (state.losses, seen.slopes, seen.curvature)
-        model = SubspaceModel(self.objective, *near, state.weights, held, STIFF * state.size)
+        held, centre = w * self._held(state, V.shape[1]), state.weights
+        if len(state.centre):
+            held, centre = np.full_like(w, state.hold**0.5), state.centre
+        near = (state.losses, seen.slopes, seen.curvature)
+        model = SubspaceModel(self.objective, *near, centre, held, STIFF * state.size)
         merit = model.merit(state.losses, self._accuracy(state))
         return Neighbourhood(V, [d, c], model, w, merit, pull, scale, seen.sizes)
 
@@ -235,8 +274,12 @@ class SubspaceSaddle(MinimaxMethod):
 
         A trial that is rejected without it ends that.
         """
-        flat = self.objective.simplex and self.objective.strong_convexity(len(state.weights)) == 0
-        return not flat or state.uneven or state.careful or k < state.moving
+        wanted = not self._flat(state) or state.uneven or state.careful or k < state.moving
+        return wanted or len(state.centre) > 0
+
+    def _flat(self, state: SubspaceSaddleState) -> bool:
+        """Whether ψ does not bend."""
+        return self.objective.simplex and self.objective.strong_convexity(len(state.weights)) == 0
 
     def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
         """Step (1)."""

@@ -1,0 +1,160 @@
+"""What docs/subspace-saddle.md proves of the subspace saddle method, on problems that would show it false."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import scaffpd as sp
+from scaffpd.algorithms import subspace_saddle
+from scaffpd.subspace import SubspaceModel
+
+FLAT = [sp.Agnostic(), sp.CVaR(alpha=0.3), sp.ChiSquareBall(delta=0.5)]
+BENT = [sp.ChiSquare(rho=0.05), sp.Tilted(rho=0.1)]
+
+
+def chebyshev(N=20, d=12, l2=0.01, seed=0):
+    """One row a client: regression in the maximum norm for `Agnostic`, with about d active clients."""
+    random = np.random.default_rng(seed)
+    X, w = random.standard_normal((N, d)), random.standard_normal(d) / d**0.5
+    rows = {str(i): (X[i : i + 1], X[i : i + 1] @ w + random.standard_normal(1)) for i in range(N)}
+    return sp.Cohort(rows, sp.Linear("squared", l2=l2)), X
+
+
+def optimum(cohort, objective):
+    result = sp.train(sp.SubspaceSaddle(objective, memory=60), cohort, rounds=200, tol=1e-11)
+    assert result.status is sp.Status.CONVERGED
+    return objective.support(result.history.losses[-1]) - 0.5 * result.certificate
+
+
+def model_at(cohort, objective, x, weights, V, w=0.0, stiffness=1.0):
+    """The server's model at x in the span of V, D = I."""
+    at = cohort.gradients(x)
+    seen = at.restriction(x.new_tensor(V), weights, x.new_ones(len(x)))
+    held = np.broadcast_to(w, len(weights)).astype(float)
+    return SubspaceModel(objective, at.losses, seen.slopes, seen.curvature, weights, held, stiffness)
+
+
+def random_point(cohort, objective, random):
+    """x, and a λ ∈ Λ that has nothing to do with it."""
+    x = cohort.start().new_tensor(random.standard_normal(cohort.dimension))
+    return x, objective.maximizer(random.standard_normal(len(cohort.names)))
+
+
+# ------------------------------------------------------------------ lemmas
+
+
+@pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
+def test_lemma_1_a_damped_model_lies_above_the_merit(objective):
+    """δκ ≥ L: F_w(L(x + Vα)) ≤ max_l m(α, l) for every α, whatever w, λ and V are."""
+    random = np.random.default_rng(3)
+    cohort, X = chebyshev()
+    smooth = 2 * (X**2).sum(1).max() + 0.01
+    for _ in range(5):
+        x, weights = random_point(cohort, objective, random)
+        V = np.linalg.qr(random.standard_normal((12, 4)))[0]
+        model = model_at(cohort, objective, x, weights, V, random.random(20), smooth)
+        alpha = 10 ** random.uniform(-2, 1) * random.standard_normal(4)
+        above = replace(model, losses=model.losses + model.slopes @ alpha).merit(model.losses + model.slopes @ alpha, 0)
+        above += 0.5 * alpha @ (2 * model.curvature + smooth * np.eye(4)) @ alpha  # δ = 1, κ = L
+        losses = cohort.evaluate(x + x.new_tensor(V @ alpha)).loss
+        assert model.merit(losses, 1e-12) <= above * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
+def test_theorem_1_a_subspace_that_sees_everything_promises_a_share_of_the_excess(objective):
+    """ε ≥ (μ/ℓ)(F(x) − F*), ℓ = (1 + δ)L + δκ, for V = R^d, w = 0 and any λ in Q."""
+    random = np.random.default_rng(4)
+    cohort, X = chebyshev(l2=0.3)
+    best, smooth = optimum(cohort, objective), 2 * (X**2).sum(1).max() + 0.3
+    for damping in (0.0, 0.5, 8.0):
+        x, weights = random_point(cohort, objective, random)
+        model = model_at(cohort, objective, x, weights, np.eye(12))
+        value = objective.support(model.losses)
+        promise = value - model.solve(damping, 1e-10).value
+        assert promise >= 0.3 / ((1 + damping) * smooth + damping) * (value - best) - 1e-8
+
+
+@pytest.mark.parametrize("objective", BENT, ids=str)
+def test_theorem_2_two_promises_bound_the_excess(objective):
+    """With one merit F: F falls by ε/10, c follows ∇F, and F(x⁺) − F* ≤ (ℓ + γ)/μ ε⁺ + 4(γ/μ)² ε."""
+    mu, n = 0.3, 20
+    cohort, X = chebyshev(N=n, l2=mu)
+    best, smooth, rho = optimum(cohort, objective), 2 * (X**2).sum(1).max() + mu, objective.strong_convexity(n)
+    method = sp.SubspaceSaddle(objective, memory=3)
+    state = method.init(cohort)
+    state = replace(state, centre=state.weights)  # held from the start, with w̄ = 0
+    rounds = []
+    for _ in range(14):
+        C = np.array([state.at.sum(row).numpy() for row in np.eye(n)])
+        damping, value, gradient = state.damping, objective.support(state.losses), objective.maximizer(state.losses) @ C
+        coupling = np.linalg.norm(C - C.mean(0), 2)
+        error = np.linalg.norm(state.direction.numpy() - gradient)
+        state = method.round(cohort, state)
+        if state.accepted:
+            rounds.append((value - best, state.promise, coupling**2 / rho, error, (1 + damping) * smooth + damping))
+    for (above, e, g, _, _), (above_next, e_next, g_next, error, bend) in zip(rounds, rounds[1:], strict=False):
+        gamma = max(g, g_next)
+        assert above_next <= above - 0.1 * e + 1e-9
+        assert error**2 <= 8 * gamma**2 / mu * e + 1e-12
+        assert above_next <= (bend + gamma) / mu * e_next + 4 * (gamma / mu) ** 2 * e + 1e-9
+    assert rounds[-1][0] < 0.01 * rounds[0][0]
+
+
+# ------------------------------------------------------------------ counter-examples, and the safeguard
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_weights_can_cycle_for_ever_where_psi_is_flat_and_nothing_holds_them(n):
+    """V = the n − 1 newest c, w = 0: x stays at 0, c goes round the axes, and F(0) − F* = 1/(2n)."""
+    B = 1 / n + 1.5 * (np.eye(n) - 1 / n)  # f_i = ½‖x‖² + ⟨b_i, x⟩: the optimum is −1/n, by λ = 1/n
+    weights, axes = 1 / (3 * n) + 2 / 3 * np.eye(n), np.eye(n)
+    for r in range(3 * n):
+        V = np.array([axes[(r - j) % n] for j in range(n - 1)]).T
+        assert np.allclose(weights[r % n] @ B, axes[r % n])  # c, which is in V
+        model = SubspaceModel(sp.Agnostic(), np.zeros(n), B @ V, np.eye(n - 1), weights[r % n], np.zeros(n))
+        step = model.solve(0.0, 1e-13)
+        assert np.abs(step.alpha).max() < 1e-6
+        assert np.abs(step.weights - weights[(r + 1) % n]).max() < 1e-5
+    whole = SubspaceModel(sp.Agnostic(), np.zeros(n), B, np.eye(n), weights[0], np.zeros(n)).solve(0.0, 1e-13)
+    assert whole.value == pytest.approx(-1 / (2 * n))
+
+
+@pytest.mark.parametrize("objective", [sp.Agnostic(), sp.ChiSquare(rho=0.003)], ids=str)
+def test_theorem_3_a_centre_that_moves_in_every_round_wanders_and_one_that_waits_converges(objective, monkeypatch):
+    cohort, _ = chebyshev()
+    method, states = sp.SubspaceSaddle(objective, memory=3), []
+    result = sp.train(method, cohort, rounds=400, tol=1e-5, callbacks=[lambda now: bool(states.append(now.state))])
+    assert result.status is sp.Status.CONVERGED
+    held = [state for state in states if len(state.centre)]
+    assert held
+    for before, after in zip(held, held[1:], strict=False):  # λ̄ moves where (w̄²/2) max ‖l − λ̄‖² explains the rest
+        if after.hold < before.hold:
+            assert after.certificate <= 2 * before.hold
+    monkeypatch.setattr(subspace_saddle, "PATIENCE", 10**9)
+    wandering = sp.train(method, cohort, rounds=90, tol=1e-5)
+    assert wandering.history["certificate"].min() > 1e-2
+
+
+def test_rejected_trials_are_no_more_than_taken_ones_and_a_few():
+    """δ grows fourfold by a rejection, falls at most fourfold by a step, and 4 L/κ is its end."""
+    random = np.random.default_rng(0)
+    clients = {str(i): (3 * random.standard_normal((8, 6)), random.integers(0, 2, 8)) for i in range(6)}
+    cohort = sp.Cohort(clients, sp.Linear("logistic", l2=1e-3))
+    method, taken = sp.SubspaceSaddle(sp.Agnostic(), memory=4), []
+    sp.train(method, cohort, rounds=60, tol=1e-8, x0=20 * cohort.start().new_tensor(random.standard_normal(6)),
+             callbacks=[lambda now: bool(taken.append(now.state.accepted))])  # fmt: skip
+    most = cohort.constants().smoothness.max() / (subspace_saddle.STIFF * cohort.constants().smoothness.mean())
+    few = 1 + np.log(4 * most / 0.03) / np.log(4)
+    rejected = np.cumsum(np.logical_not(taken))
+    assert rejected[-1] > 0
+    assert np.all(rejected <= np.cumsum(taken) + few)
+
+
+def test_one_mixture_of_squared_losses_ends_within_d_rounds():
+    """c is orthogonal to every direction so far, so there are at most d rounds with c ≠ 0."""
+    cohort, _ = chebyshev(N=6, d=9)
+    result = sp.train(sp.SubspaceSaddle(sp.Average(), memory=60), cohort, rounds=9, tol=1e-10)
+    assert result.status is sp.Status.CONVERGED
