@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ def test_theorem_2_two_promises_bound_the_excess(objective):
         state = method.round(cohort, state)
         if state.accepted:
             rounds.append((value - best, state.promise, coupling**2 / rho, error, (1 + damping) * smooth + damping))
-    for (above, e, g, _, _), (above_next, e_next, g_next, error, bend) in zip(rounds, rounds[1:], strict=False):
+    for (above, e, g, _, _), (above_next, e_next, g_next, error, bend) in pairwise(rounds):
         gamma = max(g, g_next)
         assert above_next <= above - 0.1 * e + 1e-9
         assert error**2 <= 8 * gamma**2 / mu * e + 1e-12
@@ -130,7 +131,7 @@ def test_theorem_3_a_centre_that_moves_in_every_round_wanders_and_one_that_waits
     assert result.status is sp.Status.CONVERGED
     held = [state for state in states if len(state.centre)]
     assert held
-    for before, after in zip(held, held[1:], strict=False):  # λ̄ moves where (w̄²/2) max ‖l − λ̄‖² explains the rest
+    for before, after in pairwise(held):  # λ̄ moves where (w̄²/2) max ‖l − λ̄‖² explains the rest
         if after.hold < before.hold:
             assert after.certificate <= 2 * before.hold
     monkeypatch.setattr(subspace_saddle, "PATIENCE", 10**9)
