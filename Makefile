@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # the tests start many processes: compile the package once, whatever the environment says
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-deploy test-all lint format types bench mutants docs clean
+.PHONY: demo test test-deploy test-all lint format types bench mutants docs package clean
 
 demo: $(VENV)/.demo
 	$(BIN)/scaffpd demo $(DEMO)
@@ -53,6 +53,20 @@ mutants: $(READY)
 docs: $(READY)
 	$(BIN)/python docs/generate_cli.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# wheel and sdist, checked: their metadata, and the wheel by itself, in an environment that lends only its dependencies
+package: $(READY)
+	rm -rf dist
+	$(PYTHON) -m venv dist/tools
+	dist/tools/bin/python -m pip install --quiet --disable-pip-version-check build hatchling twine
+	dist/tools/bin/python -m build --no-isolation --outdir dist .
+	dist/tools/bin/python -m twine check --strict dist/scaffpd-*
+	$(PYTHON) -m venv dist/fresh
+	dist/fresh/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index dist/scaffpd-*.whl
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	  > "$$(dist/fresh/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/dependencies.pth"
+	cd dist && fresh/bin/python -c "import scaffpd; assert '/fresh/' in scaffpd.__file__, scaffpd.__file__"
+	cd dist && fresh/bin/scaffpd train hospitals --quiet && fresh/bin/scaffpd report runs/hospitals
 
 # the demo installs what it needs; everything else installs the rest
 $(VENV)/.demo: pyproject.toml constraints.txt

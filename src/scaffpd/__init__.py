@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from scaffpd.training import Status as Status
     from scaffpd.training import train as train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "scaffpd.algorithms": (

@@ -80,7 +80,7 @@ def rows(file):
 def test_a_folder_has_everything_and_repeats_itself_bit_for_bit(tmp_path):
     models, _ = run(asked(patients(tmp_path / "p.csv")), tmp_path / "one")
     names = {"config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "partition.csv"}
-    others = {"model.safetensors", "checkpoint", "fills.json", "lock"}
+    others = {"model.safetensors", "average.safetensors", "checkpoint", "fills.json", "lock"}
     assert names | others == {p.name for p in (tmp_path / "one").iterdir()}
     (tmp_path / "two").mkdir()
     again, _ = run(RunConfig.read(tmp_path / "one" / "config.toml"), tmp_path / "two")
