@@ -14,7 +14,7 @@ from scaffpd.cli import typer_ext
 from scaffpd.comparison import problem
 from scaffpd.comparison.setting import choose_methods, zoo
 from scaffpd.deploy import local
-from scaffpd.features import backbones, extract, forward
+from scaffpd.features import backbones, extract, layers
 
 SCRIPT = [sys.executable, "-m", "scaffpd"]
 
@@ -102,7 +102,7 @@ def test_the_names_are_those_of_their_homes():
     assert typer_ext.BACKBONES == backbones.BACKBONES
     assert typer_ext.KINDS == extract.KINDS
     assert typer_ext.DTYPES == extract.DTYPES
-    assert all(name in inspect.getsource(forward) for name in typer_ext.PRECISIONS)
+    assert all(name in inspect.getsource(layers) for name in typer_ext.PRECISIONS)
     assert set(typer_ext.ALGORITHMS) == set(algorithms.ALGORITHMS)
 
 

@@ -233,3 +233,25 @@ def test_a_data_folder_that_is_not_there_is_pointed_at(capsys, monkeypatch):
     monkeypatch.setenv("SCAFFPD_DATA", "/nowhere/at/all")
     assert cli.run(["doctor"]) == 0
     assert "/nowhere/at/all is not there" in " ".join(capsys.readouterr().out.split())
+
+
+# ------------------------------------------------------------------ init
+
+
+def test_a_settings_file_for_a_table_trains_once_its_guesses_are_right(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"n{k},{['north', 'south'][k % 2]},{k * k % 37},2024-01-{1 + k % 28:02},{k % 3 % 2}" for k in range(60)]
+    (tmp_path / "p.csv").write_text("\n".join(["name,site,age,day,ill", *rows, ""]))
+    assert cli.run(["init", "p.csv"]) == 0
+    text = (tmp_path / "config.toml").read_text()
+    found = tomllib.loads(text)["data"]
+    assert (found["file"], found["client"], found["target"]) == ("p.csv", "site", "ill")
+    assert text.count("(a guess: check it)") == 2
+    for line in ("#   name: 60 texts (n0, n1, n10, n11, …)", "#   age: numbers from 0 to 36", "#   day: dates"):
+        assert line in text.splitlines()
+    assert cli.run(["train", "config.toml", "--quiet", "--no-report", "--splits", "0"]) == 0
+    assert cli.run(["init", "p.csv"]) == 2
+    assert cli.run(["init", "p.csv", "--out", "b.toml", "--target", "ile"]) == 2
+    assert capsys.readouterr().err.endswith("Unknown column 'ile': did you mean 'ill'?\n")
+    assert cli.run(["init", "p.csv", "--out", "b.toml", "--target", "age", "--client", "day"]) == 0
+    assert "guess" not in (tmp_path / "b.toml").read_text()

@@ -20,7 +20,7 @@ import typer
 
 import scaffpd
 from scaffpd.cli.compare import compare
-from scaffpd.cli.data import data
+from scaffpd.cli.data import data, init
 from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
 from scaffpd.cli.doctor import doctor
@@ -53,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=SETTINGS,
 )
-for _command in (demo, train, path, predict, report, data, doctor, compare, features):
+for _command in (demo, init, train, path, predict, report, data, doctor, compare, features):
     add(app, _command, panel=COMPARE if _command in (compare, features) else START)
 app.add_typer(silo, name="silo", rich_help_panel=ORGANISATIONS)
 app.add_typer(deploy, name="deploy", rich_help_panel=ORGANISATIONS)

@@ -1,4 +1,4 @@
-"""`scaffpd data`: what is embedded, what was found in the data folder, and how to provide what is missing."""
+"""`scaffpd data`, which data there is and how to provide the rest, and `scaffpd init`, a settings file for a table."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.data.image_loaders import Published
+    from scaffpd.tabular.columns import DataColumn
 
 UNNAMED = "No data folder is named: give one by --data FOLDER or by the environment variable SCAFFPD_DATA."
 WEIGHTS = {  # file in weights/, and what it is
@@ -212,3 +213,116 @@ def _words(entry: DatasetEntry) -> str:
     if entry.state == "missing":
         return f"{entry.about}; {entry.licence}.{f' Expected: {entry.note}.' if entry.note else ''}"
     return f"{entry.about}{f', {entry.note}' if entry.note else ''}; {entry.licence}."
+
+
+SETTINGS = """\
+# Train with: scaffpd train {file}
+# {table}: {rows}.
+{columns}
+
+[data]
+file = {name}
+client = {client}  # the column that says whose a row is{guess_client}
+target = {target}  # the column to be predicted{guess_target}
+# columns = [{some}]  # to learn from; all others if left out
+# categories = []  # columns of numbers that are names of categories
+# task = "classification"  # or "regression"; goes by the target if left out
+# dates = true  # learn from weekday, season and hour of dates
+test = 0.2  # share of every client's rows held out
+# split_by = ""  # hold out the latest rows by a column of dates or numbers, or whole groups
+seed = 0  # chooses them
+
+[model]
+# loss = "logistic"  # or "softmax", "squared"; goes by the target if left out
+# l2 = 0.001  # the regulariser; chosen by folds if left out
+intercept = true
+
+[objective]
+kind = "ChiSquare"  # or Average, Agnostic, ChiSquareBall, CVaR, Tilted, QFair, Nash
+# rho = 0.1  # how much weight may move to clients that are served badly; found if left out
+
+[training]
+rounds = 1000  # the most
+tol = 1e-6  # stop when the gap to the optimum is proven to be at most this
+baseline = true  # train the average model too, to compare with
+"""
+FEW, LEAST = 200, 10  # a column of names with at most so many, at least so many rows each, may name clients
+
+
+def init(
+    table: Annotated[Path, typer.Argument(help="A table in any format, or a folder of them.", show_default=False)],
+    client: Annotated[str | None, typer.Option(help="Column that says whose a row is.", show_default="a guess")] = None,
+    target: Annotated[str | None, typer.Option(help="Column to be predicted.", show_default="a guess")] = None,
+    out: Annotated[Path, typer.Option(help="The file to write; one that is there is left alone.")] = Path(
+        "config.toml"
+    ),
+) -> None:
+    """Write a commented settings file for a table, with what its columns hold.
+
+    Examples:
+        scaffpd init patients.csv --client hospital --target ill
+    """
+    from scaffpd.errors import several
+    from scaffpd.system import write_file
+    from scaffpd.tabular.formats import open_table
+    from scaffpd.tabular.read import read_columns
+
+    if out.exists():
+        raise InputError(f"The file {str(out)!r} is there already; choose another one with --out.")
+    opened = open_table(table)
+    columns = read_columns(opened, [name for name in opened.names if name])[0]
+    guesses = _guessed(columns, client, target)
+    values = {
+        "file": out,
+        "table": table.name,
+        "rows": several(len(columns[0].values), "row"),
+        "columns": "\n".join(f"#   {line}" for line in map(_holds, columns)),
+        "name": _quoted(os.path.relpath(table, out.parent)),
+        "client": _quoted(guesses[0]),
+        "target": _quoted(guesses[1]),
+        "guess_client": "" if client else " (a guess: check it)",
+        "guess_target": "" if target else " (a guess: check it)",
+        "some": ", ".join(_quoted(column.name) for column in columns if column.name not in guesses)[:60].rpartition(
+            ","
+        )[0],
+    }
+    write_file(out, SETTINGS.format(**values))
+    typer.echo(f"Written to {out}. Look at it, then run: scaffpd train {out}")
+
+
+def _guessed(columns: Sequence[DataColumn], client: str | None, target: str | None) -> tuple[str, str]:
+    """The columns that were named, else the first one that could name clients, and the last other one."""
+    from scaffpd.errors import unknown
+
+    names = [column.name for column in columns]
+    for given in (client, target):
+        if given is not None and given not in names:
+            raise unknown("column", given, names)
+    owners = [
+        c.name for c in columns if c.name != target and 2 <= len(c.categories) <= FEW
+        and len(c.values) >= LEAST * len(c.categories)
+    ]  # fmt: skip
+    owner = client or next(iter(owners), names[0])
+    return owner, target or next((name for name in reversed(names) if name != owner), names[-1])
+
+
+def _holds(column: DataColumn) -> str:
+    """One column in a line."""
+    from scaffpd.tabular.columns import CATEGORY, NUMBER
+
+    gaps = int(column.missing.sum())
+    missing = f", {gaps} missing" if gaps else ""
+    if column.kind == CATEGORY:
+        some = ", ".join(column.categories[:4]) + (", …" if len(column.categories) > 4 else "")
+        return f"{column.name}: {len(column.categories)} texts ({some}){missing}".replace("\n", " ")
+    if column.kind == NUMBER:
+        there = column.values[~column.missing]
+        return f"{column.name}: numbers from {there.min():g} to {there.max():g}{missing}".replace("\n", " ")
+    return f"{column.name}: {'dates' if column.kind == 'date' else 'no values'}{missing}".replace("\n", " ")
+
+
+def _quoted(text: str) -> str:
+    """As TOML writes a text."""
+    import tomli_w
+
+    return tomli_w.dumps({"x": text}).removeprefix("x = ").rstrip("\n")

@@ -16,6 +16,7 @@ EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell th
     "report": ("report.html, and its pictures", ("jinja2", "vl-convert-python")),
     "sklearn": ("estimators, and three embedded data sets", ("scikit-learn",)),
     "pandas": ("results as data frames", ("pandas",)),
+    "excel": ("tables from Excel files", ("openpyxl",)),
     "images": ("data sets of images, and pictures of partitions", ("matplotlib", "pillow")),
     "flare": ("training across organisations on NVIDIA FLARE", ("nvflare",)),
     "flower": ("training across organisations on Flower", ("flwr", "psutil")),

@@ -156,8 +156,9 @@ def _features(source: TableFile, columns: list[DataColumn], remarks: list[str]) 
             kept.append(column)
             remarks += [f"Column {column.name!r} {column.note}."] if column.note else []
     if not kept:
+        why = " ".join(remark for remark in remarks if remark.startswith("Column "))
         raise InputError(
-            f"{source.file.name!r} has no columns besides {source.client!r} and {source.target!r} to learn from."
+            f"{source.file.name!r} has no columns besides {source.client!r} and {source.target!r}. {why}".rstrip()
         )
     return FeatureTable(len(kept[0].values), tuple(kept))
 
