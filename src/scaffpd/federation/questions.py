@@ -33,12 +33,19 @@ class Vectors:
         each: the v_i themselves, (n, …).
         squares: ‖v_i‖² per client, where that takes less than the v_i.
         shape: of a v_i, where it is not that of x.
+        shares: w → what every client adds to the sum, where it is to hide what they add (`SharedSum` of `privacy`).
     """
 
     sum: Callable[[Tensor], Tensor]
     each: Callable[[], Tensor]
     squares: Callable[[], Tensor] | None = None
     shape: tuple[int, ...] = ()
+    shares: Callable[[Tensor], Any] | None = None
+
+    @classmethod
+    def of(cls, made: Any, squares: Callable[[], Tensor] | None = None) -> Vectors:
+        """A handle on what clients have made."""
+        return cls(made.sum, made.each, squares, shares=getattr(made, "shares", None))
 
     def norms(self) -> Tensor:
         """‖v_i‖² per client."""
@@ -164,9 +171,7 @@ class GradientsAt(Losses):
         point = clients.point(self)
         rounding = cache(point.rounding)
         numbers = {"loss": lambda: point.losses, "loss_error": lambda: rounding()[0]}
-        return Reply(
-            {**numbers, "gradient_error": lambda: rounding()[1]}, {"c": Vectors(point.sum, point.each, point.norms)}
-        )
+        return Reply({**numbers, "gradient_error": lambda: rounding()[1]}, {"c": Vectors.of(point, point.norms)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +213,7 @@ class LocalSteps(Question):
 
         steps = {"d": self.plan.steps} | ({} if self.plan.snapshot is None else {"snapshot": self.plan.snapshot})
         done = {part: work(number) for part, number in steps.items()}
-        return Reply({}, {part: Vectors(found.sum, found.each) for part, found in done.items()})
+        return Reply({}, {part: Vectors.of(found) for part, found in done.items()})
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,20 @@ sample of rate q_i = b/m_i and are divided by b; loss, gradient and every local 
 L_i is then brought back to [0, B], where it must lie. One question for a gradient is two releases (gradient and loss);
 J local steps are J more, or J − 1 where all records take part and the first gradient is the c_i that is known already.
 What is made of released vectors (sums, projections, norms, d_i) costs nothing.
+
+Where secure sums hide single vectors, the noise of gradients can be shared among n clients, of which t may add none:
+
+    Σ_i w_i c_i = (sC/2ᶠ) Σ_i (⌊(w_i/(m_i s)) S_i⌋ + N_ℤ(0, σ²)) + l2 x Σ_i w_i,
+    s = max_j |w_j|/m_j,   σ = z 2ᶠ/√(n − t)
+
+with S_i the sum of client i in units of C/2ᶠ (Kairouz, Liu, Steinke, "The distributed discrete Gaussian mechanism for
+federated learning with secure aggregation", 2021). A record of client i moves it by Δ_i ≤ 2ᶠ|w_i|/(m_i s) + 2√d units,
+rounding included, and n − t clients hide that with √(n − t) σ: a release with z_i = √(n − t) σ/Δ_i ≥ z, for every
+weighting anew. Their sum is no discrete Gaussian, but its probabilities are one's times e^±τ (shown there),
+
+    τ ≤ 10 Σ_{k<n−t} exp(−2π²σ² k/(k + 1)) ≤ 10 n exp(−π²σ²),
+
+which is no number that a computer could tell from zero: σ is above 2²⁰.
 """
 
 from __future__ import annotations
@@ -24,7 +38,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
 from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, SubspaceDerivatives, shift
 from scaffpd.privacy.accountant import Account, Release, ReleaseEntry
-from scaffpd.privacy.mechanism import Clip, ClippedSums
+from scaffpd.privacy.mechanism import SPARE, Clip, ClippedSums
 from scaffpd.privacy.noise import PrivateQuestion, digest, discrete_gaussians, drawn
 
 SECOND_ORDER = (
@@ -63,6 +77,81 @@ NO_SMOOTHNESS = (
 )
 
 
+SHARED = (
+    "Noise that clients share is in sums of their gradients over all records alone: use a method that needs nothing "
+    "else, such as ScaffPD(local_steps=1), or leave colluding out."
+)
+
+
+class SharedSum(NamedTuple):
+    """A sum of vectors to which every client has added its share of the noise.
+
+    Attributes:
+        parts: what every client adds, (n, d), whole numbers; only their sum may be seen.
+        unit: the size of a unit.
+        public: what is added to the sum, of public numbers.
+    """
+
+    parts: Tensor
+    unit: float
+    public: Tensor
+
+    def total(self, added: Tensor | None = None) -> Tensor:
+        """Return the sum, from the clients' parts as somebody else has added them up, or as they are here."""
+        whole = self.parts.sum(0) if added is None else added
+        return (whole.double() * self.unit).to(self.public) + self.public
+
+
+class SharedPoint(PrivatePoint):
+    """Losses that clients have released at x, and gradients that leave them in sums with shared noise only."""
+
+    def __init__(self, x: Tensor, losses: Tensor, oracle: PrivateOracle) -> None:
+        super().__init__(x, losses, x.new_empty(0), whole=True)
+        self.oracle = oracle
+
+    def shares(self, weights: Tensor) -> SharedSum:
+        """What every client adds to Σ_i w_i c_i: a release of everybody."""
+        return self.oracle.shared(self.x, weights)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i c_i, added up as secure sums do it."""
+        return self.shares(weights).total()
+
+    def each(self) -> Tensor:
+        """Refuse: no client's own gradient is released."""
+        raise InputError(SHARED)
+
+    def norms(self) -> Tensor:
+        """Refuse, likewise."""
+        raise InputError(SHARED)
+
+    def project(self, direction: Tensor) -> Tensor:
+        """Refuse, likewise."""
+        raise InputError(SHARED)
+
+
+class SharedStep(StackedDisplacements):
+    """One local step, d_i = η_i (c_i + c), of which sums are released."""
+
+    def __init__(self, point: SharedPoint, rates: Tensor, pull: Tensor) -> None:
+        super().__init__(point.x.new_empty(0))
+        self.point, self.rates, self.pull = point, rates, pull
+
+    def shares(self, weights: Tensor) -> SharedSum:
+        """What every client adds to Σ_i w_i d_i: a release of everybody."""
+        own = weights * self.rates[:, 0]
+        made = self.point.shares(own)
+        return made._replace(public=made.public + float(own.sum()) * self.pull)
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i d_i, added up as secure sums do it."""
+        return self.shares(weights).total()
+
+    def each(self) -> Tensor:
+        """Refuse: no client's own step is released."""
+        raise InputError(SHARED)
+
+
 class PrivateClient(NamedTuple):
     """One client.
 
@@ -92,13 +181,14 @@ class PrivateOracle:
         known: public constants; `None` where there are none.
         members: the clients.
         account: what they have released.
+        colluding: t, how many clients may add no noise where it is shared; `None` where everybody hides its own.
     """
 
     def __init__(
         self, inner: Oracle, sums: ClippedSums, clips: tuple[Clip, Clip], l2: float, known: Constants | None,
-        members: list[PrivateClient], account: Account,
+        members: list[PrivateClient], account: Account, colluding: int | None = None,
     ) -> None:  # fmt: skip
-        self.inner, self.sums, self.clips, self.l2 = inner, sums, clips, l2
+        self.inner, self.sums, self.clips, self.l2, self.colluding = inner, sums, clips, l2, colluding
         self.known, self.members, self.account = known, members, account
         self.dimension, self.most_rows = inner.dimension, inner.most_rows
 
@@ -128,9 +218,8 @@ class PrivateOracle:
                 samples=known.samples[clients],
             )
         members = [self.members[i] for i in clients]
-        return PrivateOracle(
-            self.inner.only(clients), self.sums.only(clients), self.clips, self.l2, known, members, self.account
-        )
+        inner, sums = self.inner.only(clients), self.sums.only(clients)
+        return PrivateOracle(inner, sums, self.clips, self.l2, known, members, self.account, self.colluding)
 
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
         """L_i: one release."""
@@ -139,7 +228,10 @@ class PrivateOracle:
         return self._released_losses(questions, x, batch_size)
 
     def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> PrivatePoint:
-        """L_i and c_i: two releases."""
+        """L_i and c_i: two releases; or L_i alone, where gradients wait for their sum."""
+        if self.colluding is not None:
+            self._unsampled(batch_size)
+            return SharedPoint(x, self.losses(x, None, key), self)
         losses, gradients = (self._questions(kind, batch_size, key, x) for kind in ("loss", "gradient"))
         costs = self._entries(losses, batch_size, losses=True) + self._entries(gradients, batch_size)
         self.account.charge(costs)
@@ -150,6 +242,8 @@ class PrivateOracle:
         self, x: Tensor, at: PrivatePoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
         """J local steps of every client: J releases, or J − 1 where the first gradient is known."""
+        if self.colluding is not None:
+            return self._shared_step(x, at, correction, plan)
         each, rates = x.new_zeros(len(self.members), len(x)), self._rates(x, plan)
         pull = each + shift(at, correction)
         first = None
@@ -163,6 +257,40 @@ class PrivateOracle:
             g = self._released(questions, x - each, plan.batch_size) if first is None else first
             each, first = each + rates * (g + pull - plan.prox * each), None
         return StackedDisplacements(each)
+
+    def _shared_step(self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> StackedDisplacements:
+        """The only step d_i: η_i c where it is corrected by the c_i of this point, else η_i (c_i + c)."""
+        self._unsampled(plan.batch_size)
+        rates, c = self._rates(x, plan), torch.zeros_like(x) if correction is None else correction
+        if plan.steps > 1 or (at is not None and not (isinstance(at, SharedPoint) and same_point(at.x, x))):
+            raise InputError(SHARED)
+        if at is not None:
+            return StackedDisplacements(rates * c)
+        return SharedStep(SharedPoint(x, x.new_empty(0), self), rates, c)
+
+    def _unsampled(self, batch_size: int | None) -> None:
+        if batch_size is not None:
+            raise InputError(SHARED)
+
+    def shared(self, x: Tensor, weights: Tensor) -> SharedSum:
+        """Σ_i w_i c_i, to which every client adds its share of the noise: a release of each of them."""
+        w, n = weights.detach().double().cpu().numpy(), len(self.members)
+        share = w / [member.samples for member in self.members]
+        s, clip, honest = float(np.abs(share).max()) or 1.0, self.clips[0], n - (self.colluding or 0)
+        if honest < 1 or clip.bits is None:
+            raise InputError(f"{n} clients, of which {self.colluding} may add no noise, cannot share it.")
+        sigma = clip.sigma(max(member.noise for member in self.members) / honest**0.5)
+        questions = self._questions("sum", None, (), x, torch.from_numpy(w))
+        moved = np.abs(share) / s * 2.0**clip.bits + 2 * len(x) ** 0.5
+        hidden = honest**0.5 * sigma / SPARE / moved
+        self.account.charge([
+            ReleaseEntry(member.number, question.mark, Release(float(own)))
+            for member, question, own, part in zip(self.members, questions, hidden, share, strict=True) if part
+        ])  # fmt: skip
+        noise = np.stack([discrete_gaussians(question.noise, sigma, len(x)) for question in questions])
+        scaled = self.sums.gradients(x, None) * torch.from_numpy(share / s).to(x.device)[:, None]
+        parts = scaled.trunc().long() + torch.from_numpy(noise).to(x.device)
+        return SharedSum(parts, clip.unit * s, self.l2 * float(w.sum()) * x)
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
         """Refuse: second derivatives are not released."""

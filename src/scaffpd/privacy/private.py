@@ -91,6 +91,10 @@ class Private:
             that can be repeated. Left out, it comes from the operating system, and a resumed run is not the same run.
         delta: δ of the account.
         budget: the largest ε that a client spends; it does not answer what would exceed it.
+        colluding: t; the noise of gradients is shared among the clients, of which so many may add none, or show the
+            server what they have added. It then protects against whoever sees nothing but sums over all clients, as a
+            server does with `SecureAggregation`, and is √(n − t) times smaller where clients are alike. Left out, every
+            client hides its own gradients from everybody.
     """
 
     model: Linear | Module
@@ -103,6 +107,7 @@ class Private:
     secret: bytes | int | None = field(default=None, repr=False, compare=False)
     delta: float = 1e-5
     budget: float | None = None
+    colluding: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, Linear | Module):
@@ -119,6 +124,8 @@ class Private:
                 positive("Private", name, getattr(self, name))
         if self.radius is not None and not isinstance(self.model, Linear):
             raise InputError("Private takes a radius with Linear models only: give smoothness= instead.")
+        if self.colluding is not None and (type(self.colluding) is not int or self.colluding < 0):
+            raise InputError(f"Private needs a whole number colluding >= 0, got {self.colluding!r}.")
         check_delta(self.delta)
         check_secret(self.secret)
 
@@ -138,7 +145,7 @@ class Private:
             samples: m_i of every client, in order; needed where the algorithm has a batch size.
             delta: δ.
             loss_share: the share of the budget that losses get where a method asks for them, by 1/z².
-            rest: clip, loss_clip, radius, smoothness and secret.
+            rest: clip, loss_clip, radius, smoothness, secret and colluding.
         """
         positive("Private.solved", "epsilon", epsilon)
         check_delta(delta)
@@ -172,10 +179,13 @@ class Private:
         inner, names = self.model.oracle(data), data.names
         account = Account(names, float(self.delta), self.budget)
         members = self._members(data)
-        most, (z, z_L) = max(m.samples for m in members), (max(z) for z in zip(*[m[3:] for m in members], strict=True))
+        z, z_L = (max(z) for z in zip(*[m[3:] for m in members], strict=True))
+        most = max(m.samples for m in members) * (1 if self.colluding is None else len(members))
+        if self.colluding is not None and (z == 0 or self.colluding >= len(members)):
+            raise InputError(f"Private shares noise > 0 among more than colluding={self.colluding} clients.")
         clips = Clip.of(float(self.clip), z, most), Clip.of(float(self.loss_clip), z_L, most)
         sums, l2 = self._sums(inner, clips), float(self.model.l2)
-        return PrivateOracle(inner, sums, clips, l2, self._public(members), members, account)
+        return PrivateOracle(inner, sums, clips, l2, self._public(members), members, account, self.colluding)
 
     @property
     def _open(self) -> bool:

@@ -11,7 +11,8 @@ parties      clients with keys of their own, and what each of them checks before
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -46,6 +47,11 @@ class MaskedSums:
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """Σ_i w_i v_i, masked."""
+        if vectors.shares is not None:  # clients weight and noise their vectors themselves
+            shared = vectors.shares(torch.from_numpy(np.array(weights[asked.index])))
+            ones = dict.fromkeys((asked.names[i] for i in asked.chosen), 1.0)
+            held = replace(vectors, each=lambda: shared.parts.double())
+            return cast(Tensor, shared.total(torch.from_numpy(self.sums.sum(part, held, ones, shared.parts.shape[1]))))
         own = {asked.names[i]: float(weights[i]) for i in asked.chosen}
         shape = vectors.shape or asked.like.shape
         total = self.sums.sum(part, vectors, own, int(np.prod(shape)))

@@ -105,6 +105,7 @@ class PrivacyLedger:
             self._known[file] = self._state(file)
 
     def _write(self, file: Path, account: Account) -> None:
+        packed: dict[str, Any] = account.pack()
         with atomic_write(file) as written:
-            np.savez(written, **account.pack())
+            np.savez(written, **packed)
         self._known[file] = self._state(file)

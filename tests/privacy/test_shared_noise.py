@@ -1,0 +1,160 @@
+"""Noise that clients share: its size in sums, what a sum costs everybody, masks, and bounds by direct sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from private_cases import clients, linear, network, oracle
+from scipy.optimize import brentq
+
+import scaffpd as sp
+from scaffpd.federation import LocalPlan
+from scaffpd.privacy.accountant import Release, epsilon
+
+pytest.importorskip("dp_accounting")
+SIZES = (9, 5, 14)
+WEIGHTS = np.array([0.5, 0.2, 0.3])
+FIXED = sp.Fixed(tau=0.5, sigma=0.25, theta=0.0, local_rate=0.5)
+METHOD = sp.AcceleratedPrimalDual(sp.ChiSquare(rho=0.1), steps=FIXED)
+
+
+def private(noise=3.0, colluding=0, **more):
+    rest = {"radius": 2.0, "clip": 0.5, "secret": 7, "loss_noise": 3.0, "colluding": colluding} | more
+    return sp.Private(linear(), noise=noise, **rest)
+
+
+def points(n, d=5):
+    return [torch.full((d,), 0.001 * k, dtype=torch.float64) for k in range(n)]
+
+
+@pytest.mark.parametrize("colluding", [0, 1, 2])
+def test_a_sum_carries_the_noise_of_one_client_and_is_not_biased(colluding):
+    """z C max_j |w_j|/m_j in all, and that much again without any t of the clients."""
+    made = oracle(private(colluding=colluding), clients())
+    exact = oracle(private(0.0, colluding=None, loss_noise=0.0), clients())
+    w, s = torch.from_numpy(WEIGHTS), (WEIGHTS / SIZES).max()
+    noise, rest = [], []
+    for x in points(120):
+        shared = made.shared(x, w)
+        noise.append((shared.total() - exact.evaluate(x, None, (0,)).sum(w)) / (3.0 * 0.5 * s))
+        honest = shared.parts[colluding:].sum(0).double() * shared.unit
+        bare = exact.evaluate(x, None, (0,)).gradients[colluding:] - 0.02 * x
+        rest.append((honest - w[colluding:] @ bare) / (3.0 * 0.5 * s))
+    expected = (3 / (3 - colluding)) ** 0.5
+    assert float(torch.stack(noise).std()) == pytest.approx(expected, rel=0.12)
+    assert float(torch.stack(rest).std()) == pytest.approx(1, rel=0.12)  # the others' noise alone is enough
+    assert abs(float(torch.stack(noise).mean())) < 0.2
+
+
+def test_every_client_pays_by_its_own_part_and_only_once():
+    cohort = sp.Cohort(clients(), private(colluding=1))
+    at = cohort.gradients(cohort.start() + 0.1)
+    losses = cohort.account.total
+    first = at.sum(WEIGHTS)
+    share = WEIGHTS / SIZES
+    for i, own in enumerate(cohort.account.releases):
+        (cost,) = [release.noise for release in own if release.noise != 3.0]
+        assert cost == pytest.approx(3.0 * share.max() / share[i], rel=1e-6)
+        assert cost >= 3.0 * (1 - 1e-9)
+    again = cohort.gradients(cohort.start() + 0.1)
+    assert torch.equal(again.sum(WEIGHTS), first)
+    assert cohort.account.total == losses + 3
+    other = at.sum(WEIGHTS[::-1])  # another weighting is another release, with fresh noise
+    assert cohort.account.total == losses + 6
+    assert not torch.equal(other, first)
+    at.sum(np.array([1.0, 0.0, 0.0]))  # who has no part in a sum pays nothing
+    assert cohort.account.total == losses + 7
+
+
+def test_single_gradients_stay_with_the_clients():
+    cohort = sp.Cohort(clients(), private(colluding=1))
+    x = cohort.start()
+    at, other = cohort.gradients(x), cohort.gradients(x + 1)
+    plan = LocalPlan(1, 0.1)
+    for ask in (
+        at.each, at.norms, at.gram, lambda: at.project(x), lambda: cohort.gradients(x, 4, (0,)),
+        lambda: cohort.local_updates(x, None, None, LocalPlan(2, 0.1)),
+        lambda: cohort.local_updates(x, None, None, LocalPlan(1, 0.1, batch_size=4)),
+        lambda: cohort.local_updates(x, other, x, plan), lambda: cohort.local_updates(x, None, None, plan).norms(),
+    ):  # fmt: skip
+        with pytest.raises(sp.InputError, match="Noise that clients share"):
+            ask()
+
+
+def test_a_single_local_step_is_made_of_the_sum():
+    cohort = sp.Cohort(clients(), private(colluding=1))
+    x, c, plan = cohort.start() + 0.1, torch.ones(5, dtype=torch.float64), LocalPlan(1, 0.1)
+    at = cohort.gradients(x)
+    d = cohort.local_updates(x, at, c, plan)  # Scaff-PD's: every client moves along c, and nothing is released
+    before = cohort.account.total
+    torch.testing.assert_close(d.sum(WEIGHTS), 0.1 * c)
+    assert cohort.account.total == before
+    moved = cohort.local_updates(x, None, None, plan).sum(WEIGHTS)  # FedAvg's
+    torch.testing.assert_close(moved, at.sum(0.1 * WEIGHTS))
+    assert cohort.account.total == before + 3
+
+
+@pytest.mark.parametrize("method", [METHOD, sp.FedAvg(local_steps=1, local_rate=0.3)], ids=["fair", "FedAvg"])
+def test_a_solved_run_fits_its_budget_and_masked_sums_are_the_same_sums(method):
+    """Bit for bit: whole numbers are added, with masks or without."""
+    pytest.importorskip("cryptography")
+    model = sp.Private.solved(linear(), 3.0, method, 5, radius=2.0, secret=1, colluding=1)
+    plain = sp.train(method, sp.Cohort(clients(), model), 5, progress=False)
+    assert 1.5 < plain.privacy.worst <= 3.0
+    masked = sp.train(method, sp.SecureAggregation(sp.Cohort(clients(), model)), 5, progress=False)
+    assert np.array_equal(plain.x, masked.x)
+
+
+def test_networks_share_noise_as_well():
+    model = sp.Private(network(outputs=2), noise=2.0, smoothness=1.0, secret=1, colluding=0)
+    cohort = sp.Cohort(clients(), model)
+    assert torch.isfinite(cohort.gradients(cohort.start()).sum(WEIGHTS)).all()
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [({"colluding": 3}, "more than colluding=3"), ({"colluding": -1}, "colluding >= 0"), ({"noise": 0.0}, "noise > 0")],
+)
+def test_settings_that_make_no_sense(more, match):
+    with pytest.raises(sp.InputError, match=match):
+        sp.Cohort(clients(), private(**more))
+
+
+# --- by direct summation
+
+
+def discrete(sigma2, y):
+    weights = np.exp(-(y**2) / (2 * sigma2))
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize(("sigma2", "n"), [(0.5, 2), (0.5, 5), (0.7, 3), (1.0, 4)])
+def test_sums_of_discrete_gaussians_are_as_near_as_the_bound_says(sigma2, n):
+    """sup |log P(Σ X_i = y) − log P(N_ℤ(0, nσ²) = y)| ≤ 10 Σ_{k<n} exp(−2π²σ²k/(k+1)), at σ so small that it shows."""
+    y = np.arange(-60, 61)
+    whole = one = discrete(sigma2, y)
+    for _ in range(n - 1):
+        whole = np.convolve(whole, one)[60:-60]
+    near = np.abs(y) <= 6 * (n * sigma2) ** 0.5
+    apart = np.abs(np.log(whole[near]) - np.log(discrete(n * sigma2, y)[near])).max()
+    assert 0 < apart <= 10 * sum(np.exp(-2 * np.pi**2 * sigma2 * k / (k + 1)) for k in range(1, n))
+
+
+@pytest.mark.parametrize(("sigma", "n", "shift"), [(10, 4, 20), (8, 9, 12), (6, 3, 4)])
+def test_what_a_sum_of_shares_costs(sigma, n, shift):
+    """ε of a sum that a record moves by `shift` units, under n shares of noise σ each: that of √n σ."""
+    y = np.arange(-14 * n * sigma, 14 * n * sigma + 1)
+    one = discrete(sigma**2, np.arange(-14 * sigma, 14 * sigma + 1))
+    whole = one
+    for _ in range(n - 1):
+        whole = np.convolve(whole, one)
+    moved = np.roll(whole, shift)
+    moved[:shift] = 0
+    assert len(y) == len(whole)
+
+    def short(e):
+        return float(np.maximum(0, whole - np.exp(e) * moved)[shift:].sum()) - 1e-5
+
+    accounted = epsilon({Release(n**0.5 * sigma / shift): 1}, 1e-5)
+    assert brentq(short, 0, 50) == pytest.approx(accounted, abs=1 / sigma**2)
