@@ -15,7 +15,7 @@ import scaffpd as sp
 from scaffpd import gains
 from scaffpd.data.silos import fold_numbers
 from scaffpd.errors import InputError
-from scaffpd.metrics import HeldOutMoments, RelativeGain, SplitTables, every, worst_fifth
+from scaffpd.metrics import HeldOutMoments, PairedDifference, RelativeGain, SplitTables, every, worst_fifth
 
 linear_model = pytest.importorskip("sklearn.linear_model")
 
@@ -140,11 +140,11 @@ def test_intervals_of_rows_are_paired_t_intervals():
     rows = [rng.gamma(2.0, size=(3, n)) for n in (9, 20, 33)]
     evidence = HeldOutMoments.of(rows)
     for i, own in enumerate(rows):
-        found = evidence.difference(0, 2, lambda _, i=i: np.eye(3)[i])
+        found = RelativeGain.of(evidence.difference(0, 2, lambda _, i=i: np.eye(3)[i]))
         low, high = stats.ttest_rel(own[0], own[2]).confidence_interval(0.95)
         base = own[0].mean()
         assert found == pytest.approx(((own[0] - own[2]).mean() / base, low / base, high / base))
-    total = evidence.difference(0, 1, every)
+    total = RelativeGain.of(evidence.difference(0, 1, every))
     d = [own[0] - own[1] for own in rows]
     error = math.sqrt(sum(x.var(ddof=1) / len(x) for x in d)) / 3
     assert total.value == pytest.approx(np.mean([x.mean() for x in d]) / np.mean([own[0].mean() for own in rows]))
@@ -155,20 +155,21 @@ def test_intervals_of_rows_cover_the_truth_as_often_as_they_say():
     rng, hits = np.random.default_rng(0), 0
     for _ in range(400):
         rows = [np.stack([2 + rng.normal(size=n), 1 + rng.normal(size=n)]) for n in (12, 30)]
-        found, base = HeldOutMoments.of(rows).difference(0, 1, every), np.mean([r[0].mean() for r in rows])
-        hits += found.low * base <= 1 <= found.high * base
+        found = HeldOutMoments.of(rows).difference(0, 1, every)
+        assert found.base == pytest.approx(np.mean([r[0].mean() for r in rows]))
+        hits += abs(found.mean - 1) <= found.half
     assert 0.92 <= hits / 400 <= 0.98
 
 
 def test_blocks_of_rows_that_resemble_each_other_widen_the_interval():
     slow = np.repeat(np.random.default_rng(1).normal(size=(2, 40)), 7, axis=1) + np.array([[2.0], [1.9]])
     plain, blocked = (HeldOutMoments.of([slow], block).difference(0, 1, every) for block in (1, 7))
-    assert plain.value == pytest.approx(blocked.value)
-    assert (blocked.high - blocked.low) / (plain.high - plain.low) == pytest.approx(math.sqrt(7), rel=0.1)
+    assert plain.mean == pytest.approx(blocked.mean)
+    assert blocked.half / plain.half == pytest.approx(math.sqrt(7), rel=0.1)
 
 
 def test_too_few_rows_are_within_noise():
-    alone = HeldOutMoments.of([np.array([[2.0], [1.0]])]).difference(0, 1, every)
+    alone = RelativeGain.of(HeldOutMoments.of([np.array([[2.0], [1.0]])]).difference(0, 1, every))
     assert alone.pays == "within noise"
     assert alone.value == 0.5
     assert alone.range == "too few rows for an interval"
@@ -176,7 +177,7 @@ def test_too_few_rows_are_within_noise():
 
 def test_intervals_of_splits_are_corrected_t_intervals():
     tables = np.random.default_rng(2).gamma(3.0, size=(5, 2, 6))
-    found = SplitTables(tables, 0.25).difference(0, 1, worst_fifth)
+    found = RelativeGain.of(SplitTables(tables, 0.25).difference(0, 1, worst_fifth))
     worst = np.array([[np.sort(t[k])[-2:].mean() for k in (0, 1)] for t in tables])
     d = worst[:, 0] - worst[:, 1]
     reach = stats.t.ppf(0.975, 4) * d.std(ddof=1) * math.sqrt(1 / 5 + 0.25)
@@ -195,6 +196,46 @@ def test_splits_hold_out_other_rows_and_give_intervals_over_splits(labels):
     assert not np.allclose(found.evidence.tables[0], found.evidence.tables[1])
     assert found.measure == ("accuracy" if labels else "rmse")
     assert found.rows == ((30, 10),) * 3
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_accuracy_and_error_have_paired_intervals_too(labels):
+    """Accuracies against scipy's paired t-test; errors against the delta method's, by resampling rows."""
+    train, test = made(np.random.default_rng(11), clients=2, rows=30, held=300, labels=labels)
+    model = sp.Linear("logistic" if labels else "squared", 1e-2, True)
+    found = sp.joining(train, test, model, sp.Average(), strength=10.0)
+    result = sp.train(sp.fair(sp.Average()), sp.Cohort(train, model), tol=1e-6, progress=False)
+    X, y = test[0]
+    z, own = model.outputs(result.x, X)[:, 0], found.errors.means[:, 0]
+    first = found.change("average", "constant", lambda _: np.array([1.0, 0.0]))
+    assert first.mean == pytest.approx(own[0] - own[2])
+    if labels:
+        wrong, constant = (z > 0) != y, (train[0][1].mean() > 0.5) != y
+        low, high = stats.ttest_rel(constant.astype(float), wrong.astype(float)).confidence_interval(0.95)
+        assert (first.mean - first.half, first.mean + first.half) == pytest.approx((low, high), abs=1e-9)
+        assert found.score[2, 0] == pytest.approx(1 - wrong.mean())
+    else:
+        random, draws = np.random.default_rng(0), []
+        for _ in range(2000):
+            rows = random.integers(len(y), size=len(y))
+            roots = [np.sqrt(np.mean((a[rows] - y[rows]) ** 2)) for a in (np.full_like(y, train[0][1].mean()), z)]
+            draws.append(roots[0] - roots[1])
+        assert first.half == pytest.approx(1.97 * np.std(draws), rel=0.08)
+    assert found.measure in " ".join(found.table()[0])
+    name = f"mean_{found.measure}_gain_over_alone"
+    assert found.summary()["models"][2][name][0] == pytest.approx(found.change("average").mean)
+
+
+def test_changes_are_written_as_one_says_them():
+    change = PairedDifference(0.012, 0.008, 0.3)
+    assert change.in_units("accuracy", "alone") == "1.2 points above alone (95 % interval +0.4 to +2.0)"
+    assert change.in_units("rmse", "alone") == "0.012 below alone (95 % interval −0.020 to −0.004)"
+    noise = PairedDifference(-0.012, 0.02, 0.3)
+    assert noise.in_units("accuracy", "alone") == "no different from alone (95 % interval −3.2 to +0.8)"
+    assert (
+        PairedDifference(0.1, math.inf, 1.0).in_units("rmse", "x")
+        == "no different from x (too few rows for an interval)"
+    )
 
 
 def test_the_strength_is_chosen_by_folds():

@@ -92,7 +92,7 @@ class GridPoint:
         goal = "the average" if isinstance(self.objective, Average) else kind
         if parameter is not None:
             goal = f"{kind} with {SYMBOLS[kind]} = {getattr(self.objective, parameter):.3g}"
-        own = "one model for all" if math.isinf(self.strength) else f"personal models of strength {self.strength:.4g}"
+        own = "one model for all" if math.isinf(self.strength) else f"personal models of κ = {self.strength:.4g}"
         return f"l2 = {self.l2:.3g}, {goal}, {own}"
 
 
@@ -135,6 +135,15 @@ class Choice:
             one.row() | {"behind": one.behind, "behind_error": one.error, "chosen": one is self.point}
             for one in self.points
         ]
+
+    def along(self, point: GridPoint) -> Choice:
+        """Choose again among the points with the l2 and the objective of this one."""
+        return self.among(lambda one: one.l2 == point.l2 and one.objective is point.objective)
+
+    def with_point(self, point: GridPoint) -> Choice:
+        """The same grid with another point chosen."""
+        chosen = next(one for one in self.points if one.losses is point.losses)
+        return replace(self, point=chosen, model=with_strengths(self.model, chosen.l2, chosen.strength))
 
     @property
     def line(self) -> tuple[GridPoint, ...]:
@@ -239,22 +248,35 @@ class Trials(Protocol):
 
 def search(
     trials: Trials, objective: Any, l2: Any, strength: Any, by: str, errors: float, rounds: int, tol: float | None,
-    seed: int, budget: int | None,
+    seed: int, budget: int | None, fairly: bool = False,
 ) -> Choice:  # fmt: skip
-    """Try points, all of a grid or as many as the budget allows, and choose one; arguments are those of `choose`."""
+    """Try points, all of a grid or as many as the budget allows, and choose one; arguments are those of `choose`.
+
+    `fairly` is for whoever wants a fair objective anyway: the average is tried, not chosen, l2 and the strength of the
+    objective are those of the best point, and the one standard error rule is left for κ.
+    """
     if by not in BY:
         raise unknown("measure", by, BY)
     if real("choose", "errors", errors) < 0:
         raise InputError(f"choose needs errors >= 0, got {errors!r}.")
     base, scale = base_of(trials.model), trials.scale()
-    l2s = _values("l2", l2, [scale * value for value in L2S] if isinstance(base, Linear) else [float(base.l2)])
-    kappas = _values("strength", strength, [scale * value for value in KAPPAS])
+    usual = [short(scale * value) for value in L2S] if isinstance(base, Linear) else [float(base.l2)]
+    l2s, kappas = _values("l2", l2, usual), _values("strength", strength, [short(scale * value) for value in KAPPAS])
     if budget is not None and count("choose", "budget", budget) < trials.folds * max(len(l2s), len(kappas)):
         least = trials.folds * max(len(l2s), len(kappas))
         raise InputError(f"choose needs a budget of at least {least} rounds for {trials.folds} folds, got {budget}.")
     found = _Search(trials, by, rounds, tol, seed, budget)
     found.walk(kappas, l2s, objective)
-    return _chosen(found.points, by, errors, trials.model)
+    choice = _chosen(found.candidates(fairly), by, errors, trials.model)
+    point = choice.best if fairly else choice.point
+    if budget is not None and found.line(kappas, point):
+        choice = _chosen(found.candidates(fairly), by, errors, trials.model)
+    return choice.with_point(choice.along(choice.best).point) if fairly else choice
+
+
+def short(value: float) -> float:
+    """Two digits are enough for a number that is typed again."""
+    return float(f"{value:.2g}")
 
 
 class _Search:
@@ -272,6 +294,11 @@ class _Search:
     def points(self) -> list[GridPoint]:
         """All of them, the simplest first."""
         return [self.tried[key] for key in sorted(self.tried, key=lambda key: (-key[0], -key[1], key[2]))]
+
+    def candidates(self, fairly: bool) -> list[GridPoint]:
+        """The points that may be chosen: all, or those of fair objectives where there are some."""
+        fair = [point for point in self.points if not isinstance(point.objective, Average)]
+        return fair if fairly and fair else self.points
 
     def walk(self, kappas: Sequence[float], l2s: Sequence[float], objective: Any) -> None:
         """Try the whole grid; or, with a budget, one strength after the other."""
@@ -296,9 +323,14 @@ class _Search:
                     return
                 here = min(keys, key=lambda key: self.tried[key].score(self.by))
 
+    def line(self, kappas: Sequence[float], point: GridPoint) -> bool:
+        """Try all κ with the l2 and the objective of a point; tell whether the budget was large enough."""
+        k = next(k for k, goal in enumerate(self.goals) if goal is point.objective)
+        return self.run([(kappa, point.l2, k) for kappa in kappas])
+
     def _strengths(self, kind: str, here: Key) -> None:
         """Strengths of an objective by how far apart the losses of the average model are."""
-        self.goals = list(grid(kind, self.average[here[:2]], STRENGTHS).values())[:-1]
+        self.goals += list(grid(kind, self.average[here[:2]], STRENGTHS).values())[1:-1]
 
     def run(self, keys: Sequence[Key]) -> bool:
         """Train for these points without one fold after the other; tell whether the budget was large enough."""

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from scaffpd.algorithms.fair import fair
-from scaffpd.choosing import FOLDS, MEAN, ROUNDS, Choice, Folds, GridPoint, search, with_classes
+from scaffpd.choosing import FOLDS, MEAN, ROUNDS, Choice, Folds, GridPoint, search, short, with_classes
 from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError, count, plural
 from scaffpd.metrics import (
@@ -32,6 +32,7 @@ from scaffpd.metrics import (
     NOISE,
     YES,
     HeldOutMoments,
+    PairedDifference,
     RelativeGain,
     SplitTables,
     Weights,
@@ -63,7 +64,8 @@ class Joining:
         score: accuracy or, for regression, root mean squared error, (models × clients).
         measure: "accuracy" or "rmse".
         rows: (trained on, held out) of every client.
-        evidence: what intervals are made from.
+        evidence: what intervals of losses are made from.
+        errors: the same of the share of wrong labels or, for regression, of root mean squared errors.
         ridges: κ_i that every client has chosen alone.
         strength: κ of the personal models.
         splits: how many splits this is the mean of.
@@ -80,6 +82,7 @@ class Joining:
     measure: str
     rows: tuple[tuple[int, int], ...] = field(repr=False)
     evidence: HeldOutMoments | SplitTables = field(repr=False)
+    errors: HeldOutMoments | SplitTables = field(repr=False)
     ridges: tuple[float, ...] = field(repr=False)
     strength: float
     splits: int = 1
@@ -94,15 +97,24 @@ class Joining:
             raise InputError("A mean over splits needs at least two of them.")
         tables = np.stack([one.loss for one in several])
         overlap = sum(held for _, held in first.rows) / sum(trained for trained, _ in first.rows)
-        score = np.mean([one.score for one in several], axis=0)
+        scores = np.stack([one.score for one in several])
+        errors = 1 - scores if first.measure == "accuracy" else scores
         return cls(
-            first.names, first.models, tables.mean(0), score, first.measure, first.rows,
-            SplitTables(tables, overlap), first.ridges, first.strength, len(several), first.word, first.kappa_path,
+            first.names, first.models, tables.mean(0), scores.mean(0), first.measure, first.rows,
+            SplitTables(tables, overlap), SplitTables(errors, overlap), first.ridges, first.strength, len(several),
+            first.word, first.kappa_path,
         )  # fmt: skip
 
     def gain(self, model: str, over: str = ALONE, of: Weights | None = None) -> RelativeGain:
         """Over all clients, each counting the same; `of` makes other weights from a model's losses."""
-        return self.evidence.difference(self.models.index(over), self.models.index(model), of or every)
+        return RelativeGain.of(self.evidence.difference(*self._places(over, model), of or every))
+
+    def change(self, model: str, over: str = ALONE, of: Weights | None = None) -> PairedDifference:
+        """The same of accuracy (as a share) or error (in units of the target); a gain is positive in either."""
+        return self.errors.difference(*self._places(over, model), of or every)
+
+    def _places(self, one: str, other: str) -> tuple[int, int]:
+        return self.models.index(one), self.models.index(other)
 
     def gains(self, model: str, over: str = ALONE) -> list[RelativeGain]:
         """Client by client."""
@@ -153,9 +165,11 @@ class Joining:
         told = self._told if self._told != AVERAGE else self.models[-1]
         mean, worst = self.gain(told, AVERAGE), self.gain(told, AVERAGE, worst_fifth)
         first = f"On held-out rows, {self._who(told)}. " if self.recommendation == ALONE else ""
+        alone, average = (self.change(told, over).in_units(self.measure, CALLED[over]) for over in (ALONE, AVERAGE))
+        name = "accuracy" if self.measure == "accuracy" else "error"
         return (
             f"{first}Against one average model, the mean loss with {CALLED[told]} is {mean.words} ({mean.range}); "
-            f"for {self._fifth} it is {worst.words} ({worst.range})."
+            f"for {self._fifth} it is {worst.words} ({worst.range}). Mean {name} is {alone}, and {average}."
         )
 
     @property
@@ -196,8 +210,18 @@ class Joining:
                         value = math.nan if gain is None else getattr(gain, part)
                         row[f"gain_over_{over}{'' if part == 'value' else f'_{part}'}"] = _cell(value)
                 row["pays"] = found[model, ALONE][i].pays if (model, ALONE) in found else ""
+                for over in (ALONE, AVERAGE):
+                    row |= self._changed(i, model, over)
                 rows.append(row)
         return rows
+
+    def _changed(self, i: int, model: str, over: str) -> dict[str, Any]:
+        """Cells of one client's gain in accuracy or error."""
+        name, one = f"{self.measure}_gain_over_{over}", np.eye(len(self.names))[i]
+        if model == over:
+            return dict.fromkeys((name, f"{name}_low", f"{name}_high"), "")
+        mean, half, _ = self.change(model, over, lambda _: one)
+        return {name: mean, f"{name}_low": _cell(mean - half), f"{name}_high": _cell(mean + half)}
 
     def summary(self) -> dict[str, Any]:
         """What a run's summary says of it."""
@@ -209,6 +233,11 @@ class Joining:
                 for other in (ALONE, AVERAGE)
                 if model != other
             }
+            for which, of in (("mean", every), ("worst_20", worst_fifth)):
+                for other in (other for other in (ALONE, AVERAGE) if other != model):
+                    moved, half, _ = self.change(model, other, of)
+                    ends = [_cell(value, None) for value in (moved, moved - half, moved + half)]
+                    over[f"{which}_{self.measure}_gain_over_{other}"] = ends
             mean, worst = (float(of(self.loss[k]) @ self.loss[k]) for of in (every, worst_fifth))
             overall.append(
                 {"model": model, "mean_loss": mean, "worst_20_loss": worst, "clearly_lose": self.losers(model), **over}
@@ -334,7 +363,7 @@ class Contest:
         alone, path = lonely(self.folds), list[dict[str, Any]]()
         if strength is None:
             chosen = choice or self.choice()
-            strength = _finite(chosen).strength
+            strength = finite(chosen).strength
             path = [*chosen.kappa_path, alone.point.row() | {"l2": "", "objective": "", "chosen": False}]
             path = [row | {"personal": row["strength"] == strength} for row in path]
         answers: dict[str, Any] = {ALONE: alone.models}
@@ -343,23 +372,24 @@ class Contest:
                 x = known[name] if name in known else self._trained(self.model, goal)[0]
                 answers[name] = [x] * len(self.names)
         answers[PERSONAL] = self._trained(Personal(self.model, strength), self.objective)[1]
-        losses, scores, measure = [], [], "accuracy"
+        losses, errors, measure = [], [], "accuracy"
         for i, (X, y) in enumerate(self.test):
             outputs = [self._constant(i, len(y)), *(self.model.outputs(u[i], X) for u in answers.values())]
             found = [answered(self.model, z, y) for z in outputs]
             losses.append(np.stack([loss for loss, _ in found]))
-            scores.append([unit * math.sqrt(loss.mean()) if hit is None else hit.mean() for loss, hit in found])
+            errors.append(np.stack([_root(unit, loss) if hit is None else 1 - hit for loss, hit in found]))
             measure = "rmse" if found[0][1] is None else measure
-        evidence, rows = HeldOutMoments.of(losses, block), tuple(len(y) for _, y in self.train)
+        evidence, wrong = (HeldOutMoments.of(rows, block) for rows in (losses, errors))
+        score, sizes = 1 - wrong.means if measure == "accuracy" else wrong.means, tuple(len(y) for _, y in self.train)
         return Joining(
-            self.names, (CONSTANT, *answers), evidence.means, np.array(scores).T, measure,
-            tuple(zip(rows, (len(y) for _, y in self.test), strict=True)), evidence, alone.ridges, float(strength),
-            word=word, kappa_path=tuple(path),
+            self.names, (CONSTANT, *answers), evidence.means, score, measure,
+            tuple(zip(sizes, (len(y) for _, y in self.test), strict=True)), evidence, wrong, alone.ridges,
+            float(strength), word=word, kappa_path=tuple(path),
         )  # fmt: skip
 
     def choice(self) -> Choice:
         """κ from one model for all to models that hardly know each other, and which of them folds choose."""
-        kappas = [self.folds.scale() * value for value in PATH]
+        kappas = [short(self.folds.scale() * value) for value in PATH]
         return search(self.folds, self.objective, self.model.l2, kappas, MEAN, 1.0, ROUNDS, None, self.seed, None)
 
     def _constant(self, i: int, rows: int) -> Array:
@@ -387,7 +417,14 @@ def answered(model: Linear, z: Array, y: NDArray[Any]) -> tuple[Array, Array | N
     return loss.value(outputs, target).numpy(), None if hit is None else hit.double().numpy()
 
 
-def _finite(choice: Choice) -> Choice:
+def _root(unit: float, loss: Array) -> Array:
+    """A number for every row whose mean is unit·√L, and whose covariances are those of unit·√L to first order."""
+    root = math.sqrt(loss.mean())
+    found: Array = unit * (root + (loss - loss.mean()) / (2 * root)) if root > 0 else 0 * loss
+    return found
+
+
+def finite(choice: Choice) -> Choice:
     """The κ of personal models, where one model for all might do as well."""
     line = {id(point) for point in choice.line if math.isfinite(point.strength)}
     return choice.among(lambda point: id(point) in line)

@@ -112,6 +112,34 @@ def student(freedom: float) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
+class PairedDifference(NamedTuple):
+    """By how much a measure is lower than `base`, half of the 95 % interval, and `base`."""
+
+    mean: float
+    half: float
+    base: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval is clear of zero."""
+        return abs(self.mean) > self.half
+
+    def in_units(self, measure: str, than: str) -> str:
+        """Such as "1.2 points above alone (95 % interval 0.4 to 2.0)" of an accuracy; an error is above or below."""
+        scale, unit = (100.0, " points") if measure == "accuracy" else (1.0, "")
+        sign = 1 if measure == "accuracy" else -1  # a gain: more accuracy, less error
+        low, high = sorted(sign * scale * v for v in (self.mean - self.half, self.mean + self.half))
+        digits = 1 if measure == "accuracy" else max(0, 2 - math.floor(math.log10(max(self.base, 1e-300))))
+        ends = f"95 % interval {low:+.{digits}f} to {high:+.{digits}f}".replace("-", "−")
+        if not math.isfinite(self.half):
+            ends = "too few rows for an interval"
+        if not self.clear:
+            return f"no different from {than} ({ends})"
+        return (
+            f"{scale * abs(self.mean):.{digits}f}{unit} {'above' if sign * self.mean > 0 else 'below'} {than} ({ends})"
+        )
+
+
 class RelativeGain(NamedTuple):
     """How much lower a model's loss is than another's, as a share of the other's, with its 95 % interval."""
 
@@ -120,11 +148,12 @@ class RelativeGain(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, mean: float, reach: float, base: float) -> RelativeGain:
-        """From a difference, half of its interval, and the loss that it is a share of."""
+    def of(cls, found: PairedDifference) -> RelativeGain:
+        """The difference as a share of the loss that it starts from."""
+        mean, half, base = found
         if not base > 0:
             return cls(0.0, -math.inf, math.inf)
-        return cls(mean / base, (mean - reach) / base, (mean + reach) / base)
+        return cls(mean / base, (mean - half) / base, (mean + half) / base)
 
     @property
     def pays(self) -> str:
@@ -186,8 +215,8 @@ class HeldOutMoments:
         blocks = np.array([g.shape[1] for g in grouped])
         return cls(np.stack([own.mean(1) for own in losses], axis=1), np.stack(spread), blocks, block)
 
-    def difference(self, a: int, b: int, of: Weights) -> RelativeGain:
-        """By how much Σ w_i L_i is lower under b than under a, as a share; `of` makes w from a model's losses L.
+    def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
+        """By how much Σ w_i L_i is lower under b than under a; `of` makes w from a model's losses L.
 
         The standard error is √(Σ_i s_i²/n_i) with s_i² the variance of w_i ℓ_a − w'_i ℓ_b over the n_i blocks of client
         i; degrees of freedom are Welch's. A client with a single block takes the mean of the others' s_i².
@@ -201,14 +230,14 @@ class HeldOutMoments:
         errors, base = spread / n, float(w @ self.means[a])
         mean = base - float(v @ self.means[b])
         if not np.isfinite(errors).all():
-            return RelativeGain.of(mean, math.inf, base)
+            return PairedDifference(mean, math.inf, base)
         welch = errors.sum() ** 2 / max((errors**2 / np.maximum(n - 1, 1)).sum(), 1e-300)
-        return RelativeGain.of(mean, student(max(welch, 1.0)) * math.sqrt(errors.sum()), base)
+        return PairedDifference(mean, student(max(welch, 1.0)) * math.sqrt(errors.sum()), base)
 
 
 @dataclass(frozen=True)
 class SplitTables:
-    """Mean losses of all models and clients, (splits × models × clients)."""
+    """Mean losses, or errors, of all models and clients, (splits × models × clients)."""
 
     tables: Array
     overlap: float  # n₂/n₁
@@ -219,11 +248,11 @@ class SplitTables:
         found: Array = self.tables.mean(0)
         return found
 
-    def difference(self, a: int, b: int, of: Weights) -> RelativeGain:
+    def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
         """As that of one split; weights are those of every split by itself."""
         base = np.array([of(t[a]) @ t[a] for t in self.tables])
         d = base - np.array([of(t[b]) @ t[b] for t in self.tables])
-        return RelativeGain.of(float(d.mean()), float(half_interval(d, self.overlap)), float(base.mean()))
+        return PairedDifference(float(d.mean()), float(half_interval(d, self.overlap)), float(base.mean()))
 
 
 def gini(values: ArrayLike) -> float:

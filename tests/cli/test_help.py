@@ -22,7 +22,11 @@ HEAVY = ("scaffpd features ", "scaffpd deploy local", "scaffpd deploy resume")
 
 
 # Examples that are run with a little less work: fewer splits, and without processes of their own.
-LESS = {"scaffpd demo": ("--splits", "2"), "scaffpd compare": ("--processes", "1", "--rounds", "3")}
+LESS = {
+    "scaffpd demo": ("--splits", "2"),
+    "scaffpd train patients": ("--splits", "1", "--no-coalition"),
+    "scaffpd compare": ("--processes", "1", "--rounds", "3"),
+}
 
 
 def commands(command=None, path=("scaffpd",)):
@@ -141,7 +145,7 @@ def site(tmp_path_factory):
     (folder / "run").mkdir()
     shutil.copy(FederationFile.read(path).folder / "model.safetensors", folder / "run" / "model.safetensors")
     shutil.copy(folder / "patients.csv", folder / "new-patients.csv")
-    table = ["train", str(folder / "patients.csv"), "--client", "hospital", "--target", "ill", "--quiet"]
+    table = ["train", str(folder / "patients.csv"), "--client", "hospital", "--target", "ill", "--quiet", "--no-choose"]
     assert cli.run([*table, "--out", str(folder / "runs" / "patients")]) == 0
     return folder
 

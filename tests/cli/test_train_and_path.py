@@ -39,6 +39,7 @@ def ran(command, capsys, code=0):
 
 
 TABLE = "train patients.csv --client hospital --target ill"
+QUICK = f"{TABLE} --no-choose --splits 1 --no-coalition"
 
 
 def test_two_options_are_enough(here, capsys):
@@ -56,19 +57,19 @@ def test_two_options_are_enough(here, capsys):
 
 
 def test_the_same_command_finds_its_run_and_another_one_its_own_folder(here, capsys):
-    ran(TABLE, capsys)
-    assert "runs/patients\n" in ran(TABLE, capsys).out
-    assert "runs/patients-2\n" in ran(f"{TABLE} --objective CVaR", capsys).out
+    ran(QUICK, capsys)
+    assert "runs/patients\n" in ran(QUICK, capsys).out
+    assert "runs/patients-2\n" in ran(f"{QUICK} --objective CVaR", capsys).out
     assert "runs/patients\n" in ran("train runs/patients/config.toml", capsys).out
-    ran(f"{TABLE} --objective CVaR --out runs/patients", capsys, code=2)
-    ran(f"{TABLE} --objective CVaR --out runs/patients --fresh", capsys)
+    ran(f"{QUICK} --objective CVaR --out runs/patients", capsys, code=2)
+    ran(f"{QUICK} --objective CVaR --out runs/patients --fresh", capsys)
 
 
 def test_quiet_and_json(here, capsys):
-    quiet = ran(f"{TABLE} --quiet --no-report", capsys)
+    quiet = ran(f"{QUICK} --quiet --no-report", capsys)
     assert quiet.out == quiet.err == ""
     assert not (here / "runs" / "patients" / "report.html").exists()
-    found = json.loads(ran(f"{TABLE} --json", capsys).out)
+    found = json.loads(ran(f"{QUICK} --json", capsys).out)
     assert found["folder"] == "runs/patients"
     assert found["models"][1]["status"] == "converged"
     assert len(found["verdict"]) == 2
@@ -87,7 +88,7 @@ def test_a_path_is_drawn_and_suggests_its_knee(here, capsys):
 
 
 def test_a_path_does_not_take_the_folder_of_a_run(here, capsys):
-    ran(f"{TABLE} --no-report", capsys)
+    ran(f"{QUICK} --no-report", capsys)
     found = ran("path hospitals --out runs/patients", capsys, code=2)
     assert found.err == "The folder 'runs/patients' is that of `scaffpd train`: choose another one with --out.\n"
     ran("path hospitals --points 1 --no-report", capsys)
@@ -109,15 +110,15 @@ def test_an_interruption_says_how_to_go_on(here, capsys, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingScreen, "show", stop)
-        found = ran(f"{TABLE}", capsys, code=130)
+        found = ran(f"{QUICK}", capsys, code=130)
     assert "Interrupted; the same command goes on." in found.err
-    assert "certified gap" in ran(TABLE, capsys).out
+    assert "certified gap" in ran(QUICK, capsys).out
 
 
 def test_regression(here, capsys):
     text = "site,x,price\n" + "".join(f"{'ab'[k % 2]},{2 * k},{3.5 * k + (k % 7) + 1000}\n" for k in range(80))
     (here / "prices.csv").write_text(text)
-    found = ran("train prices.csv --client site --target price --objective Agnostic", capsys)
+    found = ran("train prices.csv --client site --target price --objective Agnostic --splits 1", capsys)
     assert "held-out rmse" in found.out
     assert "rmse" in (here / "runs" / "prices" / "clients.csv").read_text()
 
@@ -127,8 +128,8 @@ WRONG = [
     ("train", "WHAT"),
     ("train nothing.csv", "Cannot read the data file 'nothing.csv': No such file or directory."),
     ("train federation.toml", "looks like a federation.toml"),
-    (f"{TABLE} --columns age,ill", "Column 'ill' is the target, so it cannot be one to learn from."),
-    (f"{TABLE} --columns age,hospital", "Column 'hospital' is the client, so it cannot be one to learn from."),
+    (f"{QUICK} --columns age,ill", "Column 'ill' is the target, so it cannot be one to learn from."),
+    (f"{QUICK} --columns age,hospital", "Column 'hospital' is the client, so it cannot be one to learn from."),
     ("train patients.csv", "train needs --client: which column of 'patients.csv' says whose a row is? There are 'hosp"),
     (
         "train patients.csv --client hospital",
@@ -139,25 +140,25 @@ WRONG = [
     ("train patients.csv --client hospital --target il", "Unknown column of 'patients.csv', 'il': did you mean 'ill'?"),
     ("train patients.csv --client ill --target ill", "Column 'ill' cannot be both the client and the target."),
     ("train patients.csv --clinet hospital", "No such option --clinet; did you mean --client?"),
-    (f"{TABLE} --columns aeg", "Unknown column of 'patients.csv', 'aeg': did you mean 'age'?"),
-    (f"{TABLE} --objective ChiSqare", "Unknown objective 'ChiSqare': did you mean 'ChiSquare'?"),
-    (f"{TABLE} --objective xyz", f"Unknown objective 'xyz': choose one of {OBJECTIVES}."),
-    (f"{TABLE} --objective CVaR --strength 2", "CVaR needs 0 < alpha <= 1, got 2.0."),
-    (f"{TABLE} --objective ChiSquare --strength=-1", "ChiSquare needs rho > 0"),
-    (f"{TABLE} --objective Agnostic --strength 1", "Agnostic has no strength: leave --strength out."),
-    (f"{TABLE} --objective Nash", "Nash needs --strength"),
+    (f"{QUICK} --columns aeg", "Unknown column of 'patients.csv', 'aeg': did you mean 'age'?"),
+    (f"{QUICK} --objective ChiSqare", "Unknown objective 'ChiSqare': did you mean 'ChiSquare'?"),
+    (f"{QUICK} --objective xyz", f"Unknown objective 'xyz': choose one of {OBJECTIVES}."),
+    (f"{QUICK} --objective CVaR --strength 2", "CVaR needs 0 < alpha <= 1, got 2.0."),
+    (f"{QUICK} --objective ChiSquare --strength=-1", "ChiSquare needs rho > 0"),
+    (f"{QUICK} --objective Agnostic --strength 1", "Agnostic has no strength: leave --strength out."),
+    (f"{QUICK} --objective Nash", "Nash needs --strength"),
     ("train key.toml --strength 1", "--strength needs --objective"),
-    (f"{TABLE} --task classify", "Unknown data.task in 'patients.csv', 'classify': did you mean 'classification'?"),
-    (f"{TABLE} --test 1", "--test needs a number from 0 to below 1, got 1."),
-    (f"{TABLE} --test nan", "--test needs a number from 0 to below 1, got nan."),
-    (f"{TABLE} --l2 -1", "--l2 needs a number >= 0 and finite, got -1."),
-    (f"{TABLE} --rounds 0", "--rounds"),
-    (f"{TABLE} --tol -1", "--tol needs a number >= 0 and finite, got -1."),
-    (f"{TABLE} --l2 0 --tol 1e-3", "tol needs a certificate, and there is none"),
-    (f"{TABLE} --seed -1", "--seed"),
-    (f"{TABLE} --device gpu", "Device 'gpu' cannot be used here: there is no such kind of device."),
-    (f"{TABLE} --out patients.csv", "Cannot write to the folder 'patients.csv': it is a file."),
-    (f"{TABLE} --task regression --objective Nash --strength 0.1", "Nash needs"),
+    (f"{QUICK} --task classify", "Unknown data.task in 'patients.csv', 'classify': did you mean 'classification'?"),
+    (f"{QUICK} --test 1", "--test needs a number from 0 to below 1, got 1."),
+    (f"{QUICK} --test nan", "--test needs a number from 0 to below 1, got nan."),
+    (f"{QUICK} --l2 -1", "--l2 needs a number >= 0 and finite, got -1."),
+    (f"{QUICK} --rounds 0", "--rounds"),
+    (f"{QUICK} --tol -1", "--tol needs a number >= 0 and finite, got -1."),
+    (f"{QUICK} --l2 0 --tol 1e-3", "tol needs a certificate, and there is none"),
+    (f"{QUICK} --seed -1", "--seed"),
+    (f"{QUICK} --device gpu", "Device 'gpu' cannot be used here: there is no such kind of device."),
+    (f"{QUICK} --out patients.csv", "Cannot write to the folder 'patients.csv': it is a file."),
+    (f"{QUICK} --task regression --objective Nash --strength 0.1", "Nash needs"),
     ("train hospitls", "'hospitls' is no file, and no data set of that name is known; did you mean hospitals?"),
     ("train hospitals --client age", "'hospitals' brings its own clients and columns: leave --client out."),
     ("train nothing.toml", "Cannot read"),

@@ -32,7 +32,8 @@ def table(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
-    command = ["train", str(table), "--client", "site", "--target", "y", "--test", "0.75", "--out", str(folder)]
+    command = ["train", str(table), "--client", "site", "--target", "y", "--test", "0.75", "--splits", "1"]
+    command += ["--out", str(folder)]
     assert cli.run([*command, "--quiet"]) == 0
     return folder, command
 
@@ -119,7 +120,7 @@ def test_a_folder_without_joining_still_opens(run, tmp_path, capsys):
     _, command = run
     folder = tmp_path / "old"
     assert cli.run([*command[:-1], str(folder), "--splits", "0", "--coalition"]) == 2
-    assert "--coalition needs held-out rows" in capsys.readouterr().err
+    assert "--coalition compares models on held-out rows" in capsys.readouterr().err
     assert cli.run([*command[:-1], str(folder), "--splits", "0"]) == 0
     assert not (folder / "coalition.csv").exists()
     assert not (folder / "joining.csv").exists()

@@ -48,8 +48,8 @@ def show(folder: Path) -> None:
     if run.joining is not None:
         console.print(_joining(run.joining, run.word, 0 if console.width < WIDEST else 2))
         game = read_json(folder / "summary.json").get("coalition") or {}
-        said = [f"Why be in it: {game['sentence']}"] if game else []
-        say(console, run.joining.sentence, run.joining.details, f"Intervals: {run.joining.interval}.", *said)
+        why = [f"Why be in it: {game['sentence']}"] if game else []
+        say(console, run.joining.sentence, run.joining.details, f"Intervals: {run.joining.interval}.", *why)
         console.print()
     console.print(_clients(run))
     said = () if run.joining is not None and run.verdict else verdict(run)

@@ -23,13 +23,14 @@ STRENGTHS = {  # the argument of each objective
 OF_TABLE = ("client", "target", "columns", "categories", "task", "separator", "decimal", "split_by", "dates")
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
     "data": {name: name for name in (*OF_TABLE, "test", "test_file", "seed")},
-    "model": {"l2": "l2"},
+    "model": {"l2": "l2", "strength": "kappa"},
     "training": {name: name for name in ("rounds", "tol", "seed", "device", "baseline", "splits", "coalition")},
     "privacy": {name: name for name in ("epsilon", "delta", "clip", "loss_clip", "radius")} | {"seed": "noise_seed"},
     "algorithm": {"kind": "algorithm"},
     "path": {"points": "points"},
 }
-LEAST_ZERO, ABOVE_ZERO = ("test", "l2", "tol"), ("epsilon", "clip", "loss_clip", "radius", "delta")
+LEAST_ZERO, ABOVE_ZERO = ("test", "l2", "tol"), ("kappa", "epsilon", "clip", "loss_clip", "radius", "delta")
+BY = ("mean", "worst-fifth")
 SHARES = {"test": "from 0 to below 1", "delta": "between 0 and 1"}
 What = Annotated[
     str,
@@ -72,12 +73,25 @@ def train(
         float | None,
         typer.Option(
             help="Its ρ, δ, α, q or b.",
-            show_default="of a table, ρ is the spread of losses; else ρ 0.1, δ 0.5, α 0.2, q 1",
+            show_default="of a table, chosen by folds; else ρ 0.1, δ 0.5, α 0.2, q 1",
         ),
     ] = None,
     choose: Annotated[
-        bool, typer.Option("--choose", help="Choose l2 and strength by folds, for the worst fifth of clients.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--choose/--no-choose",
+            help="Choose l2, strength and κ by folds of training rows; those that are given stay.",
+            show_default="choose, of a table",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None, option("Choose by the mean of held-out losses, or their worst fifth.", BY, "worst-fifth")
+    ] = None,
+    budget: Annotated[int | None, typer.Option(min=1, help="The most rounds of choosing.", show_default="300")] = None,
+    kappa: Annotated[
+        float | None,
+        typer.Option(help="κ of personal models, to compare with one for all.", show_default="chosen by folds"),
+    ] = None,
     algorithm: Method = None,
     columns: Columns = None,
     categories: Categories = None,
@@ -104,7 +118,11 @@ def train(
     ] = None,
     splits: Annotated[
         int | None,
-        typer.Option(min=0, help="Random splits that tell what joining brings; 0: leave it out.", show_default="1"),
+        typer.Option(
+            min=0,
+            help="Random splits that tell what joining brings; 0: leave it out.",
+            show_default="5 of small tables, else 1",
+        ),
     ] = None,
     coalition: Annotated[
         bool | None,
@@ -199,7 +217,10 @@ def _run(kind: str, options: dict[str, Any]) -> None:
         RunFolder(Path(out)).usable(kind)
     with TrainingScreen(quiet or as_json) as screen:
         screen.say(f"Reading {config.name}")
-        config, prepared = train.strengthened(config, prepare.prepare(config), bool(options.get("choose")))
+        prepared = prepare.prepare(config)
+        train.check_asked(config, prepared)
+        choosing = _choosing(config, prepared, options, kind, screen)
+        config, prepared, choice = train.strengthened(config, prepared, choosing)
         folder = RunFolder(_place(config, options["out"], fresh, kind))
         folder.check(kind, config, fresh)
         cohort = prepared.cohort(config)
@@ -217,7 +238,7 @@ def _run(kind: str, options: dict[str, Any]) -> None:
             else:
                 models = train.carry_out(config, prepared, cohort, folder.path, screen)
                 screen.say("Training every client alone, to see what joining brings")
-                found = train.joining_of(config, prepared, models)
+                found = train.joining_of(config, prepared, models, choice)
                 game = train.coalition_of(config, prepared, found)
                 folder.write(kind, config, prepared, models, joining=found, coalition=game)
     interrupted = kind == "train" and models[-1].result.status is Status.INTERRUPTED
@@ -226,6 +247,24 @@ def _run(kind: str, options: dict[str, Any]) -> None:
         if not (quiet or as_json):
             typer.echo("Interrupted; the same command goes on.", err=True)
         raise typer.Exit(INTERRUPTED)
+
+
+def _choosing(config: RunConfig, prepared: Any, options: Mapping[str, Any], kind: str, screen: TrainingScreen) -> Any:
+    """Return how strengths are chosen; `None` where they are not: a fairness path goes along all of them."""
+    from scaffpd.choosing import MEAN, WORST
+    from scaffpd.runs.train import BUDGET, Choosing, choosable
+
+    asked, by = options.get("choose"), options.get("by")
+    more = [name for name in ("by", "budget") if options.get(name) is not None]
+    if asked is False and more:
+        raise InputError(f"--{more[0]} goes with choosing: leave it or --no-choose out.")
+    if kind != "train" or not (asked or (asked is None and (more or choosable(config, prepared)))):
+        return None
+    if by is not None and by not in BY:
+        raise unknown("measure", by, BY)
+    found = Choosing(MEAN if by == BY[0] else WORST, options.get("budget") or BUDGET)
+    screen.say(f"Choosing strengths by folds of training rows, in at most {found.budget} rounds")
+    return found
 
 
 def requested(what: str, options: Mapping[str, Any]) -> RunConfig:

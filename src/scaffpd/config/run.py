@@ -108,6 +108,7 @@ class ModelSettings(LinearSettings):
     """[model] of a run: a linear model, or a network that a function returns."""
 
     network: Annotated[key.Text, Field(description='a function such as "networks:small"')] | None = None
+    strength: key.Positive | None = None  # κ of personal models, to compare with one for all; left out, folds choose
 
     @model_validator(mode="before")
     @classmethod
@@ -117,14 +118,15 @@ class ModelSettings(LinearSettings):
 
     @model_validator(mode="after")
     def _network_has_no_intercept(self, info: ValidationInfo[Path]) -> Self:
-        if self.network is not None and "intercept" in self.model_fields_set:
-            raise InputError(f"{info.context.name!r} has model.intercept, which a network has not.")
+        for name in ("intercept", "strength") if self.network is not None else ():
+            if name in self.model_fields_set:
+                raise InputError(f"{info.context.name!r} has model.{name}, which goes with a linear model only.")
         return self
 
     @property
     def foreign(self) -> set[str]:
         """The keys that this kind of model has not."""
-        return {"intercept"} if self.network is not None else set()
+        return {"intercept", "strength"} if self.network is not None else set()
 
 
 class TrainingSettings(SettingsTable):
@@ -138,8 +140,8 @@ class TrainingSettings(SettingsTable):
     numbers: key.Numbers | None = None  # "float32" or "float64"; left out, the model decides
     # whether the average model is trained as well, to compare with; with [privacy] only where asked for
     baseline: key.Switch = True
-    # how many random splits tell what joining brings every client; 0 leaves that out
-    splits: key.Whole = 1
+    # how many random splits tell what joining brings every client; 0: not measured; left out, 5 of small tables, else 1
+    splits: key.Whole | None = None
     # whether to tell what every client brings, by training without it; left out, where there are few clients
     coalition: key.Switch | None = None
 
@@ -227,6 +229,8 @@ class RunConfig(SettingsTable):
         objective = {**(objective or {}), name: value} if left_out else objective
         if found.model.network is None and "l2" not in found.model.model_fields_set:
             left_out.add("l2")
+        if found.model.network is None and found.model.strength is None:
+            left_out.add("kappa")
         changes = {"algorithm": algorithm, "objective": objective, "training": training, "privacy": privacy}
         made = found.model_copy(update=changes | {"name": found.name or found.data.name or file.stem})
         made._place, made._method, made._left_out = file.parent, algorithm_of(algorithm, objective, file), left_out
@@ -264,12 +268,12 @@ class RunConfig(SettingsTable):
 
     @property
     def left_out(self) -> set[str]:
-        """Which of l2 and strength (of the objective) the settings do not give."""
+        """Which of l2, strength (of the objective) and kappa (κ of personal models) the settings do not give."""
         return self._left_out
 
-    def with_strengths(self, l2: float, objective: dict[str, Any] | None) -> RunConfig:
-        """Return the same run with another regulariser and another objective, as if the settings gave them."""
-        model = self.model.model_copy(update={"l2": l2})
+    def with_strengths(self, l2: float, objective: dict[str, Any] | None, kappa: float | None = None) -> RunConfig:
+        """Return the same run with these strengths, as if the settings gave them."""
+        model = self.model.model_copy(update={"l2": l2, "strength": self.model.strength if kappa is None else kappa})
         made = self.model_copy(update={"model": model, "objective": objective})
         made._method, made._left_out = algorithm_of(self.algorithm, objective, self._place / "config.toml"), set()
         return made

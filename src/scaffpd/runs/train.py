@@ -15,14 +15,14 @@ from scipy.stats import binomtest
 
 from scaffpd.algorithms import Fair
 from scaffpd.checkpoint import Checkpoint
-from scaffpd.choosing import WORST, choose
+from scaffpd.choosing import FOLDS, ROUNDS, WORST, Choice, Folds, search, short
 from scaffpd.coalitions import Coalition, coalition
 from scaffpd.cohort import Cohort
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
-from scaffpd.fairness_path import PARAMETERS
+from scaffpd.fairness_path import PARAMETERS, SYMBOLS
 from scaffpd.federation import ClientScores, Vector
-from scaffpd.gains import PERSONAL, Joining, joining
+from scaffpd.gains import PATH, PERSONAL, Joining, finite, joining
 from scaffpd.metrics import Spread, spread
 from scaffpd.models import Linear, Personal
 from scaffpd.objectives import Average, Objective
@@ -43,7 +43,8 @@ AVERAGE, FAIR = "average", "fair"
 MOST_NUMBERS = 20_000_000  # rows × columns up to which clients are trained alone as well
 TOL = 1e-6
 FEW, FEW_NUMBERS = 6, 200_000  # clients, and rows × columns, up to which all groups of clients train as well
-FOLDS, FOLDED = 3, 10_000_000  # for l2 of a table with at most so many numbers
+FOLDED, BUDGET = 2_000_000, 300  # rows × columns up to which folds choose, in so many rounds
+SMALL, SPLITS = 50_000, 5  # rows × columns up to which a table is small, and its splits
 
 
 def noise_secret(folder: Path) -> bytes:
@@ -235,9 +236,11 @@ def private(config: RunConfig, prepared: Prepared, secret: bytes | None = None) 
     return config.privacy.model(prepared.model, methods, config.training.rounds, samples, secret)
 
 
-def joining_of(config: RunConfig, prepared: Prepared, models: Sequence[Trained]) -> Joining | str:
+def joining_of(
+    config: RunConfig, prepared: Prepared, models: Sequence[Trained], choice: Choice | None = None
+) -> Joining | str:
     """What joining brings every client on its held-out rows; or why that is not known, empty where nobody asks."""
-    splits, model = config.training.splits, prepared.model
+    splits, model = splits_of(config, prepared), prepared.model
     if not splits or not prepared.test or models[-1].result.status is Status.INTERRUPTED:
         return ""
     if config.privacy is not None or not isinstance(model, Linear):
@@ -248,22 +251,41 @@ def joining_of(config: RunConfig, prepared: Prepared, models: Sequence[Trained])
         return f"What joining brings is not measured: {numbers:,} numbers are more than the {MOST_NUMBERS:,} it is for."
     known = {one.name: one.result.x for one in models if one.name in (AVERAGE, FAIR)}
     try:
-        found = [_joining(config, prepared, known)]
+        found = [_joining(config, prepared, known, choice)]
         for k in range(1, splits):
             again = config.model_copy(update={"data": config.data.model_copy(update={"seed": config.data.seed + k})})
             again._place, again._method = config.place, config.method
-            found.append(_joining(config, prepare(again), {}))
+            other = replace(prepare(again), model=model)
+            found.append(_joining(config, other, {}, strength=found[0].strength))
     except InputError as error:
         return f"What joining brings is not known: {error}"
     return found[0] if splits == 1 else Joining.mean(found)
+
+
+def splits_of(config: RunConfig, prepared: Prepared) -> int:
+    """How many random splits there are: as many as asked for, else 5 of a small table and 1 of others."""
+    if config.training.splits is not None:
+        return config.training.splits
+    numbers = sum(X.shape[0] * X.shape[1] for X, _ in [*prepared.train, *prepared.test])
+    return SPLITS if config.data.file and numbers <= SMALL else 1
+
+
+def check_asked(config: RunConfig, prepared: Prepared) -> None:
+    """Refuse, before any work, what held-out rows and linear models without noise are needed for."""
+    asked = {"--kappa": config.model.strength is not None, "--coalition": config.training.coalition}
+    able = prepared.test and isinstance(prepared.model, Linear) and config.privacy is None
+    for name in (name for name, wanted in asked.items() if wanted):
+        if not able or config.training.splits == 0:
+            raise InputError(
+                f"{name} compares models on held-out rows: it needs a linear model without noise, --test above 0 and "
+                "--splits above 0."
+            )
 
 
 def coalition_of(config: RunConfig, prepared: Prepared, found: Joining | str) -> Coalition | None:
     """What every client brings and gets: where it is asked for, or where there are few clients and small tables."""
     asked = config.training.coalition
     if not isinstance(found, Joining):
-        if asked:
-            raise InputError(f"--coalition needs held-out rows and a linear model without noise. {found}".strip())
         return None
     numbers = sum(X.shape[0] * X.shape[1] for X, _ in prepared.train)
     cheap = 2 <= len(found.names) <= FEW and numbers <= FEW_NUMBERS
@@ -277,85 +299,104 @@ def coalition_of(config: RunConfig, prepared: Prepared, found: Joining | str) ->
     )  # fmt: skip
 
 
-def _joining(config: RunConfig, prepared: Prepared, known: Mapping[str, Any]) -> Joining:
+def _joining(
+    config: RunConfig, prepared: Prepared, known: Mapping[str, Any], choice: Choice | None = None,
+    strength: float | None = None,
+) -> Joining:  # fmt: skip
     training = config.training
+    path = choice is not None and len(choice.line) > 1 and type(choice.objective) is type(config.goal)
     return joining(
         prepared.train, prepared.test, prepared.model, config.goal, names=prepared.names, seed=training.seed,
         tol=training.tol or TOL, rounds=training.rounds, unit=prepared.unit, word=prepared.word, known=known,
+        choice=choice if path else None, strength=None if path else strength or config.model.strength,
     )  # fmt: skip
 
 
-def strengthened(config: RunConfig, prepared: Prepared, chosen: bool = False) -> tuple[RunConfig, Prepared]:
-    """Fill in l2 and the objective's strength where the settings give none: of tables, or of all where `chosen`.
+def strengthened(
+    config: RunConfig, prepared: Prepared, choosing: Choosing | None = None
+) -> tuple[RunConfig, Prepared, Choice | None]:
+    """Fill in l2, the objective's strength and κ where settings give none: by folds (`choosing`), or the usual ones.
 
-    Chosen, both are found by `choose`, for the worst fifth of the clients. Otherwise see `_usual_l2` and `_usual_rho`.
+    The usual ones are for tables alone; κ is then left to `joining`.
     """
     able = isinstance(prepared.model, Linear) and config.privacy is None
-    if chosen and not able:
+    if choosing is not None and not able:
         raise InputError("--choose takes linear models without differential privacy, whose ε the folds would spend.")
-    if chosen and not config.left_out:
-        raise InputError("--choose finds nothing to choose: leave --l2 or --strength out.")
-    if not able or not config.left_out or not (chosen or config.data.file):
-        return config, prepared
-    l2, goal, *said = (_by_folds if chosen else _usual)(config, prepared)
+    if choosing is not None and not config.left_out:
+        raise InputError("--choose finds nothing to choose: leave --l2, --strength or --kappa out.")
+    if not able or not config.left_out or (choosing is None and not config.data.file):
+        return config, prepared, None
+    if choosing is not None:
+        choice = choosing.choice(config, prepared)
+        l2, goal, kappa, said = choice.l2, _goal(config, choice), _personal(choice), [choice.sentence]
+    else:
+        choice, kappa = None, None
+        l2, goal, *said = _usual(config, prepared)
     model = replace(prepared.model, l2=l2)
-    return config.with_strengths(l2, goal), replace(prepared, model=model, remarks=(*prepared.remarks, *said))
+    prepared = replace(prepared, model=model, remarks=(*prepared.remarks, *said))
+    return config.with_strengths(l2, goal, kappa), prepared, choice
 
 
-def _by_folds(config: RunConfig, prepared: Prepared) -> tuple[Any, ...]:
-    """Return l2 and the objective that folds choose, and a sentence on them."""
-    goal, settings, kind = config.objective, config.training, type(config.goal).__name__
-    strengths = "strength" in config.left_out
-    wanted: Any = kind if strengths else config.goal or Average()
-    l2 = None if "l2" in config.left_out else config.model.l2
-    found = choose(
-        prepared.train, prepared.model, wanted, l2, math.inf, WORST, seed=settings.seed, names=prepared.names,
-        device=settings.device,
-    )  # fmt: skip
-    if strengths:
-        average = isinstance(found.objective, Average)
-        value = {} if average else {PARAMETERS[kind]: getattr(found.objective, PARAMETERS[kind])}
-        goal = {"kind": "Average"} if average else {**(goal or {}), **value}
-    return _short(found.l2) if l2 is None else l2, goal, found.sentence
+@dataclass(frozen=True)
+class Choosing:
+    """How strengths are chosen: by which measure, and in how many rounds."""
+
+    by: str = WORST
+    budget: int = BUDGET
+
+    def choice(self, config: RunConfig, prepared: Prepared) -> Choice:
+        """What folds of the training rows choose."""
+        rows = Folds.of(prepared.train, prepared.model, prepared.names, FOLDS, config.training.seed)
+        rows = replace(rows, device=config.training.device)
+        kinds = "strength" in config.left_out and type(config.goal).__name__ in SYMBOLS
+        wanted: Any = type(config.goal).__name__ if kinds else config.goal or Average()
+        l2 = None if "l2" in config.left_out else config.model.l2
+        kappas = [short(rows.scale() * value) for value in PATH]
+        if "kappa" not in config.left_out:
+            kappas = [math.inf, float(config.model.strength or math.inf)]
+        return search(rows, wanted, l2, kappas, self.by, 1.0, ROUNDS, None, config.training.seed, self.budget, True)
+
+
+def choosable(config: RunConfig, prepared: Prepared) -> bool:
+    """Whether folds choose strengths without being asked: of a table that is not too large, with rows for folds."""
+    numbers = sum(X.shape[0] * X.shape[1] for X, _ in prepared.train)
+    able = isinstance(prepared.model, Linear) and config.privacy is None and bool(config.data.file)
+    rows = min(len(y) for _, y in prepared.train)
+    return able and bool(config.left_out - {"kappa"}) and numbers <= FOLDED and rows >= FOLDS
+
+
+def _goal(config: RunConfig, choice: Choice) -> dict[str, Any] | None:
+    """[objective] with the chosen strength."""
+    name = PARAMETERS.get(type(choice.objective).__name__)
+    if "strength" not in config.left_out or name is None:
+        return config.objective
+    return {**(config.objective or {}), name: getattr(choice.objective, name)}
+
+
+def _personal(choice: Choice) -> float | None:
+    """κ of personal models; `None` where the budget was too small to try one with what was chosen."""
+    return finite(choice).strength if any(math.isfinite(one.strength) for one in choice.line) else None
 
 
 def _usual(config: RunConfig, prepared: Prepared) -> tuple[Any, ...]:
-    """Return l2 and the objective for a table whose settings leave them out, and sentences on what was filled in."""
+    """Return l2 and the objective for a table whose settings leave them out, and sentences on what was filled in.
+
+    l2 = 0.3 d/n, at least 0.001: with as many columns as rows, 0.001 fits the noise of all of them. ρ is the standard
+    deviation of L_i under the average model: one deviation worse off than the mean is about twice the weight.
+    """
     l2, goal, said = config.model.l2, config.objective, []
     if "l2" in config.left_out:
-        l2, why = _usual_l2(config, prepared)
-        said.append(f"l2 = {l2:g}, {why}.")
+        n, d = sum(len(y) for _, y in prepared.train), prepared.train[0][0].shape[1]
+        l2 = max(1e-3, short(0.3 * d / n))
+        said.append(f"l2 = {l2:g}, by the numbers of rows and columns.")
     if "strength" in config.left_out and goal is not None and goal["kind"] in ("ChiSquare", "Tilted"):
-        rho = _usual_rho(config, prepared, l2)
+        cohort = Cohort(prepared.train, replace(prepared.model, l2=l2), prepared.names, device=config.training.device)
+        found = train(Fair(Average()), cohort, 100, 1e-4 if l2 > 0 else None, progress=False)
+        rho = short(float(found.history.last_losses.std()))
         if rho > TOL:
             goal = {**goal, "rho": rho}
             said.append(f"ρ = {rho:g}, the standard deviation of the clients' losses under the average model.")
     return l2, goal, *said
-
-
-def _usual_l2(config: RunConfig, prepared: Prepared) -> tuple[float, str]:
-    """Of four values the one with the lowest mean of held-out losses; d/(10 n), at least 0.001, of large tables."""
-    sizes, d = [len(y) for _, y in prepared.train], prepared.train[0][0].shape[1]
-    if sum(sizes) * d > FOLDED or min(sizes) < FOLDS:
-        return _short(max(1e-3, d / (10 * sum(sizes)))), "by the numbers of rows and columns"
-    found = choose(
-        prepared.train, prepared.model, Average(), None, math.inf, folds=FOLDS, errors=0, seed=config.training.seed,
-        names=prepared.names, device=config.training.device,
-    )  # fmt: skip
-    return _short(found.l2), "with the lowest loss in three folds of the training rows"
-
-
-def _usual_rho(config: RunConfig, prepared: Prepared, l2: float) -> float:
-    """Std of L_i under the average model: one deviation worse off than the mean is about twice the weight."""
-    model = replace(prepared.model, l2=l2)
-    cohort = Cohort(prepared.train, model, prepared.names, device=config.training.device)
-    found = train(Fair(Average()), cohort, 100, 1e-4 if l2 > 0 else None, progress=False)
-    return _short(float(found.history.last_losses.std()))
-
-
-def _short(value: float) -> float:
-    """Two digits are enough for a number that is typed again."""
-    return float(f"{value:.2g}")
 
 
 def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
