@@ -14,11 +14,11 @@ import numpy as np
 from scaffpd.algorithms import Fair
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Vector
-from scaffpd.objectives import Agnostic, Average, ChiSquare, ChiSquareBall, CVaR, Objective, QFair, Tilted
+from scaffpd.objectives import USUAL, Agnostic, Average, ChiSquare, ChiSquareBall, CVaR, Objective, QFair, Tilted
 from scaffpd.training import Algorithm, Callback, Result, Status, train
 
 SYMBOLS = {"ChiSquare": "ρ", "Tilted": "ρ", "ChiSquareBall": "δ", "CVaR": "α", "QFair": "q"}
-PARAMETERS = {"ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q"}
+PARAMETERS = {kind: parameter for kind, (parameter, _) in USUAL.items()}
 WIDEST, NARROWEST = 10.0, 1 / 30  # ρ in units of how far the losses of the average model are apart
 
 

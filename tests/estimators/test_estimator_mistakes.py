@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from estimator_tables import table
-from scipy.sparse import csr_array
 
 import scaffpd as sp
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
 
 X, Y, TARGETS, CLIENTS = table()
 ROWS = len(X)
@@ -33,7 +34,7 @@ def with_missing(value):
         ({}, np.ones((ROWS, 2)), f"clients must have one value per row, got an array of shape ({ROWS}, 2)."),
         ({}, [["a"]] * ROWS, "clients must be names or numbers, one per row."),
         ({}, ["1", 1] * (ROWS // 2), "Two clients are named '1'; names must differ."),
-        ({"objective": "chi-square"}, None, "objective must be one such as ChiSquare(rho=0.1), got 'chi-square'."),
+        ({"objective": "chi-square!"}, None, "Unknown objective 'chi-square!': did you mean 'ChiSquare'?"),
         ({"objective": sp.Agnostic}, None, "objective must be one such as ChiSquare(rho=0.1)"),
         ({"objective": sp.Average(prior=[1, 2])}, CLIENTS, "Average has a prior for 2 clients, but there are 4."),
         ({"l2": -1}, None, "Linear needs l2 >= 0 and finite, got -1."),
@@ -67,8 +68,6 @@ def test_labels_and_numbers():
         sp.FairFederatedRegressor().fit(np.column_stack([X[:, 0], np.full(ROWS, 1e300) * X[:, 1]]), TARGETS)
     with pytest.raises(sp.InputError, match="tol needs a certificate, and there is none:"):
         sp.FairFederatedClassifier(l2=0).fit(X, Y)
-    with pytest.raises(TypeError, match=r"(?i)sparse"):
-        sp.FairFederatedClassifier().fit(csr_array(X), Y)
     with pytest.raises(TypeError, match="sample_weight"):
         sp.FairFederatedClassifier().fit(X, Y, sample_weight=np.ones(ROWS))
     with pytest.raises(sp.InputError, match="score takes sample_weight or clients, not both"):

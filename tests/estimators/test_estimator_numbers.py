@@ -10,6 +10,8 @@ from sklearn.preprocessing import StandardScaler
 
 import scaffpd as sp
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
+
 TIGHT = {"tol": 1e-13, "max_rounds": 500}
 
 

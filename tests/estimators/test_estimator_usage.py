@@ -17,6 +17,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import scaffpd as sp
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
+
 pandas = pytest.importorskip("pandas")
 
 
@@ -227,3 +229,36 @@ def test_verbose_shows_a_bar(capsys):
 def test_not_fitted():
     with pytest.raises(NotFittedError):
         sp.FairFederatedRegressor().predict(np.ones((2, 2)))
+
+
+def test_forgotten_clients_are_said():
+    X, y, _, _ = table()
+    with pytest.warns(UserWarning, match=r"FairFederatedClassifier.fit got no clients.*groups= does not reach fit"):
+        sp.FairFederatedClassifier().fit(X, y)
+
+
+def test_objectives_have_names_and_searches_reach_into_them():
+    X, y, _, site = table()
+    by_name, by_hand = (sp.FairFederatedClassifier(goal).fit(X, y, clients=site) for goal in ("c-var", sp.CVaR(0.2)))
+    np.testing.assert_array_equal(by_name.coef_, by_hand.coef_)
+    model = sp.FairFederatedClassifier("cvar")
+    assert model.get_params()["objective__alpha"] == 0.2
+    assert model.set_params(objective__alpha=0.4, l2=0.1).objective.alpha == 0.4
+    assert sp.FairFederatedClassifier().set_params(objective__rho=0.3).objective.rho == 0.3
+    with pytest.raises(sp.InputError, match="CVaR has no parameter 'rho'; it has alpha, prior"):
+        model.set_params(objective__rho=1.0)
+    with pytest.raises(sp.InputError, match="Unknown objective 'cvat': did you mean 'CVaR'"):
+        sp.FairFederatedClassifier("cvat").fit(X, y, clients=site)
+
+
+def test_a_search_over_a_strength_with_sparse_columns_and_routing(routing):
+    X, y, _, clients = frame()
+    names = ("names", OneHotEncoder(sparse_output=True), ["colour"])
+    encode = ColumnTransformer([names], remainder="passthrough", sparse_threshold=1.0)
+    model = sp.FairFederatedClassifier(sp.CVaR(0.5), tol=1e-4).set_score_request(clients=True)
+    pipeline = Pipeline([("encode", encode), ("model", model)])
+    search = GridSearchCV(pipeline, {"model__objective__alpha": [0.3, 1.0]}, cv=2).fit(X, y, clients=clients)
+    assert set(search.best_params_) == {"model__objective__alpha"}
+    rows, final = search.best_estimator_["encode"].transform(X), search.best_estimator_["model"]
+    assert hasattr(rows, "toarray")
+    np.testing.assert_allclose(final.predict_proba(rows), final.predict_proba(rows.toarray()), rtol=1e-12)

@@ -9,6 +9,8 @@ from sklearn.base import clone
 import scaffpd as sp
 from scaffpd.estimators.base import Scale
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
+
 
 def table(n=600):
     random = np.random.default_rng(2)

@@ -16,7 +16,7 @@ from scaffpd.config import reading as key
 from scaffpd.config.reading import SettingsTable, algorithm_kind, algorithm_of, kind_of, read_toml, validated
 from scaffpd.errors import InputError
 from scaffpd.models.losses import LOSSES
-from scaffpd.objectives import Objective
+from scaffpd.objectives import USUAL, Objective
 from scaffpd.privacy import Private
 from scaffpd.privacy.private import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS
 from scaffpd.tabular.agree import TASKS
@@ -25,10 +25,6 @@ from scaffpd.tabular.read import DECIMALS
 
 OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
 OBJECTIVE = "ChiSquare"
-USUAL = {  # the argument of each objective, and its value where none is given
-    "ChiSquare": ("rho", 0.1), "Tilted": ("rho", 0.1), "ChiSquareBall": ("delta", 0.5), "CVaR": ("alpha", 0.2),
-    "QFair": ("q", 1.0),
-}  # fmt: skip
 OF_TABLE = (
     *("client", "target", "columns", "categories", "task", "standardise", "separator", "decimal"),
     *("split_by", "dates", "test_file"),

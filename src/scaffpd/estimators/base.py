@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -23,7 +25,7 @@ from scaffpd.errors import InputError, count, positive
 from scaffpd.gains import Joining, joining
 from scaffpd.metrics import a_fifth
 from scaffpd.models import Linear
-from scaffpd.objectives import ChiSquare
+from scaffpd.objectives import ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy import Private, Spent
 from scaffpd.privacy.private import LOCAL_STEPS, RADIUS, ROUNDS
@@ -153,7 +155,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        objective: Objective | None = None,
+        objective: Objective | str | None = None,
         *,
         l2: float = 1e-3,
         fit_intercept: bool = True,
@@ -183,6 +185,33 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         self.clip = clip
         self.noise_seed = noise_seed
         self.held_out = held_out
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters; `deep` adds those of the objective, as in `objective__alpha`."""
+        params: dict[str, Any] = super().get_params(deep)
+        if deep and self.objective is not None:
+            with suppress(InputError):  # what is no objective is refused by `fit`
+                params |= {f"objective__{name}": value for name, value in _arguments(self._objective()).items()}
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters, `objective__alpha` included: the objective is made anew with it."""
+        inner = {name: params.pop(name) for name in list(params) if name.startswith("objective__")}
+        super().set_params(**params)
+        if inner:
+            goal = self._objective()
+            known, new = _arguments(goal), {name.removeprefix("objective__"): value for name, value in inner.items()}
+            for name in new:
+                if name not in known:
+                    raise InputError(f"{type(goal).__name__} has no parameter {name!r}; it has {', '.join(known)}.")
+            self.objective = type(goal)(**{**known, **new})
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        """Sparse rows are taken, and made dense client by client."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     def _train(self, X: Array, y: NDArray[Any], group: Grouping, loss: str, classes: int | None) -> tuple[Array, Array]:
         """Split the rows among their clients, scale, train; weights (features × outputs) and intercepts."""
@@ -242,10 +271,16 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         """Where to stop; with noise nothing can be proven, and all rounds are made."""
         return self.tol if self.epsilon is None else None
 
-    def _algorithm(self) -> Any:
+    def _objective(self) -> Objective:
+        if isinstance(self.objective, str):
+            return named(self.objective)
         objective = ChiSquare(rho=0.1) if self.objective is None else self.objective
         if not isinstance(objective, Objective):
-            raise InputError(f"objective must be one such as ChiSquare(rho=0.1), got {objective!r}.")
+            raise InputError(f'objective must be one such as ChiSquare(rho=0.1) or "cvar", got {objective!r}.')
+        return objective
+
+    def _algorithm(self) -> Any:
+        objective = self._objective()
         if self.algorithm is None:
             return fair(objective) if self.epsilon is None else fair(objective, LOCAL_STEPS)
         if isinstance(self.algorithm, type) or not hasattr(self.algorithm, "round"):
@@ -285,9 +320,34 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _linear(self, X: Any) -> Array:
         """⟨a_j, x⟩ plus the intercept, for new rows."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = validate_data(self, X, dtype=np.float64, accept_sparse="csr", reset=False)
         z: Array = X @ self.coef_.T + self.intercept_
         return z
+
+
+def _arguments(objective: Objective) -> dict[str, Any]:
+    """What an objective was made with, by name."""
+    names = [name for name in inspect.signature(type(objective).__init__).parameters if name != "self"]
+    return {name: getattr(objective, name) for name in names}
+
+
+def dense(X: Any) -> Array:
+    """Return rows as an array, sparse ones filled up."""
+    made: Array = X.toarray() if hasattr(X, "toarray") else X
+    return made
+
+
+def owners(estimator: Any, clients: Any, rows: int) -> Grouping:
+    """Return who owns which row; warn where nobody says so."""
+    if clients is None:
+        warnings.warn(
+            f"{type(estimator).__name__}.fit got no clients, so all rows are one client's, and a fair model is the "
+            "average one: pass clients=, one name per row. In cross_val_score and searches groups= does not reach fit: "
+            "turn on sklearn.set_config(enable_metadata_routing=True) and pass params={'clients': ...}.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return grouping(clients, rows)
 
 
 def _seed(random_state: Any) -> int:

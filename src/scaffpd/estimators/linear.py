@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from scaffpd.errors import InputError
-from scaffpd.estimators.base import Array, FairFederated, Grouping, grouping
+from scaffpd.estimators.base import Array, FairFederated, Grouping, dense, owners
 
 
 class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[misc]
@@ -23,8 +23,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
     for the intercept, which l2 shrinks as well. `sample_weight` is not supported in `fit`: clients are weighed.
 
     Args:
-        objective: (Λ, ψ), such as `Agnostic()`; `None` is `ChiSquare(rho=0.1)`. Its `prior` is in the order of
-            `clients_`, which are sorted.
+        objective: (Λ, ψ), such as `Agnostic()`, or its name, such as "cvar"; `None` is `ChiSquare(rho=0.1)`. Its
+            `prior` is in the order of `clients_`, which are sorted. A search reaches its arguments: `objective__alpha`.
         l2: the regulariser, for columns as they are trained on; `tol` needs l2 > 0.
         fit_intercept: whether there is a constant term.
         standardise: scale every column to mean zero and deviation one, by sums over clients (without an intercept, to
@@ -68,9 +68,9 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
 
     def fit(self, X: Any, y: Any, clients: Any = None) -> Self:
         """Train on rows X with labels y; `clients` says who owns each row (`None`: all are one client's)."""
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr")
         check_classification_targets(y)
-        group = grouping(clients, len(X))
+        X, group = dense(X), owners(self, clients, X.shape[0])
         self.classes_, labels = np.unique(y, return_inverse=True)
         k = len(self.classes_)
         if k < 2:
@@ -125,8 +125,8 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
     `sample_weight` is not supported in `fit`: clients are weighed.
 
     Args:
-        objective: (Λ, ψ), such as `Agnostic()`; `None` is `ChiSquare(rho=0.1)`. Its `prior` is in the order of
-            `clients_`, which are sorted.
+        objective: (Λ, ψ), such as `Agnostic()`, or its name, such as "cvar"; `None` is `ChiSquare(rho=0.1)`. Its
+            `prior` is in the order of `clients_`, which are sorted. A search reaches its arguments: `objective__alpha`.
         l2: the regulariser, for columns as they are trained on; `tol` needs l2 > 0.
         fit_intercept: whether there is a constant term.
         standardise: scale every column and the target to mean zero and deviation one, by sums over clients (without an
@@ -170,9 +170,9 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
 
     def fit(self, X: Any, y: Any, clients: Any = None) -> Self:
         """Train on rows X with targets y; `clients` says who owns each row (`None`: all are one client's)."""
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
-        group = grouping(clients, len(X))
+        X, group = dense(X), owners(self, clients, X.shape[0])
         weights, intercept = self._train(X, y, group, "squared", None)
         self.coef_, self.intercept_ = np.ascontiguousarray(weights[:, 0]), float(intercept[0])
         self.client_scores_ = self._scores(y, X @ self.coef_ + self.intercept_, group)

@@ -13,6 +13,7 @@
 | `Nash(b)` | λ > 0 | Σ λ_i b_i − p_i − p_i log(λ_i/p_i) | −Σ p_i log(b_i − f_i) |
 """
 
+from scaffpd.errors import unknown
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.chi_square import Agnostic, Average, ChiSquare
 from scaffpd.objectives.chi_square_ball import ChiSquareBall
@@ -21,6 +22,24 @@ from scaffpd.objectives.excess import Excess
 from scaffpd.objectives.nash import Nash
 from scaffpd.objectives.q_fair import QFair
 from scaffpd.objectives.tilted import Tilted
+
+USUAL = {  # the argument of each objective, and its value where none is given
+    "ChiSquare": ("rho", 0.1), "Tilted": ("rho", 0.1), "ChiSquareBall": ("delta", 0.5), "CVaR": ("alpha", 0.2),
+    "QFair": ("q", 1.0),
+}  # fmt: skip
+
+
+def named(name: str) -> Objective:
+    """Return an objective by its name, however it is spelt ("cvar", "chi-square"), with its usual strength."""
+    kinds: dict[str, type[Objective]] = {
+        kind.__name__.lower(): kind for kind in (Average, Agnostic, ChiSquare, ChiSquareBall, CVaR, Tilted, QFair)
+    }
+    kind = kinds.get(name.lower().replace("-", "").replace("_", "").replace(" ", ""))
+    if kind is None:
+        raise unknown("objective", name, [known.__name__ for known in kinds.values()])
+    strength, value = USUAL.get(kind.__name__, ("", 0.0))
+    return kind(**{strength: value}) if strength else kind()
+
 
 __all__ = [
     "Agnostic",
