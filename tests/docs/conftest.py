@@ -10,8 +10,9 @@ from scaffpd.models import losses
 
 @pytest.fixture(autouse=True)
 def same_losses(monkeypatch):
-    monkeypatch.setitem(losses.LOSSES, "share", None)
-    del losses.LOSSES["share"]
+    for name in ("share", "huber"):
+        monkeypatch.setitem(losses.LOSSES, name, None)
+        del losses.LOSSES[name]
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
+import scaffpd as sp
 from scaffpd.errors import InputError
-from scaffpd.models.losses import LOSSES, SHORT, loss_named
+from scaffpd.models.losses import LOSSES, SHORT, Squared, loss_named
 
 NAMES = list(LOSSES)
 
@@ -172,3 +173,38 @@ def test_accuracy_of_one_hot_regression_and_of_none():
     assert loss.correct(z, y).tolist() == [True, False, True]
     assert loss.correct(z[:, :1], y[:, :1]) is None
     assert loss.correct(z, 2 * y) is None
+
+
+class Tried(Squared):
+    """A loss r ↦ ℓ(r) of r = z − y, given by two functions."""
+
+    name = "tried"
+
+    def value(self, z, y):
+        return self.of(z - y).squeeze(-1)
+
+    def residual(self, z, y):
+        return self.slope(z - y)
+
+
+@pytest.mark.parametrize(
+    ("of", "slope", "curvature", "why"),
+    [
+        (torch.sin, torch.cos, 1.0, "it is not convex in z"),
+        (lambda r: r**2, lambda r: 2 * r, 1.0, "its second derivative exceeds curvature = 1"),
+        (lambda r: r**2, lambda r: r, 2.0, "`residual` is not the derivative of `value`"),
+        (lambda r: r**2, lambda r: 2 * r, 2.0, None),
+        (torch.abs, torch.sign, 5.0, "its second derivative exceeds curvature"),
+        (lambda r: torch.logaddexp(r, -r), torch.tanh, 1.0, None),
+    ],
+)
+def test_a_loss_of_ones_own_is_tried_before_anything_is_certified(monkeypatch, of, slope, curvature, why):
+    members = {"of": staticmethod(of), "slope": staticmethod(slope), "curvature": curvature}
+    monkeypatch.setitem(LOSSES, "tried", type("Mine", (Tried,), members))
+    data = [(np.eye(3) + k, np.arange(3.0) - k) for k in range(2)]
+    if why is None:
+        result = sp.train(sp.fair(sp.Agnostic()), sp.Cohort(data, sp.Linear("tried", l2=0.1)), tol=1e-6, progress=False)
+        assert result.certificate <= 1e-6
+        return
+    with pytest.raises(sp.InputError, match=f"The loss 'tried' cannot be certified: {why}"):
+        sp.Cohort(data, sp.Linear("tried", l2=0.1))

@@ -15,7 +15,7 @@ from scaffpd.data.table import Selection
 from scaffpd.errors import InputError, count, real, unknown
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import Ragged, StackedSamples
-from scaffpd.models.losses import loss_named
+from scaffpd.models.losses import Logistic, Softmax, Squared, check_loss, loss_named
 from scaffpd.models.oracle import ClientData, Features, Oracle, check_range, dtype_name
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.tables import MappedMatrix, numbered
@@ -179,6 +179,8 @@ class Linear:
         y = torch.as_tensor(np.concatenate(targets.arrays), device=device)
         y = y.to(dtype) if y.is_floating_point() else y
         check_range(names, sizes, y.to(dtype), "target")
+        if type(loss) not in (Squared, Logistic, Softmax):
+            check_loss(loss, y, targets.outputs)
         if (wide := self._wide(features, like)) is not None:
             check_memory(wide[0], sizes, targets.outputs, device, dtype, testing=like is not None)
             rough = self.local_precision == "half"

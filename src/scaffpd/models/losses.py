@@ -20,6 +20,7 @@ from scaffpd.errors import InputError, unknown
 
 Arrays = list[NDArray[np.generic]]
 SHORT = 32
+TRIED, SLACK = 256, 1e-9
 
 
 class Loss(ABC):
@@ -205,6 +206,31 @@ def loss_named(name: str) -> Loss:
     if not isinstance(name, str) or name not in LOSSES:
         raise unknown("loss", name, LOSSES)
     return LOSSES[name]()
+
+
+def check_loss(loss: Loss, y: Tensor, outputs: int) -> None:
+    """Refuse a loss of somebody's own that is not what its certificate would rest on, as far as samples can tell.
+
+    At pairs a, b of predictions of size 1e-2 to 1e2, with targets of the data: ⟨ℓ'(a) − ℓ'(b), a − b⟩ is between 0
+    (convex) and `curvature`·‖a − b‖² (smooth), and ℓ(b) ≥ ℓ(a) + ⟨ℓ'(a), b − a⟩ (ℓ' is the derivative of ℓ).
+    """
+    random = np.random.default_rng(0)
+    own = y[torch.as_tensor(random.integers(0, len(y), TRIED))].cpu()
+    own = own.double() if own.is_floating_point() else own
+    size = 10.0 ** random.uniform(-2, 2, (2, TRIED, 1))
+    a, b = torch.as_tensor(size * random.standard_normal((2, TRIED, outputs)))
+    change, step = loss.residual(a, own) - loss.residual(b, own), a - b
+    along, square = (change * step).sum(-1), step.square().sum(-1)
+    slack = SLACK * (1 + square)
+    above = loss.value(b, own) - loss.value(a, own) - (loss.residual(a, own) * (b - a)).sum(-1)
+    size_of = 1 + loss.value(a, own).abs() + loss.value(b, own).abs() + square
+    for wrong, why in (
+        (along < -slack, "it is not convex in z"),
+        (along > loss.curvature * square + slack, f"its second derivative exceeds curvature = {loss.curvature:g}"),
+        (above < -SLACK * size_of, "`residual` is not the derivative of `value`, or it is not convex in z"),
+    ):
+        if bool(wrong.any()) or bool(torch.isnan(along).any()):
+            raise InputError(f"The loss {loss.name!r} cannot be certified: {why}; use Module, which takes any loss.")
 
 
 def _class_numbers(labels: Arrays, names: Sequence[str], loss: str) -> list[NDArray[np.float64]]:
