@@ -13,12 +13,14 @@ import scaffpd as sp
 from scaffpd import cli, demo
 from scaffpd.data import beijing_air
 from scaffpd.gains import ALONE, AVERAGE, FAIR, PERSONAL
+from scaffpd.report.figures import figures
 from scaffpd.report.read import read
+from scaffpd.report.verdict import QUESTIONS, answers
 
 
 @pytest.fixture(scope="module")
 def study():
-    return demo.stations(draws=2)
+    return demo.stations(draws=2, orders=2)
 
 
 def test_the_average_model_is_numpys(study):
@@ -63,6 +65,16 @@ def test_the_folder_and_the_words(study, tmp_path):
     run = read(tmp_path)
     assert (run.joining.sentence, run.joining.details) == study.verdict
     assert run.joining.recommendation == study.recommendation
+    said = dict(answers(run))
+    assert [said[question] for question in (QUESTIONS["who"], QUESTIONS["much"], QUESTIONS["cost"])] == [
+        study.answers[name] for name in ("who", "much", "cost")
+    ]
+    assert study.gain(PERSONAL, ALONE, True).range in study.answers["much"]
+    assert len(said) == 5
+    assert {figure.name for figure in figures(run)} > {"joining", "strengths", "coalition", "shares"}
+    assert [point.strength for point in run.strengths][:: len(run.strengths) - 1] == [np.inf, 0.0]
+    assert run.coalition.names == study.problem.names
+    assert "that were tried" in run.coalition.peace
     assert "2 draws" in study.verdict[1]
     with (tmp_path / "draws.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -113,7 +113,10 @@ class Coalition:
         ]
         first = [{"clients": list(one.names), "gain": one.gain} for one in (self.leaving or ())[:10]]
         groups = None if self.leaving is None else len(self.leaving)
-        return {"sentence": str(self), "clients": clients, "would_leave": groups, "first": first, "margin": self.margin}
+        return {
+            "sentence": str(self), "peace": self._peace, "clients": clients, "would_leave": groups, "first": first,
+            "margin": self.margin,
+        }  # fmt: skip
 
     def nash(self, prior: ArrayLike | None = None) -> Nash:
         """Nash's bargaining solution, where everybody gains: an objective for `train(…, x0=game.whole.x)`.
@@ -149,14 +152,15 @@ class Coalition:
 
     @property
     def _peace(self) -> str:
-        if self.leaving is None:
-            return "Whether a group would do better by itself was not looked at: that takes all groups."
-        if not self.leaving:
-            return "No group would do better by itself by as much."
-        n, (names, gain) = len(self.leaving), self.leaving[0]
+        found, tried = self.leaving, ""
+        if found is None:
+            found, tried = self._would_leave(), f" of the {len(self.losses)} that were tried"
+        if not found:
+            return f"No group{tried} would do better by itself by as much."
+        n, (names, gain) = len(found), found[0]
         who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-        would = "1 group would do better by itself:" if n == 1 else f"{n} groups would do better by themselves, first"
-        return f"{would} {who} (loss at least {100 * gain:.1f} % lower)."
+        would = "group{} would do better by itself:" if n == 1 else "groups{} would do better by themselves, first"
+        return f"{n} {would.format(tried)} {who} (loss at least {100 * gain:.1f} % lower)."
 
 
 def _change(difference: float, base: float) -> str:

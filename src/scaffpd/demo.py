@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.algorithms import Fair
+from scaffpd.coalitions import Coalition, coalition
 from scaffpd.cohort import Cohort
 from scaffpd.comparison.runs import one_thread
 from scaffpd.data import beijing_air, heart_disease
@@ -43,9 +44,10 @@ from scaffpd.data.silos import Silos
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.gains import ALONE, AVERAGE, FAIR, PERSONAL, Joining, joining
-from scaffpd.metrics import NEGLIGIBLE, RelativeGain, half_interval
-from scaffpd.models import Linear
+from scaffpd.metrics import NEGLIGIBLE, NOISE, YES, RelativeGain, half_interval
+from scaffpd.models import Linear, Personal
 from scaffpd.objectives import Average, ChiSquare, CVaR
+from scaffpd.report.data import capital
 from scaffpd.runs.folder import client_rows, environment_file, tables, write_files
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import Trained, train_model
@@ -56,6 +58,7 @@ NAMES = ("Cleveland", "Hungary", "Switzerland", "Long Beach")  # in the order of
 RHO, L2, TOL, SPLITS, TEST_FRACTION = 0.1, 0.03, 1e-8, 20, 0.3
 MOST_ROUNDS = 2000
 STATIONS, NEW, DAYS, DRAWS, WEEK = 12, 4, 40, 8, 7
+ORDERS = 8  # of joining, for Shapley values
 FAIRLY = CVaR(alpha=0.2)  # the worst fifth of the stations
 
 
@@ -224,6 +227,7 @@ class StationStudy:
     seeds: tuple[int, ...]  # one per draw
     found: tuple[Joining, ...] = field(repr=False)  # draw by draw
     models: tuple[Trained, ...] = field(repr=False)  # average and fair on the first draw
+    game: Coalition = field(repr=False)  # who gains from whom on the first draw
 
     def gain(self, model: str, over: str, new: bool) -> RelativeGain:
         """By how much a model's loss is lower for the new stations, or the others: the mean over draws.
@@ -266,6 +270,26 @@ class StationStudy:
             f"{DAYS} days, tested on the following year; table and charts are those of the first draw."
         )
 
+    @property
+    def answers(self) -> dict[str, str]:
+        """Who gains, how much, and whom it costs, over all draws; the first draw says the rest."""
+        groups = {f"the {NEW} new stations": True, f"the {STATIONS - NEW} others": False}
+        gains = {who: self.gain(PERSONAL, ALONE, new) for who, new in groups.items()}
+        clear = [who for who, gain in gains.items() if gain.pays == YES]
+        noise = [f"for {who} it is within noise" for who, gain in gains.items() if gain.pays == NOISE]
+        who = f"{' and '.join(clear) or 'nobody'}, clearly, against training alone"
+        sure = {who: NOISE if gain.pays == NOISE else "clear of noise" for who, gain in gains.items()}
+        much = [f"the loss of {w} is {g.than('alone')} ({g.range}), {sure[w]}" for w, g in gains.items()]
+        costs = [f"{100 * self.cost(model):.0f} %" for model in (PERSONAL, FAIR, AVERAGE)]
+        return {
+            "who": f"{capital('; '.join([who, *noise]))}.",
+            "much": f"{capital('; '.join(much))}.",
+            "cost": (
+                f"The station that pays most loses {costs[0]} with personal models, {costs[1]} with one fair model and "
+                f"{costs[2]} with one average model; means over {len(self.seeds)} draws."
+            ),
+        }
+
 
 def _among(one: Joining, new: bool, _: Vector) -> Vector:
     """Weights of the new stations, or of the others."""
@@ -274,8 +298,10 @@ def _among(one: Joining, new: bool, _: Vector) -> Vector:
     return weights
 
 
-def stations(seed: int = 0, draws: int = DRAWS, progress: Callable[[int], None] | None = None) -> StationStudy:
-    """Train alone, average, fair and personal models on so many draws of new stations."""
+def stations(
+    seed: int = 0, draws: int = DRAWS, progress: Callable[[int], None] | None = None, orders: int = ORDERS
+) -> StationStudy:
+    """Train alone, average, fair and personal models on so many draws of new stations; on the first one, groups too."""
     if draws < 2:
         raise InputError(f"stations needs at least two draws, got {draws}.")
     seeds = tuple(range(seed * draws, (seed + 1) * draws))
@@ -295,7 +321,12 @@ def stations(seed: int = 0, draws: int = DRAWS, progress: Callable[[int], None] 
             ))  # fmt: skip
             if progress is not None:
                 progress(len(found))
-    return StationStudy(first, seeds, tuple(found), tuple(models))
+        own = Personal(first.model, found[0].strength)
+        game = coalition(
+            first.train, first.test, own, FAIRLY, names=first.names, most=1, permutations=orders, seed=seed,
+            word="station",
+        )  # fmt: skip
+    return StationStudy(first, seeds, tuple(found), tuple(models), game)
 
 
 def _stations(seed: int) -> Prepared:
@@ -313,9 +344,9 @@ def write_stations(study: StationStudy, folder: Path, command: str) -> list[Path
     """Write the folder of the first draw's run with the words of all draws, and the losses of every draw."""
     files = tables(
         "demo", "Twelve stations, four of them new", command, study.problem, study.models, verdict=study.verdict,
-        joining=study.found[0],
+        joining=study.found[0], coalition=study.game,
     )  # fmt: skip
-    summary = json.loads(files["summary.json"])
+    summary = json.loads(files["summary.json"]) | {"answers": study.answers}
     summary["joining"]["recommendation"] = study.recommendation
     files["summary.json"] = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
     rows = [{"draw": seed, **row} for seed, one in zip(study.seeds, study.found, strict=True) for row in one.table()]

@@ -27,6 +27,11 @@ def diabetes(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def stations(tmp_path_factory):
+    return run_folders.stations(tmp_path_factory.mktemp("report") / "stations")
+
+
+@pytest.fixture(scope="session")
 def hostile(tmp_path_factory):
     return run_folders.hospitals(
         tmp_path_factory.mktemp("report") / "hostile", names=list(run_folders.HOSTILE), title=run_folders.HOSTILE[0]

@@ -229,6 +229,28 @@ def diabetes(folder, **about):
     return made
 
 
+def stations(folder, **about):
+    """Five stations, two of them new: what joining brings, how alike models should be, and who gains from whom."""
+    air = sp.data.beijing_air(new=2, days=40, seed=1)
+    some = [air.names.index(n) for n in ("Aotizhongxin", "Changping", "Dongsi", "Gucheng", "Huairou")]
+    names = [air.names[i] for i in some]
+    train, test = ([part[i] for i in some] for part in (air.train, air.test))
+    model, goal = sp.Linear("squared", l2=0.1, intercept=True), sp.CVaR(alpha=0.4)
+    cohort = sp.Cohort(train, model, names=names, test=test)
+    cohort.rows_train, cohort.rows_test = train, test
+    found = sp.joining(train, test, model, goal, names=names, block=7, word="station")
+    game = sp.coalition(train, test, sp.Personal(model, found.strength), goal, names=names, most=4, permutations=4)
+    two = {"average": ("before", sp.Average()), "fair": ("after", goal)}
+    about = {"title": "five stations", "clients_word": "station", "task": "regression", **about}
+    about |= {"joining": found.summary(), "coalition": game.summary()}
+    made = trained(folder, cohort, two, tol=1e-3, **about)
+    table(made / "joining.csv", found.table())
+    table(made / "kappa_path.csv", found.kappa_path)
+    table(made / "coalition.csv", game.table())
+    partition(made, SimpleNamespace(train=train, test=test), names)
+    return made
+
+
 def deployed(folder):
     """Four hospitals as silos, one of which goes away and comes back."""
     from deploy_cases import QUICK, federation, run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import math
 import os
 import shutil
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ import pytest
 import run_folders
 
 from scaffpd import report
+from scaffpd.report.read import read
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -106,11 +109,23 @@ def opened(browser, written):
 
 
 FIGURES = {
-    "hospitals": {"clients", "tradeoff", "weights", "certificate", "losses", "communication", "partition"},
+    "hospitals": {"clients", "weights", "certificate", "losses", "communication", "partition"},
     "digits": {"clients", "tradeoff", "weights", "certificate", "losses", "communication", "partition"},
     "path": {"clients", "tradeoff", "weights", "certificate", "losses", "communication"},
-    "diabetes": {"clients", "tradeoff", "weights", "certificate", "losses", "communication", "partition"},
-    "hostile": {"clients", "tradeoff", "weights", "certificate", "losses", "communication", "partition"},
+    "diabetes": {"clients", "weights", "certificate", "losses", "communication", "partition"},
+    "hostile": {"clients", "weights", "certificate", "losses", "communication", "partition"},
+    "stations": {
+        "joining",
+        "strengths",
+        "coalition",
+        "shares",
+        "clients",
+        "weights",
+        "certificate",
+        "losses",
+        "communication",
+        "partition",
+    },
     "deployed": {"clients", "weights", "certificate", "losses", "absent"},
 }
 
@@ -184,8 +199,91 @@ def test_a_model_without_a_certificate_alone(opened, hospitals, tmp_path):
         page.alone()
 
 
+UNFOLD = "details.trained > summary"
+
+
+def test_training_is_folded_away_and_its_charts_fit_when_unfolded(opened, hospitals):
+    with opened(hospitals) as page:
+        figures = ["weights", "certificate", "losses", "communication"]
+        assert not any(page.page.is_visible(f"#figure-{name}") for name in figures)
+        assert not page.page.is_visible("text=proven gap")
+        page.click(UNFOLD)
+        for name in figures:
+            frame, chart = (page.page.locator(f"#figure-{name}{part}").bounding_box() for part in ("", " svg"))
+            assert frame["width"] - 4 <= chart["width"] <= frame["width"], name
+        assert page.overflow() == 0
+        page.click(UNFOLD)
+
+
+def test_the_first_screen_answers_five_questions(opened, stations, hospitals):
+    for folder in (stations, hospitals):
+        with opened(folder) as page:
+            asked = page.page.locator(".answers dt")
+            words = asked.all_text_contents()
+            assert [text.split()[0] for text in words] == ["Who", "How", "What", "Whom", "How"]
+            below = "document.querySelector('.answers').getBoundingClientRect().bottom + scrollY"
+            assert page.page.evaluate(below) < 900
+
+
+def inside(page, figure):
+    """Every word of a chart lies within its picture."""
+    return page.page.evaluate(
+        """(name) => {
+            const picture = document.querySelector(`#figure-${name} svg`).getBoundingClientRect();
+            const words = Array.from(document.querySelectorAll(`#figure-${name} svg text`));
+            return words.map((text) => [text.textContent, text.getBoundingClientRect()])
+                .filter(([, box]) => box.width && (box.left < picture.left - 1 || box.right > picture.right + 1))
+                .map(([text]) => text);
+        }""",
+        figure,
+    )
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_label_is_cut_off(opened, stations, width):
+    with opened(stations, **({} if width == 1280 else {"viewport": {"width": width, "height": 740}})) as page:
+        for figure in FIGURES["stations"] - {"weights", "certificate", "losses", "communication"}:
+            assert inside(page, figure) == [], figure
+        names = page.page.locator("#figure-coalition .role-axis-label text").all_text_contents()
+        assert "Aotizhongxin" in names
+        assert width == 390 or not any("…" in name for name in names)
+
+
+def test_what_is_clear_of_noise_is_marked_with_its_sign(opened, stations):
+    with opened(stations) as page:
+        said = page.page.locator("#figure-joining .mark-text text").all_text_contents()
+        with (stations / "joining.csv").open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if row["model"] == read(stations).joining.shown]
+        assert len(rows) == 5
+        for row in rows:
+            gain = float(row["gain_over_alone"])
+            sign = ("+" if gain > 0 else "−") if abs(gain) > 0.0005 else ""
+            star = "" if row["pays"] == "within noise" else "*"
+            assert any(text.startswith(sign) and text.endswith(f"%{star}") for text in said), row["client"]
+        assert sum(text.endswith("*") for text in said) == sum(row["pays"] != "within noise" for row in rows) > 0
+
+
+def test_the_chosen_strength_has_a_ring_and_cells_their_effects(opened, stations):
+    with opened(stations) as page:
+        points = read(stations).strengths
+        assert points[0].strength == math.inf
+        assert points[-1].strength == 0
+        assert page.count("#figure-strengths .mark-symbol.role-mark path") == 2 * len(points) + 2
+        labels = page.page.locator("#figure-strengths .role-axis-label text").all_text_contents()
+        assert {"oneforall", "alone"} < {label.replace(" ", "") for label in labels}
+        assert page.count("#figure-coalition .mark-rect.role-mark path") == 5 * 4
+        run = read(stations).coalition
+        cells = page.page.locator("#figure-coalition .mark-text.role-mark text").all_text_contents()
+        shown = sorted(float(text.removesuffix(" %").replace("−", "-")) for text in cells)
+        effects = sorted(100 * run.effect(i, j) for i in run.names for j in run.names if i != j)
+        assert shown == pytest.approx(effects, abs=0.5)
+        assert page.count("#figure-shares .mark-symbol.role-mark path") == 3 * 5
+        page.alone()
+
+
 def test_weights_follow_the_chosen_model_and_the_chips(opened, hospitals):
     with opened(hospitals) as page:
+        page.click(UNFOLD)
         paths = "Array.from(document.querySelectorAll('#figure-weights .mark-line path'))"
         lines = f"{paths}.map((path) => path.getAttribute('d')).join()"
         fair = page.page.evaluate(lines)
@@ -196,16 +294,19 @@ def test_weights_follow_the_chosen_model_and_the_chips(opened, hospitals):
         assert page.page.input_value("#figure-weights select") == "fair"
         assert page.page.evaluate(lines) == fair
         page.click(".chip:has-text('average')")
+        page.click(UNFOLD)
 
 
 def test_costs_can_be_switched(opened, hospitals):
     with opened(hospitals) as page:
         assert "megabytes" in page.page.text_content("#figure-communication .chart")
+        page.click(UNFOLD)
         page.click("#figure-communication [data-view=rounds]")
         assert "megabytes" not in page.page.text_content("#figure-communication .chart")
         assert page.page.get_attribute("#figure-communication [data-view=rounds]", "aria-pressed") == "true"
         page.click("#figure-communication .views button >> nth=0")
         assert "megabytes" in page.page.text_content("#figure-communication .chart")
+        page.click(UNFOLD)
 
 
 def test_the_table_sorts_by_mouse_and_by_key(opened, digits):
@@ -248,12 +349,14 @@ def test_light_and_dark(opened, hospitals):
         page.alone()
 
 
-@pytest.mark.parametrize("name", [pytest.param("hospitals", marks=pytest.mark.long), "hostile", "path", "deployed"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("hospitals", marks=pytest.mark.long), "hostile", "path", "deployed", "stations"]
+)
 def test_a_phone_never_scrolls_sideways(request, opened, name):
-    with opened(request.getfixturevalue(name), viewport={"width": 360, "height": 740}) as page:
+    with opened(request.getfixturevalue(name), viewport={"width": 390, "height": 740}) as page:
         assert page.overflow() == 0
         widths = page.page.eval_on_selector_all(".chart svg", "all => all.map((s) => s.getBoundingClientRect().right)")
-        assert max(widths) <= 360
+        assert max(widths) <= 390
 
 
 def test_print_is_light_and_has_no_buttons(opened, hospitals):
@@ -265,6 +368,10 @@ def test_print_is_light_and_has_no_buttons(opened, hospitals):
         assert page.page.evaluate("getComputedStyle(document.querySelector('.chart')).filter") != "none"
         assert page.page.evaluate("getComputedStyle(document.querySelector('figure')).breakInside") == "avoid"
         assert len(page.page.pdf(format="A4")) > 20_000
+        page.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.page.is_visible("#figure-certificate")  # paper cannot be unfolded
+        page.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert not page.page.is_visible("#figure-certificate")
         page.page.emulate_media(media="screen")
 
 
@@ -279,7 +386,7 @@ def test_the_tooltip_shows_names_as_they_are(opened, hostile):
 
 
 def test_a_thousand_clients_stay_small_and_legible(opened, tmp_path):
-    with opened(run_folders.many(tmp_path / "many")) as page:
+    with opened(run_folders.many(tmp_path / "many", rounds=12)) as page:
         page.alone()
         assert page.file.stat().st_size < 4e6
         assert page.count("canvas[role=img]") == 2

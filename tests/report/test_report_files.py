@@ -7,12 +7,14 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import run_folders
 
 from scaffpd import report
 from scaffpd.cli import run as command
+from scaffpd.cli.results import show
 from scaffpd.errors import InputError
 from scaffpd.report import embedded, harmless, pictures
 from scaffpd.report.figures import figures
@@ -89,10 +91,10 @@ def test_what_a_folder_does_not_have_is_left_out(hospitals, tmp_path, gone):
     text = report.write(folder).read_text(encoding="utf-8")
     names = {figure.name for figure in figures(read(folder))}
     lost = {
-        "rounds.csv": {"weights", "certificate", "losses"}, "clients.csv": {"clients", "tradeoff"},
+        "rounds.csv": {"weights", "certificate", "losses"}, "clients.csv": {"clients"},
         "partition.csv": {"partition"},
     }.get(gone, set())  # fmt: skip
-    whole = {"clients", "tradeoff", "weights", "certificate", "losses", "communication", "partition"}
+    whole = {"clients", "weights", "certificate", "losses", "communication", "partition"}
     assert names == whole - lost
     assert "config.toml</summary>" not in text if gone == "config.toml" else "config.toml</summary>" in text
 
@@ -152,7 +154,6 @@ def test_every_figure_is_a_picture_too(hospitals, form):
     views = {"communication-mb", "communication-rounds", "communication-exchanges"}
     assert {Path(name).stem for name in drawn} == {
         "clients",
-        "tradeoff",
         "weights",
         "certificate",
         "losses",
@@ -219,6 +220,21 @@ def test_a_run_that_waits_has_a_page(deployed, tmp_path):
     assert "deploy resume" in text
 
 
+def test_the_library_is_made_once_for_a_user(monkeypatch, tmp_path):
+    """The second process finds it in the cache; a cache that cannot be written is no trouble."""
+    made = []
+    fake = SimpleNamespace(__version__="9.9", javascript_bundle=lambda: made.append(1) or "let vega = 'Ω';")
+    monkeypatch.setattr(report, "_vl_convert", lambda: fake)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert [report.library.__wrapped__() for _ in range(3)] == ["let vega = 'Ω';"] * 3
+    assert len(made) == 1
+    assert [file.name for file in (tmp_path / "scaffpd").iterdir()] == ["vega-9.9.js"]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert report.library.__wrapped__() == "let vega = 'Ω';"
+    assert len(made) == 2
+
+
 def test_without_vl_convert_there_is_a_sentence(hospitals, monkeypatch):
     assert report.available() is None
     monkeypatch.setitem(sys.modules, "vl_convert", None)
@@ -233,7 +249,7 @@ def test_the_command(hospitals, tmp_path, capsys, monkeypatch):
     assert command(["report", str(hospitals), "--format", "svg", "--out", str(tmp_path / "pictures")]) == 0
     written = capsys.readouterr().out.split()
     assert all(Path(name).exists() for name in written)
-    assert len(written) == 9
+    assert len(written) == 8
     assert command(["report", str(hospitals), "--format", "svgg"]) == 2
     assert "did you mean 'svg'?" in capsys.readouterr().err
     assert command(["report", str(tmp_path / "none")]) == 2
@@ -242,3 +258,55 @@ def test_the_command(hospitals, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("typer.launch", lambda url: opened.append(url) or 0)
     assert command(["report", str(hospitals), "--out", str(tmp_path / "r.html"), "--open"]) == 0
     assert opened == [(tmp_path / "r.html").as_uri()]
+
+
+def renamed(folder, target, old, new):
+    """A copy of a run's folder in which one client has another name."""
+    shutil.copytree(folder, target)
+    for file in target.glob("*.csv"):
+        file.write_text(file.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    summary = json.loads((target / "summary.json").read_text())
+    for own in summary["coalition"]["clients"]:
+        own["client"] = own["client"].replace(old, new)
+    (target / "summary.json").write_text(json.dumps(summary))
+    return target
+
+
+@pytest.mark.parametrize("name", ["Aotizhongxin and the hills", "Aotizhongxin " * 9])
+def test_names_are_never_broken_on_a_terminal_of_80_columns(stations, tmp_path, monkeypatch, capsys, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    show(renamed(stations, tmp_path / "run", "Aotizhongxin", name))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line for line in lines if line.startswith("Aotizhongxin")]
+    tables = (
+        [line for line in rows if line.rstrip().endswith(("noise", "yes", "no"))],
+        [line for line in rows if re.search(r" 0\.\d{3}$", line.rstrip())],
+    )
+    assert [len(found) for found in tables] == [1, 1]
+    heads = [k for k, line in enumerate(lines) if set(line) == {"─"}]
+    for head in heads:  # one line for every station
+        below = [line.split(" ")[0] for line in lines[head + 1 : head + 6]]
+        assert sorted(below) == ["Aotizhongxin", "Changping", "Dongsi", "Gucheng", "Huairou"]
+    if len(name) < 40:
+        assert name in tables[0][0]  # the constant answer made room
+
+
+def test_the_terminal_calls_a_useless_certificate_useless(hospitals, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(hospitals, folder)
+    show(folder)
+    assert "useless" not in capsys.readouterr().out
+    summary = json.loads((folder / "summary.json").read_text())
+    for model in summary["models"]:
+        model |= {"certificate": 61.0, "status": "round limit"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    show(folder)
+    said = " ".join(capsys.readouterr().out.split())
+    last = {r.model: r for r in read(folder).rounds}["fair"]
+    value = sum(w * last.losses[c] for c, w in last.weights.items())
+    assert f"certified gap 6.1e+01, which is useless: the objective itself is {value:.2g}" in said
+    assert "smaller by more than this" not in said
+    assert "but proven within" not in said
+    page = markup(report.write(folder).read_text(encoding="utf-8"))
+    assert "so the certificate is useless" in page

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from scaffpd.errors import plural
+from scaffpd.metrics import RelativeGain
 from scaffpd.report.data import (
+    JoiningReport,
     ModelSummary,
     Overall,
     ReportData,
@@ -21,7 +23,7 @@ from scaffpd.report.data import (
     plain,
     small,
 )
-from scaffpd.report.verdict import cautions, verdict
+from scaffpd.report.verdict import answers, cautions, verdict
 
 
 def story(before, after, rows=500, measure="accuracy", names=None, **about):
@@ -230,3 +232,104 @@ def test_where_one_label_would_do_as_well_that_is_said():
     assert cautions(replace(told, kind="demo")) == ()
     on_training_rows = replace(told, split="train")  # 50 to 50 there: no label is right more often
     assert not any(tail in sentence for sentence in cautions(on_training_rows))
+
+
+def joined(gains, recommendation="personal", overall=(0.2, 0.1, 0.3)):
+    """Clients with these gains of personal models over alone, and whether they pay."""
+    rows = {
+        client: {
+            "alone": {"loss": 1.0}, "average": {"loss": 1.0, "gain_over_alone": 0.0, "pays": "within noise"},
+            "personal": {"loss": 1 - gain, "gain_over_alone": gain, "pays": pays},
+        }
+        for client, (gain, pays) in gains.items()
+    }  # fmt: skip
+    found = {"personal": RelativeGain(*overall)}
+    return JoiningReport(recommendation, "Sentence.", "", "t", ("alone", "average", "personal"), rows, found)
+
+
+def test_the_five_questions_are_answered_by_what_joining_brings():
+    told = story(TEN, TEN, names=[*"abcdefghij"], word="site")
+    gains = {
+        "a": (0.3, "yes"),
+        "b": (0.2, "yes"),
+        **dict.fromkeys("cdefghi", (0.01, "within noise")),
+        "j": (-0.04, "no"),
+    }
+    said = dict(answers(replace(told, joining=joined(gains))))
+    assert said == {
+        "Who gains?": "a and b, clearly, against training alone; for the other 7 sites it is within noise.",
+        "How much, and is it clear of noise?": (
+            "With personal models the mean loss on held-out rows is 20 % lower than alone (95 % interval 10 to 30 %): "
+            "clear of noise."
+        ),
+        "What to do?": "Join, and let every site make the shared model its own: “personal”.",
+        "Whom does it cost?": "j: with personal models clearly worse off than alone, by up to 4.0\u00a0%.",
+        "How sure is the optimum?": (
+            "Proven for “average” and “fair”: on the rows trained on, no model of this kind does better by more than "
+            "1.0 · 10⁻⁷. How it does on new rows is measured, not proven."
+        ),
+    }
+
+
+def test_noise_is_called_noise_in_every_answer():
+    told = story(TEN, TEN, names=[*"abcdefghij"], word="site")
+    gains = {c: (0.05 - 0.02 * i, "within noise") for i, c in enumerate("abcdefghij")}
+    said = dict(answers(replace(told, joining=joined(gains, "alone", (0.01, -0.1, 0.1)))))
+    assert said["Who gains?"] == "Nobody clearly: with personal models, every difference from alone is within noise."
+    assert said["How much, and is it clear of noise?"].endswith(
+        "no different from alone (95 % interval 10 % higher to 10 % lower): within noise."
+    )
+    assert said["What to do?"] == "Let every site train alone: joining is not clearly better."
+    assert said["Whom does it cost?"] == "Nobody clearly. The most is 13\u00a0% at j, which is within noise."
+
+
+def test_without_joining_the_change_from_before_to_after_answers():
+    def said(clear):
+        told = story([0.7, 0.8, 0.9], [0.75, 0.8, 0.85], names=["va", "b", "c"], word="hospital")
+        scores = tuple(replace(s, clear=flag) for s, flag in zip(told.scores["fair"], clear, strict=True))
+        return dict(answers(replace(told, scores={**told.scores, "fair": scores})))
+
+    clearly, nothing, untested = said([True, False, False]), said([False] * 3), said([None] * 3)
+    assert clearly["Who gains?"] == "va, clearly: “fair” against “average”."
+    assert clearly["What to do?"] == "Use “fair”: it costs nobody clearly."
+    assert clearly["Whom does it cost?"] == "Nobody clearly. The largest loss is 5.0 points at c, within noise."
+    assert clearly["How much, and is it clear of noise?"] == (
+        "The worst-served hospital 70.0\u00a0% → 75.0\u00a0%, the mean over hospitals 80.0\u00a0% → 80.0\u00a0%; "
+        "1 of 3 changes clear of noise."
+    )
+    assert nothing["Who gains?"] == "Nobody clearly, “fair” against “average”."
+    assert nothing["What to do?"] == "Keep “average”: no gain of “fair” is clear of noise."
+    assert untested["Who gains?"].startswith("1 of 3 hospitals do better and 1 worse, “fair” against “average”")
+    assert untested["What to do?"] == "Weigh it: “fair” helps some and costs others."
+
+
+def test_where_nothing_is_clear_of_noise_the_headline_says_so():
+    told = story(TEN, moved(0.112, -0.038))
+    scores = tuple(replace(s, clear=False) for s in told.scores["fair"])
+    assert verdict(replace(told, scores={**told.scores, "fair": scores}))[0] == (
+        "No change is clear of noise: the worst-served fifth of clients gains 11.2 points; the average gives up 0.8."
+    )
+
+
+def test_a_useless_certificate_is_not_called_comfort():
+    """A gap above the objective itself proves nothing: losses, and so the optimum, are at least zero anyway."""
+    told = story(TEN, moved(0.1, 0))
+    for status in ("round limit", "converged"):
+        empty = with_status(told, status=status, certificate=61.0, value=0.5)
+        name = "the proven gap, 61.00, is larger than the objective itself, 0.500"
+        assert cautions(empty) == (f"The model “fair” has a useless certificate: {name}.",)
+        assert dict(answers(empty))["How sure is the optimum?"] == (
+            f"Not at all: {name}, so the certificate is useless."
+        )
+    proven = with_status(told, certificate=0.001, value=0.5)
+    assert cautions(proven) == ()
+    assert "more than 1.0 · 10⁻³, 0.2\u00a0% of what is minimised" in dict(answers(proven))["How sure is the optimum?"]
+    private = with_status(told, certificate=None)
+    assert dict(answers(private))["How sure is the optimum?"].startswith("Nothing is proven")
+    assert answers(replace(told, kind="compare")) == ()
+
+
+def test_a_folder_may_bring_answers_of_its_own():
+    told = dict(answers(story(TEN, moved(0.1, 0), answers={"who": "The new ones."})))
+    assert told["Who gains?"] == "The new ones."
+    assert len(told) == 5

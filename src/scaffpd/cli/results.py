@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from scaffpd.cli.screens import WIDEST, plain_table, say
+from scaffpd.cli.screens import WIDEST, fill, plain_table, say
 from scaffpd.cli.typer_ext import checked, print_json
 from scaffpd.errors import InputError, several
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from scaffpd.report.data import JoiningReport, ModelSummary, ReportData
 
 MOST = 30  # clients in a table
+NUMBERS = 52  # columns that losses of five models and the gain take
 FORMATS = ("html", "png", "svg")
 
 
@@ -40,18 +41,16 @@ def show(folder: Path) -> None:
     """Show who is served how, the verdict, and what is proven."""
     from scaffpd.report.read import read
     from scaffpd.report.verdict import cautions, optimised, verdict
-    from scaffpd.runs.tables import read_json
 
     console, run = Console(highlight=False), read(folder)
     console.print()
     console.print(run.title, style="bold", markup=False)
     if run.joining is not None:
-        console.print(_joining(run.joining, run.word, 0 if console.width < WIDEST else 2))
-        game = read_json(folder / "summary.json").get("coalition") or {}
-        why = [f"Why be in it: {game['sentence']}"] if game else []
-        say(console, run.joining.sentence, run.joining.details, f"Intervals: {run.joining.interval}.", *why)
+        console.print(_joining(run.joining, run.word, console.width))
+        why = f"Why be in it: {run.coalition.sentence}" if run.coalition else ""
+        say(console, run.joining.sentence, run.joining.details, f"Intervals: {run.joining.interval}.", why)
         console.print()
-    console.print(_clients(run))
+    console.print(_clients(run, console.width))
     said = () if run.joining is not None and run.verdict else verdict(run)
     say(console, *said, *cautions(run))
     if (loss := optimised(run)) is not None:
@@ -68,26 +67,27 @@ def show(folder: Path) -> None:
         say(console, f"{len(run.models)} models in {warm} rounds{alone}.")
     else:
         say(console, *map(_proof, run.models))
-    if run.models[-1].certificate is not None:
+    if any(model.certificate is not None and not model.useless for model in run.models):
         say(console, "Certified gap: no model of this kind has an objective that is smaller by more than this.")
 
 
 def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
     """The summary, the clients and the folder, for `--json`."""
     from scaffpd.report.read import read
-    from scaffpd.report.verdict import cautions, verdict
+    from scaffpd.report.verdict import answers, cautions, verdict
     from scaffpd.runs.tables import read_json, read_table
 
     run, summary = read(folder), read_json(folder / "summary.json")
     if summary.get("joining"):
         summary["joining"]["clients"] = read_table(folder / "joining.csv")
     return summary | {
-        "verdict": list(verdict(run)), "cautions": list(cautions(run)), "folder": str(folder),
+        "verdict": list(verdict(run)), "cautions": list(cautions(run)), "answers": dict(answers(run)),
+        "folder": str(folder),
         "report": None if page is None else str(page), "clients": read_table(folder / "clients.csv"),
     }  # fmt: skip
 
 
-def _clients(run: ReportData) -> Table:
+def _clients(run: ReportData, width: int) -> Table:
     """A row per client, the one that gains most first."""
     from scaffpd.report.data import change, measured
     from scaffpd.report.verdict import uncertain
@@ -100,35 +100,47 @@ def _clients(run: ReportData) -> Table:
     two, what = before != after, f"{'held-out ' if run.split == 'test' else 'training '}{run.measure}"
     scores = [f"{what}\n{before}", f"\n{after}", "\nchange"] if two else [what]
     lines = "\n" if two else ""
-    table = plain_table(f"{lines}{run.word}", "trained on,\nheld out", *scores, "weight\nλ")
+    heads = ["trained on,\nheld out", *scores, "weight\nλ"]
+    rows: list[list[str | Text]] = []
+    table = plain_table(f"{lines}{run.word}", *heads, gap=0 if width < WIDEST else 2)
     order = sorted(gain, key=lambda n: (-gain[n], run.sign * (new[n].value or 0.0)))
     for name in order if len(order) <= MOST else [*order[: MOST // 2], *order[-MOST // 2 :]]:
         score = new[name]
         cells: list[str | Text] = [measured(score.value, run.measure)]
         if two:
             moved = f"{change(run.sign * gain[name], run.measure)}{'*' if score.clear else ''}"
-            style = "dim" if abs(gain[name]) < 5e-4 else "green" if gain[name] > 0 else "red"
+            same = abs(gain[name]) < 5e-4 or score.clear is False
+            style = "dim" if same else "green" if gain[name] > 0 else "red"
             cells = [measured(old[name].value, run.measure), *cells, Text(moved, style=style)]
         few = " †" if uncertain(run, score) else ""
-        table.add_row(Text(f"{name}{few}"), f"{score.train_rows}, {score.test_rows}", *cells, f"{score.weight:.3f}")
+        rows.append([f"{name}{few}", f"{score.train_rows}, {score.test_rows}", *cells, f"{score.weight:.3f}"])
+    fill(table, rows, width)
     if len(order) > MOST:
         table.caption = f"the first and last {MOST // 2} of {len(order)}; all are in clients.csv"
     return table
 
 
-def _joining(found: JoiningReport, word: str, gap: int) -> Table:
-    """A row per client: its held-out loss under every model, and whether joining pays."""
+def _joining(found: JoiningReport, word: str, width: int) -> Table:
+    """A row per client: its held-out loss under every model, and whether joining pays.
+
+    Where long names would be cut, the constant answer is left to joining.csv.
+    """
     from scaffpd.report.data import plain
 
-    heads = [f"{'held-out loss' if k == 0 else ''}\n{model}" for k, model in enumerate(found.models)]
-    table = plain_table(f"\n{word}", *heads, f"gain of\n{found.shown}", "does it\npay?", gap=gap)
+    narrow = width < WIDEST
+    long = max(map(len, found.rows), default=0) > width - NUMBERS
+    models = [model for model in found.models if not (narrow and long and model == "constant")]
+    last = (f"gain of\n{found.shown}", "does it\npay?")
+    table = plain_table(f"held-out loss\n{word}", *(f"\n{m}" for m in models), *last, gap=0 if narrow else 2)
+    rows: list[list[str | Text]] = []
     styles = {"yes": "green", "no": "red"}
     for client in found.order if len(found.order) <= MOST else [*found.order[: MOST // 2], *found.order[-MOST // 2 :]]:
         gain, pays = found.gain(client)
-        losses = [plain(row["loss"]) for row in found.rows[client].values()]
+        losses = [plain(found.rows[client][model]["loss"]) for model in models]
         share = f"{100 * gain:+.1f} %".replace("-", "−")
         told = pays.removeprefix("within ")
-        table.add_row(Text(client), *losses, share, Text(told, style=styles.get(pays, "dim")))
+        rows.append([client, *losses, share, Text(told, style=styles.get(pays, "dim"))])
+    fill(table, rows, width)
     if len(found.order) > MOST:
         table.caption = f"the first and last {MOST // 2} of {len(found.order)}; all are in joining.csv"
     return table
@@ -151,6 +163,8 @@ def _points(run: ReportData, path: dict[str, Any]) -> Table:
 def _proof(model: ModelSummary) -> str:
     gap, sent = model.certificate, model.megabytes or 0.0
     proven = "nothing is certified" if gap is None else f"certified gap {gap:.1e}"
+    if model.useless:
+        proven += f", which is useless: the objective itself is {model.value:.2g}"
     goal = f" ({model.objective})" if model.objective else ""
     rounds = several(round(model.rounds or 0), "round")
     size = f"{sent:.1f} MB" if sent >= 1 else f"{1e3 * sent:.0f} kB"

@@ -68,6 +68,21 @@ def plain_table(first: str, *others: str, gap: int = 2) -> Table:
     return table
 
 
+def fill(table: Table, rows: Sequence[Sequence[Text | str]], width: int) -> None:
+    """Add rows whose first cells are names; a name that does not fit beside the numbers is cut, never broken."""
+    from rich.cells import cell_len, set_cell_size
+
+    columns = zip(*([str(cell) for cell in row[1:]] for row in rows), strict=True)
+    heads = [str(column.header).split("\n") for column in table.columns[1:]]
+    used = [max(map(cell_len, (*head, *cells))) for head, cells in zip(heads, columns, strict=True)]
+    gap = 1 + (table.padding[1] if isinstance(table.padding, tuple) else 0)
+    room = max(width - sum(used) - gap * len(used), 12)
+    for name, *cells in rows:
+        whole = str(name)
+        short = whole if cell_len(whole) <= room else f"{set_cell_size(whole, room - 1).rstrip()}…"
+        table.add_row(Text(short, no_wrap=True), *cells)
+
+
 class LiveScreen:
     """A picture that is drawn anew while a command runs; `live` is `None` where nobody looks.
 

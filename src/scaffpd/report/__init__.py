@@ -8,8 +8,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -97,8 +99,17 @@ def _vl_convert() -> Any:
 
 @cache
 def library() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script; making it takes seconds, so once per process."""
-    return str(_vl_convert().javascript_bundle())
+    """Vega, Vega-Lite and Vega-Embed in one script; making it takes seconds, so it is kept in the user's cache."""
+    convert = _vl_convert()
+    place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "scaffpd"
+    kept = place / f"vega-{convert.__version__}.js"
+    with suppress(OSError, UnicodeDecodeError):
+        return kept.read_text(encoding="utf-8")
+    made = str(convert.javascript_bundle())
+    with suppress(OSError, InputError):  # a cache that cannot be written is none
+        place.mkdir(parents=True, exist_ok=True)
+        write_file(kept, made)
+    return made
 
 
 def page(run: ReportData, library: str) -> str:
@@ -111,6 +122,7 @@ def page(run: ReportData, library: str) -> str:
         colours=vega.css(),
         style=packaged("page.css"),
         verdict=verdict.verdict(run),
+        answers=verdict.answers(run),
         tiles=_tiles(run),
         cautions=verdict.cautions(run),
         figures=drawn,
@@ -186,7 +198,7 @@ def _tiles(run: ReportData) -> list[dict[str, str]]:
     """The numbers beneath the verdict: a name, a value, perhaps an older one and a change, and what it is about."""
     if not run.overall:
         return []
-    tiles, proof = [], run.pair[1] if run.pair else run.models[0]
+    tiles: list[dict[str, str]] = []
     if run.pair:
         names = [model.name for model in run.pair]
         old, new = (run.overall[name] for name in names)
@@ -194,7 +206,7 @@ def _tiles(run: ReportData) -> list[dict[str, str]]:
             was, now = getattr(old, which), getattr(new, which)
             moved = change(now - was, run.measure) + (" points" if run.upwards else "")
             old_value, value, more = measured(was, run.measure), measured(now, run.measure), " → ".join(names)
-            tone = _tone(run, now - was, moved)
+            tone = "" if verdict.tested(run) else _tone(run, now - was, moved)  # tests are of single clients
             tiles.append({"name": name, "old": old_value, "value": value, "moved": moved, "tone": tone, "more": more})
         if (loss := verdict.optimised(run)) is not None:
             more = "on training rows, of the worst-served: what was optimised"
@@ -207,9 +219,6 @@ def _tiles(run: ReportData) -> list[dict[str, str]]:
     if run.privacy is not None:
         pair = run.privacy.pair.replace(", ", ",\u00a0")
         tiles.append({"name": "Differential privacy", "value": pair, "more": run.privacy.scope})
-    if proof.certificate is not None:
-        gap = small(proof.certificate)
-        tiles.append({"name": "Proven gap to the optimum", "value": gap, "more": f"{proof.name}, {proof.status}"})
     return tiles
 
 
@@ -253,7 +262,7 @@ def _gain(run: ReportData, old: Score | None, new: Score | None) -> tuple[float 
         return None, plain(None), ""
     moved = new.value - old.value
     shown = change(moved, run.measure)
-    return moved, f"{shown}*" if new.clear else shown, _tone(run, moved, shown)
+    return moved, f"{shown}*" if new.clear else shown, "" if new.clear is False else _tone(run, moved, shown)
 
 
 def _runs(run: ReportData) -> dict[str, Any]:

@@ -1,91 +1,30 @@
-"""Figures of clients: how each is served, who gains, and who has which rows."""
+"""Figures of clients: how each is served, who gains, who has which rows, and what fairness costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from scaffpd.errors import plural
 from scaffpd.report import vega
-from scaffpd.report.data import FEW, JoiningReport, ReportData, brief, change
-from scaffpd.report.vega import MANY, ON, Figure, Rows, Spec, colour, named, quantity, specification, tip, value_axis
+from scaffpd.report.data import FEW, ReportData, brief, change, count
+from scaffpd.report.vega import (
+    MANY,
+    ON,
+    STEP,
+    Figure,
+    Rows,
+    Spec,
+    colour,
+    named,
+    quantity,
+    scaled,
+    specification,
+    tip,
+    value_axis,
+)
 from scaffpd.report.verdict import uncertain
 
-JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
-NOISE = "within noise"
-STEP = 24  # pixels per client
 MOST_CELLS = 20_000
 GAINS = "Who gains, who pays"
 DAGGER = "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value"
-
-
-def joining(run: ReportData) -> Figure | None:
-    """Show every client's held-out loss alone, with one average or fair model and with its own, the gain as a line."""
-    if (found := run.joining) is None:
-        return None
-    names, drawn = found.order, [model for model in JOINED if model in found.models]
-    names = names if len(names) <= MANY else [*names[: MANY // 2], *names[-MANY // 2 :]]
-    points = [
-        {"client": c, "model": model, "place": k, "value": vega.short(row["loss"]), "score": _score(row),
-         "train_rows": row.get("train_rows"), "test_rows": row.get("test_rows")}
-        for c in names
-        for k, model in enumerate(drawn)
-        for row in [found.rows[c][model]]
-    ]  # fmt: skip
-    y, x = named(names), vega.across("value", "loss on held-out rows: less is better", {"zero": False}, grid=True)
-    fill: Spec = {
-        "field": "model",
-        "type": "ordinal",
-        "scale": {"domain": drawn},
-        "sort": None,
-        "legend": {"title": None, "symbolStrokeWidth": 0, "columns": vega.columns(drawn)},
-    }
-    shape = {**fill, "scale": {"domain": drawn, "range": list(vega.SHAPES[: len(drawn)])}}
-    tips = [
-        tip("client", run.word), tip("model", "model"), tip("value", "loss", ",.4~r"), tip("score", "score"),
-        tip("train_rows", "rows trained on", ",d"), tip("test_rows", "test rows", ",d"),
-    ]  # fmt: skip
-    marks: Spec = {
-        "data": {"name": "joined"}, "mark": {"type": "point", "size": 90, "opacity": 1, "strokeWidth": 0},
-        "encoding": {"y": y, "x": x, "fill": fill, "shape": shape, "tooltip": tips},
-    }  # fmt: skip
-    spec = specification(run, height=STEP * max(len(names), 2), layer=[*_gain_lines(y, x), marks])
-    caption = (
-        f"The line leads from alone to {found.shown}, with the gain in percent: green where joining clearly pays, "
-        f"dashed where it clearly costs, grey within noise. Intervals: {found.interval}."
-    )
-    alt = f"For each of {len(names)} {plural(run.word)}, the loss on held-out rows of {', '.join(drawn)}."
-    data = {"joined": points, "gained": _gained(found, names)}
-    return Figure("joining", "Does joining pay?", caption, alt, {"": spec}, data, wide=True)
-
-
-def _score(row: Mapping[str, Any]) -> str:
-    if row.get("accuracy") is not None:
-        return f"{100 * row['accuracy']:.1f} % right"
-    return f"error (RMSE) {row['rmse']:.4g}" if row.get("rmse") is not None else ""
-
-
-def _gained(found: JoiningReport, names: list[str]) -> Rows:
-    rows = []
-    for client in names:
-        gain, pays = found.gain(client)
-        old, new = (found.rows[client][model]["loss"] for model in ("alone", found.shown))
-        losses = [row["loss"] for model, row in found.rows[client].items() if model in JOINED]
-        words = f"{100 * gain:+.0f} %".replace("-", "−")
-        rows.append({"client": client, "before": vega.short(old), "after": vega.short(new), "pays": pays,
-                     "right": vega.short(max(losses)), "change": words})  # fmt: skip
-    return rows
-
-
-def _gain_lines(y: Spec, x: Spec) -> list[Spec]:
-    layers: list[Spec] = []
-    for style, words, pays in (("gain", "gain-words", "yes"), ("loss", "loss-words", "no"), ("quiet", "soft", NOISE)):
-        rows = {"data": {"name": "gained"}, "transform": [{"filter": f"datum.pays === '{pays}'"}]}
-        ends = {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}}
-        text = {"y": y, "x": {**x, "field": "right"}, "text": {"field": "change"}}
-        layers.append({**rows, "mark": {"type": "rule", "style": style}, "encoding": ends})
-        layers.append({**rows, "mark": {"type": "text", "style": words, "align": "left", "dx": 11}, "encoding": text})
-    return layers
 
 
 def clients(run: ReportData) -> Figure | None:
@@ -116,7 +55,7 @@ def _order(run: ReportData) -> list[str]:
 def _dots(run: ReportData) -> Figure:
     names, points, pairs = _order(run), _points(run), _pairs(run)
     few = sorted({str(row["client"]) for row in points if row["few"]})
-    y, x = named(names, labelExpr=DAGGER), vega.across("value", value_axis(run), {"zero": False}, grid=True)
+    y, x = named(names, labelExpr=DAGGER), vega.across("value", value_axis(run), vega.LOOSE, grid=True)
     params: list[Spec] = [{"name": "few", "value": few}]
     for model in run.pair or ():  # names go in as values, never into an expression
         params.append({"name": f"{model.role}_name", "value": model.name})
@@ -150,10 +89,11 @@ def _pairs(run: ReportData) -> Rows:
         return []
     found, unit = _values(run), 100 if run.upwards else 1
     before, after = (found[model.name] for model in run.pair)
+    clear = {s.client: s.clear for s in run.scores[run.pair[1].name]}
     return [
         {
-            "client": c, "before": old, "after": new, "better": run.sign * (new - old) >= 0, "right": max(old, new),
-            "change": change((new - old) / unit, run.measure),
+            "client": c, "before": old, "after": new, "tone": _tone(run.sign * (new - old), clear.get(c)),
+            "change": change((new - old) / unit, run.measure) + ("*" if clear.get(c) else ""),
         }
         for c in run.clients
         if c in before and c in after
@@ -161,27 +101,27 @@ def _pairs(run: ReportData) -> Rows:
     ]  # fmt: skip
 
 
+def _tone(gain: float, clear: bool | None) -> str:
+    """How a change is drawn: quiet where a test calls it noise."""
+    return "quiet" if clear is False else "gain" if gain >= 0 else "loss"
+
+
 def _lines(y: Spec, x: Spec) -> list[Spec]:
-    """Lines from before to after with the change in words, gains and losses apart."""
+    """Lines from before to after with the change in words; gains, losses and noise apart."""
     layers: list[Spec] = []
-    for style, wanted in (("gain", "datum.better"), ("loss", "!datum.better")):
-        both = f"on_before && on_after && {wanted}"
-        layers.append({
-            "data": {"name": "pairs"}, "transform": [{"filter": both}], "mark": {"type": "rule", "style": style},
-            "encoding": {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}},
-        })  # fmt: skip
-        layers.append({
-            "data": {"name": "pairs"}, "transform": [{"filter": f"{both} && datum.before !== datum.after"}],
-            "mark": {"type": "text", "style": f"{style}-words", "align": "left", "dx": 11},
-            "encoding": {"y": y, "x": {**x, "field": "right"}, "text": {"field": "change"}},
-        })  # fmt: skip
+    ends = {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}}
+    for style, words in (("gain", "gain-words"), ("loss", "loss-words"), ("quiet", "soft")):
+        both = f"on_before && on_after && datum.tone === '{style}'"
+        line: Spec = {"transform": [{"filter": both}], "mark": {"type": "rule", "style": style}, "encoding": ends}
+        layers += [{"data": {"name": "pairs"}, **one} for one in (line, vega.beside("change", y, words, both))]
     return layers
 
 
 def _marks(run: ReportData, y: Spec, x: Spec) -> Spec:
     tips = [
         tip("client", run.word), tip("model", "model"), tip("value", value_axis(run), vega.value_format(run)),
-        tip("train_rows", "rows trained on", ",d"), tip("test_rows", "test rows", ",d"), tip("weight", "weight λ"),
+        tip("train_rows", "rows trained on", ",d"), tip("test_rows", "test rows", ",d"),
+        tip("weight", "how much it counts (λ)"),
     ]  # fmt: skip
     return {
         "data": {"name": "clients"}, "transform": [{"filter": ON}],
@@ -196,7 +136,10 @@ def _marks(run: ReportData, y: Spec, x: Spec) -> Spec:
 def _caption(run: ReportData, paired: bool, few: bool) -> str:
     words = f"Each row is one {run.word}; further {'right' if run.upwards else 'left'} is better."
     if paired:
-        words += " Sorted by gain: the line runs from before to after, and is dashed where it is a loss."
+        words += " Sorted by gain: the line runs from before to after, and the number beside it is the change"
+        noise = run.pair and any(s.clear is not None for s in run.scores[run.pair[1].name])
+        tested = ": green with * for a gain clear of noise, orange with * for such a loss, grey within noise."
+        words += tested if noise else ": green for a gain, orange and dashed for a loss; noise was not tested."
     if few:
         words += f" † hollow: fewer than {FEW} test rows, so uncertain."
     return f"{words} {run.note}" if run.note else words
@@ -265,7 +208,8 @@ def partition(run: ReportData) -> Figure | None:
 
 
 def _partition_figure(caption: str, alt: str, spec: Spec, rows: Rows, heavy: bool, wide: bool) -> Figure:
-    return Figure("partition", "Who has what", caption, alt, {"": spec}, {"partition": rows}, heavy=heavy, wide=wide)
+    data = {"partition": rows}
+    return Figure("partition", "Who has what", caption, alt, {"": spec}, data, heavy=heavy, wide=wide, part="rows")
 
 
 def _tips(run: ReportData) -> list[Spec]:
@@ -333,3 +277,93 @@ def _bars(run: ReportData, ranked: list[str]) -> Figure:
     )  # fmt: skip
     alt = f"Rows trained on and test rows of {len(ranked)} {plural(run.word)}."
     return _partition_figure(f"Rows of every {run.word}.", alt, spec, rows, heavy=many, wide=True)
+
+
+def tradeoff(run: ReportData) -> Figure | None:
+    """Show mean against worst 20 %: one point per model; a path is a line with a ring at the suggested point."""
+    if len(run.overall) < 3:  # two models fit into a sentence
+        return None
+    title, rows = value_axis(run), _model_rows(run)
+    domains = _domains(run, rows)
+    x = quantity("mean", f"mean {title}", {"domain": domains[0], "nice": False}, tickCount=5)
+    y = quantity("worst_20", f"worst 20 %: {title}", {"domain": domains[1], "nice": False}, tickCount=5)
+    layers = [*(_path_line(x, y) if run.path else []), _model_points(run, x, y), *_model_labels(x, y)]
+    better = "Up and to the right" if run.upwards else "Down and to the left"
+    caption = f"{better} is better for both, and a step is as long on either axis; pale models are off."
+    alt = f"{len(run.overall)} models as points: mean against worst 20 % of the {title}."
+    spec = specification(run, data={"name": "models"}, layer=layers)
+    return Figure("tradeoff", "What fairness costs", f"{caption}{_path_words(run)}", alt, {"": spec}, {"models": rows})
+
+
+def _model_rows(run: ReportData) -> Rows:
+    knee = (run.path or {}).get("knee")
+    low = min((m.name for m in run.pair or ()), key=lambda name: run.overall[name].worst_20, default="")
+    return [
+        {
+            "model": m.name, "order": i, "mean": scaled(run, one.mean), "worst_20": scaled(run, one.worst_20),
+            "worst": scaled(run, one.worst), "strength": m.strength, "knee": m.name == knee,
+            "below": m.name == low, "label": f"{m.name} (suggested)" if m.name == knee else m.name,
+            "worst_20_sd": scaled(run, one.worst_20_sd),
+        }
+        for i, m in enumerate(run.models)
+        if (one := run.overall.get(m.name)) is not None
+    ]  # fmt: skip
+
+
+def _domains(run: ReportData, rows: Rows) -> tuple[list[float], list[float]]:
+    """Two axes of the same length in points, so that a gain on one looks as large as a loss on the other."""
+    ends = [(min(row[name] for row in rows), max(row[name] for row in rows)) for name in ("mean", "worst_20")]
+    least = 1.0 if run.upwards else 0.01 * max(abs(high) for _, high in ends)
+    half = 0.65 * max(least, *(high - low for low, high in ends))
+    tops = [(low + high) / 2 + half for low, high in ends]
+    tops = [min(top, 100.0 + half / 8) for top in tops] if run.upwards else tops
+    first, second = ([round(top - 2 * half, 6), round(top, 6)] for top in tops)
+    return first, second
+
+
+def _path_line(x: Spec, y: Spec) -> list[Spec]:
+    ends = {"x": x, "y": y}
+    ring = {"type": "point", "style": "knee", "size": 420}
+    return [
+        {"mark": {"type": "line", "style": "quiet"}, "encoding": {**ends, "order": {"field": "order"}}},
+        {"transform": [{"filter": "datum.knee"}], "mark": ring, "encoding": ends},
+    ]
+
+
+def _model_points(run: ReportData, x: Spec, y: Spec) -> Spec:
+    form = vega.value_format(run)
+    tips = [
+        tip("model", "model"), tip("mean", "mean", form), tip("worst_20", "worst 20 %", form),
+        tip("worst", "worst", form),
+        *([tip("strength", "strength", ".3~g")] if run.path else []),
+        *([tip("worst_20_sd", "± worst 20 %", ".2f")] if run.kind == "compare" else []),
+    ]  # fmt: skip
+    visible = {"condition": {"test": ON, "value": 1}, "value": 0.28}
+    return {
+        "mark": {"type": "point", "filled": True, "size": 130},
+        "encoding": {
+            "x": x, "y": y, "color": colour(run), "shape": colour(run), "tooltip": tips, "opacity": visible,
+        },
+    }  # fmt: skip
+
+
+def _model_labels(x: Spec, y: Spec) -> list[Spec]:
+    """Names above the points, but that of the lower of before and after below: they may be close."""
+    return [
+        {
+            "transform": [{"filter": f"{ON} && {side}"}], "mark": {"type": "text", "dy": away},
+            "encoding": {"x": x, "y": y, "text": {"field": "label"}},
+        }
+        for side, away in (("!datum.below", -16), ("datum.below", 17))
+    ]  # fmt: skip
+
+
+def _path_words(run: ReportData) -> str:
+    if not run.path:
+        return ""
+    words = f" {run.path['why']}" if run.path.get("why") else ""
+    warm, cold = run.path.get("rounds_warm"), run.path.get("rounds_cold")
+    if not warm:
+        return words
+    words += f" The whole path took {count(warm)} rounds, each point from its neighbour"
+    return f"{words}; from scratch, {count(cold)}." if cold else f"{words}."

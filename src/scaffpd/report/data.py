@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scaffpd.metrics import a_fifth
+from scaffpd.metrics import NO, NOISE, YES, RelativeGain, a_fifth
 
 NOTHING = "–"
 FEW = 30  # test rows: with fewer, one row more or less moves an accuracy by more than three points
@@ -74,12 +74,18 @@ class ModelSummary:
     status: str = ""  # converged, round limit, ..
     message: str = ""  # the same in a sentence
     certificate: float | None = None  # the proven gap; `None` where nothing is proven
+    value: float | None = None  # of the objective at the end, or a bound above it; `None` where it is not known
     rounds: float | None = None  # communication rounds made (a mean over seeds for comparisons, as all costs are)
     exchanges: float | None = None  # request-reply turns
     megabytes: float | None = None  # up and down, all clients
     seconds: float | None = None  # duration of the run
     strength: float | None = None  # the path's parameter
     failure: str = ""  # why a comparison does not rank it
+
+    @property
+    def useless(self) -> bool:
+        """Whether the proven gap says nothing: losses are at least zero, so is the optimum, and the gap is wider."""
+        return self.certificate is not None and self.value is not None and self.certificate >= self.value > 0
 
 
 @dataclass(frozen=True)
@@ -154,11 +160,21 @@ class JoiningReport:
     interval: str  # how intervals were made
     models: tuple[str, ...]
     rows: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(repr=False)  # client → model → its row
+    overall: Mapping[str, RelativeGain] = field(default_factory=dict)  # model → its gain over alone, all clients
+    splits: int = 1  # random splits that intervals are over
 
     @property
     def shown(self) -> str:
         """The model that clients are told about: the one recommended, else the last."""
         return self.recommendation if self.recommendation != "alone" else self.models[-1]
+
+    @property
+    def paying(self) -> dict[str, list[str]]:
+        """The clients for which the shown model pays ("yes"), costs ("no") or is within noise."""
+        found: dict[str, list[str]] = {YES: [], NO: [], NOISE: []}
+        for client in self.order:
+            found.setdefault(self.gain(client)[1], []).append(client)
+        return found
 
     def gain(self, client: str) -> tuple[float, str]:
         """By which share the shown model's loss is below that alone, and whether that pays."""
@@ -169,6 +185,69 @@ class JoiningReport:
     def order(self) -> list[str]:
         """The clients, the one that gains most first."""
         return sorted(self.rows, key=lambda client: -self.gain(client)[0])
+
+
+@dataclass(frozen=True)
+class StrengthPoint:
+    """A strength κ of personal models, and the losses on rows left out by folds."""
+
+    strength: float  # κ; infinite for one model for all, 0 for everybody alone
+    mean: float
+    worst: float  # of the worst fifth
+    mean_error: float = 0.0
+    worst_error: float = 0.0
+    chosen: bool = False  # whether folds choose it: the simplest that is not clearly behind the best
+    personal: bool = False  # whether it is that of the run's personal models
+
+    @property
+    def label(self) -> str:
+        """How an axis names it."""
+        return (
+            "one for all"
+            if math.isinf(self.strength)
+            else f"{float(f'{self.strength:.2g}'):g}"
+            if self.strength
+            else "alone"
+        )
+
+
+@dataclass(frozen=True)
+class CoalitionReport:
+    """The game of joining: coalition.csv by client, and what the summary says of it."""
+
+    rows: Mapping[str, Mapping[str, float]] = field(
+        repr=False
+    )  # client → alone, together, gets, brings, shapley, error
+    effects: Mapping[str, Mapping[str, float]] = field(repr=False)  # client → who leaves → how much its loss rises
+    sentence: str = ""
+    peace: str = ""  # whether a group would do better by itself
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients."""
+        return tuple(self.rows)
+
+    @property
+    def saved(self) -> float:
+        """What all clients together save against everybody alone."""
+        return sum(row["gets"] for row in self.rows.values())
+
+    @property
+    def unit(self) -> str:
+        """What `share` is measured in."""
+        return "share of everything that is saved" if self.saved > 0 else "loss"
+
+    def share(self, value: float) -> float:
+        """A part of what is saved; the value itself where nothing is."""
+        return value / self.saved if self.saved > 0 else value
+
+    def effect(self, client: str, other: str) -> float:
+        """By which share the client's loss rises when the other leaves."""
+        return self.effects[client].get(other, 0.0) / max(self.rows[client]["together"], 1e-300)
+
+    def missed(self, client: str) -> float:
+        """By how much the others' losses rise together when a client leaves."""
+        return sum(row.get(client, 0.0) for name, row in self.effects.items() if name != client)
 
 
 @dataclass(frozen=True)
@@ -191,10 +270,13 @@ class ReportData:
     files: tuple[tuple[str, str], ...] = ()  # (name, text) of files to show whole
     remarks: tuple[str, ...] = ()
     verdict: tuple[str, ...] = ()  # sentences that the folder states itself
+    answers: Mapping[str, str] = field(default_factory=dict)  # likewise, to questions of `verdict.QUESTIONS`
     path: dict[str, Any] | None = None  # as in summary.json
     note: str = ""  # a sentence that belongs beneath the figure of clients
     privacy: PrivacyStatement | None = None  # the promise of a private run
     joining: JoiningReport | None = None  # what joining brings, where that was measured
+    strengths: tuple[StrengthPoint, ...] = ()  # from one model for all to everybody alone
+    coalition: CoalitionReport | None = None  # who gains from whom, where that was measured
 
     @property
     def upwards(self) -> bool:

@@ -1,172 +1,251 @@
-"""All figures of a page; here, what fairness costs and what the communication buys."""
+"""All figures of a page; here, what joining brings, how alike models should be, and who gains from whom."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from scaffpd.errors import plural
 from scaffpd.report import client_figures, round_figures, vega
-from scaffpd.report.data import ReportData, count
-from scaffpd.report.vega import ON, Figure, Rows, Spec, colour, quantity, scaled, short, specification, tip, value_axis
+from scaffpd.report.data import JoiningReport, ReportData, StrengthPoint
+from scaffpd.report.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, named, quantity, short, specification, tip
 
-COSTS = {"MB": ("megabytes", "megabytes sent, up and down, all clients"), "rounds": ("round", "rounds"),
-         "exchanges": ("exchanges", "exchanges")}  # fmt: skip
+JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
+NOISE = "within noise"
+PART = "joining"
+CELL = 26  # pixels
+PARTS = ("gets", "brings (Shapley)", "others lose without it")
 
 
-def tradeoff(run: ReportData) -> Figure | None:
-    """Show mean against worst 20 %: one point per model; a path is a line with a ring at the suggested point."""
-    if len(run.overall) < 2:
+def joining(run: ReportData) -> Figure | None:
+    """Show every client's held-out loss alone, with one average or fair model and with its own, the gain as a line."""
+    if (found := run.joining) is None:
         return None
-    title, rows = value_axis(run), _rows(run)
-    domains = _domains(run, rows)
-    x = quantity("mean", f"mean {title}", {"domain": domains[0], "nice": False}, tickCount=5)
-    y = quantity("worst_20", f"worst 20 %: {title}", {"domain": domains[1], "nice": False}, tickCount=5)
-    layers = [*(_line(x, y) if run.path else []), _points(run, x, y), *_labels(x, y)]
-    better = "Up and to the right" if run.upwards else "Down and to the left"
-    caption = f"{better} is better for both, and a step is as long on either axis; pale models are off."
-    alt = f"{len(run.overall)} models as points: mean against worst 20 % of the {title}."
-    spec = specification(run, data={"name": "models"}, layer=layers)
-    return Figure("tradeoff", "What fairness costs", f"{caption}{_path_words(run)}", alt, {"": spec}, {"models": rows})
-
-
-def _rows(run: ReportData) -> Rows:
-    knee = (run.path or {}).get("knee")
-    low = min((m.name for m in run.pair or ()), key=lambda name: run.overall[name].worst_20, default="")
-    return [
-        {
-            "model": m.name, "order": i, "mean": scaled(run, one.mean), "worst_20": scaled(run, one.worst_20),
-            "worst": scaled(run, one.worst), "strength": m.strength, "knee": m.name == knee,
-            "below": m.name == low, "label": f"{m.name} (suggested)" if m.name == knee else m.name,
-            "worst_20_sd": scaled(run, one.worst_20_sd),
-        }
-        for i, m in enumerate(run.models)
-        if (one := run.overall.get(m.name)) is not None
+    names, drawn = found.order, [model for model in JOINED if model in found.models]
+    names = names if len(names) <= MANY else [*names[: MANY // 2], *names[-MANY // 2 :]]
+    points = [
+        {"client": c, "model": model, "place": k, "value": short(row["loss"]), "score": _score(row),
+         "train_rows": row.get("train_rows"), "test_rows": row.get("test_rows")}
+        for c in names
+        for k, model in enumerate(drawn)
+        for row in [found.rows[c][model]]
     ]  # fmt: skip
-
-
-def _domains(run: ReportData, rows: Rows) -> tuple[list[float], list[float]]:
-    """Two axes of the same length in points, so that a gain on one looks as large as a loss on the other."""
-    ends = [(min(row[name] for row in rows), max(row[name] for row in rows)) for name in ("mean", "worst_20")]
-    least = 1.0 if run.upwards else 0.01 * max(abs(high) for _, high in ends)
-    half = 0.65 * max(least, *(high - low for low, high in ends))
-    tops = [(low + high) / 2 + half for low, high in ends]
-    tops = [min(top, 100.0 + half / 8) for top in tops] if run.upwards else tops
-    first, second = ([round(top - 2 * half, 6), round(top, 6)] for top in tops)
-    return first, second
-
-
-def _line(x: Spec, y: Spec) -> list[Spec]:
-    ends = {"x": x, "y": y}
-    ring = {"type": "point", "style": "knee", "size": 420}
-    return [
-        {"mark": {"type": "line", "style": "quiet"}, "encoding": {**ends, "order": {"field": "order"}}},
-        {"transform": [{"filter": "datum.knee"}], "mark": ring, "encoding": ends},
-    ]
-
-
-def _points(run: ReportData, x: Spec, y: Spec) -> Spec:
-    form = vega.value_format(run)
+    y, x = named(names), vega.across("value", "loss on held-out rows: less is better", LOOSE, grid=True)
     tips = [
-        tip("model", "model"), tip("mean", "mean", form), tip("worst_20", "worst 20 %", form),
-        tip("worst", "worst", form),
-        *([tip("strength", "strength", ".3~g")] if run.path else []),
-        *([tip("worst_20_sd", "± worst 20 %", ".2f")] if run.kind == "compare" else []),
+        tip("client", run.word), tip("model", "model"), tip("value", "loss", ",.4~r"), tip("score", "score"),
+        tip("train_rows", "rows trained on", ",d"), tip("test_rows", "test rows", ",d"),
     ]  # fmt: skip
-    visible = {"condition": {"test": ON, "value": 1}, "value": 0.28}
-    return {
-        "mark": {"type": "point", "filled": True, "size": 130},
-        "encoding": {
-            "x": x, "y": y, "color": colour(run), "shape": colour(run), "tooltip": tips, "opacity": visible,
-        },
+    marks: Spec = {
+        "data": {"name": "joined"}, "mark": {"type": "point", "size": 90, "opacity": 1, "strokeWidth": 0},
+        "encoding": {"y": y, "x": x, **_looks("model", drawn), "tooltip": tips},
     }  # fmt: skip
+    layers = [*_gain_lines(y, x), marks]
+    spec = specification(run, height=STEP * max(len(names), 2), layer=layers)
+    caption = (
+        f"Loss is the error of a model on rows that no model has seen: further left is better. The line leads from "
+        f"alone to {found.shown}, and the number beside it is how much lower the loss is then: green with * where that "
+        f"is clear of noise, orange with * where joining clearly costs, grey within noise. {_explained(drawn)} "
+        f"Noise: {found.interval}."
+    )
+    alt = f"For each of {len(names)} {plural(run.word)}, the loss on held-out rows of {', '.join(drawn)}."
+    data = {"joined": points, "gained": _gained(found, names)}
+    return Figure("joining", "Does joining pay?", caption, alt, {"": spec}, data, wide=True, part=PART)
 
 
-def _labels(x: Spec, y: Spec) -> list[Spec]:
-    """Names above the points, but that of the lower of before and after below: they may be close."""
-    return [
-        {
-            "transform": [{"filter": f"{ON} && {side}"}], "mark": {"type": "text", "dy": away},
-            "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-        }
-        for side, away in (("!datum.below", -16), ("datum.below", 17))
-    ]  # fmt: skip
+def _looks(field: str, names: Sequence[str]) -> Spec:
+    """A colour and a shape for every name, in one legend."""
+    legend = {"title": None, "symbolStrokeWidth": 0, "columns": vega.columns(names)}
+    start: Spec = {"field": field, "type": "nominal", "legend": legend}
+    ranges = {"fill": "ordinal", "shape": list(vega.SHAPES[: len(names)])}
+    return {name: {**start, "scale": {"domain": list(names), "range": of}} for name, of in ranges.items()}
 
 
-def _path_words(run: ReportData) -> str:
-    if not run.path:
-        return ""
-    words = f" {run.path['why']}" if run.path.get("why") else ""
-    warm, cold = run.path.get("rounds_warm"), run.path.get("rounds_cold")
-    if not warm:
-        return words
-    words += f" The whole path took {count(warm)} rounds, each point from its neighbour"
-    return f"{words}; from scratch, {count(cold)}." if cold else f"{words}."
+def _explained(drawn: list[str]) -> str:
+    """Say what the models are, those that are drawn."""
+    said = {"average": "one for all, made for the mean", "fair": "one for all, made for those served worst",
+            "personal": "near a shared one, each its own"}  # fmt: skip
+    return "; ".join(f"{name}: {words}" for name, words in said.items() if name in drawn).capitalize() + "."
 
 
-def communication(run: ReportData) -> Figure | None:
-    """Show what was sent against what it brought: curves where rounds were scored, else one point per model."""
-    rows = _curves(run) or _ends(run)
-    curves = any(row["round"] != rows[0]["round"] for row in rows if row["model"] == rows[0]["model"])
-    views = {
-        label: _spec(run, field, title, curves)
-        for label, (field, title) in COSTS.items()
-        if any(row[field] is not None for row in rows)
-    }
-    if not views or (not curves and len(rows) < 2):
+def _score(row: Mapping[str, Any]) -> str:
+    if row.get("accuracy") is not None:
+        return f"{100 * row['accuracy']:.1f} % right"
+    return f"error (RMSE) {row['rmse']:.4g}" if row.get("rmse") is not None else ""
+
+
+def _gained(found: JoiningReport, names: list[str]) -> Rows:
+    rows = []
+    for client in names:
+        gain, pays = found.gain(client)
+        old, new = (found.rows[client][model]["loss"] for model in ("alone", found.shown))
+        words = f"{100 * gain:+.{0 if abs(gain) >= 0.0995 else 1}f} %{'' if pays == NOISE else '*'}"
+        rows.append({"client": client, "before": short(old), "after": short(new), "pays": pays,
+                     "change": words.replace("-", "−")})  # fmt: skip
+    return rows
+
+
+def _gain_lines(y: Spec, x: Spec) -> list[Spec]:
+    layers: list[Spec] = []
+    for style, words, pays in (("gain", "gain-words", "yes"), ("loss", "loss-words", "no"), ("quiet", "soft", NOISE)):
+        wanted = f"datum.pays === '{pays}'"
+        ends = {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}}
+        line: Spec = {"transform": [{"filter": wanted}], "mark": {"type": "rule", "style": style}, "encoding": ends}
+        layers += [{"data": {"name": "gained"}, **one} for one in (line, vega.beside("change", y, words, wanted))]
+    return layers
+
+
+def strengths(run: ReportData) -> Figure | None:
+    """Show held-out losses from one model for all (κ = ∞) to everybody alone (κ = 0), the chosen κ with a ring."""
+    if len(run.strengths) < 2:
         return None
-    points = "The worst 20 % of the finished models; pale ones are off."
-    how = "Solid: the worst 20 %; dashed: the mean." if curves else points
-    caption = f"{how} {'Up' if run.upwards else 'Down'} and to the left is better: more for less."
-    alt = f"The {value_axis(run)} of every model against what was sent."
-    return Figure("communication", "What the communication buys", caption, alt, views, {"costs": rows})
-
-
-def _curves(run: ReportData) -> Rows:
-    return [
-        {"model": r.model, "round": r.number, "megabytes": short(r.megabytes), "exchanges": r.exchanges,
-         "which": name, "value": scaled(run, value)}
-        for r in round_figures.drawn_rounds(run)
-        for name, value in (("mean", r.mean), ("worst 20 %", r.worst_20))
-        if value is not None
+    points = sorted(run.strengths, key=lambda point: -point.strength)
+    labels = [point.label for point in points]
+    rows: Rows = [
+        {"strength": one.label, "which": which, "loss": short(loss), "low": short(loss - error),
+         "high": short(loss + error), "chosen": one.chosen}
+        for one in points
+        for which, loss, error in (("mean", one.mean, one.mean_error), ("worst fifth", one.worst, one.worst_error))
     ]  # fmt: skip
-
-
-def _ends(run: ReportData) -> Rows:
-    return [
-        {"model": m.name, "round": m.rounds, "megabytes": short(m.megabytes), "exchanges": m.exchanges,
-         "which": "worst 20 %", "value": scaled(run, run.overall[m.name].worst_20)}
-        for m in run.models
-        if m.name in run.overall and m.rounds is not None
+    title = "how strongly models are held together (κ)"
+    axis = {"labelAngle": 0, "labelOverlap": True, "grid": False, "labelExpr": "split(datum.value, ' ')"}
+    x: Spec = {"field": "strength", "type": "ordinal", "sort": None, "title": title, "axis": axis,
+               "scale": {"domain": labels, "padding": 0.5, "type": "point"}}  # fmt: skip
+    y = quantity("loss", "loss on rows left out", {"zero": False})
+    tips = [tip("strength", "κ"), tip("which", f"over {plural(run.word)}"), tip("loss", "loss", ",.4~r"),
+            tip("low", "one error less", ",.4~r"), tip("high", "one error more", ",.4~r")]  # fmt: skip
+    ends, dash = {"x": x, "y": y}, vega.which(("mean", "worst fifth"))
+    bar = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "detail": {"field": "which"}}
+    layers: list[Spec] = [
+        {"mark": {"type": "rule", "style": "quiet"}, "encoding": bar},
+        {"mark": {"type": "line", "style": "own"}, "encoding": {**ends, "strokeDash": dash}},
+        {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1, "style": "own"},
+         "encoding": {**ends, "detail": {"field": "which"}, "tooltip": tips}},
+        {"transform": [{"filter": "datum.chosen"}], "mark": {"type": "point", "style": "knee", "size": 320},
+         "encoding": ends},
     ]  # fmt: skip
+    chosen, own = (next((one for one in points if getattr(one, flag)), None) for flag in ("chosen", "personal"))
+    ring = f" The ring is what was chosen: {_held_together(chosen, run.word)}." if chosen else ""
+    if own is not None and own is not chosen:
+        ring += f" The personal models of this page are {_held_together(own, run.word)}."
+    caption = (
+        f"On the left all {plural(run.word)} share one model, on the right each has its own and owes nothing to the "
+        f"others. Training rows were left out in turn to see what is best; bars are one standard error.{ring}"
+    )
+    alt = f"Mean and worst fifth of the losses on rows left out, for {len(points)} strengths from one model to alone."
+    spec = specification(run, data={"name": "strengths"}, layer=layers)
+    return Figure("strengths", "How alike should models be?", caption, alt, {"": spec}, {"strengths": rows}, part=PART)
 
 
-def _spec(run: ReportData, field: str, title: str, curves: bool) -> Spec:
-    x = vega.across(field, title, {"zero": curves, "padding": 0 if curves else 20}, format=",.3~r")
-    y = quantity("value", value_axis(run), {"zero": False})
-    tips = [
-        tip("model", "model"), tip("which", "over clients"), tip("value", value_axis(run), vega.value_format(run)),
-        tip("round", "rounds", ",d"), tip("exchanges", "exchanges", ",.0f"), tip("megabytes", "MB", ".3~g"),
+def _held_together(point: StrengthPoint, word: str) -> str:
+    if math.isinf(point.strength) or not point.strength:
+        return f"every {word} alone" if not point.strength else "one model for all, the simplest of the good ones"
+    return f"models of their own, held together with κ = {point.label}"
+
+
+def coalition(run: ReportData) -> Figure | None:
+    """Show who gains from whom: by how much the loss of a row's client rises when a column's client leaves."""
+    found = run.coalition
+    if found is None or len(found.names) > MANY:
+        return None
+    rows: Rows = [
+        {"client": i, "other": j, "effect": short(effect), "words": _percent(effect), "place": a, "own": i == j}
+        for a, i in enumerate(found.names)
+        for j in found.names
+        for effect in [found.effect(i, j)]
+    ]
+    most = max((abs(row["effect"]) for row in rows if not row["own"]), default=0.0) or 1.0
+    N, tone = len(found.names), {"domain": [-most, 0, most], "range": "diverging", "interpolate": "rgb"}
+    legend = {"title": "change of the row's loss", "format": "+.0%", "gradientLength": 160}
+    axis = {"labelAngle": 40, "labelAlign": "right", "orient": "top", "labelLimit": 130, "grid": False}
+    x: Spec = {"field": "other", "type": "nominal", "sort": None, "scale": {"domain": list(found.names)},
+               "title": f"if this {run.word} left", "axis": axis}  # fmt: skip
+    y = named(found.names, grid=False)
+    colour: Spec = {"field": "effect", "type": "quantitative", "scale": tone, "legend": legend}
+    tips = [tip("client", "stays"), tip("other", "leaves"), tip("words", "its loss")]
+    strong, fits = f"abs(datum.effect) > {0.8 * most}", {"expr": f"width / {N} > 40 ? 1 : 0"}
+    others = {"filter": "!datum.own"}
+    layers: list[Spec] = [
+        {"transform": [others], "mark": "rect", "encoding": {"x": x, "y": y, "color": colour, "tooltip": tips}},
+        *(
+            {"transform": [others, {"filter": test}], "mark": {"type": "text", "style": style, "opacity": fits},
+             "encoding": {"x": x, "y": y, "text": {"field": "words"}, "tooltip": tips}}
+            for test, style in ((f"!({strong})", "soft"), (strong, "inverse"))
+        ),
     ]  # fmt: skip
-    ends = {"x": x, "y": y, "color": colour(run)}
-    mark = {"type": "point", "filled": True, "opacity": 1, "size": 26 if curves else 130}
-    layers: list[Spec] = [{"mark": mark, "encoding": {**ends, "shape": colour(run), "tooltip": tips}}]
-    if curves:
-        dashed = vega.which(("mean", "worst 20 %"))
-        layers.insert(0, {"mark": {"type": "line"}, "encoding": {**ends, "strokeDash": dashed}})
-        return specification(run, data={"name": "costs"}, transform=[{"filter": ON}], layer=layers)
-    layers[0]["encoding"]["opacity"] = {"condition": {"test": ON, "value": 1}, "value": 0.28}
-    return specification(run, data={"name": "costs"}, layer=layers)
+    caption = (
+        f"Blue: the {run.word} of the row gains from the one of the column, its loss would be that much higher without "
+        f"it; orange: it would do better without it. {found.peace}"
+    )
+    alt = f"By how much the loss of each of {N} {plural(run.word)} changes when another one leaves, as a heat map."
+    spec = specification(run, data={"name": "effects"}, height=CELL * N, layer=layers)
+    return Figure(
+        "coalition", "Who gains from whom?", caption, alt, {"": spec}, {"effects": rows}, wide=True, part=PART
+    )
+
+
+def _percent(share: float) -> str:
+    digits = 0 if abs(share) >= 0.0995 else 1
+    written = f"{100 * share:+.{digits}f}"
+    return f"{written.lstrip('+-') if float(written) == 0 else written.replace('-', '−')} %"
+
+
+def shares(run: ReportData) -> Figure | None:
+    """Show what every client gets of all that is saved, its Shapley value, and what others would lose without it."""
+    found = run.coalition
+    if found is None or len(found.names) > MANY:
+        return None
+    names = sorted(found.names, key=lambda name: -found.rows[name]["shapley"])
+    rows: Rows = [
+        {"client": client, "kind": kind, "value": short(found.share(value)),
+         "low": short(found.share(value - error)), "high": short(found.share(value + error))}
+        for client in names
+        for own in [found.rows[client]]
+        for kind, value, error in zip(PARTS, (own["gets"], own["shapley"], found.missed(client)),
+                                      (0.0, own["errors"], 0.0), strict=True)
+    ]  # fmt: skip
+    y, percent = named(names), ".0%" if found.saved > 0 else ",.3~r"
+    x = vega.across("value", found.unit, LOOSE, grid=True, format=percent)
+    form = ".1%" if found.saved > 0 else ",.4~r"
+    tips = [tip("client", run.word), tip("kind", "what"), tip("value", found.unit, form), tip("low", "from", form),
+            tip("high", "to", form)]  # fmt: skip
+    ends = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
+    layers: list[Spec] = [
+        {"mark": {"type": "rule", "style": "quiet"}, "encoding": {"x": {"datum": 0}}},
+        {"mark": {"type": "rule", "style": "knee"}, "encoding": ends},
+        {"mark": {"type": "point", "size": 80, "opacity": 1, "strokeWidth": 0},
+         "encoding": {"y": y, "x": x, **_looks("kind", PARTS), "tooltip": tips}},
+    ]  # fmt: skip
+    bars = (
+        " Bars are one standard error: not all orders were tried."
+        if any(own["errors"] for own in found.rows.values())
+        else ""
+    )
+    caption = (
+        f"What a {run.word} gets is how much lower its own loss is than alone. What it brings is what all save when it "
+        f"comes, on average over the orders in which {plural(run.word)} could join (Shapley's value). Both add up to "
+        f"everything that is saved. The third is what the others would lose if it left now.{bars}"
+    )
+    alt = f"What each of {len(names)} {plural(run.word)} gets, brings, and what others would lose without it."
+    spec = specification(run, data={"name": "shares"}, height=STEP * len(names), layer=layers)
+    return Figure(
+        "shares", "What each brings and gets", caption, alt, {"": spec}, {"shares": rows}, wide=True, part=PART
+    )
 
 
 MAKERS = (
-    client_figures.joining, client_figures.clients, tradeoff, round_figures.weights, round_figures.certificate,
-    round_figures.losses, communication, client_figures.partition, round_figures.absent,
+    joining, strengths, coalition, shares, client_figures.clients, client_figures.tradeoff, round_figures.weights,
+    round_figures.certificate, round_figures.losses, round_figures.communication, client_figures.partition,
+    round_figures.absent,
 )  # fmt: skip
 
 
 def figures(run: ReportData) -> tuple[Figure, ...]:
     """Make all figures that the run has the numbers for."""
     found = [figure for maker in MAKERS if (figure := maker(run)) is not None]
-    narrow = [i for i, figure in enumerate(found) if not figure.wide]
-    if len(narrow) % 2:  # the last one has no neighbour: give it the full width
-        found[narrow[-1]] = replace(found[narrow[-1]], wide=True)
+    for part in {figure.part for figure in found}:
+        narrow = [i for i, figure in enumerate(found) if not figure.wide and figure.part == part]
+        if len(narrow) % 2:  # the last one has no neighbour: give it the full width
+            found[narrow[-1]] = replace(found[narrow[-1]], wide=True)
     return tuple(found)

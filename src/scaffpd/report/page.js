@@ -34,10 +34,20 @@
     return view.signal("focus", focus(figure));
   }
 
+  // The width that a figure will have once its section is unfolded.
+  function hiddenWidth(place) {
+    const main = document.getElementById("main"), look = getComputedStyle(main);
+    const whole = main.clientWidth - parseFloat(look.paddingLeft) - parseFloat(look.paddingRight);
+    const gap = 3.5 * parseFloat(getComputedStyle(root).fontSize);
+    const half = !place.closest("figure").classList.contains("full") && matchMedia("(min-width: 48.01rem)").matches;
+    return Math.floor(half ? (whole - gap) / 2 : whole);
+  }
+
   async function draw(figure) {
     const place = document.querySelector(`#figure-${figure.name} .chart`);
-    const spec = settled(figure.views[chosen.get(figure.name)], Math.min(place.clientWidth - report.margin, report.paper));
-    spec.width = "container";
+    const width = place.clientWidth || hiddenWidth(place);
+    const spec = settled(figure.views[chosen.get(figure.name)], Math.min(width - report.margin, report.paper));
+    spec.width = width;
     spec.datasets = Object.fromEntries(figure.tables.map((name) => [name, report.data[name]]));
     for (const param of spec.params) {
       if (param.name === "shown") param.value = onlyShown();
@@ -165,6 +175,12 @@
     clearTimeout(waiting);
     waiting = setTimeout(() => { if (innerWidth !== wide) { wide = innerWidth; drawAll(); } }, 200);
   });
+  let folded = [];
+  addEventListener("beforeprint", () => { // paper cannot be unfolded
+    folded = all("details.trained:not([open])");
+    folded.forEach((part) => { part.open = true; });
+  });
+  addEventListener("afterprint", () => folded.forEach((part) => { part.open = false; }));
   showModels();
   drawAll();
 })();

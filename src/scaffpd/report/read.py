@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from scaffpd.errors import InputError
+from scaffpd.metrics import RelativeGain
 from scaffpd.report import data
 from scaffpd.report.data import ModelSummary, Overall, PrivacyStatement, ReportData, Round, Score, overall, plain
 from scaffpd.runs.tables import Row, megabytes, number, read_json, read_table, read_text, whole
@@ -28,6 +29,7 @@ OTHER_ROWS = (
 )
 CLIPS = {"clip": "gradient C", "loss_clip": "loss B", "radius": "length of a row R", "smoothness": "smoothness L"}
 NOISE = {"noise": "of gradients z", "loss_noise": "of losses z_L"}
+GAME = ("alone", "together", "gets", "brings", "shapley", "errors")  # of every client in the game
 WORDS = ("role", "objective", "algorithm", "status", "message")
 Pairs = tuple[tuple[str, str], ...]
 
@@ -56,7 +58,7 @@ def _trained(folder: Path) -> ReportData:
         raise InputError(f"The run in {str(folder)!r} has format {form!r}; this version reads {FORMAT}.")
     for name, kind, what in (
         *((name, list, f"list of {name}") for name in ("models", "remarks", "verdict", "labels")),
-        ("path", dict, "table of its path"),
+        *((name, dict, f"table of its {name}") for name in ("path", "answers")),
     ):
         if not isinstance(summary.get(name) or kind(), kind):
             raise InputError(f"{str(folder / TRAINED)!r} has no {what}; the run has to be made again.")
@@ -70,6 +72,7 @@ def _trained(folder: Path) -> ReportData:
             path = str(folder / "clients.csv")
             raise InputError(f"{path!r} has a model {row['model']!r} that {TRAINED} does not name.")
     scores, privacy = _scores(rows, f"{split}_{measure}", names), _privacy(summary.get("privacy"))
+    joining, rounds = _joining(folder, summary.get("joining")), _rounds(folder / "rounds.csv", measure)
     return ReportData(
         kind=str(summary.get("kind", "train")),
         title=str(summary.get("title") or folder.resolve().name),
@@ -77,10 +80,10 @@ def _trained(folder: Path) -> ReportData:
         measure=measure,
         split=split,
         word=" ".join(str(summary.get("clients_word") or "client").split()) or "client",
-        models=models,
-        scores=scores,
+        models=_with_values(models, rounds),
+        scores=_with_tests(models, scores, joining),
         overall=_totals(scores, measure),
-        rounds=_rounds(folder / "rounds.csv", measure),
+        rounds=rounds,
         partition=tuple(
             data.Share(row["client"], row["label"], whole(row, "train_rows") or 0, whole(row, "test_rows") or 0)
             for row in read_table(folder / "partition.csv", "client", "label", "train_rows", "test_rows")
@@ -90,9 +93,12 @@ def _trained(folder: Path) -> ReportData:
         files=tuple((name, text) for name in ("config.toml", "environment.json") if (text := read_text(folder / name))),
         remarks=tuple(map(str, summary.get("remarks") or [])),
         verdict=tuple(map(str, summary.get("verdict") or [])),
+        answers={str(name): str(said) for name, said in (summary.get("answers") or {}).items()},
         path=summary.get("path"),
         privacy=privacy,
-        joining=_joining(folder, summary.get("joining")),
+        joining=joining,
+        strengths=_strengths(folder / "kappa_path.csv"),
+        coalition=_coalition(folder / "coalition.csv", summary.get("coalition") or {}),
     )
 
 
@@ -109,7 +115,61 @@ def _joining(folder: Path, found: Any) -> data.JoiningReport | None:
     recommendation, sentence, details, interval = (
         str(found.get(name) or "") for name in ("recommendation", "sentence", "details", "interval")
     )
-    return data.JoiningReport(recommendation, sentence, details, interval, models, rows)
+    gains = {
+        str(one["model"]): RelativeGain(*one["mean_over_alone"])
+        for one in found.get("models") or []
+        if None not in one.get("mean_over_alone", [None])
+    }
+    splits = whole(found, "splits") or 1
+    return data.JoiningReport(recommendation, sentence, details, interval, models, rows, gains, splits)
+
+
+def _strengths(path: Path) -> tuple[data.StrengthPoint, ...]:
+    """Read kappa_path.csv: a row for every κ that was tried, and κ = 0 for everybody alone."""
+    return tuple(
+        data.StrengthPoint(
+            float(row["strength"]), float(row["mean_loss"]), float(row["worst_20_loss"]),
+            number(row, "mean_error") or 0.0, number(row, "worst_20_error") or 0.0, bool(row.get("chosen")),
+            bool(row.get("personal")),
+        )
+        for row in read_table(path, "strength", "mean_loss", "worst_20_loss")
+    )  # fmt: skip
+
+
+def _coalition(path: Path, said: Any) -> data.CoalitionReport | None:
+    """Read coalition.csv, by how much every client's loss rises when another leaves, and the summary's words on it."""
+    rows = read_table(path, "client", "leaving", "rise")
+    if not rows or not isinstance(said, dict) or not isinstance(said.get("clients"), list):
+        return None
+    cells = {str(row["client"]): {name: number(row, name) or 0.0 for name in GAME} for row in said["clients"]}
+    effects: dict[str, dict[str, float]] = {name: {} for name in cells}
+    for row in rows:
+        effects.setdefault(row["client"], {})[row["leaving"]] = number(row, "rise") or 0.0
+    return data.CoalitionReport(cells, effects, str(said.get("sentence") or ""), str(said.get("peace") or ""))
+
+
+def _with_values(models: Sequence[ModelSummary], rounds: Sequence[Round]) -> tuple[ModelSummary, ...]:
+    """Give every model Σ λ_i f_i of its last round: the objective is at most that, because ψ ≥ 0 (not for Nash)."""
+    last = {r.model: r for r in rounds if r.losses and r.weights}
+    value = {name: sum(w * r.losses.get(c, 0.0) for c, w in r.weights.items()) for name, r in last.items()}
+    return tuple(m if m.objective.startswith("Nash") else replace(m, value=value.get(m.name)) for m in models)
+
+
+def _with_tests(
+    models: Sequence[ModelSummary], scores: dict[str, tuple[Score, ...]], joining: data.JoiningReport | None
+) -> dict[str, tuple[Score, ...]]:
+    """Mark the fair model's changes that are clear of noise by the intervals of joining.csv, where nothing else has."""
+    fair, roles = "fair", {m.role: m.name for m in models}
+    if roles.get("after") != fair or roles.get("before") != "average" or joining is None or joining.splits > 1:
+        return scores
+    if fair not in joining.models or any(score.clear is not None for score in scores.get(fair, ())):
+        return scores
+    ends = {
+        client: [number(own[fair], f"gain_over_average_{end}") for end in ("low", "high")]
+        for client, own in joining.rows.items()
+    }
+    clear = {client: (low or 0.0) > 0 or (high or 0.0) < 0 for client, (low, high) in ends.items()}
+    return scores | {fair: tuple(replace(s, clear=clear.get(s.client)) for s in scores.get(fair, ()))}
 
 
 def _model(folder: Path, entry: Any) -> ModelSummary:
@@ -232,7 +292,7 @@ def _deployed(folder: Path) -> ReportData:
         measure=measure,
         split=split,
         word="silo",
-        models=(_deployed_model(name, str(method or ""), outcome, rounds, sentence),),
+        models=_with_values([_deployed_model(name, str(method or ""), outcome, rounds, sentence)], rounds),
         scores=scores,
         overall=_totals(scores, measure),
         rounds=rounds,
@@ -340,9 +400,8 @@ def _rounds(path: Path, measure: str, model: str | None = None) -> tuple[Round, 
 
 def _of_clients(row: Row, start: str) -> dict[str, float]:
     """The columns loss[NAME] or weight[NAME] by client, without empty cells."""
-    names = [name for name in row if name.startswith(start) and name.endswith("]")]
-    values = {name[len(start) : -1]: number(row, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
+    found = {name[len(start) : -1]: number(row, name) for name in row if name.startswith(start) and name[-1] == "]"}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _privacy(found: Any) -> PrivacyStatement | None:

@@ -1,4 +1,4 @@
-"""Figures over rounds: the certificate, losses, weights, and silos that were absent."""
+"""Figures over rounds: the certificate, losses, weights, silos that were absent, and what the communication buys."""
 
 from __future__ import annotations
 
@@ -8,9 +8,26 @@ from collections.abc import Iterator, Sequence
 from scaffpd.errors import plural
 from scaffpd.report import vega
 from scaffpd.report.data import ReportData, Round
-from scaffpd.report.vega import MANY, ON, Figure, Rows, Spec, across, colour, quantity, short, specification, tip
+from scaffpd.report.vega import (
+    MANY,
+    ON,
+    Figure,
+    Rows,
+    Spec,
+    across,
+    colour,
+    quantity,
+    scaled,
+    short,
+    specification,
+    tip,
+    value_axis,
+)
 
 TOP = 12  # clients that have lines of their own
+PART = "training"
+COSTS = {"MB": ("megabytes", "megabytes sent, up and down, all clients"), "rounds": ("round", "rounds"),
+         "exchanges": ("exchanges", "exchanges")}  # fmt: skip
 NOISY = " Losses that clients have sent carry their noise."
 
 
@@ -38,12 +55,13 @@ def certificate(run: ReportData) -> Figure | None:
     tips = [tip("model", "model"), tip("round", "round", "d"), tip("certificate", "proven gap", ".2e")]
     line: Spec = {"mark": {"type": "line", "strokeDash": vega.DASH}, "encoding": _ends(run, y)}
     caption = (
-        "The objective is at most this far above its optimum, by proof and with rounding counted; lower is closer. "
+        "What training minimises is at most this far above its smallest possible value, by proof and with rounding "
+        "counted; lower is closer. "
         "Gaps in a line are rounds that prove nothing."
     )
     alt = "The certificate of every model over rounds, on a logarithmic scale."
     views = {"": _spec(run, "certificates", [line, _dots(run, y, tips)], vega.dashes(run))}
-    return Figure("certificate", "How close to optimal, proven", caption, alt, views, {"certificates": rows})
+    return Figure("certificate", "How close to optimal, proven", caption, alt, views, {"certificates": rows}, part=PART)
 
 
 def losses(run: ReportData) -> Figure | None:
@@ -63,7 +81,7 @@ def losses(run: ReportData) -> Figure | None:
     caption = f"{both}, regulariser included.{NOISY if run.privacy else ''}"
     alt = "Mean and worst training loss of every model over rounds, on a logarithmic scale."
     views = {"": _spec(run, "losses", [line, _dots(run, y, tips)], [])}
-    return Figure("losses", "Losses while training", caption, alt, views, {"losses": rows})
+    return Figure("losses", "Losses while training", caption, alt, views, {"losses": rows}, part=PART)
 
 
 def _powers(values: list[float]) -> list[float]:
@@ -117,7 +135,8 @@ def weights(run: ReportData) -> Figure | None:
     alt = f"The weight λ of the {len(top)} {plural(run.word)} that count most, over rounds, one model at a time."
     views, data = {"": _weights_spec(run, focus, top)}, {"weights": lines, "others": _others(chosen, top)}
     order = (focus, *(name for name in names if name != focus))
-    return Figure("weights", heading, caption, alt, views, data, order, wide=len(top) > len(vega.LIGHT["series"]))
+    wide = len(top) > len(vega.LIGHT["series"])
+    return Figure("weights", heading, caption, alt, views, data, order, wide=wide, part=PART)
 
 
 def _others(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
@@ -135,7 +154,7 @@ def _others(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
 
 
 def _weights_spec(run: ReportData, focus: str, top: Sequence[str]) -> Spec:
-    x, y = across("round", "round", tickMinStep=1), quantity("weight", "weight λ")
+    x, y = across("round", "round", tickMinStep=1), quantity("weight", "how much it counts (weight λ)")
     tips = [tip("client", run.word), tip("round", "round", "d"), tip("weight", "weight λ", ".4f")]
     legend = {"title": None, "symbolType": "stroke", "columns": vega.columns(top)}
     domain = {"domain": list(top)}
@@ -172,8 +191,8 @@ def _rest(run: ReportData, x: Spec, y: Spec, tips: list[Spec], others: int) -> l
 
 def _caption(run: ReportData, others: int) -> str:
     words = (
-        f"λ is the weight of each {run.word} in the mixture that the model is trained against; the dotted line is "
-        f"1/{len(run.clients)}, all alike."
+        f"Training gives a {run.word} that is served worse a larger weight, λ, until no other weights would make the "
+        f"model look worse; the dotted line is 1/{len(run.clients)}, all alike."
     )
     if others > MANY:
         return f"{words} Lines: the {TOP} that count most at the end; the grey band: the other {others}."
@@ -194,4 +213,60 @@ def absent(run: ReportData) -> Figure | None:
     )  # fmt: skip
     caption = f"{plural(run.word).capitalize()} that did not answer in a round: a bound on their loss stood in."
     alt = "The number of absent silos in every round."
-    return Figure("absent", "Who was away", caption, alt, {"": spec}, {"absences": rows}, wide=True)
+    return Figure("absent", "Who was away", caption, alt, {"": spec}, {"absences": rows}, wide=True, part="rows")
+
+
+def communication(run: ReportData) -> Figure | None:
+    """Show what was sent against what it brought: curves where rounds were scored, else one point per model."""
+    rows = _cost_curves(run) or _cost_ends(run)
+    curves = any(row["round"] != rows[0]["round"] for row in rows if row["model"] == rows[0]["model"])
+    views = {
+        label: _cost_spec(run, field, title, curves)
+        for label, (field, title) in COSTS.items()
+        if any(row[field] is not None for row in rows)
+    }
+    if not views or (not curves and len(rows) < 2):
+        return None
+    points = "The worst 20 % of the finished models; pale ones are off."
+    how = "Solid: the worst 20 %; dashed: the mean." if curves else points
+    caption = f"{how} {'Up' if run.upwards else 'Down'} and to the left is better: more for less."
+    alt = f"The {value_axis(run)} of every model against what was sent."
+    heading, data = "What the communication buys", {"costs": rows}
+    return Figure("communication", heading, caption, alt, views, data, part="training")
+
+
+def _cost_curves(run: ReportData) -> Rows:
+    return [
+        {"model": r.model, "round": r.number, "megabytes": short(r.megabytes), "exchanges": r.exchanges,
+         "which": name, "value": scaled(run, value)}
+        for r in drawn_rounds(run)
+        for name, value in (("mean", r.mean), ("worst 20 %", r.worst_20))
+        if value is not None
+    ]  # fmt: skip
+
+
+def _cost_ends(run: ReportData) -> Rows:
+    return [
+        {"model": m.name, "round": m.rounds, "megabytes": short(m.megabytes), "exchanges": m.exchanges,
+         "which": "worst 20 %", "value": scaled(run, run.overall[m.name].worst_20)}
+        for m in run.models
+        if m.name in run.overall and m.rounds is not None
+    ]  # fmt: skip
+
+
+def _cost_spec(run: ReportData, field: str, title: str, curves: bool) -> Spec:
+    x = vega.across(field, title, {"zero": curves, "padding": 0 if curves else 20}, format=",.3~r")
+    y = quantity("value", value_axis(run), {"zero": False})
+    tips = [
+        tip("model", "model"), tip("which", "over clients"), tip("value", value_axis(run), vega.value_format(run)),
+        tip("round", "rounds", ",d"), tip("exchanges", "exchanges", ",.0f"), tip("megabytes", "MB", ".3~g"),
+    ]  # fmt: skip
+    ends = {"x": x, "y": y, "color": colour(run)}
+    mark = {"type": "point", "filled": True, "opacity": 1, "size": 26 if curves else 130}
+    layers: list[Spec] = [{"mark": mark, "encoding": {**ends, "shape": colour(run), "tooltip": tips}}]
+    if curves:
+        dashed = vega.which(("mean", "worst 20 %"))
+        layers.insert(0, {"mark": {"type": "line"}, "encoding": {**ends, "strokeDash": dashed}})
+        return specification(run, data={"name": "costs"}, transform=[{"filter": ON}], layer=layers)
+    layers[0]["encoding"]["opacity"] = {"condition": {"test": ON, "value": 1}, "value": 0.28}
+    return specification(run, data={"name": "costs"}, layer=layers)

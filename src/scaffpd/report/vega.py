@@ -82,6 +82,7 @@ def config(palette: Palette, model_places: list[int]) -> dict[str, Any]:
             "category": [series[look(place)[0]] for place in model_places],
             "symbol": [look(place)[1] for place in model_places],
             "ordinal": list(series), "heatmap": list(palette["ramp"]), "ramp": list(palette["ramp"]),
+            "diverging": [palette["loss"], palette["card"], palette["accent"]],
         },
         "style": {
             "quiet": {"color": palette["rest"], "strokeWidth": 1.2},
@@ -91,6 +92,8 @@ def config(palette: Palette, model_places: list[int]) -> dict[str, Any]:
             "gain-words": {"color": palette["gain"], "fontSize": 12, "font": FONT},
             "loss-words": {"color": palette["loss"], "fontSize": 12, "font": FONT},
             "bubble": {"color": palette["accent"], "opacity": 0.75},
+            "own": {"color": palette["accent"]},
+            "inverse": {"color": palette["card"], "font": FONT, "fontSize": 12},
             "knee": {"color": palette["ink"], "filled": False, "strokeWidth": 1.6},
             "soft": {"color": palette["soft"], "font": FONT, "fontSize": 12},
         },
@@ -102,6 +105,9 @@ Rows = list[dict[str, Any]]
 MANY = 60  # clients: beyond, names no longer fit beside their marks
 MOST_ROUNDS = 200  # points of a line: beyond, it looks the same
 HEIGHT, WIDTH = 320, 640
+BESIDE = 66  # pixels to the right of a chart, for a column of numbers
+STEP = 24  # pixels per client
+LOOSE = {"zero": False, "padding": 10}  # a scale with room at its ends
 PAPER = 600  # wide is a legend at most, so that it fits on paper too
 MARGIN = 80  # beside the legend: the axis and its labels
 DASH = {"expr": "dashes[indexof(order, datum.model)]"}
@@ -121,6 +127,7 @@ class Figure:
     focus: tuple[str, ...] = ()  # models to choose one from; empty where all are drawn at once
     heavy: bool = False  # whether there are too many marks for SVG
     wide: bool = False  # whether it takes the full width of the page
+    part: str = "models"  # of the page: joining, models, rows, or training, which is folded
 
 
 def specification(run: ReportData, **parts: Any) -> Spec:
@@ -222,3 +229,9 @@ def tip(field: str, title: str, form: str | None = None) -> Spec:
     title = title.capitalize() if title in ("title", "image") else title  # words that mean more to Vega's tooltip
     kind = {"type": "nominal"} if form is None else {"type": "quantitative", "format": form}
     return {"field": field, "title": title, **kind}
+
+
+def beside(field: str, y: Spec, style: str, wanted: str) -> Spec:
+    """A column of words to the right of a chart, flush with its rows; those of `wanted` in this style."""
+    mark = {"type": "text", "style": style, "align": "right", "x": {"expr": f"width + {BESIDE}"}}
+    return {"transform": [{"filter": wanted}], "mark": mark, "encoding": {"y": y, "text": {"field": field}}}

@@ -1,4 +1,7 @@
-"""The verdict: what the fair model changes for the worst-served, what that costs, and what to be careful about."""
+"""The verdict: what the fair model changes for the worst-served, what that costs, and what to be careful about.
+
+`answers` has the same as five questions of a reader who knows no optimisation.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,18 @@ NARROW = "\u00a0"  # keeps ρ and its value on one line
 NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
 CLEAR = 4.0  # rows: z = rows / √(rows that changed sides) ≤ √rows, so fewer are never clear at two deviations
 UNMOVED = "stays where it was"
+QUESTIONS = {
+    "who": "Who gains?", "much": "How much, and is it clear of noise?", "do": "What to do?",
+    "cost": "Whom does it cost?", "sure": "How sure is the optimum?",
+}  # fmt: skip
+DO = {
+    "personal": "Join, and let every {word} make the shared model its own: “personal”.",
+    "fair": "Join with one fair model for all {words}: nothing else is clearly better.",
+    "average": "Join with one average model for all {words}: nothing more elaborate is clearly better.",
+    "alone": "Let every {word} train alone: joining is not clearly better.",
+}  # fmt: skip
+CALLED = {"personal": "personal models", "fair": "one fair model", "average": "one average model"}
+NAMED = 3  # clients that a sentence names
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,8 @@ def _headline(run: ReportData, before: data.Overall, after: data.Overall) -> str
         where = f"at {str(run.path['knee']).replace(' ', NARROW)}, which is suggested, "
     if run.split == "train":
         where += "on the rows trained on, "
+    if nothing_clear(run):
+        where = f"no change is clear of noise: {where}"
     if worst.negligible and mean.negligible:
         least = "0.05 points" if run.upwards else "0.05 %"
         sentence = f"neither {subject} nor the average moves: both change by less than {least}."
@@ -245,9 +262,12 @@ def _noise(run: ReportData) -> str:
     if not tested:
         return ""
     clear = sum(tested)
+    if not clear and not run.verdict:  # the headline says so
+        return ""
     changes = f"change in {run.measure} is" if clear < 2 else f"changes in {run.measure} are"
     who = f"{clear or 'no'} {changes} clear of noise{' (marked *)' if clear else ''}"
-    return f"Of {len(tested)} {plural(run.word)}, {who}."
+    fair = f"From “{brief(run.pair[0].name)}” to “{brief(run.pair[1].name)}”: of" if run.joining and run.pair else "Of"
+    return f"{fair} {len(tested)} {plural(run.word)}, {who}."
 
 
 def _chance(run: ReportData) -> str:
@@ -271,6 +291,8 @@ def _chance(run: ReportData) -> str:
 
 def _proof(run: ReportData, model: data.ModelSummary) -> str:
     name = f"The model “{model.name}”" if len(run.models) > 1 else "The model"
+    if model.useless and model.status not in ("running", "paused", "failed"):
+        return f"{name} has a useless certificate: {useless(model)}."
     if model.status in ("converged", ""):
         return "" if model.certificate is not None or not model.status else f"{name} has no certificate."
     if model.status in ("running", "paused", "failed"):
@@ -280,3 +302,128 @@ def _proof(run: ReportData, model: data.ModelSummary) -> str:
     if model.certificate is None:
         return f"{name} is not converged ({model.status}), and how far it is from the optimum is not known."
     return f"{name} is not converged ({model.status}), but proven within {small(model.certificate)} of the optimum."
+
+
+def useless(model: data.ModelSummary) -> str:
+    """Say that a proven gap proves nothing; empty where it does."""
+    if not model.useless:
+        return ""
+    return f"the proven gap, {plain(model.certificate)}, is larger than the objective itself, {plain(model.value)}"
+
+
+def answers(run: ReportData) -> tuple[tuple[str, str], ...]:
+    """Answer the five questions, as far as the run can: who gains, how much, what to do, whom it costs, how sure."""
+    if run.kind == "compare":
+        return ()
+    found = _joined(run, run.joining) if run.joining else _paired(run) if run.pair else {}
+    found = {**found, "sure": _sure(run), **run.answers}
+    return tuple((question, found[name]) for name, question in QUESTIONS.items() if found.get(name))
+
+
+def _joined(run: ReportData, found: data.JoiningReport) -> dict[str, str]:
+    """Answer by what joining brings."""
+    paying, shown, words = found.paying, CALLED.get(found.shown, found.shown), plural(run.word)
+    gain, lose, rest = paying["yes"], paying["no"], len(paying["within noise"])
+    noise = (
+        f"; for {'the other' if gain or lose else 'all'} {several(rest, run.word)} it is within noise" if rest else ""
+    )
+    who = f"Nobody clearly: with {shown}, every difference from alone is within noise."
+    if gain or lose:
+        start = f"{_some(gain)}, clearly, against training alone" if gain else "Nobody clearly"
+        who = f"{start}{noise}."
+    overall, much = found.overall.get(found.shown), ""
+    if overall is not None:
+        clear = "within noise" if overall.pays == "within noise" else "clear of noise"
+        much = f"With {shown} the mean loss on held-out rows is {overall.than('alone')} ({overall.range}): {clear}."
+    last = found.order[-1]
+    worst = -found.gain(last)[0]
+    cost = f"Nobody: no {run.word} has a higher loss than alone."
+    if lose:
+        cost = f"{_some(lose[::-1])}: with {shown} clearly worse off than alone, by up to {_percent(worst)}."
+    elif worst >= NEGLIGIBLE:
+        cost = f"Nobody clearly. The most is {_percent(worst)} at {brief(last)}, which is within noise."
+    return {"who": who, "much": much, "do": DO[found.recommendation].format(word=run.word, words=words), "cost": cost}
+
+
+def _paired(run: ReportData) -> dict[str, str]:
+    """Answer by the change from the model before to the one after."""
+    assert run.pair is not None
+    before, after = run.pair
+    old, new = ({s.client: s.value for s in run.scores[model.name] if s.value is not None} for model in run.pair)
+    gain = {c: run.sign * (new[c] - old[c]) for c in old if c in new}
+    order, judged = sorted(gain, key=lambda c: -gain[c]), tested(run)
+    better, worse = [c for c in order if gain[c] > 0], [c for c in reversed(order) if gain[c] < 0]
+    clearly = [[c for c in some if judged.get(c)] for some in (better, worse)]
+    names = f"“{brief(after.name)}” against “{brief(before.name)}”"
+    count = f"{len(better)} of {several(len(order), run.word)} do better and {len(worse)} worse, {names}"
+    who = f"{count}; whether that is noise was not tested." if not judged else (
+        f"{_some(clearly[0])}, clearly: {names}." if clearly[0] else f"Nobody clearly, {names}."
+    )  # fmt: skip
+    largest = f"The largest loss is {_size(run, gain[worse[0]])} at {brief(worse[0])}" if worse else ""
+    cost = f"Nobody: no {run.word} does worse." if not worse else (
+        f"{_some(clearly[1])}, clearly, by up to {_size(run, gain[clearly[1][0]])}." if clearly[1] else
+        f"Nobody clearly. {largest}, within noise." if judged else f"{largest}."
+    )  # fmt: skip
+    do = f"Weigh it: “{brief(after.name)}” helps some and costs others."
+    if judged and not clearly[0]:
+        do = f"Keep “{brief(before.name)}”: no gain of “{brief(after.name)}” is clear of noise."
+    elif not clearly[1] and (judged or not worse):
+        do = f"Use “{brief(after.name)}”: it costs nobody clearly." if judged else f"Use “{brief(after.name)}”."
+    clear = sum(judged.values())
+    sure = "not tested" if not judged else f"{clear or 'none'} of {several(len(judged), 'change')} clear of noise"
+    was, now = run.overall[before.name], run.overall[after.name]
+    fifth, mean = (
+        f"{measured(a, run.measure)} → {measured(b, run.measure)}"
+        for a, b in ((was.worst_20, now.worst_20), (was.mean, now.mean))
+    )
+    much = f"The {bottom(run)} {fifth}, the mean over {plural(run.word)} {mean}; {sure}."
+    return {"who": who, "much": much, "do": do, "cost": cost}
+
+
+def _sure(run: ReportData) -> str:
+    """Say what is proven of the run's models."""
+    models = [m for m in run.models if m.role] or [*run.models[-1:]]
+    if any(model.status in ("running", "paused", "failed") for model in models):
+        return ""
+    if run.privacy is not None:
+        return "Nothing is proven: noise hides how close the model is to the optimum."
+    if any(model.certificate is None for model in models):
+        return "Nothing is proven: the method has no certificate here."
+    worst = max(models, key=lambda m: (m.certificate or 0.0) / (m.value or 1.0))
+    if worst.useless:
+        return f"Not at all: {useless(worst)}, so the certificate is useless."
+    share = "" if not worst.value else f", {_percent((worst.certificate or 0.0) / worst.value)} of what is minimised"
+    which = " and ".join(f"“{brief(m.name)}”" for m in models) if len(run.models) > 1 else "the model"
+    return (
+        f"Proven for {which}: on the rows trained on, no model of this kind does better by more than "
+        f"{small(worst.certificate)}{share}. How it does on new rows is measured, not proven."
+    )
+
+
+def tested(run: ReportData) -> dict[str, bool]:
+    """Whether each client's change is clear of noise; empty where that was not tested."""
+    after = run.role("after")
+    return {s.client: s.clear for s in run.scores[after.name] if s.clear is not None} if after and run.pair else {}
+
+
+def nothing_clear(run: ReportData) -> bool:
+    """Whether all changes were tested and none is clear of noise."""
+    found = tested(run)
+    return bool(found) and not any(found.values())
+
+
+def _some(names: list[str]) -> str:
+    """Name the first few."""
+    shown = [brief(name) for name in names[: NAMED if len(names) > NAMED + 1 else NAMED + 1]]
+    shown += [f"{len(names) - len(shown)} more"] if len(names) > len(shown) else []
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _percent(share: float) -> str:
+    if 0 < share < 1e-4:
+        return "less than 0.01\u00a0%"
+    return f"{100 * share:.{0 if share >= 0.0995 else 1 if share >= 0.001 else 2}f}\u00a0%"
+
+
+def _size(run: ReportData, gain: float) -> str:
+    return f"{100 * abs(gain):.1f} points" if run.upwards else plain(abs(gain))

@@ -14,7 +14,7 @@ from typing import Any
 from scaffpd.errors import InputError
 
 Row = dict[str, Any]
-TEXTS = ("model", "client", "label", "what", "sentence", "failures")  # columns that are never numbers
+TEXTS = ("model", "client", "leaving", "label", "what", "sentence", "failures")  # columns that are never numbers
 OLD_NAMES = {  # columns of folders that versions up to 0.1 wrote
     "method": "model", "silo": "client", "train_samples": "train_rows", "test_samples": "test_rows",
     **{f"{split} {what}": f"{split}_{what}" for split in ("train", "test") for what in ("rows", "loss", "accuracy")},
@@ -67,12 +67,10 @@ def read_table(path: Path, *needed: str) -> list[Row]:
 def _value(cell: str) -> Any:
     if cell in ("", "True", "False"):
         return None if cell == "" else cell == "True"
-    for kind in (int, float):
-        try:
-            return kind(cell)
-        except ValueError:
-            continue
-    return cell
+    try:
+        return int(cell) if cell.removeprefix("-").isdecimal() else float(cell)
+    except ValueError:
+        return cell
 
 
 def number(row: Mapping[str, Any], name: str) -> float | None:
