@@ -12,6 +12,7 @@ import scaffpd as sp
 from scaffpd import cli, report
 from scaffpd.config.run import RunConfig
 from scaffpd.report.read import read
+from scaffpd.runs import train
 from scaffpd.runs.prepare import prepare
 
 
@@ -152,3 +153,25 @@ def test_a_private_run_says_why_it_is_not_measured(run, tmp_path):
         "What joining brings is not measured for a private run: that takes linear models without noise."
         in (summary["remarks"])
     )
+
+
+def test_rows_that_are_held_out_by_a_column_are_one_split(table, tmp_path):
+    data = {"file": str(table), "client": "site", "target": "y", "split_by": "a", "test": 0.5}
+    config = RunConfig.of({"data": data, "model": {"l2": 0.1}, "objective": {"kind": "Average"}}, "c.toml")
+    prepared = prepare(config)
+    assert train.splits_of(config, prepared) == 1
+    assert train.splits_of(RunConfig.of({"data": data | {"split_by": "site"}}, "c.toml"), prepared) == 1
+    asked = RunConfig.of({"data": data, "training": {"splits": 3}, "objective": {"kind": "Average"}}, "c.toml")
+    (tmp_path / "checkpoint").mkdir()
+    models = train.carry_out(asked.with_tol(1e-3), prepared, prepared.cohort(asked), tmp_path, Silent())
+    assert train.joining_of(asked, prepared, models) == (
+        "What joining brings is not known: the held-out rows are the same whatever the seed, so --splits says nothing."
+    )
+
+
+class Silent:
+    def begin(self, *_):
+        pass
+
+    def show(self, _):
+        pass

@@ -256,6 +256,8 @@ def joining_of(
             again = config.model_copy(update={"data": config.data.model_copy(update={"seed": config.data.seed + k})})
             again._place, again._method = config.place, config.method
             other = replace(prepare(again), model=model)
+            if all(np.array_equal(old[0], new[0]) for old, new in zip(prepared.test, other.test, strict=True)):
+                raise InputError("the held-out rows are the same whatever the seed, so --splits says nothing.")
             found.append(_joining(config, other, {}, strength=found[0].strength))
     except InputError as error:
         return f"What joining brings is not known: {error}"
@@ -267,7 +269,8 @@ def splits_of(config: RunConfig, prepared: Prepared) -> int:
     if config.training.splits is not None:
         return config.training.splits
     numbers = sum(X.shape[0] * X.shape[1] for X, _ in [*prepared.train, *prepared.test])
-    return SPLITS if config.data.file and numbers <= SMALL else 1
+    drawn = config.data.file and config.data.split_by is None and config.data.test_file is None
+    return SPLITS if drawn and numbers <= SMALL else 1
 
 
 def check_asked(config: RunConfig, prepared: Prepared) -> None:
