@@ -12,7 +12,8 @@ from mpmath import mp, mpf
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
 from scaffpd.federation import LocalPlan
-from scaffpd.models.quadratic import QuadraticOracle, local_gain
+from scaffpd.models.local_steps import local_gain
+from scaffpd.models.quadratic import QuadraticOracle
 
 
 def problem(l2=0.03, outputs=1, intercept=False, dtype=None):

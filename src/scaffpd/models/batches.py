@@ -31,7 +31,7 @@ from scaffpd.models.local_steps import (
     widened,
 )
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import Draws, GraphReplay, parallel_map
+from scaffpd.models.numerics import Draws, GraphReplay, parallel_map, thread_count
 from scaffpd.models.oracle import Displacements, StackedDisplacements
 
 
@@ -201,8 +201,11 @@ class Minibatches:
         """All steps of a block of clients, by inner products of their samples."""
         who, push, (A, _), space = block.clients, self._push(block.clients), self.rows.of(block), self.spaces[block]
         draws, keep, m = Draws.of(self.seeds[who]), self.keep[who], A.shape[1]
-        U, along = (widened(product(A, t.mT), len(self.X)).mT.contiguous() for t in (self.X, push))
-        added, R = (1 - keep) * U - along, torch.zeros_like(U)
+        U = widened(product(A, self.X.mT), len(self.X)).mT.contiguous()
+        added, R = U[:0], torch.zeros_like(U)
+        if self.alike is None or U.is_cuda:
+            along = Products(A, len(self.X)).along(push)
+            added = (1 - keep) * U - widened(along.mT, len(self.X)).mT
         for steps in self.slabs(who, m + 4 * self.size):
             drawn = self.rows.layout.minibatch(draws.uniform(steps * self.size).view(len(who), steps, -1), who)
             positions = drawn.rows - self.rows.layout.starts[who, None, None]
@@ -257,18 +260,23 @@ class FeatureSteps:
             keep: 1 − η(l2 + μ), (n, 1, 1).
         """
         D, sample = D.clone(), X.new_empty(len(push), weight.shape[2], X.shape[1])
-        products, flat = Products(sample, len(X)), sample.view(-1, X.shape[1])
+        along, flat = Products(sample, len(X)), sample.view(-1, X.shape[1])
         for rows, targets in zip(numbers.unbind(), y.unbind(), strict=True):
             if self.stored:
                 flat.copy_(self.A[rows])
             else:
                 torch.index_select(self.A, 0, rows, out=flat)
-            r = self.loss.residual(products.at(X, D).mT, targets).mT.mul_(weight)
-            torch.addcmul(push, keep, D, out=D).baddbmm_(r, sample)
+            r = self.loss.residual(along.at(X, D).mT, targets).mT.mul_(weight)
+            along.back(r, torch.addcmul(push, keep, D, out=D))
         return D
 
 
 def cache_pieces(clients: Tensor, numbers: int) -> list[Tensor]:
-    """Split clients of so many numbers each into pieces that fit into a cache; a GPU takes them all at once."""
-    size = max(1, CACHE // max(1, numbers)) if clients.device.type == "cpu" else max(1, len(clients))
+    """Split clients of so many numbers each into pieces that fit into a cache, one or more for every core.
+
+    A GPU takes them all at once.
+    """
+    size = max(1, len(clients))
+    if clients.device.type == "cpu":
+        size = max(1, min(CACHE // max(1, numbers), -(-size // thread_count())))
     return list(torch.split(clients, size)) if len(clients) else []

@@ -22,11 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.models.numerics import parallel_map
+from scaffpd.models.numerics import parallel_map, thread_count
 from scaffpd.models.tables import MappedMatrix, TableMatrix
 
 # Padded elements that cost as much as one more block (measured); on a GPU launches are dear and arithmetic is cheap.
 OVERHEAD = {"cpu": 30_000, "cuda": 10_000_000}
+WORTH = 2**16  # numbers of inner products from which on steps are worth a thread for each core
 CACHE = 2**17  # numbers that a core's second-level cache holds: half a megabyte, or one in double precision
 
 
@@ -88,14 +89,19 @@ class Ragged:
         rows = torch.arange(int(ends[-1]) if clients else 0, device=sizes.device)
         return rows + torch.repeat_interleave(self.starts[clients] - (ends - sizes), sizes)
 
+    def places(self, clients: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Locate the first `rows` rows of some clients in the stack, and mark which of those (n, rows) exist."""
+        position = torch.arange(rows, device=self.sizes.device)
+        inside = position < self.sizes[clients, None]
+        return (self.starts[clients, None] + position)[inside], inside
+
     def put(self, stack: Tensor, clients: Tensor, values: Tensor) -> None:
         """Write the rows of some clients, (n, ≥ m, ...), into a stack (M, ...); skip rows that a client lacks."""
         if self.equal:
             stack.view(len(self.lengths), self.smallest, *stack.shape[1:])[clients] = values[:, : self.smallest]
             return
-        position = torch.arange(values.shape[1], device=self.sizes.device)
-        inside = position < self.sizes[clients, None]
-        stack[(self.starts[clients, None] + position)[inside]] = values[inside]
+        own, inside = self.places(clients, values.shape[1])
+        stack[own] = values[inside]
 
     def segment_sum(self, rows: Tensor) -> Tensor:
         """Σ over each client's rows: (M, ...) → (N, ...)."""
@@ -114,8 +120,10 @@ class Ragged:
         return self._cut(share, width, lambda _: CACHE // width, range(len(self)))
 
     def squares(self, share: Tensor, width: int) -> list[PaddedBlock]:
-        """Cut all rows into blocks whose m × m matrices fit into the cache."""
-        return self._cut(share, width, lambda m: CACHE // m, range(-1, -len(self) - 1, -1))
+        """Cut all rows into blocks whose m × m matrices fit into the cache, and that keep all cores busy."""
+        enough = sum(m * m for m in self.lengths) >= WORTH
+        each = -(-sum(self.lengths) // thread_count()) if enough else CACHE
+        return self._cut(share, width, lambda m: min(CACHE // m, each), range(-1, -len(self) - 1, -1))
 
     def _cut(self, share: Tensor, width: int, rows: Callable[[int], int], numbers: range) -> list[PaddedBlock]:
         lengths = np.array(self.lengths)

@@ -1,9 +1,9 @@
 r"""Local steps of linear models for a few clients at a time, over features or in the space of a client's samples.
 
-Over features, a displacement d_i = x − u_i is held output by output, D (n, k, features), because batched BLAS is
+Over features, a displacement d_i = x − u_i is held output by output, D (n, k, features), because BLAS is
 fastest (by up to six times, for matrices this small) at products of row-major matrices from the left:
 
-    predictions  A_i u_i = A_i (x − Dᵀ),       gradients  A_iᵀ (w ∘ r) = ((w ∘ r)ᵀ A_i)ᵀ.
+    predictions  (A_i u_i)ᵀ = (xᵀ − D) A_iᵀ,       gradients  (A_iᵀ (w ∘ r))ᵀ = (w ∘ r)ᵀ A_i.
 
 A displacement that starts at zero never leaves the span of the push and of the client's samples, d = p·push + A_iᵀ R,
 and the loss sees it only through the predictions A_i d. So a step
@@ -24,6 +24,7 @@ Proximal steps approach the minimum of a client's own model of a step −e from 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -61,30 +62,46 @@ class NearbyGradients:
         return self.loss.residual(z.mT, self.y).mT.sub_(self.r).mul_(self.weight)
 
 
-class Products:
-    """D A_iᵀ, (n, k, m), in buffers that the next product overwrites.
+SMALL_MATRIX, SMALL_VECTOR = 2**18, 9000  # multiplications of one product up to which NumPy's BLAS takes one thread
 
-    One row goes from the left as it is; several are turned, which costs less than a product with Aᵀ does.
+
+class Products:
+    """R A_i and D A_iᵀ for k rows of every client, in buffers that the next such product overwrites.
+
+    On a CPU, NumPy's loop over BLAS takes down to an eighth of the time of torch.bmm for small matrices.
     """
 
     def __init__(self, A: Tensor, k: int) -> None:
         n, m, features = A.shape
-        self.A, self.out = A, A.new_empty(n, k, m)
-        self.own = A.new_empty((n, 1, features) if k == 1 else (n, features, k))
-        self.turned = A.new_empty(n, m, k if k > 1 else 0)
+        self.A, self.out, self.own = A, A.new_empty(n, k, m), A.new_empty(n, k, features)
+        self.small = not A.is_cuda and k * m * features <= (SMALL_MATRIX if k > 1 else SMALL_VECTOR)
+        if self.small:
+            self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
+
+    def times(self, R: Tensor) -> Tensor:
+        """R A_i, (n, k, features), for R (n, k, m)."""
+        if not self.small:
+            return torch.bmm(R, self.A, out=self.own)
+        np.matmul(R.numpy(), self.arrays[0], out=self.arrays[2])
+        return self.own
 
     def along(self, D: Tensor) -> Tensor:
-        """D A_iᵀ for D (n, k, features); a view where k > 1."""
+        """D A_iᵀ, (n, k, m), for D (n, k, features); several rows are turned, for torch.bmm is slow at Aᵀ."""
+        if self.small:
+            own = self.arrays[2] if D is self.own else D.numpy()
+            np.matmul(own, self.arrays[0].transpose(0, 2, 1), out=self.arrays[1])
+            return self.out
         if D.shape[1] == 1:
             return torch.bmm(D, self.A.mT, out=self.out)
-        return torch.bmm(self.A, self.own.copy_(D.mT), out=self.turned).mT
+        return self.out.copy_(torch.bmm(self.A, D.mT.contiguous()).mT)
 
     def at(self, X: Tensor, D: Tensor) -> Tensor:
         """(X − D) A_iᵀ for X (k, features)."""
-        if D.shape[1] == 1:
-            return torch.bmm(torch.sub(X, D, out=self.own), self.A.mT, out=self.out)
-        torch.bmm(self.A, torch.sub(X.mT, D.mT, out=self.own), out=self.turned)
-        return self.out.copy_(self.turned.mT)
+        return self.along(torch.sub(X, D, out=self.own))
+
+    def back(self, R: Tensor, D: Tensor, sign: int = 1) -> Tensor:
+        """D ± R A_i in place, for R (n, k, m)."""
+        return D.add_(self.times(R), alpha=sign) if self.small else D.baddbmm_(R, self.A, alpha=sign)
 
 
 def full_steps(near: NearbyGradients, push: Tensor, keep: Tensor, steps: int) -> Tensor:
@@ -99,7 +116,7 @@ def full_steps(near: NearbyGradients, push: Tensor, keep: Tensor, steps: int) ->
     D = push.clone(memory_format=torch.contiguous_format)
     for _ in range(steps - 1):
         change = near.change(D)
-        torch.addcmul(push, keep, D, out=D).baddbmm_(change, near.A)
+        near.products.back(change, torch.addcmul(push, keep, D, out=D))
     return D
 
 
@@ -118,7 +135,7 @@ def proximal_steps(
     """
     d = e = torch.zeros_like(rate)
     for _ in range(steps):
-        gradient = torch.addcmul(c, stay, e, value=-1).baddbmm_(near.change(e), near.A)
+        gradient = near.products.back(near.change(e), torch.addcmul(c, stay, e, value=-1))
         last, d = d, torch.addcmul(e, rate, gradient)
         e = d + momentum * (d - last)
     return d
@@ -190,10 +207,10 @@ class SampleSpace:
         return self._corrected(Z, start, steps.weights(), steps.keep, steps.added)
 
     def _corrected_steps(self, Z: Tensor, start: Tensor, weights: Tensor, keep: Tensor, added: Tensor) -> Tensor:
-        D, R, out = torch.zeros_like(Z), torch.zeros_like(Z), torch.empty_like(Z)
+        D, R, out, K = torch.zeros_like(Z), torch.zeros_like(Z), torch.empty_like(Z), Products(self.K, Z.shape[1])
         for w in weights.unbind():
             rho = self.loss.residual(torch.sub(Z, D, out=out).mT, self.y).mT.sub_(start).mul_(w)
-            torch.addcmul(added, keep, D, out=D).baddbmm_(rho, self.K)
+            K.back(rho, torch.addcmul(added, keep, D, out=D))
             torch.addcmul(rho, keep, R, out=R)
         return R
 
@@ -208,18 +225,22 @@ class SampleSpace:
         return both[0], both[1]
 
     def _plain_steps(self, both: Tensor, weights: Tensor, keep: Tensor, added: Tensor) -> Tensor:
-        U, R = both.unbind()
+        U, R = both.clone().unbind()
+        K = Products(self.K, U.shape[1])
         for w in weights.unbind():
             rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
-            U = torch.addcmul(added, keep, U).baddbmm_(rho, self.K, alpha=-1)
-            R = torch.addcmul(rho, keep, R)
+            K.back(rho, torch.addcmul(added, keep, U, out=U), sign=-1)
+            torch.addcmul(rho, keep, R, out=R)
         return torch.stack([U, R])
 
     def _alike_steps(self, U: Tensor, R: Tensor, weights: Tensor, keep: float) -> tuple[Tensor, Tensor]:
+        """After j steps U = keep^j (U₀ + R₀K) − R K."""
+        U, R, K = U.clone(), R.clone(), Products(self.K, U.shape[1])
+        first = U + K.times(R)
         for w in weights.unbind():
             rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
-            U = torch.baddbmm(U, rho, self.K, beta=keep, alpha=-1)
-            R = torch.add(rho, R, alpha=keep)
+            torch.add(rho, R, alpha=keep, out=R)
+            torch.sub(first.mul_(keep), K.times(R), out=U)
         return U, R
 
 
@@ -257,20 +278,36 @@ class SampleSpaces:
         return space
 
 
+REGISTER = 64 if platform.machine() in ("x86_64", "AMD64") else 16  # bytes
+
+
+def local_gain(h: Tensor, rate: Tensor | float, steps: int) -> Tensor:
+    """ϕ(h) = (1 − (1 − η h)^J)/h, accurate for small ηh, and ηJ at h = 0."""
+    e = rate * h
+    small = e < 0.5
+    smooth = -torch.expm1(steps * torch.log1p(-torch.where(small, e, 0)))
+    shrink = torch.where(small, smooth, 1 - (1 - e) ** steps)
+    return torch.where(h > 0, shrink / torch.where(h > 0, h, 1), rate * steps)
+
+
 def total(keep: Tensor, steps: int) -> Tensor:
-    """P = Σ_j keep^j over J steps, for keep (…, 1, 1)."""
-    return (keep ** torch.arange(steps, device=keep.device)).sum(-1, keepdim=True)
+    """P = Σ_j keep^j over J steps, for keep <= 1."""
+    return local_gain(1 - keep, 1.0, steps)
 
 
 def widened(rows: Tensor, k: int) -> Tensor:
-    """Append zero rows, up to a multiple of `lanes`."""
-    missing = -rows.shape[-2] % lanes(rows.dtype, k)
+    """Append zero rows, see `padding`."""
+    missing = padding(rows.shape[-2], rows.dtype, k)
     return pad(rows.mT, (0, missing)).mT if missing else rows
 
 
-def lanes(dtype: torch.dtype, k: int) -> int:
-    """Return how many numbers a processor works on at a time; a softmax of k outputs is slow on the rest."""
-    return 64 // dtype.itemsize if k > 1 else 1
+def padding(m: int, dtype: torch.dtype, k: int) -> int:
+    """Return how many rows to add to m, so that they fill a processor's registers: a softmax is slow on the rest.
+
+    A few rows are left alone.
+    """
+    lanes = REGISTER // dtype.itemsize
+    return -m % lanes if k > 1 and 2 * m >= lanes else 0
 
 
 def counted(positions: Tensor, share: Tensor, m: int, k: int) -> Tensor:
@@ -283,7 +320,7 @@ def counted(positions: Tensor, share: Tensor, m: int, k: int) -> Tensor:
         k: outputs.
     """
     n, steps, b = positions.shape
-    out = share.new_zeros(steps, n, m + -m % lanes(share.dtype, k))
+    out = share.new_zeros(steps, n, m + padding(m, share.dtype, k))
     out.transpose(0, 1).scatter_add_(2, positions, share[:, None].expand(n, steps, b))
     return out[:, :, None]
 

@@ -37,7 +37,7 @@ from scaffpd.models.envelope import (
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.linear import Linear
-from scaffpd.models.local_steps import LocalModel, pace
+from scaffpd.models.local_steps import LocalModel, local_gain, pace
 from scaffpd.models.module import Module, ModuleOracle
 from scaffpd.models.numerics import Draws, parallel_map, streams
 from scaffpd.models.oracle import (
@@ -50,7 +50,7 @@ from scaffpd.models.oracle import (
     read_labels,
     shift,
 )
-from scaffpd.models.quadratic import Gain, LastPlan, Profile, QuadraticDisplacements, QuadraticOracle, local_gain
+from scaffpd.models.quadratic import Gain, LastPlan, Profile, QuadraticDisplacements, QuadraticOracle
 from scaffpd.models.wide import SpectralFunction, WideOracle
 
 Columns = str | int | Sequence[str | int] | None

@@ -32,6 +32,7 @@ from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_
 from scaffpd.models.batches import SpanDisplacements
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
+from scaffpd.models.local_steps import local_gain
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import extreme_values, parallel_map
 from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
@@ -170,15 +171,6 @@ def rotate(rows: StackedSamples) -> Rotated:
     share = rows.layout.segment_max(rows.share)[layout.owner]
     norms = A.square().sum(1)
     return Rotated(StackedSamples(A, A[:, :0], layout, share), 2 * share * norms, norms)
-
-
-def local_gain(h: Tensor, rate: Tensor, steps: int) -> Tensor:
-    """ϕ(h) = (1 − (1 − η h)^J)/h, accurate for small ηh, and ηJ at h = 0."""
-    e = rate * h
-    small = e < 0.5
-    smooth = -torch.expm1(steps * torch.log1p(-torch.where(small, e, 0)))
-    shrink = torch.where(small, smooth, 1 - (1 - e) ** steps)
-    return torch.where(h > 0, shrink / torch.where(h > 0, h, 1), rate * steps)
 
 
 class Gain:

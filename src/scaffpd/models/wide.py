@@ -27,10 +27,11 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, same_point
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import Ragged, StackedSamples
+from scaffpd.models.local_steps import local_gain
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import GraphReplay, tensor_cores
 from scaffpd.models.oracle import Displacements, StackedDisplacements, dtype_name, shift
-from scaffpd.models.quadratic import LastPlan, Profile, local_gain
+from scaffpd.models.quadratic import LastPlan, Profile
 from scaffpd.models.tables import StoredMatrix
 
 RECENT = 2
