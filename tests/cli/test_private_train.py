@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from scaffpd import cli
+from scaffpd.config.model_file import read_model
 
 TABLE = "train patients.csv --client hospital --target ill"
 
@@ -57,6 +58,24 @@ def test_every_option_ends_in_the_settings_and_the_numbers_in_json(here, capsys)
     assert any("from a seed" in sentence for sentence in found["cautions"])
     same = json.loads(ran("train runs/patients/config.toml --json --out again", capsys).out)
     assert [row["train_loss"] for row in same["clients"]] == [row["train_loss"] for row in found["clients"]]
+
+
+def test_with_declared_ranges_the_folder_has_no_exact_statistics(here, capsys):
+    """The model's scale is the settings' own, and no medians lie beside it."""
+    ran(f"{TABLE} --epsilon 3 --rounds 4 --no-report", capsys)
+    settings = (here / "runs" / "patients" / "config.toml").read_text()
+    assert (here / "runs" / "patients" / "fills.json").exists()
+    (here / "runs" / "patients" / "ranges.toml").write_text(
+        settings.replace("[data]", "[data]\nranges.age = [20, 100]")
+    )
+    ran("train runs/patients/ranges.toml --out ranged --no-report", capsys)
+    x, setup = read_model(here / "ranged" / "model.safetensors")
+    assert setup.mean.tolist() == [60.0, 0.0, 0.0]  # age, and two categories
+    assert setup.deviation.tolist() == [20.0, 1.0, 1.0]
+    assert len(x) == 4
+    assert not (here / "ranged" / "fills.json").exists()
+    ran("predict ranged patients.csv", capsys)
+    assert "ranges" in (here / "ranged" / "config.toml").read_text()
 
 
 def test_predictions_say_how_private_the_model_is(here, capsys):

@@ -10,13 +10,16 @@ from deploy_cases import Faulty, cohort, federation, model_of, opened
 
 from scaffpd import Cohort, Linear, Private
 from scaffpd.config.federation import FederationFile
+from scaffpd.config.model_file import read_model
 from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
+from scaffpd.deploy.silo.dataset import predict
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.privacy.accountant import Release, epsilon
+from scaffpd.tabular.agree import agree, declared_scale, features
 
 METHOD = {
     "rounds = 500\ntol = 1e-6\n": "rounds = 6\n",
@@ -124,6 +127,70 @@ def test_silos_whose_files_are_silent_keep_their_column_sums_from_private_federa
     outcome = coordinate(path, InProcess(opened(places)))
     assert outcome.status == "failed"
     assert 'privacy.columns = "exact"' in outcome.sentence
+
+
+RANGES = """
+[features.ranges]
+"*" = [0, 2]
+age = [0, 100]
+trestbps = [60, 220]
+chol = [0, 600]
+thalach = [50, 220]
+oldpeak = [-3, 7]
+"""
+
+
+def test_with_declared_ranges_no_sums_over_columns_leave_and_the_model_has_none(tmp_path):
+    """Silos that keep their column sums take part; the model's scale is the file's, whoever the patients are."""
+    path, places = private(tmp_path, silo=OWN, more=PRIVACY + RANGES)
+    transport = Faulty(places)
+    assert coordinate(path, transport).status == "round limit"
+    assert "totals" not in {decode(question, 2**31).kind for _, question, _ in transport.log}
+    x, setup = read_model(FederationFile.read(path).folder / "model.safetensors")
+    names = features(setup.schema)
+    for name, centre, scale in (("age", 50.0, 25.0), ("chol", 300.0, 150.0), ("oldpeak", 2.0, 2.5)):
+        assert (setup.mean[names.index(name)], setup.deviation[names.index(name)]) == (centre, scale)
+    assert cohort(path, places).evaluate(x, "test").accuracy.mean() > 0.6
+    found = predict(transport.silos["va"].data, x, setup)
+    assert len(found.predicted) == len(found.targets)
+
+
+def test_one_row_changes_nothing_about_others_where_rows_are_apart(tmp_path):
+    """No median, no rare category and no deviation of a private silo depends on a row that is there or not."""
+    path, places = private(tmp_path, silo=OWN, more=PRIVACY + RANGES)
+    table = places["va"].parent / places["va"].read_text().split('file = "')[1].split('"')[0]
+    rows = table.read_text().splitlines()
+    encoded = []
+    for age in ("", "1e6"):
+        table.write_text("\n".join([rows[0], ",".join([age, *rows[1].split(",")[1:]]), *rows[2:]]) + "\n")
+        silo = Silo.open(places["va"])
+        schema = agree({"va": silo.data.describe()}, ranges=FederationFile.read(path).features["ranges"])
+        X, _ = silo.data.encoded(schema, *declared_scale(schema)).train
+        encoded.append(X)
+    changed = np.flatnonzero((encoded[0] != encoded[1]).any(1))
+    assert len(changed) <= 1  # the row itself, where it is no held-out one
+    at = features(schema).index("age")
+    assert encoded[0][changed, at] == pytest.approx(np.zeros(len(changed)))  # a missing age is the middle of the range
+    assert encoded[1][changed, at] == pytest.approx(np.full(len(changed), 2.0))  # and one far off is brought into it
+
+
+@pytest.mark.parametrize(
+    ("ranges", "match"),
+    [
+        ("[features.ranges]\nage = [0, 100]\n", "No range is declared of the column"),
+        ('[features.ranges]\n"*" = [0, 1]\nages = [0, 1]\n', "a range of 'ages', which is no column of numbers"),
+        ('[features.ranges]\n"*" = [2, 1]\n', "does not go from less to more"),
+    ],
+)
+def test_ranges_that_make_no_sense(tmp_path, ranges, match):
+    path, places = private(tmp_path, silo=OWN, more=PRIVACY + ranges)
+    assert match in coordinate(path, InProcess(opened(places))).sentence
+
+
+def test_a_range_is_a_pair_of_numbers(tmp_path):
+    path, _ = private(tmp_path, more=PRIVACY + "[features.ranges]\nage = [1]\n")
+    with pytest.raises(InputError, match=r"\[least, largest\]"):
+        FederationFile.read(path)
 
 
 def test_private_runs_make_one_local_step_unless_told(tmp_path):

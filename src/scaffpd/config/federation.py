@@ -48,10 +48,12 @@ class FederationModel(LinearSettings):
 
 
 class FeatureSettings(SettingsTable):
-    """[features]: whether columns are standardised, and the number format."""
+    """[features]: whether columns are standardised, the number format, and ranges of columns that are known."""
 
     standardise: key.Switch = True
     numbers: key.Numbers | None = None
+    # [least, largest] of columns of numbers, by name, "*" for all others: columns are then scaled by these alone
+    ranges: dict[str, key.Range] = Field(default_factory=dict)
 
 
 class FederationTraining(SettingsTable):
@@ -154,7 +156,7 @@ class FederationFile:
         secure = {} if tables.secure is None else _checked_masking(tables.secure, len(tables.silos), algorithm, file)
         return cls(
             file, tables.name, tables.silos, tables.folder, tables.model.values(),
-            {"standardise": tables.features.standardise, "numbers": tables.features.numbers or ""}, algorithm,
+            _features(tables.features), algorithm,
             tables.training.rounds or (1000 if privacy is None else ROUNDS),
             (1e-6 if certified else None) if tol is None else tol or None, tables.training.seed,
             _policy(tables, _fewest(secure, len(tables.silos)), file), secure,
@@ -169,6 +171,11 @@ class FederationFile:
         }  # fmt: skip
         more = {"way of masking": dict(self.secure), "budget of privacy": dict(self.privacy)}
         return about | {name: part for name, part in more.items() if part}
+
+
+def _features(given: FeatureSettings) -> dict[str, Any]:
+    ranges = {"ranges": dict(given.ranges)} if given.ranges else {}
+    return {"standardise": given.standardise, "numbers": given.numbers or "", **ranges}
 
 
 def _check_private(algorithm: Algorithm, file: Path) -> None:

@@ -106,6 +106,7 @@ Count = Annotated[int, Field(ge=1, le=MOST, description="a whole number >= 1")]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, description="a number >= 0")]
 Positive = Annotated[float, Field(ge=1e-12, allow_inf_nan=False, description="a number above 0")]
 Between = Annotated[float, Field(ge=1e-300, lt=1, description="a number between 0 and 1")]
+Range = Annotated[list[float], Field(min_length=2, max_length=2, description="[least, largest]")]
 HeldOut = Annotated[float, Field(ge=0, lt=1, description="a share from 0 to below 1")]
 Numbers = Annotated[str, one_of(("float32", "float64"))]
 

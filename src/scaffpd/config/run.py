@@ -27,7 +27,7 @@ OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a 
 OBJECTIVE = "ChiSquare"
 OF_TABLE = (
     *("client", "target", "columns", "categories", "task", "standardise", "separator", "decimal"),
-    *("split_by", "dates", "test_file"),
+    *("split_by", "dates", "test_file", "ranges"),
 )
 GOES_WITH = {  # which keys go with which source of data
     **dict.fromkeys(OF_TABLE, ("file",)),
@@ -61,6 +61,8 @@ class DataSettings(SettingsTable):
     test_file: key.Text | None = None
     seed: key.Whole = 0
     beside: key.Text | None = None
+    # [least, largest] of columns of numbers, by name, "*" for all others: columns are then scaled by these alone
+    ranges: dict[str, key.Range] | None = None
 
     @model_validator(mode="after")
     def _keys_go_together(self, info: ValidationInfo[Path]) -> Self:

@@ -23,7 +23,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Vector
 from scaffpd.models import Linear
 from scaffpd.privacy import Private
-from scaffpd.tabular.agree import PREPARED, agree, deviation_of, mean_of, width
+from scaffpd.tabular.agree import PREPARED, agree, declared_scale, deviation_of, mean_of, width
 
 SPARE = 2  # rounds that may be begun anew when a silo leaves
 FACTS = {
@@ -66,7 +66,7 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
     described: dict[str, Any] = {
         n: reply.values.get("description") for n, reply in ask(SiloRequest("describe")).items()
     }
-    schema = agree(described, bool(file.features.get("standardise", True)))
+    schema = agree(described, bool(file.features.get("standardise", True)), file.features.get("ranges"))
     prepared = schema["task"] == PREPARED
     noise: dict[str, Any] = {}
     if file.privacy:  # for the silo with the fewest rows: its minibatches show the most of a row
@@ -74,12 +74,13 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
         noise = propose_noise(file, rows, 1 if prepared else width(schema))
     if prepared:
         return Setup(algorithm, file.model, schema, np.zeros(0), np.zeros(0), "", file.secure, noise)
-    totals = _totals(ask, members, file.secure)
-    about = {"schema": schema, "private": bool(file.privacy)}
-    mean = mean_of(totals(SiloRequest("totals", about)), schema)
-    deviation = deviation_of(totals(SiloRequest("totals", about, arrays={"mean": mean})), mean)
-    numbers = str(file.features.get("numbers", ""))
-    return Setup(algorithm, _completed(file.model, schema), schema, mean, deviation, numbers, file.secure, noise)
+    scale, numbers = declared_scale(schema), str(file.features.get("numbers", ""))
+    if scale is None:  # else no row has a part in it, and nothing has to be asked
+        totals = _totals(ask, members, file.secure)
+        about = {"schema": schema, "private": bool(file.privacy)}
+        mean = mean_of(totals(SiloRequest("totals", about)), schema)
+        scale = mean, deviation_of(totals(SiloRequest("totals", about, arrays={"mean": mean})), mean)
+    return Setup(algorithm, _completed(file.model, schema), schema, *scale, numbers, file.secure, noise)
 
 
 def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, Any]:

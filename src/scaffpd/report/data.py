@@ -13,12 +13,12 @@ NOTHING = "–"
 FEW = 30  # test rows: with fewer, one row more or less moves an accuracy by more than three points
 SEEDED = "Noise was drawn from a seed, to be repeated: whoever knows the seed can take it off, so nobody is protected."
 NOT_COVERED = (
-    "ε counts what was sent in training. The scores here, counts of rows and labels, and the means, deviations, "
-    "categories and fills of columns are exact and not covered."
+    "ε counts what was sent in training. The scores here, counts of rows and labels, categories, and the means, "
+    "deviations and fills of columns (where no ranges are declared) are exact and not covered."
 )
 SENT = (
     "The losses here are those that silos have sent, and carry noise. Names and numbers of rows, labels, columns and "
-    "categories, and sums over columns, are exact and not covered by ε."
+    "categories, and sums over columns where no ranges are declared, are exact and not covered by ε."
 )
 
 

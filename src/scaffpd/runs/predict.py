@@ -271,5 +271,5 @@ def _columns(
 def _encoded(file: Path, own: FeatureTable, setup: Setup) -> Matrix:
     nobody: Mask = np.zeros(own.rows, dtype=bool)
     rows = ClientRows(file.name, own, Target("regression", np.zeros(own.rows)), nobody)
-    raw = filled(rows, dict(setup.schema), ~nobody)
+    raw = filled(rows, dict(setup.schema), ~nobody, apart=bool(setup.privacy or setup.schema.get("declared")))
     return scaled(raw, setup.mean, setup.deviation if setup.schema["standardise"] else None)

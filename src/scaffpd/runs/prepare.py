@@ -135,7 +135,7 @@ def _from_file(config: RunConfig, name: str) -> Prepared:
         tuple(own.name for own in found.rows), train, test, _model(config, task, len(labels)), task, labels,
         _about(file, found), source.client, unit, centre, found.schema, found.mean, found.deviation,
         (*_kinds(found), *found.remarks),
-        {own.name: fills(own) for own in found.rows},
+        {} if found.schema.get("declared") else {own.name: fills(own) for own in found.rows},
     )  # fmt: skip
 
 

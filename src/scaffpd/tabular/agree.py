@@ -21,6 +21,8 @@ TASKS = (CLASSIFICATION, REGRESSION)  # that a user can ask for
 MOST_COLUMNS, MOST_CATEGORIES, MOST_LABELS, MOST_FEATURES = 100_000, 10_000, 100_000, 2**31
 LONGEST = 500  # characters of a name
 LARGEST = 2**53  # whole numbers up to here survive JSON
+HUGE = 1e150  # of bounds of columns: their squares are numbers
+REST = "*"  # the columns that no range names
 
 Json = dict[str, Any]
 
@@ -61,6 +63,8 @@ def _checked(owner: str, given: Any, kinds: tuple[str, ...], of_silo: bool) -> J
         raise InputError(f"{owner} of another version than {VERSION}: use the same version of scaffpd everywhere.")
     task = read.one_of(table, "task", (CLASSIFICATION, REGRESSION, PREPARED))
     out: Json = {"version": VERSION, "task": task, "labels": [], "shape": None, "columns": [], "dimension": None}
+    declared = not of_silo and table.get("declared") is True
+    out |= {"declared": True} if declared else {}
     if of_silo:
         out |= {"train": read.whole(table.get("train"), "train", 1), "test": read.whole(table.get("test"), "test", 0)}
     else:
@@ -75,7 +79,7 @@ def _checked(owner: str, given: Any, kinds: tuple[str, ...], of_silo: bool) -> J
     if table.get("shape") is not None:
         out["shape"] = [read.whole(size, "shape", 1) for size in read.items(table, "shape", 8, 1)]
         read.need(prod(out["shape"]) <= MOST_FEATURES, "it has too many features")
-        return out
+        return out | ({"range": read.span(table)} if declared else {})
     for item in (read.table(item, "a column") for item in read.items(table, "columns", MOST_COLUMNS, 1)):
         column = {"name": read.text(item.get("name"), "name"), "kind": read.one_of(item, "kind", kinds)}
         if of_silo:
@@ -83,6 +87,8 @@ def _checked(owner: str, given: Any, kinds: tuple[str, ...], of_silo: bool) -> J
         if column["kind"] == CATEGORY:
             column["categories"] = read.texts(item, "categories", MOST_CATEGORIES)
             column["other"] = read.boolean(item, "other")
+        elif declared:
+            column["range"] = read.span(item)
         out["columns"].append(column)
     read.different([column["name"] for column in out["columns"]], "columns")
     return out
@@ -130,9 +136,35 @@ class _Checks:
         self.need(fits, f"{key!r} is no whole number >= {least}")
         return value
 
+    def span(self, table: Any) -> list[float]:
+        given = self.items(table, "range", 2, 2)
+        self.need(all(type(v) in (int, float) and abs(v) < HUGE for v in given), "'range' is no pair of numbers")
+        self.need(given[0] < given[1], "'range' does not go from less to more")
+        return [float(v) for v in given]
+
     def boolean(self, table: Any, key: str) -> Any:
         self.need(isinstance(table.get(key), bool), f"{key!r} is neither true nor false")
         return table[key]
+
+
+def declared_scale(schema: Json) -> tuple[Matrix, Matrix] | None:
+    """Return centres and scales that no row has a part in, where ranges are declared; else `None`.
+
+    The middle of the range and a quarter of it, which is about the deviation of numbers that fill a range; categories
+    stay zeros and ones.
+    """
+    if not schema.get("declared"):
+        return None
+    columns = [schema] * width(schema) if schema["shape"] is not None else schema["columns"]
+    both = np.array([scale for column in columns for scale in _scales(column)])
+    return both[:, 0], both[:, 1]
+
+
+def _scales(column: Json) -> list[tuple[float, float]]:
+    if column.get("kind") == CATEGORY:
+        return [(0.0, 1.0)] * (len(column["categories"]) + column["other"])
+    low, high = column["range"]
+    return [((low + high) / 2, (high - low) / 4)]
 
 
 def mean_of(totals: Mapping[str, Any], schema: Json | None = None) -> Matrix:
@@ -185,12 +217,14 @@ def _unusable(silo: str, why: str) -> InputError:
     return InputError(f"Silo {silo!r} sent sums that cannot be used: {why}.")
 
 
-def agree(descriptions: Mapping[str, Any], standardise: bool = True) -> Json:
+def agree(descriptions: Mapping[str, Any], standardise: bool = True, ranges: Mapping[str, Any] | None = None) -> Json:
     """The schema that all silos can follow, or a sentence that names the silo and the column that cannot.
 
     Args:
         descriptions: what `Dataset.describe` returned at every silo; the first one fixes the order of columns.
         standardise: whether encoded columns are scaled to mean zero and deviation one.
+        ranges: the least and the largest number of every column of numbers, by name, "*" for all others; columns are
+            then scaled by these and by nothing that rows have a part in. Empty or `None` where nothing is declared.
     """
     if not descriptions:
         raise InputError("An agreement needs at least one silo.")
@@ -209,7 +243,27 @@ def agree(descriptions: Mapping[str, Any], standardise: bool = True) -> Json:
         schema["columns"] = _columns(silos)
     if not 0 < width(schema) <= MOST_FEATURES:
         raise InputError(f"The silos' columns make {width(schema)} features; from 1 to {MOST_FEATURES} can be used.")
-    return schema
+    return _declared(schema, ranges) if ranges else schema
+
+
+def _declared(schema: Json, ranges: Mapping[str, Any]) -> Json:
+    """Give every column of numbers its range."""
+    numbers = [column["name"] for column in schema["columns"] if column["kind"] == NUMBER]
+    for name in ranges:
+        if name != REST and name not in numbers:
+            known = ", ".join(numbers)
+            raise InputError(f"There is a range of {name!r}, which is no column of numbers here ({known}).")
+    rest = ranges.get(REST)
+    lacking = [name for name in numbers if name not in ranges]
+    if rest is None and (lacking or schema["shape"] is not None):
+        which = f"the column {lacking[0]!r}" if lacking else "the features"
+        raise InputError(f'No range is declared of {which}: declare one, or one of all others, "*" = [least, largest].')
+    columns = [
+        {**column, "range": list(ranges.get(column["name"], rest))} if column["kind"] == NUMBER else column
+        for column in schema["columns"]
+    ]
+    more = {} if schema["shape"] is None else {"range": list(rest)}
+    return checked_schema({**schema, **more, "columns": columns, "declared": True})
 
 
 def _same_task(silos: dict[str, Json]) -> str:

@@ -7,6 +7,7 @@ step looks at the pooled rows.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, several
 from scaffpd.system import format_bytes, free_memory
-from scaffpd.tabular.agree import CLASSIFICATION, REGRESSION, Json, agree, deviation_of, mean_of, width
+from scaffpd.tabular.agree import CLASSIFICATION, REGRESSION, Json, agree, declared_scale, deviation_of, mean_of, width
 from scaffpd.tabular.columns import CATEGORY, DATE, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Encoded, Target, held_rows, held_whole, target
 from scaffpd.tabular.formats import Stacked, open_table
@@ -46,6 +47,7 @@ class TableFile:
     test_file: Path | None = None  # a table of held-out rows; then `test`, `seed` and `split_by` say nothing
     dates: bool = False  # whether to learn from the day of the year, the weekday and the hour of dates
     standardise: bool = True  # whether columns are scaled
+    ranges: Mapping[str, Any] | None = None  # known ranges of columns, by which they are scaled (see `agree`)
     # between the columns of a CSV file: comma, semicolon, tab or pipe; `None` finds it out
     separator: str | None = None
     decimal: str | None = None  # the decimal mark of a CSV file: point or comma; `None` finds it out
@@ -71,15 +73,17 @@ def read_clients(source: TableFile) -> Clients:
         raise InputError(f"All rows have the target {wanted.values[0]:g}: is {source.target!r} the right column?")
     remarks = [*found.remarks, *_task(source, wanted)]
     rows = _cut(source, found, wanted, remarks)
-    schema = agree({own.name: own.describe() for own in rows}, source.standardise)
+    schema = agree({own.name: own.describe() for own in rows}, source.standardise, source.ranges)
     cells = width(schema) * sum(sum(own.rows) for own in rows)
     if 16 * cells > free_memory(torch.device("cpu")):  # the encoded rows, and once more while they are made
         raise InputError(
             f"{source.file.name!r} makes {width(schema)} columns once encoded, {format_bytes(8 * cells)} in all, which "
             "is more than there is room for: choose fewer --columns."
         )
-    mean = mean_of({own.name: own.totals(schema) for own in rows}, schema)
-    deviation = deviation_of({own.name: own.totals(schema, mean) for own in rows}, mean)
+    if (scale := declared_scale(schema)) is None:
+        mean = mean_of({own.name: own.totals(schema) for own in rows}, schema)
+        scale = mean, deviation_of({own.name: own.totals(schema, mean) for own in rows}, mean)
+    mean, deviation = scale
     encoded = tuple(own.encoded(schema, mean, deviation) for own in rows)
     return Clients(tuple(rows), encoded, schema, mean, deviation, tuple(remarks))
 

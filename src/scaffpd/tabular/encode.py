@@ -120,9 +120,14 @@ class ClientRows:
             raise InputError(f"Silo {self.name!r} has numbers in column {at!r} that are too large to be added.")
         return {"n": n, name: values}
 
-    def encoded(self, schema: Mapping[str, Any], mean: Any, deviation: Any) -> Encoded:
-        """Encode training and held-out rows as agreed: filled, and standardised if that was agreed."""
+    def encoded(self, schema: Mapping[str, Any], mean: Any, deviation: Any, apart: bool = False) -> Encoded:
+        """Encode training and held-out rows as agreed: filled, and standardised if that was agreed.
+
+        Where rows are to be `apart`, no row has a part in how another one is encoded: missing values are the agreed
+        mean, and categories are named by the agreement alone. So it is too where ranges are declared.
+        """
         agreed = self._own(schema)
+        apart = apart or bool(agreed.get("declared"))
         centre = _vector(mean, "mean", width(agreed))
         scale = _vector(deviation, "deviation", width(agreed)) if agreed["standardise"] else None
         if scale is not None and not (scale > 0).all():
@@ -130,7 +135,7 @@ class ClientRows:
         y = self._targets(agreed)
 
         def part(rows: Mask) -> Pair:
-            X = scaled(filled(self, agreed, rows), centre, scale)
+            X = scaled(filled(self, agreed, rows, apart), centre, scale)
             return X.reshape(len(X), *self.table.shape) if self.table.block is not None else X, y[rows]
 
         return Encoded(part(~self.held), part(self.held) if self.held.any() else None, features(agreed))
@@ -196,17 +201,26 @@ def scaled(X: Matrix, centre: Matrix, scale: Matrix | None) -> Matrix:
     return X if scale is None else (X - centre) / scale
 
 
-def filled(data: ClientRows, schema: Json, rows: Mask) -> Matrix:
-    """Encoded rows, not yet scaled; NaN is left only in columns of which this silo has no training value."""
+def filled(data: ClientRows, schema: Json, rows: Mask, apart: bool = False) -> Matrix:
+    """Encoded rows, not yet scaled; NaN is left only in columns of which this silo has no training value.
+
+    Every missing value stays NaN where rows are to be `apart`.
+    """
     if schema["shape"] is not None:
         if data.table.block is None or list(data.table.shape) != schema["shape"]:
             raise InputError(f"Silo {data.name!r} has other features than the agreement: {data.table.width}.")
-        return _filled_block(data.table.block, ~data.held, rows)
+        return _within(_filled_block(data.table.block, ~data.held, rows, apart), schema)
     own = {column.name: column for column in data.table.columns}
-    return np.concatenate([_encoded(data, own.get(agreed["name"]), agreed, rows) for agreed in schema["columns"]], 1)
+    parts = [_encoded(data, own.get(agreed["name"]), agreed, rows, apart) for agreed in schema["columns"]]
+    return np.concatenate(parts, 1)
 
 
-def _encoded(data: ClientRows, column: DataColumn | None, agreed: Json, rows: Mask) -> Matrix:
+def _within(X: Matrix, agreed: Json) -> Matrix:
+    """Bring numbers into the range that is declared of them."""
+    return np.clip(X, *agreed["range"]) if "range" in agreed else X
+
+
+def _encoded(data: ClientRows, column: DataColumn | None, agreed: Json, rows: Mask, apart: bool) -> Matrix:
     """One agreed column of some rows."""
     train = ~data.held
     if column is None:
@@ -214,23 +228,25 @@ def _encoded(data: ClientRows, column: DataColumn | None, agreed: Json, rows: Ma
     if column.kind in (NUMBER, CATEGORY) and column.kind != agreed["kind"]:
         raise InputError(f"Silo {data.name!r} has a column {column.name!r} of another kind than the agreement.")
     if agreed["kind"] == NUMBER:
-        return _filled_block(column.values[:, None], train, rows)
+        return _within(_filled_block(column.values[:, None], train, rows, apart), agreed)
     if column.kind != CATEGORY:
         return np.full((int(rows.sum()), len(agreed["categories"]) + agreed["other"]), np.nan)
+    if apart:
+        return _one_hot(column, agreed, set(agreed["categories"]), None, rows)
     summed = bool((rows & train).any())  # only training rows go into sums
     known = named_categories(column, train, data.rarest) if summed else agreed["categories"]
     return _one_hot(column, agreed, set(known), train, rows)
 
 
-def _one_hot(column: DataColumn, agreed: Json, known: set[str], train: Mask, rows: Mask) -> Matrix:
-    """A column of zeros and ones per agreed category; the most frequent one where it is missing.
+def _one_hot(column: DataColumn, agreed: Json, known: set[str], train: Mask | None, rows: Mask) -> Matrix:
+    """A column of zeros and ones per agreed category; the most frequent one of `train` where it is missing.
 
     What is not `known` is "other", and none of the categories where the agreement has no "other". In training rows that
     is what this silo does not name itself, whoever else names it: a sum must not tell who is rare.
     """
     other = len(agreed["categories"])
     places = {name: k for k, name in enumerate(agreed["categories"]) if name in known}
-    codes, fill = column.values[rows].astype(np.int64), _commonest(column, train)
+    codes, fill = column.values[rows].astype(np.int64), None if train is None else _commonest(column, train)
     codes = codes if fill is None else np.where(codes < 0, fill, codes)
     place = np.array([*(places.get(name, other) for name in column.categories), -1])[codes]  # -1 stays -1
     block: Matrix = np.equal(place[:, None], np.arange(other + agreed["other"])).astype(np.float64)
@@ -238,10 +254,10 @@ def _one_hot(column: DataColumn, agreed: Json, known: set[str], train: Mask, row
     return block
 
 
-def _filled_block(values: NDArray[Any], train: Mask, rows: Mask) -> Matrix:
-    """Numbers with each column's own median over training rows where they are missing."""
+def _filled_block(values: NDArray[Any], train: Mask, rows: Mask, apart: bool) -> Matrix:
+    """Numbers with each column's own median over training rows where they are missing; left out, where `apart`."""
     chosen: Matrix = values[rows].astype(np.float64)
-    for j in np.flatnonzero(np.isnan(chosen).any(0)):
+    for j in np.flatnonzero(np.isnan(chosen).any(0) & (not apart)):
         median = _median(values[train, j])
         if median is not None:
             chosen[np.isnan(chosen[:, j]), j] = median

@@ -141,7 +141,7 @@ def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
     """Apply the linear model x to all rows of a silo, or the model of its own that its training rows make of x."""
     if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
         raise InputError("Only linear models predict from tables; a network's own code has to be used for it.")
-    ready = data.encoded(dict(setup.schema), setup.mean, setup.deviation)
+    ready = data.encoded(dict(setup.schema), setup.mean, setup.deviation, apart=bool(setup.privacy))
     X: NDArray[np.float64] = np.empty((len(data.held), *ready.train[0].shape[1:]))
     X[~data.held] = ready.train[0]
     if ready.test is not None:

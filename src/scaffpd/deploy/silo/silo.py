@@ -114,7 +114,7 @@ class Silo:
         if own is None:
             model, schema = self._model(setup), checked_schema(setup.schema)
             self._check_dimension(width(schema) * max(1, getattr(getattr(model, "model", model), "classes", None) or 1))
-            ready = self.data.encoded(schema, setup.mean, setup.deviation)
+            ready = self.data.encoded(schema, setup.mean, setup.deviation, apart=bool(setup.privacy))
             test = None if ready.test is None else {self.name: ready.test}
             model = model if self.ledger is None else self.ledger.private(model)
             own = Cohort({self.name: ready.train}, model, dtype=setup.dtype, test=test)
@@ -202,7 +202,8 @@ class Silo:
         if private and not rules.columns:
             raise InputError(
                 "Noise does not cover sums over columns: they leave this silo only where its file says so, with "
-                'privacy.columns = "exact".'
+                'privacy.columns = "exact". Declare the ranges of columns in [features.ranges] of the federation '
+                "instead: then no sums are needed."
             )
         schema, mean = checked_schema(asked.values.get("schema")), asked.arrays.get("mean")
         self._check_dimension(width(schema))
