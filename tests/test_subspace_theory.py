@@ -86,7 +86,7 @@ def test_theorem_2_two_promises_bound_the_excess(objective):
     best, smooth, rho = optimum(cohort, objective), 2 * (X**2).sum(1).max() + mu, objective.strong_convexity(n)
     method = sp.SubspaceSaddle(objective, memory=3)
     state = method.init(cohort)
-    state = replace(state, centre=state.weights)  # held from the start, with w̄ = 0
+    state = replace(state, centre=state.weights)  # held from the start, with ω = 0
     rounds = []
     for _ in range(14):
         C = np.array([state.at.sum(row).numpy() for row in np.eye(n)])
@@ -102,6 +102,24 @@ def test_theorem_2_two_promises_bound_the_excess(objective):
         assert error**2 <= 8 * gamma**2 / mu * e + 1e-12
         assert above_next <= (bend + gamma) / mu * e_next + 4 * (gamma / mu) ** 2 * e + 1e-9
     assert rounds[-1][0] < 0.01 * rounds[0][0]
+
+
+def test_a_round_in_all_of_space_is_a_newton_step_for_the_optimality_conditions():
+    """V = R^d, δ = 0, ψ bends: min(μ, ρ) ‖z⁺ − z*‖ ≤ ‖R‖, z = (x, λ), for the remainder R of second order at z*."""
+    mu, objective = 0.3, sp.ChiSquare(rho=0.05)
+    cohort, X = chebyshev(l2=mu)
+    H, modulus = 2 * X[:, :, None] * X[:, None, :] + mu * np.eye(12), min(mu, objective.strong_convexity(20))
+    x, weights = cohort.start(), objective.weights(20)
+    best = sp.train(sp.SubspaceSaddle(objective, memory=60), cohort, rounds=100, tol=1e-13)
+    for _ in range(6):
+        step = model_at(cohort, objective, x, weights, np.eye(12)).solve(0.0, 1e-14)
+        p, far = best.x - x.numpy(), best.weights - weights
+        bent = 0.5 * np.einsum("j,ijk,k->i", p, H, p)
+        rest = np.hypot(np.linalg.norm(np.einsum("i,ijk,k->j", far, H, p)), np.linalg.norm(bent - bent.mean()))
+        x, weights = x + x.new_tensor(step.alpha), step.weights
+        error = np.hypot(np.linalg.norm(x.numpy() - best.x), np.linalg.norm(weights - best.weights))
+        assert modulus * error <= rest + 1e-6
+    assert error < 1e-5
 
 
 # ------------------------------------------------------------------ counter-examples, and the safeguard
@@ -125,13 +143,14 @@ def test_weights_can_cycle_for_ever_where_psi_is_flat_and_nothing_holds_them(n):
 
 @pytest.mark.parametrize("objective", [sp.Agnostic(), sp.ChiSquare(rho=0.003)], ids=str)
 def test_theorem_3_a_centre_that_moves_in_every_round_wanders_and_one_that_waits_converges(objective, monkeypatch):
+    monkeypatch.setattr(subspace_saddle, "PATIENCE", 20)  # any number will do
     cohort, _ = chebyshev()
     method, states = sp.SubspaceSaddle(objective, memory=3), []
     result = sp.train(method, cohort, rounds=400, tol=1e-5, callbacks=[lambda now: bool(states.append(now.state))])
     assert result.status is sp.Status.CONVERGED
     held = [state for state in states if len(state.centre)]
     assert held
-    for before, after in pairwise(held):  # λ̄ moves where (w̄²/2) max ‖l − λ̄‖² explains the rest
+    for before, after in pairwise(held):  # ν moves where (ω/2) max ‖l − ν‖² explains the rest
         if after.hold < before.hold:
             assert after.certificate <= 2 * before.hold
     monkeypatch.setattr(subspace_saddle, "PATIENCE", 10**9)

@@ -13,7 +13,7 @@ Round, at x with L, λ, S = Σ λ_i and c = Σ λ_i c_i:
 
 Nothing is left to tune: β follows the length that the model wants along d, the scale s of w_i² = s (⟨c,d⟩/‖c‖²_{D⁻¹})
 (‖c_i‖²_{D⁻¹} − ‖g_i‖²) follows how far λ has moved, δ how good the last promise was, k how many clients' weights move.
-Where the certificate does not halve in 20 rounds, one centre λ̄ holds the weights for many rounds: F_w is then the merit
+Where the certificate does not halve in 50 rounds, one centre ν holds the weights for many rounds: F_w is then the merit
 of one problem, and the method converges (docs/subspace-saddle.md has the proof).
 For squared losses the diagonal B of the Hessian is known: D is B where that is uneven, and I elsewhere; B⁻¹c is in V as
 well where B is uneven, or where there is room.
@@ -51,8 +51,8 @@ OWN = 10.0  # the size of a Hessian in the metric of its own diagonal: at least 
 NEAR = 1e-6  # σ of a prox that is all but a projection
 STIFF = 0.01  # κ, in units of the Hessians' size
 MOVES = 0.01  # a weight that changes by more than this share of the largest one has moved
-PATIENCE = 20  # rounds in which the certificate has to halve
-EASED = 0.25  # what is left of w̄² when λ̄ moves
+PATIENCE = 50  # rounds in which the certificate has to halve
+EASED = 0.25  # what is left of ω when ν moves
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class SubspaceSaddleState(MinimaxState):
         promise: the decrease that the last model promised: how far there may still be to go.
         record: the last certificate that was at most half of the record before it.
         since: the round of that.
-        centre: λ̄, once the certificate has stalled; empty before.
-        hold: w̄².
+        centre: ν, once the certificate has stalled; empty before.
+        hold: ω.
         at: the clients' answers at x; asked for anew when a run is resumed.
         around: what they have told about its neighbourhood, where a trial point there was rejected.
     """
@@ -218,10 +218,10 @@ class SubspaceSaddle(MinimaxMethod):
         )), tol)  # fmt: skip
 
     def _watched(self, state: SubspaceSaddleState, tol: float) -> SubspaceSaddleState:
-        """Hold λ to a centre λ̄ for good once the certificate has not halved in many rounds.
+        """Hold λ to a centre ν for good once the certificate has not halved in many rounds.
 
-        The problem is then that of ψ + (w̄²/2)‖λ − λ̄‖² until it is solved to half of the certificate, which is when λ̄
-        moves to λ and w̄² falls to a quarter. Where ψ bends by itself w̄ = 0, and the merit is the objective.
+        The problem is then that of ψ + (ω/2)‖λ − ν‖² until it is solved to half of the certificate, which is when ν
+        moves to λ and ω falls to a quarter. Where ψ bends by itself ω = 0, and the merit is the objective.
         """
         if len(state.centre):
             missed = self.objective.support(state.losses) - self._held_value(state, tol)
@@ -235,7 +235,7 @@ class SubspaceSaddle(MinimaxMethod):
         return replace(state, centre=state.weights, hold=state.certificate if self._flat(state) else 0.0)
 
     def _held_value(self, state: SubspaceSaddleState, tol: float) -> float:
-        """max_{l∈Λ} ⟨L, l⟩ − ψ(l) − (w̄²/2)‖l − λ̄‖², and (w̄²/2)‖λ − λ̄‖²."""
+        """max_{l∈Λ} ⟨L, l⟩ − ψ(l) − (ω/2)‖l − ν‖², and (ω/2)‖λ − ν‖²."""
         away, w = state.weights - state.centre, np.full(len(state.centre), state.hold**0.5)
         value = solve_saddle(self.objective, state.losses, np.empty((0, len(w))), state.centre, tol, w).value
         return value + 0.5 * state.hold * float(away @ away)
