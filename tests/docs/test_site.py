@@ -96,7 +96,13 @@ def build(folder):
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
 
-    mkdocs_build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    strings = next(one for one in settings["plugins"] if isinstance(one, dict) and "mkdocstrings" in one)
+    strings["mkdocstrings"]["handlers"]["python"]["options"]["separate_signature"] = False
+    plain = [{"pymdownx.highlight": {"use_pygments": False}}]  # no link, name or page depends on colours and search
+    extensions = [one for one in settings["markdown_extensions"] if "pymdownx.highlight" not in one] + plain
+    chosen = {"plugins": [strings], "markdown_extensions": extensions}
+    mkdocs_build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True, **chosen))
 
 
 @pytest.mark.filterwarnings("default")

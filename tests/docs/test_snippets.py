@@ -22,9 +22,10 @@ TAKEN_ELSEWHERE = {"cli.md"}  # usage lines, not commands
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
-    """With few rounds: what they lead to is tested elsewhere."""
-    train = sp.train
+    """With few rounds and splits: what they lead to is tested elsewhere."""
+    train, joining = sp.train, sp.joining
     monkeypatch.setattr(sp, "train", lambda *what, rounds=12, **more: train(*what, rounds=min(rounds, 12), **more))
+    monkeypatch.setattr(sp, "joining", lambda *what, splits=1, **more: joining(*what, splits=min(splits, 2), **more))
     monkeypatch.chdir(tmp_path)
     run_python(page)
 
