@@ -106,6 +106,7 @@ class LocalChannel:
     def __init__(self, names: Sequence[str], about: str, train: Split, test: Split | None) -> None:
         self.names, self.about, self.train, self.test = tuple(names), about, train, test
         self._everyone = list(range(len(self.names)))
+        self._whole: Sequence[int] = self._everyone  # the last list that was found to be everyone's
         self._some: tuple[list[int], Oracle] = (self._everyone, train.oracle)  # those who were asked last
         self._points: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], EvaluatedPoint]] = WeakKeyDictionary()
         self._constants: Constants | None = None
@@ -157,7 +158,8 @@ class LocalChannel:
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """The answers of the chosen clients."""
-        if len(chosen) == len(self._everyone) and list(chosen) == self._everyone:
+        if chosen is self._whole or (len(chosen) == len(self._everyone) and list(chosen) == self._everyone):
+            self._whole = chosen
             return question.answer(_Answering(self, self.train.oracle))
         if self._some[0] != chosen:
             self._some = list(chosen), self.train.oracle.only(list(chosen))

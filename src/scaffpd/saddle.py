@@ -156,7 +156,7 @@ class _SaddleProblem:
 
     def _at(self, z: Vector, anchor: Vector, pi: float) -> _Iterate | None:
         """φ at z; `None` where numbers are too large."""
-        v, total = self.a + z @ self.E, np.clip(pi + self.square, SMALLEST, HIGHEST)
+        v, total = self.a + z @ self.E, np.minimum(np.maximum(pi + self.square, SMALLEST), HIGHEST)
         s = v - self.square * (anchor - self.l)
         if not np.all(np.abs(s) <= LARGEST):
             return None

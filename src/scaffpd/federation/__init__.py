@@ -322,8 +322,11 @@ class Federation:
         known = known if last is x else set()
         if known is None:  # everyone has it
             return 0
+        if asked.everyone:
+            self._known = x, None
+            return (len(asked.chosen) - len(known)) * self.dimension
         new = set(asked.chosen) - known
-        self._known = x, None if asked.everyone else known | new
+        self._known = x, known | new
         return len(new) * self.dimension
 
     def _point(self, x: Any) -> Tensor:

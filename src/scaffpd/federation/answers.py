@@ -51,7 +51,8 @@ class ClientSelection:
     def checked(self, weights: Vector) -> Vector:
         """One weight a client; who was not asked must have none."""
         w = np.asarray(weights, dtype=np.float64)
-        if w.shape != (len(self.names),) or np.count_nonzero(w) != np.count_nonzero(w[self.index]):
+        outside = not self.everyone and np.count_nonzero(w) != np.count_nonzero(w[self.index])
+        if w.shape != (len(self.names),) or outside:
             raise InputError("Weights must be zero for clients that were not asked.")
         return w
 

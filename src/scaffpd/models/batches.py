@@ -45,7 +45,7 @@ class SpanDisplacements:
         """Σ_i w_i d_i."""
         common = (weights @ self.p) * self.c
         if self.R is not None:
-            common = common + transposed(self.rows.A, weights[self.rows.layout.owner][:, None] * self.R)
+            common = common + transposed(self.rows.A, self.rows.layout.spread(weights)[:, None] * self.R)
         return common.flatten()
 
     def each(self) -> Tensor:

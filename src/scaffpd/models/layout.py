@@ -103,6 +103,10 @@ class Ragged:
         own, inside = self.places(clients, values.shape[1])
         stack[own] = values[inside]
 
+    def spread(self, values: Tensor) -> Tensor:
+        """Repeat a number of every client for each of its rows: (N,) → (M,)."""
+        return values.repeat_interleave(self.smallest) if self.equal else values[self.owner]
+
     def segment_sum(self, rows: Tensor) -> Tensor:
         """Σ over each client's rows: (M, ...) → (N, ...)."""
         if self.equal:

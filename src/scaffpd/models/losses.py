@@ -92,7 +92,8 @@ class Squared(Loss):
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         """‖z − y‖²."""
-        return (z - y).square().sum(-1)
+        squares = (z - y).square()
+        return squares.squeeze(-1) if squares.shape[-1] == 1 else squares.sum(-1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         """2(z − y)."""

@@ -218,7 +218,7 @@ class QuadraticDisplacements:
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i d_i = (Σ w_i ϕ_i(l2)) c + Ãᵀ (w ∘ gain ∘ Ã c)."""
         rows = self.gain.rows
-        scale = (weights[rows.layout.owner] * self.gain.gain)[:, None]
+        scale = (rows.layout.spread(weights) * self.gain.gain)[:, None]
         return ((weights @ self.gain.base) * self.c + transposed(rows.A, scale * (rows.A @ self.c))).flatten()
 
     def each(self) -> Tensor:

@@ -22,19 +22,19 @@ def in_simplex(weights: Vector, tolerance: float) -> bool:
 
 def normalised(weights: Vector) -> Vector:
     """λ / Σ λ_i."""
-    shares: Vector = weights / weights.sum()
+    shares: Vector = weights / np.add.reduce(weights)
     return shares
 
 
 def corrected(weights: Vector, slope: Vector) -> Vector:
     """Take the rounding error Σ λ_i − 1 back from the clients in proportion to `slope`, their −∂λ_i/∂ν."""
-    error = (weights.sum() - 1.0) / slope.sum()
+    error = (np.add.reduce(weights) - 1.0) / np.add.reduce(slope)
     return normalised(np.maximum(weights - slope * error, 0.0))
 
 
 def level_of(b: Vector, w: Vector) -> float:
     """ν with Σ w_i (b_i − ν) = 1."""
-    return (inner(w, b) - 1.0) / float(w.sum())
+    return (inner(w, b) - 1.0) / float(np.add.reduce(w))
 
 
 def project_weighted(b: Vector, w: Vector) -> Vector:
@@ -43,13 +43,15 @@ def project_weighted(b: Vector, w: Vector) -> Vector:
     Let S hold all active clients. Those with b_i ≤ ν_S = (Σ_{i∈S} w_i b_i − 1) / Σ_{i∈S} w_i are not active, and
     leaving them out raises ν_S, until nobody is left out (Michelot 1986): a few passes (at most N) in place of a sort.
     """
-    given, top = b, b.max()
+    given, top, left = b, np.maximum.reduce(b), len(b)
     b = b - top  # now ν < 0, nothing cancels in Σ w b − 1, and the largest entry is always active
     slope, level = w, level_of(b, w)
-    while 0 < (active := b > level).sum() < np.count_nonzero(slope):
-        slope = np.where(active, w, 0.0)
+    while 0 < (active := np.count_nonzero(above := b > level)) < left:
+        slope, left = w * above, active
         level = level_of(b, slope)
-    if -level * slope.max() > UNEQUAL:  # measured from the largest entry, the others have lost too many digits
+    if (
+        -level * np.maximum.reduce(slope) > UNEQUAL
+    ):  # measured from the largest entry, the others have lost too many digits
         return project_weighted_from(given - (top + level), w)
     return corrected(slope * np.maximum(b - level, 0.0), slope)
 
