@@ -245,6 +245,12 @@ class Trials(Protocol):
     def clients(self, fold: int, l2: float, kappa: float) -> Federation:
         """The clients without a fold, which is what they hold out."""
 
+    def method(self, goal: Objective) -> Any:
+        """The algorithm that trains for an objective."""
+
+    def tolerance(self, clients: Federation, l2: float) -> float | None:
+        """The certified gap to train to; `None` where nothing can be proven."""
+
 
 def search(
     trials: Trials, objective: Any, l2: Any, strength: Any, by: str, errors: float, rounds: int, tol: float | None,
@@ -352,11 +358,12 @@ class _Search:
     def _without(self, fold: int, kappa: float, l2: float, keys: Sequence[Key], runs: int) -> Any:
         """Yield losses and rounds for some objectives, each from where the last one ended; so many runs are left."""
         clients = self.trials.clients(fold, l2, kappa)
-        limit = self._tol(clients, l2)
+        limit = self.trials.tolerance(clients, l2) if self.tol is None else self.tol
         start: Any = self._x.get(fold)
         for place, key in enumerate(keys):
             rounds = int(min(self.rounds, self.left // (runs - place)))
-            result, start = _trained(self.goals[key[2]], clients, rounds, limit, self.seed, start)
+            method = self.trials.method(self.goals[key[2]])
+            result, start = _trained(method, clients, rounds, limit, self.seed, start)
             if key[2] == 0 or fold not in self._x:
                 self._x[fold] = result.x
             if key[2] == 0 and fold == 0:
@@ -365,14 +372,9 @@ class _Search:
             x = torch.as_tensor(result.x).to(clients.start())
             yield key, clients.ask(HeldOutLoss(x, l2)).numbers("loss"), result.rounds
 
-    def _tol(self, clients: Federation, l2: float) -> float | None:
-        if l2 == 0 or isinstance(base_of(self.trials.model), Module):
-            return None
-        return TOL * float(clients.losses(clients.start()).mean()) if self.tol is None else self.tol
-
 
 def _trained(
-    goal: Objective, clients: Federation, rounds: int, tol: float | None, seed: int, start: Any
+    method: Any, clients: Federation, rounds: int, tol: float | None, seed: int, start: Any
 ) -> tuple[Any, Any]:
     """The result of one run, and the state that the next one on the same clients starts from."""
     state = start
@@ -381,7 +383,7 @@ def _trained(
         nonlocal state
         state = info.state
 
-    result = train(Fair(goal), clients, rounds, tol, seed, start, False, None, [keep])
+    result = train(method, clients, rounds, tol, seed, start, False, None, [keep])
     if result.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     return result, result.x if result.status is Status.DIVERGED else state
@@ -491,6 +493,16 @@ class Folds:
         features = (np.asarray(X) for X, _ in self.pairs)
         squares, size = np.sum([(np.square(a, dtype=np.float64).sum(), a.size) for a in features], axis=0)
         return float(squares / size) if 0 < squares < math.inf else 1.0
+
+    def method(self, goal: Objective) -> Fair:
+        """The method for the problem at hand."""
+        return Fair(goal)
+
+    def tolerance(self, clients: Federation, l2: float) -> float | None:
+        """A small share of the loss at the start."""
+        if l2 == 0 or isinstance(base_of(self.model), Module):
+            return None
+        return TOL * float(clients.losses(clients.start()).mean())
 
     def clients(self, fold: int, l2: float, kappa: float) -> Cohort:
         """The clients without a fold, and that fold as held-out rows."""

@@ -42,6 +42,7 @@ from scaffpd.metrics import (
 )
 from scaffpd.models import Linear, Personal
 from scaffpd.models.losses import loss_named
+from scaffpd.models.personal import personalise
 from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.training import train as run
 
@@ -372,6 +373,16 @@ class Contest:
                 x = known[name] if name in known else self._trained(self.model, goal)[0]
                 answers[name] = [x] * len(self.names)
         answers[PERSONAL] = self._trained(Personal(self.model, strength), self.objective)[1]
+        evidence, wrong, measure = self.scored(answers, unit, block)
+        score, sizes = 1 - wrong.means if measure == "accuracy" else wrong.means, tuple(len(y) for _, y in self.train)
+        return Joining(
+            self.names, (CONSTANT, *answers), evidence.means, score, measure,
+            tuple(zip(sizes, (len(y) for _, y in self.test), strict=True)), evidence, wrong, alone.ridges,
+            float(strength), word=word, kappa_path=tuple(path),
+        )  # fmt: skip
+
+    def scored(self, answers: Mapping[str, Any], unit: float, block: int) -> tuple[HeldOutMoments, HeldOutMoments, str]:
+        """Losses and errors of the constant answer and of these models on held-out rows, and what errors are of."""
         losses, errors, measure = [], [], "accuracy"
         for i, (X, y) in enumerate(self.test):
             outputs = [self._constant(i, len(y)), *(self.model.outputs(u[i], X) for u in answers.values())]
@@ -380,12 +391,7 @@ class Contest:
             errors.append(np.stack([_root(unit, loss) if hit is None else 1 - hit for loss, hit in found]))
             measure = "rmse" if found[0][1] is None else measure
         evidence, wrong = (HeldOutMoments.of(rows, block) for rows in (losses, errors))
-        score, sizes = 1 - wrong.means if measure == "accuracy" else wrong.means, tuple(len(y) for _, y in self.train)
-        return Joining(
-            self.names, (CONSTANT, *answers), evidence.means, score, measure,
-            tuple(zip(sizes, (len(y) for _, y in self.test), strict=True)), evidence, wrong, alone.ridges,
-            float(strength), word=word, kappa_path=tuple(path),
-        )  # fmt: skip
+        return evidence, wrong, measure
 
     def choice(self) -> Choice:
         """κ from one model for all to models that hardly know each other, and which of them folds choose."""
@@ -407,6 +413,38 @@ class Contest:
         cohort = Cohort(self.train, model, self.names)
         found = run(fair(goal), cohort, self.rounds, self.tol if self.model.l2 > 0 else None, progress=False)
         return found.x, found.personal
+
+
+def own_scores(
+    name: str, train: Pair, test: Pair, model: Linear, x: Mapping[str, Any], strength: float, seed: int
+) -> dict[str, Array]:
+    """What one silo says of itself: the answer to `JoiningScores`, from its rows and the models x of a run."""
+    own = Contest([train], [test], model, Average(), (name,), seed, 0.0, 1)
+    personal = personalise(x[PERSONAL], *train, Personal(model, strength))
+    answers = {ALONE: lonely(own.folds).models, AVERAGE: [x[AVERAGE]], FAIR: [x[FAIR]], PERSONAL: [personal]}
+    found = own.scored(answers, 1.0, 1)[:2]
+    return {
+        "means": np.stack([one.means[:, 0] for one in found]),
+        "covariances": np.stack([one.covariances[0] for one in found]),
+        "scalars": np.array([float(len(train[1])), float(len(test[1]))]),
+    }
+
+
+def of_silos(told: Mapping[str, Mapping[str, Array]], measure: str, strength: float, word: str = "silo") -> Joining:
+    """Put what silos say of themselves together."""
+    parts = list(told.values())
+    blocks = np.array([int(part["scalars"][1]) for part in parts])
+    evidence, wrong = (
+        HeldOutMoments(
+            np.stack([part["means"][k] for part in parts], axis=1),
+            np.stack([part["covariances"][k] for part in parts]),
+            blocks,
+        )
+        for k in (0, 1)
+    )
+    score = 1 - wrong.means if measure == "accuracy" else wrong.means
+    rows = tuple((int(part["scalars"][0]), int(part["scalars"][1])) for part in parts)
+    return Joining(tuple(told), MODELS, evidence.means, score, measure, rows, evidence, wrong, (), strength, word=word)
 
 
 def answered(model: Linear, z: Array, y: NDArray[Any]) -> tuple[Array, Array | None]:

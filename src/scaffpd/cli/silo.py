@@ -38,6 +38,8 @@ local_steps = 10_000              # most local steps per question
 message_mb = 512                  # largest message taken
 rarest = 5                        # a category with fewer training rows is not named to others
 rows = 20                         # with fewer training rows the silo takes no part
+choosing = true                   # whether strengths may be chosen by folds of its rows
+joining = false                   # true: its scores alone, and with the models of a run, may leave at the end
 
 [secure]                          # sums of vectors without anybody's own: see "Secure sums" in the documentation
 required = false                  # true: take part with masked vectors only

@@ -16,10 +16,14 @@ from scaffpd.config.reading import SettingsTable, algorithm_of, called, read_tom
 from scaffpd.config.run import LinearSettings, Loss, PrivacyBudget, Tolerance
 from scaffpd.errors import InputError
 from scaffpd.models import Linear
+from scaffpd.objectives import USUAL
 from scaffpd.privacy.private import LOCAL_STEPS, ROUNDS
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 DROP, PAUSE = "drop", "pause"
+BY, WORST, FOLDS = ("mean", "worst fifth"), "worst fifth", 3
+LIST = "a list of numbers such as [0.1, 0.01]"
+Pull = Annotated[float, Field(ge=1e-12, allow_inf_nan=True, description="a number above 0")]
 Port = Annotated[int, Field(ge=1, le=65535, description="a whole number from 1 to 65535")]
 
 
@@ -57,11 +61,23 @@ class FeatureSettings(SettingsTable):
 
 
 class FederationTraining(SettingsTable):
-    """[training]: the most rounds, the certified gap to stop at, and the seed of all randomness."""
+    """[training]: the most rounds, the certified gap to stop at, the seed, and whether to tell what joining brings."""
 
     rounds: key.Count | None = None
     tol: Tolerance | None = None
     seed: key.Whole = 0
+    joining: key.Switch = False  # ask every silo, at the end, how it does alone and with the models of the run
+
+
+class ChoosingSettings(SettingsTable):
+    """[choosing]: l2, the objective's strength and κ by folds of the silos' training rows, before the run."""
+
+    l2: Annotated[tuple[key.NonNegative, ...], Field(strict=False, min_length=1, description=LIST)] | None = None
+    # κ of personal models; inf is one model for all
+    strength: Annotated[tuple[Pull, ...], Field(strict=False, min_length=1, description=LIST)] | None = None
+    by: Annotated[str, key.one_of(BY)] = WORST
+    folds: Annotated[int, Field(ge=2, le=20, description="a whole number from 2 to 20")] = FOLDS
+    budget: key.Count = 300  # the most rounds, all points and folds together
 
 
 class MaskingSettings(SettingsTable):
@@ -113,6 +129,7 @@ class FederationTables(SettingsTable):
     algorithm: dict[str, Any] = Field(default_factory=dict)
     objective: dict[str, Any] | None = None
     training: FederationTraining = FederationTraining()
+    choosing: ChoosingSettings | None = None
     secure: MaskingSettings | None = None
     privacy: PrivacyBudget | None = None
     faults: FaultPolicy = FaultPolicy()
@@ -137,18 +154,23 @@ class FederationFile:
     secure: Mapping[str, Any] = field(default_factory=dict)  # how vectors are masked; empty where they are not
     privacy: Mapping[str, Any] = field(default_factory=dict)  # ε, δ and clips; empty where there is no noise
     server: Server = field(default_factory=Server.model_construct)  # where silos reach it
+    choosing: ChoosingSettings | None = None  # how strengths are chosen; `None` where they are given
+    joining: bool = False  # whether silos are asked what joining brings them
+    given_strength: bool = True  # whether the file gives the strength of the objective
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:
         """Read and check a `federation.toml`."""
         file = Path(path).absolute()
         tables = validated(FederationTables, read_toml(file, SILO), file)
-        algorithm = algorithm_of(tables.algorithm, tables.objective, file)
+        objective = tables.objective if tables.choosing is None else _completed(tables.objective)
+        algorithm = algorithm_of(tables.algorithm, objective, file)
         privacy = tables.privacy
         if privacy is not None:
             _check_private(algorithm, file)
             if hasattr(algorithm, "local_steps") and "local_steps" not in tables.algorithm:
                 algorithm = replace(algorithm, local_steps=LOCAL_STEPS)
+        _check_comparing(tables, algorithm, file)
         certified, tol = algorithm.proves and privacy is None, tables.training.tol
         if tol and not certified:
             kind = type(algorithm).__name__ if privacy is None else "A run with noise"
@@ -160,7 +182,8 @@ class FederationFile:
             tables.training.rounds or (1000 if privacy is None else ROUNDS),
             (1e-6 if certified else None) if tol is None else tol or None, tables.training.seed,
             _policy(tables, _fewest(secure, len(tables.silos)), file), secure,
-            {} if privacy is None else privacy.model_dump(exclude_none=True), tables.server,
+            {} if privacy is None else privacy.model_dump(exclude_none=True), tables.server, tables.choosing,
+            tables.training.joining, tables.choosing is None or len(tables.objective or {}) > 1,
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
@@ -169,13 +192,34 @@ class FederationFile:
             "algorithm or objective": repr(self.algorithm), "model": dict(self.model), "features": dict(self.features),
             "seed": self.seed, "list of silos": list(self.silos),
         }  # fmt: skip
+        choosing = {} if self.choosing is None else self.choosing.model_dump(mode="json", exclude_none=True)
         more = {"way of masking": dict(self.secure), "budget of privacy": dict(self.privacy)}
+        more["way of choosing"] = {name: str(value) for name, value in choosing.items()}
         return about | {name: part for name, part in more.items() if part}
 
 
 def _features(given: FeatureSettings) -> dict[str, Any]:
     ranges = {"ranges": dict(given.ranges)} if given.ranges else {}
     return {"standardise": given.standardise, "numbers": given.numbers or "", **ranges}
+
+
+def _completed(objective: dict[str, Any] | None) -> dict[str, Any] | None:
+    """[objective] with the usual strength where it has none."""
+    name, value = USUAL.get(str((objective or {}).get("kind")), ("", 0.0))
+    return {**(objective or {}), name: value} if name and name not in (objective or {}) else objective
+
+
+def _check_comparing(tables: FederationTables, algorithm: Algorithm, file: Path) -> None:
+    """Refuse folds and comparisons of a run that cannot have them."""
+    asked = {"[choosing]": tables.choosing is not None, "training.joining": tables.training.joining}
+    for name in (name for name, wanted in asked.items() if wanted):
+        if tables.model.kind != "linear" or tables.privacy is not None:
+            private = "a run without [privacy], whose ε it would spend"
+            what = "a linear model" if tables.model.kind != "linear" else private
+            raise InputError(f"{file.name!r} has {name}, which needs {what}.")
+        if getattr(algorithm, "objective", None) is None:
+            kind = type(algorithm).__name__
+            raise InputError(f"{file.name!r} has {name}, which needs a method with an objective, not {kind}.")
 
 
 def _check_private(algorithm: Algorithm, file: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -83,6 +83,16 @@ class Setup:
             raise InputError(sentence)
         return cls(**{**read, "mean": mean, "deviation": deviation})
 
+    def with_model(self, **changes: Any) -> Setup:
+        """Return the same agreement with other settings of the model; those that are `None` are taken out."""
+        model = {name: value for name, value in {**self.model, **changes}.items() if value is not None}
+        return replace(self, model=model)
+
+    @property
+    def columns(self) -> str:
+        """The name of all that goes by rows and columns: it is the same for all strengths and all folds."""
+        return self.with_model(**dict.fromkeys(("l2", "strength", *TRIAL))).digest
+
     @property
     def dtype(self) -> torch.dtype | None:
         """The number format of the model, or `None` for the model's own choice."""
@@ -91,14 +101,15 @@ class Setup:
 
 PRIVACY = ("epsilon", "delta", "noise", "loss_noise", "clip", "loss_clip", "radius", "smoothness")
 LINEAR = ("loss", "l2", "intercept", "classes", "strength")
+TRIAL = ("fold", "folds", "seed")  # of an agreement by which strengths are chosen: which rows are left out
 
 
 def linear(model: Mapping[str, Any]) -> Linear:
     """The linear model that an agreement describes."""
     for name in model:
-        if name not in (*LINEAR, "kind"):
+        if name not in (*LINEAR, *TRIAL, "kind"):
             raise unknown("model setting", name, LINEAR)
-    return Linear(**{name: value for name, value in model.items() if name not in ("kind", "strength")})
+    return Linear(**{name: value for name, value in model.items() if name not in ("kind", "strength", *TRIAL)})
 
 
 def own_model(model: Mapping[str, Any], x: NDArray[Any], X: NDArray[np.float64], y: NDArray[Any]) -> NDArray[Any]:

@@ -78,6 +78,8 @@ class SiloLimits(SettingsTable):
     message_mb: key.Count = 512  # the largest message taken, in megabytes
     rarest: key.Count = 5  # a category with fewer training rows than this is not named to others
     rows: key.Count = 20  # the fewest training rows with which the silo takes part
+    choosing: key.Switch = True  # whether models with other strengths may be tried, also without some of its rows
+    joining: key.Switch = False  # whether its scores alone, and with the models of a run, may leave
 
     @field_validator("algorithms", mode="before")
     @classmethod

@@ -7,24 +7,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
+from scaffpd.choosing import KAPPAS, L2S, ROUNDS, Choice, search
 from scaffpd.config.federation import FederationFile
-from scaffpd.config.model_file import Setup, read_values
+from scaffpd.config.model_file import Setup, linear, read_values
 from scaffpd.config.reading import kind_of
 from scaffpd.deploy.messages import Array, Failure, Message, digest, plain
 from scaffpd.deploy.session import LARGEST_REPLY, Session, SiloRequest, answered
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants, Vector
+from scaffpd.fairness_path import SYMBOLS
+from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.models import Linear
+from scaffpd.objectives import Objective
 from scaffpd.privacy import Private
 from scaffpd.tabular.agree import PREPARED, agree, declared_scale, deviation_of, mean_of, width
 
+GOOD_ENOUGH = 1e-4  # a proven gap: models that folds tell apart differ by much more
 SPARE = 2  # rounds that may be begun anew when a silo leaves
 FACTS = {
     "dimension": PositiveInt, "samples": PositiveInt, "tested": NonNegativeInt, "convex": bool, "quadratic": bool,
@@ -42,6 +46,59 @@ class Facts:
     start: Array = field(repr=False)  # x⁰
     probes: Vector  # f_i at one arbitrary point: it tells one table from another
     tested: NDArray[np.int64]  # how many rows each has held out
+
+
+@dataclass(frozen=True)
+class SiloTrials:
+    """Silos that train without a fold of their rows, by an agreement for every fold and every set of strengths.
+
+    Attributes:
+        setup: the agreement on columns.
+        file: the coordinator's settings.
+        federation: gives silos an agreement, and returns them.
+    """
+
+    setup: Setup
+    file: FederationFile
+    federation: Callable[[Setup], Federation]
+
+    @property
+    def folds(self) -> int:
+        """K."""
+        assert self.file.choosing is not None
+        return self.file.choosing.folds
+
+    @property
+    def model(self) -> Linear:
+        """The model without strengths."""
+        return linear(self.setup.model)
+
+    def scale(self) -> float:
+        """Columns that are standardised have a mean square of one; others are taken as if they had."""
+        return 1.0
+
+    def clients(self, fold: int, l2: float, kappa: float) -> Federation:
+        """The silos without a fold."""
+        strength = None if math.isinf(kappa) else kappa
+        trial = {"fold": fold, "folds": self.folds, "seed": self.file.seed}
+        return self.federation(self.setup.with_model(l2=l2, strength=strength, **trial))
+
+    def method(self, goal: Objective) -> Any:
+        """The run's own method."""
+        return replace(self.file.algorithm, objective=goal)
+
+    def tolerance(self, clients: Federation, l2: float) -> float | None:
+        """A rough one, where the method proves anything."""
+        return GOOD_ENOUGH if self.file.tol is not None and l2 > 0 else None
+
+    def choice(self) -> Choice:
+        """Choose; an objective that the file gives no strength for is tried with several."""
+        about, goal = self.file.choosing, self.file.algorithm.objective
+        assert about is not None
+        kind = type(goal).__name__
+        wanted = goal if self.file.given_strength or kind not in SYMBOLS else kind
+        l2, strength = about.l2 or L2S, about.strength or KAPPAS
+        return search(self, wanted, l2, strength, about.by, 1.0, ROUNDS, None, self.file.seed, about.budget, True)
 
 
 class Unanswered(Exception):

@@ -8,10 +8,13 @@ reached, before any answer that was not believed.
 
 from __future__ import annotations
 
+import copy
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +24,23 @@ import torch
 from scaffpd.checkpoint import Checkpoint
 from scaffpd.config.federation import PAUSE, FederationFile
 from scaffpd.config.model_file import Setup
-from scaffpd.deploy.agreement import Facts, Refusal, Unanswered, negotiate, settle
+from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, negotiate, settle
 from scaffpd.deploy.byzantine import absurd_facts
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.membership import Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
-from scaffpd.deploy.messages import SPENT, Transport
+from scaffpd.deploy.messages import SPENT, Message, Transport
 from scaffpd.deploy.remote import Remote, RemoteChannel
 from scaffpd.deploy.session import Session, SiloRequest, answered
 from scaffpd.errors import InputError
+from scaffpd.fairness_path import PARAMETERS
 from scaffpd.federation import Federation
-from scaffpd.federation.questions import Scores
-from scaffpd.objectives import ChiSquare
+from scaffpd.federation.questions import JoiningScores, Scores
+from scaffpd.gains import of_silos
+from scaffpd.objectives import Average, ChiSquare
 from scaffpd.training import Result, RoundInfo, Status, train
 
 PAUSED, FAILED = "paused", "failed"
+PULL = 100.0  # κ of personal models, where nothing else is said
 PAUSE_SECONDS = 1.0  # between two looks at who is there
 JOINED, DROPPED = "Silo {!r} is part of the objective again.", "Silo {!r} is left out from here on."
 
@@ -133,7 +139,7 @@ class Coordination:
             if (reason := self._too_few(members)) is not None:
                 return self._pause(reason)
             try:
-                setup = self._agreement(members)
+                setup = self._strengthened(members, self._agreement(members))
                 facts = settle(self.session, members, setup, self.policy.timeout)
                 absurd = absurd_facts(facts, self.policy.outlier)
                 accuse({members[i]: why for i, why in absurd.items()}, self.folder.rounds(), self.folder.event)
@@ -185,6 +191,39 @@ class Coordination:
             setup = negotiate(self.session, members, self.file)
             self.folder.write("setup.json", setup.values())
         return setup
+
+    def _strengthened(self, members: Sequence[str], setup: Setup) -> Setup:
+        """Return the agreement with the strengths that folds have chosen, once for the whole run."""
+        if self.file.choosing is None:
+            return setup
+        chosen = self.folder.read("choice.json")
+        if chosen is None:
+            try:
+                choice = SiloTrials(setup, self.file, partial(self._settled, members)).choice()
+            except (Lost, Paused) as gone:
+                name = gone.names[0] if isinstance(gone, Lost) else members[0]
+                raise Unanswered(name, f"strengths were being chosen ({gone})") from None
+            strength = PARAMETERS.get(type(choice.objective).__name__)
+            chosen = {
+                "l2": choice.l2, "kappa": choice.strength if math.isfinite(choice.strength) else None,
+                "objective": {strength: getattr(choice.objective, strength)} if strength else {},
+                "sentence": choice.sentence,
+                "tried": [{**row, "strength": str(row["strength"])} for row in choice.table],
+            }  # fmt: skip
+            self.folder.write("choice.json", chosen)
+        goal = copy.copy(self.file.algorithm.objective)
+        for name, value in chosen["objective"].items():
+            goal = type(goal)(value, prior=goal.prior) if hasattr(goal, name) else goal
+        self.file = replace(self.file, algorithm=replace(self.file.algorithm, objective=goal))
+        strengthened = setup.with_model(l2=chosen["l2"], strength=chosen["kappa"])
+        self.folder.write("setup.json", strengthened.values())
+        return strengthened
+
+    def _settled(self, members: Sequence[str], setup: Setup) -> Federation:
+        """Give the members an agreement of their own, and return them; nobody may be away meanwhile."""
+        facts = settle(self.session, members, setup, self.policy.timeout)
+        strict = self.policy.model_copy(update={"quorum": len(members)})
+        return self._federation(Remote(Membership(self.session, members, strict, self.folder.event), facts))
 
     def _without(self, members: Sequence[str], trouble: Unanswered | Refusal) -> list[str]:
         """Leave out a silo that does not take the agreement; the first agreement has no exceptions."""
@@ -281,12 +320,58 @@ class Coordination:
         self.folder.write_clients(self._rows(segment, remote, result, spent))
         self.folder.write_rounds(self.file.silos)
         self.folder.write_model(result.x, setup)
+        joining = self._joining(segment.members, setup, result) if self.file.joining else ""
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
         whole = replace(result, rounds=segment.before + result.rounds)
         worst = max(spent.values(), key=lambda own: own["epsilon"], default=None)
         words = _privately(worst) if self.file.privacy else ""
-        sentence, final = f"{whole}{words}{self._missing(segment, remote)}", result.status is not Status.INTERRUPTED
+        sentence = f"{whole}{words}{self._missing(segment, remote)}{joining}"
+        final = result.status is not Status.INTERRUPTED
         return Outcome(str(result.status), final, sentence, segment.members, whole.rounds, proven, worst)
+
+    def _joining(self, members: Sequence[str], setup: Setup, result: Result) -> str:
+        """Train what the run has not, ask silos how they do alone and together, and return a sentence on it."""
+        kappa = float(setup.model.get("strength", PULL))
+        try:
+            question = self._compared(members, setup, result, kappa)
+            replies = self.session.exchange(SiloRequest.of(question), members, self.policy.timeout)
+        except (Lost, Paused, Quarantined, Unanswered, Refusal) as trouble:
+            return f" What joining brings was not measured: {trouble}"
+        told, refused = {}, []
+        for name in members:
+            reply, wanted = replies[name], question.shapes(0) | {"scalars": (2,)}
+            usable = answered(reply) and all(
+                part in reply.arrays and reply.arrays[part].shape == shape and np.isfinite(reply.arrays[part]).all()
+                for part, shape in wanted.items()
+            )
+            if isinstance(reply, Message) and usable:
+                told[name] = reply.arrays
+            else:
+                refused.append(name)
+        if not told:
+            return " What joining brings was not measured: no silo tells its scores (limits.joining in its file)."
+        found = of_silos(told, "accuracy" if setup.schema["labels"] else "rmse", kappa)
+        self.folder.write("joining.json", found.summary())
+        self.folder.write_table("joining.csv", found.table())
+        quiet = f" ({', '.join(refused)} did not tell.)" if refused else ""
+        return f" {found.sentence}{quiet}"
+
+    def _compared(self, members: Sequence[str], setup: Setup, result: Result, kappa: float) -> JoiningScores:
+        """One average and one fair model, and a shared one for personal models: the run has trained one of them."""
+        algorithm, x = self.file.algorithm, {}
+        own = "personal" if "strength" in setup.model else "fair"
+        goals = {"average": Average(prior=algorithm.objective.prior), "fair": algorithm.objective}
+        for name, goal in (*goals.items(), ("personal", algorithm.objective)):
+            strength = kappa if name == "personal" else None
+            if name == own:
+                x[name] = result.x
+            else:
+                silos = self._settled(members, setup.with_model(strength=strength))
+                run = replace(algorithm, objective=goal), silos, self.file.rounds, self.file.tol, self.file.seed
+                x[name] = train(*run, result.x, False).x
+        self._settled(members, setup)
+        average, fair, personal = (torch.from_numpy(np.asarray(x[name])) for name in ("average", "fair", "personal"))
+        return JoiningScores(average, fair, personal, kappa, self.file.seed)
 
     def _spent(self, remote: RemoteChannel) -> dict[str, dict[str, Any]]:
         """Return (ε, δ) of every silo that answers."""

@@ -5,6 +5,8 @@ segments.json     who took part in which part of the run
 segment-0.npz     that part's checkpoint, written after every round
 progress.jsonl    a line per round, for whoever watches
 events.csv        who went away, came back, was dropped or quarantined
+choice.json       l2, κ and the objective's strength as folds have chosen them, with [choosing]
+joining.csv, joining.json    what joining brings every silo that tells, with training.joining
 rounds.csv, clients.csv, model.safetensors, outcome.json    the result
 """
 
@@ -162,6 +164,10 @@ class DeployedRun:
                     cells = {name: table[name][k] for name in columns if name in table}
                     rows.append(cells | {"model": MODEL, "segment": segment.number, "round": number + segment.before})
         write_file(self.path / "rounds.csv", csv_text(rows, columns))
+
+    def write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write a table of the result."""
+        write_file(self.path / name, csv_text(rows))
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the table of silos."""

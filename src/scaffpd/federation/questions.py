@@ -86,6 +86,7 @@ class Answering(Protocol):
 
 
 SPLITS = ("train", "test")
+COMPARED = 5  # constant, alone, average, fair, personal
 QUESTIONS: dict[str, type[Question]] = {}
 
 
@@ -371,3 +372,28 @@ class HeldOutLoss(Question):
         regulariser = self.l2 / 2 * models.double().square().sum(1).cpu()
         found = torch.from_numpy(np.asarray(clients.scores(self.x, "test")[0], dtype=np.float64)) - regulariser
         return Reply({"loss": lambda: found})
+
+
+@dataclass(frozen=True, eq=False)
+class JoiningScores(Question):
+    """How a silo does on its held-out rows: with a constant answer, alone, and with three models of the run.
+
+    Means of losses and of errors (wrong labels, or the root mean squared error), and their covariances over rows.
+    """
+
+    kind = "joining_scores"
+    scalars = ("train_rows", "test_rows")
+
+    average: Tensor
+    fair: Tensor
+    personal: Tensor
+    strength: float
+    seed: int
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Of losses, then of errors."""
+        return {"means": (2, COMPARED), "covariances": (2, COMPARED, COMPARED)}
+
+    def answer(self, clients: Answering) -> Reply:
+        """A silo answers from its rows (`deploy/silo/silo.py`)."""
+        raise InputError("Clients in this process are compared by sp.joining(...).")

@@ -178,6 +178,16 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
     else:
         held = " and on the held-out rows" if test >= limits.rows else ""
         lines.append(f"Loss and accuracy, each one number, on the training rows{held}.")
+        if limits.choosing and data.target.task != PREPARED:
+            lines.append(
+                "Where strengths are chosen by folds: the same answers without some of the training rows, and the loss "
+                f"on those (one number a fold), never of fewer than {limits.rows} rows."
+            )
+        if limits.joining and test >= limits.rows:
+            lines.append(
+                "At the end of a run, where it asks: losses and errors of a model alone and of the run's models on the "
+                "held-out rows, and their covariances over rows; no row's own."
+            )
     allowed = "any algorithm of the package" if limits.algorithms is None else ", ".join(limits.algorithms)
     return [
         *lines,

@@ -22,14 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 import scaffpd
 from scaffpd.cohort import Cohort
 from scaffpd.config import reading
-from scaffpd.config.model_file import Setup, linear
+from scaffpd.config.model_file import TRIAL, Setup, linear, read_values
 from scaffpd.config.reading import algorithm_kind
 from scaffpd.config.silo import SiloFile
+from scaffpd.data.silos import fold_numbers
 from scaffpd.deploy.messages import (
     SECRET,
     SPENT,
@@ -46,7 +48,17 @@ from scaffpd.deploy.messages import (
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.errors import InputError
-from scaffpd.federation.questions import QUESTIONS, GradientsAt, Optima, Project, Question, Scores
+from scaffpd.federation.questions import (
+    QUESTIONS,
+    GradientsAt,
+    HeldOutLoss,
+    JoiningScores,
+    Optima,
+    Project,
+    Question,
+    Scores,
+)
+from scaffpd.gains import own_scores
 from scaffpd.models.numerics import limit_threads
 from scaffpd.models.personal import Personal
 from scaffpd.tabular.agree import checked_schema, width
@@ -58,7 +70,9 @@ log = logging.getLogger("scaffpd.silo")
 MEGABYTE = 2**20
 CARRIED = 2  # vectors that another process of the silo is handed: x and c; it asks for what it lacks
 POINTS = 2  # how many points' answers are kept: this round's and, where a step is rejected, the last one's
-ATTEMPTS = {"schema": 4, "mean": 4, "agreement": 1}
+ATTEMPTS = {
+    "schema": 4, "mean": 4, "agreement": 1, "cut into folds": 1, "choice of strengths": 1000, "set of strengths": 1,
+}  # fmt: skip
 
 
 class Silo:
@@ -114,14 +128,34 @@ class Silo:
         if own is None:
             model, schema = self._model(setup), checked_schema(setup.schema)
             self._check_dimension(width(schema) * max(1, getattr(getattr(model, "model", model), "classes", None) or 1))
-            ready = self.data.encoded(schema, setup.mean, setup.deviation, apart=bool(setup.privacy))
-            test = None if ready.test is None else {self.name: ready.test}
+            train, held = self._rows(setup)
+            test = None if held is None else {self.name: held}
             model = model if self.ledger is None else self.ledger.private(model)
-            own = Cohort({self.name: ready.train}, model, dtype=setup.dtype, test=test)
+            own = Cohort({self.name: train}, model, dtype=setup.dtype, test=test)
         self._check_dimension(own.dimension)
         if self.ledger is not None:
             self._local(self.ledger.open, own)
         return own
+
+    def _rows(self, setup: Setup) -> tuple[Any, Any]:
+        """Training rows and held-out rows; of a trial, the training rows without a fold, and that fold."""
+        schema, apart = checked_schema(setup.schema), bool(setup.privacy)
+        ready = self.data.encoded(schema, setup.mean, setup.deviation, apart=apart)
+        if "fold" not in setup.model:
+            return ready.train, ready.test
+        (X, y), (fold, folds, seed) = ready.train, self._trial(setup)
+        out = fold_numbers(self.name, y, folds, seed) == fold
+        return (X[~out], y[~out]), (X[out], y[out])
+
+    def _trial(self, setup: Setup) -> tuple[int, int, int]:
+        """Return which fold of how many is left out, and the seed; refuse one with too few rows to tell a loss of."""
+        values = read_values(dict.fromkeys(TRIAL, NonNegativeInt), setup.model, "The trial cannot be used.")
+        fold, folds, seed = (int(values[name]) for name in TRIAL)
+        rows, least = self.data.rows[0], self.file.limits.rows
+        if not 2 <= folds <= 20 or fold >= folds or rows // folds < least:
+            has = rows // max(folds, 1)
+            raise InputError(f"This silo tells the loss of {least} rows or more, and a fold would have {has}.")
+        return fold, folds, seed
 
     def _model(self, setup: Setup) -> Any:
         kind = setup.model.get("kind", "linear")
@@ -251,10 +285,23 @@ class Silo:
             raise InputError("This silo takes part with differential privacy only, and the agreement has none.")
         if setup.secure.get("projections") and not self.file.secure.projections:
             raise InputError("This silo does not show its gradient along directions that the coordinator chooses.")
-        self._limit("agreement", setup.digest)
-        if self._setup is None:
+        self._limit("agreement", setup.columns)
+        self._limit("choice of strengths" if self.file.limits.choosing else "set of strengths", setup.digest)
+        if "fold" in setup.model:
+            self._check_trial(setup)
+        if self._setup is None or self._setup.digest != setup.digest:
             self._setup = setup
-            self._vectors = VectorCache()
+            self._points.clear()
+            vars(self).pop("cohort", None)
+
+    def _check_trial(self, setup: Setup) -> None:
+        """Refuse to train without some rows where this silo's file, or its data, is against it; folds stay the same."""
+        if not self.file.limits.choosing:
+            raise InputError("This silo lets no strengths be chosen by its rows: limits.choosing in its file is false.")
+        if setup.privacy or self.data.cohort is not None:
+            what = "its budget of privacy would pay for every trial" if setup.privacy else "its model is its own"
+            raise InputError(f"This silo lets no strengths be chosen by its rows: {what}.")
+        self._limit("cut into folds", repr(self._trial(setup)[1:]))
 
     def _start(self, asked: Message) -> Message:
         self._check_setup(asked.values.get("setup"))
@@ -271,6 +318,7 @@ class Silo:
             raise InputError("This silo is private: it releases no scores.")
         answered = self._asked_by(setup.algorithm)
         more = {Optima.kind, *([Project.kind] if setup.secure else [])} if GradientsAt.kind in answered else set()
+        more |= {HeldOutLoss.kind} if "fold" in setup.model else {JoiningScores.kind}
         if asked.kind not in answered | more:
             raise InputError(f"{setup.algorithm} needs no question {asked.kind!r}: it is not answered.")
         self._check_steps(values)
@@ -286,10 +334,22 @@ class Silo:
         vectors = {role: self._vector(found[name]) for role, name in named.items()}
         question = self._read(asked.kind, WrittenQuestion(values, vectors, named, asked.arrays))
         channel = self.cohort.channel
+        if isinstance(question, JoiningScores):
+            return Message("answer", {}, self._compared(setup, question))
         with self._noted(), limit_threads(channel.work):
             reply = channel.ask(question, [0])
             shown = self.masking.coarse(question, reply) if self._masks else reply
             return Message("answer", {}, reply_arrays(question, shown, self.cohort.start()))
+
+    def _compared(self, setup: Setup, question: JoiningScores) -> dict[str, Array]:
+        """Scores of models alone and together on the held-out rows: means and covariances, no row's own."""
+        if not self.file.limits.joining:
+            raise InputError("This silo keeps its scores to itself: limits.joining in its file would let them leave.")
+        if not self._tested or setup.model.get("kind", "linear") != "linear" or self.data.cohort is not None:
+            raise InputError(f"This silo compares linear models on {self.file.limits.rows} held-out rows or more.")
+        train, test = self._rows(setup.with_model(**dict.fromkeys(TRIAL)))
+        x = {name: getattr(question, name).numpy(force=True) for name in ("average", "fair", "personal")}
+        return own_scores(self.name, train, test, linear(setup.model), x, question.strength, question.seed)
 
     def _vector(self, array: Array) -> Tensor:
         like = self.cohort.start()
