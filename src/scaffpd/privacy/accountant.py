@@ -96,6 +96,12 @@ def _epsilon(made: tuple[tuple[Release, int], ...], delta: float) -> float:
     return float(fresh(dict(made)).compose(event(dict(made))).get_epsilon(delta))
 
 
+@lru_cache(maxsize=256)
+def _room(budget: float, delta: float) -> float:
+    """The largest Σ n/z² of releases over all records that cost at most ε = `budget`, half of SAFE below it."""
+    return float((accounting().get_sigma_gaussian(budget, delta) * (1 + SAFE) / 2) ** -2)
+
+
 def event(releases: Releases) -> Any:
     """Describe releases to dp-accounting."""
     dp = accounting()
@@ -234,7 +240,13 @@ class Account:
         return self.entries[mark].times if mark in self.entries else 0
 
     def _affordable(self, client: int, own: dict[Release, int]) -> bool:
-        """Check ε against the budget, for more releases than these first: those then need no further check."""
+        """Check ε against the budget, for more releases than these first: those then need no further check.
+
+        Without samples among them Σ n/z² says all, and has a limit that is known.
+        """
+        if all(release.rate == 1 for release in own):
+            spent = sum(n / max(release.noise, 1e-150) ** 2 for release, n in own.items())
+            return spent <= _room(float(self.budget or 0), self.delta)
         fits, exceeds = self._fits[client], self._exceeds[client]
         if fits and all(n <= fits.get(release, 0) for release, n in own.items()):
             return True
