@@ -204,3 +204,29 @@ def judged(attack: Any, model: sp.Private, seen: Seen) -> Guesses:
     """Let an attack judge every client."""
     score = attack(model, seen)
     return Guesses(*np.split(score, [(len(score) + 1) // 2]))
+
+
+def from_sums(noise: float, releases: int, colluding: int, helpers: int) -> Guesses:
+    """What a server learns from sums with shared noise, where so many clients show it what they have added.
+
+    The victim shares noise with three others. Every sum, at a point of its own, is one release and one guess.
+    """
+    rest = {"clip": 1.0, "loss_clip": 1.0, "smoothness": 1.0, "loss_noise": 1e6, "colluding": colluding}
+    scores = []
+    for world, data in enumerate(worlds()):
+        clients = {"victim": data, **{f"other {i}": worlds(seed=i)[1] for i in (1, 2, 3)}}
+        made = sp.Cohort(clients, sp.Private(MODEL, noise=noise, secret=world, **rest))._oracle
+        weights = torch.full((4,), 0.25, dtype=torch.float64)
+        found = []
+        for k in range(releases):
+            x = torch.full((FEATURES,), 1e-3 * k, dtype=torch.float64)
+            shared, known = made.shared(x, weights), made.sums.gradients(x, None)
+            seen = shared.parts[: 4 - helpers].sum(0).double() - known[1 : 4 - helpers].sum(0)
+            there, absent = (exact(UNITS, w, Seen([x], [], []))[1][0, 0] for w in (0, 1))
+            middle, way = (there + absent) / 2, there - absent
+            found.append(float((seen.numpy() * made.clips[0].unit - middle) @ way))
+        scores.append(np.array(found))
+    return Guesses(*scores)
+
+
+UNITS = sp.Private(MODEL, noise=1.0, clip=1.0, loss_clip=1.0, smoothness=1.0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from noise_attacks import by_likelihood, by_losses, by_residues, in_floating_point, judged, private, watched
+from noise_attacks import by_likelihood, by_losses, by_residues, from_sums, in_floating_point, judged, private, watched
+
+from scaffpd.privacy.accountant import Release, epsilon
 
 DELTA = 1e-5
 ATTACKS = [by_residues, by_losses, by_likelihood]
@@ -52,6 +54,19 @@ def test_the_audit_stays_below_what_is_claimed_and_notices_noise_that_is_too_sma
     assert judged(by_likelihood, model, seen).sharper(DELTA) > least
     less = private(CLAIMED, AUDITED, weaker=weaker)
     assert judged(by_likelihood, less, watched(less, clients, AUDITED)).sharper(DELTA) > CLAIMED
+
+
+@pytest.mark.parametrize(
+    ("releases", "near"), [(120, 1.0), pytest.param(3000, 4.0, marks=pytest.mark.long)], ids=["small", "full"]
+)
+def test_sums_with_shared_noise_hide_a_record_from_a_server_with_helpers(releases, near):
+    """One helper, where one was allowed for, learns no more than ε; three, where none was, learn more."""
+    z = 0.7
+    claimed = epsilon({Release(z): 1}, DELTA)
+    found = from_sums(z, releases, colluding=1, helpers=1)
+    assert near < found.sharper(DELTA) <= claimed
+    if releases > 1000:
+        assert from_sums(z, releases, colluding=0, helpers=3).sharper(DELTA) > claimed
 
 
 @pytest.mark.long
