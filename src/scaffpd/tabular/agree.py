@@ -262,7 +262,7 @@ def _declared(schema: Json, ranges: Mapping[str, Any]) -> Json:
         {**column, "range": list(ranges.get(column["name"], rest))} if column["kind"] == NUMBER else column
         for column in schema["columns"]
     ]
-    more = {} if schema["shape"] is None else {"range": list(rest)}
+    more = {} if schema["shape"] is None or rest is None else {"range": list(rest)}
     return checked_schema({**schema, **more, "columns": columns, "declared": True})
 
 
