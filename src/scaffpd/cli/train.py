@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 STRENGTHS = {  # the argument of each objective
     "ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q", "Nash": "b",
 }  # fmt: skip
-OF_TABLE = ("client", "target", "columns", "categories", "task", "separator", "decimal", "split_by", "dates")
+OF_TABLE = (
+    "client",
+    "target",
+    "columns",
+    "categories",
+    "task",
+    "separator",
+    "decimal",
+    "split_by",
+    "dates",
+    "features",
+)
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
     "data": {name: name for name in (*OF_TABLE, "test", "test_file", "seed")},
     "model": {"l2": "l2", "strength": "kappa"},
@@ -50,6 +61,9 @@ Separator = Annotated[str | None, typer.Option(help="Between columns of CSV.", s
 Decimal = Annotated[str | None, typer.Option(help="Decimal mark of CSV: . or ,", show_default="found out")]
 Test = Annotated[str | None, typer.Option(help="Share of rows held out, or a table of them.", show_default="0.2")]
 SplitBy = Annotated[str | None, typer.Option(help="Hold out the latest rows by this column, or whole groups of it.")]
+Bends = Annotated[
+    str | None, typer.Option("--features", help="Nonlinear, still certified: splines, interactions or rff.")
+]
 Dates = Annotated[bool | None, typer.Option("--dates", help="Learn from weekday, season and hour of dates.")]
 L2 = Annotated[
     float | None, typer.Option("--l2", help="The regulariser.", show_default="by folds for a table, else 0.001")
@@ -101,6 +115,7 @@ def train(
     test: Test = None,
     split_by: SplitBy = None,
     dates: Dates = None,
+    features: Bends = None,
     l2: L2 = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="The most rounds.", show_default="1000; 30 with --epsilon")
@@ -179,6 +194,7 @@ def path(
     test: Test = None,
     split_by: SplitBy = None,
     dates: Dates = None,
+    features: Bends = None,
     l2: L2 = None,
     rounds: Rounds = None,
     tol: Tol = None,

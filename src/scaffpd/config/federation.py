@@ -18,6 +18,7 @@ from scaffpd.errors import InputError
 from scaffpd.models import Linear
 from scaffpd.objectives import USUAL
 from scaffpd.privacy.private import LOCAL_STEPS, ROUNDS
+from scaffpd.tabular.agree import EXPANSIONS
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 DROP, PAUSE = "drop", "pause"
@@ -52,9 +53,10 @@ class FederationModel(LinearSettings):
 
 
 class FeatureSettings(SettingsTable):
-    """[features]: whether columns are standardised, the number format, and ranges of columns that are known."""
+    """[features]: whether columns are standardised, what is made of them, the number format, and known ranges."""
 
     standardise: key.Switch = True
+    expand: Annotated[str, key.one_of(EXPANSIONS)] | None = None
     numbers: key.Numbers | None = None
     # [least, largest] of columns of numbers, by name, "*" for all others: columns are then scaled by these alone
     ranges: dict[str, key.Range] = Field(default_factory=dict)
@@ -199,8 +201,8 @@ class FederationFile:
 
 
 def _features(given: FeatureSettings) -> dict[str, Any]:
-    ranges = {"ranges": dict(given.ranges)} if given.ranges else {}
-    return {"standardise": given.standardise, "numbers": given.numbers or "", **ranges}
+    more = {name: value for name, value in (("ranges", dict(given.ranges)), ("expand", given.expand)) if value}
+    return {"standardise": given.standardise, "numbers": given.numbers or "", **more}
 
 
 def _completed(objective: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from scaffpd.models.losses import LOSSES
 from scaffpd.objectives import USUAL, Objective
 from scaffpd.privacy import Private
 from scaffpd.privacy.private import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS
-from scaffpd.tabular.agree import TASKS
+from scaffpd.tabular.agree import EXPANSIONS, TASKS
 from scaffpd.tabular.formats import SEPARATORS
 from scaffpd.tabular.read import DECIMALS
 
@@ -27,7 +27,7 @@ OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a 
 OBJECTIVE = "ChiSquare"
 OF_TABLE = (
     *("client", "target", "columns", "categories", "task", "standardise", "separator", "decimal"),
-    *("split_by", "dates", "test_file", "ranges"),
+    *("split_by", "dates", "test_file", "ranges", "features"),
 )
 GOES_WITH = {  # which keys go with which source of data
     **dict.fromkeys(OF_TABLE, ("file",)),
@@ -51,6 +51,7 @@ class DataSettings(SettingsTable):
     categories: key.Texts | None = None
     task: Annotated[str, key.one_of(TASKS)] | None = None
     standardise: key.Switch = True
+    features: Annotated[str, key.one_of(EXPANSIONS)] | None = None
     separator: Annotated[str, key.one_of(tuple(SEPARATORS))] | None = None
     decimal: Annotated[str, key.one_of(DECIMALS)] | None = None
     clients: Annotated[int, Field(ge=2, description="a whole number >= 2")] | None = None

@@ -26,7 +26,8 @@ from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.models import Linear
 from scaffpd.objectives import Objective
 from scaffpd.privacy import Private
-from scaffpd.tabular.agree import PREPARED, agree, declared_scale, deviation_of, mean_of, width
+from scaffpd.tabular.agree import PREPARED, agree, declared_scale, deviation_of, mean_of
+from scaffpd.tabular.encode import expanded_names, with_expansion
 
 GOOD_ENOUGH = 1e-4  # a proven gap: models that folds tell apart differ by much more
 SPARE = 2  # rounds that may be begun anew when a silo leaves
@@ -124,11 +125,12 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
         n: reply.values.get("description") for n, reply in ask(SiloRequest("describe")).items()
     }
     schema = agree(described, bool(file.features.get("standardise", True)), file.features.get("ranges"))
+    schema = with_expansion(schema, file.features.get("expand"))
     prepared = schema["task"] == PREPARED
     noise: dict[str, Any] = {}
     if file.privacy:  # for the silo with the fewest rows: its minibatches show the most of a row
         rows = min(int(silo["train"]) for silo in described.values())
-        noise = propose_noise(file, rows, 1 if prepared else width(schema))
+        noise = propose_noise(file, rows, 1 if prepared else len(expanded_names(schema)))
     if prepared:
         return Setup(algorithm, file.model, schema, np.zeros(0), np.zeros(0), "", file.secure, noise)
     scale, numbers = declared_scale(schema), str(file.features.get("numbers", ""))

@@ -17,7 +17,7 @@ from scipy.stats import rankdata
 from scaffpd.config.model_file import Setup, predict_encoded, read_model
 from scaffpd.errors import InputError, several, unknown
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
-from scaffpd.tabular.encode import ClientRows, Target, filled, scaled
+from scaffpd.tabular.encode import ClientRows, Target, expanded, expanded_names, filled, scaled
 from scaffpd.tabular.formats import OpenTable, open_table
 from scaffpd.tabular.read import OF_DATE, read_columns
 
@@ -150,7 +150,7 @@ def predict(run: Path, file: Path, model: str | None = None, keep: Sequence[str]
         columns = _filled(columns, owner, known)
     rows = len(columns[0].values)
     codes = np.zeros(rows, dtype=np.int64) if owner is None else owner.values
-    X: Matrix = np.empty((rows, len(setup.mean)))
+    X: Matrix = np.empty((rows, len(expanded_names(dict(setup.schema)))))
     for code in np.unique(codes):
         mine = codes == code
         X[mine] = _encoded(file, FeatureTable(rows, tuple(columns)).take(mine), setup)
@@ -271,5 +271,6 @@ def _columns(
 def _encoded(file: Path, own: FeatureTable, setup: Setup) -> Matrix:
     nobody: Mask = np.zeros(own.rows, dtype=bool)
     rows = ClientRows(file.name, own, Target("regression", np.zeros(own.rows)), nobody)
-    raw = filled(rows, dict(setup.schema), ~nobody, apart=bool(setup.privacy or setup.schema.get("declared")))
-    return scaled(raw, setup.mean, setup.deviation if setup.schema["standardise"] else None)
+    schema = dict(setup.schema)
+    raw = filled(rows, schema, ~nobody, apart=bool(setup.privacy or schema.get("declared")))
+    return expanded(scaled(raw, setup.mean, setup.deviation if schema["standardise"] else None), schema)

@@ -18,6 +18,7 @@ from scaffpd.tabular.columns import CATEGORY, NUMBER, UNKNOWN, Matrix
 VERSION = 1
 CLASSIFICATION, REGRESSION, PREPARED = "classification", "regression", "prepared"
 TASKS = (CLASSIFICATION, REGRESSION)  # that a user can ask for
+EXPANSIONS = ("splines", "interactions", "rff")
 MOST_COLUMNS, MOST_CATEGORIES, MOST_LABELS, MOST_FEATURES = 100_000, 10_000, 100_000, 2**31
 LONGEST = 500  # characters of a name
 LARGEST = 2**53  # whole numbers up to here survive JSON
@@ -69,6 +70,8 @@ def _checked(owner: str, given: Any, kinds: tuple[str, ...], of_silo: bool) -> J
         out |= {"train": read.whole(table.get("train"), "train", 1), "test": read.whole(table.get("test"), "test", 0)}
     else:
         out["standardise"] = read.boolean(table, "standardise")
+        if "expand" in table:
+            out["expand"] = read.one_of(table, "expand", EXPANSIONS)
     if task == PREPARED:
         return out | {"dimension": read.whole(table.get("dimension"), "dimension", 1)}
     if task == CLASSIFICATION:

@@ -18,9 +18,18 @@ from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, several
 from scaffpd.system import format_bytes, free_memory
-from scaffpd.tabular.agree import CLASSIFICATION, REGRESSION, Json, agree, declared_scale, deviation_of, mean_of, width
+from scaffpd.tabular.agree import CLASSIFICATION, REGRESSION, Json, agree, declared_scale, deviation_of, mean_of
 from scaffpd.tabular.columns import CATEGORY, DATE, DataColumn, FeatureTable, Mask, Matrix
-from scaffpd.tabular.encode import ClientRows, Encoded, Target, held_rows, held_whole, target
+from scaffpd.tabular.encode import (
+    ClientRows,
+    Encoded,
+    Target,
+    expanded_names,
+    held_rows,
+    held_whole,
+    target,
+    with_expansion,
+)
 from scaffpd.tabular.formats import Stacked, open_table
 from scaffpd.tabular.read import date_parts, read_columns
 
@@ -48,6 +57,7 @@ class TableFile:
     dates: bool = False  # whether to learn from the day of the year, the weekday and the hour of dates
     standardise: bool = True  # whether columns are scaled
     ranges: Mapping[str, Any] | None = None  # known ranges of columns, by which they are scaled (see `agree`)
+    features: str | None = None  # "splines", "interactions" or "rff": what is made of the columns, see `encode`
     # between the columns of a CSV file: comma, semicolon, tab or pipe; `None` finds it out
     separator: str | None = None
     decimal: str | None = None  # the decimal mark of a CSV file: point or comma; `None` finds it out
@@ -74,10 +84,12 @@ def read_clients(source: TableFile) -> Clients:
     remarks = [*found.remarks, *_task(source, wanted)]
     rows = _cut(source, found, wanted, remarks)
     schema = agree({own.name: own.describe() for own in rows}, source.standardise, source.ranges)
-    cells = width(schema) * sum(sum(own.rows) for own in rows)
+    schema = with_expansion(schema, source.features)
+    made = len(expanded_names(schema))
+    cells = made * sum(sum(own.rows) for own in rows)
     if 16 * cells > free_memory(torch.device("cpu")):  # the encoded rows, and once more while they are made
         raise InputError(
-            f"{source.file.name!r} makes {width(schema)} columns once encoded, {format_bytes(8 * cells)} in all, which "
+            f"{source.file.name!r} makes {made} columns once encoded, {format_bytes(8 * cells)} in all, which "
             "is more than there is room for: choose fewer --columns."
         )
     if (scale := declared_scale(schema)) is None:

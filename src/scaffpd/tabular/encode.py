@@ -1,10 +1,21 @@
-"""The rows of one client: describe their columns, sum them, and encode them as agreed."""
+r"""The rows of one client: describe their columns, sum them, and encode them as agreed.
+
+A linear model of expanded rows bends and stays certified. The columns themselves stay; `expand` adds, to numbers z,
+
+splines       natural cubic splines of every z, linear beyond the outer knots: a generalised additive model
+interactions  z_i z_j of every pair
+rff           of all columns √(2/D) cos(⟨w, z⟩ + b), w ~ N(0, I/d), b uniform: the Gaussian kernel (Rahimi, Recht 2007)
+
+Knots and directions are in units of the deviation that clients agree on by sums, so nothing else has to be told.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,6 +29,10 @@ from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, 
 
 GUESSED = 5  # whole numbers with more different values than this are taken for amounts, not for labels
 LARGEST_LABEL = 2**53
+KNOTS = np.array([-1.6, -0.8, 0.0, 0.8, 1.6])
+DIRECTIONS, SEED = 200, 0
+MOST_EXPANDED = 20_000  # features once expanded
+FURTHEST = 10.0  # deviations; numbers further out count as that far
 
 Label = int | str
 
@@ -135,10 +150,10 @@ class ClientRows:
         y = self._targets(agreed)
 
         def part(rows: Mask) -> Pair:
-            X = scaled(filled(self, agreed, rows, apart), centre, scale)
+            X = expanded(scaled(filled(self, agreed, rows, apart), centre, scale), agreed)
             return X.reshape(len(X), *self.table.shape) if self.table.block is not None else X, y[rows]
 
-        return Encoded(part(~self.held), part(self.held) if self.held.any() else None, features(agreed))
+        return Encoded(part(~self.held), part(self.held) if self.held.any() else None, expanded_names(agreed))
 
     def _own(self, schema: Mapping[str, Any]) -> Json:
         agreed, task = checked_schema(schema), self.target.task
@@ -199,6 +214,93 @@ def scaled(X: Matrix, centre: Matrix, scale: Matrix | None) -> Matrix:
     """Encoded rows without gaps, in units of the deviation."""
     X = np.where(np.isnan(X), centre, X)
     return X if scale is None else (X - centre) / scale
+
+
+def expanded(X: Matrix, schema: Json) -> Matrix:
+    """Return standardised rows with the features that the schema agrees on."""
+    kind = schema.get("expand", "")
+    if not kind:
+        return X
+    if kind == "rff":
+        W, b = _directions(X.shape[1])
+        return np.concatenate([X, np.sqrt(2 / DIRECTIONS) * np.cos(np.clip(X, -FURTHEST, FURTHEST) @ W + b)], axis=1)
+    Z = np.clip(X[:, _numbers(schema)], -FURTHEST, FURTHEST)
+    if kind == "splines":
+        return np.concatenate([X, *map(_splines, Z.T)], axis=1)
+    pairs = [Z[:, i] * Z[:, j] for i, j in combinations(range(Z.shape[1]), 2)]
+    return np.concatenate([X, *(product[:, None] for product in pairs)], axis=1)
+
+
+def expanded_names(schema: Json) -> tuple[str, ...]:
+    """Name the columns of expanded rows."""
+    kind, names = schema.get("expand", ""), features(schema)
+    numbers = [names[j] for j in _numbers(schema)] if kind else []
+    if kind == "splines":
+        return (*names, *(f"{name} (bend {k + 1})" for name in numbers for k in range(len(KNOTS) - 2)))
+    if kind == "interactions":
+        return (*names, *(f"{a} × {b}" for a, b in combinations(numbers, 2)))
+    return (*names, *(f"direction {k + 1}" for k in range(DIRECTIONS))) if kind == "rff" else names
+
+
+def with_expansion(schema: Json, kind: str | None) -> Json:
+    """Return the schema with an expansion, or refuse one that cannot be made of these columns."""
+    if not kind:
+        return schema
+    if not schema["standardise"]:
+        raise InputError(f"features = {kind!r} are made of standardised columns: leave standardise on.")
+    if schema["shape"] is not None:
+        raise InputError(f"features = {kind!r} need columns with names.")
+    numbers = len(_numbers(schema))
+    if kind != "rff" and numbers < (2 if kind == "interactions" else 1):
+        raise InputError(f"features = {kind!r} are made of columns of numbers, and there are {numbers}.")
+    made = len(expanded_names({**schema, "expand": kind}))
+    if made > MOST_EXPANDED:
+        raise InputError(
+            f"features = {kind!r} would make {made:,} columns, and {MOST_EXPANDED:,} are allowed: choose fewer columns."
+        )
+    return {**schema, "expand": kind}
+
+
+def _numbers(schema: Json) -> list[int]:
+    """Where the columns of numbers are among the encoded ones."""
+    found, place = [], 0
+    for column in schema["columns"]:
+        if column["kind"] == NUMBER:
+            found.append(place)
+        place += 1 if column["kind"] == NUMBER else len(column["categories"]) + column["other"]
+    return found
+
+
+def _bent(z: Matrix) -> Matrix:
+    """d_k(z) − d_{K−1}(z), d_k = ((z − t_k)³₊ − (z − t_K)³₊)/(t_K − t_k): what natural splines have besides 1 and z."""
+    cubes = np.maximum(z[:, None] - KNOTS, 0.0) ** 3
+    d = (cubes[:, :-1] - cubes[:, -1:]) / (KNOTS[-1] - KNOTS[:-1])
+    found: Matrix = d[:, :-1] - d[:, -1:]
+    return found
+
+
+def _splines(z: Matrix) -> Matrix:
+    """What natural splines add to 1 and z, in units of its deviation for z ~ N(0, 1)."""
+    mean, slope, scale = _normal()
+    found: Matrix = (_bent(z) - mean - z[:, None] * slope) / scale
+    return found
+
+
+@cache
+def _normal() -> tuple[Matrix, Matrix, Matrix]:
+    """For z ~ N(0, 1), by quadrature: mean of `_bent`, what z explains of it, and the deviation of the rest."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    weights = weights / weights.sum()
+    bent = _bent(nodes)
+    mean, slope = weights @ bent, weights @ (nodes[:, None] * bent)
+    rest = bent - mean - nodes[:, None] * slope
+    return mean, slope, np.sqrt(weights @ rest**2)
+
+
+@cache
+def _directions(d: int) -> tuple[Matrix, Matrix]:
+    random = np.random.default_rng(SEED)
+    return random.standard_normal((d, DIRECTIONS)) / np.sqrt(d), random.uniform(0, 2 * np.pi, DIRECTIONS)
 
 
 def filled(data: ClientRows, schema: Json, rows: Mask, apart: bool = False) -> Matrix:

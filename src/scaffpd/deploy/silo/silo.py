@@ -61,7 +61,8 @@ from scaffpd.federation.questions import (
 from scaffpd.gains import own_scores
 from scaffpd.models.numerics import limit_threads
 from scaffpd.models.personal import Personal
-from scaffpd.tabular.agree import checked_schema, width
+from scaffpd.tabular.agree import checked_schema
+from scaffpd.tabular.encode import expanded_names
 
 if TYPE_CHECKING:
     from scaffpd.deploy.silo.masking import SiloMasking
@@ -127,7 +128,8 @@ class Silo:
         setup, own = self._setup, self.data.cohort
         if own is None:
             model, schema = self._model(setup), checked_schema(setup.schema)
-            self._check_dimension(width(schema) * max(1, getattr(getattr(model, "model", model), "classes", None) or 1))
+            width = len(expanded_names(schema))
+            self._check_dimension(width * max(1, getattr(getattr(model, "model", model), "classes", None) or 1))
             train, held = self._rows(setup)
             test = None if held is None else {self.name: held}
             model = model if self.ledger is None else self.ledger.private(model)
@@ -240,7 +242,7 @@ class Silo:
                 "instead: then no sums are needed."
             )
         schema, mean = checked_schema(asked.values.get("schema")), asked.arrays.get("mean")
-        self._check_dimension(width(schema))
+        self._check_dimension(len(expanded_names(schema)))
         self._limit("schema", json.dumps(schema, sort_keys=True))
         if mean is not None:
             self._limit("mean", mean.tobytes().hex())
