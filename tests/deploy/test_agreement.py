@@ -439,3 +439,25 @@ def test_numbers_too_large_to_be_added_are_refused(tmp_path):
     data = write(tmp_path, "a", ["x", "y"], rows)
     with pytest.raises(InputError, match="column 'x' that are too large"):
         data.totals(agree({"a": data.describe()}))
+
+
+def test_expanded_columns_are_agreed_on_and_the_same_as_in_one_process(tmp_path):
+    """Silos that agree on splines hold the rows that one process would make of the same table."""
+    from scaffpd.tabular.agree import agree, deviation_of, mean_of
+    from scaffpd.tabular.columns import DataColumn, FeatureTable
+    from scaffpd.tabular.encode import ClientRows, Target, held_rows, with_expansion
+
+    random = np.random.default_rng(0)
+    sites = {}
+    for name in ("north", "south"):
+        values, y = random.normal(size=40), random.normal(size=40)
+        goal = Target("regression", y)
+        table_of = FeatureTable(40, (DataColumn("z", "number", values),))
+        sites[name] = ClientRows(name, table_of, goal, held_rows(name, goal, 0.25, 0))
+    schema = with_expansion(agree({name: own.describe() for name, own in sites.items()}), "splines")
+    mean = mean_of({name: own.totals(schema) for name, own in sites.items()}, schema)
+    deviation = deviation_of({name: own.totals(schema, mean) for name, own in sites.items()}, mean)
+    for own in sites.values():
+        ready = own.encoded(schema, mean, deviation)
+        assert ready.train[0].shape == (30, 4)
+        assert ready.features == ("z", "z (bend 1)", "z (bend 2)", "z (bend 3)")
