@@ -119,7 +119,8 @@ def strengths(run: ReportData) -> Figure | None:
     bar = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "detail": {"field": "which"}}
     layers: list[Spec] = [
         {"mark": {"type": "rule", "style": "quiet"}, "encoding": bar},
-        {"mark": {"type": "line", "style": "own"}, "encoding": {**ends, "strokeDash": dash}},
+        {"transform": [{"filter": "datum.strength !== 'alone'"}], "mark": {"type": "line", "style": "own"},
+         "encoding": {**ends, "strokeDash": dash}},
         {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1, "style": "own"},
          "encoding": {**ends, "detail": {"field": "which"}, "tooltip": tips}},
         {"transform": [{"filter": "datum.chosen"}], "mark": {"type": "point", "style": "knee", "size": 320},
@@ -130,8 +131,8 @@ def strengths(run: ReportData) -> Figure | None:
     if own is not None and own is not chosen:
         ring += f" The personal models of this page are {_held_together(own, run.word)}."
     caption = (
-        f"On the left all {plural(run.word)} share one model, on the right each has its own and owes nothing to the "
-        f"others. Training rows were left out in turn to see what is best; bars are one standard error.{ring}"
+        f"On the left all {plural(run.word)} share one model, on the right each trains alone, regularised on its "
+        f"own. Training rows were left out in turn to see what is best; bars are one standard error.{ring}"
     )
     alt = f"Mean and worst fifth of the losses on rows left out, for {len(points)} strengths from one model to alone."
     spec = specification(run, data={"name": "strengths"}, layer=layers)
@@ -171,12 +172,12 @@ def coalition(run: ReportData) -> Figure | None:
         *(
             {"transform": [others, {"filter": test}], "mark": {"type": "text", "style": style, "opacity": fits},
              "encoding": {"x": x, "y": y, "text": {"field": "words"}, "tooltip": tips}}
-            for test, style in ((f"!({strong})", "soft"), (strong, "inverse"))
+            for test, style in ((f"!({strong})", "ink"), (strong, "inverse"))
         ),
     ]  # fmt: skip
     caption = (
         f"Blue: the {run.word} of the row gains from the one of the column, its loss would be that much higher without "
-        f"it; orange: it would do better without it. {found.peace}"
+        f"it; orange: it would do better without it. {found.peace} None of this is tested for noise."
     )
     alt = f"By how much the loss of each of {N} {plural(run.word)} changes when another one leaves, as a heat map."
     spec = specification(run, data={"name": "effects"}, height=CELL * N, layer=layers)

@@ -93,6 +93,7 @@ def config(palette: Palette, model_places: list[int]) -> dict[str, Any]:
             "loss-words": {"color": palette["loss"], "fontSize": 12, "font": FONT},
             "bubble": {"color": palette["accent"], "opacity": 0.75},
             "own": {"color": palette["accent"]},
+            "ink": {"color": palette["ink"], "font": FONT, "fontSize": 12},
             "inverse": {"color": palette["card"], "font": FONT, "fontSize": 12},
             "knee": {"color": palette["ink"], "filled": False, "strokeWidth": 1.6},
             "soft": {"color": palette["soft"], "font": FONT, "fontSize": 12},
