@@ -207,6 +207,18 @@ def test_a_deployed_run_joins_its_segments(deployed):
     assert story.word == "silo"
 
 
+def test_what_joining_brings_silos_is_on_the_page_of_a_deployed_run(deployed, stations, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(deployed, folder)
+    shutil.copy(stations / "joining.csv", folder)
+    said = json.loads((stations / "summary.json").read_text())["joining"]
+    (folder / "joining.json").write_text(json.dumps(said))
+    assert read(folder).joining.sentence == said["sentence"]
+    assert {"joining", "absent"} < {figure.name for figure in figures(read(folder))}
+    text = markup(report.write(folder).read_text(encoding="utf-8"))
+    assert re.sub("\u00a0", " ", text).index(said["sentence"].split(":")[0]) < text.index("figure-joining")
+
+
 def test_a_run_that_waits_has_a_page(deployed, tmp_path):
     folder = tmp_path / "waiting"
     shutil.copytree(deployed, folder)

@@ -304,6 +304,7 @@ def _deployed(folder: Path) -> ReportData:
         ),
         files=((DEPLOYED, json.dumps(settings, indent=2, ensure_ascii=False)),) if settings else (),
         privacy=_spent(outcome.get("privacy"), rows),
+        joining=_joining(folder, read_json(folder / "joining.json") or None),
         remarks=(sentence[:1].upper() + sentence[1:],),
     )  # fmt: skip
 
