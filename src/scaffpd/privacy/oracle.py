@@ -13,7 +13,7 @@ What is made of released vectors (sums, projections, norms, d_i) costs nothing.
 Where secure sums hide single vectors, the noise of gradients can be shared among n clients, of which t may add none:
 
     Σ_i w_i c_i = (sC/2ᶠ) Σ_i (⌊(w_i/(m_i s)) S_i⌋ + N_ℤ(0, σ²)) + l2 x Σ_i w_i,
-    s = max_j |w_j|/m_j,   σ = z 2ᶠ/√(n − t)
+    s = max_j |w_j|/m_j,   σ = z Δ/√(n − t),   Δ = max_j Δ_j
 
 with S_i the sum of client i in units of C/2ᶠ (Kairouz, Liu, Steinke, "The distributed discrete Gaussian mechanism for
 federated learning with secure aggregation", 2021). A record of client i moves it by Δ_i ≤ 2ᶠ|w_i|/(m_i s) + 2√d units,
@@ -27,6 +27,7 @@ which is no number that a computer could tell from zero: σ is above 2²⁰.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -77,6 +78,7 @@ NO_SMOOTHNESS = (
 )
 
 
+LEAST_SIGMA = 2**20  # of a client's share, in units
 SHARED = (
     "Noise that clients share is in sums of their gradients over all records alone: use a method that needs nothing "
     "else, such as ScaffPD(local_steps=1), or leave colluding out."
@@ -277,12 +279,13 @@ class PrivateOracle:
         w, n = weights.detach().double().cpu().numpy(), len(self.members)
         share = w / [member.samples for member in self.members]
         s, clip, honest = float(np.abs(share).max()) or 1.0, self.clips[0], n - (self.colluding or 0)
-        if honest < 1 or clip.bits is None:
-            raise InputError(f"{n} clients, of which {self.colluding} may add no noise, cannot share it.")
-        sigma = clip.sigma(max(member.noise for member in self.members) / honest**0.5)
+        moved = np.abs(share) / s + math.ldexp(2 * len(x) ** 0.5, -(clip.bits or 0))  # Δ_i/2ᶠ
+        z = max(member.noise for member in self.members) * float(moved.max())
+        sigma = clip.sigma(z / max(1, honest) ** 0.5)
+        if honest < 1 or clip.bits is None or sigma < LEAST_SIGMA:
+            raise InputError(f"{n} clients, of which {self.colluding} may add no noise, cannot share so little of it.")
         questions = self._questions("sum", None, (), x, torch.from_numpy(w))
-        moved = np.abs(share) / s * 2.0**clip.bits + 2 * len(x) ** 0.5
-        hidden = honest**0.5 * sigma / SPARE / moved
+        hidden = honest**0.5 * math.ldexp(sigma / SPARE, -clip.bits) / moved
         self.account.charge([
             ReleaseEntry(member.number, question.mark, Release(float(own)))
             for member, question, own, part in zip(self.members, questions, hidden, share, strict=True) if part
