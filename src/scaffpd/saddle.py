@@ -158,7 +158,7 @@ class _SaddleProblem:
         """φ at z; `None` where numbers are too large."""
         v, total = self.a + z @ self.E, np.minimum(np.maximum(pi + self.square, SMALLEST), HIGHEST)
         s = v - self.square * (anchor - self.l)
-        if not np.all(np.abs(s) <= LARGEST):
+        if not np.maximum.reduce(np.abs(s)) <= LARGEST:
             return None
         step = self.objective._prox_step(s, anchor, 1 / total)
         weights, away, moved = step.weights, step.weights - self.l, step.weights - anchor

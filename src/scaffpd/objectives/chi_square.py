@@ -58,7 +58,7 @@ class ChiSquare(Objective):
     def _value(self, weights: Vector) -> float:
         """(ρ/2) Σ (λ_i − p_i)²/p_i."""
         p = self.weights(len(weights))
-        return float(0.5 * self.rho * np.sum((weights - p) ** 2 / p))
+        return float(0.5 * self.rho * np.add.reduce((weights - p) ** 2 / p))
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Whether λ lies in the simplex and below the cap."""
@@ -74,9 +74,10 @@ class ChiSquare(Objective):
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i on the clients strictly between zero and the cap, zero elsewhere."""
-        weights = self._prox(s, old, sigma)
+        rate = self._rate(len(s), sigma)
+        weights = self._projected(s, old / sigma, rate)
         free = weights > 0.0 if self.cap is None else (weights > 0.0) & (weights < self.cap)
-        return simplex_step(weights, np.where(free, self._rate(len(weights), sigma), 0.0))
+        return simplex_step(weights, rate * free)
 
     def strong_convexity(self, n: int) -> float:
         """ρ / max_i p_i."""
