@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -17,11 +18,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scaffpd.algorithms import fair
-from scaffpd.choosing import FOLDS
+from scaffpd.choosing import FOLDS, Choice, Folds, search
+from scaffpd.choosing import ROUNDS as TRIES
 from scaffpd.cohort import Cohort
 from scaffpd.data.partition import is_missing
 from scaffpd.data.silos import checked_fraction, standardiser
 from scaffpd.errors import InputError, count, positive
+from scaffpd.fairness_path import SYMBOLS
 from scaffpd.gains import Joining, joining
 from scaffpd.metrics import a_fifth
 from scaffpd.models import Linear
@@ -31,6 +34,7 @@ from scaffpd.privacy import Private, Spent
 from scaffpd.privacy.private import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.training import Result, Status, train
 
+BUDGET = 300  # rounds of choosing
 ALONE = "all"  # the name of the one client where nobody was named
 
 
@@ -152,6 +156,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     result_: Result
     privacy_: Spent | None
     joining_: Joining | None
+    choice_: Choice | None
 
     def __init__(
         self,
@@ -170,6 +175,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         clip: float = 1.0,
         noise_seed: int | None = None,
         held_out: float = 0.0,
+        choose: str | None = None,
     ) -> None:
         self.objective = objective
         self.l2 = l2
@@ -185,6 +191,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         self.clip = clip
         self.noise_seed = noise_seed
         self.held_out = held_out
+        self.choose = choose
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters; `deep` adds those of the objective, as in `objective__alpha`."""
@@ -219,7 +226,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         rounds = count(type(self).__name__, "max_rounds", usual if self.max_rounds is None else self.max_rounds)
         if self.tol is not None:
             positive(type(self).__name__, "tol", self.tol)
-        algorithm, intercept = self._algorithm(), bool(self.fit_intercept)
+        algorithm, intercept = self._algorithm(self._objective()), bool(self.fit_intercept)
         parts, targets = group.split(X), group.split(y)
         inputs, outputs = Scale.none(X.shape[1]), Scale.none(1)
         if self.standardise:
@@ -229,7 +236,10 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
                 targets = [outputs(part) for part in targets]
         model = Linear(loss, self.l2, intercept, classes)
         pairs = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
+        self.choice_ = self._choice(pairs, model, group)
         self.joining_ = self._joining(pairs, model, group, outputs)
+        if self.choice_ is not None:
+            model, algorithm = replace(model, l2=self.choice_.l2), self._algorithm(self.choice_.objective)
         trained: Linear | Private = model
         if self.epsilon is not None:  # rows longer than R, once scaled, are shortened
             epsilon = positive(type(self).__name__, "epsilon", self.epsilon)
@@ -263,8 +273,24 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             cut = min(max(round(share * len(y)), 1), len(y) - FOLDS)
             parts.append([(X[rows], y[rows]) for rows in (np.sort(order[cut:]), np.sort(order[:cut]))])
         train, test = ([part[k] for part in parts] for k in (0, 1))
-        goal = getattr(self._algorithm(), "objective", None)
+        goal, chosen = getattr(self._algorithm(self._objective()), "objective", None), self._choice(train, model, group)
+        if chosen is not None:  # by the rows that are not held out
+            model, goal = replace(model, l2=chosen.l2), chosen.objective
         return joining(train, test, model, goal, names=group.names, unit=float(outputs.deviation[0]))
+
+    def _choice(self, pairs: list[Any], model: Linear, group: Grouping) -> Choice | None:
+        """l2 and the strength of the objective by folds of these rows; `None` where they are given."""
+        if self.choose is None:
+            return None
+        if self.epsilon is not None:
+            raise InputError("choose trains models without noise, which would cost ε: leave it or epsilon out.")
+        if hasattr(self.algorithm, "round") and not isinstance(self.algorithm, type):
+            raise InputError("choose needs an objective that it may change: leave algorithm out, or pass a class.")
+        goal, seed = self._objective(), _seed(self.random_state) if self.random_state is not None else 0
+        free = (self.objective is None or isinstance(self.objective, str)) and type(goal).__name__ in SYMBOLS
+        wanted: Any = type(goal).__name__ if free else goal
+        rows = Folds.of(pairs, model, group.names, FOLDS, seed)
+        return search(rows, wanted, None, math.inf, self.choose, 1.0, TRIES, None, seed, BUDGET, True)
 
     @property
     def _tol(self) -> float | None:
@@ -279,8 +305,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             raise InputError(f'objective must be one such as ChiSquare(rho=0.1) or "cvar", got {objective!r}.')
         return objective
 
-    def _algorithm(self) -> Any:
-        objective = self._objective()
+    def _algorithm(self, objective: Objective) -> Any:
         if self.algorithm is None:
             return fair(objective) if self.epsilon is None else fair(objective, LOCAL_STEPS)
         if isinstance(self.algorithm, type) or not hasattr(self.algorithm, "round"):

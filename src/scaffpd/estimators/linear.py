@@ -45,6 +45,9 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             operating system, whatever `random_state` is.
         held_out: a share of every client's rows, such as 0.3, to find out what joining brings, before the model is
             trained on all rows.
+        choose: "mean" or "worst fifth": l2, whatever it is, and the strength of an objective that is given by its name,
+            or not at all, are those with the lowest held-out loss by this measure, in three folds of every client's
+            rows and at most 300 rounds.
 
     Attributes:
         classes_: the labels, of all clients together.
@@ -58,6 +61,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         privacy_: what has been spent, a `Spent`; `None` without `epsilon`.
         joining_: a `Joining`: alone, one average or fair model, or a personal one, client by client; `None` without
             `held_out`.
+        choice_: a `Choice`, all points that were tried; `None` without `choose`.
         n_rounds_: rounds made (`n_iter_` is the same).
         history_: the table of all rounds.
         status_: how the run ended.
@@ -148,6 +152,9 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
             operating system, whatever `random_state` is.
         held_out: a share of every client's rows, such as 0.3, to find out what joining brings, before the model is
             trained on all rows.
+        choose: "mean" or "worst fifth": l2, whatever it is, and the strength of an objective that is given by its name,
+            or not at all, are those with the lowest held-out loss by this measure, in three folds of every client's
+            rows and at most 300 rounds.
 
     Attributes:
         coef_: (features,), in the units of X and y.
@@ -160,6 +167,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         privacy_: what has been spent, a `Spent`; `None` without `epsilon`.
         joining_: a `Joining`: alone, one average or fair model, or a personal one, client by client; `None` without
             `held_out`.
+        choice_: a `Choice`, all points that were tried; `None` without `choose`.
         n_rounds_: rounds made (`n_iter_` is the same).
         history_: the table of all rounds.
         status_: how the run ended.
