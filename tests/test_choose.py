@@ -117,7 +117,12 @@ def test_the_rule_takes_the_simplest_within_one_standard_error():
     assert "l2 = 0.1, the average, one model for all" in str(choice)
     strict = _chosen([far, near, best], "mean", 0.0, SQUARED)
     assert strict.l2 == 0.01
-    assert "is the lowest of 3 points tried in 3 rounds; that of the simplest point" in strict.sentence
+    assert strict.sentence.endswith("is the lowest of 3 points tried in 3 rounds.")
+    one = sp.Average()
+    same = [GridPoint(l2, one, math.inf, point.losses, 1) for l2, point in ((1.0, far), (0.1, near), (0.01, best))]
+    strict = _chosen(same, "mean", 0.0, SQUARED)
+    assert strict.matters == {"l2": pytest.approx(3.075 / 1.05 - 1)}
+    assert "in 3 rounds; other l2 cost up to 193 %." in strict.sentence
 
 
 def test_the_table_has_a_row_for_every_point():

@@ -71,6 +71,11 @@ class GridPoint:
     behind: float = 0.0
     error: float = 0.0
 
+    @property
+    def key(self) -> tuple[float, int, float]:
+        """Its place in the grid."""
+        return self.l2, id(self.objective), self.strength
+
     def terms(self, by: str) -> NDArray[np.float64]:
         """w_i ℓ_ik."""
         return BY[by](self.losses.mean(1))[:, None] * self.losses
@@ -158,28 +163,31 @@ class Choice:
     @property
     def sentence(self) -> str:
         """What was chosen, and by how much it matters."""
-        own, lowest, first, highest = (
-            one.score(self.by) for one in (self.point, self.best, self.points[0], max(self.points, key=self._score))
-        )
-        rule, tried = "the lowest", f"{len(self.points)} points tried in {self.rounds} rounds"
+        own, lowest = self.point.score(self.by), self.best.score(self.by)
+        rule, folds = "the lowest", self.point.losses.shape[1]
         if self.point is not self.best:
-            rule = (
-                f"{100 * (own / lowest - 1):.2g} % above the lowest, within one standard error, and the simplest such"
-            )
-        matters = f"the highest is {100 * (highest / own - 1):.2g} % above it"
-        if self.point is not self.points[0]:
-            simplest = (
-                f"that of the simplest point ({self.points[0].words()}) is {100 * (first / own - 1):.2g} % above it"
-            )
-            matters = f"{simplest}, the highest {100 * (highest / own - 1):.2g} %"
-        folds = self.point.losses.shape[1]
+            above = f"{100 * (own / lowest - 1):.2g} % above the lowest"
+            rule = f"{above}, within one standard error, and the simplest such"
+        told = [f"other {name} cost up to {_percents(cost)}" for name, cost in self.matters.items()]
+        matters = f"; {', '.join(told)}" if told else ""
         return (
             f"Chosen by {folds} folds: {self.point.words()}. Its {self.by} of held-out losses, {own:.4g}, is {rule} of "
-            f"{tried}; {matters}."
+            f"{len(self.points)} points tried in {self.rounds} rounds{matters}."
         )
 
-    def _score(self, point: GridPoint) -> float:
-        return point.score(self.by)
+    @property
+    def matters(self) -> dict[str, float]:
+        """How much higher the score gets, as a share, where one of l2, objective and κ alone is another."""
+        here, found = (self.l2, id(self.objective), self.strength), dict[str, float]()
+        for axis, name in enumerate(("l2", "objectives", "κ")):
+            along = [
+                point.score(self.by)
+                for point in self.points
+                if all(a == b for k, (a, b) in enumerate(zip(point.key, here, strict=True)) if k != axis)
+            ]
+            if len(along) > 1:
+                found[name] = max(along) / self.point.score(self.by) - 1
+        return found
 
     def __str__(self) -> str:
         return self.sentence
@@ -278,6 +286,12 @@ def search(
     if budget is not None and found.line(kappas, point):
         choice = _chosen(found.candidates(fairly), by, errors, trials.model)
     return choice.with_point(choice.along(choice.best).point) if fairly else choice
+
+
+def _percents(share: float) -> str:
+    """Two digits of a share, without an exponent."""
+    value = 100 * max(share, 0.0)
+    return f"{value:.0f} %" if value >= 10 else f"{value:.2g} %"
 
 
 def short(value: float) -> float:

@@ -34,7 +34,7 @@ def table(tmp_path_factory):
 def run(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
     command = ["train", str(table), "--client", "site", "--target", "y", "--test", "0.75", "--splits", "1"]
-    command += ["--out", str(folder)]
+    command += ["--no-choose", "--out", str(folder)]
     assert cli.run([*command, "--quiet"]) == 0
     return folder, command
 
@@ -99,8 +99,8 @@ def test_terminal_json_and_page_say_the_same(run, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert sentence in shown
     assert "does it" in shown
-    assert "Why be in it: Together, the mean held-out loss of 5 sites is" in shown
-    assert cli.run([*command, "--json"]) == 0
+    assert "Why be in it (one split, no intervals): Together, the mean held-out loss of 5 sites is" in shown
+    assert cli.run([*command, "--json", "--no-coalition", "--no-report"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["joining"]["sentence"] == sentence
     assert len(values["joining"]["clients"]) == 25
@@ -111,10 +111,12 @@ def test_terminal_json_and_page_say_the_same(run, capsys):
 
 def test_splits_give_intervals_over_splits(run, tmp_path, capsys):
     _, command = run
-    assert cli.run([*command[:-1], str(tmp_path / "k"), "--splits", "3", "--json"]) == 0
+    assert (
+        cli.run([*command[:-1], str(tmp_path / "k"), "--splits", "2", "--no-coalition", "--no-report", "--json"]) == 0
+    )
     values = json.loads(capsys.readouterr().out)["joining"]
-    assert values["splits"] == 3
-    assert values["interval"].startswith("Student's t over 3 random splits")
+    assert values["splits"] == 2
+    assert values["interval"].startswith("Student's t over 2 random splits")
 
 
 def test_a_folder_without_joining_still_opens(run, tmp_path, capsys):

@@ -47,7 +47,7 @@ def show(folder: Path) -> None:
     console.print(run.title, style="bold", markup=False)
     if run.joining is not None:
         console.print(_joining(run.joining, run.word, console.width))
-        why = f"Why be in it: {run.coalition.sentence}" if run.coalition else ""
+        why = f"Why be in it (one split, no intervals): {run.coalition.sentence}" if run.coalition else ""
         say(console, run.joining.sentence, run.joining.details, f"Intervals: {run.joining.interval}.", why)
         console.print()
     console.print(_clients(run, console.width))
