@@ -23,7 +23,7 @@ from scaffpd.report.data import (
     plain,
     small,
 )
-from scaffpd.report.verdict import answers, cautions, verdict
+from scaffpd.report.verdict import answers, cautions, meanings, verdict
 
 
 def story(before, after, rows=500, measure="accuracy", names=None, **about):
@@ -327,6 +327,14 @@ def test_a_useless_certificate_is_not_called_comfort():
     private = with_status(told, certificate=None)
     assert dict(answers(private))["How sure is the optimum?"].startswith("Nothing is proven")
     assert answers(replace(told, kind="compare")) == ()
+
+
+def test_symbols_are_explained_where_they_stand():
+    told = story(TEN, moved(0.1, 0))
+    assert meanings(told) == ""
+    fair = with_status(told, objective="ChiSquare(rho=0.1)")
+    assert meanings(fair) == "ρ says how fair: small looks at those served worst, large at the average. "
+    assert meanings(with_status(told, objective="CVaR(alpha=0.2)")).startswith("α is the share that counts")
 
 
 def test_a_folder_may_bring_answers_of_its_own():

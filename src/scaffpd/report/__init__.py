@@ -123,6 +123,7 @@ def page(run: ReportData, library: str) -> str:
         style=packaged("page.css"),
         verdict=verdict.verdict(run),
         answers=verdict.answers(run),
+        meanings=verdict.meanings(run),
         tiles=_tiles(run),
         cautions=verdict.cautions(run),
         figures=drawn,

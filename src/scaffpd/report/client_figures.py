@@ -20,7 +20,7 @@ from scaffpd.report.vega import (
     tip,
     value_axis,
 )
-from scaffpd.report.verdict import uncertain
+from scaffpd.report.verdict import meanings, uncertain
 
 MOST_CELLS = 20_000
 GAINS = "Who gains, who pays"
@@ -361,7 +361,7 @@ def _model_labels(x: Spec, y: Spec) -> list[Spec]:
 def _path_words(run: ReportData) -> str:
     if not run.path:
         return ""
-    words = f" {run.path['why']}" if run.path.get("why") else ""
+    words = f" {meanings(run)}{run.path.get('why') or ''}".rstrip()
     warm, cold = run.path.get("rounds_warm"), run.path.get("rounds_cold")
     if not warm:
         return words

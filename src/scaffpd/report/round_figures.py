@@ -191,8 +191,8 @@ def _rest(run: ReportData, x: Spec, y: Spec, tips: list[Spec], others: int) -> l
 
 def _caption(run: ReportData, others: int) -> str:
     words = (
-        f"Training gives a {run.word} that is served worse a larger weight, λ, until no other weights would make the "
-        f"model look worse; the dotted line is 1/{len(run.clients)}, all alike."
+        f"Every {run.word} that is served worse gets a larger weight in training, λ, until no other weights would make "
+        f"the model look worse; the dotted line is 1/{len(run.clients)}, all alike."
     )
     if others > MANY:
         return f"{words} Lines: the {TOP} that count most at the end; the grey band: the other {others}."

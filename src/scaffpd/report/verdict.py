@@ -29,6 +29,12 @@ DO = {
 }  # fmt: skip
 CALLED = {"personal": "personal models", "fair": "one fair model", "average": "one average model"}
 NAMED = 3  # clients that a sentence names
+MEANINGS = {
+    "rho": "ρ says how fair: small looks at those served worst, large at the average",
+    "alpha": "α is the share that counts, those served worst",
+    "delta": "δ is how far weights may be from all alike: 0 is the average",
+    "q": "q is 0 for the average, and fairer the larger it is",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -398,6 +404,12 @@ def _sure(run: ReportData) -> str:
         f"Proven for {which}: on the rows trained on, no model of this kind does better by more than "
         f"{small(worst.certificate)}{share}. How it does on new rows is measured, not proven."
     )
+
+
+def meanings(run: ReportData) -> str:
+    """Say what the parameters of the run's objectives mean."""
+    found = [said for name, said in MEANINGS.items() if any(f"{name}=" in model.objective for model in run.models)]
+    return "".join(f"{sentence}. " for sentence in found)
 
 
 def tested(run: ReportData) -> dict[str, bool]:
