@@ -13,7 +13,9 @@ from secure_silos import SCAFF_PD, secured
 
 import scaffpd as sp
 from scaffpd.config.federation import FederationFile
+from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import decode
+from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 
 GRID = '\n[choosing]\nl2 = [0.3, 0.01]\nstrength = [inf, 30.0]\nfolds = 2\nby = "mean"\nbudget = 200\n'
@@ -107,6 +109,27 @@ def test_a_silo_may_refuse_folds(tmp_path, rules, words):
     outcome, _ = run(path, places)
     assert outcome.status == "failed"
     assert words in outcome.sentence
+
+
+def test_a_silo_takes_other_strengths_and_nothing_else_for_the_same_run(chosen):
+    """Other columns, other folds, or other strengths where noise is accounted for, are another run."""
+    path, places, _, _ = chosen
+    setup, place = DeployedRun(folder(path)).setup(), next(iter(places.values()))
+    trial, noisy = setup.with_model(fold=0, folds=2, seed=0), replace(setup, privacy={"epsilon": 1.0})
+    for first, second, refused in (
+        (setup, setup.with_model(l2=0.5, strength=3.0), ""),
+        (setup, replace(setup, mean=setup.mean + 1), "another agreement already"),
+        (trial, trial.with_model(fold=1), ""),
+        (trial, trial.with_model(seed=1), "another cut into folds already"),
+        (noisy, noisy.with_model(l2=0.5), "another set of strengths already"),
+    ):
+        silo = Silo.open(place)
+        silo._bind(first)
+        if not refused:
+            silo._bind(second)
+            continue
+        with pytest.raises(InputError, match=refused):
+            silo._bind(second)
 
 
 @pytest.mark.parametrize("own", [False, True])

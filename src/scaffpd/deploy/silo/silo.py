@@ -288,7 +288,8 @@ class Silo:
         if setup.secure.get("projections") and not self.file.secure.projections:
             raise InputError("This silo does not show its gradient along directions that the coordinator chooses.")
         self._limit("agreement", setup.columns)
-        self._limit("choice of strengths" if self.file.limits.choosing else "set of strengths", setup.digest)
+        free = self.file.limits.choosing and not setup.privacy  # a ledger is for one model
+        self._limit("choice of strengths" if free else "set of strengths", setup.digest)
         if "fold" in setup.model:
             self._check_trial(setup)
         if self._setup is None or self._setup.digest != setup.digest:
