@@ -31,7 +31,7 @@ from scaffpd.models.local_steps import (
     widened,
 )
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import Draws, GraphReplay, parallel_map, thread_count
+from scaffpd.models.numerics import Draws, GraphReplay, parallel_map
 from scaffpd.models.oracle import Displacements, StackedDisplacements
 
 
@@ -272,11 +272,6 @@ class FeatureSteps:
 
 
 def cache_pieces(clients: Tensor, numbers: int) -> list[Tensor]:
-    """Split clients of so many numbers each into pieces that fit into a cache, one or more for every core.
-
-    A GPU takes them all at once.
-    """
-    size = max(1, len(clients))
-    if clients.device.type == "cpu":
-        size = max(1, min(CACHE // max(1, numbers), -(-size // thread_count())))
+    """Split clients of so many numbers each into pieces that fit into a cache; a GPU takes them all at once."""
+    size = max(1, CACHE // max(1, numbers)) if clients.device.type == "cpu" else max(1, len(clients))
     return list(torch.split(clients, size)) if len(clients) else []

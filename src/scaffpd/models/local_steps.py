@@ -82,7 +82,7 @@ class Products:
         """R A_i, (n, k, features), for R (n, k, m)."""
         if not self.small:
             return torch.bmm(R, self.A, out=self.own)
-        np.matmul(R.numpy(), self.arrays[0], out=self.arrays[2])
+        np.matmul(self.arrays[1] if R is self.out else R.numpy(), self.arrays[0], out=self.arrays[2])
         return self.own
 
     def along(self, D: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class SampleSpace:
 
     def __init__(self, loss: Loss, A: Tensor, y: Tensor, outputs: int) -> None:
         A = widened(A, outputs)
-        self.loss, self.y, self.K = loss, widened(loss.dense(y, outputs, A.dtype), outputs), torch.bmm(A, A.mT)
+        self.loss, self.y, self.K = loss, widened(loss.dense(y, outputs, A.dtype), outputs).mT, torch.bmm(A, A.mT)
         self._corrected, self._plain = GraphReplay(self._corrected_steps), GraphReplay(self._plain_steps)
 
     def corrected(self, Z: Tensor, start: Tensor, steps: StepWeights) -> Tensor:
@@ -209,7 +209,7 @@ class SampleSpace:
     def _corrected_steps(self, Z: Tensor, start: Tensor, weights: Tensor, keep: Tensor, added: Tensor) -> Tensor:
         D, R, out, K = torch.zeros_like(Z), torch.zeros_like(Z), torch.empty_like(Z), Products(self.K, Z.shape[1])
         for w in weights.unbind():
-            rho = self.loss.residual(torch.sub(Z, D, out=out).mT, self.y).mT.sub_(start).mul_(w)
+            rho = self.loss.across(torch.sub(Z, D, out=out), self.y).sub_(start).mul_(w)
             K.back(rho, torch.addcmul(added, keep, D, out=D))
             torch.addcmul(rho, keep, R, out=R)
         return R
@@ -228,19 +228,20 @@ class SampleSpace:
         U, R = both.clone().unbind()
         K = Products(self.K, U.shape[1])
         for w in weights.unbind():
-            rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
+            rho = self.loss.across(U, self.y).mul_(w)
             K.back(rho, torch.addcmul(added, keep, U, out=U), sign=-1)
             torch.addcmul(rho, keep, R, out=R)
         return torch.stack([U, R])
 
     def _alike_steps(self, U: Tensor, R: Tensor, weights: Tensor, keep: float) -> tuple[Tensor, Tensor]:
         """After j steps U = keep^j (U₀ + R₀K) − R K."""
-        U, R, K = U.clone(), R.clone(), Products(self.K, U.shape[1])
-        first = U + K.times(R)
+        K, faded = Products(-self.K, U.shape[1]), 1.0
+        R = K.out.copy_(R)
+        first, U = U - K.times(R), U.clone()
         for w in weights.unbind():
-            rho = self.loss.residual(U.mT, self.y).mT.mul_(w)
-            torch.add(rho, R, alpha=keep, out=R)
-            torch.sub(first.mul_(keep), K.times(R), out=U)
+            torch.add(self.loss.across(U, self.y).mul_(w), R, alpha=keep, out=R)
+            faded *= keep
+            torch.add(K.times(R), first, alpha=faded, out=U)
         return U, R
 
 

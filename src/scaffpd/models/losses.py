@@ -41,6 +41,10 @@ class Loss(ABC):
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         """∂ℓ/∂z per sample and output."""
 
+    def across(self, z: Tensor, y: Tensor) -> Tensor:
+        """∂ℓ/∂z for outputs before samples, (…, k, m), and dense targets in the same shape."""
+        return self.residual(z.mT, y.mT).mT
+
     def dense(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Targets in the shape of the predictions, which `residual` takes as well: for where it is called often."""
         return y
@@ -178,6 +182,10 @@ class Softmax(Loss):
         if y.is_floating_point():
             return p.sub_(y)
         return p.scatter_add_(-1, y, torch.full_like(y, -1, dtype=p.dtype))
+
+    def across(self, z: Tensor, y: Tensor) -> Tensor:
+        """softmax(z) − e_y."""
+        return torch.softmax(z, -2).sub_(y)
 
     def dense(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """The unit vectors e_y, held output by output."""
