@@ -122,7 +122,7 @@ def test_the_rule_takes_the_simplest_within_one_standard_error():
     same = [GridPoint(l2, one, math.inf, point.losses, 1) for l2, point in ((1.0, far), (0.1, near), (0.01, best))]
     strict = _chosen(same, "mean", 0.0, SQUARED)
     assert strict.matters == {"l2": pytest.approx(3.075 / 1.05 - 1)}
-    assert "in 3 rounds; other l2 cost up to 193 %." in strict.sentence
+    assert "in 3 rounds; it moves with l2 by up to 193 %." in strict.sentence
 
 
 def test_the_table_has_a_row_for_every_point():

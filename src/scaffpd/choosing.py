@@ -112,6 +112,7 @@ class Choice:
         best: the point with the lowest score.
         points: the whole grid, the simplest point first.
         errors: how many standard errors a simpler point may be behind.
+        tried: all points, those that may not be chosen included.
     """
 
     model: Any
@@ -120,11 +121,12 @@ class Choice:
     best: GridPoint
     points: tuple[GridPoint, ...] = field(repr=False)
     errors: float = 1.0
+    tried: tuple[GridPoint, ...] = field(default=(), repr=False)
 
     l2 = property(lambda self: self.point.l2, doc="The chosen regulariser.")
     strength = property(lambda self: self.point.strength, doc="The chosen κ; infinite for one model for all.")
     objective = property(lambda self: self.point.objective, doc="The chosen objective; give it to `fair(...)`.")
-    rounds = property(lambda self: sum(one.rounds for one in self.points), doc="Rounds made for all points and folds.")
+    rounds = property(lambda self: sum(one.rounds for one in self.tried), doc="Rounds made for all points and folds.")
 
     def among(self, keep: Callable[[GridPoint], bool], by: str | None = None) -> Choice:
         """Choose again among some of the points, such as `lambda point: math.isinf(point.strength)`."""
@@ -168,25 +170,23 @@ class Choice:
         if self.point is not self.best:
             above = f"{100 * (own / lowest - 1):.2g} % above the lowest"
             rule = f"{above}, within one standard error, and the simplest such"
-        told = [f"other {name} cost up to {_percents(cost)}" for name, cost in self.matters.items()]
-        matters = f"; {', '.join(told)}" if told else ""
+        told = [f"{name} by up to {_percents(cost)}" for name, cost in self.matters.items()]
+        matters = f"; it moves with {', '.join(told)}" if told else ""
         return (
             f"Chosen by {folds} folds: {self.point.words()}. Its {self.by} of held-out losses, {own:.4g}, is {rule} of "
-            f"{len(self.points)} points tried in {self.rounds} rounds{matters}."
+            f"{len(self.tried)} points tried in {self.rounds} rounds{matters}."
         )
 
     @property
     def matters(self) -> dict[str, float]:
-        """How much higher the score gets, as a share, where one of l2, objective and κ alone is another."""
-        here, found = (self.l2, id(self.objective), self.strength), dict[str, float]()
-        for axis, name in enumerate(("l2", "objectives", "κ")):
-            along = [
-                point.score(self.by)
-                for point in self.points
-                if all(a == b for k, (a, b) in enumerate(zip(point.key, here, strict=True)) if k != axis)
-            ]
-            if len(along) > 1:
-                found[name] = max(along) / self.point.score(self.by) - 1
+        """By what share the score changes at most where l2, the objective or κ is another and the rest the same."""
+        found = dict[str, float]()
+        for axis, name in enumerate(("l2", "the objective", "κ")):
+            lines: dict[Any, list[float]] = {}
+            for point in self.tried:
+                lines.setdefault((*point.key[:axis], *point.key[axis + 1 :]), []).append(point.score(self.by))
+            if any(len(line) > 1 for line in lines.values()):
+                found[name] = max(max(line) / min(line) - 1 for line in lines.values())
         return found
 
     def __str__(self) -> str:
@@ -285,7 +285,8 @@ def search(
     point = choice.best if fairly else choice.point
     if budget is not None and found.line(kappas, point):
         choice = _chosen(found.candidates(fairly), by, errors, trials.model)
-    return choice.with_point(choice.along(choice.best).point) if fairly else choice
+    choice = choice.with_point(choice.along(choice.best).point) if fairly else choice
+    return replace(choice, tried=tuple(found.points))
 
 
 def _percents(share: float) -> str:
@@ -417,7 +418,9 @@ def _chosen(points: Sequence[GridPoint], by: str, errors: float, model: Any) -> 
     ]
     point = next(one for one in points if one.behind <= errors * one.error)
     best = next(one for one in points if one.behind == 0)
-    return Choice(with_strengths(model, point.l2, point.strength), by, point, best, tuple(points), errors)
+    return Choice(
+        with_strengths(model, point.l2, point.strength), by, point, best, tuple(points), errors, tuple(points)
+    )
 
 
 def _error(terms: NDArray[np.float64]) -> float:
