@@ -10,19 +10,42 @@ Hence the duality gap of (x, λ), and with it the excess of x over the optimum, 
 
 and on the simplex ‖x − x*‖² ≤ 2 gap / min_i μ_i. It holds at every x and every λ ∈ Λ, whatever produced them, but only
 for full losses and gradients.
+
+**Rounding.** Clients send L̂_i and Σ λ_i ĉ_i with bounds e_i ≥ |L̂_i − f_i(x)| and ε_i on ‖ĉ_i − ∇f_i(x)‖. As Λ has no
+negative weights, support grows with every loss, so that with g = ‖Σ λ_i ĉ_i‖
+
+    F(x) − min F ≤ [ support(L̂ + e) − ⟨L̂ − e, λ⟩ + ψ(λ) ] + (g + Σ λ_i ε_i)² / (2 Σ λ_i μ_i) + a,
+
+where a bounds the arithmetic of the server. Theorem: the certificate is at least F(x) − min F for the model's losses on
+the data, x and l2 as they are stored, exactly, if
+
+* every addition, multiplication, division, square root and fused multiply-add in double precision errs by at most
+  u = 2⁻⁵³ of its result, or by 2⁻¹⁰²² where that underflows, in whatever order sums are formed;
+* exp, log, log1p, expm1 and powers err by at most 4 units in the last place;
+* in single precision on a GPU the same holds with u = 2⁻²⁴, and a matrix unit that adds n products of halves errs by
+  at most 17n/16 · 2⁻²³ times the sum of their sizes.
+
+Nothing is assumed about the sizes or the signs of the numbers, about their errors being random, or about the accuracy
+of any iterative method or decomposition: maxima come from weak duality, where every multiplier proves a bound, and
+decompositions are multiplied out again. On the simplex the weights are λ/Σλ and the prior is p/Σp; where rounding has
+left λ outside Λ by a share η, the bound pays η F, for losses that are not negative.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from scaffpd.federation import Constants, Vector
-from scaffpd.objectives.base import LARGEST, Objective
-from scaffpd.objectives.simplex import inner
+from scaffpd.objectives.base import EPSILON as EPSILON
+from scaffpd.objectives.base import LARGEST, LEAST, Objective, inner, roundings, total
 
-EPSILON = float(np.finfo(np.float64).eps)
+MOST = 0.1  # share of itself by which λ may be outside Λ
+UNDERFLOW = 1.5e-154  # a number whose square underflows
 
 
 @dataclass(frozen=True)
@@ -56,24 +79,50 @@ def certify(
         objective: (Λ, ψ).
         losses: L_i = f_i(x).
         weights: λ.
-        gradient: ‖Σ λ_i ∇f_i(x)‖.
+        gradient: ‖Σ λ_i ∇f_i(x)‖, see `length`.
         strong_convexity: μ_i.
         rounding: bounds on the rounding errors of each L_i and of each ∇f_i(x) (its norm).
     """
     nothing = Certificate(np.inf, np.inf, np.inf, np.inf)
-    modulus = inner(weights, strong_convexity)
+    modulus, error = inner(weights, strong_convexity), inner(weights, rounding[1])
     known = all(bool(np.all(np.isfinite(bounds))) for bounds in rounding)  # of a silo that does not answer nothing is
     if not (known and np.all(np.abs(losses) < LARGEST / 4) and np.isfinite(gradient) and modulus > 0):
         return nothing
-    # On the simplex a common shift of the losses changes nothing but the rounding: centre them.
-    centred = losses - inner(weights, losses) / weights.sum() if objective.simplex else losses
-    best, penalty = objective.support(centred), objective.value(weights)
-    dual, primal = best - inner(weights, centred) + penalty, gradient**2 / (2 * modulus)
-    total, error = max(1.0, float(weights.sum())), inner(weights, rounding[1])
-    arithmetic = 8 * EPSILON * (float(np.abs(losses).max()) * total + abs(penalty))
-    floor = arithmetic + 2 * total * float(rounding[0].max()) + (2 * gradient + error) * error / (2 * modulus)
+    if weights.min() < 0 or (outside := objective._stretch(weights)) > MOST:
+        return nothing
+    dual, floor = _dual(objective, losses, weights, rounding[0])
+    size = float(np.abs(losses).max() + rounding[0].max()) + objective._origin()
+    # Squares of quotients, for a square alone may underflow.
+    mass = float(weights.sum()) if objective.simplex else 1.0
+    room, wide = (2 * modulus * mass) ** 0.5, 1 + EPSILON * (2 * roundings(len(losses)) + 16)
+    primal, most = (gradient / room) ** 2, (gradient + error) / room * wide
+    floor += outside * size + max(most**2 - primal, 0.0) + 4 * EPSILON * (abs(dual) + most**2) + LEAST
     gap = max(dual, 0.0) + primal + floor
     return Certificate(gap, dual, primal, floor) if np.isfinite(gap) else nothing
+
+
+def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> tuple[float, float]:
+    """support(L) − ⟨L, λ⟩ + ψ(λ), and how much more it may be."""
+    mass = float(weights.sum()) if objective.simplex else 1.0
+    # On the simplex a common shift of the losses changes nothing but the rounding: centre them.
+    centred = losses - inner(weights, losses) / mass if objective.simplex else losses
+    highest = np.nextafter(centred + (e + EPSILON * np.abs(centred)) * (1 + 4 * EPSILON), np.inf)
+    best = objective._ceiling(highest)
+    raised = float(e.max()) if objective.simplex else best - objective._ceiling(centred)
+    gained, lost = weights * centred, weights * e
+    k = EPSILON * (2 * roundings(len(losses)) + 16)
+    arithmetic, penalty = k * (total(np.abs(gained)) + total(lost)) / mass, objective._cost(weights)
+    raised += total(lost) / mass + arithmetic
+    dual = best - (total(gained) - total(lost)) / mass + penalty + arithmetic
+    arithmetic = 4 * EPSILON * (abs(best) + abs(total(gained)) / mass + abs(penalty) + raised)
+    return dual - raised, raised + arithmetic
+
+
+def length(c: Tensor) -> float:
+    """A number that ‖c‖ does not exceed, whatever the format of c, and however many of its entries have underflowed."""
+    least = UNDERFLOW if c.dtype == torch.float64 else torch.finfo(c.dtype).tiny
+    size: float = c.double().norm().item()
+    return size * (1 + EPSILON * (len(c) + 4)) + 2 * math.sqrt(len(c)) * least
 
 
 def no_certificate(exact: bool, constants: Constants, weights: Vector) -> str | None:

@@ -14,8 +14,9 @@ from scaffpd.comparison.setting import zoo
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
 from scaffpd.models import linear
+from scaffpd.models.layout import DoubleProducts
 from scaffpd.models.quadratic import QuadraticOracle
-from scaffpd.models.tables import StoredMatrix, join_halves, split_halves
+from scaffpd.models.tables import TERMS, StoredMatrix, join_halves, split_halves
 from scaffpd.models.wide import WideOracle
 
 CLASSES, FEATURES = 4, 60
@@ -274,15 +275,15 @@ def test_double_precision_on_the_same_values():
     assert double._oracle.rows.A.parts[0] is single._oracle.rows.A.parts[0]
     x = torch.randn(FEATURES * CLASSES, dtype=torch.float64)
     np.testing.assert_allclose(double.gradients(x).losses, same.gradients(x).losses, rtol=1e-14)
-    assert double.gradients(x).rounding[1].max() < 1e-6 * single.gradients(x.float()).rounding[1].max()
+    assert double.gradients(x).rounding[1].max() < 1e-4 * single.gradients(x.float()).rounding[1].max()
 
 
 def test_matrix_units_are_not_trusted_with_long_sums(monkeypatch):
-    """Their errors add up within a block, so the bound grows faster than √n there."""
+    """Each of their additions may err by as much as the largest term: n ε within a block."""
     store = StoredMatrix([torch.zeros(3, 50_000, dtype=torch.float16)], 1.0, torch.float32)
-    assert store.slack(50_000) == 4 * 50_000**0.5
+    assert DoubleProducts(store).slack(50_000) < 50_010 * 2.0**-53
     monkeypatch.setattr(StoredMatrix, "_split", lambda self, X: True)
-    assert store.slack(50_000) > 8192 / 16 + 4 * (50_000 / 8192) ** 0.5
+    assert TERMS * 2.0**-23 < DoubleProducts(store).slack(50_000) < 1.1 * TERMS * 2.0**-23
 
 
 def test_rows_of_several_parts():
@@ -359,5 +360,5 @@ def test_a_comparison_in_single_precision_proves_in_double():
     found = sp.compare(methods, problem, rounds=200, tune=1, processes=1, progress=False)
     ours, theirs = (next(run for run in found.finals if run.job.method == name) for name in methods)
     plain = sp.train(methods["Scaff-PD"], problem.cohort(0), rounds=200, progress=False)
-    assert ours.certificate < 0.01 * plain.certificate
+    assert ours.certificate < 0.1 * plain.certificate
     assert theirs.certificate == np.inf

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.certificate import certify, no_certificate
+from scaffpd.certificate import certify, length, no_certificate
 from scaffpd.errors import InputError, count, positive, unknown
 from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vector
 from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, LocalSteps, Losses, ProximalSteps
@@ -212,7 +212,7 @@ class MinimaxMethod(Algorithm):
         """The state with the proven gap of its (x, λ); clients answered `at` there, and c is Σ λ_i c_i, if known."""
         if self.uncertified(state):
             return replace(state, certificate=np.inf, floor=np.inf)
-        size = float((at.sum(state.weights) if c is None else c).norm())
+        size = length(at.sum(state.weights) if c is None else c)
         mu = state.constants.strong_convexity
         proof = certify(self.objective, state.losses, state.weights, size, mu, at.rounding)
         return replace(state, certificate=proof.gap, floor=proof.floor)

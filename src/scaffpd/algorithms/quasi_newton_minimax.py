@@ -158,7 +158,7 @@ class QuasiNewtonMinimax(MinimaxMethod):
         return min(own, self._certified_for(other, state, at), key=lambda proven: proven.certificate)
 
     def _certified_for(self, weights: Vector, state: QuasiNewtonMinimaxState, at: Gradients) -> QuasiNewtonMinimaxState:
-        return self._certified(replace(state, weights=weights), at, combined(weights, state.gradients))
+        return self._certified(replace(state, weights=weights), at, combined(weights, state.gradients.double()))
 
 
 def inverse_hessian(state: QuasiNewtonMinimaxState, weights: Vector) -> InverseHessian:

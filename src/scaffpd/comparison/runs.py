@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from scaffpd.certificate import certify
+from scaffpd.certificate import certify, length
 from scaffpd.cohort import Cohort
 from scaffpd.comparison.setting import Factors, Setting, configured
 from scaffpd.errors import InputError
@@ -164,7 +164,7 @@ def proven(method: Any, cohort: Cohort, result: Result) -> float:
         return result.certificate
     exact = cohort.exact()
     at = exact.gradients(torch.from_numpy(result.x).to(exact.start()))
-    mu, size = cohort.constants().strong_convexity, float(at.sum(result.weights).norm())
+    mu, size = cohort.constants().strong_convexity, length(at.sum(result.weights))
     return certify(method.objective, at.losses, result.weights, size, mu, at.rounding).gap
 
 

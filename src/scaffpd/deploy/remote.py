@@ -182,7 +182,7 @@ class RemoteChannel:
         for part in question.shapes(len(self.like)):
             if part in question.vectors:
                 stack = torch.from_numpy(np.stack([row[part] for row in rows])).to(self.like)
-                vectors[part] = Vectors(partial(_mixed, stack, skipped), partial(itself, stack))
+                vectors[part] = Vectors(partial(_mixed, stack, skipped), partial(itself, stack), fine=True)
         if isinstance(question, Curvature):  # slopes are made of the c_i that are here
             c = self._gradients(question.at, chosen)
             numbers = {"slopes": lambda: c @ question.V, "size": lambda: (c.square() / question.metric).sum(1)}
@@ -280,8 +280,8 @@ def _mixed(stack: Tensor, skipped: list[int], weights: Tensor) -> Tensor:
     there = float(heard.sum())
     if skipped and there != 0:
         weights = heard * (float(weights.sum()) / there)
-    mixed: Tensor = torch.tensordot(weights, stack, dims=1)
-    return mixed
+    mixed: Tensor = torch.tensordot(weights.double(), stack.double(), dims=1)
+    return mixed.to(stack.dtype)
 
 
 class Remote(Federation):

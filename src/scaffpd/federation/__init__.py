@@ -136,7 +136,7 @@ class PlainSums:
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """One matrix product, where the clients are here; nobody's vector is formed for it."""
-        sent = torch.from_numpy(np.array(weights[asked.index])).to(asked.like.dtype)
+        sent = torch.from_numpy(np.array(weights[asked.index])).to(torch.float64 if vectors.fine else asked.like.dtype)
         if asked.like.is_cuda:  # from pinned memory, nobody waits for the device
             sent = sent.pin_memory()
         return vectors.sum(sent.to(asked.like.device, non_blocking=True))

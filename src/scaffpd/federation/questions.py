@@ -34,6 +34,7 @@ class Vectors:
         squares: ‖v_i‖² per client, where that takes less than the v_i.
         shape: of a v_i, where it is not that of x.
         shares: w → what every client adds to the sum, where it is to hide what they add (`SharedSum` of `privacy`).
+        fine: whether `sum` takes weights in double precision, whatever the format of x.
     """
 
     sum: Callable[[Tensor], Tensor]
@@ -41,11 +42,13 @@ class Vectors:
     squares: Callable[[], Tensor] | None = None
     shape: tuple[int, ...] = ()
     shares: Callable[[Tensor], Any] | None = None
+    fine: bool = False
 
     @classmethod
     def of(cls, made: Any, squares: Callable[[], Tensor] | None = None) -> Vectors:
         """A handle on what clients have made."""
-        return cls(made.sum, made.each, squares, shares=getattr(made, "shares", None))
+        fine = getattr(made, "fine", None) is not None
+        return cls(made.sum, made.each, squares, shares=getattr(made, "shares", None), fine=fine)
 
     def norms(self) -> Tensor:
         """‖v_i‖² per client."""

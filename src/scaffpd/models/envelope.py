@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,9 +28,20 @@ from scaffpd.errors import InputError
 from scaffpd.models.glm import LinearPoint
 from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import parallel_map
+from scaffpd.models.numerics import (
+    SAFE,
+    SINGLE,
+    UNDERFLOW,
+    UNIT,
+    gamma,
+    norm_above,
+    parallel_map,
+    skewness,
+    unexplained,
+)
 from scaffpd.models.oracle import SubspaceDerivatives
-from scaffpd.models.quadratic import Compressed, Rotated
+from scaffpd.models.quadratic import Compressed, Rotated, in_format
+from scaffpd.models.tables import StoredMatrix
 from scaffpd.models.wide import Spectrum, WideOracle, clients, spread, store
 
 DENSE = 300  # unknowns up to which a client's Newton step is by Cholesky; beyond that by conjugate gradients
@@ -60,6 +72,11 @@ class Anchor:
         """The same for some of the clients."""
         return Anchor(self.l2, self.gamma[who], self.own)
 
+    @cached_property
+    def fine(self) -> Anchor:
+        """The same in double precision."""
+        return self if self.gamma.dtype == torch.float64 else Anchor(self.l2, self.gamma.double(), self.own)
+
     def per_feature(self, personal: Tensor, shared: float | Tensor) -> Tensor:
         """A number of each client for its personal features and one for the others, (N, features or 1, 1)."""
         if self.own is None:
@@ -80,32 +97,38 @@ class Anchor:
         """The personal columns."""
         return A if self.own is None else A[..., self.own]
 
-    def along(self, rows: StackedSamples, X: Tensor) -> Tensor:
-        """A_i D_i X, D_i = diag(ζ_i or 1), for X (features, k)."""
+    def along(self, rows: StackedSamples, X: Tensor, fine: bool = False) -> Tensor:
+        """A_i D_i X, D_i = diag(ζ_i or 1), for X (features, k); fine ones in double precision."""
+        times = rows.products.times if fine else rows.A.__matmul__
         keep = self.keep[rows.layout.owner][:, None]
         if self.own is None:
-            return keep * (rows.A @ X)
+            return keep * times(X)
         own = torch.where(self.own[:, None], X, 0)
-        both = rows.A @ torch.cat([X - own, own], 1)
+        both = times(torch.cat([X - own, own], 1))
         return both[:, : X.shape[1]] + keep * both[:, X.shape[1] :]
 
-    def back(self, rows: StackedSamples, R: Tensor) -> Tensor:
+    def back(self, rows: StackedSamples, R: Tensor, fine: bool = False) -> Tensor:
         """Σ_i D_i A_iᵀ R_i, (features, k)."""
         scaled = self.keep[rows.layout.owner][:, None] * R
+        pulled = rows.products.transposed if fine else partial(transposed, rows.A)
         if self.own is None:
-            return transposed(rows.A, scaled)
-        both = transposed(rows.A, torch.cat([R, scaled], 1))
+            return pulled(scaled)
+        both = pulled(torch.cat([R, scaled], 1))
         return torch.where(self.own[:, None], both[:, R.shape[1] :], both[:, : R.shape[1]])
 
 
 class PersonalPoint(LinearPoint):
-    """All clients at one x, or each at one of its own, (N, d); subclasses solve for the residuals r and know S."""
+    """All clients at one x, or each at one of its own, (N, d); subclasses solve for the residuals r and know S.
 
-    residual: Tensor
+    With `fine` rows, which have the same losses, all is in double precision.
+    """
 
-    def __init__(self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int) -> None:
-        self.rows, self.loss, self.anchor, self.x, self.outputs = rows, loss, anchor, x, outputs
-        self.X = x.view(*x.shape[:-1], -1, outputs)
+    def __init__(
+        self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int, fine: StackedSamples | None
+    ) -> None:
+        self.rows, self.loss, self.anchor, self.x, self.outputs, self.fine = rows, loss, anchor, x, outputs, fine
+        self.l2, self.X = anchor.l2, x.view(*x.shape[:-1], -1, outputs)
+        self.tie = anchor if fine is None else anchor.fine
 
     def bend(self, T: Tensor) -> Tensor:
         """m_i S_i T_i for T (M, k, c)."""
@@ -113,16 +136,16 @@ class PersonalPoint(LinearPoint):
 
     def shrunk(self) -> Tensor:
         """A_i D_i x: what the shrunken shared model predicts."""
+        if self.fine is not None:
+            return self.tie.along(self.fine, self.X.to(self.fine.A.dtype), fine=True)
         if self.X.ndim == 2:
             return self.anchor.along(self.rows, self.X)
         return own_predictions(self.rows, self.anchor.factors * self.X)
 
     def ridge(self) -> Tensor:
         """Half of xᵀ diag(ζ_i l2 or l2) x, per client."""
-        ridges, squares = self.anchor.ridges, self.X.square()
-        return (
-            ridges[:, 0, 0] * squares.sum((-2, -1)) if self.anchor.own is None else (ridges * squares).sum((1, 2))
-        ) / 2
+        ridges, squares = self.tie.ridges, self.X.to(self.tie.gamma.dtype).square()
+        return (ridges[:, 0, 0] * squares.sum((-2, -1)) if self.tie.own is None else (ridges * squares).sum((1, 2))) / 2
 
     def _weighted(self, weights: Tensor) -> Tensor:
         return (weights[self.rows.layout.owner] * self.rows.share)[:, None]
@@ -132,8 +155,14 @@ class PersonalPoint(LinearPoint):
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i c_i: one matrix product, whatever N is."""
-        out = self.anchor.back(self.rows, self._weighted(weights) * self.residual)
-        return (out + self._ridge(weights) * self.X).flatten()
+        if self.fine is None:
+            out = self.anchor.back(self.rows, self._weighted(weights) * self.residual)
+            return (out + self._ridge(weights) * self.X).flatten()
+        weights = weights.double()
+        scale = (weights[self.fine.layout.owner] * self.fine.exact[1])[:, None]
+        out = self.tie.back(self.fine, scale * self.slopes, fine=True)
+        ridge = (weights[:, None, None] * self.tie.ridges).sum(0)
+        return (out + ridge * self.X.double()).flatten().to(self.x.dtype)
 
     def _along(self, V: Tensor) -> Tensor:
         """T = A D V, the change of the shrunken predictions along the columns of V: (rows, outputs, k)."""
@@ -163,11 +192,18 @@ class PersonalPoint(LinearPoint):
 
     def each(self) -> Tensor:
         """The c_i themselves, (N, d)."""
-        return (self.anchor.factors * self.pulled(self.residual) + self.anchor.ridges * self.X).flatten(1)
+        if self.fine is None or self.fine.products.single:
+            return self._vectors(self.residual)
+        pulled = self.tie.factors * self.pulled(self.slopes) + self.tie.ridges * self.X.double()
+        return pulled.flatten(1).to(self.x.dtype)
+
+    def _vectors(self, residual: Tensor) -> Tensor:
+        return (self.anchor.factors * self.pulled(residual) + self.anchor.ridges * self.X).flatten(1)
 
     def pulled(self, R: Tensor) -> Tensor:
         """A_iᵀR_i/m_i of every client, (N, features, k)."""
-        return self.rows.each(R).mT
+        rows = self.rows if self.fine is None or R.dtype == self.rows.A.dtype else self.fine
+        return rows.each(R).mT
 
     def corrections(self) -> Tensor:
         """v_i = −A_iᵀr_i/(m_i(l2 + γ_i)), (N, personal features, k)."""
@@ -181,23 +217,22 @@ class PersonalPoint(LinearPoint):
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bounds on the errors of F_i and of ∇F_i; subclasses add what their solution is off."""
-        return self._arithmetic(self.x.norm().expand_as(self.losses))
+        return self.enveloped(norm_above(self.x, 0).expand_as(self.losses))
 
-    def _arithmetic(self, size: Tensor) -> tuple[Tensor, Tensor]:
-        """What sums are off, as in `LinearPoint.rounding`, where the norm of what the rows multiply is `size`."""
-        layout, (levers, aa, ay, yy) = self.rows.layout, self.rows.levers
-        epsilon, curvature = torch.finfo(self.x.dtype).eps, self.loss.curvature
-        k = epsilon * self.rows.slack(self.rows.A.shape[1])
-        ra, ry = layout.segment_sum(self.residual.norm(dim=1, keepdim=True) * levers).unbind(1)
-        mean = 8 * epsilon * layout.sizes.to(self.x.dtype).sqrt()
-        loss = k * (size * ra + ry) + curvature / 2 * k**2 * (size.square() * aa + 2 * size * ay + yy)
-        gradient = curvature * k * (size * aa + ay) + epsilon * self.rows.slack(len(levers)) * ra
-        return loss + mean * self.losses, gradient + 4 * epsilon * self.anchor.l2 * self.x.norm()
+    def enveloped(self, size: Tensor) -> tuple[Tensor, Tensor]:
+        """What arithmetic adds, where the rows multiply vectors of this length.
+
+        ζ_i and γ_i = κ/n_i, as they are stored, are off by a few roundings themselves.
+        """
+        loss, gradient = self.arithmetic(size)
+        n, unit = self.x.numel() + max(self.rows.layout.lengths), UNIT if self._format() == 0 else SINGLE
+        loss = loss + SAFE * (gamma(n + 16) + 4 * unit) * self.losses.abs()
+        return loss, gradient + self.scalings(self.l2 * norm_above(self.x, 0))
 
     def reach(self) -> Tensor:
         """A bound on ‖u_i‖: γ/2 ‖u − x‖² and l2/2 ‖u‖² are parts of F_i."""
-        twice, infinite = 2 * self.losses.clamp_min(0), torch.full_like(self.losses, float("inf"))
-        by_x = self.x.norm() + torch.where(self.anchor.gamma > 0, twice / self.anchor.gamma, infinite).sqrt()
+        twice, infinite = 2 * SAFE * self.losses.clamp_min(0), torch.full_like(self.losses, float("inf"))
+        by_x = norm_above(self.x, 0) + torch.where(self.anchor.gamma > 0, twice / self.anchor.gamma, infinite).sqrt()
         return by_x if self.anchor.l2 == 0 else torch.minimum(by_x, (twice / self.anchor.l2).sqrt())
 
 
@@ -205,64 +240,78 @@ class PersonalPoint(LinearPoint):
 class RotatedTargets:
     """Squared loss in every client's own basis: orthogonal rows S Vᵀ and targets Uᵀy, from A = U S Vᵀ.
 
-    `constant` is what no model explains; `noise` and `sizes` are as in `Compressed`.
+    `fine` has the same rows in double precision, `constant` is what no model explains, and `noise` what ‖E‖/‖A‖ and
+    ‖e‖/‖y‖ are at most, where the rotated rows and targets are those of A + E and y + e.
     """
 
+    before: Compressed
     data: Rotated
+    fine: Rotated
     constant: Tensor
     noise: Tensor
-    sizes: tuple[Tensor, Tensor]
 
     def only(self, who: list[int]) -> RotatedTargets:
         """The same for some of the clients."""
-        sizes = self.sizes[0][who], self.sizes[1][who]
-        return RotatedTargets(self.data.only(who), self.constant[who], self.noise[who], sizes)
+        data = self.data.only(who)
+        fine = data if self.fine is self.data else self.fine.only(who)
+        return RotatedTargets(self.before.only(who), data, fine, self.constant[who], self.noise[who])
 
 
 def rotate_targets(compressed: Compressed) -> RotatedTargets:
-    """Rotate every client's rows and targets, once."""
-    rows, features = compressed.rows, compressed.rows.A.shape[1]
-    epsilon = torch.finfo(rows.A.dtype).eps
-    layout = Ragged([min(size, features) for size in rows.layout.lengths], rows.A.device, rows.A.dtype)
-    A, y = rows.A.new_zeros(len(layout.owner), features), rows.y.new_zeros(len(layout.owner), rows.y.shape[1])
-    rest = torch.zeros_like(compressed.constant)
-    share = rows.layout.segment_max(rows.share)
+    """Rotate every client's rows and targets, once, in double precision.
+
+    With U', V' the nearest matrices with orthonormal columns, A = U' S V'ᵀ + E: E is what U (S Vᵀ) leaves of A, and how
+    far U and V are from orthonormal.
+    """
+    rows, features = compressed.fine, compressed.rows.A.shape[1]
+    layout = Ragged([min(size, features) for size in rows.layout.lengths], rows.A.device, torch.float64)
+    A, y = (compressed.constant.new_zeros(len(layout.owner), width) for width in (features, rows.y.shape[1]))
+    rest, noise = torch.zeros_like(compressed.constant), torch.zeros_like(compressed.constant)
+    share = rows.layout.segment_max(rows.exact[1])
 
     def work(block: PaddedBlock) -> None:
-        own, targets = rows.alone(block)
+        own, targets = (t.double() for t in rows.alone(block))
         U, S, V = torch.linalg.svd(own, full_matrices=False)
-        within = U.mT @ targets
-        layout.put(A, block.clients, torch.where(epsilon * S[:, :1] < S, S, 0)[..., None] * V)
+        turned, within = torch.where(2 * UNIT * S[:, :1] < S, S, 0)[..., None] * V, U.mT @ targets
+        layout.put(A, block.clients, turned)
         layout.put(y, block.clients, within)
         inside = torch.arange(S.shape[1], device=S.device) < layout.sizes[block.clients, None]
         outside = torch.where(inside[..., None], 0, within)
         left = (targets - U @ within).square().sum((1, 2)) + outside.square().sum((1, 2))
         rest[block.clients] = share[block.clients] * left
+        skew, size = (skewness(U) + skewness(V.mT)) * SAFE, norm_above(own, (1, 2))
+        off = norm_above(unexplained(own, U, turned), 1) + (skew + gamma(features + 8)) * SAFE * norm_above(S, 1)
+        sums = gamma(sum(own.shape[1:]) + targets.shape[2] + 16) * S.shape[1] ** 0.5
+        noise[block.clients] = torch.maximum(off / (size + UNDERFLOW), 3 * skew + 4 * sums)
 
     parallel_map(work, rows.blocks, A.device)
-    norms, shares = A.square().sum(1), share[layout.owner]
-    data = Rotated(StackedSamples(A, y, layout, shares), 2 * shares * norms, norms)
-    noise = compressed.noise + 8 * epsilon * (rows.layout.sizes.to(A.dtype) + features).sqrt()
-    return RotatedTargets(data, compressed.constant + rest, noise, compressed.sizes)
+    shares, norms = share[layout.owner], A.square().sum(1)
+    fine = Rotated(StackedSamples(A, y, layout, shares), 2 * shares * norms, norms)
+    data, dtype = fine, compressed.rows.A.dtype
+    if dtype != torch.float64:
+        data = Rotated(in_format(fine.rows, dtype), fine.eigenvalues.to(dtype), fine.norms.to(dtype))
+    return RotatedTargets(compressed, data, fine, compressed.constant + rest, noise)
 
 
 class SquaredPoint(PersonalPoint):
     """Squared loss: r = 2g(ζ z − y) in the eigenvectors of A_iA_iᵀ, of which every row has its eigenvalue w."""
 
     def __init__(
-        self, rows: StackedSamples, anchor: Anchor, x: Tensor, eigenvalues: Tensor, constant: Tensor | float
-    ) -> None:
-        super().__init__(rows, Squared(), anchor, x, rows.y.shape[1])
-        stiff = anchor.stiffness[rows.layout.owner]
-        self.gain = torch.where(eigenvalues > 0, stiff / (eigenvalues + stiff), 1)[:, None]
-        difference = self.shrunk() - rows.y
-        self.residual = 2 * self.gained(difference)
-        value = (self.residual * difference).sum(1) / 2 * rows.share
-        self.losses = rows.layout.segment_sum(value) + constant + self.ridge()
+        self, rows: StackedSamples, fine: StackedSamples, anchor: Anchor, x: Tensor, eigenvalues: Tensor,
+        constant: Tensor | float,
+    ) -> None:  # fmt: skip
+        super().__init__(rows, Squared(), anchor, x, rows.y.shape[1], fine)
+        stiff = self.tie.stiffness[rows.layout.owner]
+        self.gains = torch.where(eigenvalues > 0, stiff / (eigenvalues.double() + stiff), 1)[:, None]
+        self.gain = self.gains.to(x.dtype)
+        difference = self.shrunk() - fine.exact[0]
+        self.slopes = 2 * self.gained(difference)
+        value = (self.slopes * difference).sum(1) / 2 * fine.exact[1]
+        self.losses = fine.layout.total(value) + constant + self.ridge()
 
     def gained(self, V: Tensor) -> Tensor:
         """Multiply by g, in the basis in which that is a number per row."""
-        return self.gain * V
+        return (self.gains if V.dtype == torch.float64 else self.gain) * V
 
     def bend(self, T: Tensor) -> Tensor:
         """2g T."""
@@ -282,18 +331,22 @@ class RotatedPoint(SquaredPoint):
     """In rows that are rotated to that basis."""
 
     def __init__(self, targets: RotatedTargets, anchor: Anchor, x: Tensor) -> None:
-        super().__init__(targets.data.rows, anchor, x, targets.data.eigenvalues, targets.constant)
+        fine = targets.fine
+        super().__init__(targets.data.rows, fine.rows, anchor, x, fine.eigenvalues, targets.constant)
         self.targets = targets
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """What arithmetic adds, and the decomposition: it has F_i of A + E, y + e, which are off as much as f_i(u).
 
-        With ρ² ≤ F_i and δ = noise·(S‖u‖ + ‖y‖/√m) that is 2ρδ + δ² in F_i and 2 noise S ρ + 2 S δ in ∇F_i.
+        With ρ² ≤ F_i and δ = noise·(S‖u‖ + ‖y‖/√m) that is 2ρδ + δ² in F_i and 2 noise S ρ + 2 S δ in ∇F_i; what
+        was off before puts F_i off by as much as f_i, and ∇F_i by twice as much.
         """
         loss, gradient = super().rounding()
-        (top, y), noise, rho = self.targets.sizes, self.targets.noise, self.losses.clamp_min(0).sqrt()
-        delta = noise * (top * self.reach() + y)
-        return loss + (2 * rho + delta) * delta, gradient + 2 * top * (noise * rho + delta)
+        before, noise, rho = self.targets.before, self.targets.noise, self.losses.clamp_min(0).sqrt()
+        reach, (top, y) = self.reach(), before.sizes
+        delta, more = noise * (top * reach + y), before.off(reach)
+        loss = loss + SAFE * (2 * rho + delta) * delta + more[0] + gamma(self.outputs**2 + 8) * self.targets.constant
+        return loss, gradient + 2 * SAFE * (top * (noise * rho + delta) + more[1])
 
 
 class SpectralPoint(SquaredPoint):
@@ -301,15 +354,22 @@ class SpectralPoint(SquaredPoint):
 
     def __init__(self, inner: WideOracle, anchor: Anchor, x: Tensor) -> None:
         self.spectrum: Spectrum = inner.spectrum
-        super().__init__(inner.rows, anchor, x, inner.spectrum.curvature, 0.0)
+        super().__init__(inner.rows, inner.rows, anchor, x, inner.spectrum.curvature, 0.0)
 
     def gained(self, V: Tensor) -> Tensor:
         """U g UᵀV."""
-        return self.spectrum.back(self.gain * self.spectrum.within(V))
+        if V.dtype == self.spectrum.values.dtype:
+            return self.spectrum.back((self.gains if V.dtype == torch.float64 else self.gain) * self.spectrum.within(V))
+        parts = (torch.split(t, self.rows.layout.lengths) for t in (self.gains, V))
+        wide = (U.double() for U in self.spectrum.vectors)
+        return torch.cat([U @ (g * (U.mT @ v)) for U, g, v in zip(wide, *parts, strict=True)])
 
     def pulled(self, R: Tensor) -> Tensor:
         """A_iᵀR_i/m_i of every client."""
-        return spread(self.rows, self.rows.share[:, None] * R).view(len(self.losses), -1, R.shape[1])
+        if R.dtype == self.rows.A.dtype:
+            return spread(self.rows, self.rows.share[:, None] * R).view(len(self.losses), -1, R.shape[1])
+        A, share = cast(StoredMatrix, self.rows.products.wide), self.rows.exact[1]
+        return A.transposed_each(share[:, None] * R, self.rows.layout.lengths)
 
     def squares(self) -> Tensor:
         """(2/m) Σ_j g_j (UᵀA)_j², some columns at a time."""
@@ -321,16 +381,20 @@ class SpectralPoint(SquaredPoint):
         return torch.stack(out)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """What arithmetic adds, and the decomposition of K + E in place of K = A_iA_iᵀ, ‖E‖ ≤ s(d) ε tr K.
+        """What arithmetic adds, and the decomposition of K + E in place of K = A_iA_iᵀ.
 
-        With e = 2‖E‖/(m(l2 + γ)) and R² = ‖r‖²/m it puts F_i off by at most eR²/4, and ∇F_i by (‖A‖/√m)eR.
+        With e = 2‖E‖/(m(l2 + γ)) and R² = ‖r‖²/m it puts F_i off by at most eR²/4, and ∇F_i by (‖A‖/√m)eR. Products
+        with U and Uᵀ put r off by h = 2γ_m √m (1 + √m γ_m)·2‖ζz − y‖, F_i by hR and ∇F_i by (‖A‖/√m)h.
         """
         loss, gradient = super().rounding()
-        _, aa, _, _ = self.rows.levers
-        epsilon, rows = torch.finfo(self.x.dtype).eps, self.rows.layout.sizes.to(self.x.dtype).sqrt()
-        e = 2 * epsilon * (self.rows.slack(self.rows.A.shape[1]) + 4 * rows) * aa / self.anchor.stiffness
-        square = self.rows.layout.segment_sum(self.residual.square().sum(1) * self.rows.share)
-        return loss + e * square, gradient + aa.sqrt() * e * square.sqrt()
+        _, _, aa = self.rows.levers
+        share, m = self.rows.exact[1], max(self.rows.layout.lengths)
+        e = 2 * SAFE * self.spectrum.errors(self.rows) / (self.rows.layout.sizes * self.tie.stiffness)
+        square = self.rows.layout.segment_sum((norm_above(self.slopes, 1)).square() * share)
+        before = self.rows.layout.segment_sum(norm_above(self.shrunk() - self.rows.exact[0], 1).square() * share)
+        h = 8 * SAFE * gamma(m + 8) * (m**0.5) * before.sqrt()
+        wrong = e * square.sqrt() * (1 + e) + h
+        return loss + wrong * (square.sqrt() + before.sqrt() + wrong), gradient + aa.sqrt() * wrong
 
 
 class Bowl:
@@ -412,25 +476,40 @@ class NewtonPoint(PersonalPoint):
 
     def __init__(
         self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int, start: Tensor | None = None,
-        compressed: Compressed | None = None,
+        compressed: Compressed | None = None, minibatch: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(rows, loss, anchor, x, outputs)
+        fine = None if x.ndim > 1 or minibatch else rows if compressed is None else compressed.fine
+        super().__init__(rows, loss, anchor, x, outputs, fine)
         first = ((1 - anchor.factors) * self.X).expand(len(anchor.gamma), -1, outputs)
         self.v, self.compressed = (anchor.part(first.mT).mT if start is None else start).clone(), compressed
-        self.z, self.off = self.shrunk(), torch.empty_like(anchor.gamma)
-        values = torch.empty_like(anchor.gamma)
+        self.predictions, self.off = self.shrunk(), torch.empty_like(self.tie.gamma)
+        self.z, values = self.predictions.to(x.dtype, copy=True), torch.empty_like(self.tie.gamma)
 
         def work(block: PaddedBlock) -> None:
             A, y = rows.of(block)
             who, own = block.clients, anchor.part(A)
             near = CorrectionProblem(loss, own, y, block.of(self.z), block.weight, anchor.stiffness[who])
-            v, p, values[who], self.off[who] = near.solve(self.v[who])
+            v, p, value, off = near.solve(self.v[who])
             self.v[who] = v
             put(block, self.z, p)
+            if fine is not None and x.dtype != torch.float64:
+                p, value, off = self._again(block, v.double())
+            put(block, self.predictions, p)
+            values[who], self.off[who] = value, off
 
         parallel_map(work, portions(rows, self.v[0].numel()), x.device)
-        self.residual = loss.residual(self.z, rows.y)
+        self.slopes = loss.residual(self.predictions, rows.y if fine is None else fine.exact[0])
         self.losses = values + (0 if compressed is None else compressed.constant) + self.ridge()
+
+    def _again(self, block: PaddedBlock, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Predictions, value and what is left of the gradient at v, in double precision."""
+        assert self.fine is not None
+        y, share = self.fine.exact
+        A, weight = self.tie.part(self.fine.of(block)[0].double()), block.of(share) * (block.weight > 0)
+        stiff = self.tie.stiffness[block.clients]
+        near = CorrectionProblem(self.loss, A, block.of(y), block.of(self.predictions), weight, stiff)
+        value, p = near.value(v)
+        return p, value, near.gradient(v, p)[0].flatten(1).norm(dim=1)
 
     def bend(self, T: Tensor) -> Tensor:
         """The stack m_i S_i T_i: m(W T − W A_P (A_PᵀWA_P + l2 + γ)⁻¹A_PᵀW T)."""
@@ -473,18 +552,17 @@ class NewtonPoint(PersonalPoint):
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """What arithmetic adds, where rows multiply x and v, and what Newton's method has left."""
-        length = self.v.flatten(1).norm(dim=1)
-        loss, gradient = self._arithmetic(self.x.norm() + length)
-        epsilon, stiff = torch.finfo(self.x.dtype).eps, self.anchor.stiffness
-        off = self.off + gradient + 4 * epsilon * stiff * length
+        length = norm_above(self.v.flatten(1), 1)
+        size, stiff = norm_above(self.x, 0) + length, self.tie.stiffness
+        loss, gradient = self.enveloped(size)
+        off = SAFE * self.off + gradient + gamma(self.v[0].numel() + 16) * stiff * length
         if self.compressed is not None:  # as in `CompressedPoint.rounding`, at u
-            (top, y), rho = self.compressed.sizes, self.losses.clamp_min(0).sqrt()
-            delta = self.compressed.noise * (top * (self.x.norm() + length) + y)
-            wrong = 2 * top * (self.compressed.noise * rho + delta)
-            loss, gradient, off = loss + (2 * rho + delta) * delta, gradient + wrong, off + wrong
-        steep = self.loss.curvature * self.rows.levers[1]  # shared features see a wrong v through A alone
-        seen = 2 * self.anchor.keep if self.anchor.own is None else 2 + steep / stiff
-        return loss + off.square() / (2 * stiff), gradient + seen * off
+            more = self.compressed.off(size)
+            loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
+            gradient, off = gradient + more[1], off + more[1]
+        steep = self.loss.curvature * self.fine.levers[2] if self.fine is not None else off
+        seen = 2 * self.tie.keep if self.anchor.own is None else 2 + steep / stiff  # shared features see v through A
+        return loss + SAFE * off.square() / (2 * stiff), gradient + SAFE * seen * off
 
 
 class CorrectionProblem:
@@ -499,6 +577,11 @@ class CorrectionProblem:
         p = self.z + product(self.A, v)
         return (self.loss.value(p, self.targets) * self.weight).sum(1) + (self.stiff * v.square()).sum((1, 2)) / 2, p
 
+    def gradient(self, v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """The derivative in v, and the weighted residuals."""
+        r = self.weight[..., None] * self.loss.residual(p, self.y)
+        return product(self.A.mT, r) + self.stiff * v, r
+
     def solve(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """v, predictions, value and the norm of the gradient that is left, by Newton steps, halved until they descend.
 
@@ -506,12 +589,11 @@ class CorrectionProblem:
         """
         (value, p), epsilon = self.value(v), torch.finfo(v.dtype).eps
         whole, first = torch.zeros_like(value, dtype=torch.long), None
-        for _ in range(NEWTON):
-            r = self.weight[..., None] * self.loss.residual(p, self.y)
-            gradient = product(self.A.mT, r) + self.stiff * v
+        for k in range(NEWTON + 1):
+            gradient, r = self.gradient(v, p)
             size = gradient.flatten(1).norm(dim=1)
             terms = (self.lengths * r.norm(dim=2)).sum(1) + self.stiff[:, 0, 0] * v.flatten(1).norm(dim=1)
-            if bool(((size <= epsilon * terms) | (whole >= 2) | ~torch.isfinite(size)).all()):
+            if k == NEWTON or bool(((size <= epsilon * terms) | (whole >= 2) | ~torch.isfinite(size)).all()):
                 break
             first = size if first is None else first
             goal = (size / first.clamp_min(torch.finfo(v.dtype).tiny)).clamp(1e-10, 0.1)[:, None, None, None]

@@ -5,6 +5,7 @@ f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖²,    c_i = ∇f_i(
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import numpy as np
@@ -13,36 +14,68 @@ from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
 from scaffpd.models.batches import FeatureSteps, FullBatches, Minibatches
-from scaffpd.models.layout import PaddedBlock, StackedSamples, product, transposed
+from scaffpd.models.layout import SHORT, PaddedBlock, StackedSamples, product, transposed
 from scaffpd.models.local_steps import NearbyGradients, SampleSpaces, pace, proximal_steps
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import Draws, largest_eigenvalues, parallel_map, streams
+from scaffpd.models.numerics import (
+    LEAST,
+    SAFE,
+    SINGLE,
+    UNIT,
+    Draws,
+    gamma,
+    largest_eigenvalues,
+    norm_above,
+    parallel_map,
+    streams,
+)
 from scaffpd.models.oracle import Displacements, StackedDisplacements, SubspaceDerivatives, shift
 from scaffpd.models.tables import MappedMatrix
 
+CLIENTS = 2**13  # vectors that a server adds up in double precision, one by one
+
 
 class LinearPoint:
-    """All clients at one x: L_i and c_i = A_iᵀ r_i / m_i + l2 x, held as residuals r and never as N vectors."""
+    """All clients at one x: L_i and c_i = A_iᵀ r_i / m_i + l2 x, held as residuals r and never as N vectors.
+
+    With `fine` rows, which have the same losses, L_i and c_i are computed in double precision whatever the format of x.
+    """
 
     def __init__(
-        self, rows: StackedSamples, loss: Loss, l2: float, x: Tensor, outputs: int, constant: Tensor | None = None
-    ) -> None:
-        self.rows, self.loss, self.l2, self.x, self.outputs = rows, loss, l2, x, outputs
-        self.z = rows.A @ x.view(-1, outputs)
-        value = loss.value(self.z, rows.y) * rows.share
-        self.losses = rows.layout.segment_sum(value) + l2 / 2 * (x @ x)
+        self, rows: StackedSamples, loss: Loss, l2: float, x: Tensor, outputs: int, fine: StackedSamples | None = None,
+        constant: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.rows, self.loss, self.l2, self.x, self.outputs, self.fine = rows, loss, l2, x, outputs, fine
+        if fine is None:
+            self.z = self.predictions = rows.A @ x.view(-1, outputs)
+            self.losses = rows.layout.segment_sum(loss.value(self.z, rows.y) * rows.share) + l2 / 2 * (x @ x)
+            return
+        y, share = fine.exact
+        self.predictions = fine.products.times(x.view(-1, outputs).to(fine.A.dtype))
+        self.z = self.predictions.to(x.dtype)
+        self.losses = fine.layout.total(loss.value(self.predictions, y) * share) + l2 / 2 * squares(x)
         if constant is not None:
             self.losses = self.losses + constant
 
     @cached_property
+    def slopes(self) -> Tensor:
+        """The derivatives r = ∂ℓ/∂z, sample by sample, in the format of the predictions."""
+        return self.loss.residual(self.predictions, (self.rows.y if self.fine is None else self.fine.exact[0]))
+
+    @cached_property
     def residual(self) -> Tensor:
-        """The derivatives r = ∂ℓ/∂z, sample by sample."""
-        return self.loss.residual(self.z, self.rows.y)
+        """The same in the format of x."""
+        return self.slopes.to(self.x.dtype)
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i c_i = Aᵀ(w ∘ r) + l2 (Σ w) x: one matrix product, whatever N is."""
-        scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
-        return transposed(self.rows.A, scale * self.residual).flatten() + self.l2 * weights.sum() * self.x
+        if self.fine is None:
+            scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
+            return transposed(self.rows.A, scale * self.residual).flatten() + self.l2 * weights.sum() * self.x
+        weights, x = weights.double(), self.x.double()
+        scale = (weights[self.fine.layout.owner] * self.fine.exact[1])[:, None]
+        out = self.fine.products.transposed(scale * self.slopes).flatten() + self.l2 * weights.sum() * x
+        return out.to(self.x.dtype)
 
     def project(self, direction: Tensor) -> Tensor:
         """⟨c_i, v⟩ per client."""
@@ -60,7 +93,7 @@ class LinearPoint:
 
     def norms(self, scale: Tensor | None = None) -> Tensor:
         """Σ_k s_k c_ik² per client."""
-        squares = self.each().square()
+        squares = self._vectors(self.residual).square()
         return squares.sum(1) if scale is None else squares @ scale
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
@@ -88,25 +121,71 @@ class LinearPoint:
         return out.flatten(1)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """How far off rounding may have put L_i and, in norm, c_i (for the data as stored).
+        """Bound how far off rounding may have put L_i and, in norm, c_i, for the data, x and l2 as they are stored."""
+        size = norm_above(self.x, 0)
+        loss, gradient = self.arithmetic(size)
+        return loss + bounded_square(self.x) * self.l2 / 2, gradient + self.scalings(self.l2 * size)
 
-        A sum of n terms is off by at most about s(n) ε times their sizes, s(n) = 4√n (Higham and Mary, 2019; less
-        friendly hardware has an s of its own), so that, with M samples of all clients in one sum,
-        δz = s(d) ε (‖a‖‖x‖ + ‖y‖),  δL = mean ‖r‖δz + (curvature/2) δz² + 4√m ε L,
-        δc = mean ‖a‖(curvature δz + s(M) ε ‖r‖) + 4ε l2‖x‖.
+    def arithmetic(self, size: Tensor) -> tuple[Tensor, Tensor]:
+        """Bound what sums may be off, where the rows multiply vectors of this length.
+
+        A sum of n products is off by at most s(n) times the sum of their sizes, s(n) = γ_n for plain double precision
+        (worst case: any order, any signs; see `DoubleProducts`). With ℓ off by v of itself and o besides, and r by w of
+        itself and j besides (`Loss.accuracy`), with m rows of a client, M of all, and means over a client's rows:
+        δz = s(d)‖a‖‖x‖,  δL = mean (‖r‖(1 + w) + j)δz + (curvature/2) mean δz² + (v + γ_{2√m})L + o,
+        δc = mean ‖a‖(curvature δz + (w + s(M))‖r‖ + j).
         """
-        layout, (levers, aa, ay, yy) = self.rows.layout, self.rows.levers
-        epsilon, size, curvature = torch.finfo(self.x.dtype).eps, self.x.norm(), self.loss.curvature
-        k = epsilon * self.rows.slack(self.rows.A.shape[1])
-        ra, ry = layout.segment_sum(self.residual.norm(dim=1, keepdim=True) * levers).unbind(1)
-        mean = 4 * epsilon * layout.sizes.to(self.x.dtype).sqrt()
-        loss = k * (size * ra + ry) + curvature / 2 * k**2 * (size.square() * aa + 2 * size * ay + yy)
-        gradient = curvature * k * (size * aa + ay) + epsilon * self.rows.slack(len(levers)) * ra
-        return loss + mean * self.losses, gradient + 4 * epsilon * self.l2 * size
+        fine = self.fine
+        if fine is None:
+            unknown = torch.full_like(self.losses, float("inf"))
+            return unknown, unknown
+        (levers, a, aa), products, m = fine.levers, fine.products, fine.layout.additions
+        value, offset, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
+        curvature, features, rows = self.loss.curvature, fine.A.shape[1], len(levers)
+        k, tiny = products.slack(features) * size, products.least * features * self.outputs
+        ra = fine.layout.segment_sum(norm_above(self.slopes, 1) * levers)
+        loss = k * ((1 + slope) * ra + jump * a) + curvature * (k.square() * aa + tiny**2)
+        loss = loss + (value + tiny + UNIT * SAFE * (m + 8)) * self.losses.abs() + offset + 2 * tiny + rows * LEAST
+        sums = max(products.slack(rows), products.each_slack(max(fine.layout.lengths))) + gamma(CLIENTS)
+        gradient = curvature * (k * aa + tiny * a) + (slope + sums + self._format()) * ra + 2 * jump * a
+        return SAFE * loss, SAFE * gradient + rows * self._least() * (features * self.outputs) ** 0.5
+
+    def scalings(self, size: Tensor | float) -> Tensor | float:
+        """What l2 x in a sum over clients may be off, for ‖l2 x‖."""
+        return SAFE * (gamma(len(self.rows.layout) + CLIENTS + 8) + self._format()) * size
+
+    def _format(self) -> float:
+        """What vectors and weights lose in the format of x: λ_i, c_i, their sum."""
+        return 0.0 if self.x.dtype == torch.float64 else 4 * SINGLE
+
+    def _least(self) -> float:
+        return LEAST if self._format() == 0 else 2.0**-126
 
     def each(self) -> Tensor:
         """The c_i themselves, (N, d): what stochastic local steps subtract. They stay with the clients."""
-        return self.rows.each(self.residual).mT.flatten(1).add(self.x, alpha=self.l2)
+        if self.fine is None or self.fine.products.single:
+            return self._vectors(self.residual)
+        each = self.fine.each(self.slopes).mT.flatten(1)
+        return each.add_(self.x.double(), alpha=self.l2).to(self.x.dtype)
+
+    def _vectors(self, residual: Tensor) -> Tensor:
+        return self.rows.each(residual).mT.flatten(1).add(self.x, alpha=self.l2)
+
+
+def squares(x: Tensor) -> Tensor:
+    """‖x‖² in double precision, in blocks of about √d terms."""
+    terms = x.double().square()
+    if (d := len(terms)) <= SHORT:
+        return terms.sum()
+    width = math.isqrt(d)
+    cut = d - d % width
+    return terms[:cut].view(-1, width).sum(1).sum() + terms[cut:].sum()
+
+
+def bounded_square(x: Tensor) -> Tensor:
+    """What ‖x‖² and its product with l2/2 may be off."""
+    n = len(x) if len(x) <= SHORT else 2 * math.isqrt(len(x)) + 4
+    return SAFE * gamma(n + 8) * squares(x) + len(x) * LEAST
 
 
 class LinearOracle:
@@ -145,7 +224,7 @@ class LinearOracle:
 
     def constants(self) -> Constants:
         """L_i = curvature · λ_max(A_iᵀA_i)/m_i + l2 and μ_i = l2."""
-        return self._known(torch.full_like(self.smoothness, self.l2))
+        return self._known(torch.full_like(self.smoothness, self.l2, dtype=torch.float64))
 
     def _known(self, strong_convexity: Tensor) -> Constants:
         L, mu, steepest = (t.double().cpu().numpy() for t in (self.smoothness, strong_convexity, self.steepest))
@@ -178,18 +257,20 @@ class LinearOracle:
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
         """Losses and gradients at x over all samples, or over a seeded minibatch of each client."""
         if batch_size is None:
-            return self.samples(x)
+            return self.samples(x, fine=True)
         uniform = Draws(key, self._streams).uniform(batch_size)
         rows = self.rows.take(self.rows.layout.minibatch(uniform))
         return LinearPoint(rows, self.loss, self.l2, x, self.outputs)
 
     def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
         """f_i(x): a point's gradients are not formed before they are asked for."""
-        return self.evaluate(x, batch_size, key).losses
+        point = self.samples(x) if batch_size is None else self.evaluate(x, batch_size, key)
+        return point.losses
 
-    def samples(self, x: Tensor) -> LinearPoint:
-        """Every sample of every client at x."""
-        return LinearPoint(self.rows, self.loss, self.l2, x, self.outputs)
+    def samples(self, x: Tensor, fine: bool = False) -> LinearPoint:
+        """Every sample of every client at x; `fine` for what a certificate rests on."""
+        fine = fine or x.dtype == torch.float64
+        return LinearPoint(self.rows, self.loss, self.l2, x, self.outputs, self.rows if fine else None)
 
     def local_updates(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan

@@ -11,7 +11,8 @@ is least: many small clients make one block whatever their sizes, large ones are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -22,12 +23,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.models.numerics import parallel_map, thread_count
-from scaffpd.models.tables import MappedMatrix, TableMatrix
+from scaffpd.models.numerics import (
+    LEAST,
+    SINGLE,
+    UNDERFLOW,
+    gamma,
+    norm_above,
+    parallel_map,
+    tensor_cores,
+    thread_count,
+)
+from scaffpd.models.tables import FINE, TERMS, MappedMatrix, StoredMatrix, TableMatrix
 
 # Padded elements that cost as much as one more block (measured); on a GPU launches are dear and arithmetic is cheap.
 OVERHEAD = {"cpu": 30_000, "cuda": 10_000_000}
 WORTH = 2**16  # numbers of inner products from which on steps are worth a thread for each core
+SHORT = 1024  # rows of a client that are added up as they come
 CACHE = 2**17  # numbers that a core's second-level cache holds: half a megabyte, or one in double precision
 
 
@@ -112,6 +123,35 @@ class Ragged:
         if self.equal:
             return rows.view(len(self.lengths), self.smallest, *rows.shape[1:]).sum(1)
         return torch.segment_reduce(rows, "sum", lengths=self.sizes, unsafe=True)
+
+    @cached_property
+    def _cuts(self) -> tuple[Tensor, Tensor] | None:
+        """Each client's rows in blocks of about the root of the largest client's: the blocks' lengths, and how many."""
+        if (largest := max(self.lengths, default=0)) <= SHORT:
+            return None
+        width = math.isqrt(largest)
+        counts = -(-self.sizes // width).clamp_min(1)
+        lengths = torch.full((int(counts.sum()),), width, device=self.sizes.device)
+        lengths[torch.cumsum(counts, 0) - 1] = self.sizes - (counts - 1) * width
+        return lengths, counts
+
+    @cached_property
+    def additions(self) -> Tensor:
+        """In how many additions a row of each client takes part in `total`."""
+        if self._cuts is None:
+            return self.sizes.double()
+        return self._cuts[1].double() + math.isqrt(max(self.lengths))
+
+    def total(self, rows: Tensor) -> Tensor:
+        """Σ over each client's rows, (M,) → (N,), in blocks whose length is the root of their number.
+
+        Then no order of additions within a block errs by more than γ_{2√m}.
+        """
+        if self._cuts is None:
+            return self.segment_sum(rows)
+        lengths, counts = self._cuts
+        within = torch.segment_reduce(rows, "sum", lengths=lengths, unsafe=True)
+        return torch.segment_reduce(within, "sum", lengths=counts, unsafe=True)
 
     def segment_max(self, rows: Tensor) -> Tensor:
         """The largest of each client's rows."""
@@ -220,6 +260,107 @@ def finer(ends: list[int], sizes: NDArray[np.int64], rows: Callable[[int], int])
     return cuts
 
 
+BLOCK, TOGETHER = 256, 16  # terms that a GPU adds up in single precision; and how many such blocks at a time
+
+
+class DoubleProducts:
+    """A X and AᵀV in double precision, and how far off they may be.
+
+    Two numbers in single precision have an exact product in double precision, into which A goes piece by piece. On a
+    GPU that would take several times as long: there, blocks of `BLOCK` terms are added up in single precision, without
+    matrix units, and the blocks in double precision; a table of halves goes through matrix units, `TERMS` at a time.
+    """
+
+    def __init__(self, A: Tensor | TableMatrix) -> None:
+        self.A, self.features = A, A.shape[1]
+        self.plain = A.dtype == torch.float64
+        self.halves = isinstance(A, StoredMatrix) and A.halved
+        self.blocks = not self.plain and not self.halves and A.device.type != "cpu"
+        self.single = self.halves or self.blocks
+        self.wide = A.double() if isinstance(A, TableMatrix) and not self.plain else A
+
+    def slack(self, terms: int) -> float:
+        """Bound the error of a sum of n products with A, relative to the sum of their sizes."""
+        if self.halves:  # splitting, matrix units, and the sum of what they return
+            return (4 + 17 / 16 * min(terms, TERMS) + terms / TERMS) * 2 * SINGLE
+        if self.blocks:
+            return gamma(min(terms, BLOCK) + 4, SINGLE) + gamma(terms / BLOCK + 4)
+        return gamma(terms + 4)
+
+    def each_slack(self, terms: int) -> float:
+        """Bound the same for sums over one client's n rows."""
+        return gamma(terms + 4, SINGLE) if self.blocks else self.slack(terms)
+
+    @property
+    def least(self) -> float:
+        """What a product that underflows may be off."""
+        return 2.0**-126 if self.single else LEAST
+
+    def times(self, X: Tensor) -> Tensor:
+        """A X for X in the format of A."""
+        if self.plain:
+            return self.A @ X
+        if self.halves:
+            return (self.A @ X).double()
+        if self.blocks:
+            return self._by_parts(lambda part: _blocked(part.mT, X))
+        if isinstance(self.wide, TableMatrix):
+            return self.wide @ X.double()
+        return torch.cat([piece @ X.double() for piece in self._pieces()])
+
+    def transposed(self, V: Tensor) -> Tensor:
+        """AᵀV for V in double precision."""
+        if self.plain:
+            return transposed(cast(Tensor, self.A), V)
+        if self.halves:
+            return (self.A.T @ V.float()).double()
+        if self.blocks:
+            parts = torch.split(V.float(), [len(part) for part in self._parts()])
+            pairs = zip(self._parts(), parts, strict=True)
+            return self._scale() * sum((_blocked(part, v) for part, v in pairs), V.new_zeros(()))
+        if isinstance(self.wide, TableMatrix):
+            return self.wide.T @ V
+        out, start = V.new_zeros(V.shape[1], self.features), 0
+        for piece in self._pieces():
+            out.addmm_(V[start : start + len(piece)].mT.contiguous(), piece)
+            start += len(piece)
+        return out.mT
+
+    def norms(self) -> Tensor:
+        """‖a_j‖ per row, from above."""
+        if self.plain and isinstance(self.A, Tensor):
+            return norm_above(self.A, 1)
+        if isinstance(self.wide, TableMatrix):
+            wide: Tensor = cast(Any, self.wide).norm(1)
+            return wide * (1 + gamma(self.features + 8)) + math.sqrt(self.features) * UNDERFLOW
+        return torch.cat([norm_above(piece, 1) for piece in self._pieces()])
+
+    def _pieces(self) -> Iterator[Tensor]:
+        for piece in torch.split(cast(Tensor, self.A), max(1, FINE // self.features)):
+            yield piece.double()
+
+    def _parts(self) -> list[Tensor]:
+        return [self.A] if isinstance(self.A, Tensor) else cast(StoredMatrix, self.A).parts
+
+    def _scale(self) -> float:
+        return self.A.scale if isinstance(self.A, StoredMatrix) else 1.0
+
+    def _by_parts(self, work: Callable[[Tensor], Tensor]) -> Tensor:
+        return self._scale() * torch.cat([work(part.float()) for part in self._parts()])
+
+
+def _blocked(A: Tensor, V: Tensor) -> Tensor:
+    """AᵀV in double precision, for A (n, d) and V (n, k) in single precision, from sums of `BLOCK` terms."""
+    cut = len(A) - len(A) % BLOCK
+    out = torch.zeros(A.shape[1], V.shape[1], dtype=torch.float64, device=A.device)
+    with tensor_cores(A.device, False):
+        for k in range(0, cut, BLOCK * TOGETHER):
+            rows = slice(k, min(k + BLOCK * TOGETHER, cut))
+            left, right = (cast(Any, t[rows]).unflatten(0, (-1, BLOCK)) for t in (A, V))
+            out += torch.bmm(left.mT, right).sum(0, dtype=torch.float64)
+        return out if cut == len(A) else out + (A[cut:].mT @ V[cut:]).double()
+
+
 KEPT = 2**23  # numbers of padded copies that are kept from round to round
 PIECE = 2**17  # rows for which everything that has a number per row fits into a cache
 
@@ -280,15 +421,17 @@ class StackedSamples:
         return {block.number: (block.of(self.A), block.of(self.y)) for block in padded} if few else {}
 
     def each(self, V: Tensor) -> Tensor:
-        """A_iᵀ (V_i/m_i) of every client, (N, k, features), for V (M, k)."""
+        """A_iᵀ (V_i/m_i) of every client, (N, k, features), for V (M, k); in the format of V, not of A."""
         out = V.new_empty(len(self.layout), V.shape[1], self.A.shape[1])
+        fine = V.dtype != self.A.dtype
 
         def work(block: PaddedBlock) -> None:
-            own, large = (block.weight[..., None] * block.of(V)), self.large(block)
+            weight = block.of(self.exact[1]) * (block.weight > 0) if fine else block.weight
+            own, large = (weight[..., None] * block.of(V)), self.large(block)
             if large is not None:
-                out[block.clients] = (large.T @ own[0]).mT
+                out[block.clients] = ((large.double() if fine else large).T @ own[0]).mT
             else:
-                out[block.clients] = torch.bmm(own.mT.contiguous(), self.of(block)[0])
+                out[block.clients] = torch.bmm(own.mT.contiguous(), self.of(block)[0].to(V.dtype))
 
         parallel_map(work, self.blocks, V.device)
         return out
@@ -300,21 +443,25 @@ class StackedSamples:
         return norms
 
     @cached_property
-    def levers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What rounding goes with: (‖a_j‖, ‖y_j‖)/m_i per row, and the clients' means of ‖a‖², ‖a‖‖y‖ and ‖y‖².
+    def products(self) -> DoubleProducts:
+        """Products with A in double precision."""
+        return DoubleProducts(self.A)
 
-        Class numbers have no size.
-        """
-        y = self.y.norm(dim=1) if self.y.is_floating_point() else torch.zeros_like(self.share)
-        both = torch.stack([self.norms, y], 1)
-        levers = self.share[:, None] * both
-        aa, ay = self.layout.segment_sum(levers * self.norms[:, None]).unbind(1)
-        return levers, aa, ay, self.layout.segment_sum(levers[:, 1] * y)
+    @cached_property
+    def exact(self) -> tuple[Tensor, Tensor]:
+        """Targets, and the rows' shares in their clients' means, in double precision."""
+        if self.share.dtype == torch.float64:
+            return self.y, self.share
+        share = 1 / self.layout.sizes[self.layout.owner].double()
+        return self.y.double() if self.y.is_floating_point() else self.y, share
 
-    def slack(self, terms: int) -> float:
-        """s(n): how many ε a sum of n products with A may be off."""
-        A: Tensor | TableMatrix = self.A
-        return A.slack(terms) if isinstance(A, TableMatrix) else 4 * terms**0.5
+    @cached_property
+    def levers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What rounding goes with: ‖a_j‖/m_i per row, and the clients' means of ‖a_j‖ and ‖a_j‖², from above."""
+        norms = self.products.norms()
+        levers = self.exact[1] * norms
+        mean, square = self.layout.segment_sum(torch.stack([levers, levers * norms], 1)).unbind(1)
+        return levers, mean, square
 
     def take(self, block: PaddedBlock) -> StackedSamples:
         """Return the rows of one block as a stack of their own."""

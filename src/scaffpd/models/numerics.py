@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -203,6 +204,77 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
+UNIT, SINGLE = 2.0**-53, 2.0**-24  # what one operation errs by, relative to its result, in double and single precision
+LEAST = 2.0**-1022  # and what one that underflows does
+UNDERFLOW = 1.5e-154  # a number whose square underflows
+SAFE = 1.01  # bounds on rounding are rounded themselves
+
+
+def gamma(n: float, unit: float = UNIT) -> float:
+    """γ_n = nu/(1 − nu): a sum of n products, in any order, is off by at most γ_n Σ |a_j b_j| (Higham 2002)."""
+    return n * unit / (1 - n * unit) if n * unit < 0.5 else float("inf")
+
+
+def norm_above(v: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """‖v‖ along some axes, in double precision and from above."""
+    axes = (dim,) if isinstance(dim, int) else dim
+    n = math.prod(v.shape[k] for k in axes)
+    norm: Tensor = v.double().square().sum(axes).sqrt()
+    return norm.mul_(1 + gamma(n + 8)).add_(float(n) ** 0.5 * UNDERFLOW)
+
+
+GRID = 2.0**25  # numbers of at most 25 binary digits after the point: sums of their products up to 8 are exact
+
+
+def skewness(Q: Tensor) -> Tensor:
+    """A bound on ‖QᵀQ − I‖ for n matrices with nearly orthonormal columns, (n, rows, columns); then one that has
+    orthonormal columns is as near to Q.
+
+    Q = H + R with H of 25 digits: HᵀH is exact in whatever order it is summed, and what is left is small.
+    """
+    H = (Q * GRID).round() / GRID
+    R, (rows, columns) = Q - H, Q.shape[1:]
+    square, cross, rest = H.mT @ H, H.mT @ R, R.mT @ R
+    identity = torch.eye(columns, dtype=Q.dtype, device=Q.device)
+    off = (square - identity) + (cross + cross.mT) + rest
+    sizes = norm_above(H, (1, 2)), norm_above(R, (1, 2))
+    error = gamma(rows + 4) * (2 * sizes[0] + sizes[1]) * sizes[1] + gamma(8) * norm_above(off, (1, 2))
+    found = norm_above(off, (1, 2)) + error
+    return torch.where(square.diagonal(dim1=1, dim2=2).amax(1) < 2, found, float("inf"))
+
+
+def unexplained(B: Tensor, Q: Tensor, R: Tensor) -> Tensor:
+    """‖b_j − (QR)_j‖ per column of n matrices, from above."""
+    inside = R.shape[1]
+    sizes = norm_above(B, 1) + norm_above(Q, (1, 2))[:, None] * norm_above(R, 1)
+    return norm_above(B - Q @ R, 1) + gamma(inside + 4) * sizes
+
+
+def gram(B: Tensor) -> tuple[Tensor, int]:
+    """BᵀB of n matrices, (n, rows, columns), in blocks of about √rows, and in how many additions a row takes part."""
+    n, rows, columns = B.shape
+    block = max(columns, math.isqrt(rows), 1)
+    if rows < 2 * block:
+        return B.mT @ B, rows
+    cut = rows - rows % block
+    inner = B[:, :cut].reshape(-1, block, columns)
+    G = (inner.mT @ inner).view(n, -1, columns, columns).sum(1)
+    return G + B[:, cut:].mT @ B[:, cut:], block + rows // block + 1
+
+
+def triangle_of(B: Tensor, known: Tensor | None = None, additions: int = 0) -> tuple[Tensor, Tensor]:
+    """R of n decompositions B = QR in double precision, and η with |BᵀB − RᵀR|_jk ≤ η ‖b_j‖‖b_k‖.
+
+    No bound on Householder's method is taken for granted: RᵀR is compared with BᵀB, which is `known` where B is not.
+    """
+    B = B.double()
+    R = torch.geqrf(B)[0][:, : B.shape[2]].triu()
+    G, additions = gram(B) if known is None else (known, additions)
+    size = G.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt() + UNDERFLOW
+    off = ((G - R.mT @ R).abs() / (size[:, :, None] * size[:, None])).amax((1, 2))
+    return R, SAFE * (off + gamma(additions + B.shape[2] + 16))
+
+
 EXACT = 1024
 CLEAR = 1e3  # times its error must a smallest eigenvalue be, to be taken from AᵀA
 
@@ -221,22 +293,27 @@ def largest_eigenvalues(A: Tensor) -> Tensor:
 
 
 def extreme_values(A: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """λ_max(A_iᵀA_i) of n matrices, and a bound on λ_min from below, for A_i known up to noise_i·‖A_i‖.
+    """λ_max(A_iᵀA_i) of n matrices, and a bound on λ_min from below, for A_iᵀA_i known up to noise_i·‖A_i‖_F².
 
-    Rounding must not enter a certificate. Of the small matrix A_iᵀA_i the eigenvalues are known up to a share of the
-    largest; where that is not enough, the singular values of A_i itself are, up to a share of the largest.
+    Rounding must not enter a certificate. Where G − cI has a Cholesky factor in floating point, no eigenvalue of G is
+    below c − γ_{d+2} tr G (Rump 2006, "Verification of positive definiteness"). Where that is not enough, the singular
+    values of A_i itself are known up to a share of the largest.
     """
     rows, columns = A.shape[1:]
     if rows < columns:
-        return largest_eigenvalues(A), A.new_zeros(len(A))
-    w = torch.linalg.eigvalsh(A.mT @ A).clamp_min(0)
-    top, trace = w[:, -1], A.square().sum((1, 2))
-    slack = 8 * torch.finfo(A.dtype).eps * rows**0.5 * trace + 2 * noise * top
-    if bool((w[:, 0] > CLEAR * slack).all()):
-        return top, w[:, 0] - slack
-    s = torch.linalg.svdvals(A)
-    error = (noise + 4 * torch.finfo(A.dtype).eps * rows**0.5) * s[:, 0]
-    return s[:, 0].square(), (s[:, -1] - error).clamp_min(0).square()
+        return largest_eigenvalues(A), noise.new_zeros(len(A), dtype=torch.float64)
+    A = A.double()
+    G, trace = A.mT @ A, norm_above(A, (1, 2)).square()
+    w = torch.linalg.eigvalsh(G).clamp_min(0)
+    slack = SAFE * (gamma(rows + 2) + 2 * gamma(columns + 4)) * trace
+    bottom = w[:, 0] - 2 * slack
+    _, failed = torch.linalg.cholesky_ex(G - torch.diag_embed(bottom[:, None].expand(-1, columns)))
+    bottom = torch.where(failed == 0, bottom - slack, 0)
+    if not bool((w[:, 0] > CLEAR * slack).all()):
+        U, s, V = torch.linalg.svd(A, full_matrices=False)
+        left = SAFE * unexplained(A, U * s[:, None], V).square().sum(1).sqrt()
+        bottom = (s[:, -1] * (1 - skewness(U) - skewness(V.mT)) - left).clamp_min(0).square() * (1 - 8 * UNIT)
+    return w[:, -1], (bottom - SAFE * noise * trace).clamp_min(0)
 
 
 def _approached(A: Tensor) -> Tensor:

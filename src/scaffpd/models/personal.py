@@ -250,7 +250,7 @@ class PersonalOracle(Envelopes):
 
     def _batch(self, x: Tensor, uniform: Tensor, start: Tensor | None = None) -> NewtonPoint:
         rows = self.inner.rows.take(self.inner.rows.layout.minibatch(uniform))
-        return NewtonPoint(rows, self.inner.loss, self.anchor, x, self.outputs, start)
+        return NewtonPoint(rows, self.inner.loss, self.anchor, x, self.outputs, start, minibatch=True)
 
     def local_updates(
         self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan

@@ -4,8 +4,9 @@ A client with many samples replaces them by d others: from the QR decomposition 
 
     (1/m)‖A x − y‖² = (1/m)‖R x − ỹ‖² + (1/m)‖ρ‖²
 
-for every x, with R of d rows. Householder's method is as exact as the data: R and ỹ belong to A + E and y + e with
-‖E‖ ≤ noise·‖A‖ and ‖e‖ ≤ noise·‖y‖, which the bounds on rounding errors take into account.
+for every x, with R of d rows. As losses depend on [A y]ᵀ[A y] alone, so do their errors: no entry of it differs from
+that of RᵀR, multiplied out again, by more than noise ‖b_j‖‖b_k‖ for its columns b, which the bounds on rounding errors
+take into account.
 
 The rows have the thin SVD A = U S Vᵀ, so that 2AᵀA/m = Σ_j w_j v_j v_jᵀ with orthogonal rows Ã = S Vᵀ. Full-gradient
 local steps started at x see the corrected gradient c first, so after J of them (the paper's Algorithm 2,
@@ -34,7 +35,7 @@ from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
 from scaffpd.models.local_steps import local_gain
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import extreme_values, parallel_map
+from scaffpd.models.numerics import SAFE, UNIT, extreme_values, gamma, gram, norm_above, parallel_map, triangle_of
 from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
 from scaffpd.models.tables import MappedMatrix
 
@@ -47,96 +48,117 @@ class Compressed:
     """The same losses on fewer rows.
 
     Attributes:
-        rows: R and ỹ, or the samples themselves where those are few.
+        rows: R and ỹ in the format of x, or the samples themselves where those are few.
+        fine: the same in double precision; the samples themselves where there is nothing to compress.
         constant: ‖ρ‖²/m per client.
-        noise: what ‖E‖/‖A‖ and ‖e‖/‖y‖ are at most, per client.
+        noise: what [A y]ᵀ[A y] is off at most, relative to the norms of two columns, per client.
     """
 
     rows: StackedSamples
+    fine: StackedSamples
     constant: Tensor
     noise: Tensor
 
     @cached_property
     def sizes(self) -> tuple[Tensor, Tensor]:
         """Bounds on S = ‖A‖/√m and ‖y‖/√m of every client."""
-        _, squares, _, targets = self.rows.levers
-        return squares.sqrt(), (targets + self.constant).sqrt()
+        y, share = self.fine.exact
+        targets = self.fine.layout.segment_sum(share * norm_above(y, 1).square()) + self.constant
+        return self.fine.levers[2].sqrt(), SAFE * targets.sqrt()
+
+    def off(self, size: Tensor) -> tuple[Tensor, Tensor]:
+        """What L_i and c_i are off, where rows multiply a vector of this length."""
+        top, y = self.sizes
+        delta = top * size + y
+        return SAFE * self.noise * delta.square(), 2 * SAFE * self.noise * top * delta
 
     def only(self, clients: list[int]) -> Compressed:
         """The same for some of the clients."""
-        return Compressed(self.rows.only(clients), self.constant[clients], self.noise[clients])
+        rows = self.rows.only(clients)
+        fine = rows if self.fine is self.rows else self.fine.only(clients)
+        return Compressed(rows, fine, self.constant[clients], self.noise[clients])
 
 
 def compress(rows: StackedSamples) -> Compressed:
     """Fewer rows for every client that has more than enough of them (once, when the data is bound)."""
-    features, sizes, constant = rows.A.shape[1], rows.layout.sizes, rows.share.new_zeros(len(rows.layout))
+    features, sizes = rows.A.shape[1], rows.layout.sizes
+    constant = torch.zeros(len(rows.layout), dtype=torch.float64, device=sizes.device)
     tall = [block for block in rows.blocks if block.rows.shape[1] >= WORTH * features]
     if not tall:
-        return Compressed(rows, constant, torch.zeros_like(constant))
-    everyone = len(tall) == len(rows.blocks)
+        return Compressed(rows, rows, constant, torch.zeros_like(constant))
+    everyone, noise = len(tall) == len(rows.blocks), torch.zeros_like(constant)
     shorter = torch.full_like(sizes, everyone, dtype=torch.bool)
     for block in () if everyone else tall:
         shorter[block.clients] = True
     short = zip(rows.layout.lengths, shorter.tolist(), strict=True)
-    layout = Ragged([min(m, features) if cut else m for m, cut in short], rows.A.device, rows.A.dtype)
-    total = sum(layout.lengths)
-    A, y = rows.A.new_empty(total, features), rows.y.new_empty(total, rows.y.shape[1])
+    layout = Ragged([min(m, features) if cut else m for m, cut in short], rows.A.device, torch.float64)
+    A, y = (constant.new_empty(sum(layout.lengths), width) for width in (features, rows.y.shape[1]))
     if not everyone:
         own, given = ~shorter[layout.owner], ~shorter[rows.layout.owner]
-        A[own], y[own] = rows.A[given], rows.y[given]
+        A[own], y[own] = rows.A[given].double(), rows.y[given].double()
 
     def work(block: PaddedBlock) -> None:
         if (large := rows.large(block)) is not None:
-            R = triangle(large, block.of(rows.y)[0])[None]
+            R, noise[block.clients] = triangle(large.double(), block.of(rows.y)[0].double())
         else:
-            both = torch.cat(rows.alone(block), -1)
-            R = torch.geqrf(both)[0][:, : both.shape[2]].triu()
+            R, noise[block.clients] = triangle_of(torch.cat(rows.alone(block), -1))
         layout.put(A, block.clients, R[:, :features, :features])
         layout.put(y, block.clients, R[:, :features, features:])
         constant[block.clients] = R[:, features:, features:].square().sum((1, 2)) / sizes[block.clients]
 
     parallel_map(work, tall, A.device)
-    noise = 4 * torch.finfo(A.dtype).eps * sizes.to(A.dtype).sqrt()
-    share = 1 / sizes[layout.owner].to(A.dtype)
-    return Compressed(StackedSamples(A, y, layout, share), constant, torch.where(shorter, noise, 0))
+    fine = StackedSamples(A, y, layout, 1 / sizes[layout.owner].double())
+    return Compressed(in_format(fine, rows.A.dtype), fine, constant, noise)
 
 
-def triangle(A: MappedMatrix, y: Tensor) -> Tensor:
-    """The upper triangle of the decomposition of [A y], from one pass: that of a part goes before the next part."""
+def in_format(fine: StackedSamples, dtype: torch.dtype) -> StackedSamples:
+    """The same rows in another number format."""
+    if dtype == torch.float64:
+        return fine
+    layout = Ragged(fine.layout.lengths, fine.A.device, dtype)
+    rows = StackedSamples(fine.A.to(dtype), fine.y.to(dtype), layout, fine.share.to(dtype))
+    vars(rows)["exact"] = fine.exact  # shares are not 1/(number of rows) any more
+    return rows
+
+
+def triangle(A: MappedMatrix, y: Tensor) -> tuple[Tensor, Tensor]:
+    """`triangle_of` [A y] from one pass: the triangle of a part goes before the next part."""
     width = A.shape[1] + y.shape[1]
-    R, rows = A.new_zeros(0, width), 0
+    R, G = A.new_zeros(1, 0, width), A.new_zeros(1, width, width)
     waiting: list[Tensor] = []
-
-    def taken_in() -> Tensor:
-        return torch.geqrf(torch.cat([R, *waiting]))[0][:width].triu()
-
+    rows = parts = longest = 0
     for at, values in A.stream():
         waiting.append(torch.cat([values, y[at]], 1))
         rows += len(values)
         if rows >= TOGETHER * width:
-            R, waiting, rows = taken_in(), [], 0
-    return taken_in() if waiting else R
+            R, G = taken_in(R, G, waiting)
+            rows, parts, longest, waiting = 0, parts + 1, max(rows, longest), []
+    if waiting:
+        R, G = taken_in(R, G, waiting)
+    return triangle_of(R, G, max(rows, longest) + parts + 1)
+
+
+def taken_in(R: Tensor, G: Tensor, more: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The triangle and the products of columns with some more rows."""
+    new = torch.cat(more)[None]
+    return torch.geqrf(torch.cat([R, new], 1))[0][:, : new.shape[2]].triu(), G + gram(new)[0]
 
 
 class CompressedPoint(LinearPoint):
     """All clients at one x, from fewer rows."""
 
     def __init__(self, data: Compressed, loss: Loss, l2: float, x: Tensor, outputs: int) -> None:
-        super().__init__(data.rows, loss, l2, x, outputs, data.constant)
+        super().__init__(data.rows, loss, l2, x, outputs, data.fine, data.constant)
         self.data = data
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """What arithmetic adds, and what the decomposition has added before.
 
-        With ρ = ‖A x − y‖/√m, S = ‖A‖/√m and δ = noise·(S‖x‖ + ‖y‖/√m), the decomposition is off by at most
-        2ρδ + δ² in L_i and by 2 noise S ρ + 2 S δ in c_i.
+        With S = ‖A‖/√m and δ = S‖x‖ + ‖y‖/√m, it is off by at most noise δ² in L_i and 2 noise S δ in c_i.
         """
         loss, gradient = super().rounding()
-        data, size = self.data, self.x.norm()
-        rho = (self.losses - self.l2 / 2 * size.square()).clamp_min(0).sqrt()
-        top, y = data.sizes
-        delta = data.noise * (top * size + y)
-        return loss + (2 * rho + delta) * delta, gradient + 2 * top * (data.noise * rho + delta)
+        more = self.data.off(norm_above(self.x, 0))
+        return loss + gamma(self.outputs**2 + 8) * self.data.constant + more[0], gradient + more[1]
 
 
 Made = TypeVar("Made")
@@ -256,18 +278,18 @@ class QuadraticOracle(LinearOracle):
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """The largest eigenvalue of every H_i − l2 I, and a bound on the smallest from below."""
-        rows, d = self.compressed.rows, self.rows.A.shape[1]
-        share = rows.layout.segment_max(rows.share)
+        rows, d = self.compressed.fine, self.rows.A.shape[1]
+        share = rows.layout.segment_max(rows.exact[1])
         top, bottom = torch.zeros_like(share), torch.zeros_like(share)
 
         def work(block: PaddedBlock) -> None:
             who = block.clients
             largest, smallest = extreme_values(rows.alone(block)[0], self.compressed.noise[who])
             top[who] = 2 * share[who] * largest
-            bottom[who] = torch.where(rows.layout.sizes[who] >= d, 2 * share[who] * smallest, 0)
+            bottom[who] = torch.where(rows.layout.sizes[who] >= d, (1 - 8 * UNIT) * 2 * share[who] * smallest, 0)
 
         parallel_map(work, rows.blocks, top.device)
-        return top, bottom
+        return top.to(self.rows.A.dtype), bottom
 
     @cached_property
     def smoothness(self) -> Tensor:

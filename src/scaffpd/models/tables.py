@@ -148,7 +148,8 @@ def _positions(numbers: Numbers) -> slice | Tensor:
 
 
 PIECE = 64 * 2**20  # numbers that are converted at a time
-TERMS, DEPTH = 8192, 16  # of a sum that matrix units may carry out on their own; how many of them at a time
+FINE = 2**16  # and on the way to double precision in main memory: half a megabyte
+TERMS = 8192  # of a sum that matrix units may carry out on their own
 ACCUMULATES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)  # torch.mm knows out_dtype
 COLUMNS = 8  # in multiples of which products in half precision run at full speed
 DIGITS, LARGEST, SMALLEST = 11, 14, -126  # of a half: binary digits, the exponent that x is scaled to; the least 2^e
@@ -187,12 +188,9 @@ class TableMatrix(ABC):
         """Numbers in the format of x that are not set."""
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
-    def slack(self, terms: int) -> float:
-        """How many ε a sum of n products may be off, relative to the sizes of its terms.
-
-        4√n for sums whose roundings err in both directions (Higham and Mary, 2019).
-        """
-        return float(4 * terms**0.5)
+    @abstractmethod
+    def double(self) -> TableMatrix:
+        """The same values, multiplied in double precision."""
 
 
 class Transposed:
@@ -277,7 +275,7 @@ class StoredMatrix(TableMatrix):
     def gram(self, weight: Tensor | None = None) -> Tensor:
         """A diag(w) Aᵀ, summed over pieces of columns."""
         rows, columns = self.shape
-        if weight is None and len(self.parts) == 1 and self._split(self.new_zeros(0)):
+        if weight is None and len(self.parts) == 1 and self.halved:
             return _mm(self.parts[0], self.parts[0].T).mul_(self.scale**2)
         out = self.new_zeros(rows, rows)
         width = max(1, PIECE // max(rows, 1))
@@ -299,15 +297,6 @@ class StoredMatrix(TableMatrix):
         assert dim == 1
         return self.scale * torch.cat([piece.norm(dim=1) for piece in self._pieces()])
 
-    def slack(self, terms: int) -> float:
-        """Matrix units cut off digits, `DEPTH` products at a time.
-
-        Their errors add up within `TERMS` of them; splitting x adds 2ε.
-        """
-        if not self._split(self.new_zeros(0)):
-            return super().slack(terms)
-        return float(2 + min(TERMS, self.shape[1]) / DEPTH + 4 * (1 + terms / TERMS) ** 0.5)
-
     def double(self) -> StoredMatrix:
         """The same values, multiplied in double precision."""
         return StoredMatrix(self.parts, self.scale, torch.float64)
@@ -315,6 +304,11 @@ class StoredMatrix(TableMatrix):
     def roughly(self) -> StoredMatrix:
         """The same values; on a GPU, A x and Aᵀv take eleven digits of x and v, in half the time."""
         return StoredMatrix(self.parts, self.scale, self.dtype, rough=True)
+
+    @property
+    def halved(self) -> bool:
+        """Whether products are by halves, on matrix units."""
+        return self._split(self.new_zeros(0))
 
     def _split(self, X: Tensor) -> bool:
         half = self.parts[0].dtype == torch.float16 and X.dtype == torch.float32
@@ -326,7 +320,8 @@ class StoredMatrix(TableMatrix):
             if part.dtype == self.dtype:
                 yield part
             else:
-                for piece in torch.split(part, max(1, PIECE // self.shape[1])):
+                size = FINE if part.device.type == "cpu" and self.dtype == torch.float64 else PIECE
+                for piece in torch.split(part, max(1, size // self.shape[1])):
                     yield piece.to(self.dtype)
 
 
@@ -464,6 +459,10 @@ class MappedMatrix(TableMatrix):
         if self.power == 1:
             other.norms = self.norms[rows]
         return other
+
+    def double(self) -> MappedMatrix:
+        """The same values, multiplied in double precision."""
+        return MappedMatrix(self.tables, self.numbers, self.intercept, torch.float64, self.power)
 
     def large(self, first: int, size: int) -> MappedMatrix | None:
         """One client's rows where those are too many to be held together."""

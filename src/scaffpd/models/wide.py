@@ -29,7 +29,7 @@ from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.local_steps import local_gain
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import GraphReplay, tensor_cores
+from scaffpd.models.numerics import SAFE, GraphReplay, gamma, norm_above, skewness, tensor_cores, unexplained
 from scaffpd.models.oracle import Displacements, StackedDisplacements, dtype_name, shift
 from scaffpd.models.quadratic import LastPlan, Profile
 from scaffpd.models.tables import StoredMatrix
@@ -51,6 +51,7 @@ class Spectrum:
         self.values = torch.cat(values)
         share = 1 / layout.sizes[layout.owner].to(self.values)
         self.curvature = 2 * share * self.values
+        self._errors: Tensor | None = None
 
     def only(self, clients: list[int], layout: Ragged) -> Spectrum:
         """The same for some of the clients."""
@@ -58,7 +59,25 @@ class Spectrum:
         picked = self.layout.rows_of(clients)
         chosen.layout, chosen.vectors = layout, [self.vectors[i] for i in clients]
         chosen.values, chosen.curvature = self.values[picked], self.curvature[picked]
+        chosen._errors = None if self._errors is None else self._errors[clients]
         return chosen
+
+    def errors(self, rows: StackedSamples) -> Tensor:
+        """Bounds on ‖K_i − U' diag(s) U'ᵀ‖ for U' with orthonormal columns, by multiplying out; found once."""
+        if self._errors is None:
+            self._errors = torch.stack([self._error(*three) for three in self._triples(rows)])
+        return self._errors
+
+    def _triples(self, rows: StackedSamples) -> list[tuple[StoredMatrix, Tensor, Tensor]]:
+        wide = rows.products.wide if isinstance(rows.products.wide, StoredMatrix) else store(rows)
+        return list(zip(wide.clients(rows.layout.lengths), self.vectors, self._split(self.values), strict=True))
+
+    def _error(self, A: StoredMatrix, U: Tensor, s: Tensor) -> Tensor:
+        K, unit = A.gram(), torch.finfo(s.dtype).eps
+        U, s = U.double()[None], s.double()
+        terms = gamma(A.shape[1] + 8) * K.diagonal().sum()
+        made = norm_above(unexplained(K[None], U * s, U.mT)[0], 0)
+        return SAFE * (made + terms + (3 * skewness(U)[0] + 4 * unit) * norm_above(s, 0))
 
     def within(self, V: Tensor) -> Tensor:
         """UᵀV, client by client."""
@@ -135,7 +154,14 @@ class WidePoint(LinearPoint):
 
     def each(self) -> Tensor:
         """The c_i themselves, (N, d)."""
-        return spread(self.rows, self.rows.share[:, None] * self.residual).add_(self.l2 * self.x)
+        if self.fine is None or self.fine.products.single:
+            return self._vectors(self.residual)
+        A, share = cast(StoredMatrix, self.rows.products.wide), self.rows.exact[1]
+        each = A.transposed_each(share[:, None] * self.slopes, self.rows.layout.lengths).flatten(1)
+        return each.add_(self.l2 * self.x.double()).to(self.x.dtype)
+
+    def _vectors(self, residual: Tensor) -> Tensor:
+        return spread(self.rows, self.rows.share[:, None] * residual).add_(self.l2 * self.x)
 
     def diagonal(self, weights: Tensor) -> Tensor:
         """Σ_i w_i diag H_i."""
@@ -198,7 +224,7 @@ class WideOracle(LinearOracle):
 
     def constants(self) -> Constants:
         """L_i, and μ_i = l2: a client rarely has as many samples as there are features."""
-        return self._known(torch.full_like(self.smoothness, self.l2))
+        return self._known(torch.full_like(self.smoothness, self.l2, dtype=torch.float64))
 
     def only(self, clients: list[int]) -> WideOracle:
         """The same for some of the clients: their parts of the same data."""
@@ -216,12 +242,12 @@ class WideOracle(LinearOracle):
         chosen.spectrum = self.spectrum.only(clients, own)
         return chosen
 
-    def samples(self, x: Tensor) -> WidePoint:
+    def samples(self, x: Tensor, fine: bool = True) -> WidePoint:
         """Every sample of every client at x; the last points are remembered, for rounds ask about one x repeatedly."""
         for point, version in self.recent:
             if point.x is x and version == x._version:
                 return point
-        point = WidePoint(self.rows, self.loss, self.l2, x, self.outputs)
+        point = WidePoint(self.rows, self.loss, self.l2, x, self.outputs, self.rows)
         self.recent = [(point, x._version), *self.recent[: RECENT - 1]]
         return point
 

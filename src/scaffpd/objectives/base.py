@@ -15,6 +15,7 @@ or Σ_i (λ_i − l_i)² / (2σ_i) with a step σ_i for every client, and the su
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,34 @@ Matrix = NDArray[np.float64]
 Scale = float | Vector  # one σ, or one for each client
 
 DEPENDENT = 1e-12  # a normal with less than this outside the span of the others is one of them, but for rounding
+
+
+EPSILON = float(np.finfo(np.float64).eps)  # twice what one operation may be off, relative to its result
+LEAST = 1e-300  # more than all underflows of a sum of fewer than 10^7 terms together
+
+
+def roundings(n: int) -> int:
+    """How many operations a term of `total` goes through: twice √n, for any order of additions within a block."""
+    return n if n <= 64 else 2 * math.isqrt(n) + 4
+
+
+def total(terms: Vector) -> float:
+    """Σ t_i, in about √n blocks of √n terms."""
+    if (n := len(terms)) <= 64:
+        return float(terms.sum())
+    width = math.isqrt(n)
+    cut = n - n % width
+    return float(terms[:cut].reshape(-1, width).sum(1).sum() + terms[cut:].sum())
+
+
+def above(terms: Vector, sizes: Vector | None = None, more: float = 8) -> float:
+    """A number that Σ t_i does not exceed, for terms that are known up to `more`·ε of their sizes, |t_i| if not given.
+
+    Worst case: |computed − exact| ≤ k u Σ |t_i| for a sum in which no term takes part in more than k additions
+    (Higham 2002, section 4.2). ε = 2u leaves room for the rounding of the bound itself.
+    """
+    size = total(np.abs(terms) if sizes is None else sizes)
+    return total(terms) + EPSILON * (roundings(len(terms)) + more) * size + LEAST
 
 
 def inner(a: Vector, b: Vector) -> float:
@@ -143,6 +172,28 @@ class Objective(ABC):
         """⟨L, λ⟩ − ψ(λ) at the maximizer, where λ sums to one."""
         weights, worst = self._maximizer(losses), losses.max()
         return float(worst + (inner(losses - worst, weights) - self._value(weights)))
+
+    # What a certificate needs: the same numbers with their rounding errors, for p/Σp in place of p and, on the simplex,
+    # λ/Σλ in place of λ. An objective that does not say better is taken at its word, up to a few last digits.
+
+    def _ceiling(self, losses: Vector) -> float:
+        """A number that support(L) does not exceed."""
+        value, weights = self._support(losses), self._maximizer(losses)
+        size = total(np.abs(losses) * weights) + abs(self._value(weights)) + abs(value)
+        return value + EPSILON * (2 * roundings(len(losses)) + 16) * size + LEAST
+
+    def _cost(self, weights: Vector) -> float:
+        """A number that ψ(λ) does not exceed."""
+        value = self._value(weights)
+        return value + EPSILON * (2 * roundings(len(weights)) + 16) * abs(value)
+
+    def _stretch(self, weights: Vector) -> float:
+        """η ≥ 0 such that no loss f ≥ 0 has ⟨λ, f⟩ > (1 + η) max_{l∈Λ} ⟨l, f⟩: rounding leaves λ a little outside Λ."""
+        return 0.0
+
+    def _origin(self) -> float:
+        """How far below zero the losses that the objective sees may be."""
+        return 0.0
 
     def strong_convexity(self, n: int) -> float:
         """μ_λ: the modulus of strong convexity of ψ on all of Λ, 0 where there is none."""

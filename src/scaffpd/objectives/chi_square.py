@@ -8,13 +8,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_scale
+from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, read_scale, roundings
 from scaffpd.objectives.simplex import (
     EPSILON,
+    distance_above,
+    dual_above,
     in_simplex,
     normalised,
     project_capped,
     project_weighted,
+    share_above,
     simplex_step,
 )
 
@@ -71,6 +74,18 @@ class ChiSquare(Objective):
     def _maximizer(self, losses: Vector) -> Vector:
         """λ_i = min(p_i [(L_i − ν)/ρ]₊, κ) with ν such that Σ λ_i = 1."""
         return self._projected(losses, 0.0, self.weights(len(losses)) / self.rho)
+
+    def _ceiling(self, losses: Vector) -> float:
+        return dual_above(losses, self._maximizer(losses), self.weights(len(losses)), self.rho, self.cap)
+
+    def _cost(self, weights: Vector) -> float:
+        """ψ(λ), and what it changes by where λ is brought back below the cap."""
+        p = self.weights(len(weights))
+        moved = 0.0 if self.cap is None else 2.0 * self._stretch(weights) * (self.cap / float(p.min()) + 1.0)
+        return self.rho * (0.5 * distance_above(weights, p) + moved)
+
+    def _stretch(self, weights: Vector) -> float:
+        return 0.0 if self.cap is None else share_above(weights, np.full(len(weights), self.cap))
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i on the clients strictly between zero and the cap, zero elsewhere."""
@@ -141,6 +156,10 @@ class Agnostic(Objective):
         """All weight on the clients with the largest loss, shared in proportion to the prior."""
         return normalised(np.where(losses == losses.max(), self.weights(len(losses)), 0.0))
 
+    def _ceiling(self, losses: Vector) -> float:
+        """max_i L_i, which no rounding touches."""
+        return float(losses.max())
+
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i = σ_i on the clients with weight, zero elsewhere."""
         weights = self._prox(s, old, sigma)
@@ -165,6 +184,12 @@ class Average(Objective):
     def _maximizer(self, losses: Vector) -> Vector:
         """The prior p."""
         return self.weights(len(losses)).copy()
+
+    def _ceiling(self, losses: Vector) -> float:
+        return above(self.weights(len(losses)) * losses, more=roundings(len(losses)) + 8)
+
+    def _stretch(self, weights: Vector) -> float:
+        return share_above(weights, self.weights(len(weights)))
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """Zero: the step never moves."""

@@ -8,7 +8,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_scale
-from scaffpd.objectives.simplex import EPSILON, in_simplex, inner, measured, normalised, project_weighted, relative
+from scaffpd.objectives.simplex import (
+    EPSILON,
+    distance_above,
+    dual_above,
+    in_simplex,
+    inner,
+    measured,
+    normalised,
+    project_weighted,
+    relative,
+)
 
 
 class ChiSquareBall(Objective):
@@ -40,6 +50,20 @@ class ChiSquareBall(Objective):
     def _maximizer(self, losses: Vector) -> Vector:
         """λ_i = p_i [1 + t(L_i − ν)]₊ with the largest t that keeps λ in the ball."""
         return _farthest(losses, self.weights(len(losses)), self.delta)[0]
+
+    def _ceiling(self, losses: Vector) -> float:
+        """The dual of the ball: its multiplier κ = 1/t takes the place of ρ, and costs κδ/2."""
+        p, top = self.weights(len(losses)), float(losses.max())
+        weights, t = _farthest(losses, p, self.delta)
+        if not 0.0 < t < np.inf:
+            return top
+        room = 0.5 * self.delta / t
+        return min(top, (dual_above(losses, weights, p, 1.0 / t) + room) + 4.0 * EPSILON * (abs(top) + room))
+
+    def _stretch(self, weights: Vector) -> float:
+        """How much farther from the prior than √δ: (1 − t)λ + tp, which is within, has at least 1 − t of ⟨λ, f⟩."""
+        far = distance_above(weights, self.weights(len(weights))) / self.delta
+        return max(float(np.sqrt(far)) * (1.0 + 4.0 * EPSILON) - 1.0, 0.0)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i = 1/(1/σ_i + κ/p_i) on the clients with weight; on the sphere, its normal λ/p ties them as well."""

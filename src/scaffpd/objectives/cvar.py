@@ -8,8 +8,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_scale
-from scaffpd.objectives.simplex import UNEQUAL, in_simplex, normalised, project_capped, relative, simplex_step
+from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, read_scale, roundings
+from scaffpd.objectives.simplex import (
+    UNEQUAL,
+    in_simplex,
+    normalised,
+    project_capped,
+    relative,
+    share_above,
+    simplex_step,
+)
 
 
 class CVaR(Objective):
@@ -60,6 +68,15 @@ class CVaR(Objective):
         weights = np.where(losses > quantile, p / self.alpha, 0.0)
         last = np.where(losses == quantile, p, 0.0)
         return normalised(weights + last * (max(1.0 - weights.sum(), 0.0) / last.sum()))
+
+    def _ceiling(self, losses: Vector) -> float:
+        """ν + Σ (p_i/α) [L_i − ν]₊ for ν the quantile; by weak duality, any ν would do."""
+        nu = self._quantile(losses)
+        terms = self.weights(len(losses)) / self.alpha * np.maximum(losses - nu, 0.0)
+        return above(np.append(terms, nu), more=roundings(len(losses)) + 8)
+
+    def _stretch(self, weights: Vector) -> float:
+        return share_above(weights, self.weights(len(weights)) / self.alpha)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i = σ_i on the clients strictly between zero and their cap, zero elsewhere."""

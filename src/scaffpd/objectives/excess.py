@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import LARGEST, Objective, ProxStep, Scale, Vector, finite_vector
+from scaffpd.objectives.base import LARGEST, Objective, ProxStep, Scale, Vector, above, finite_vector, roundings
 from scaffpd.objectives.base import inner as product
 
 
@@ -86,6 +86,21 @@ class Excess(Objective):
     def _support(self, losses: Vector) -> float:
         """support(L − b)."""
         return self.objective._support(losses - self.levels(len(losses)))
+
+    def _ceiling(self, losses: Vector) -> float:
+        return self.objective._ceiling(np.nextafter(losses - self.levels(len(losses)), np.inf))
+
+    def _cost(self, weights: Vector) -> float:
+        terms = self.levels(len(weights)) * weights
+        if self.simplex:
+            terms = terms / weights.sum()
+        return above(np.append(terms, self.objective._cost(weights)), more=roundings(len(terms)) + 8)
+
+    def _stretch(self, weights: Vector) -> float:
+        return self.objective._stretch(weights)
+
+    def _origin(self) -> float:
+        return self.objective._origin() + 2.0 * float(np.abs(self.levels(np.size(self.offset))).max())
 
     def strong_convexity(self, n: int) -> float:
         """As the objective's: ⟨b, λ⟩ is linear."""

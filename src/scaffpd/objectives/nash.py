@@ -14,9 +14,11 @@ from scaffpd.objectives.base import (
     ProxStep,
     Scale,
     Vector,
+    above,
     finite_vector,
     read_losses,
     read_weights,
+    roundings,
 )
 from scaffpd.objectives.simplex import inner
 
@@ -76,6 +78,21 @@ class Nash(Objective):
         """−Σ p_i log(b_i − L_i); +∞ if a loss is not below b."""
         gain = self.levels(len(losses)) - losses
         return float("inf") if gain.min() <= 0.0 else -inner(self.weights(len(losses)), np.log(gain))
+
+    def _ceiling(self, losses: Vector) -> float:
+        """The same with every gain rounded down."""
+        gain = np.nextafter(self.levels(len(losses)) - losses, -np.inf)
+        if gain.min() <= 0.0:
+            return float("inf")
+        return above(-self.weights(len(losses)) * np.log(gain), more=2 * roundings(len(losses)) + 8)
+
+    def _cost(self, weights: Vector) -> float:
+        p, b = self.weights(len(weights)), self.levels(len(weights))
+        if weights.min() <= 0.0:
+            return float("inf")
+        ratio = np.log(weights / p)
+        sizes = np.abs(weights * b) + p * (2.0 + np.abs(ratio))
+        return above(weights * b - p - p * ratio, sizes, 2 * roundings(len(p)) + 8)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i = 1/(p_i/λ_i² + 1/σ) = σλ_i/√(k_i² + 4σp_i)."""

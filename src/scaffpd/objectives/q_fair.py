@@ -8,7 +8,19 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_losses, read_scale, read_weights
+from scaffpd.objectives.base import (
+    EPSILON,
+    Objective,
+    ProxStep,
+    Scale,
+    Vector,
+    above,
+    read_losses,
+    read_scale,
+    read_weights,
+    roundings,
+    total,
+)
 from scaffpd.objectives.simplex import inner
 
 TINY, HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
@@ -58,6 +70,23 @@ class QFair(Objective):
         with np.errstate(over="ignore"):
             powers = np.maximum(losses, 0.0) ** (self.q + 1.0)
             return inner(self.weights(len(losses)), powers) / (self.q + 1.0)
+
+    def _ceiling(self, losses: Vector) -> float:
+        base = np.maximum(losses, 0.0)
+        return self._powers_above(base, self.q + 1.0) / (self.q + 1.0) * (1.0 + 4.0 * EPSILON)
+
+    def _cost(self, weights: Vector) -> float:
+        p, q = self.weights(len(weights)), self.q
+        return self._powers_above(weights / p, (q + 1.0) / q) * (q / (q + 1.0)) * (1.0 + 4.0 * EPSILON)
+
+    def _powers_above(self, base: Vector, e: float) -> float:
+        """Σ p_i b_iᵉ from above; rounding of e and b by ε puts bᵉ off by the share ε e(1 + |log b|)."""
+        p = self.weights(len(base))
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            terms = p * base**e
+            logarithm = np.where(base > 0.0, np.abs(np.log(base)), 0.0)
+            amplified = e * total(terms * (roundings(len(p)) + 2.0 + 2.0 * logarithm))
+            return above(terms, more=roundings(len(p)) + 8) + EPSILON * amplified
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i = 1/(ψ''(λ_i) + 1/σ), zero where λ_i = 0."""

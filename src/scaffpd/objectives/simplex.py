@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaffpd.objectives.base import ProxStep, Vector
+from scaffpd.objectives.base import EPSILON as EPSILON
+from scaffpd.objectives.base import ProxStep, Vector, above, roundings
 from scaffpd.objectives.base import inner as inner
 
-EPSILON = float(np.finfo(np.float64).eps)
 UNEQUAL = 1e3  # rates in a projection, from which on a second pass pays
 
 
@@ -108,3 +108,42 @@ def project_capped(z: Vector, caps: Vector, w: Vector) -> tuple[Vector, float]:
 def simplex_step(weights: Vector, slope: Vector) -> ProxStep:
     """The step to λ_i = h_i(s_i − ν) with Σ λ_i = 1, of slope d_i = h_i'."""
     return ProxStep(weights, slope, np.ones((1, len(weights))))
+
+
+def share_above(weights: Vector, caps: Vector) -> float:
+    """By what share λ/Σλ may exceed its caps, which are known up to a few roundings of the prior."""
+    ratio = float(np.max(weights / (caps * weights.sum())))
+    return max(ratio * (1.0 + EPSILON * (2 * roundings(len(weights)) + 8)) - 1.0, 0.0)
+
+
+def distance_above(weights: Vector, p: Vector) -> float:
+    """A number that Σ (λ_i − p_i)²/p_i does not exceed, both normalised."""
+    weights = weights / weights.sum()
+    away = np.abs(weights - p) + EPSILON * (roundings(len(p)) + 4) * (weights + p)
+    return above(away**2 / p)
+
+
+def dual_above(losses: Vector, weights: Vector, p: Vector, rho: float, cap: float | None = None) -> float:
+    r"""A number that max_{λ∈Δ, λ ≤ κ} ⟨L, λ⟩ − (ρ/2) Σ (λ_i − p_i)²/p_i does not exceed, by weak duality: for every ν
+
+        ν + Σ_i max_{0≤l≤κ} (L_i − ν) l − (ρ/2)(l − p_i)²/p_i
+
+    is one, and the ν of the maximizer, here `weights`, the smallest. No accuracy of ν or of the weights is needed.
+    """
+    most = np.inf if cap is None else cap
+    free, full = (weights > 0.0) & (weights < most), weights >= most
+    if free.any():
+        held, P = float(p[~free].sum()) - most * full.sum() if full.any() else float(p[~free].sum()), p[free].sum()
+        nu = float((inner(p[free], losses[free]) - rho * held) / P)
+    else:
+        nu = float(np.min(losses[full] - rho * (most / p[full] - 1.0)))
+    t = losses - nu
+    best = np.clip(p * (1.0 + t / rho), 0.0, most)
+    inside = p * (t + t**2 / (2.0 * rho))
+    terms = np.where(best <= 0.0, -0.5 * rho * p, inside)
+    sizes = np.where(best <= 0.0, 0.5 * rho * p, p * np.abs(t) * (1.0 + np.abs(t) / (2.0 * rho)))
+    if cap is not None:
+        capped = best >= most
+        terms = np.where(capped, t * most - 0.5 * rho * (most - p) ** 2 / p, terms)
+        sizes = np.where(capped, np.abs(t) * most + rho * (most + p) ** 2 / p, sizes)
+    return above(np.append(terms, nu), np.append(sizes, abs(nu)), 2 * roundings(len(p)) + 16)

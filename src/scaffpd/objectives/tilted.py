@@ -8,7 +8,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import xlog1py, xlogy
 
-from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_scale, read_weights
+from scaffpd.objectives.base import (
+    LEAST,
+    Objective,
+    ProxStep,
+    Scale,
+    Vector,
+    above,
+    read_scale,
+    read_weights,
+    roundings,
+)
 from scaffpd.objectives.simplex import (
     EPSILON,
     corrected,
@@ -45,13 +55,17 @@ class Tilted(Objective):
         Summed as λ_i log(λ_i/p_i) − λ_i + p_i, the same on the simplex: no term is negative, and none cancels
         where λ is close to p.
         """
-        p = self.weights(len(weights))
         if weights.min() < 0.0:
             return float("inf")
+        entropy, change = self._terms(weights)
+        return float(self.rho * np.sum(self.weights(len(weights)) * (entropy - change)))
+
+    def _terms(self, weights: Vector) -> tuple[Vector, Vector]:
+        """(λ_i/p_i) log(λ_i/p_i), and (λ_i − p_i)/p_i."""
+        p = self.weights(len(weights))
         ratio, change = weights / p, (weights - p) / p
         close = xlog1py(ratio, np.maximum(change, -0.5))
-        entropy = np.where(np.abs(change) < 0.5, close, xlogy(ratio, ratio))
-        return float(self.rho * np.sum(p * (entropy - change)))
+        return np.where(np.abs(change) < 0.5, close, xlogy(ratio, ratio)), change
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Whether λ lies in the simplex."""
@@ -79,6 +93,25 @@ class Tilted(Objective):
         excess = inner(p, np.expm1(tilt))  # Σ p exp − 1, with all its digits where ρ is large
         logarithm = np.log1p(excess) if excess > -0.5 else np.log(inner(p, np.exp(tilt)))
         return float(worst + self.rho * logarithm)
+
+    def _ceiling(self, losses: Vector) -> float:
+        """The same with every sum from above; (L_i − max L)/ρ = t is known up to ε|t|."""
+        p, worst, k = self.weights(len(losses)), float(losses.max()), 2 * roundings(len(losses)) + 16
+        tilt = (losses - worst) / self.rho
+        excess = inner(p, np.expm1(tilt))
+        if excess > -0.5:
+            logarithm = float(np.log1p(excess * (1.0 - EPSILON * k)))
+        else:
+            terms = p * np.exp(tilt)
+            logarithm = float(np.log(above(terms, terms * (1.0 - tilt), k)))
+        return worst + self.rho * logarithm + 8.0 * EPSILON * (abs(worst) + self.rho * abs(logarithm)) + LEAST
+
+    def _cost(self, weights: Vector) -> float:
+        """ρ Σ (λ_i log(λ_i/p_i) − λ_i + p_i)/Σλ_i, which is not below the same with λ/Σλ and p/Σp."""
+        p, parts = self.weights(len(weights)), self._terms(weights)
+        terms, sizes = p * (parts[0] - parts[1]), p * (np.abs(parts[0]) + np.abs(parts[1]))
+        k = 2 * roundings(len(p)) + 16
+        return self.rho * max(above(terms, sizes), LEAST) * (1.0 + EPSILON * k) / min(float(weights.sum()), 1.0)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i = 1/(ρ/λ_i + 1/σ_i)."""
