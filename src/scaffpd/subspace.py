@@ -12,6 +12,7 @@ outside V, the model is blind to what a change of its weight would do, and w_i h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -108,7 +109,7 @@ def _basis(rows: Tensor) -> Tensor:
     parts = [torch.linalg.qr(part.mT) for part in torch.split(rows, length, 1)]
     if len(parts) == 1:
         Q, R = parts[0]
-        return (Q @ torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q).mT).mT
+        return torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q) @ cast(Tensor, Q).mT
     Q, R = torch.linalg.qr(torch.cat([R for _, R in parts]))
     coordinates = Q @ torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q).mT
     pieces = torch.split(coordinates, [len(R) for _, R in parts])

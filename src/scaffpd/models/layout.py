@@ -186,9 +186,9 @@ class Ragged:
 
     def _padded(self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor, number: int, at: int) -> PaddedBlock:
         if self.equal:  # nobody was moved: client number `at` is the first
-            first, last = at * self.smallest, (at + len(clients)) * self.smallest
-            rows = torch.arange(first, last, device=clients.device).view(-1, self.smallest)
-            return PaddedBlock(clients, rows, share[first:last].view_as(rows), first, number)
+            end = (at + len(clients)) * self.smallest
+            rows = torch.arange(at * self.smallest, end, device=clients.device).view(-1, self.smallest)
+            return PaddedBlock(clients, rows, share[at * self.smallest : end].view_as(rows), at * self.smallest, number)
         position = torch.arange(int(sizes[0]), device=self.sizes.device)
         inside = position < self.sizes[clients, None]
         rows = self.starts[clients, None] + torch.where(inside, position, 0)

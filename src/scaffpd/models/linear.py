@@ -103,7 +103,7 @@ def stack(
     if intercept:
         A[:, width:] = 1
     if device.type == "cpu" and not any(isinstance(x, Selection) for x in features):
-        np.concatenate(features, out=A.numpy()[:, :width], casting="unsafe")  # type: ignore[arg-type]
+        np.concatenate(features, out=A.numpy()[:, :width], casting="unsafe")
         return A
     kind = torch.empty(0, dtype=dtype).numpy().dtype
     start = 0

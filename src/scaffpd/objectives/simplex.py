@@ -46,7 +46,7 @@ def project_weighted(b: Vector, w: Vector) -> Vector:
     given, top, left = b, np.maximum.reduce(b), len(b)
     b = b - top  # now ν < 0, nothing cancels in Σ w b − 1, and the largest entry is always active
     slope, level = w, level_of(b, w)
-    while 0 < (active := np.count_nonzero(above := b > level)) < left:
+    while 0 < (active := int(np.count_nonzero(above := b > level))) < left:
         slope, left = w * above, active
         level = level_of(b, slope)
     if (
