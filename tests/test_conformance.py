@@ -105,7 +105,8 @@ def test_losses_and_gradients(both, batch, clients):
         f.gradients(b, *batch, clients=clients)
         return at.project(b - a)
 
-    both.agree(project)
+    if not both.runtime.startswith("masked"):
+        both.agree(project)
     assert float(apart(both.here).norm()) > 0.1
 
 

@@ -4,8 +4,8 @@
     python benchmarks/privacy/secure_cost.py --quick --no-write
 
 Writes SECURE.md, secure.csv and secure.png beside it. Bytes are those of real messages, encoded as they travel. Of N
-clients two mask vectors of length d and are timed; the others open, mask a single number and give real shares. The
-server adds N vectors and opens the sum with all shares. Seconds are of this process' CPU, on one thread.
+clients a few mask vectors of length d and are timed; the server adds N vectors. Seconds are of this process' CPU, on
+one thread.
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ from secure_picture import draw
 
 import scaffpd as sp
 from scaffpd.data import digits, heart_disease
-from scaffpd.deploy import mask_messages
 from scaffpd.deploy.messages import Message, encode
 from scaffpd.deploy.secure import SiloParties
 from scaffpd.deploy.session import SiloRequest
-from scaffpd.masking import Aggregator, FixedPoint, Identity, Party, Terms
-from scaffpd.masking.keys import nonce
-from scaffpd.secure.parties import Contribution, DisclosureGuard, GuardedParty, MaskedReply, SumRequest
+from scaffpd.masking import FixedPoint, Identity, Party, Terms
+from scaffpd.secure.parties import DisclosureGuard, GuardedParty, MaskedReply, SumRequest, Weighting
 
 CLIENTS, LENGTHS = (4, 10, 32, 100), (10**3, 10**5, 10**6, 5 * 10**6)
 TIMED = 3  # clients whose masks are timed
-ALL = (49, 49)  # t and D of 100 clients for which everybody is everybody's neighbour
+ALL = 98  # t of 100 clients for which everybody is everybody's neighbour
 SUMS = 2  # in a round of Scaff-PD: Σ λ_i d_i and Σ λ_i c_i
 BYTES_GOAL, SECONDS_GOAL, GOAL_LENGTH = 2.2, 1.0, 5 * 10**6
 NAMES = {"question": "0" * 16, "setup": "0" * 32, "vectors": {"x": f"{'0' * 16}-1"}}
@@ -79,10 +77,9 @@ def asked(about: Any, *given: Any) -> SiloRequest:
     return seen[0]
 
 
-def size(question: SiloRequest, name: str) -> int:
+def size(question: SiloRequest) -> int:
     """Bytes of a question to one client, without the vectors that plain sums send as well."""
-    more, arrays = question.personal.get(name, ({}, {}))
-    return len(encode(Message(question.kind, {**question.values, **more, **NAMES}, {**question.arrays, **arrays})))
+    return len(encode(Message(question.kind, {**question.values, **NAMES}, question.arrays)))
 
 
 def reply(name: str, values: dict[str, Any], **arrays: Any) -> int:
@@ -90,41 +87,27 @@ def reply(name: str, values: dict[str, Any], **arrays: Any) -> int:
     return len(encode(Message("answer", {**values, "question": NAMES["question"], "silo": name}, arrays)))
 
 
-def secure_sum(n: int, length: int, limits: tuple[int | None, int | None]) -> dict[str, Any]:
+def secure_sum(n: int, length: int, colluding: int | None) -> dict[str, Any]:
     """Bytes up and down of a client, and seconds of a client and of the server, for one sum."""
     everyone, first = parties(n), [f"silo-{i:03}" for i in range(TIMED)]
-    terms, following = (Terms.usual(nonce(), tuple(everyone), *limits) for _ in range(2))
-    numbers, weight = FixedPoint.finest(n, 3), 1 / n
-    vector = np.random.default_rng(0).standard_normal(length)
-    opened = {name: party.share(terms) for name, party in everyone.items()}
-    aggregator, up, down, seconds, vectors = Aggregator(terms, opened, length), 0, 0, [], {}
+    weights = Weighting(Terms.usual(tuple(everyone), colluding), np.full(n, 1 / n))
+    numbers, vector = FixedPoint.finest(n, 3), np.random.default_rng(0).standard_normal(length)
     about = SiloRequest("gradients", {"batch_size": None, "key": [0, 1, 0], "parts": ["c"]})
-    question = asked(SiloParties.mask, aggregator, SumRequest(about, dict.fromkeys(everyone, weight), numbers), length)
-    closing = asked(SiloParties.reveal, terms, list(everyone), following)
+    question, up, seconds = asked(SiloParties.mask, SumRequest(about, weights, numbers), length), 0, []
     for name in first:
         start = time.process_time()
-        around = mask_messages.around_of(question.personal[name][1], terms, name)
-        found = GuardedParty(everyone[name], DisclosureGuard()).answer(
-            Contribution(weight, 1.0, 0.9), terms, around, numbers, vector
-        )
-        shares = everyone[name].reveal(terms.exchange, terms.names)
-        shown = mask_messages.opened_arrays(everyone[name].share(following), following, name)
+        found = GuardedParty(everyone[name], DisclosureGuard(), 0.9).answer(weights, numbers, vector, bytes(32))
         seconds.append(time.process_time() - start)
         up += reply(name, {"exponent": found.exponent}, masked=_taken(found).view(np.int64)) // TIMED
-        up += reply(name, {}, **mask_messages.share_arrays(shares, terms, name), **shown) // TIMED
-        down += (size(question, name) + size(closing, name)) // TIMED
-        vectors[name] = _taken(found)
-    revealed = {}
-    for name in terms.names:
-        if name not in first:
-            everyone[name].mask(terms.exchange, aggregator.around(name), numbers, np.zeros(1))
-        revealed[name] = everyone[name].reveal(terms.exchange, terms.names)
-    start = time.process_time()
-    for name in terms.names:
-        aggregator.take(name, vectors.get(name, vectors[first[0]]))
-    aggregator.open(revealed)
+    start, total = time.process_time(), np.zeros(length, dtype=np.uint64)
+    for _ in range(n):
+        np.add(total, _taken(found), out=total)
+    numbers.decode(total)
     server = time.process_time() - start
-    return {"up": up, "down": down, "client": min(seconds), "server": server, "neighbours": terms.degree}
+    return {
+        "up": up, "down": size(question), "client": min(seconds), "server": server,
+        "neighbours": weights.terms.degree,
+    }  # fmt: skip
 
 
 def _taken(found: MaskedReply) -> Any:
@@ -143,10 +126,10 @@ def plain(length: int, numbers: str) -> tuple[int, int]:
 def measure(clients: Sequence[int], lengths: Sequence[int]) -> list[Row]:
     """All of it."""
     rows = []
-    cases = [(n, (None, None)) for n in clients] + [(n, ALL) for n in clients if n == 100]
-    for n, limits in cases:
+    cases: list[tuple[int, int | None]] = [(n, None) for n in clients] + [(n, ALL) for n in clients if n == 100]
+    for n, colluding in cases:
         for length in lengths:
-            cost = secure_sum(n, length, limits)
+            cost = secure_sum(n, length, colluding)
             for numbers in ("float64", "float32"):
                 up, down = plain(length, numbers)
                 scalars = reply("silo-000", {}, scalars=np.zeros(3))
@@ -184,7 +167,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     usual = [row for row in rows if row.neighbours < 99]
     broken = [row for row in usual if row.ratio > BYTES_GOAL]
     words = ", ".join(f"N = {r.clients}, d = {r.length:,}, {r.numbers}: {r.ratio:.1f}" for r in broken)
-    beyond = f" Beyond it: {words}; there keys and shares outweigh the vectors." if broken else ""
+    beyond = f" Beyond it: {words}; there weights and names outweigh the vectors." if broken else ""
     long = [row for row in usual if row.length == GOAL_LENGTH and row.numbers == "float64"]
     slow = ", ".join(f"N = {r.clients}: {r.client_seconds:.2f} s" for r in long)
     fine = [str(r.clients) for r in long if r.client_seconds <= SECONDS_GOAL]
@@ -220,9 +203,8 @@ def report(rows: Sequence[Row], runs: Sequence[tuple[Any, ...]], command: str) -
         "",
         f"Bytes are of one client in one round of Scaff-PD (two sums), in real messages. Seconds are CPU "
         f"time of one thread for one sum. Of N clients {TIMED} are timed, and the fastest is shown: other work on the "
-        "machine only adds. Limits t and D are "
-        "the usual ones, a third of the clients and 10 at most; with 99 neighbours, t = D = 49, everybody shares masks "
-        "with everybody.",
+        "machine only adds. t is the usual one, a "
+        "third of the clients and 10 at most; with 99 neighbours, t = 98, everybody shares masks with everybody.",
         "",
         *verdicts(rows),
         "",
@@ -233,8 +215,8 @@ def report(rows: Sequence[Row], runs: Sequence[tuple[Any, ...]], command: str) -
         "## Whole trainings",
         "",
         "Scaff-PD, χ² with ρ = 0.1, 20 local steps, to a certified gap of 1e-6; all clients together, as `traffic` "
-        "counts. A secure sum is two exchanges, one for masked vectors and one for shares; the first of its kind is "
-        "three, and so is one whose vectors have outgrown, or shrunk far below, the last one's number format.",
+        "counts. A secure sum is one exchange; the first of its kind is two, and so is one whose vectors have "
+        "outgrown, or shrunk far below, the last one's number format.",
         "",
         "| problem | sums | rounds | exchanges | up, MB | down, MB | certified gap |",
         "|---|---|---:|---:|---:|---:|---:|",

@@ -11,6 +11,10 @@ class InputError(ValueError):
     """Something that the caller handed over cannot work; the message is one sentence meant to be read."""
 
 
+class ExposedError(InputError):
+    """A secure sum would show a client's own vector, beside those that there have been."""
+
+
 def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
     """An `InputError` for a misspelt name, with the nearest right one; capitals do not count."""
     options = list(known)

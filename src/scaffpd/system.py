@@ -227,9 +227,12 @@ def load_or_create(path: Path) -> bytes:
     try:
         if not path.exists():
             _make_secret(path)
+        open_to_others = os.name == "posix" and path.stat().st_mode & 0o077 != 0
         secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError):
-        secret = b""
+        open_to_others, secret = False, b""
+    if open_to_others:
+        raise InputError(f"The secret in {str(path)!r} is a file that others can read: chmod 600 it.")
     if len(secret) != SECRET_BYTES:
         raise InputError(f"The secret in {str(path)!r} cannot be read or written.")
     return secret
@@ -295,8 +298,13 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> 
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(columns or rows[0]))
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _plain_cell(cell) for name, cell in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _plain_cell(cell: Any) -> Any:
+    """Keep spreadsheets from taking a text for a formula."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 class Tally(AbstractContextManager["Tally"]):

@@ -18,7 +18,7 @@ from scaffpd import checkpoint as disk
 from scaffpd.algorithms.base import Algorithm as Algorithm
 from scaffpd.algorithms.base import RunState
 from scaffpd.checkpoint import Checkpoint
-from scaffpd.errors import InputError, count, positive
+from scaffpd.errors import ExposedError, InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
 from scaffpd.history import MANY, History
 from scaffpd.models.numerics import limit_threads
@@ -52,7 +52,7 @@ SENTENCES = {
     Status.CONVERGED: "The optimality gap is proven to be at most tol.",
     Status.ROUND_LIMIT: "All rounds were made.",
     Status.PRECISION: "The gap is proven down to rounding error; this number format cannot certify the tol asked for.",
-    Status.STALLED: f"No step was acceptable for {PATIENCE} rounds in a row: rounding or noise dominates.",
+    Status.STALLED: "No further step was acceptable: rounding or noise dominates.",
     Status.DIVERGED: "The losses grew without bound; the last finite point is returned. Use smaller steps, or Auto().",
     Status.INTERRUPTED: "The run was interrupted (Ctrl-C); the last finished round is returned.",
     Status.STOPPED: "A callback asked to stop.",
@@ -172,6 +172,7 @@ class _TrainingRun:
         self.state: Any = None
         self.account = federation.account
         self.released = 0
+        self.refusal = ""
         self.done: tuple[Any, int, Traffic, int]
 
     def begin(self, x0: torch.Tensor | None, before: Any) -> None:
@@ -207,6 +208,8 @@ class _TrainingRun:
                     break
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
+        except ExposedError as refusal:  # x hardly moves any more, and λ does: clients let no further sum be made
+            status, self.refusal = Status.STALLED, f" {refusal}"
         finally:
             self._roll_back()
             self._look_up()
@@ -301,7 +304,7 @@ class _TrainingRun:
         state = self.last_finite if status is Status.DIVERGED else self.state
         reason = self.algorithm.uncertified(state)
         message = status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
-        message = f"{message} {self.algorithm.explain(state)}".strip()
+        message = f"{message}{self.refusal} {self.algorithm.explain(state)}".strip()
         x = state.x.detach().cpu().numpy()
         names = tuple(self.federation.names)
         weights, certificate = state.weights.copy(), float(state.certificate)

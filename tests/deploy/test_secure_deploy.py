@@ -123,29 +123,15 @@ def test_a_silo_killed_at_every_exchange(tmp_path, undisturbed):
             survives(tmp_path / f"{moment}{who}", moment, who)
 
 
-def test_between_masked_vectors_and_shares_the_others_open_the_sum(tmp_path, undisturbed):
+def test_after_its_masked_vector_a_silo_is_not_needed_for_the_sum(tmp_path, undisturbed):
+    """The sum is open with the last vector; who leaves then is missed with the next question."""
     seen = kinds(undisturbed[2])
-    reveals = [k + 1 for k, kind in enumerate(seen) if kind == "reveal"]
-    masked = [k + 1 for k, kind in enumerate(seen) if kind == "masked"]
-    moment = reveals[len(reveals) // 2]
-    assert moment - 1 in masked
+    assert "reveal" not in seen
+    moment = [k + 2 for k, kind in enumerate(seen) if kind == "masked"][-3]
     path, places = secured(tmp_path / "a", drop=True)
     outcome, transport = run(path, places, {moment: [("kill", "va")]})
     is_right(path, places, outcome)
     assert "va" not in outcome.members
-    after = kinds(transport)[moment:]
-    assert after[0] != "masked"  # the sum was opened; nobody was asked for the vector again
-
-
-def test_two_silos_killed_between_masked_vectors_and_shares(tmp_path):
-    """More than the sum bears: it stays closed for good, and the round is made anew among those who are left."""
-    path, places = secured(tmp_path / "a", silos=6)
-    _, transport = run(path, places)
-    moment = [k + 1 for k, kind in enumerate(kinds(transport)) if kind == "reveal"][8]
-    other, elsewhere = secured(tmp_path / "b", silos=6, more="colluding = 1\nleaving = 1\n", drop=True)
-    outcome, transport = run(other, elsewhere, {moment: [("kill", name) for name in list(elsewhere)[:2]]})
-    is_right(other, elsewhere, outcome)
-    assert len(outcome.members) == 4
     assert leaks(transport.log) == []
 
 
@@ -174,7 +160,7 @@ def test_without_leave_to_go_on_a_run_waits_and_nobody_is_shown(tmp_path, moment
         asked = decode(question, 2**31)
         if asked.kind == "masked" and "masked" in decode(answer, 2**31).arrays:
             about = (site, asked.values["about"], str(asked.values.get("vectors")))
-            companies.setdefault(about, set()).add(tuple(asked.values["terms"]["names"]))
+            companies.setdefault(about, set()).add(tuple(asked.values["names"]))
     assert companies
     assert all(len(names) == 1 for names in companies.values())
 
@@ -264,18 +250,17 @@ def test_losses_leave_as_multiples(tmp_path):
 
 
 LIES = {
-    "another shape": changed(masked=lambda y: y[:-1], shares=lambda s: s[:-1], shown=lambda s: s[:, :-1]),
-    "another format": changed(masked=lambda y: y.astype(np.float64), shares=lambda s: s.astype(np.float64)),
-    "wrong shares": changed(shares=lambda s: s + 1),
-    "wrong seals": changed(sealed=lambda s: s + 1),
-    "wrong keys": changed(shown=lambda s: s + 1),
+    "another shape": changed(masked=lambda y: y[:-1]),
+    "another format": changed(masked=lambda y: y.astype(np.float64)),
+    "wrong masks": changed(masked=lambda y: y * 3 + 1),
+    "noise": changed(masked=lambda y: np.random.default_rng(0).integers(-(2**63), 2**63, len(y))),
     "a NaN loss": changed(scalars=lambda s: s * np.nan),
     "no bytes": lambda answer: b"",
     "a mad exponent": lambda answer: answer.replace(b'"exponent": ', b'"exponent": 77'),
 }
 
 
-EARLY = [(lie, 3) for lie in ("another shape", "wrong shares", "wrong seals")]
+EARLY = [(lie, 3) for lie in ("another shape", "wrong masks", "noise")]
 
 
 @pytest.mark.parametrize(
@@ -284,9 +269,9 @@ EARLY = [(lie, 3) for lie in ("another shape", "wrong shares", "wrong seals")]
         [*((lie, 23) for lie in LIES), *EARLY],
         *[
             ("another shape", 23),
-            ("wrong shares", 23),
+            ("noise", 23),
             ("a mad exponent", 23),
-            ("wrong shares", 3),
+            ("wrong masks", 3),
         ],
     ),
 )
@@ -296,7 +281,8 @@ def test_garbage_never_gives_a_wrong_model(tmp_path, lie, moment):
     assert set(leaks(transport.log)) <= {"nothing was masked"}
     if outcome.status in ("failed", "paused"):
         assert outcome.sentence.endswith(".")
-        assert not (FederationFile.read(path).folder / "model.safetensors").exists()
+        model = FederationFile.read(path).folder / "model.safetensors"
+        assert model.exists() == ("is kept" in outcome.sentence)  # of a round before the lie
     else:
         is_right(path, places, outcome)
 
@@ -336,8 +322,7 @@ def test_methods_that_look_at_single_silos_are_refused_by_the_file(tmp_path, kin
     ("silos", "more", "sentence"),
     [
         (2, "", "at least 3 clients"),
-        (4, "colluding = 3\n", "do not bear 3"),
-        (4, "colluding = 1\nleaving = 2\n", "leaving <= colluding"),
+        (4, "colluding = 3\n", "1 <= colluding <= 2, got 3"),
         (4, "colluding = 0\n", "colluding"),
         (4, "leaving = -1\n", "leaving"),
         (4, 'colluding = "one"\n', "colluding"),
@@ -350,7 +335,7 @@ def test_what_the_file_cannot_say(tmp_path, silos, more, sentence):
         FederationFile.read(path)
 
 
-@pytest.mark.parametrize(("more", "quorum"), [("", 3), ("colluding = 2\n", 4), ("colluding = 1\nleaving = 1\n", 4)])
+@pytest.mark.parametrize(("more", "quorum"), [("", 3), ("colluding = 2\n", 4)])
 def test_the_quorum_is_what_sums_bear(tmp_path, more, quorum):
     path, places = secured(tmp_path, more=more, drop=True)
     assert FederationFile.read(path).policy.quorum == quorum
@@ -415,22 +400,13 @@ def test_a_share_that_is_declined_ends_the_run_with_the_sentence(tmp_path):
     assert leaks(transport.log) in ([], ["nothing was masked"])
 
 
-def changing(what, change):
-    """A lie: one array of an answer changed wherever there is one."""
-
-    def lie(answer):
-        message = decode(answer, 2**31)
-        if message.kind != "answer" or what not in message.arrays:
-            return answer
-        return encode(Message(message.kind, message.values, {**message.arrays, what: change(message.arrays[what])}))
-
-    return lie
-
-
-def no_key(shown):
-    shown = np.array(shown)
-    shown[0, :4] = 0
-    return shown
+def no_key(answer):
+    """A card with a key of small order: whoever meets it has no secret with it."""
+    message = decode(answer, 2**31)
+    if "card" not in message.values:
+        return answer
+    card = {**message.values["card"], "once": bytes(32).hex()}
+    return encode(Message(message.kind, {**message.values, "card": card}, message.arrays))
 
 
 def mad(answer):
@@ -440,12 +416,10 @@ def mad(answer):
     return encode(Message(message.kind, {**message.values, "exponent": 900}, message.arrays))
 
 
-@pytest.mark.parametrize(
-    "lie", [changing("sealed", lambda a: a + 1), changing("shown", no_key), mad], ids=["seals", "key", "size"]
-)
-def test_who_spoils_sums_is_quarantined_and_not_those_who_say_so(tmp_path, lie):
-    path, places = secured(tmp_path, silos=5, more="colluding = 1\nleaving = 1\n", drop=True)
-    outcome, transport = run(path, places, {30: [("lie", "va", lie)]})
+@pytest.mark.parametrize(("lie", "moment"), [(no_key, 14), (mad, 30)], ids=["key", "size"])
+def test_who_spoils_sums_is_quarantined_and_not_those_who_say_so(tmp_path, lie, moment):
+    path, places = secured(tmp_path, silos=5, more="colluding = 1\n", drop=True)
+    outcome, transport = run(path, places, {moment: [("lie", "va", lie)]})
     first = events(path)[0]
     assert (first["silo"], first["what"]) == ("va", "quarantined")
     assert {e["silo"] for e in events(path)} == {"va"}
@@ -454,15 +428,8 @@ def test_who_spoils_sums_is_quarantined_and_not_those_who_say_so(tmp_path, lie):
     assert leaks(transport.log) == []
 
 
-def test_a_false_share_is_seen_and_others_take_its_place(tmp_path):
-    path, places = secured(tmp_path, silos=5, more="colluding = 1\nleaving = 1\n")
-    outcome, _ = run(path, places, {30: [("lie", "va", changing("shares", lambda a: a ^ 1))]})
-    is_right(path, places, outcome)
-    assert set(outcome.members) == set(places)
-
-
 def test_directions_of_the_coordinators_own_are_refused(tmp_path):
-    """A silo shows its gradient along the way that x has gone; d other directions would be all of it."""
+    """A silo shows its gradient along no direction; d of them would be all of it."""
     path, places = secured(tmp_path, rules=REQUIRED)
     _, transport = run(path, places)
     asked = next(decode(q, 2**31) for _, q, a in transport.log if decode(q, 2**31).kind == "gradients")
@@ -472,4 +439,4 @@ def test_directions_of_the_coordinators_own_are_refused(tmp_path):
     question = encode(Message("project", {**asked.values, "vectors": names}, arrays))
     reply = decode(transport.silos["va"].answer(question), 2**31)
     assert reply.kind == "refused"
-    assert "along the way that x has gone" in reply.values["sentence"]
+    assert "needs no question 'project'" in reply.values["sentence"]

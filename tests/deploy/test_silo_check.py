@@ -151,3 +151,23 @@ def test_init_writes_a_template_that_can_be_read_and_is_never_overwritten(tmp_pa
     path.write_text(bare)
     file = SiloFile.read(path)
     assert (file.data.columns, file.models) == (("age", "sex"), {"small": "networks:small"})
+
+
+def test_it_says_what_a_dishonest_coordinator_could_learn(tmp_path, capsys):
+    """Every number in it is a limit of the file; tests/security shows that silos keep to them."""
+    words = " ".join(checked(capsys, site(tmp_path, rest="[limits]\npoints = 77\nscores = 3\nruns = 5\n")).split())
+    for text in (
+        "If the coordinator is dishonest", "at 77 points of its choice", "accuracy at 3 points", "in 5 runs",
+        "your gradients and updates at those points, as they are", "secure.pins",
+    ):  # fmt: skip
+        assert text in words, text
+    rest = "[secure]\nrequired = true\nquantum = 0.01\nshare = 0.5\nmembers = 4\ncolluding = 2\n"
+    path = site(tmp_path, rest=rest)
+    words = " ".join(checked(capsys, path).split())
+    for text in (
+        "your loss, in multiples of 0.01,", "sums over 4 silos or more", "yours is up to 50%", "2 other silos help",
+        "without secure.pins, or a secure.authority that is not the coordinator's, this silo would not take part",
+    ):  # fmt: skip
+        assert text in words, text
+    Path(path).write_text(Path(path).read_text() + f'[secure.pins]\nb = "{"0" * 64}"\n')
+    assert "would not take part" not in " ".join(checked(capsys, path).split())

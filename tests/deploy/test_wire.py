@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from scaffpd.deploy.messages import Message, WireError, decode, digest, encode
+from scaffpd.deploy.messages import PROTOCOL, Message, WireError, decode, digest, encode
 
 values = st.recursive(
     st.none()
@@ -85,8 +85,8 @@ def with_header(header):
     ("header", "sentence"),
     [
         ({"protocol": 0, "kind": "a", "values": {}}, "speaks protocol 0"),
-        ({"protocol": 1, "kind": 3, "values": {}}, "no readable header"),
-        ({"protocol": 1, "kind": "a", "values": []}, "no readable header"),
+        ({"protocol": PROTOCOL, "kind": 3, "values": {}}, "no readable header"),
+        ({"protocol": PROTOCOL, "kind": "a", "values": []}, "no readable header"),
         ({"kind": "a"}, "not a message"),
         ([1, 2], "not a message"),
     ],
@@ -99,7 +99,7 @@ def test_headers_are_checked(header, sentence):
 def test_arrays_of_other_kinds_are_refused():
     from safetensors.numpy import save
 
-    header = np.frombuffer(json.dumps({"protocol": 1, "kind": "a", "values": {}}).encode(), dtype=np.uint8)
+    header = np.frombuffer(json.dumps({"protocol": PROTOCOL, "kind": "a", "values": {}}).encode(), dtype=np.uint8)
     with pytest.raises(WireError, match="holds bool"):
         decode(save({"header": header, "c": np.array([True])}), 2**20)
 

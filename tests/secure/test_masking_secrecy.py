@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import datetime
 import itertools
 
@@ -19,9 +18,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
 from scaffpd.errors import InputError
-from scaffpd.masking import Aggregator, Card, FixedPoint, Identity, Opened, Party, Terms, keys
+from scaffpd.masking import Card, FixedPoint, Identity, Party, Terms
 from scaffpd.masking import exchange as party_module
-from scaffpd.masking.keys import Authority, add_stream
+from scaffpd.masking.keys import Authority, add_stream, derive_key
+from scaffpd.masking.terms import Forgotten
 
 NAMES = ["a", "b", "c", "d", "e"]
 ALARM = 1e-9  # keys are random: a false alarm once in a thousand million runs
@@ -63,53 +63,73 @@ def test_every_client_s_masked_vector_is_uniform(kind):
 
 
 def test_these_tests_would_notice(monkeypatch):
-    """Without any one kind of mask they fire: on the vectors, or on what is left of them in the sum."""
+    """Without masks they fire."""
     rng = np.random.default_rng(0)
-    vectors = {name: rng.normal(size=20_000) for name in NAMES}
     monkeypatch.setattr(party_module, "add_stream", lambda total, key, sign: None)
-    clients = parties(NAMES)
-    terms = Terms.usual("bare", NAMES, None, None)
-    server = Aggregator(terms, {name: clients[name].share(terms) for name in NAMES}, 20_000)
-    bare = clients["a"].mask("bare", server.around("a"), FixedPoint.finest(5, 10), vectors["a"])
-    assert uniform_enough(bare) < ALARM
+    view = exchange(parties(NAMES), {name: rng.normal(size=20_000) for name in NAMES})
+    assert uniform_enough(view.masked["a"]) < ALARM
 
 
 def test_all_but_one_of_the_clients_together_are_still_uniform():
-    """What a server can do without shares: any sum over fewer than all clients is as random as each of them."""
+    """Whatever a server does: a sum over fewer than all clients is as random as each of them, for good."""
     vectors = {name: np.full(20_000, 3.0) for name in NAMES}
     view = exchange(parties(NAMES), vectors)
     for left_out in NAMES:
         assert uniform_enough(sum(view.masked[name] for name in NAMES if name != left_out)) > ALARM
-    assert uniform_enough(sum(view.masked.values())) > ALARM  # the masks b_i are still on it
+    assert np.array_equal(sum(view.masked.values()), sum(FixedPoint.finest(5, 10).encode(v) for v in vectors.values()))
 
 
-def test_a_vector_that_comes_late_stays_hidden():
-    """The others were told that a has left, and gave shares of its key: its own mask b still covers its vector."""
+def test_all_but_the_colluding_are_still_uniform_without_one_of_them():
+    """t clients show the server their secrets: it can take their streams away, and is left with the others' sum."""
     clients, numbers = parties(NAMES), FixedPoint.finest(5, 10)
-    terms = Terms("late", tuple(NAMES), 2, 1)
-    server = Aggregator(terms, {name: clients[name].share(terms) for name in NAMES}, 20_000)
-    sent = {name: clients[name].mask("late", server.around(name), numbers, np.ones(20_000)) for name in NAMES}
-    for name in NAMES[1:]:
-        server.take(name, sent[name])
-    total = server.open({name: clients[name].reveal("late", NAMES[1:]) for name in NAMES[1:]})
-    assert np.allclose(numbers.decode(total), 4.0)
-    late = copy.copy(sent["a"])
-    key = party_module.private_key(clients["a"]._open["late"].key, terms)  # as the server can put it together
-    for other in terms.neighbours("a"):
-        seen = server._opened[other].key
-        add_stream(late, party_module.pair_seed(key, seen, terms, "a", other), -party_module.sign("a", other))
-    assert uniform_enough(late) > ALARM
-    add_stream(late, party_module.mask_seed(clients["a"]._open["late"].mask, terms), -1)
-    assert np.array_equal(late, numbers.encode(np.ones(20_000)))  # nothing else was on it
+    view, terms = exchange(clients, {name: np.full(20_000, 3.0) for name in NAMES}, numbers, 2), Terms(tuple(NAMES), 2)
+    bad, good = NAMES[:2], NAMES[2:]
+
+    def without(names):
+        total = sum(view.masked[name] for name in names)
+        for name in names:
+            for other in {*terms.neighbours(name)} & {*bad}:
+                salt = terms.digest + repr(numbers).encode() + b"one question"
+                key = derive_key(clients[other]._shared(name), salt, "stream")
+                add_stream(total, key, -party_module.sign(name, other))
+        return total
+
+    assert np.array_equal(without(good), 3 * numbers.encode(np.full(20_000, 3.0)))
+    for names in itertools.chain(itertools.combinations(good, 1), itertools.combinations(good, 2)):
+        assert uniform_enough(without(names)) > ALARM
+
+
+@pytest.mark.parametrize("liar", NAMES)
+def test_a_server_that_asks_somebody_something_else_gets_noise(liar):
+    view = exchange(parties(NAMES), {name: np.zeros(20_000) for name in NAMES}, told={liar: b"another question"})
+    assert uniform_enough(view.total) > ALARM
+
+
+def test_two_processes_of_one_state_never_use_a_stream_twice():
+    clients, numbers, terms = parties(NAMES), FixedPoint.finest(5, 3), Terms(tuple(NAMES), 1)
+    twin = Party(clients["a"].identity)
+    twin.restore(clients["a"].kept())
+    first, second = (
+        p.mask(terms, q, numbers, np.ones(20_000)) for p, q in ((clients["a"], b"x"), (twin, b"x + 1e-12"))
+    )
+    assert uniform_enough(first - second) > ALARM
+    assert np.array_equal(first, twin.mask(terms, b"x", numbers, np.ones(20_000)))  # the same question, once more
+
+
+def test_a_key_that_is_stolen_later_opens_nothing():
+    """Long-term keys alone do not give the secret of two processes that are gone."""
+    clients, cards = parties(["a", "b"]), {}
+    for name, client in clients.items():
+        cards[name] = client.identity.card
+    secret = clients["a"]._shared("b")
+    later = Identity("a", clients["a"].identity._key)  # the thief's process has keys of its own
+    assert later.card.key == cards["a"].key
+    assert later.agreed(cards["b"]) != secret
 
 
 def bits(view):
     """Everything that the server has received, as one row of features."""
-    parts = [view.masked[name].view(np.uint8) for name in NAMES]
-    parts += [np.frombuffer(o.key + o.mark + b"".join(o.sealed.values()), np.uint8) for o in view.opened.values()]
-    for shares in view.shares.values():
-        parts += [np.frombuffer(share.to_bytes(32, "big"), np.uint8) for share in shares.values()]
-    return np.concatenate([np.unpackbits(part[:40]) for part in parts])
+    return np.concatenate([np.unpackbits(view.masked[name].view(np.uint8)) for name in NAMES])
 
 
 def test_flipping_one_client_s_data_changes_nothing_that_the_server_sees_of_the_others():
@@ -119,7 +139,9 @@ def test_flipping_one_client_s_data_changes_nothing_that_the_server_sees_of_the_
     base = {name: rng.normal(size=4) for name in NAMES}
     flip = {**base, "a": -base["a"], "b": base["b"] + 2 * base["a"]}
     rounds = 150
-    views = [exchange(clients, world) for _ in range(rounds) for world in (base, flip)]
+    views = [
+        exchange(clients, world, asked=bytes([r, k])) for r in range(rounds) for k, world in enumerate((base, flip))
+    ]
     assert all(np.array_equal(view.total, views[0].total) for view in views[::2])
     assert np.abs((views[0].total - views[1].total).view(np.int64)).max() <= 2  # the sum is the same, but for rounding
     X, y = np.stack([bits(view) for view in views]), np.arange(2 * rounds) % 2
@@ -130,113 +152,48 @@ def test_flipping_one_client_s_data_changes_nothing_that_the_server_sees_of_the_
         assert stats.ks_2samp(first.astype(float), second.astype(float)).pvalue > ALARM
 
 
-def opened(names=tuple(NAMES), exchange_name="e"):
-    clients, terms = parties(names), Terms.usual(exchange_name, names, None, None)
-    return clients, terms, {name: clients[name].share(terms) for name in names}
-
-
-def test_a_client_opens_an_exchange_once_and_masks_once():
-    clients, terms, shown = opened()
-    server, numbers = Aggregator(terms, shown, 2), FixedPoint.finest(5, 3)
-    with pytest.raises(InputError, match="opened before"):
-        clients["a"].share(terms)
-    clients["a"].mask("e", server.around("a"), numbers, np.ones(2))
-    with pytest.raises(InputError, match="over"):
-        clients["a"].mask("e", server.around("a"), numbers, np.zeros(2))
-
-
-def test_a_sum_is_opened_for_one_set_of_clients_only():
-    clients, terms, shown = opened()
-    server, numbers = Aggregator(terms, shown, 2), FixedPoint.finest(5, 3)
-    with pytest.raises(InputError, match="not in that sum"):
-        clients["a"].reveal("e", NAMES)
-    clients["a"].mask("e", server.around("a"), numbers, np.ones(2))
-    first = clients["a"].reveal("e", NAMES[:4])
-    assert clients["a"].reveal("e", NAMES[:4]) == first  # the same question again gets the same answer
-    with pytest.raises(InputError, match="other clients before"):
-        clients["a"].reveal("e", NAMES)
-    with pytest.raises(InputError, match="not in that sum"):
-        clients["a"].reveal("e", NAMES[1:])
-
-
-def test_shares_that_were_tampered_with_are_refused():
-    clients, terms, shown = opened()
-    server, numbers = Aggregator(terms, shown, 2), FixedPoint.finest(5, 3)
-    around = server.around("a")
-    other = next(iter(around))
-    for broken in (
-        Opened(bytes(32), around[other].mark, around[other].sealed),
-        Opened(around[other].key, bytes(32), around[other].sealed),
-        Opened(around[other].key, around[other].mark, {"a": bytes(80)}),
-        Opened(around[other].key, around[other].mark, {}),
-    ):
-        with pytest.raises(InputError, match="are not from"):
-            clients["a"].mask("e", {**around, other: broken}, numbers, np.ones(2))
-    with pytest.raises(InputError, match="not complete"):
-        clients["a"].mask("e", {o: v for o, v in around.items() if o != other}, numbers, np.ones(2))
-    assert clients["a"].mask("e", around, numbers, np.ones(2)).dtype == np.uint64
-
-
-def test_wrong_shares_give_the_right_sum_or_none():
-    """As long as a threshold of honest shares is left, they are found; else there is no sum."""
-    clients, terms, shown = opened()
-    server, numbers = Aggregator(terms, shown, 2), FixedPoint.finest(5, 3)
-    for name in NAMES:
-        server.take(name, clients[name].mask("e", server.around(name), numbers, np.ones(2)))
-    shares = {name: clients[name].reveal("e", NAMES) for name in NAMES}
-
-    def false(*liars):
-        changed = {n: {o: (share + 1) % 2**254 for o, share in shares[n].items()} for n in liars}
-        return server.open({**shares, **changed})
-
-    assert terms.threshold == 3
-    for liar in NAMES:
-        assert np.allclose(numbers.decode(false(liar)), 5)
-    for liars in itertools.combinations(NAMES, 2):
-        with pytest.raises(InputError, match="stays closed"):
-            false(*liars)
-    with pytest.raises(InputError, match="does not belong"):
-        server.take("a", np.zeros(2, dtype=np.uint64))
-
-
-def test_who_colludes_knows_too_little():
-    """The shares that t clients hold of everybody's secrets, put together, do not open a single one."""
-    names = [f"c{i}" for i in range(9)]
-    clients, terms, shown = opened(tuple(names))
-    server, numbers = Aggregator(terms, shown, 2), FixedPoint.finest(9, 3)
-    for name in names:
-        clients[name].mask("e", server.around(name), numbers, np.ones(2))
-    for victim in names:
-        neighbours = terms.neighbours(victim)
-        held = {names.index(n) + 1: clients[n]._open["e"].held[victim] for n in neighbours}
-        places, secret = list(held), clients[victim]._open["e"]
-        few, enough = places[: terms.colluding], places[: terms.threshold]
-        for k, whole in enumerate((secret.key, secret.mask)):
-            assert keys.join_shares({place: held[place][k] for place in few}) != whole
-            assert keys.join_shares({place: held[place][k] for place in enough}) == whole
-
-
 def test_a_client_wants_to_be_safe_from_as_many_as_it_says():
     wary = Party(Identity("a"), least=3)
     with pytest.raises(InputError, match="bear 3 colluding clients, not 1"):
-        wary.share(Terms("e", tuple(NAMES), 1, 0))
+        wary.mask(Terms(tuple(NAMES), 1), b"", FixedPoint.finest(5, 3), np.ones(2))
     with pytest.raises(InputError, match="not for this client"):
-        wary.share(Terms("e", ("x", "y", "z"), 1, 0))
+        wary.mask(Terms(("x", "y", "z"), 1), b"", FixedPoint.finest(5, 3), np.ones(2))
+    with pytest.raises(InputError, match="for fewer clients"):
+        wary.mask(Terms(tuple(NAMES), 3), b"", FixedPoint.finest(4, 3), np.ones(2))
+    with pytest.raises(Forgotten, match="has not met"):
+        wary.mask(Terms(tuple(NAMES), 3), b"", FixedPoint.finest(5, 3), np.ones(2))
 
 
 def test_another_process_of_a_client_goes_on():
-    clients, terms, shown = opened()
-    server, numbers = Aggregator(terms, shown, 2), FixedPoint.finest(5, 3)
-    for name in NAMES:
+    clients, vectors = parties(NAMES), {name: np.ones(2) for name in NAMES}
+    for name in NAMES[:3]:
         again = Party(clients[name].identity)
         again.restore(clients[name].kept())
-        server.take(name, again.mask("e", server.around(name), numbers, np.ones(2)))
-        clients[name] = Party(again.identity)
-        clients[name].restore(again.kept())
-    total = server.open({name: clients[name].reveal("e", NAMES) for name in NAMES})
-    assert np.allclose(numbers.decode(total), 5)
-    with pytest.raises(InputError, match="opened before"):
-        clients["a"].share(terms)
+        clients[name] = again
+    assert np.allclose(FixedPoint.finest(5, 10).decode(exchange(clients, vectors).total), 5)
+    clients["a"] = Party(Identity("a", clients["a"].identity._key))  # started anew: everybody has to meet it again
+    for other in NAMES[1:]:
+        clients[other].meet([clients["a"].identity.card])
+        clients["a"].meet([clients[other].identity.card])
+    assert np.allclose(FixedPoint.finest(5, 10).decode(exchange(clients, vectors).total), 5)
+
+
+def test_a_roster_and_too_many_cards():
+    north, south = Identity("north"), Identity("south")
+    wary = Party(north, roster={"north", "south"})
+    wary.meet([south.card])
+    with pytest.raises(InputError, match="'sybil' is not on the roster"):
+        wary.meet([Identity("sybil").card])
+    many = [Card(str(i), bytes(32), bytes(32)) for i in range(party_module.MOST_CARDS + 1)]
+    with pytest.raises(InputError, match="at most"):
+        Party(north).meet(many)
+
+
+def test_a_key_of_small_order_is_refused():
+    client = Party(Identity("a"))
+    client.meet([Card("b", bytes(32), Identity("b").card.once), Identity("c").card])
+    with pytest.raises(InputError, match="cannot be used"):
+        client.mask(Terms(("a", "b", "c"), 1), b"", FixedPoint.finest(3, 3), np.ones(2))
 
 
 def test_pins_and_keys_that_change():
@@ -255,13 +212,19 @@ def test_a_key_is_kept_in_a_file_of_its_owner(tmp_path):
     path = tmp_path / "identity.key"
     first = Identity.kept("north", path)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert Identity.kept("north", path).card == first.card
+    assert Identity.kept("north", path).card.fingerprint == first.card.fingerprint
+    path.chmod(0o644)
+    with pytest.raises(InputError, match="others can read"):
+        Identity.kept("north", path)
+    path.chmod(0o600)
     path.write_text("nonsense")
     with pytest.raises(InputError, match="cannot be read"):
         Identity.kept("north", path)
 
 
-@pytest.mark.parametrize("broken", [None, {}, {"name": "a", "key": "00", "certificate": "", "signature": ""}])
+@pytest.mark.parametrize(
+    "broken", [None, {}, {"name": "a", "key": "00", "once": "00", "certificate": "", "signature": ""}]
+)
 def test_cards_from_the_wire_are_checked(broken):
     with pytest.raises(InputError, match="cannot be read"):
         Card.of(broken)
@@ -297,7 +260,8 @@ def test_cards_signed_by_the_deployment_s_certificates():
     wary = Party(office.identity("north"), authority=Authority(office.root))
     good = office.identity("south")
     wary.meet([Card.of(good.card.values())])
-    forged = Card("east", Identity("east").card.key, good.card.certificate, good.card.signature)
+    other = Identity("east").card
+    forged = Card("east", other.key, other.once, good.card.certificate, good.card.signature)
     refused = {
         "not signed by a site": [Identity("east").card, Office().identity("east").card, forged],
         "in the name of 'west'": [office.identity("west", called="east").card],

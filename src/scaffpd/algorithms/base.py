@@ -28,6 +28,7 @@ POSITIVE = ("local_rate", "server_rate", "dual_rate")
 COUNTS = ("local_steps", "batch_size", "clients_per_round")
 GRADIENTS, LOSSES, UPDATES = GradientsAt.kind, Losses.kind, LocalSteps.kind  # what an algorithm may ask for
 PROXIMAL, CURVATURE, DIAGONAL = ProximalSteps.kind, Curvature.kind, Diagonal.kind
+SIZES = "sizes"  # ‖d_i‖², where vectors are masked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +293,7 @@ def client_weights(kind: str, samples: NDArray[np.int64]) -> Vector:
 def begin(federation: Federation, x0: Tensor | None) -> tuple[Tensor, Vector, NDArray[np.int64]]:
     """x⁰, the losses there, and how many samples everybody has."""
     x = federation.start() if x0 is None else x0
-    scores = federation.evaluate(x)
+    scores = federation.evaluate(x, accuracy=False)
     check_finite(scores.loss, federation.names)
     return x, scores.loss, scores.counts
 
@@ -300,7 +301,7 @@ def begin(federation: Federation, x0: Tensor | None) -> tuple[Tensor, Vector, ND
 def moved(federation: Federation, state: State, x: Tensor, weights: Vector, **changes: Any) -> State:
     """The state after a round that ended at x."""
     new = replace(state, x=x, losses=np.full(len(weights), np.nan), weights=weights, rounds=state.rounds + 1, **changes)
-    return replace(new, losses=federation.evaluate(x).loss) if new.looked_up else new
+    return replace(new, losses=federation.evaluate(x, accuracy=False).loss) if new.looked_up else new
 
 
 def safe_rate(federation: Federation, batch_size: int | None) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import LOSSES, UPDATES, moved
+from scaffpd.algorithms.base import LOSSES, SIZES, UPDATES, moved
 from scaffpd.algorithms.fed_avg import FedAvg, FedAvgState
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Federation, Vector
@@ -39,7 +39,7 @@ class QFFL(FedAvg):
     """
 
     published: ClassVar[str] = "q-FFL"
-    questions: ClassVar[frozenset[str]] = frozenset({LOSSES, UPDATES})
+    questions: ClassVar[frozenset[str]] = frozenset({LOSSES, UPDATES, SIZES})
     strengths: ClassVar[tuple[str, ...]] = ("q",)
 
     q: float = 1.0

@@ -128,10 +128,11 @@ class ScaffPD(MinimaxMethod):
         d = self._local_work(federation, state, rates)
         step = rates.primal(total, self.local_steps)
         x = state.x - step * d
-        at = self._ask(federation, x, state.seed, r)
+        at, hidden = self._ask(federation, x, state.seed, r), state.constants.first_order
         trial = Trial(
             self.objective, state.losses, at.losses, state.weights, step, float(state.direction @ d), _precision(x),
-            secants=lambda: (state.at.project(x - state.x), at.project(x - state.x)),
+            secants=None if hidden else lambda: (state.at.project(x - state.x), at.project(x - state.x)),
+            bend=(lambda: _bend(state, at, x)) if federation.sums.twice else None,
         )  # fmt: skip
         rule, accepted = self.steps.judge(state.rule, trial)
         state = replace(state, rule=rule, accepted=accepted, rounds=r)
@@ -160,6 +161,11 @@ class ScaffPD(MinimaxMethod):
             weights = self.objective.prox(s, state.centre, rates.sigma)
         state = replace(state, weights=weights, direction=state.at.sum(weights))
         return self._certified(state, state.at, state.direction)
+
+
+def _bend(state: ScaffPDState, at: Gradients, x: Tensor) -> float:
+    """½ Σ_i λ_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩, from sums alone."""
+    return float((at.sum(state.weights) - state.direction) @ (x - state.x)) / 2
 
 
 def _precision(x: Tensor) -> float:

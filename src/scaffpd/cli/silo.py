@@ -40,13 +40,18 @@ rarest = 5                        # a category with fewer training rows is not n
 rows = 20                         # with fewer training rows the silo takes no part
 choosing = true                   # whether strengths may be chosen by folds of its rows
 joining = false                   # true: its scores alone, and with the models of a run, may leave at the end
+# points = 20_000                 # most points x at which it answers in a run
+# radius = 100.0                  # largest distance of x from the start (unless the loss is quadratic)
+# scores = 20                     # most points at which it tells an accuracy in a run
+# runs = 20                       # most runs that it ever takes part in; answered.jsonl counts them
 
 [secure]                          # sums of vectors without anybody's own: see "Secure sums" in the documentation
 required = false                  # true: take part with masked vectors only
 # identity = "identity.key"       # this silo's own key, made with its first use; `scaffpd silo key` shows its print
 # share = 0.9                     # the largest share of a sum that this silo's vector may have
 # quantum = 0.0                   # losses leave as multiples of this
-# [secure.pins]                   # others' keys, by the prints that their operators gave you
+# members = 3                     # the fewest silos in a sum
+# [secure.pins]                   # others' keys, by the prints that their operators gave you; required needs them
 # south = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 [privacy]                         # noise on all that rows have a part in: see "Differential privacy"
@@ -166,7 +171,10 @@ def show_check(found: dict[str, Any]) -> None:
         console.print(table)
         if len(found["columns"]) > MOST:
             console.print(f"and {len(found['columns']) - MOST} more (--json lists all)")
-    titles = {"warnings": "Look at this", "leaves": "What leaves this site", "stays": "What never leaves"}
+    titles = {
+        "warnings": "Look at this", "leaves": "What leaves this site", "stays": "What never leaves",
+        "dishonest": "If the coordinator is dishonest",
+    }  # fmt: skip
     for part, title in titles.items():
         if found[part]:
             console.print(f"\n{title}", style="bold yellow" if part == "warnings" else "bold")

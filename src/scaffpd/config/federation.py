@@ -83,10 +83,9 @@ class ChoosingSettings(SettingsTable):
 
 
 class MaskingSettings(SettingsTable):
-    """[secure]: how many silos may collude or leave, and whether gradients are shown along chosen directions."""
+    """[secure]: how many silos may collude, and whether gradients are shown along chosen directions."""
 
     colluding: key.Count | None = None
-    leaving: key.Whole | None = None
     projections: key.Switch = False
 
 
@@ -250,7 +249,7 @@ def _unbearable(secure: Mapping[str, Any], silos: int) -> str | None:
     from scaffpd.masking import Terms  # needs a package that plain sums do not
 
     try:
-        Terms.usual("", [str(i) for i in range(silos)], secure["colluding"], secure["leaving"])
+        Terms.usual([str(i) for i in range(silos)], secure["colluding"])
     except InputError as error:
         return str(error)
     return None

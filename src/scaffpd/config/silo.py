@@ -80,6 +80,13 @@ class SiloLimits(SettingsTable):
     rows: key.Count = 20  # the fewest training rows with which the silo takes part
     choosing: key.Switch = True  # whether models with other strengths may be tried, also without some of its rows
     joining: key.Switch = False  # whether its scores alone, and with the models of a run, may leave
+    runs: key.Count = 20  # the most agreements that the silo ever takes
+    points: key.Count = 20_000  # the most points x at which it answers in a run
+    radius: key.Positive = 100.0  # the largest distance of x from the start, unless the loss is quadratic
+    path: key.Positive = 2_000.0  # the longest way of x in a run, likewise
+    scores: key.Count = 20  # the most points at which it tells an accuracy in a run
+    # the file of all that it has answered, by which it knows that
+    answered: key.FileName = Field(default="answered.jsonl", validate_default=True)
 
     @field_validator("algorithms", mode="before")
     @classmethod
@@ -101,6 +108,8 @@ class SecureRules(SettingsTable):
     # the file of its own long-term key; made where there is none
     identity: key.FileName = Field(default="identity.key", validate_default=True)
     pins: dict[str, Fingerprint] = Field(default_factory=dict)  # fingerprints of other silos' keys
+    roster: key.Texts = ()  # the silos that may take part; left out, those that have pins, or anybody
+    members: key.Count = 3  # the fewest silos in a sum
     # a root certificate that has to stand behind every card; `None` to take cards as they come
     authority: key.FileName | None = None
     certificate: key.FileName | None = None  # the silo's own certificate, to sign its card with
@@ -112,6 +121,7 @@ class SecureRules(SettingsTable):
     projections: key.Switch = False  # whether it shows its gradient along directions that the coordinator chooses
     # whether the same vector may be in sums of other silos; who leaves, or comes back, shows its own by it
     changing: key.Switch = False
+    _kit: bool = False
 
     @model_validator(mode="after")
     def _certificates_have_keys(self, info: ValidationInfo[Path]) -> Self:
@@ -125,7 +135,19 @@ class SecureRules(SettingsTable):
         found = {name: kit / file for name, file in files.items()}
         if self.authority is not None or self.certificate is not None or not all(f.is_file() for f in found.values()):
             return self
-        return self.model_copy(update=found)
+        known = self.model_copy(update=found)
+        known._kit = True
+        return known
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The silos that may take part; empty where that is anybody."""
+        return self.roster or tuple(self.pins)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether somebody else than the coordinator vouches for the others' keys: who has made a kit has its keys."""
+        return bool(self.pins) or (self.authority is not None and not self._kit)
 
 
 def _exact(given: Any, info: ValidationInfo[Path]) -> bool:
@@ -170,7 +192,7 @@ class SiloFile(SettingsTable):
     name: key.Name  # the silo's name in the federation
     data: SiloData = Field(default_factory=dict, validate_default=True)  # where the data is
     split: SplitSettings = SplitSettings()  # which rows are held out
-    limits: SiloLimits = SiloLimits()  # what the silo agrees to
+    limits: SiloLimits = Field(default_factory=dict, validate_default=True)  # what the silo agrees to
     secure: SecureRules = Field(default_factory=dict, validate_default=True)  # how its vectors are masked
     privacy: PrivacyRules = Field(default_factory=dict, validate_default=True)  # how much its rows may cost
     # entries "module:function" of networks, by the names under which a coordinator may ask for them

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol, get_args, get_type_hints
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import FiniteFloat, PositiveInt
+from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
@@ -41,11 +41,13 @@ from scaffpd.federation import Key, LocalPlan, ProximalPlan
 from scaffpd.federation.questions import GradientsAt, Question, Reply
 
 SPENT = "spent"  # (ε, δ) so far
-CARD, MEET, OPEN, MASKED, REVEAL, SIZES = "card", "meet", "open", "masked", "reveal", "sizes"  # see `mask_messages`
-SECRET = frozenset({CARD, MEET, OPEN, MASKED, REVEAL, SIZES})
+CARD, MEET = "card", "meet"  # who a silo is, to the other silos; everybody's cards
+MASKED = "masked"  # the vector that another question is `about`, scaled and masked, or how large it is
+SIZES = "sizes"  # the squared length of such a vector
+SECRET = frozenset({CARD, MEET, MASKED, SIZES})
 
 
-PROTOCOL = 1  # silos and coordinators that differ in this refuse each other
+PROTOCOL = 2  # silos and coordinators that differ in this refuse each other
 HEADER = "header"
 LONGEST_HEADER = 256 * 2**20  # lists of categories are the longest thing in there
 NUMBERS = ("float32", "float64", "int64")
@@ -112,6 +114,19 @@ def digest(array: Array) -> str:
 
 
 REMEMBERED = 6  # x, c and D of this round and of the last one
+
+
+def asked_digest(message: Message, vectors: Mapping[str, Array]) -> bytes:
+    """A name for everything that a question says, vectors by their contents; silos that were asked the same have it.
+
+    Left out are the question's number, the names of vectors, and arrays that bring a vector along.
+    """
+    named = message.values.get("vectors", {})
+    values = {name: value for name, value in message.values.items() if name not in ("question", "vectors")}
+    carried = {*named.values()} if isinstance(named, dict) else set()
+    arrays = {name: digest(array) for name, array in message.arrays.items() if name not in carried}
+    parts = message.kind, values, arrays, {role: digest(array) for role, array in vectors.items()}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
 
 class MissingVectors(Exception):
@@ -234,7 +249,7 @@ def number(values: Mapping[str, Any], name: str) -> float:
     return float(read_values({name: FiniteFloat}, values, f"The question needs a number {name}.")[name])
 
 
-BATCH: dict[str, Any] = {"batch_size": PositiveInt | None, "key": list[int]}
+BATCH: dict[str, Any] = {"batch_size": PositiveInt | None, "key": list[NonNegativeInt]}
 PLAN: dict[str, Any] = {"steps": PositiveInt, "rate": FiniteFloat | None, "scale": FiniteFloat, "prox": FiniteFloat}
 PLAN |= BATCH | {"snapshot": PositiveInt | None}
 DIRECTIONS = 256  # most columns of a matrix: with d of them the whole Hessian would leave
@@ -264,7 +279,10 @@ def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], di
     return values, vectors, arrays
 
 
-_hints = cache(get_type_hints)
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a question's fields."""
+    return get_type_hints(kind)
 
 
 class WrittenQuestion(NamedTuple):
@@ -279,7 +297,7 @@ class WrittenQuestion(NamedTuple):
         """Read what `question_parts` wrote; `point` has the points that clients have answered at, by their roles."""
         if kind is GradientsAt:
             return point("x")
-        hints = _hints(kind)
+        hints = _hints(kind)  # type: ignore[arg-type]
         return kind(**{item.name: self._field(item, hints[item.name], point) for item in fields(kind)})
 
     def _field(self, item: Field[Any], hint: Any, point: Callable[[str], GradientsAt]) -> Any:
@@ -300,6 +318,8 @@ class WrittenQuestion(NamedTuple):
             return self.batch()[list(BATCH).index(name)]
         if hint in (float, int):
             return hint(number(self.values, name))
+        if hint is bool and name not in self.values:
+            return item.default
         return read_values({name: hint}, self.values, "The question is not complete.")[name]
 
     def vector(self, name: str) -> Tensor:

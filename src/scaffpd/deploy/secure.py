@@ -2,7 +2,7 @@ r"""Secure sums among deployed silos: before training for sums over columns, in 
 
 c_i and d_i stay at their silos: the coordinator has no earlier answer that could stand in for an absent silo. A silo
 that does not answer is lost at once: the run waits for it, or, where all agree to that, repeats the round among the
-remaining silos. An exchange that somebody has left before its masked vector came is never opened.
+remaining silos. A sum that somebody has left before its masked vector came can never be opened.
 
 Columns may be of very different sizes, and a sum has one clip. So every sum over columns is made twice: to a multiple
 of 2⁻ᶠ, and then what is left beyond that, with a clip that is as much smaller; and once more, until every column has
@@ -24,14 +24,12 @@ from torch import Tensor
 from scaffpd.deploy import messages
 from scaffpd.deploy.agreement import Facts, Refusal
 from scaffpd.deploy.byzantine import Shapes, too_large, troubles
-from scaffpd.deploy.mask_messages import around_arrays, format_values, opened_of, shares_of
 from scaffpd.deploy.membership import Lost, Membership
 from scaffpd.deploy.messages import Array, Message, plain
 from scaffpd.deploy.remote import RemoteChannel, itself
 from scaffpd.deploy.session import SiloRequest
-from scaffpd.errors import InputError
+from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation.questions import Losses, Question, Reply, Scores, Vectors
-from scaffpd.masking import Aggregator, Opened, Terms
 from scaffpd.masking.terms import LARGEST, SMALLEST
 from scaffpd.secure.parties import MaskedReply, SumRequest
 from scaffpd.secure.sums import SecureSums
@@ -59,20 +57,19 @@ class SiloParties:
         What silos say about each other is believed where two say it, and ends the sum.
         """
         parts: dict[str, Any] = {}
-        heard = request.kind != messages.REVEAL  # by then everybody has taken everybody's shares
 
         def check(answers: Mapping[str, Message]) -> dict[str, str]:
             troubles = {}
             for name, reply in answers.items():
                 try:
-                    parts[name] = None if heard and "accused" in reply.values else read(name, reply)
+                    parts[name] = None if "accused" in reply.values else read(name, reply)
                 except InputError as error:
                     troubles[name] = str(error)
             return troubles
 
         replies = self._ask(request, names, check)
         said = {name: reply.values["accused"] for name, reply in replies.items() if "accused" in reply.values}
-        claims = {name: plain(accused) for name, accused in said.items() if heard}
+        claims = {name: plain(accused) for name, accused in said.items()}
         why = {accused: plain(replies[name].values.get("why")) for name, accused in claims.items()}
         sure = {accused: why[accused] for accused, n in Counter(claims.values()).items() if n >= WITNESSES}
         if sure:
@@ -82,7 +79,7 @@ class SiloParties:
         return {name: parts[name] for name in replies}
 
     def accused(self, claims: Mapping[str, str]) -> None:
-        """End a sum with silos whose cards or shares several others cannot use."""
+        """End a sum with silos whose cards several others cannot use."""
         name, sentence = next(iter(claims.items()))
         raise InputError(f"Silo {name!r} cannot be added up with: {sentence}")
 
@@ -94,44 +91,26 @@ class SiloParties:
                 raise InputError(f"Silo {name!r} shows no card of its own.")
         self._read(SiloRequest(messages.MEET, {"cards": list(cards.values())}), names, lambda _, reply: reply)
 
-    def open(self, terms: Terms) -> dict[str, Opened]:
-        """Have everybody open an exchange."""
-        request = SiloRequest(messages.OPEN, {"terms": terms.values()})
-        return self._read(request, terms.names, lambda name, reply: opened_of(reply.arrays, terms, name))
-
-    def mask(self, aggregator: Aggregator | None, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
-        """Ask for everybody's masked vector, or its size."""
+    def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
+        """Ask for everybody's masked vector, or its size. Everybody is told the same, all weights included."""
         about: SiloRequest = wanted.held
-        values = {**about.values, "about": about.kind, "total": wanted.total, "numbers": format_values(wanted.numbers)}
-        own: dict[str, dict[str, Array]] = {name: {} for name in wanted.weights}
-        if aggregator is not None:
-            values["terms"] = aggregator.terms.values()
-            own = {name: around_arrays(aggregator.around(name), aggregator.terms, name) for name in own}
-        personal = {name: ({"weight": weight}, own[name]) for name, weight in wanted.weights.items()}
-        request = SiloRequest(messages.MASKED, values, about.vectors, {}, about.arrays, personal)
-        replies = self._read(request, list(own), lambda _, reply: _masked(reply, length))
+        terms, numbers = wanted.weights.terms, wanted.numbers
+        values = {
+            **about.values, "about": about.kind, "names": list(terms.names), "colluding": terms.colluding,
+            "weights": wanted.weights.values.tolist(), "numbers": None if numbers is None else numbers.values(),
+        }  # fmt: skip
+        request = SiloRequest(messages.MASKED, values, about.vectors, {}, about.arrays)
+        replies = self._read(request, terms.names, lambda _, reply: _masked(reply, length))
         for name, reply in replies.items():
-            if isinstance(reply, str):
-                raise InputError(f"Silo {name!r} declines: {reply}")
+            if isinstance(reply, InputError):
+                raise type(reply)(f"Silo {name!r} declines: {reply}")
         return replies
 
-    def reveal(
-        self, terms: Terms, survivors: Sequence[str], following: Terms
-    ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
-        """Ask for shares that open a sum, and for the opening of the exchange that follows."""
-        values = {"terms": terms.values(), "survivors": list(survivors), "following": following.values()}
 
-        def parts(name: str, reply: Message) -> tuple[dict[str, int], Opened]:
-            return shares_of(reply.arrays, terms, name), opened_of(reply.arrays, following, name)
-
-        read = self._read(SiloRequest(messages.REVEAL, values), survivors, parts)
-        return {name: both[0] for name, both in read.items()}, {name: both[1] for name, both in read.items()}
-
-
-def _masked(reply: Message, length: int) -> MaskedReply | str:
+def _masked(reply: Message, length: int) -> MaskedReply | InputError:
     """Read a silo's masked vector; or why it declines."""
     if "declined" in reply.values:
-        return plain(reply.values["declined"])
+        return (ExposedError if reply.values.get("exposed") is True else InputError)(plain(reply.values["declined"]))
     exponent, vector = reply.values.get("exponent"), reply.arrays.get("masked")
     if type(exponent) is not int or not SMALLEST <= exponent <= LARGEST:
         raise InputError(USELESS)
@@ -158,7 +137,7 @@ def secure_totals(
 
     parties = SiloParties(checked)
     parties.meet(members)
-    sums = SecureSums(parties, secure.get("colluding"), secure.get("leaving"), lambda exchanges, up, down: None)
+    sums = SecureSums(parties, secure.get("colluding"), lambda exchanges, up, down: None)
 
     def added(kind: str, about: SiloRequest, length: int) -> Any:
         return sums.sum(kind, about, dict.fromkeys(members, 1.0), length)
@@ -190,10 +169,10 @@ class MaskedRemote(SiloParties, RemoteChannel):
         self.meet(self.names)
 
     def put(self, question: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
-        """A question that everybody has to answer; only shares may come from fewer."""
+        """A question that everybody has to answer."""
         replies = self.membership.ask(question, list(names), check)
         lacking = [name for name in names if name not in replies]
-        if lacking and question.kind != messages.REVEAL:
+        if lacking:
             raise Lost(lacking)
         return replies
 
@@ -232,31 +211,22 @@ class MaskedRemote(SiloParties, RemoteChannel):
         return SiloVectors(_stays, _stays, norms, shape, about=about)
 
     def accused(self, claims: Mapping[str, str]) -> None:
-        """Whose shares, or keys, several others cannot use is quarantined."""
+        """A silo whose keys several others cannot use is quarantined."""
         known = {name: f"{why.rstrip('.')} (masks)" for name, why in claims.items() if name in self.names}
         self.accuse({self.names.index(name): why for name, why in known.items()})
         super().accused(claims)
 
-    def mask(self, aggregator: Aggregator | None, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
+    def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Everybody's masked vector; whose size is absurd beside the others' would leave their sum no digits."""
-        replies = super().mask(aggregator, replace(wanted, held=wanted.held.about), length)
+        replies = super().mask(replace(wanted, held=wanted.held.about), length)
+        weights = dict(zip(wanted.weights.terms.names, wanted.weights.values, strict=True))
         sizes = {
-            self.names.index(name): float(np.ldexp(1.0, reply.exponent)) / abs(wanted.weights[name])
+            self.names.index(name): float(np.ldexp(1.0, reply.exponent)) / abs(weights[name])
             for name, reply in replies.items()
-            if wanted.weights[name] and reply.exponent > SMALLEST
+            if weights[name] and reply.exponent > SMALLEST
         }
         self.accuse(too_large("masked vector has size", sizes, sizes, self.membership.policy.outlier**2))
         return replies
-
-    def reveal(
-        self, terms: Terms, survivors: Sequence[str], following: Terms
-    ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
-        """Shares that open a sum; where more silos have left than it bears, the round is begun anew without them."""
-        shares, opened = super().reveal(terms, survivors, following)
-        lacking = [name for name in survivors if name not in shares]
-        if len(lacking) > terms.leaving:
-            raise Lost(lacking)
-        return shares, opened
 
 
 @dataclass(frozen=True, eq=False)

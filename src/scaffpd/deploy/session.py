@@ -37,12 +37,11 @@ class SiloRequest:
     """A question to several silos at once.
 
     Attributes:
-        kind: see `Question`, `messages` and `mask_messages`.
+        kind: see `Question` and `messages`.
         values: the same for everybody.
         vectors: by their role; sent to those who lack them.
         own: further vectors, of one silo each, always sent.
         arrays: matrices, always sent.
-        personal: values and arrays for one silo alone.
     """
 
     kind: str
@@ -50,7 +49,6 @@ class SiloRequest:
     vectors: Mapping[str, Tensor] = field(default_factory=dict)
     own: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
-    personal: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Array]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, question: Question, own: Mapping[str, Mapping[str, Tensor]] | None = None) -> SiloRequest:
@@ -133,7 +131,7 @@ class Session:
         number, encoded, out = secrets.token_hex(8), dict[tuple[str, ...], bytes](), {}
         for name, site in sites.items():
             lacking = self._lacking(name, request)
-            key = (name,) if request.own.get(name) or name in request.personal else ("", *lacking)
+            key = (name,) if request.own.get(name) else ("", *lacking)
             if key not in encoded:
                 encoded[key] = encode(self._message(name, request, lacking, number))
             out[site] = encoded[key]
@@ -153,11 +151,10 @@ class Session:
 
     def _message(self, name: str, request: SiloRequest, lacking: Mapping[str, Array], number: str) -> Message:
         roles = {**request.vectors, **request.own.get(name, {})}
-        more, arrays = request.personal.get(name, ({}, {}))
-        values = {**request.values, **more, "question": number}
+        values = {**request.values, "question": number}
         if self.setup is not None and (roles or request.kind in ("start", SPENT, *QUESTIONS)):
             values |= {"setup": self.setup.digest, "vectors": {role: self._name(v) for role, v in roles.items()}}
-        return Message(request.kind, values, {**lacking, **request.arrays, **arrays})
+        return Message(request.kind, values, {**lacking, **request.arrays})
 
     def _checked(self, name: str, reply: bytes | Failure, number: str, anyone: bool) -> Message | Failure:
         if isinstance(reply, Failure):

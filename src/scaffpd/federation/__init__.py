@@ -110,10 +110,12 @@ class Summer(Protocol):
     Attributes:
         hides: whether no single vector leaves its client.
         projections: whether clients show their gradients along directions that the server chooses.
+        twice: whether clients let the same vectors into sums with two different weights.
     """
 
     hides: bool
     projections: bool
+    twice: bool
 
     def shown(self, question: Question, reply: Reply) -> Reply:
         """What clients show of their numbers."""
@@ -128,7 +130,7 @@ class Summer(Protocol):
 class PlainSums:
     """Vectors that clients send as they are."""
 
-    hides, projections = False, True
+    hides, projections, twice = False, True, True
 
     def shown(self, question: Question, reply: Reply) -> Reply:
         """All of it."""
@@ -264,15 +266,16 @@ class Federation:
             return None
         raise InputError("local_updates needs what these very clients have answered (gradients) or kept (memory).")
 
-    def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train") -> ClientScores:
+    def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train", accuracy: bool = True) -> ClientScores:
         """Per-client loss f_i(x) (regulariser included), accuracy and sample counts of x on "train" or "test".
 
-        A `Personal` model is scored at each client's own u_i(x), made from its training rows.
+        A `Personal` model is scored at each client's own u_i(x), made from its training rows. Without `accuracy` it is
+        NaN: silos show few of them.
         """
-        question = Scores(self._point(x), split)
+        question = Scores(self._point(x), split, accuracy)
         reply = self.sums.shown(question, self.channel.ask(question, self._everyone.chosen))
-        loss, accuracy, count = (self._everyone.scattered(reply.numbers[name]()) for name in question.scalars)
-        return ClientScores(self._names, loss, accuracy, count.astype(np.int64))
+        loss, right, count = (self._everyone.scattered(reply.numbers[name]()) for name in question.scalars)
+        return ClientScores(self._names, loss, right, count.astype(np.int64))
 
     def optima(self) -> Vector:
         """min_u f_i(u), which every client solves for by itself: one exchange, a scalar up."""

@@ -135,6 +135,8 @@ class Gradients(Answers):
 
     def project(self, direction: Tensor) -> Vector:
         """⟨c_i, v⟩ per client, for a direction v that the clients can form from what they were sent."""
+        if not self.federation.sums.projections:
+            _hidden()
         return self._ask(Project(self.question, direction)).numbers("slope")
 
     def norms(self) -> Vector:

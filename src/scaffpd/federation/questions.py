@@ -332,7 +332,11 @@ class Optima(Question):
 
 @dataclass(frozen=True, eq=False)
 class Scores(Question):
-    """Loss, accuracy and number of samples of x on the "train" or "test" rows, for the logs: not counted."""
+    """Loss, accuracy and number of samples of x on the "train" or "test" rows, for the logs: not counted.
+
+    Attributes:
+        accuracy: whether the accuracy is asked for; it is NaN otherwise. Silos show few of them.
+    """
 
     kind = "evaluate"
     scalars = ("loss", "accuracy", "count")
@@ -340,6 +344,7 @@ class Scores(Question):
 
     x: Tensor
     split: str = "train"
+    accuracy: bool = True
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -347,7 +352,8 @@ class Scores(Question):
 
     def answer(self, clients: Answering) -> Reply:
         """Three numbers a client."""
-        parts = zip(self.scalars, clients.scores(self.x, self.split), strict=True)
+        loss, right, count = clients.scores(self.x, self.split)
+        parts = zip(self.scalars, (loss, right if self.accuracy else right * np.nan, count), strict=True)
         found = {name: torch.from_numpy(np.asarray(part, dtype=np.float64)) for name, part in parts}
         return Reply({name: partial(found.__getitem__, name) for name in found})
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -148,3 +150,23 @@ class ClientScores:
     loss: Vector
     accuracy: Vector
     counts: NDArray[np.int64] = field(repr=False)
+
+
+BUCKETS = 32  # of a sketch
+
+
+class Sketch:
+    """Random sums of a vector's entries: distances of sketches are nearly those of vectors; `seed` is secret."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = secrets.randbits(64) if seed is None else seed
+        self._drawn: dict[int, tuple[NDArray[np.int64], Vector]] = {}
+
+    def __call__(self, vector: NDArray[Any]) -> Vector:
+        """Return the sketch of a vector; short vectors keep their distances exactly."""
+        own = np.asarray(vector, dtype=np.float64).ravel()
+        if len(own) not in self._drawn:
+            random = np.random.default_rng([self.seed, len(own)])
+            self._drawn[len(own)] = random.permutation(len(own)) % BUCKETS, random.choice([-1.0, 1.0], len(own))
+        places, signs = self._drawn[len(own)]
+        return np.bincount(places, signs * own, BUCKETS).astype(np.float64)

@@ -1,22 +1,21 @@
-r"""Identities of clients, Shamir shares of their secrets, and the seeds and key streams derived from them.
+r"""Identities of clients, what two of them agree on, and the key streams derived from it.
 
 A client is known to the others by a long-term X25519 key, shown on a card, which the server carries around. A client
-that trusts the server to pass on what it was given needs no more; one that does not can pin the others' keys by their
-fingerprints, told by telephone, or have cards signed with the certificates by which the deployment knows its sites, and
-check them against the deployment's own authority.
+that trusts the server to pass on what it was given needs no more; one that does not pins the others' keys by their
+fingerprints, told by telephone, or has cards signed with certificates of an authority that the server does not own.
 
-The shares of a secret s are the values of a random polynomial of degree τ − 1 over the integers modulo p = 2²⁵⁵ − 19
-with the value s at 0 (A. Shamir, 1979): any τ of them give s back by Lagrange's formula at 0, and τ − 1 say nothing
-about it. Seeds and streams are HKDF-SHA256 and ChaCha20 of `cryptography`; randomness is the operating system's.
+A card also shows a key that is as old as the process (`once`). The secret of two clients is made of both agreements,
+
+    k_ij = HKDF(X25519(a_i, A_j) ‖ X25519(e_i, E_j)),
+
+so that nobody without a long-term key can take somebody's place, and a long-term key that is stolen later opens no
+sum of an earlier process. Keys are derived by HKDF-SHA256, streams are those of ChaCha20, both of `cryptography`.
 """
 
 from __future__ import annotations
 
 import datetime
 import hashlib
-import os
-import secrets
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
 from scaffpd.errors import InputError
-from scaffpd.masking.terms import Ring, Terms
+from scaffpd.masking.terms import Ring
 from scaffpd.system import load_or_create
 
 
@@ -44,12 +43,14 @@ class Card:
     Attributes:
         name: the client.
         key: its public key, 32 bytes.
+        once: the public key of its process, 32 bytes.
         certificate: of the deployment, PEM; empty where there is none.
-        signature: of name and key, with the certificate's own key.
+        signature: of name and keys, with the certificate's own key.
     """
 
     name: str
     key: bytes
+    once: bytes
     certificate: bytes = b""
     signature: bytes = b""
 
@@ -61,24 +62,25 @@ class Card:
     @property
     def signed(self) -> bytes:
         """What the signature is about."""
-        return b"scaffpd card\0" + self.name.encode() + b"\0" + self.key
+        return b"scaffpd card\0" + self.name.encode() + b"\0" + self.key + self.once
 
     def values(self) -> dict[str, str]:
         """As JSON has it."""
         return {
-            "name": self.name, "key": self.key.hex(), "certificate": self.certificate.decode(),
-            "signature": self.signature.hex(),
+            "name": self.name, "key": self.key.hex(), "once": self.once.hex(),
+            "certificate": self.certificate.decode(), "signature": self.signature.hex(),
         }  # fmt: skip
 
     @classmethod
     def of(cls, values: Any) -> Card:
         """What `values` made, checked."""
         try:
-            parts = (str(values["name"]), bytes.fromhex(values["key"]), str(values["certificate"]).encode())
-            card = cls(*parts, bytes.fromhex(values["signature"]))
+            keys = bytes.fromhex(values["key"]), bytes.fromhex(values["once"])
+            signed = str(values["certificate"]).encode(), bytes.fromhex(values["signature"])
+            card = cls(str(values["name"]), *keys, *signed)
         except (KeyError, TypeError, ValueError):
             raise InputError("A card of a client cannot be read.") from None
-        if len(card.key) != 32:
+        if len(card.key) != 32 or len(card.once) != 32:
             raise InputError("A card of a client cannot be read.")
         return card
 
@@ -114,22 +116,29 @@ class Authority:
 
 
 class Identity:
-    """A client's own long-term key.
+    """A client's own long-term key, and the key of its process.
 
     Args:
         name: the client.
         key: its private key; a new one by default.
         certificate: of the deployment, with its private key (both PEM), to sign the card with.
+        once: the private key of its process; a new one by default.
     """
 
     def __init__(
-        self, name: str, key: X25519PrivateKey | None = None, certificate: tuple[bytes, bytes] | None = None
+        self,
+        name: str,
+        key: X25519PrivateKey | None = None,
+        certificate: tuple[bytes, bytes] | None = None,
+        once: bytes | None = None,
     ) -> None:
-        self.name, self._key = name, key or X25519PrivateKey.generate()
-        card = Card(name, self._key.public_key().public_bytes_raw())
+        self.name, self._certificate = name, certificate
+        self._key = key or X25519PrivateKey.generate()
+        self._once = X25519PrivateKey.generate() if once is None else X25519PrivateKey.from_private_bytes(once)
+        card = Card(name, self._key.public_key().public_bytes_raw(), self._once.public_key().public_bytes_raw())
         if certificate is not None:
             shown, private = certificate
-            card = Card(name, card.key, shown, _sign(_private(private), card.signed))
+            card = Card(name, card.key, card.once, shown, _sign(_private(private), card.signed))
         self.card = card
 
     @classmethod
@@ -137,9 +146,20 @@ class Identity:
         """The key of a file that only its owner can read, made where there is none."""
         return cls(name, X25519PrivateKey.from_private_bytes(load_or_create(path)), certificate)
 
+    def secret(self) -> str:
+        """The private key of this process, for another process that takes its place."""
+        return self._once.private_bytes_raw().hex()
+
+    def resumed(self, secret: str) -> Identity:
+        """The same client in the place of the process with that private key."""
+        return Identity(self.name, self._key, self._certificate, bytes.fromhex(secret))
+
     def agreed(self, other: Card) -> bytes:
-        """The secret that only the two know."""
-        return self._key.exchange(X25519PublicKey.from_public_bytes(other.key))
+        """k_ij, which only the two know."""
+        pairs = (self._key, other.key), (self._once, other.once)
+        both = b"".join(own.exchange(X25519PublicKey.from_public_bytes(theirs)) for own, theirs in pairs)
+        shown = sorted((self.card.key + self.card.once, other.key + other.once))
+        return derive_key(both, b"".join(shown), "pair")
 
 
 def _private(pem: bytes) -> Any:
@@ -166,39 +186,6 @@ def _verify(key: Any, signature: bytes, message: bytes) -> None:
         raise InvalidSignature
 
 
-PRIME = 2**255 - 19
-SHARE_BYTES = 32
-
-
-def fresh_secret() -> int:
-    """Draw a random secret."""
-    return secrets.randbelow(PRIME)
-
-
-def split_secret(secret: int, threshold: int, places: Sequence[int]) -> list[int]:
-    """Return the shares for holders at these places (positive and different from each other)."""
-    rest = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
-    shares = []
-    for place in places:
-        value = 0
-        for coefficient in reversed(rest):
-            value = (value + coefficient) * place % PRIME
-        shares.append((value + secret) % PRIME)
-    return shares
-
-
-def join_shares(shares: Mapping[int, int]) -> int:
-    """Return the secret, from exactly as many shares (by their places) as its threshold."""
-    total = 0
-    for place, share in shares.items():
-        above = below = 1
-        for other in shares:
-            if other != place:
-                above, below = above * other % PRIME, below * (other - place) % PRIME
-        total = (total + share * above * pow(below, -1, PRIME)) % PRIME
-    return total
-
-
 BLOCK = 2**14  # numbers at a time: what is added to them is still in the cache
 _ZEROS = bytes(8 * BLOCK)
 
@@ -223,37 +210,6 @@ def add_stream(total: Ring, key: bytes, sign: int) -> None:
         change(part, numbers[: len(part)], out=part)
 
 
-def nonce() -> str:
-    """Return a name that nobody has used before."""
-    return os.urandom(16).hex()
-
-
-def private_key(secret: int, terms: Terms) -> X25519PrivateKey:
-    """a_i."""
-    return X25519PrivateKey.from_private_bytes(derive_key(as_bytes(secret), terms.digest, "key"))
-
-
-def mask_seed(secret: int, terms: Terms) -> bytes:
-    """The seed of b_i's stream."""
-    return derive_key(as_bytes(secret), terms.digest, "mask")
-
-
-def pair_seed(own: X25519PrivateKey, key: bytes, terms: Terms, name: str, other: str) -> bytes:
-    """s_ij, from one's private and the other's public key."""
-    first, second = sorted((name, other))
-    return derive_key(own.exchange(X25519PublicKey.from_public_bytes(key)), terms.digest, f"pair {first}\0{second}")
-
-
 def sign(name: str, other: str) -> int:
     """Return +1 for the neighbour that adds the stream of two, -1 for the one that subtracts it."""
     return 1 if name < other else -1
-
-
-def mark(secret: int) -> bytes:
-    """A fingerprint of b_i: whoever puts it together from shares knows that it is right."""
-    return hashlib.sha256(b"scaffpd mark\0" + as_bytes(secret)).digest()
-
-
-def as_bytes(*secrets: int) -> bytes:
-    """Whole numbers below the prime, 32 bytes each."""
-    return b"".join(secret.to_bytes(SHARE_BYTES, "big") for secret in secrets)

@@ -1,16 +1,9 @@
-r"""The terms of an exchange: who takes part, who is whose neighbour, and the number format of the sum.
+r"""The terms of a sum: who takes part, who shares masks with whom, and the number format.
 
-Clients stand on a ring, in an order that the exchange's own name shuffles, and every client has the k nearest as its
-neighbours (a Harary graph; all others where k ≥ N − 1). With t colluding clients and at most D that leave,
-
-    k ≥ t + D + 1,    τ = k − D
-
-are enough, whoever they are: such a graph stays connected when any t + D of its clients are taken out, so that the
-masks of the others hide everything but their sum; τ > t shares are more than the colluding have of any secret; and
-k − D neighbours are still there to give them. D ≤ t makes τ > k/2, so that no two halves of the neighbours can give
-away both secrets of a client, of which only one may be known. That is against a server that names different survivors
-to different clients, or against t clients that show it what they hold; against both at once it would take
-k ≥ t + 2D + 1, so that 2τ > k + t.
+Clients stand on a ring, in an order that their names shuffle, and every client shares masks with the k nearest (a
+Harary graph; with all others where k ≥ N − 1). With t colluding clients, k ≥ t + 1 is enough, whoever they are: the
+graph stays connected when any t of its clients are taken out, so that the masks of the others hide everything but the
+sum over all of them.
 
 Numbers are whole numbers modulo 2⁶⁴: q = round(2ᶠ v) for |v| ≤ C, and Σ_i q_i / 2ᶠ for the sum. Of N clients,
 |Σ q_i| ≤ N (2ᶠ C + ½) < 2⁶³ by the choice of f, so that no sum can wrap around; a larger |v| is refused before it is
@@ -33,7 +26,7 @@ from numpy.typing import NDArray
 from scaffpd.errors import InputError
 
 FEWEST = 3  # with two clients, each knows the other's vector from the sum
-MOST = 10  # of those who collude, or leave, unless more is asked for: 22 neighbours
+MOST = 10  # of those who collude, unless more is asked for: 12 neighbours
 
 
 class Accused(InputError):
@@ -45,65 +38,46 @@ class Accused(InputError):
 
 
 class Forgotten(InputError):
-    """A client has lost what it knew of an exchange, or of the others: it was started anew."""
+    """A client has lost what it knew of the others: it was started anew."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """One exchange.
+    """Who takes part in a sum.
 
     Attributes:
-        exchange: its name, used once.
-        names: who takes part.
-        colluding: t, how many clients may show the server all that they know.
-        leaving: D, how many may stop answering at any time.
+        names: the clients.
+        colluding: t, how many of them may show the server all that they know.
     """
 
-    exchange: str
     names: tuple[str, ...]
     colluding: int
-    leaving: int
 
     def __post_init__(self) -> None:
-        n, t, d = len(self.names), self.colluding, self.leaving
+        n, t = len(self.names), self.colluding
         if len(set(self.names)) < n or n < FEWEST:
             raise InputError(f"Secure sums need at least {FEWEST} clients with different names, got {n}.")
-        if t < 1 or not 0 <= d <= t:
-            raise InputError(f"Secure sums need colluding >= 1 and 0 <= leaving <= colluding, got {t} and {d}.")
-        if t + d + 2 > n:
-            raise InputError(
-                f"Secure sums over {n} clients do not bear {t} that collude and {d} that leave: their sum may be at "
-                f"most {n - 2}."
-            )
+        if not 1 <= t <= n - 2:
+            raise InputError(f"Secure sums over {n} clients need 1 <= colluding <= {n - 2}, got {t}.")
 
     @classmethod
-    def usual(cls, exchange: str, names: Sequence[str], colluding: int | None, leaving: int | None) -> Terms:
-        """A third of the clients may collude, or leave (10 at most), where nothing else is said."""
+    def usual(cls, names: Sequence[str], colluding: int | None) -> Terms:
+        """A third of the clients may collude (10 at most), where nothing else is said."""
         n = len(names)
-        for what, number in (("colluding", colluding), ("leaving", leaving)):
-            if number is not None and type(number) is not int:
-                raise InputError(f"Secure sums need a whole number {what}, got {number!r}.")
-        t = min(max(1, n // 3), MOST) if colluding is None else colluding
-        d = min(t, max(0, n - 2 - t), n // 3) if leaving is None else leaving
-        return cls(exchange, tuple(names), t, d)
+        if colluding is not None and type(colluding) is not int:
+            raise InputError(f"Secure sums need a whole number colluding, got {colluding!r}.")
+        return cls(tuple(names), min(max(1, n // 3), MOST) if colluding is None else colluding)
 
     @cached_property
     def _ring(self) -> list[str]:
-        def place(name: str) -> bytes:
-            return hashlib.sha256(f"{self.exchange}\0{name}".encode()).digest()
-
-        return sorted(self.names, key=place)
+        everyone = hashlib.sha256("\0".join(sorted(self.names)).encode()).digest()
+        return sorted(self.names, key=lambda name: hashlib.sha256(everyone + name.encode()).digest())
 
     @cached_property
     def degree(self) -> int:
         """k, how many neighbours everybody has."""
-        k = self.colluding + self.leaving + 1
+        k = self.colluding + 1
         return min(k + k % 2, len(self.names) - 1)
-
-    @property
-    def threshold(self) -> int:
-        """τ, how many shares open a secret."""
-        return self.degree - self.leaving
 
     def neighbours(self, name: str) -> tuple[str, ...]:
         """With whom this client shares masks."""
@@ -115,27 +89,8 @@ class Terms:
 
     @cached_property
     def digest(self) -> bytes:
-        """A name for all of it: every key of the exchange depends on it."""
-        return hashlib.sha256(json.dumps(self.values(), sort_keys=True).encode()).digest()
-
-    def values(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {
-            "exchange": self.exchange, "names": list(self.names), "colluding": self.colluding, "leaving": self.leaving,
-        }  # fmt: skip
-
-    @classmethod
-    def of(cls, values: Any) -> Terms:
-        """What `values` made, checked."""
-        try:
-            exchange, names = values["exchange"], tuple(values["names"])
-            numbers = values["colluding"], values["leaving"]
-        except (KeyError, TypeError):
-            raise InputError("The terms of a secure sum are not complete.") from None
-        words = isinstance(exchange, str) and all(isinstance(name, str) for name in names)
-        if not words or not all(isinstance(k, int) and not isinstance(k, bool) for k in numbers):
-            raise InputError("The terms of a secure sum are not complete.")
-        return cls(exchange, names, *numbers)
+        """A name for all of it: every key of the sum depends on it."""
+        return hashlib.sha256(json.dumps([*self.names, self.colluding]).encode()).digest()
 
 
 Ring = NDArray[np.uint64]
@@ -188,6 +143,19 @@ class FixedPoint:
     def error(self) -> float:
         """N 2⁻ᶠ⁻¹, the most that an entry of a sum can be off."""
         return math.ldexp(self.clients, -self.bits - 1)
+
+    def values(self) -> dict[str, int]:
+        """As JSON has it."""
+        return {"clients": self.clients, "exponent": self.exponent, "bits": self.bits}
+
+    @classmethod
+    def of(cls, values: Any) -> FixedPoint:
+        """What `values` made, checked."""
+        names = ("clients", "exponent", "bits")
+        parts: list[Any] = [values.get(name) for name in names] if isinstance(values, dict) else []
+        if not parts or not all(type(part) is int for part in parts):
+            raise InputError("The number format of a secure sum cannot be read.")
+        return cls(*parts)
 
     def encode(self, vector: NDArray[Any]) -> Ring:
         """q, or `OutOfRange`."""

@@ -4,7 +4,7 @@ A round of Scaff-PD needs Σ λ_i c_i and Σ λ_i d_i; λ_i goes to client i, wh
 losses L_i, weights λ_i and a few scalars. docs/secure-aggregation.md says against whom this helps, and what it does
 not hide.
 
-sums         one secure sum: exchanges, number formats, and their cost
+sums         one secure sum: its number format and its cost
 parties      clients with keys of their own, and what each of them checks before it answers
 """
 
@@ -23,7 +23,7 @@ from scaffpd.federation import Federation, Vector
 from scaffpd.federation.answers import ClientSelection
 from scaffpd.federation.questions import Question, Reply, Vectors
 from scaffpd.masking import Terms
-from scaffpd.secure.parties import LocalParties, coarse
+from scaffpd.secure.parties import LocalParties, coarse, weightings
 from scaffpd.secure.sums import SecureSums
 
 
@@ -34,12 +34,14 @@ class MaskedSums:
         sums: the protocol by which they are made.
         quantum: losses leave as multiples of it; 0 where clients elsewhere see to that themselves.
         projections: whether clients show their gradients along directions that the server chooses.
+        terms: who takes part.
     """
 
     hides = True
 
-    def __init__(self, sums: SecureSums, quantum: float, projections: bool) -> None:
+    def __init__(self, sums: SecureSums, quantum: float, projections: bool, terms: Terms) -> None:
         self.sums, self.quantum, self.projections = sums, quantum, projections
+        self.twice = weightings(terms) > 1
 
     def shown(self, question: Question, reply: Reply) -> Reply:
         """Numbers, with losses as coarse as the quantum."""
@@ -71,7 +73,6 @@ class SecureAggregation(Federation):
             whose silos do the same where they are.
         colluding: t, how many clients may show the server all that they know without harm to the others; by default a
             third of those who take part (10 at most).
-        leaving: D, how many may stop answering in the middle of a sum; by default as many as t, where N allows it.
         share: the largest share of a sum, as Σ|w_i| counts it, that a single client's vector may have; beyond it the
             client refuses, for the sum would nearly be its vector.
         quantum: losses are rounded to multiples of it before they leave a client; certificates allow for it.
@@ -84,7 +85,6 @@ class SecureAggregation(Federation):
         self,
         federation: Federation,
         colluding: int | None = None,
-        leaving: int | None = None,
         share: float = 0.9,
         quantum: float = 0.0,
         projections: bool = False,
@@ -97,15 +97,15 @@ class SecureAggregation(Federation):
         if not isinstance(federation, Federation) or federation.sums.hides:
             given = type(federation).__name__
             raise InputError(f"SecureAggregation takes a Cohort or a deployed federation, got {given}.")
-        Terms.usual("", federation.names, colluding, leaving)  # whether so many may collude or leave
+        terms = Terms.usual(federation.names, colluding)  # or a sentence that so many may not collude
         channel = federation.channel.masked()
         parties: Any = channel
         if channel is federation.channel:  # clients are here, and have no keys yet
             parties = LocalParties(federation.names, float(share), counted=not projections)
         else:
             quantum = 0.0
-        sums = SecureSums(parties, colluding, leaving, self._counted, record)
-        super().__init__(channel, MaskedSums(sums, float(quantum), projections))
+        sums = SecureSums(parties, colluding, self._counted, record)
+        super().__init__(channel, MaskedSums(sums, float(quantum), projections, terms))
         self.inner = federation
 
     def _counted(self, exchanges: int, up: int, down: int) -> None:

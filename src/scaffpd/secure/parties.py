@@ -1,33 +1,92 @@
 r"""Clients that mask their vectors, and what each of them checks before it answers.
 
 A client scales its vector by its own weight, encodes it and masks it; what leaves it is a `MaskedReply`. Everything
-else that leaves is a scalar.
+else that leaves is a scalar. It is told everybody's weights: its masks are made from them.
 
-What one sum hides, two of the same vectors may show: Σ over all and Σ over all but one give that one's vector. Sums of
-the same vectors with m different weights are m equations for those of N − t clients that do not collude. So a client
-lets the same vector into sums over the same clients only, and into fewer different ones than N − t; the same sum again
-reveals nothing new.
+What one sum hides, two of nearly the same vectors may show: Σ over all and Σ over all but one give that one's vector.
+Two sums with weights λ and λ' of vectors v and v' give a client's own to within about ‖v − v'‖/‖λ − λ'‖₁. So two sums
+count as two weightings of one vector where
+
+    ‖v/‖v‖ ∓ v'/‖v'‖‖ < ‖λ − λ'‖₁ / SHARPNESS    (Σ|λ_j| = 1),
+
+and a client lets one vector into `WEIGHTINGS` of them at most, fewer than N − t, and over the same clients only. It
+remembers a vector as a `Sketch`, whose distances are those of the vectors to within a third.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scaffpd.errors import InputError
+from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation.questions import Question, Reply
-from scaffpd.masking import Aggregator, FixedPoint, Identity, Opened, Party, Terms
+from scaffpd.federation.values import Sketch, Vector
+from scaffpd.masking import FixedPoint, Identity, Party, Terms
 from scaffpd.masking.terms import LARGEST, SMALLEST, Ring, exponent_of
 
-REMEMBERED = 256  # vectors
+REMEMBERED = 256  # sums that a client in this process remembers
+SHARPNESS = 1000.0  # two sums of one vector show it to a thousandth of its length at best
+WEIGHTINGS = 2  # of one vector: λ, and equal weights, which set a dual rate, or the last λ, which shows curvature
+
+
+def weightings(terms: Terms) -> int:
+    """Return how many weightings of one vector clients allow: fewer than N − t."""
+    return max(1, min(WEIGHTINGS, len(terms.names) - terms.colluding - 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Weighting:
+    """The weights w_j of everybody in a sum, in the order of its terms."""
+
+    terms: Terms
+    values: Vector
+
+    @cached_property
+    def total(self) -> float:
+        """Σ |w_j|."""
+        return float(np.abs(self.values).sum())
+
+    @cached_property
+    def normalised(self) -> Vector:
+        """λ, with Σ|λ_j| = 1."""
+        return self.values / (self.total or 1.0)
+
+    def of(self, name: str, share: float) -> float:
+        """Return the client's own weight; refuse a sum that would nearly be this client's own vector."""
+        weight = float(self.values[self.terms.names.index(name)])
+        if not math.isfinite(self.total):
+            raise InputError("A vector with a NaN or infinite weight cannot be added securely.")
+        if abs(weight) > share * self.total:
+            raise TooLarge(
+                f"Client {name!r} would make up {abs(weight) / self.total:.0%} of a sum, more than the {share:.0%} "
+                "that it agrees to: the sum would show its vector. Use an objective that caps weights (CVaR, or a "
+                "cap), or allow a larger share."
+            )
+        return weight
+
+
+class SumRecord(NamedTuple):
+    """A sum that a client's vector was in: its length, its sketch at norm one, the members and their λ."""
+
+    length: int
+    sketch: Vector
+    names: tuple[str, ...]
+    weights: Vector
+
+    def apart(self, other: SumRecord) -> float:
+        """‖λ − λ'‖₁; a client that is in one of the sums only has no weight in the other."""
+        if self.names == other.names:
+            return float(np.abs(self.weights - other.weights).sum())
+        mine, theirs = (dict(zip(one.names, one.weights, strict=True)) for one in (self, other))
+        return float(sum(abs(mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs}))
 
 
 class DisclosureGuard:
@@ -36,40 +95,50 @@ class DisclosureGuard:
     Args:
         changing: whether the same vector may be in sums of other clients; those who leave show theirs by it.
         counted: whether the number of different sums is limited.
+        sketch: makes the sketches.
+        most: how many sums are remembered.
     """
 
-    def __init__(self, changing: bool = False, counted: bool = True) -> None:
-        self.changing, self.counted = changing, counted
-        self._known: OrderedDict[str, tuple[str, list[list[float]]]] = OrderedDict()
+    def __init__(
+        self, changing: bool = False, counted: bool = True, sketch: Sketch | None = None, most: int = REMEMBERED
+    ) -> None:
+        self.changing, self.counted, self.sketch, self._most = changing, counted, sketch or Sketch(), most
+        self._known: list[SumRecord] = []
 
-    def check(self, vector: NDArray[np.float64], weight: float, total: float, terms: Terms) -> None:
-        """Let the vector into a sum, or refuse; a vector that adds nothing is in no sum."""
-        if weight == 0 or not np.any(vector):
-            return
-        name, names = hashlib.blake2b(np.ascontiguousarray(vector).data).hexdigest(), "\0".join(sorted(terms.names))
-        before, sums = self._known.pop(name, (names, []))
-        if before != names and not self.changing:
+    def check(self, vector: NDArray[np.float64], weight: float, weighting: Weighting) -> SumRecord | None:
+        """Let the vector into a sum, or refuse. Return what there is to remember; nothing where it adds nothing."""
+        size = float(np.linalg.norm(vector))
+        if weight == 0 or size == 0:
+            return None
+        terms = weighting.terms
+        record = SumRecord(len(vector), self.sketch(vector) / size, terms.names, weighting.normalised)
+        same = self._same(record)
+        if any(known.names != terms.names for known in same) and not self.changing:
             raise InputError(
                 "This client's vector has been in a sum already: one over different clients would show somebody's own."
             )
-        sums = sums if before == names else []
-        if [weight, total] not in sums:
-            sums = [*sums, [weight, total]]
-        if self.counted and len(sums) >= max(2, len(terms.names) - terms.colluding):
-            raise InputError(
-                f"This client's vector has been in {len(sums) - 1} sums with other weights: one more could show it."
+        different = {known.weights.tobytes() for known in same if known.names == terms.names}
+        if self.counted and len(different) >= weightings(terms):
+            raise ExposedError(
+                f"This client's vector, or one very near it, has been in {len(different)} sums with other weights: "
+                "one more could show it."
             )
-        self._known[name] = names, sums
-        while len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+        return record
 
-    def kept(self) -> list[Any]:
-        """As JSON has it."""
-        return [[name, names, sums] for name, (names, sums) in self._known.items()]
+    def _same(self, record: SumRecord) -> list[SumRecord]:
+        """Return the sums of nearly the same vector with other weights."""
+        known = [one for one in self._known if one.length == record.length]
+        if not known:
+            return []
+        sketches = np.array([one.sketch for one in known])
+        apart = np.minimum(*(np.linalg.norm(sketches - sign * record.sketch, axis=1) for sign in (1, -1)))
+        close = np.flatnonzero(apart < 2 / SHARPNESS)
+        return [known[k] for k in close if record.apart(known[k]) > max(SHARPNESS * apart[k], 1e-9)]
 
-    def restore(self, kept: list[Any]) -> None:
-        """Go on from what `kept` returned."""
-        self._known = OrderedDict((name, (names, sums)) for name, names, sums in kept)
+    def remember(self, record: SumRecord | None) -> None:
+        """Remember a sum that the vector is in from now on."""
+        if record is not None:
+            self._known = [*self._known[1 - self._most :], record]
 
 
 @dataclass(frozen=True)
@@ -91,98 +160,56 @@ class SumRequest:
 
     Attributes:
         held: which vector of every client; the channel knows what it means.
-        weights: w_i, by the clients' names; each is told its own.
+        weights: w_i, of everybody.
         numbers: the format; `None` asks for the sizes of vectors alone.
     """
 
     held: Any
-    weights: Mapping[str, float]
+    weights: Weighting
     numbers: FixedPoint | None
-
-    @property
-    def total(self) -> float:
-        """Σ |w_i|."""
-        return float(sum(abs(w) for w in self.weights.values()))
 
 
 class Parties(Protocol):
     """Clients that mask what they send, here or elsewhere."""
 
-    def open(self, terms: Terms) -> dict[str, Opened]:
-        """Everybody opens an exchange."""
-
-    def mask(self, aggregator: Aggregator | None, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
-        """Everybody's masked vector, of those who answer; or its size, where no exchange is open."""
-
-    def reveal(
-        self, terms: Terms, survivors: Sequence[str], following: Terms
-    ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
-        """Shares that open a sum, and, with the same message, the opening of the exchange that follows."""
+    def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
+        """Everybody's masked vector, of those who answer; or its size, where there is no number format."""
 
 
 class TooLarge(InputError):
     """A sum would nearly be a client's own vector."""
 
 
-class Contribution(NamedTuple):
-    """A client's part in a sum.
-
-    Attributes:
-        weight: w_i.
-        total: Σ |w_i| over all clients.
-        share: the largest share of a sum that this client agrees to.
-    """
-
-    weight: float
-    total: float
-    share: float
-
-    def check(self, name: str) -> None:
-        """Refuse a sum that would nearly be this client's own vector."""
-        if abs(self.weight) > self.share * self.total:
-            raise TooLarge(
-                f"Client {name!r} would make up {abs(self.weight) / self.total:.0%} of a sum, more than the "
-                f"{self.share:.0%} that it agrees to: the sum would show its vector. Use an objective that caps "
-                "weights (CVaR, or a cap), or allow a larger share."
-            )
-
-
 class GuardedParty(NamedTuple):
     """A client in secure sums.
 
     Attributes:
-        party: its keys and secrets.
+        party: its keys.
         guard: the sums that its vectors have been in.
+        share: the largest share of a sum that it agrees to.
     """
 
     party: Party
     guard: DisclosureGuard
+    share: float
 
-    def answer(
-        self,
-        part: Contribution,
-        terms: Terms | None,
-        around: Mapping[str, Opened],
-        numbers: FixedPoint | None,
-        vector: Any,
-    ) -> MaskedReply:
+    def answer(self, weights: Weighting, numbers: FixedPoint | None, vector: Any, asked: bytes) -> MaskedReply:
         """Its masked vector; without a number format, or where the vector does not fit it, the vector's size alone."""
-        part.check(self.party.name)
+        weight = weights.of(self.party.name, self.share)
         own = np.asarray(vector, dtype=np.float64).ravel()
-        scaled = part.weight * own
-        exponent = _exponent(own, part.weight)
-        if numbers is None or terms is None or exponent > numbers.exponent:
+        exponent = _exponent(own, weight)
+        if numbers is None or exponent > numbers.exponent:
             return MaskedReply(exponent, None)
-        self.guard.check(own, part.weight, part.total, terms)
-        return MaskedReply(exponent, self.party.mask(terms.exchange, around, numbers, scaled))
+        record = self.guard.check(own, weight, weights)
+        masked = self.party.mask(weights.terms, asked + weights.values.tobytes(), numbers, weight * own)
+        self.guard.remember(record)
+        return MaskedReply(exponent, masked)
 
 
 def _exponent(vector: NDArray[np.float64], weight: float) -> int:
     """A bound 2ᵉ on |w v| from that of v alone: other weights show nothing more of v."""
     if weight == 0 or not np.any(vector):
         return SMALLEST
-    if not math.isfinite(weight):
-        raise InputError("A vector with a NaN or infinite weight cannot be added securely.")
     return int(np.clip(exponent_of(vector) + math.ceil(math.log2(abs(weight))), SMALLEST, LARGEST))
 
 
@@ -212,28 +239,19 @@ class LocalParties:
     """
 
     def __init__(self, names: Sequence[str], share: float, counted: bool) -> None:
-        self.share = share
-        self.members = {name: GuardedParty(Party(Identity(name)), DisclosureGuard(counted=counted)) for name in names}
+        sketch = Sketch()
+        guards = (DisclosureGuard(counted=counted, sketch=sketch) for _ in names)
+        made = zip(names, guards, strict=True)
+        self.members = {name: GuardedParty(Party(Identity(name)), guard, share) for name, guard in made}
         cards = [member.party.identity.card for member in self.members.values()]
         for member in self.members.values():
             member.party.meet(cards)
 
-    def open(self, terms: Terms) -> dict[str, Opened]:
-        """Everybody opens an exchange."""
-        return {name: self.members[name].party.share(terms) for name in terms.names}
-
-    def mask(self, aggregator: Aggregator | None, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
-        """Everybody's masked vector, or its size."""
-        terms, answers = None if aggregator is None else aggregator.terms, {}
-        for (name, weight), vector in zip(wanted.weights.items(), wanted.held.each(), strict=True):
-            around = {} if aggregator is None else aggregator.around(name)
-            part, row = Contribution(weight, wanted.total, self.share), vector.detach().cpu().numpy()
-            answers[name] = self.members[name].answer(part, terms, around, wanted.numbers, row)
-        return answers
-
-    def reveal(
-        self, terms: Terms, survivors: Sequence[str], following: Terms
-    ) -> tuple[dict[str, dict[str, int]], dict[str, Opened]]:
-        """Shares, and the next exchange's opening."""
-        shares = {name: self.members[name].party.reveal(terms.exchange, survivors) for name in survivors}
-        return shares, self.open(following)
+    def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
+        """Everybody's masked vector, or its size; every question here is a new one."""
+        asked, names = os.urandom(16), wanted.weights.terms.names
+        rows = (vector.detach().cpu().numpy() for vector in wanted.held.each())
+        return {
+            name: self.members[name].answer(wanted.weights, wanted.numbers, row, asked)
+            for name, row in zip(names, rows, strict=True)
+        }

@@ -138,7 +138,7 @@ class Auto:
                 state, step=max(state.step / 10, LEAST_STEP)
             ), False  # overflow, or outside the domain (Nash: a loss above b)
         e, promised = state.step, state.step * trial.slope
-        bregman, change = curvature_and_change(trial)
+        bregman, change = curvature_and_change(trial, state.b * e**2)
         cross = state.sigma * float(change @ change) / (2 * KAPPA)
         state = averaged(state, trial.slope, bregman / e**2, cross / e**3)
         ideal = longest_step(state.slope, state.b, state.a, otherwise=e)
@@ -225,8 +225,10 @@ def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
     return gain, 4 * trial.precision * (abs(penalties[0]) + abs(penalties[1])) + 1e-300
 
 
-def curvature_and_change(trial: Trial) -> tuple[float, Vector]:
-    """B and q; where B is lost in the rounding of the losses, from the gradients along the step (trapezoid rule)."""
+def curvature_and_change(trial: Trial, expected: float) -> tuple[float, Vector]:
+    """B and q. Where B is lost in the rounding of the losses, it comes from the gradients along the step (trapezoid
+    rule), or from their sums where those are all there is; without them, from the last curvature.
+    """
 
     def centred(v: Vector) -> Vector:
         return v - v.mean() if trial.objective.simplex else v
@@ -236,5 +238,7 @@ def curvature_and_change(trial: Trial) -> tuple[float, Vector]:
     noise = 2 * trial.precision * float(weights @ (np.abs(trial.before) + np.abs(trial.after)))
     if bregman >= 1e4 * noise:
         return bregman, centred(change)
+    if trial.secants is None:
+        return max(bregman, expected, 0.0) if trial.bend is None else max(trial.bend(), 0.0), centred(change)
     before, after = trial.secants()
     return max(0.5 * float(weights @ (after - before)), 0.0), centred(0.5 * (before + after))

@@ -85,7 +85,8 @@ class Trial:
         step: the factor on d.
         slope: ⟨c, d⟩.
         precision: the machine epsilon of the losses' number format.
-        secants: ⟨c_i, x⁺ − x⟩ at x and at x⁺ per client; asking costs 2N scalars.
+        secants: ⟨c_i, x⁺ − x⟩ at x and at x⁺ per client; asking costs 2N scalars. `None` where sums hide them.
+        bend: ½ Σ_i λ⁺_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩ from two sums instead; `None` where masks do not bear a second one.
     """
 
     objective: Objective
@@ -95,7 +96,8 @@ class Trial:
     step: float
     slope: float
     precision: float
-    secants: Callable[[], tuple[Vector, Vector]]
+    secants: Callable[[], tuple[Vector, Vector]] | None
+    bend: Callable[[], float] | None = None
 
 
 class StepRule(Protocol):

@@ -45,6 +45,7 @@ def site_overview(file: SiloFile, data: Dataset) -> dict[str, Any]:
         "warnings": list(warnings(file, data, width)),
         "leaves": leaves(file, data, width),
         "stays": stays(file, data),
+        "dishonest": [dishonest(file)],
     }
 
 
@@ -81,6 +82,11 @@ def warnings(file: SiloFile, data: Dataset, width: int) -> Iterator[str]:
     train, limits = data.rows[0], file.limits
     if train < limits.rows:
         yield f"There are {train} training rows, and limits.rows asks for {limits.rows}: this silo would not take part."
+    if file.secure.required and not file.secure.trusted:
+        yield (
+            "secure.required needs somebody else than the coordinator to vouch for the others' keys: without "
+            "secure.pins, or a secure.authority that is not the coordinator's, this silo would not take part."
+        )
     if data.dropped:
         rows = "1 row without a target is" if data.dropped == 1 else f"{data.dropped} rows without a target are"
         yield f"{rows} left out."
@@ -204,7 +210,7 @@ def _masked(file: SiloFile) -> str:
     along = (
         " and along directions that the coordinator chooses"
         if secure.projections
-        else "; its gradient only as a length and along the way that x has gone"
+        else "; its gradient only as a length, where a run begins"
     )
     return (
         f"{always}: others see the sum over all silos, in which this one has a share of {secure.share:.0%} at most, "
@@ -250,6 +256,29 @@ def stays(file: SiloFile, data: Dataset) -> list[str]:
             f"Names of categories with fewer than {file.limits.rarest} training rows here, and how many rows have each."
         )
     return [*lines, "How many values are missing and where (they are filled in before anything is added up)."]
+
+
+def dishonest(file: SiloFile) -> str:
+    """Return what a coordinator that breaks the rules could still learn (tests/security shows it)."""
+    limits, secure = file.limits, file.secure
+    coarse = f", in multiples of {secure.quantum:g}," if secure.quantum else ""
+    losses = (
+        f"your loss{coarse} at {limits.points:,} points of its choice a run, none further than {limits.radius:g} from "
+        f"the start and no more than {limits.path:g} apart in all, in {limits.runs} runs; from losses at points close "
+        f"together it can work out your gradient there; your accuracy at {limits.scores} points a run"
+    )
+    if not secure.required:
+        return (
+            f"A coordinator that breaks the rules learns {losses}; and your gradients and updates at those points, as "
+            "they are. With secure.required = true and the others' keys in secure.pins it learns only sums of them."
+        )
+    helped = "another silo helps" if secure.colluding == 1 else f"{secure.colluding} other silos help"
+    return (
+        f"A coordinator that breaks the rules learns {losses}; the length of your gradient at a few points; and, of "
+        f"vectors, sums over {secure.members} silos or more with weights of its choice, of which yours is up to "
+        f"{secure.share:.0%}, or all that is left where {helped} it. It opens no sum over fewer silos, and none of "
+        "which it told silos different things."
+    )
 
 
 def _cut(names: list[str]) -> str:

@@ -1,41 +1,72 @@
 r"""A silo's part in secure sums: its keys, its rules, and the one gate through which its answers leave.
 
 While vectors are to be masked, an answer leaves with the numbers that its question shows and nothing else: what has
-none is refused, not answered in the clear.
+none is refused, not answered in the clear. The masks of a vector are made from everything that the silo was asked, so
+that a coordinator that asks others something else gets no sum.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
+from pydantic import FiniteFloat
 
+from scaffpd.config.model_file import read_values
 from scaffpd.config.silo import SecureRules
-from scaffpd.deploy import mask_messages, messages
-from scaffpd.deploy.messages import Array, Message, MissingVectors, names_of, number
-from scaffpd.errors import InputError
-from scaffpd.federation.questions import QUESTIONS, Curvature, GradientsAt, LocalSteps, ProximalSteps, Question, Reply
-from scaffpd.masking import Card, Identity, Party, Terms
+from scaffpd.deploy import messages
+from scaffpd.deploy.messages import Array, Message, MissingVectors, asked_digest, names_of, number
+from scaffpd.deploy.silo.guard import SiloGuard, as_numbers, as_text
+from scaffpd.errors import ExposedError, InputError
+from scaffpd.federation.questions import QUESTIONS, Curvature, Question, Reply
+from scaffpd.masking import Card, FixedPoint, Identity, Party, Terms
 from scaffpd.masking.keys import Authority
 from scaffpd.masking.terms import LARGEST, Accused, Forgotten
-from scaffpd.secure.parties import Contribution, DisclosureGuard, GuardedParty, TooLarge, coarse, quantised
+from scaffpd.secure.parties import DisclosureGuard, GuardedParty, SumRecord, TooLarge, Weighting, coarse, quantised
 
 RELEASED: dict[str, tuple[str, ...]] = {
     "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), messages.CARD: (), messages.MEET: (),
-    messages.OPEN: ("shown", "sealed"), messages.MASKED: ("masked",), messages.REVEAL: ("shares", "shown", "sealed"),
-    messages.SIZES: ("scalars",), messages.SPENT: (),
+    messages.MASKED: ("masked",), messages.SIZES: ("scalars",), messages.SPENT: (),
 }  # fmt: skip
-TOTALS = ("n", "sum", "squares")
-MEASURED = {(GradientsAt.kind, "c"), (LocalSteps.kind, "d"), (ProximalSteps.kind, "d")}  # what silos tell the length of
+TOTALS = (["n", "sum"], ["n", "squares"])
 PROBE = 3  # the place of a loss among the constants
+REMEMBERED = 20_000  # sums of one run
+NAMELESS = "There is nothing to be masked in the answer to {!r}."
+
+
+class JournalledGuard(DisclosureGuard):
+    """A `DisclosureGuard` whose sums are in the silo's journal, where other processes of the silo write theirs."""
+
+    def __init__(self, rules: SecureRules, guard: SiloGuard, run: str) -> None:
+        super().__init__(rules.changing, not rules.projections, guard.sketch, REMEMBERED)
+        self._journal, self._run, self._loaded = guard.journal, run, 0
+
+    def check(self, vector: Array, weight: float, weighting: Weighting) -> SumRecord | None:
+        """Let the vector into a sum, or refuse."""
+        with self._journal.turn():
+            known = self._journal.known(self._run, "sum")
+        for length, sketch, names, weights in islice(known.values(), self._loaded, None):
+            super().remember(SumRecord(length, as_numbers(sketch), tuple(names), as_numbers(weights)))
+        self._loaded = len(known)
+        return super().check(vector, weight, weighting)
+
+    def remember(self, record: SumRecord | None) -> None:
+        """Write a sum down, before the vector leaves."""
+        if record is not None:
+            about = record.length, as_text(record.sketch), record.names, as_text(record.weights)
+            with self._journal.turn():
+                self._journal.note(self._run, "sum", hashlib.sha256(repr(about).encode()).hexdigest(), about)
 
 
 class SiloMasking:
     """One silo in secure sums."""
 
-    def __init__(self, name: str, rules: SecureRules) -> None:
-        self.rules = rules
+    def __init__(self, name: str, rules: SecureRules, guard: SiloGuard) -> None:
+        self.rules, self._guard = rules, guard
+        self._sums: dict[str, JournalledGuard] = {}
         signed = None
         if rules.certificate is not None and rules.certificate_key is not None:
             try:
@@ -44,79 +75,86 @@ class SiloMasking:
                 raise InputError(f"The certificate or its key in {str(error.filename)!r} cannot be read.") from None
         own = Identity.kept(name, rules.identity, signed)
         authority = None if rules.authority is None else Authority.read(rules.authority)
-        self.party = Party(own, rules.pins, authority, rules.colluding)
-        self.guard = DisclosureGuard(rules.changing, counted=not rules.projections)
+        self.party = Party(own, rules.pins, authority, rules.colluding, {name, *rules.known} if rules.known else ())
 
     def kept(self) -> dict[str, Any]:
         """Return what another process of this silo needs to go on; it holds secrets."""
-        return {"party": self.party.kept(), "company": self.guard.kept()}
+        return self.party.kept()
 
     def restore(self, kept: Any) -> None:
         """Go on from what `kept` returned."""
         try:
-            self.party.restore(kept["party"])
-            self.guard.restore(kept["company"])
+            self.party.restore(kept)
         except (KeyError, TypeError, ValueError):
             raise InputError("the secrets of secure sums cannot be read") from None
 
-    def answer(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
+    def answer(
+        self, asked: Message, compute: Callable[[Message, str], Message], vectors: Callable[[Message], dict[str, Array]]
+    ) -> Message:
         """Answer any question; `compute` answers those that are not about keys and masks."""
         try:
             if asked.kind in (messages.MASKED, messages.SIZES):
-                return self._hidden(asked, compute)
-            return self._keys(asked.kind, asked.values) if asked.kind in messages.SECRET else compute(asked)
+                return self._hidden(asked, compute, vectors)
+            return self._keys(asked.kind, asked.values) if asked.kind in messages.SECRET else compute(asked, "")
         except Accused as claim:  # an answer: who is meant, and not who says so, has to answer for it
             return Message("answer", {"accused": claim.name, "why": str(claim)})
         except Forgotten:  # secrets do not outlive a process; the others go on, and this silo joins them later
             raise MissingVectors(["secrets"]) from None
 
     def _keys(self, kind: str, values: Mapping[str, Any]) -> Message:
-        name = self.party.name
+        """Show this silo's card, or take the others'."""
         if kind == messages.CARD:
             return Message("answer", {"card": self.party.identity.card.values()})
-        if kind == messages.MEET:
-            cards = values.get("cards")
-            self.party.meet([Card.of(card) for card in (cards if isinstance(cards, list) else [])])
-            return Message("answer")
-        if kind == messages.OPEN:
-            terms = Terms.of(values.get("terms"))
-            return Message("answer", {}, mask_messages.opened_arrays(self.party.share(terms), terms, name))
-        terms, following = Terms.of(values.get("terms")), Terms.of(values.get("following"))
-        shares = self.party.reveal(terms.exchange, names_of(values, "survivors"))
-        opened = mask_messages.opened_arrays(self.party.share(following), following, name)
-        return Message("answer", {}, mask_messages.share_arrays(shares, terms, name) | opened)
+        cards = values.get("cards")
+        self.party.meet([Card.of(card) for card in (cards if isinstance(cards, list) else [])])
+        return Message("answer")
 
-    def _hidden(self, asked: Message, compute: Callable[[Message], Message]) -> Message:
+    def _hidden(
+        self, asked: Message, compute: Callable[[Message, str], Message], vectors: Callable[[Message], dict[str, Array]]
+    ) -> Message:
         """Answer with a vector that another question is about: masked, or no more than its length."""
         about, parts = str(asked.values.get("about")), names_of(asked.values, "parts")
-        hidden = TOTALS if about == "totals" else QUESTIONS[about].vectors if about in QUESTIONS else ()
-        if not parts or not set(parts) <= set(hidden) or (about == Curvature.kind and not self.rules.projections):
-            raise InputError(f"There is nothing to be masked in the answer to {about!r}.")
-        found = compute(Message(about, asked.values, asked.arrays)).arrays
+        hidden = QUESTIONS[about].vectors if about in QUESTIONS else ()
+        known = parts in TOTALS if about == "totals" else len(parts) == 1 and parts[0] in hidden
+        if not known or (about == Curvature.kind and not self.rules.projections):
+            raise InputError(NAMELESS.format(about))
+        sums = None if asked.kind == messages.SIZES else self._weighting(asked.values, about)
+        found = compute(Message(about, asked.values, asked.arrays), asked.kind).arrays
         if not set(parts) <= set(found):
-            raise InputError(f"There is nothing to be masked in the answer to {about!r}.")
+            raise InputError(NAMELESS.format(about))
         vector = np.concatenate([np.asarray(found[part], dtype=np.float64).ravel() for part in parts])
-        if asked.kind == messages.SIZES:
-            if (about, *parts) not in MEASURED:
-                raise InputError("This silo tells the length of its gradient and of its update, and of nothing else.")
+        if sums is None:
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
         if "beyond" in asked.values:  # the digits that a coarser sum has left
             bits = int(np.clip(number(asked.values, "beyond"), -LARGEST, LARGEST))
             vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
-        return self._masked(asked.values, asked.arrays, vector)
+        return self._masked(asked, sums, vector, asked_digest(asked, vectors(asked)))
 
-    def _masked(self, values: Mapping[str, Any], arrays: Mapping[str, Array], vector: Array) -> Message:
+    def _weighting(self, values: Mapping[str, Any], about: str) -> Weighting:
+        """Read who takes part in a sum, and with which weights."""
+        names = names_of(values, "names")
+        kinds = {"weights": list[FiniteFloat], "colluding": int}
+        read = read_values(kinds, values, "The question does not say who takes part in the sum.")
+        known = {self.party.name, *self.party.known}
+        if len(names) > len(known) or not set(names) <= known:
+            raise Forgotten("This client has not met everybody in that sum.")
+        if len(names) < self.rules.members or self.party.name not in names or len(read["weights"]) != len(names):
+            raise InputError(f"This silo takes part in sums over {self.rules.members} silos or more, itself included.")
+        if about == "totals" and set(read["weights"]) != {1.0}:
+            raise InputError("Sums over columns have equal weights.")
+        return Weighting(Terms(tuple(names), read["colluding"]), np.array(read["weights"]))
+
+    def _masked(self, asked: Message, sums: Weighting, vector: Array, digest: bytes) -> Message:
         """Answer with the masked vector, or with its size."""
-        part = Contribution(number(values, "weight"), number(values, "total"), self.rules.share)
-        numbers = mask_messages.format_of(values.get("numbers"))
-        terms, around = None, {}
-        if numbers is not None:
-            terms = Terms.of(values.get("terms"))
-            around = mask_messages.around_of(arrays, terms, self.party.name)
+        given = asked.values.get("numbers")
+        numbers = None if given is None else FixedPoint.of(given)
+        run = self._guard.run or self.party.identity.card.once.hex()  # before there is one, of this process
+        if run not in self._sums:
+            self._sums[run] = JournalledGuard(self.rules, self._guard, run)
         try:
-            found = GuardedParty(self.party, self.guard).answer(part, terms, around, numbers, vector)
-        except TooLarge as refusal:  # an answer: the run ends with it, rather than going on without this silo
-            return Message("answer", {"declined": str(refusal)})
+            found = GuardedParty(self.party, self._sums[run], self.rules.share).answer(sums, numbers, vector, digest)
+        except (TooLarge, ExposedError) as refusal:  # an answer: it is about the sum, and not about this silo
+            return Message("answer", {"declined": str(refusal), "exposed": isinstance(refusal, ExposedError)})
         sent = {} if found.vector is None else {"masked": found.vector.view(np.int64)}
         return Message("answer", {"exponent": found.exponent}, sent)
 

@@ -1,20 +1,19 @@
 r"""`Silo`: check a question against the site's own rules, and answer it.
 
-A silo is a function of its own data and of the question: everything else that it holds (the agreement, the last
-vectors) is a copy of what the coordinator has sent, and it says so when it lacks something. So a restarted silo goes on
-where another process of it was, and nothing needs to be saved at a site.
+A silo is a function of its own data and of the question: what it holds of a run (the agreement, the last vectors) is a
+copy of what the coordinator has sent, and it says so when it lacks something. So a restarted silo goes on where another
+process of it was; what is saved at a site is what it has answered (`guard`).
 
-It reads a question and puts it to its own cohort of one. It answers what its own file allows, and refuses everything
-else in one sentence; what an answer may show is stated on the question.
+It reads a question and puts it to its own cohort of one. It answers what `guard` allows, and refuses everything else in
+one sentence; what an answer may show is stated on the question.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +28,6 @@ import scaffpd
 from scaffpd.cohort import Cohort
 from scaffpd.config import reading
 from scaffpd.config.model_file import TRIAL, Setup, linear, read_values
-from scaffpd.config.reading import algorithm_kind
 from scaffpd.config.silo import SiloFile
 from scaffpd.data.silos import fold_numbers
 from scaffpd.deploy.messages import (
@@ -46,18 +44,10 @@ from scaffpd.deploy.messages import (
     reply_arrays,
 )
 from scaffpd.deploy.silo.dataset import Dataset
+from scaffpd.deploy.silo.guard import SiloGuard
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.errors import InputError
-from scaffpd.federation.questions import (
-    QUESTIONS,
-    GradientsAt,
-    HeldOutLoss,
-    JoiningScores,
-    Optima,
-    Project,
-    Question,
-    Scores,
-)
+from scaffpd.federation.questions import QUESTIONS, GradientsAt, JoiningScores, Question, Scores
 from scaffpd.gains import own_scores
 from scaffpd.models.numerics import limit_threads
 from scaffpd.models.personal import Personal
@@ -71,9 +61,6 @@ log = logging.getLogger("scaffpd.silo")
 MEGABYTE = 2**20
 CARRIED = 2  # vectors that another process of the silo is handed: x and c; it asks for what it lacks
 POINTS = 2  # how many points' answers are kept: this round's and, where a step is rejected, the last one's
-ATTEMPTS = {
-    "schema": 4, "mean": 4, "agreement": 1, "cut into folds": 1, "choice of strengths": 1000, "set of strengths": 1,
-}  # fmt: skip
 
 
 class Silo:
@@ -83,8 +70,7 @@ class Silo:
         self.file, self.name = file, file.name
         self._setup: Setup | None = None
         self._vectors = VectorCache()
-        self._questions: dict[str, frozenset[str]] = {}
-        self._agreed: dict[str, list[str]] = {}
+        self.guard = SiloGuard(file)
         self._points: dict[Any, GradientsAt] = {}
 
     @classmethod
@@ -110,7 +96,7 @@ class Silo:
         """The silo's part in secure sums."""
         from scaffpd.deploy.silo.masking import SiloMasking  # needs a package that plain sums do not
 
-        masking: SiloMasking = self._local(SiloMasking, self.name, self.file.secure)
+        masking: SiloMasking = self._local(SiloMasking, self.name, self.file.secure, self.guard)
         return masking
 
     @cached_property
@@ -200,16 +186,19 @@ class Silo:
     def _reply(self, asked: Message) -> Message:
         """Return the answer, as far as it may leave: where vectors are masked, all of it goes through one gate."""
         hides = self._masks or asked.kind in SECRET
-        reply = self.masking.answer(asked, self._compute) if hides else self._compute(asked)
+        if asked.kind in SECRET:
+            self.guard.check_trust()
+        reply = self.masking.answer(asked, self._compute, self._named) if hides else self._compute(asked)
         return self.masking.released(asked.kind, reply) if self._masks else reply  # an agreement may be new
 
-    def _compute(self, asked: Message) -> Message:
+    def _compute(self, asked: Message, use: str = "") -> Message:
+        """Answer a question that is not about keys; `use` says what becomes of its vector (see `SiloGuard.admit`)."""
         first: dict[str, Callable[[Message], Message]] = {
             "hello": lambda _: Message("answer", {"version": scaffpd.__version__}),
             "describe": lambda _: Message("answer", {"description": self.data.describe()}),
             "totals": self._totals, "setup": self._agree, "start": self._start,
         }  # fmt: skip
-        return first.get(asked.kind, self._train)(asked)
+        return first[asked.kind](asked) if asked.kind in first else self._train(asked, use)
 
     @property
     def _masks(self) -> bool:
@@ -243,23 +232,10 @@ class Silo:
             )
         schema, mean = checked_schema(asked.values.get("schema")), asked.arrays.get("mean")
         self._check_dimension(len(expanded_names(schema)))
-        self._limit("schema", json.dumps(schema, sort_keys=True))
+        self.guard.attempt("schema", json.dumps(schema, sort_keys=True))
         if mean is not None:
-            self._limit("mean", mean.tobytes().hex())
+            self.guard.attempt("mean", mean.tobytes().hex())
         return Message("answer", {}, self.data.totals(schema, mean))
-
-    def _limit(self, what: str, value: str) -> None:
-        """Allow one agreement, and a few attempts at it while silos go away.
-
-        Sums by ever other columns, means or models would tell single rows apart.
-        """
-        name, seen = hashlib.sha256(value.encode()).hexdigest(), self._agreed.setdefault(what, [])
-        if name not in seen:
-            if len(seen) >= ATTEMPTS[what]:
-                raise InputError(
-                    f"This silo has answered for another {what} already: a new run needs a new start of it."
-                )
-            seen.append(name)
 
     def _agree(self, asked: Message) -> Message:
         self._bind(Setup.of(asked.values.get("setup")))
@@ -277,19 +253,7 @@ class Silo:
 
     def _bind(self, setup: Setup) -> None:
         """Take an agreement, if this silo's file allows it."""
-        allowed = self.file.limits.algorithms
-        if allowed is not None and setup.algorithm not in allowed:
-            raise InputError(f"This silo takes part in {', '.join(allowed)}, not in {setup.algorithm}.")
-        self._asked_by(setup.algorithm)
-        if self.file.secure.required and not setup.secure:
-            raise InputError("This silo sends vectors masked only, and the agreement has no secure sums.")
-        if self.file.privacy.required and not setup.privacy:
-            raise InputError("This silo takes part with differential privacy only, and the agreement has none.")
-        if setup.secure.get("projections") and not self.file.secure.projections:
-            raise InputError("This silo does not show its gradient along directions that the coordinator chooses.")
-        self._limit("agreement", setup.columns)
-        free = self.file.limits.choosing and not setup.privacy  # a ledger is for one model
-        self._limit("choice of strengths" if free else "set of strengths", setup.digest)
+        self.guard.check_agreement(setup)
         if "fold" in setup.model:
             self._check_trial(setup)
         if self._setup is None or self._setup.digest != setup.digest:
@@ -304,7 +268,7 @@ class Silo:
         if setup.privacy or self.data.cohort is not None:
             what = "its budget of privacy would pay for every trial" if setup.privacy else "its model is its own"
             raise InputError(f"This silo lets no strengths be chosen by its rows: {what}.")
-        self._limit("cut into folds", repr(self._trial(setup)[1:]))
+        self.guard.attempt("cut into folds", repr(self._trial(setup)[1:]))
 
     def _start(self, asked: Message) -> Message:
         self._check_setup(asked.values.get("setup"))
@@ -312,30 +276,23 @@ class Silo:
 
     # --- while training
 
-    def _train(self, asked: Message) -> Message:
+    def _train(self, asked: Message, use: str) -> Message:
         values = asked.values
         setup = self._check_setup(values.get("setup"))
         if asked.kind == SPENT and self._private:
             return self._spent()
         if self._private and asked.kind == Scores.kind:
             raise InputError("This silo is private: it releases no scores.")
-        answered = self._asked_by(setup.algorithm)
-        more = {Optima.kind, *([Project.kind] if setup.secure else [])} if GradientsAt.kind in answered else set()
-        more |= {HeldOutLoss.kind} if "fold" in setup.model else {JoiningScores.kind}
-        if asked.kind not in answered | more:
-            raise InputError(f"{setup.algorithm} needs no question {asked.kind!r}: it is not answered.")
-        self._check_steps(values)
+        self.guard.check_kind(setup, asked.kind)
+        self.guard.check_work(values)
         if values.get("split") == "test" and not self._tested:
             raise InputError(
                 f"This silo has held out fewer than {self.file.limits.rows} rows: it does not test on them."
             )
-        named = values.get("vectors", {})
-        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
-            raise InputError("The question does not name its vectors.")
-        self._vectors.put({name: asked.arrays[name] for name in named.values() if name in asked.arrays})
-        found = self._vectors.find(named.values())
-        vectors = {role: self._vector(found[name]) for role, name in named.items()}
-        question = self._read(asked.kind, WrittenQuestion(values, vectors, named, asked.arrays))
+        vectors = {role: self._vector(array) for role, array in self._named(asked).items()}
+        named, drawn = values.get("vectors", {}), self.guard.drawn_here(values)
+        question = self._read(asked.kind, WrittenQuestion(drawn, vectors, named, asked.arrays))
+        self.guard.admit(setup, question, use, self.cohort.start())
         channel = self.cohort.channel
         if isinstance(question, JoiningScores):
             return Message("answer", {}, self._compared(setup, question))
@@ -353,6 +310,15 @@ class Silo:
         train, test = self._rows(setup.with_model(**dict.fromkeys(TRIAL)))
         x = {name: getattr(question, name).numpy(force=True) for name in ("average", "fair", "personal")}
         return own_scores(self.name, train, test, linear(setup.model), x, question.strength, question.seed)
+
+    def _named(self, asked: Message) -> dict[str, Array]:
+        """Return the vectors that a question names, by their roles: those that came with it, or earlier."""
+        named = asked.values.get("vectors", {})
+        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+            raise InputError("The question does not name its vectors.")
+        self._vectors.put({name: asked.arrays[name] for name in named.values() if name in asked.arrays})
+        found = self._vectors.find(named.values())
+        return {role: found[name] for role, name in named.items()}
 
     def _vector(self, array: Array) -> Tensor:
         like = self.cohort.start()
@@ -375,12 +341,7 @@ class Silo:
 
         if kind not in QUESTIONS:
             raise InputError(f"This silo knows no question {kind!r}.")
-        question = written.read(QUESTIONS[kind], point)
-        if isinstance(question, Project):
-            v, x = question.direction, question.at.x
-            if not any(torch.equal(v, p.x - x) or torch.equal(v, x - p.x) for p in self._points.values()):
-                raise InputError("This silo shows its gradient along the way that x has gone, and nowhere else.")
-        return question
+        return written.read(QUESTIONS[kind], point)
 
     def _spent(self) -> Message:
         """Answer with (ε, δ) so far: how often the silo was asked, and no fact about its rows."""
@@ -392,29 +353,10 @@ class Silo:
         """Write down what an answer releases, where there is a ledger."""
         return nullcontext() if self.ledger is None else self.ledger.while_answering(self.cohort)
 
-    def _asked_by(self, algorithm: str) -> frozenset[str]:
-        """Return what an algorithm asks; foreign code is looked at only where this silo's own file names it."""
-        if algorithm not in self._questions:
-            if ":" in algorithm and algorithm not in (self.file.limits.algorithms or ()):
-                raise InputError(f"This silo does not know {algorithm}: limits.algorithms has to name it.")
-            kind = algorithm_kind(algorithm, self.file.path.parent, keep=False)
-            self._questions[algorithm] = kind.questions | {Scores.kind}
-        return self._questions[algorithm]
-
     def _check_setup(self, name: Any) -> Setup:
         if self._setup is None or self._setup.digest != name:
             raise MissingVectors(["setup"])
         return self._setup
-
-    def _check_steps(self, values: Mapping[str, Any]) -> None:
-        plan, limits = values.get("plan"), self.file.limits
-        plan = plan if isinstance(plan, dict) else {}
-        for steps in (plan.get("steps", 0), values.get("limit", 0)):
-            if not isinstance(steps, int) or steps > limits.local_steps:
-                raise InputError(f"{steps} local steps are asked for; this silo makes {limits.local_steps} at most.")
-        for batch in (plan.get("batch_size"), values.get("batch_size")):
-            if batch is not None and not (isinstance(batch, int) and batch >= limits.rows):
-                raise InputError(f"A batch of {batch} rows is asked for; this silo answers for {limits.rows} or more.")
 
     def _check_dimension(self, dimension: int) -> None:
         most = self.file.limits.dimension
@@ -425,7 +367,7 @@ class Silo:
 
     def kept(self) -> bytes:
         """Return what another process of this site needs to go on: agreements, vectors, secrets of sums; no rows."""
-        values: dict[str, Any] = {"agreed": self._agreed, "stamp": self._stamp()}
+        values: dict[str, Any] = {"agreed": self.guard.agreed, "stamp": self._stamp()}
         if self._setup is not None:
             values["setup"] = self._setup.values()
         if "masking" in vars(self):
@@ -446,7 +388,7 @@ class Silo:
             message = decode(kept, self.file.limits.message_mb * MEGABYTE)
             agreed = message.values.get("agreed")
             if isinstance(agreed, dict):
-                self._agreed = {str(what): [str(name) for name in names] for what, names in agreed.items()}
+                self.guard.agreed = {str(what): [str(name) for name in names] for what, names in agreed.items()}
             if "secrets" in message.values:
                 self.masking.restore(message.values["secrets"])
             if "setup" in message.values and message.values.get("stamp") == self._stamp():

@@ -1,0 +1,344 @@
+"""What a coordinator that lies learns from silos that require masks: every attack, and what is left of it.
+
+Docstrings say what the attack learnt, here or in an audit, before silos bound their answers to the question and went
+by a script (commit 4de0dbf).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+
+import numpy as np
+import pytest
+from dishonest import (
+    NAMES,
+    NUMBERS,
+    ROWS,
+    Coordinator,
+    RefusedError,
+    bisect_exponent,
+    learn,
+    losses_nearby,
+    masked,
+    meet,
+    point,
+    project_own_way,
+    read_rows,
+    rows_read,
+    single_out,
+    single_point,
+    sizes_of_corrections,
+    subset,
+    summed,
+    weightings,
+    written,
+)
+
+from scaffpd.deploy.agreement import settle
+from scaffpd.deploy.messages import Message, decode, encode
+from scaffpd.deploy.session import SiloRequest
+from scaffpd.deploy.silo.silo import Silo
+from scaffpd.federation import LocalPlan
+from scaffpd.federation.questions import GradientsAt, LocalSteps, Losses, Scores
+from scaffpd.masking import Identity
+
+X = np.array([0.1, -0.2, 0.3, 0.05])
+
+
+def off(found, truth):
+    """The relative error of what was learnt; infinite where there is nothing."""
+    if found is None or not np.all(np.isfinite(found)):
+        return np.inf
+    return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    found = Coordinator(tmp_path)
+    meet(found)
+    return found
+
+
+def sentence(attack, *given):
+    """The sentence with which a silo refuses."""
+    with pytest.raises(RefusedError) as refused:
+        attack(*given)
+    return str(refused.value)
+
+
+# --- rows
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e9, 4.0], ids=["far out", "as far as the audit went", "within the radius"])
+def test_rows_cannot_be_read_from_losses(coordinator, scale):
+    """Before: 38 of 40 rows, with 574 questions."""
+    rows, _, _ = coordinator.truth("north")
+    assert rows_read(read_rows(coordinator, "north", scale), rows) <= 1
+    assert len(rows) == ROWS
+
+
+def test_accuracies_are_few_and_stay_few_when_the_silo_is_started_anew(coordinator):
+    """An accuracy counts the rows on one side of a plane, near as well as far out."""
+    name, told = "north", 0
+    for k in range(100):
+        if k == 10:
+            coordinator.silos[name] = coordinator.session.transport.silos[name] = Silo.open(coordinator.places[name])
+        told += learn(coordinator.ask, name, Scores(point(0.01 * (k + 1) * X))) is not None
+    assert told == 20
+    assert "limits.scores" in sentence(coordinator.ask, name, Scores(point(2 * X)))
+    reply = coordinator.ask(name, Scores(point(3 * X), accuracy=False))  # what a run logs
+    assert np.isnan(reply.arrays["scalars"][1])
+    assert np.isfinite(reply.arrays["scalars"][0])
+
+
+@pytest.mark.parametrize(
+    ("limit", "answered"), [("points = 7", 7), ("path = 5.0", 5), ("radius = 5.0", 5)], ids=["points", "path", "radius"]
+)
+def test_points_are_limited(tmp_path, limit, answered):
+    coordinator = Coordinator(tmp_path, rules=f"[limits]\n{limit}\n")
+    way = np.array([1.0, 0, 0, 0])
+    found = [learn(coordinator.ask, "north", GradientsAt(point((k + 1) * way))) is not None for k in range(9)]
+    assert found == [k < answered for k in range(9)]
+    assert learn(coordinator.ask, "north", GradientsAt(point(way))) is not None  # it has been there
+
+
+def test_runs_are_limited(tmp_path):
+    """FLARE starts a process for every job, and a job is the coordinator's: agreements are counted in a file."""
+    first = Coordinator(tmp_path, rules="[limits]\nruns = 2\n")
+    for k in range(4):
+        silo, setup = Silo.open(first.places["north"]), first.setup.values()
+        setup["mean"] = [mean + 0.1 * k for mean in setup["mean"]]
+        reply = decode(silo.answer(encode(Message("setup", {"setup": setup, "question": "1"}))), 2**20)
+        assert reply.kind == ("answer" if k < 2 else "refused")  # the first is that of the run before
+
+
+def test_other_strengths_and_folds_are_of_the_same_run(coordinator):
+    """A run may try a thousand strengths: they share its points, its accuracies and its sums."""
+    at, name = GradientsAt(point(X)), "north"
+    for k in range(25):
+        tried = coordinator.setup.with_model(l2=1e-3 * (1 + 1e-9 * k))
+        settle(coordinator.session, NAMES, tried, 5.0)
+        coordinator.ask(name, at)
+        told = learn(coordinator.ask, name, Scores(point(0.1 * (k + 1) * X))) is not None
+        assert told == (k < 20)
+
+    def sums_of_many_strengths():
+        for k, weights in enumerate(0.1 + 0.6 * np.eye(4)):
+            settle(coordinator.session, NAMES, coordinator.setup.with_model(l2=1e-3 * (1 + 1e-9 * k)), 5.0)
+            for other in NAMES:
+                coordinator.ask(other, at)
+            summed(coordinator, dict.fromkeys(NAMES, (at, weights)))
+
+    assert "could show it" in sentence(sums_of_many_strengths)
+
+
+def test_rows_of_minibatches_are_the_silo_s_own_secret(tmp_path):
+    """Losses over n known minibatches at one point would give every row's own loss."""
+    silo = Coordinator(tmp_path / "a", "DRFA").silos["north"]
+    other = Coordinator(tmp_path / "b", "DRFA", required=False)
+    drawn = [silo.guard.drawn_here({"key": [k], "plan": {"key": [k], "steps": 3}}) for k in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0]["key"] != [1]
+    assert drawn[0]["plan"] == {"key": drawn[0]["key"], "steps": 3}
+    assert other.silos["north"].guard.drawn_here({"key": [1]}) == {"key": [1]}
+    again = Silo.open(silo.file.path)  # the same rows again, in another process
+    assert again.guard.drawn_here({"key": [2]})["key"] == drawn[2]["key"]
+
+
+# --- single vectors
+
+
+def test_single_vectors_cannot_be_summed(coordinator):
+    """Before: the victim's own vector to rounding, by telling the others other weights, or another point."""
+    truth = coordinator.gradient("north", point(X))
+    at, weights = GradientsAt(point(X)), np.full(4, 0.25)
+    for name in NAMES:
+        coordinator.ask(name, at)
+    told = dict.fromkeys(NAMES, (at, weights))
+    honest = sum(0.25 * coordinator.gradient(name, point(X)) for name in NAMES)
+    assert off(summed(coordinator, told), honest) < 1e-9
+    assert off(learn(single_out, coordinator, "north", X + 0.5), truth) > 0.5
+    assert off(learn(single_point, coordinator, "north", X + 0.7), truth) > 0.5
+    assert off(learn(single_out, coordinator, "north", X), truth) > 0.5
+
+
+@pytest.mark.parametrize("nudge", [0.0, 1e-12, 1e-7])
+def test_weightings_of_one_vector(coordinator, nudge):
+    """Before: everybody's vector to 1e-16, 3e-12 and 3e-7 of its length."""
+    found = learn(weightings, coordinator, X, nudge)
+    assert found is None
+    assert "one more could show it" in sentence(weightings, coordinator, X, nudge)
+
+
+def test_sums_over_fewer(coordinator):
+    assert learn(subset, coordinator, X) is None
+    assert "over different clients" in sentence(subset, coordinator, X)
+
+
+def test_parts_are_asked_for_once(coordinator):
+    """Before: ["c", "c"] was another vector to the silo, and so had further sums; many parts took much memory."""
+    at = GradientsAt(point(X))
+    coordinator.ask("north", at)
+    for parts in (["c", "c"], [], ["scalars"], ["c"] * 10**6, ["d"]):
+        words = sentence(lambda p=parts: masked(coordinator, "north", at, "c", np.ones(4), NUMBERS, parts=p))
+        assert "nothing to be masked" in words
+
+
+def test_gradients_from_scalars(coordinator):
+    """Before: the gradient to 1e-9 by either."""
+    truth = coordinator.gradient("north", point(X))
+    assert off(project_own_way(coordinator, "north", X), truth) == np.inf
+    assert off(sizes_of_corrections(coordinator, "north", X), truth) == np.inf
+    assert learn(bisect_exponent, coordinator, "north", X) is None
+
+
+def test_corrections_at_a_point_are_few(coordinator):
+    at = GradientsAt(point(X))
+    coordinator.ask("north", at)
+    work = [LocalSteps(at.x, at, point(k * X), LocalPlan(2, 0.1)) for k in range(6)]
+    told = [learn(masked, coordinator, "north", one, "d", np.ones(4)) is not None for one in work]
+    assert told == [True] * 3 + [False] * 3
+
+
+def test_lengths_of_gradients_are_told_where_a_run_begins(coordinator):
+    told = []
+    for k in range(12):
+        asked = SiloRequest.of(GradientsAt(point(X + 0.01 * k)))
+        coordinator.put("north", asked)
+        about = SiloRequest("sizes", {**asked.values, "about": asked.kind, "parts": ["c"]}, asked.vectors)
+        told.append(learn(coordinator.put, "north", about) is not None)
+    assert told == [True] * 8 + [False] * 4
+
+
+@pytest.mark.parametrize("question", ["gradients", "local_updates", "diagonal", "curvature", "losses"])
+def test_what_the_method_does_not_ask_is_not_answered(tmp_path, question):
+    coordinator = Coordinator(tmp_path, "FedAvg")
+    asked = {"gradients": GradientsAt(point(X)), "losses": Losses(point(X)), "local_updates": None}.get(question)
+    if asked is not None:
+        assert "needs no question" in sentence(coordinator.ask, "north", asked)
+    elif question != "local_updates":
+        words = sentence(coordinator.put, "north", SiloRequest(question, {}, {"at": point(X)}))
+        assert "needs no question" in words
+    else:
+        work = LocalSteps(point(X), None, None, LocalPlan(2, 0.1))
+        assert "masked only" in sentence(coordinator.ask, "north", work)
+
+
+# --- members
+
+
+def test_invented_members_and_keys_of_the_coordinator_s_own(coordinator):
+    sybil = Identity("sybil").card.values()
+    assert "roster" in sentence(meet, coordinator, lambda cards: {**cards, "sybil": sybil})
+    forged = Identity("south").card.values()
+    words = sentence(meet, coordinator, lambda cards: {**cards, "south": forged})
+    assert "another key" in words or "in the name of" in words
+    at = GradientsAt(point(X))
+    coordinator.ask("north", at)
+    two = sentence(masked, coordinator, "north", at, "c", np.ones(2), NUMBERS, ["north", "south"])
+    assert "3 silos or more" in two
+
+
+def test_a_man_in_the_middle_needs_the_pins(tmp_path):
+    coordinator = Coordinator(tmp_path)
+    theirs = {name: Identity(name).card.values() for name in NAMES}
+    with pytest.raises(RefusedError, match=r"pinned|in the name of"):
+        meet(coordinator, lambda cards: theirs)
+
+
+def test_without_pins_a_silo_that_requires_masks_takes_no_part(tmp_path):
+    """The coordinator of a FLARE deployment makes all certificates; so they do not count."""
+    _, places = written(tmp_path, required=True)
+    place = places["north"]
+    place.write_text(place.read_text().split("[secure.pins]")[0])
+    silo = Silo.open(place)
+    reply = decode(silo.answer(encode(Message("card", {"question": "1"}))), 2**20)
+    assert reply.kind == "refused"
+    assert "secure.pins" in reply.values["sentence"]
+
+
+# --- what a silo does with anything else
+
+
+def test_lists_of_names_are_refused_at_once(coordinator):
+    """Before: an `open` with 300,001 names took a silo for minutes."""
+    names = [f"s{k}" for k in range(300_001)]
+    at = GradientsAt(point(X))
+    coordinator.ask("north", at)
+    start = time.perf_counter()
+    assert learn(masked, coordinator, "north", at, "c", np.ones(3), NUMBERS, names) is None
+    card = Identity("x").card.values()
+    cards = [card | {"name": name} for name in names[:10_000]]
+    assert learn(coordinator.put, "north", SiloRequest("meet", {"cards": cards})) is None
+    assert time.perf_counter() - start < 2.0  # both together
+
+
+BROKEN = [
+    None,
+    3,
+    -1,
+    "x",
+    [],
+    [1],
+    ["x"],
+    {},
+    {"x": 1},
+    1e308,
+    True,
+    [[]],
+    {"x": "y"},
+    2**70,
+    [1.0] * 3,
+    [-1],
+    [2**70],
+]
+
+
+@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.long)])
+def test_malformed_questions_end_in_a_sentence(coordinator, every):
+    """Before: some of them ended as KeyError or OverflowError."""
+    at = GradientsAt(point(X))
+    asked = SiloRequest.of(LocalSteps(at.x, at, point(X), LocalPlan(2, 0.1)))
+    values = {
+        **asked.values, "about": "local_updates", "parts": ["d"], "names": list(NAMES), "colluding": 1,
+        "weights": [0.25] * 4, "numbers": NUMBERS.values(), "setup": coordinator.setup.digest, "split": "train",
+        "vectors": dict.fromkeys(("x", "at", "correction", "metric", "direction"), "v"), "cards": [], "question": "1",
+        "schema": dict(coordinator.setup.schema), "pull": 1.0, "limit": 1, "steepest": 1.0, "accuracy": True,
+    }  # fmt: skip
+    kinds = ("masked", "sizes", "card", "meet", "gradients", "losses", "local_updates", "evaluate", "project", "totals")
+    kinds = (*kinds, "setup", "start", "spent", "describe", "optima", "curvature", "proximal_steps", "open")
+    silo, cases = coordinator.silos["north"], list(itertools.product(kinds, values, BROKEN))
+    assert len(cases) > 5000
+    for kind, key, broken in cases[::every]:
+        message = Message(kind, {**values, key: broken}, {"v": X, "V": np.eye(4)[:, :1]})
+        reply = decode(silo.answer(encode(message)), 2**24)
+        assert reply.kind != "failed", (kind, key, broken, reply.values)
+
+
+def test_what_remains_is_what_the_page_says(coordinator):
+    """A gradient along directions that the coordinator chooses, from differences of losses: one point a direction.
+
+    Losses leave as they are; `secure.quantum` makes them coarse, and noise hides them.
+    """
+    truth = coordinator.gradient("north", point(X))
+    assert off(losses_nearby(coordinator, "north", X), truth) < 1e-3
+
+
+def test_a_quantum_hides_it(tmp_path):
+    coordinator = Coordinator(tmp_path, secure="quantum = 0.01\n")
+    truth = coordinator.gradient("north", point(X))
+    assert off(losses_nearby(coordinator, "north", X), truth) > 0.9
+
+
+def test_the_journal_is_the_owner_s(coordinator):
+    file = coordinator.places["north"].parent / "answered.jsonl"
+    coordinator.ask("north", GradientsAt(point(X)))
+    assert file.stat().st_mode & 0o077 == 0
+    assert all(len(json.loads(line)) == 4 for line in file.read_text().splitlines())
+    file.write_text("no journal\n")
+    fresh = Silo.open(coordinator.places["north"])
+    reply = decode(fresh.answer(encode(Message("setup", {"setup": coordinator.setup.values()}))), 2**20)
+    assert reply.kind == "refused"
+    assert "cannot be read" in reply.values["sentence"]
