@@ -71,6 +71,8 @@ class Joining:
         strength: κ of the personal models.
         splits: how many splits this is the mean of.
         word: what a client is called.
+        own: the shared model first, then the personal ones, client by client, (1 + clients × d) on the first split;
+            `None` where silos keep theirs.
         kappa_path: rows of `kappa_path.csv`, on the first split: from one model for all to everybody alone (κ = 0) the
             losses on folds of training rows, which κ folds choose, and that of the personal models; empty where κ was
             given.
@@ -89,6 +91,7 @@ class Joining:
     splits: int = 1
     word: str = "client"
     kappa_path: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    own: Array | None = field(default=None, repr=False)
 
     @classmethod
     def mean(cls, several: Sequence[Joining]) -> Self:
@@ -103,7 +106,7 @@ class Joining:
         return cls(
             first.names, first.models, tables.mean(0), scores.mean(0), first.measure, first.rows,
             SplitTables(tables, overlap), SplitTables(errors, overlap), first.ridges, first.strength, len(several),
-            first.word, first.kappa_path,
+            first.word, first.kappa_path, first.own,
         )  # fmt: skip
 
     def gain(self, model: str, over: str = ALONE, of: Weights | None = None) -> RelativeGain:
@@ -372,13 +375,13 @@ class Contest:
             if name == AVERAGE or not isinstance(goal, Average):
                 x = known[name] if name in known else self._trained(self.model, goal)[0]
                 answers[name] = [x] * len(self.names)
-        answers[PERSONAL] = self._trained(Personal(self.model, strength), self.objective)[1]
+        x, answers[PERSONAL] = self._trained(Personal(self.model, strength), self.objective)
         evidence, wrong, measure = self.scored(answers, unit, block)
         score, sizes = 1 - wrong.means if measure == "accuracy" else wrong.means, tuple(len(y) for _, y in self.train)
         return Joining(
             self.names, (CONSTANT, *answers), evidence.means, score, measure,
             tuple(zip(sizes, (len(y) for _, y in self.test), strict=True)), evidence, wrong, alone.ridges,
-            float(strength), word=word, kappa_path=tuple(path),
+            float(strength), word=word, kappa_path=tuple(path), own=np.stack([x, *answers[PERSONAL]]),
         )  # fmt: skip
 
     def scored(self, answers: Mapping[str, Any], unit: float, block: int) -> tuple[HeldOutMoments, HeldOutMoments, str]:

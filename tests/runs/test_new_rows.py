@@ -11,7 +11,9 @@ from test_runs import asked, patients, run
 from scaffpd import cli
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
+from scaffpd.runs.folder import RunFolder
 from scaffpd.runs.predict import label_scores, number_scores, predict
+from scaffpd.runs.train import joining_of
 from scaffpd.tabular.clients import TableFile, read_clients
 
 
@@ -215,3 +217,23 @@ def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(trained,
     assert cli.run(["predict", "run", "p.csv", "--overwrite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["scores"][-1]["group"] == "all rows"
     assert cli.run(["predict", "run", "p.csv", "--overwrite", "--keep", "client_"]) == 2
+
+
+def test_clients_get_their_own_models_and_strangers_the_shared_one(tmp_path):
+    config = asked(patients(tmp_path / "p.csv"), data_test=0.3, training={"splits": 1})
+    models, prepared = run(config, tmp_path / "run")
+    found = joining_of(config, prepared, models)
+    RunFolder(tmp_path / "run").write("train", config, prepared, models, joining=found)
+    own = predict(tmp_path / "run", tmp_path / "p.csv", "personal")
+    rows = read_clients(TableFile(tmp_path / "p.csv", "hospital", "outcome", test=0.3)).rows
+    right = np.array([str(a) == str(b) for a, b in zip(own.predicted, own.truth, strict=True)])
+    place = found.models.index("personal")
+    for k, client in enumerate(rows):
+        mine = np.array(own.clients) == client.name
+        assert right[mine][client.held].mean() == pytest.approx(found.score[place, k])
+    strangers = (tmp_path / "p.csv").read_text().replace("north,", "nowhere,")
+    (tmp_path / "q.csv").write_text(strangers)
+    other = predict(tmp_path / "run", tmp_path / "q.csv", "personal")
+    there = np.array(own.clients) != "north"
+    np.testing.assert_allclose(other.shares[there], own.shares[there], rtol=1e-12)
+    assert not np.allclose(other.shares[~there], own.shares[~there], rtol=1e-3)

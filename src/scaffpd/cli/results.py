@@ -200,7 +200,7 @@ def predict(
     table: Annotated[Path, typer.Argument(help="Rows with the same columns, in any format.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
     model: Annotated[
-        str | None, typer.Option(help="average or fair.", show_default="the one that the run is about")
+        str | None, typer.Option(help="average, fair or personal.", show_default="the one that the run is about")
     ] = None,
     keep: Annotated[str | None, typer.Option(help="Columns to copy, with commas: an id, say.")] = None,
     groups: Annotated[str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")] = None,

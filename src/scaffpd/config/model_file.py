@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -119,10 +119,11 @@ def own_model(model: Mapping[str, Any], x: NDArray[Any], X: NDArray[np.float64],
     return personalise(x, X, y, Personal(linear(model), model["strength"]))
 
 
-def model_bytes(x: NDArray[Any], setup: Setup) -> bytes:
-    """Parameters in a safetensors file, with what they expect of a row."""
+def model_bytes(x: NDArray[Any], setup: Setup, clients: Sequence[str] = ()) -> bytes:
+    """Parameters in a safetensors file, with what they expect of a row and, after a shared model, whose they are."""
     tensors = {"x": np.ascontiguousarray(x), "mean": setup.mean, "deviation": setup.deviation}
-    return save_tensors(tensors, {"setup": json.dumps(setup.values())})
+    more = {"clients": json.dumps(list(clients))} if clients else {}
+    return save_tensors(tensors, {"setup": json.dumps(setup.values()), **more})
 
 
 def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
@@ -134,6 +135,15 @@ def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
         raise InputError(f"There is no file {str(path)!r}: name a run's model.safetensors.") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         raise InputError(f"{str(path)!r} is not a model that a run has written (model.safetensors).") from None
+
+
+def read_owners(path: Path) -> list[str]:
+    """Read whose the models in a personal.safetensors are, after the shared one; empty where there is one model."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return [str(name) for name in json.loads(file.metadata().get("clients", "[]"))]
+    except (OSError, SafetensorError, AttributeError, TypeError, ValueError):
+        return []
 
 
 def predict_encoded(X: NDArray[np.float64], x: NDArray[Any], setup: Setup) -> tuple[list[Any], NDArray[np.float64]]:

@@ -12,6 +12,7 @@ partition.csv       which client has how many rows of which label
 path.csv            a row for every point of a fairness path
 model.safetensors   the model that the run is about
 average.safetensors the average model, where it was trained to compare with
+personal.safetensors  a shared model and what every client makes of it; hand it to nobody but the clients
 fills.json          what stands in for missing values, client by client
 noise.secret        of a private run: what noise is drawn from, readable by its owner alone
 checkpoint/         one file for every model
@@ -48,7 +49,7 @@ FORMAT = 1
 FILES = (
     *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "joining.csv"),
     *("kappa_path.csv", "coalition.csv", "partition.csv", "path.csv", "fills.json", "model.safetensors"),
-    *("average.safetensors", "report.html", SECRET),
+    *("average.safetensors", "personal.safetensors", "report.html", SECRET),
 )
 PASSING = ("rounds", "tol", "baseline", "splits", "coalition")  # settings that may change when a run goes on
 MARK = re.compile(r"# scaffpd (\w+) ")
@@ -129,6 +130,10 @@ class RunFolder:
         for one in models:
             if one.role == "before" and one is not main:
                 self._write_model("average.safetensors", one, prepared)
+        setup = prepared.setup(main.algorithm)
+        if isinstance(joining, Joining) and joining.own is not None and setup is not None:
+            own = np.stack([prepared.in_units(x) for x in joining.own])
+            write_file(self.path / "personal.safetensors", model_bytes(own, setup, prepared.names))
 
     def _write_model(self, name: str, one: Trained, prepared: Prepared) -> None:
         x, setup = np.ascontiguousarray(prepared.in_units(one.result.x)), prepared.setup(one.algorithm)

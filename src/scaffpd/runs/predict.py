@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from scaffpd.config.model_file import Setup, predict_encoded, read_model
+from scaffpd.config.model_file import Setup, predict_encoded, read_model, read_owners
 from scaffpd.errors import InputError, several, unknown
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Target, expanded, expanded_names, filled, scaled
@@ -23,7 +23,9 @@ from scaffpd.tabular.read import OF_DATE, read_columns
 
 NOBODY = ""  # rows without a client belong together
 EVERYONE = "all rows"
-MODELS = {"average": "average.safetensors", "fair": "model.safetensors"}  # by name, beside a run's config.toml
+MODELS = {  # by name, beside a run's config.toml
+    "average": "average.safetensors", "fair": "model.safetensors", "personal": "personal.safetensors",
+}  # fmt: skip
 Scores = dict[str, Any]
 
 
@@ -129,7 +131,8 @@ def predict(run: Path, file: Path, model: str | None = None, keep: Sequence[str]
     Args:
         run: the folder, or one of its model files.
         file: the rows.
-        model: "average" or "fair"; `None` takes the one that the run is about.
+        model: "average", "fair" or "personal" (a client's own, and the shared one for clients that were not there);
+            `None` takes the one that the run is about.
         keep: columns of the table to return beside the predictions.
     """
     file_of = _model_file(run, model)
@@ -158,7 +161,26 @@ def predict(run: Path, file: Path, model: str | None = None, keep: Sequence[str]
     kept = {name: cells.to_pylist() for name, cells in zip(keep, table.cells(keep), strict=True)} if keep else {}
     labels = tuple(setup.schema["labels"])
     truth = _truth(table, settings.get("target"), labels, decimal)
-    return Predictions(names, *predict_encoded(X, x, setup), kept, labels, truth, remarks)
+    found = _answers(X, x, setup, names, read_owners(file_of))
+    return Predictions(names, *found, kept, labels, truth, remarks)
+
+
+def _answers(
+    X: Matrix, x: NDArray[Any], setup: Setup, names: Sequence[str], owners: Sequence[str]
+) -> tuple[list[Any], NDArray[np.float64]]:
+    """Predict by the one model, or every row by its client's own and by the shared one where there is none."""
+    if not owners:
+        return predict_encoded(X, x, setup)
+    place = {name: k + 1 for k, name in enumerate(owners)}
+    whose = np.array([place.get(name, 0) for name in names])
+    parts = {k: (np.flatnonzero(whose == k), predict_encoded(X[whose == k], x[k], setup)) for k in np.unique(whose)}
+    predicted: list[Any] = [None] * len(X)
+    shares = np.empty((len(X), next(iter(parts.values()))[1][1].shape[1]))
+    for rows, (answers, own) in parts.values():
+        shares[rows] = own
+        for row, answer in zip(rows, answers, strict=True):
+            predicted[row] = answer
+    return predicted, shares
 
 
 def _model_file(run: Path, model: str | None) -> Path:
