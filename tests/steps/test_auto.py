@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -162,3 +164,12 @@ def test_it_needs_full_losses():
     algorithm = sp.ScaffPD(sp.Agnostic(), batch_size=4, full_gradients=False)
     with pytest.raises(sp.InputError, match="full_gradients=True"):
         sp.train(algorithm, sp.Cohort(sp.data.synthetic(), sp.Linear("squared", l2=0.1)), rounds=3)
+
+
+def test_where_sums_hide_gradients_their_sums_decide_and_else_the_last_curvature():
+    flat = trial([1.0, 1.0], [1.0, 1.0], [0.5, 0.5], step=1e-9, slope=1e-12)
+    assert flat.secants is None
+    assert curvature_and_change(flat, 3e-30)[0] >= 3e-30
+    seen = replace(flat, bend=lambda: 7e-25)
+    assert curvature_and_change(seen, 3e-30)[0] == 7e-25
+    assert curvature_and_change(replace(flat, bend=lambda: -1.0), 3e-30)[0] == 0.0

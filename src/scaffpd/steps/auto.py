@@ -225,7 +225,7 @@ def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
     return gain, 4 * trial.precision * (abs(penalties[0]) + abs(penalties[1])) + 1e-300
 
 
-def curvature_and_change(trial: Trial, expected: float) -> tuple[float, Vector]:
+def curvature_and_change(trial: Trial, expected: float = 0.0) -> tuple[float, Vector]:
     """B and q. Where B is lost in the rounding of the losses, it comes from the gradients along the step (trapezoid
     rule), or from their sums where those are all there is; without them, from the last curvature.
     """
