@@ -14,6 +14,13 @@ import scaffpd as sp
 from scaffpd.data import adult, badly_scaled, breast_cancer, digits, heart_disease, rank_deficient, synthetic
 
 ADULT = "Adult by occupation"
+HARD = {  # families on which methods stall, and the objectives with which they do
+    "separable": ("Agnostic", "CVaR"),
+    "one separable sample each": ("Agnostic", "CVaR"),
+    "ℓ∞ regression": ("Agnostic", "CVaR"),
+    "one sample each": ("Agnostic", "CVaR"),
+    "Nash near the start": ("Nash",),
+}
 OBJECTIVES = ("Average", "Agnostic", "ChiSquare", "ChiSquareBall", "CVaR", "Tilted", "QFair", "Nash")
 
 
@@ -33,6 +40,16 @@ class Family:
         """L(x⁰)."""
         cohort = self.cohort()
         return cohort.gradients(cohort.start()).losses
+
+
+def single(seed: int, N: int, d: int, m: int = 1, noise: float | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+    """N clients with m samples of one linear rule each: labels that it separates, or targets with noise."""
+    random = np.random.default_rng(seed)
+    rule, clients = random.standard_normal(d), []
+    for _ in range(N):
+        X = random.standard_normal((m, d))
+        clients.append((X, (X @ rule > 0).astype(float) if noise is None else X @ rule + noise * random.normal(size=m)))
+    return clients
 
 
 def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
@@ -56,6 +73,11 @@ def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
         "digits": (lambda: digits(seed=seed).train, softmax),
         "hospitals": (lambda: heart_disease(seed=seed).train, sp.Linear("logistic", l2=0.01, intercept=True)),
         ADULT: (lambda: adult().train, logistic),
+        "separable": (lambda: single(seed, 10, 20, 50), sp.Linear("logistic", l2=1e-8)),
+        "one separable sample each": (lambda: single(seed, 400, 80), sp.Linear("logistic", l2=1e-6)),
+        "ℓ∞ regression": (lambda: single(seed, 300, 150, noise=1.0), sp.Linear("squared", l2=1e-6)),
+        "one sample each": (lambda: single(seed, 200, 100), sp.Linear("logistic", l2=1e-2)),
+        "Nash near the start": (lambda: synthetic(N=10, d=10, seed=seed), sp.Linear("squared", l2=1e-2)),
     }
     return {name: (lambda name=name, d=data, m=model: Family(name, d(), m)) for name, (data, model) in make.items()}
 
@@ -83,5 +105,19 @@ def objectives(family: Family) -> dict[str, Any]:
         "CVaR": sp.CVaR(alpha=0.3),
         "Tilted": sp.Tilted(rho=0.1),
         "QFair": sp.QFair(q=1.0),
-        "Nash": sp.Nash(b=2 * float(family.first_losses().max())),
+        "Nash": sp.Nash(b=bargain(family)),
     }
+
+
+def bargain(family: Family) -> Any:
+    """Return b of Nash: twice the largest first loss; in its own family, at most 1e-6 above every client's."""
+    first = family.first_losses()
+    if family.name != "Nash near the start":
+        return 2 * float(first.max())
+    return first + 1e-6 * np.random.default_rng(len(first)).uniform(0.1, 1, len(first))
+
+
+def tolerance(family: Family, objective: Any) -> float:
+    """1e-8, or 1e-8 of the first value on the hard families, where losses are large or very small."""
+    relative = family.name in HARD and not isinstance(objective, sp.Nash)
+    return 1e-8 * (float(objective.support(family.first_losses())) if relative else 1.0)

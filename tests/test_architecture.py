@@ -29,7 +29,6 @@ LAYERS = [
         "metrics",
         "models",
         "steps",
-        "quasi_newton",
         "reference",
         "saddle",
         "tabular",

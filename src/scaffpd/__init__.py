@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scaffpd.algorithms import FedProx as FedProx
     from scaffpd.algorithms import GradientDescentAscent as GradientDescentAscent
     from scaffpd.algorithms import MinimaxGradient as MinimaxGradient
+    from scaffpd.algorithms import MinimaxNewton as MinimaxNewton
     from scaffpd.algorithms import ProxSkip as ProxSkip
     from scaffpd.algorithms import QuasiNewtonMinimax as QuasiNewtonMinimax
     from scaffpd.algorithms import SampledSubspaceSaddle as SampledSubspaceSaddle
@@ -77,8 +78,8 @@ __version__ = "0.2.0"
 _HOME = {
     "scaffpd.algorithms": (
         "AFL", "DRFA", "QFFL", "AcceleratedPrimalDual", "DeltaFL", "Extragradient", "FedAvg", "FedProx",
-        "GradientDescentAscent", "MinimaxGradient", "ProxSkip", "QuasiNewtonMinimax", "SampledSubspaceSaddle",
-        "ScaffPD", "Scaffold", "SubspaceSaddle", "fair",
+        "GradientDescentAscent", "MinimaxGradient", "MinimaxNewton", "ProxSkip", "QuasiNewtonMinimax",
+        "SampledSubspaceSaddle", "ScaffPD", "Scaffold", "SubspaceSaddle", "fair",
     ),
     "scaffpd.checkpoint": ("Checkpoint",),
     "scaffpd.choosing": ("Choice", "choose"),

@@ -17,6 +17,15 @@ nested methods, each with a reason:
       ∇φ = z + Eλ,    ∂²φ ∋ I + E P Eᵀ,    P = ∂λ/∂(Eᵀz):
 
   λ is a proximal step with σ_i = 1/(π + w_i²), so that w takes no part in the linear systems, which are r×r.
+
+Losses that are quadratic in z, each in its own way (`solve_quadratics`),
+
+    min_z max_{λ∈Λ}  Σ λ_i q_i(z) − ψ(λ),    q_i(z) = a_i + ⟨e_i, z⟩ + ½zᵀH_iz,
+
+are solved by a sequence of such problems, with all curvature in B(λ) = Σ λ_i H_i of the last λ: Newton's method for the
+optimality conditions. A step that does not lower max_l ⟨q, l⟩ − ψ(l) is made again with more curvature. Here
+
+    gap(z, λ) = [support(q) − ⟨q, λ⟩ + ψ(λ)] + ½ gᵀB(λ)⁻¹g,    g = Σ λ_i ∇q_i(z).
 """
 
 from __future__ import annotations
@@ -37,6 +46,11 @@ SMALLEST, HIGHEST = 1e-30, 1e30  # π
 DIGITS = 1e-13  # π/v below which a proximal step on the simplex loses digits of λ
 INNER = 0.1  # error of a proximal point, as a share of its length or of the tolerance
 SHORTEST = 1e-10  # line search
+STEPS = 40  # Newton steps for quadratic losses
+ROUGH = 1e-3  # accuracy of each of them, as a share of the gap
+MORE, LESS = 4.0, 8.0  # curvature is added, from FIRST_MORE on, and taken away
+FIRST_MORE, NO_MORE = 0.1, 0.01
+TINY = 1e-15  # of the trace of B: rounding
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,20 @@ def solve_saddle(
     held = np.zeros(len(a)) if w is None else w
     with np.errstate(all="ignore"):  # what overflows is refused by the line search, or shows in the gap
         found = _SaddleProblem(objective, a - shift, E, start, held**2).solve(tol)
+    return replace(found, value=found.value + shift)
+
+
+def solve_quadratics(
+    objective: Objective, a: Vector, E: Matrix, H: Matrix, start: Vector, share: float, least: float
+) -> Saddle:
+    """The saddle point for the losses a_i + ⟨e_i, z⟩ + ½zᵀH_iz, E (r, N) and H (N, r, r), from z = 0 and `start`.
+
+    It is found to a gap of `share` of the decrease from z = 0, or of `least`; or the gap says what was found.
+    """
+    shift = float(start @ a / start.sum()) if objective.simplex else 0.0
+    problem = _Quadratics(objective, a - shift, E, H)
+    with np.errstate(all="ignore"):
+        found = problem.solve(start, share, least)
     return replace(found, value=found.value + shift)
 
 
@@ -216,3 +244,76 @@ class _SaddleProblem:
         except np.linalg.LinAlgError:
             return -point.gradient
         return direction if np.all(np.isfinite(direction)) else -point.gradient
+
+
+@dataclass(frozen=True)
+class _Place:
+    """z, the q_i and their gradients there, (N, r), and F = support(q)."""
+
+    z: Vector
+    losses: Vector
+    slopes: Matrix
+    value: float
+
+
+class _Quadratics:
+    """The problem for losses q_i(z) = a_i + ⟨e_i, z⟩ + ½zᵀH_iz."""
+
+    def __init__(self, objective: Objective, a: Vector, E: Matrix, H: Matrix) -> None:
+        self.objective, self.a, self.E, self.H = objective, a, E, H
+        self.flat, self.identity = H.reshape(len(a), -1), np.eye(len(E))
+
+    def solve(self, weights: Vector, share: float, least: float) -> Saddle:
+        """Newton steps from z = 0, until the lowest F is near enough to the best bound from below."""
+        here = lowest = self._at(np.zeros(len(self.E)))
+        first, more, used, gap = here.value, 0.0, 0, np.inf
+        best, lower = weights, self._below(here, weights)
+        for _ in range(STEPS):
+            tol = max(ROUGH * (lowest.value - lower), 0.1 * least)
+            try:
+                step = self._step(here, weights, more, tol)
+                there, weights, used = self._at(here.z + step.z), step.weights, used + step.iterations
+                bound = self._below(there, weights)
+            except np.linalg.LinAlgError:
+                break
+            promised, fallen = here.value - step.value, here.value - there.value
+            taken = fallen >= 0.1 * promised or there.value - bound < 0.5 * gap
+            gap = min(gap, there.value - bound)
+            best, lower = (weights, bound) if bound > lower else (best, lower)
+            lowest = there if there.value < lowest.value else lowest
+            rounding = EPSILON * float(np.abs(there.losses) @ weights)
+            if lowest.value - lower <= max(share * (first - lowest.value), least, rounding):
+                break
+            if not taken:
+                more = max(MORE * more, FIRST_MORE)
+                continue
+            here = there
+            if fallen > 0.75 * promised:
+                more = 0.0 if more < NO_MORE else more / LESS
+        return Saddle(best, lowest.z, lowest.value, max(lowest.value - lower, 0.0), used)
+
+    def _at(self, z: Vector) -> _Place:
+        bent = (self.H.reshape(-1, len(z)) @ z).reshape(len(self.a), len(z))
+        losses, slopes = self.a + z @ self.E + 0.5 * (bent @ z), self.E.T + bent
+        sane = bool(np.all(np.abs(losses) <= LARGEST))
+        return _Place(z, losses, slopes, self.objective._support(losses) if sane else np.inf)
+
+    def _bend(self, weights: Vector) -> Matrix:
+        """B(λ), and as much more as rounding needs."""
+        B = (weights @ self.flat).reshape(self.identity.shape)
+        return np.asarray(B + TINY * np.trace(B) * self.identity)
+
+    def _step(self, here: _Place, weights: Vector, more: float, tol: float) -> Saddle:
+        """Newton's step from here with B(λ) + `more` times the curvature of all clients alike."""
+        B = self._bend(weights)
+        if more > 0:
+            B = B + more * self._bend(np.full(len(weights), weights.sum() / len(weights)))
+        root = np.linalg.cholesky(B)
+        found = solve_saddle(self.objective, here.losses, np.linalg.solve(root, here.slopes.T), weights, tol)
+        return replace(found, z=np.asarray(np.linalg.solve(root.T, found.z)))
+
+    def _below(self, place: _Place, weights: Vector) -> float:
+        """Return the minimum over z at λ, which is below the optimum: ⟨q, λ⟩ − ψ(λ) − ½gᵀB(λ)⁻¹g."""
+        g = weights @ place.slopes
+        lower = float(place.losses @ weights) - self.objective._value(weights)
+        return lower - 0.5 * float(g @ np.linalg.solve(self._bend(weights), g)) if np.isfinite(lower) else -np.inf

@@ -42,6 +42,10 @@ class Step:
     weights: Vector
     value: float
 
+    def unit(self, promise: float) -> float:
+        """Return the curvature that would take back half of a promise, promise/‖α‖²."""
+        return max(promise, 0.0) / max(float(self.alpha @ self.alpha), 1e-300)
+
 
 @dataclass(frozen=True)
 class SubspaceModel:
@@ -76,6 +80,10 @@ class SubspaceModel:
         R = vectors / np.sqrt(np.maximum(sizes, FLAT * sizes.max(initial=1e-300)))
         found = solve_saddle(self.objective, self.losses, (self.slopes @ R).T, self.weights, tol, self.w)
         return Step(R @ found.z, found.weights, found.value)
+
+    def predicted(self, alpha: Vector) -> Vector:
+        """What the model takes the losses at Vα to be, without damping: L_i + g_iᵀα + ½αᵀQα."""
+        return np.asarray(self.losses + self.slopes @ alpha + 0.5 * float(alpha @ self.curvature @ alpha))
 
     def merit(self, losses: Vector, tol: float) -> float:
         """F_w(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ w_i² (l_i − λ_i)²: what a step is judged by."""

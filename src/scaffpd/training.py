@@ -271,6 +271,7 @@ class _TrainingRun:
         seconds = {
             "seconds": np.asarray(time.perf_counter() - self.clock),
             "rejected": np.asarray(self.rejected),
+            "kind": np.asarray(type(self.state).__name__),
         }
         arrays = disk.pack(self.state) | self.history.pack() | traffic | seconds
         disk.write(self.keeper.path, arrays if self.account is None else arrays | self.account.pack(), self._about())
@@ -287,7 +288,8 @@ class _TrainingRun:
         try:
             if self.account is not None:
                 self.account.merge(arrays)
-            self.state = self.algorithm.resume(self.federation, disk.unpack(self.state, arrays))
+            like = self.algorithm.like(self.federation, self.state, str(arrays["kind"]))
+            self.state = self.algorithm.resume(self.federation, disk.unpack(like, arrays))
             self.history = History.unpack(self.federation.names, arrays)
             kept = Traffic(**{k: int(arrays[f"traffic.{k}"]) for k in vars(Traffic())})
             seconds, rejected = float(arrays["seconds"]), int(arrays["rejected"])

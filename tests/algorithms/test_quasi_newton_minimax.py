@@ -10,9 +10,9 @@ import torch
 
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
-from scaffpd.algorithms.quasi_newton_minimax import combined, inverse_hessian
+from scaffpd.algorithms.base import compact
+from scaffpd.algorithms.quasi_newton_minimax import InverseHessian, Pairs, combined, conjugated, inverse_hessian
 from scaffpd.errors import InputError
-from scaffpd.quasi_newton import InverseHessian, Pairs, compact, conjugated
 from scaffpd.reference import reference_optimum
 
 LOSSES = {"squared": 1, "logistic": 1, "softmax": 3}

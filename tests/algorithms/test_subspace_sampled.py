@@ -75,7 +75,9 @@ class Missing(sp.SampledSubspaceSaddle):
 
 
 class AlwaysHeld(sp.SubspaceSaddle):
-    """With w where ψ is flat, too, as in rounds without some clients."""
+    """With w where ψ is flat, too, as in rounds without some clients, and with V of directions that were found."""
+
+    everywhere = False
 
     def _held(self, state, k):
         return True
@@ -97,7 +99,7 @@ def test_with_everyone_and_all_samples_it_is_the_subspace_saddle_method(name, ob
 
 def test_it_follows_through_rejected_trials():
     cohort = sp.Cohort(unequal_clients("logistic"), sp.Linear("logistic", l2=0.05))
-    pair = [method(sp.ChiSquare(rho=0.05)) for method in (sp.SampledSubspaceSaddle, sp.SubspaceSaddle)]
+    pair = [method(sp.ChiSquare(rho=0.05)) for method in (sp.SampledSubspaceSaddle, AlwaysHeld)]
     runs = [states(method, cohort, 12, x0=far()) for method in pair]
     for ours, theirs in zip(*runs, strict=True):
         assert relative(ours.x, theirs.x) < 1e-8

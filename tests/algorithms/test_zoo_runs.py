@@ -33,6 +33,7 @@ METHODS = {
     "AcceleratedPrimalDual": sp.AcceleratedPrimalDual(CHI),
     "MinimaxGradient": sp.MinimaxGradient(CHI),
     "QuasiNewtonMinimax": sp.QuasiNewtonMinimax(CHI),
+    "MinimaxNewton": sp.MinimaxNewton(CHI),
     "SubspaceSaddle": sp.SubspaceSaddle(CHI),
     "fair": sp.fair(CHI, local_steps=20),
     "fair, minibatches": sp.fair(CHI, local_steps=4, batch_size=5),
@@ -43,7 +44,7 @@ CENTRAL = (
     *(sp.GradientDescentAscent, sp.Extragradient, sp.AcceleratedPrimalDual),
     *(sp.MinimaxGradient, sp.QuasiNewtonMinimax),
 )
-PROVING = (*CENTRAL, sp.ScaffPD, sp.SubspaceSaddle, Fair)
+PROVING = (*CENTRAL, sp.MinimaxNewton, sp.ScaffPD, sp.SubspaceSaddle, Fair)
 
 
 def cohort(dtype=None, N=5):
@@ -212,7 +213,9 @@ def test_the_seed_decides():
         (sp.Extragradient(CHI), 2, 8 + 6, 8),
         (sp.AcceleratedPrimalDual(CHI, steps=sp.Fixed(0.01, 0.01)), 1, 4 + 3, 4),
         (sp.QuasiNewtonMinimax(CHI), 1, 4 + 3, 4),
-        (sp.SubspaceSaddle(CHI), 3, 8 + 4 * (4 + 3) // 2 + 4, 8 + 4 + 5 + 1),
+        (sp.MinimaxNewton(CHI), 2, 4 + 3 + 4 * (4 + 3) // 2 + 1, 8),
+        (sp.SubspaceSaddle(CHI, memory=3), 3, 8 + 3 * (3 + 3) // 2 + 4, 8 + 3 + 5 + 1),
+        (sp.SubspaceSaddle(CHI), 2, 4 + 4 * (4 + 3) // 2 + 4, 4 + 4 + 5),
         (sp.ScaffPD(CHI, steps=sp.Fixed(0.01, 0.01, local_rate=0.01)), 2, 8 + 3, 8),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, int) else "",

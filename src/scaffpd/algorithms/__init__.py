@@ -7,6 +7,7 @@ from scaffpd.algorithms.drfa import DRFA
 from scaffpd.algorithms.fair import Fair, fair
 from scaffpd.algorithms.fed_avg import DeltaFL, FedAvg, FedProx
 from scaffpd.algorithms.minimax_gradient import MinimaxGradient
+from scaffpd.algorithms.minimax_newton import MinimaxNewton
 from scaffpd.algorithms.prox_skip import ProxSkip
 from scaffpd.algorithms.q_ffl import QFFL
 from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax
@@ -19,8 +20,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {  # by the names of their classes, in 
     kind.__name__: kind
     for kind in (
         *(FedAvg, FedProx, Scaffold, ProxSkip, AFL, DRFA, QFFL, DeltaFL, GradientDescentAscent, Extragradient),
-        *(AcceleratedPrimalDual, MinimaxGradient, QuasiNewtonMinimax, ScaffPD, SubspaceSaddle, SampledSubspaceSaddle),
-        Fair,
+        *(AcceleratedPrimalDual, MinimaxGradient, QuasiNewtonMinimax, MinimaxNewton, ScaffPD, SubspaceSaddle),
+        *(SampledSubspaceSaddle, Fair),
     )
 }
 
@@ -38,6 +39,7 @@ __all__ = [
     "FedProx",
     "GradientDescentAscent",
     "MinimaxGradient",
+    "MinimaxNewton",
     "ProxSkip",
     "QuasiNewtonMinimax",
     "SampledSubspaceSaddle",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,8 +22,10 @@ from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vect
 from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, LocalSteps, Losses, ProximalSteps
 from scaffpd.objectives.base import LARGEST, Objective
 from scaffpd.privacy.accountant import ReleaseCounts
+from scaffpd.saddle import solve_saddle
 
 STEPS, CLIENTS = 1, 2  # what a round's random numbers are for: rows of minibatches, and who takes part
+CERTIFIED = 0.1  # accuracy of the certificate's λ, as a share of what another λ proves
 WEIGHTS = ("samples", "uniform")
 POSITIVE = ("local_rate", "server_rate", "dual_rate")
 COUNTS = ("local_steps", "batch_size", "clients_per_round")
@@ -129,6 +132,10 @@ class Algorithm:
         """Make a state that was read from disk ready for `round`; most are complete as they are."""
         return state
 
+    def like(self, federation: Federation, state: Any, kind: str) -> Any:
+        """Return a state of the kind (a class name) that was read from disk; `state` is that of a new run."""
+        return state
+
     def follow(self, federation: Federation, before: Any, seed: int = 0) -> Any:
         """Return the first state of a run that goes on from another run's last one; `None` starts from its x alone."""
         return None
@@ -219,6 +226,36 @@ class MinimaxMethod(Algorithm):
         return replace(state, certificate=proof.gap, floor=proof.floor)
 
 
+@dataclass(frozen=True)
+class SeeingMethod(MinimaxMethod):
+    """A method whose server sees every c_i; its states have `model_weights` and `gradients`, (N, d).
+
+    Its certificate is that of the better of the model's λ and argmax_{l∈Λ} ⟨L, l⟩ − ψ(l) − ‖Cl‖²/(2 Σ λ_i μ_i).
+
+    Args:
+        objective: see `MinimaxMethod`.
+    """
+
+    sees_vectors: ClassVar[bool] = True
+
+    def _proven(self, state: Any, at: Gradients) -> Any:
+        """The state with the better certificate of the two λ."""
+        own = self._certified_for(state.model_weights, state, at)
+        if not np.isfinite(own.certificate):
+            return own
+        modulus = float(own.weights @ state.constants.strong_convexity)
+        E = compact(state.gradients.mT / modulus**0.5).cpu().numpy()
+        other = solve_saddle(self.objective, state.losses, E, own.weights, CERTIFIED * own.certificate).weights
+        return min(own, self._certified_for(other, state, at), key=lambda proven: float(proven.certificate))
+
+    def _certified_for(self, weights: Vector, state: Any, at: Gradients) -> Any:
+        return self._certified(replace(state, weights=weights), at, combined(weights, state.gradients))
+
+    def _level(self, weights: Vector, losses: Vector) -> float:
+        """On the simplex, what is best taken off all losses: a common shift changes nothing but the rounding."""
+        return float(weights @ losses / weights.sum()) if self.objective.simplex else 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalMethod(Algorithm):
     """A method whose clients make local steps with one common rate.
@@ -283,6 +320,16 @@ class AveragingMethod(LocalMethod):
         random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
         chosen = np.sort(random.choice(everyone, self.clients_per_round, replace=False))
         return chosen, np.where(np.isin(everyone, chosen), prior, 0)
+
+
+def combined(weights: Vector, vectors: Tensor) -> Tensor:
+    """Σ_i w_i v_i over the last axis but one."""
+    return torch.from_numpy(weights).to(vectors) @ vectors
+
+
+def compact(E: Tensor) -> Tensor:
+    """A matrix R with RᵀR = EᵀE and no more rows than columns."""
+    return E if len(E) <= E.shape[1] else torch.linalg.qr(E, mode="r")[1]
 
 
 def client_weights(kind: str, samples: NDArray[np.int64]) -> Vector:

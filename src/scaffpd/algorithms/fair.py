@@ -1,26 +1,38 @@
-r"""`fair`: the method for the problem at hand.
+r"""`fair`: the method for the problem at hand, and another one where that stalls.
 
-Convex losses and full gradients go to the subspace saddle method, which needs the fewest rounds and no step size;
-minibatches and networks, for which it has no proof, and clients that hide their curvature, go to Scaff-PD. Where
-answers carry noise, no step can be judged by them, and the rates are public numbers:
+| the problem | the method |
+|---|---|
+| convex losses, full gradients, unmasked vectors, d ≤ 300 and N d² ≤ 10⁷ | minimax Newton: the fewest rounds |
+| convex losses and full gradients, otherwise | subspace saddle: few rounds, sums and scalars only |
+| minibatches, networks, clients that hide their curvature | Scaff-PD with `Auto` steps |
+| answers that carry noise, by which no step can be judged | Scaff-PD with η_ℓ = 1/L, τ = J η_ℓ, σ = 1/N, θ = 0 |
 
-    η_ℓ = 1/L,    τ = J η_ℓ,    σ = 1/N,    θ = 0.
+Where the subspace saddle method's certificate has not fallen to a tenth in 15 rounds, and vectors go up unmasked, the
+quasi-Newton minimax method goes on from there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from scaffpd.algorithms.base import MinimaxMethod
+from scaffpd.algorithms.minimax_newton import MinimaxNewton, MinimaxNewtonState
+from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax, QuasiNewtonMinimaxState
 from scaffpd.algorithms.scaff_pd import ScaffPD
-from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
+from scaffpd.algorithms.subspace_saddle import SubspaceSaddle, SubspaceSaddleState
 from scaffpd.federation import Constants, Federation
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.steps import Auto, Fixed
+
+WIDEST, LARGEST = 300, 10**7  # d, and the numbers N d² of all Hessians, up to which they go up
+PATIENCE, PROGRESS = 15, 0.1  # rounds in which a certificate should fall to this share
+MEMORY = 2 * 10**8  # numbers that the quasi-Newton method may keep
+Method = MinimaxNewton | SubspaceSaddle | QuasiNewtonMinimax | ScaffPD
 
 
 @dataclass(frozen=True)
@@ -39,55 +51,93 @@ class Fair(MinimaxMethod):
     local_steps: int = 100
     batch_size: int | None = None
 
-    def choice(self, federation: Federation) -> SubspaceSaddle | ScaffPD:
-        """The method for this federation."""
-        return self._method(federation.constants())
+    def choice(self, federation: Federation) -> Method:
+        """Return the method for this federation."""
+        known = federation.constants()
+        if self.batch_size is not None or not known.convex or known.noisy or known.first_order:
+            return self._scaff_pd(known)
+        n, d = len(federation.names), federation.dimension
+        newton = not federation.sums.hides and d <= WIDEST and n * d**2 <= LARGEST
+        return MinimaxNewton(self.objective) if newton else SubspaceSaddle(self.objective)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> Any:
-        """The state of the chosen method, which asks for the constants itself: they are counted once."""
-        before = federation.traffic.snapshot()
-        method = self.choice(federation)
-        federation.traffic.restore(before)
-        return method.init(federation, seed, x0)
+        """Return the state of the chosen method, which asks for the constants itself: they are counted once."""
+        return self._quietly(federation).init(federation, seed, x0)
 
     def follow(self, federation: Federation, before: Any, seed: int = 0) -> Any:
         """As the chosen method does; `None` where it takes nothing but x from an earlier run."""
-        traffic = federation.traffic.snapshot()
-        method = self.choice(federation)
-        federation.traffic.restore(traffic)
-        return method.follow(federation, before, seed) if isinstance(method, SubspaceSaddle) else None
+        return self._quietly(federation).follow(federation, before, seed)
+
+    def like(self, federation: Federation, state: Any, kind: str) -> Any:
+        """Return a state of the quasi-Newton method where that has been saved."""
+        later = kind == QuasiNewtonMinimaxState.__name__ != type(state).__name__
+        return QuasiNewtonMinimax(self.objective).take_over(state) if later else state
 
     def resume(self, federation: Federation, state: Any) -> Any:
-        """As the chosen method does."""
-        return self._method(state.constants).resume(federation, state)
+        """As the method of this state does."""
+        return self._method(state).resume(federation, state)
 
     def round(self, federation: Federation, state: Any) -> Any:
-        """As the chosen method does."""
-        return self._method(state.constants).round(federation, state)
+        """As the method of this state does, or the quasi-Newton method in its place."""
+        state = self._method(state).round(federation, state)
+        if not isinstance(state, SubspaceSaddleState) or not np.isfinite(state.certificate):
+            return state
+        if state.certificate < PROGRESS * state.mark:
+            return replace(state, mark=state.certificate, marked=state.rounds)
+        other = QuasiNewtonMinimax(self.objective)
+        fits = (other.pairs + 1) * len(state.weights) * len(state.x) <= MEMORY
+        stalled = state.rounds - state.marked >= PATIENCE
+        return other.take_over(state) if stalled and fits and not federation.sums.hides else state
 
     def uncertified(self, state: Any) -> str | None:
-        """As the chosen method does."""
-        return self._method(state.constants).uncertified(state)
+        """As the method of this state does."""
+        return self._method(state).uncertified(state)
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """As Scaff-PD does, which is the choice where there is noise."""
         return ScaffPD(self.objective, self.local_steps, self.batch_size).releases(rounds)
 
     def explain(self, state: Any) -> str:
-        """Which method it is, and why."""
-        if state.constants.noisy:
-            return "Solved by Scaff-PD: losses and gradients carry noise, for privacy."
-        if not state.constants.convex:
-            return "Solved by Scaff-PD: the losses are not known to be convex."
-        if self.batch_size is not None:
-            return "Solved by Scaff-PD: local gradients are of minibatches."
-        if state.constants.first_order:
-            return "Solved by Scaff-PD: clients answer no questions about curvature."
-        return "Solved by the subspace saddle method: the losses are convex and gradients are full."
+        """Say which method it is, and why."""
+        if isinstance(state, MinimaxNewtonState):
+            return "Solved by the minimax Newton method: the losses are convex, gradients are full, and d is small."
+        if isinstance(state, QuasiNewtonMinimaxState):
+            return (
+                f"Solved by the subspace saddle method, and from round {state.began} on by the quasi-Newton minimax "
+                f"method: the certificate had not fallen to a tenth in {PATIENCE} rounds."
+            )
+        if isinstance(state, SubspaceSaddleState):
+            return "Solved by the subspace saddle method: the losses are convex and gradients are full."
+        return f"Solved by Scaff-PD: {self._why(state.constants)} {self._method(state).explain(state)}".strip()
 
-    def _method(self, known: Constants) -> SubspaceSaddle | ScaffPD:
-        if self.batch_size is None and known.convex and not (known.noisy or known.first_order):
-            return SubspaceSaddle(self.objective)
+    def _why(self, known: Constants) -> str:
+        """Why Scaff-PD."""
+        if known.noisy:
+            return "losses and gradients carry noise, for privacy."
+        if not known.convex:
+            return "the losses are not known to be convex."
+        if self.batch_size is not None:
+            return "local gradients are of minibatches."
+        return "clients answer no questions about curvature."
+
+    def _quietly(self, federation: Federation) -> Method:
+        """The choice, without counting the exchange in which the constants come."""
+        before = federation.traffic.snapshot()
+        method = self.choice(federation)
+        federation.traffic.restore(before)
+        return method
+
+    def _method(self, state: Any) -> Method:
+        """The method that a state belongs to."""
+        for kind, method in (
+            (MinimaxNewtonState, MinimaxNewton), (SubspaceSaddleState, SubspaceSaddle),
+            (QuasiNewtonMinimaxState, QuasiNewtonMinimax),
+        ):  # fmt: skip
+            if isinstance(state, kind):
+                return method(self.objective)
+        return self._scaff_pd(state.constants)
+
+    def _scaff_pd(self, known: Constants) -> ScaffPD:
         steps = self._steady(known) if known.noisy else Auto()
         return ScaffPD(self.objective, local_steps=self.local_steps, batch_size=self.batch_size, steps=steps)
 

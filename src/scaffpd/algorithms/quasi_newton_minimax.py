@@ -10,37 +10,53 @@ inverse Hessian of Σ λ_i f_i, and F(L) = support(L),
 
 The server keeps every client's gradient at the last K + 1 points asked about, so the pairs of H, y_k = Σ λ_i Δc_i, are
 those of *this* λ however λ has moved: λ and H are found together, in a few passes, without communication. The pairs are
-conjugated (`scaffpd.quasi_newton`). H_0 is the inverse of Σ λ_i diag ∇²f_i where that is constant (squared losses; one
+conjugated (see below). H_0 is the inverse of Σ λ_i diag ∇²f_i where that is constant (squared losses; one
 more vector up, once) and of a multiple of I elsewhere, scaled by the newest pair.
 
-The certificate is that of the better of λ and argmax_{l∈Λ} ⟨L⁺, l⟩ − ψ(l) − ‖C⁺l‖²/(2 Σ λ_i μ_i).
-
 No secure sums are possible: the server sees every c_i. It keeps K·N·d numbers: for small and medium d.
+
+*The inverse Hessian.* From pairs (s_k, y_k) of steps and of changes of the gradient, oldest first, and a diagonal H_0,
+
+    H_{k+1} = (I − s_k y_kᵀ/ρ_k) H_k (I − y_k s_kᵀ/ρ_k) + s_k s_kᵀ/ρ_k,        ρ_k = ⟨s_k, y_k⟩
+
+(J. Nocedal, "Updating quasi-Newton matrices with limited storage", 1980). With q_K = v and q_k = q_{k+1} − α_k y_k,
+α_k = ⟨s_k, q_{k+1}⟩/ρ_k, the recursion shows vᵀHv as a sum of squares,
+
+    vᵀHv = Σ_k ρ_k α_k² + q_0ᵀH_0q_0,
+
+which gives CᵀHC a factor (`InverseHessian.factor`) that costs one loop and loses no digits.
+
+A BFGS update spoils what older pairs say, except where the new one is conjugate to them, ⟨s_j, y_k⟩ = 0. `conjugated`
+makes them so, newest to oldest; of a quadratic function, H is then exact on the span of all steps. Of another function
+the y_k do not belong to one matrix, and pairs whose asymmetry max_j |⟨s_j, y_k⟩ − ⟨s_k, y_j⟩|/√(ρ_j ρ_k) is large stay
+as they are.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, MinimaxMethod, MinimaxState
+from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, MinimaxState, SeeingMethod, combined, compact
 from scaffpd.certificate import EPSILON
 from scaffpd.errors import count
-from scaffpd.federation import Federation, Gradients, Vector
+from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import LARGEST
 from scaffpd.privacy.accountant import ReleaseCounts
-from scaffpd.quasi_newton import InverseHessian, Pairs, compact, conjugated
 from scaffpd.saddle import solve_saddle
 
 PASSES, SETTLED = 3, 1e-3  # of λ and H: at most so many, until λ moves by less
 INEXACT = 1e-3  # accuracy of λ, as a share of the promise
-CERTIFIED = 0.1  # accuracy of the certificate's λ, as a share of what the other λ proves
 SLACK = 64  # rounding in the acceptance test, in units of the number format
+
+ASYMMETRY = 0.1  # from here on, a pair is not conjugated
+LOST = 1e-5  # a step with less than this share outside the span of the newer ones is rounding
+STEEP = 1e-10  # ρ below this share of ‖s‖‖y‖ is rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +70,7 @@ class QuasiNewtonMinimaxState(MinimaxState):
         answers: the clients' gradients there, (≤ K + 1, N, d).
         diagonals: diag ∇²f_i where that is constant, (N, d); else no rows.
         damping: κ.
+        began: the round in which it took over from another method.
     """
 
     model_weights: Vector
@@ -62,10 +79,11 @@ class QuasiNewtonMinimaxState(MinimaxState):
     answers: Tensor
     diagonals: Tensor
     damping: float
+    began: int = 0
 
 
 @dataclass(frozen=True)
-class QuasiNewtonMinimax(MinimaxMethod):
+class QuasiNewtonMinimax(SeeingMethod):
     """The quasi-Newton minimax method, without anything to tune; the server sees every client's gradient.
 
     Args:
@@ -75,7 +93,6 @@ class QuasiNewtonMinimax(MinimaxMethod):
 
     published: ClassVar[str] = "Quasi-Newton minimax"
     questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, DIAGONAL})
-    sees_vectors: ClassVar[bool] = True
 
     pairs: int = 60
 
@@ -89,14 +106,23 @@ class QuasiNewtonMinimax(MinimaxMethod):
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> QuasiNewtonMinimaxState:
         """The clients' answers at x⁰."""
-        x, constants, at = self._open(federation, x0)
+        _, constants, at = self._open(federation, x0)
         first = self.objective.maximizer if self.objective.simplex else self.objective.start
-        weights, C = first(at.losses), at.each().double()
-        return self._proven(QuasiNewtonMinimaxState(
-            x=x, weights=weights, model_weights=weights, losses=at.losses, gradients=C, points=x.double()[None],
+        return self._begun(at, constants, first(at.losses), seed)
+
+    def take_over(self, state: Any) -> QuasiNewtonMinimaxState:
+        """Return the first state of a run that goes on from another method's: its x, λ and answers `at`."""
+        began, constants = state.rounds, state.constants
+        return replace(self._begun(state.at, constants, state.weights, state.seed), rounds=began, began=began)
+
+    def _begun(self, at: Gradients, constants: Constants, weights: Vector, seed: int) -> QuasiNewtonMinimaxState:
+        C = at.each().double()
+        begun: QuasiNewtonMinimaxState = self._proven(QuasiNewtonMinimaxState(
+            x=at.x, weights=weights, model_weights=weights, losses=at.losses, gradients=C, points=at.x.double()[None],
             answers=C[None], diagonals=at.diagonals().double() if constants.quadratic else C[:0], damping=1.0,
             seed=seed, constants=constants,
         ), at)  # fmt: skip
+        return begun
 
     def resume(self, federation: Federation, state: QuasiNewtonMinimaxState) -> QuasiNewtonMinimaxState:
         """Return the state, which is complete."""
@@ -143,23 +169,6 @@ class QuasiNewtonMinimax(MinimaxMethod):
         short = self.objective.support(losses) - float(weights @ losses) + self.objective.value(weights)
         return max(short, 0.0) + 0.5 * float(pull @ pull)
 
-    def _level(self, weights: Vector, losses: Vector) -> float:
-        """On the simplex, what is best taken off all losses: a common shift changes nothing but the rounding."""
-        return float(weights @ losses / weights.sum()) if self.objective.simplex else 0.0
-
-    def _proven(self, state: QuasiNewtonMinimaxState, at: Gradients) -> QuasiNewtonMinimaxState:
-        """The better certificate of the two λ."""
-        own = self._certified_for(state.model_weights, state, at)
-        if not np.isfinite(own.certificate):
-            return own
-        modulus = float(own.weights @ state.constants.strong_convexity)
-        E = compact(state.gradients.mT / modulus**0.5).cpu().numpy()
-        other = solve_saddle(self.objective, state.losses, E, own.weights, CERTIFIED * own.certificate).weights
-        return min(own, self._certified_for(other, state, at), key=lambda proven: proven.certificate)
-
-    def _certified_for(self, weights: Vector, state: QuasiNewtonMinimaxState, at: Gradients) -> QuasiNewtonMinimaxState:
-        return self._certified(replace(state, weights=weights), at, combined(weights, state.gradients.double()))
-
 
 def inverse_hessian(state: QuasiNewtonMinimaxState, weights: Vector) -> InverseHessian:
     """H of Σ λ_i f_i, from the points asked about.
@@ -180,6 +189,106 @@ def inverse_hessian(state: QuasiNewtonMinimaxState, weights: Vector) -> InverseH
     return InverseHessian(pairs, initial)
 
 
-def combined(weights: Vector, vectors: Tensor) -> Tensor:
-    """Σ_i w_i v_i over the last axis but one."""
-    return torch.from_numpy(weights).to(vectors) @ vectors
+@dataclass(frozen=True)
+class Pairs:
+    """Steps and changes of the gradient, oldest first.
+
+    Attributes:
+        steps: s_k, (K, d).
+        changes: y_k, (K, d).
+    """
+
+    steps: Tensor
+    changes: Tensor
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def curvatures(self) -> Tensor:
+        """ρ_k, (K,)."""
+        return (self.steps * self.changes).sum(1)
+
+
+@dataclass(frozen=True)
+class InverseHessian:
+    """H.
+
+    Attributes:
+        pairs: (s_k, y_k).
+        initial: the diagonal of H_0, (d,).
+    """
+
+    pairs: Pairs
+    initial: Tensor
+
+    def apply(self, v: Tensor) -> Tensor:
+        """Hv."""
+        q, alphas = self._down(v[None])
+        out, rho = self.initial * q[0], self.pairs.curvatures
+        for k, (s, y) in enumerate(zip(self.pairs.steps, self.pairs.changes, strict=True)):
+            out = out + (alphas[k] - y @ out / rho[k]) * s
+        return out
+
+    def factor(self, C: Tensor) -> Tensor:
+        """E with EᵀE = CᵀHC for vectors c_1 … c_N, given as rows: ⟨c_i, Hc_j⟩ is the product of two columns of E."""
+        q, alphas = self._down(C)
+        return compact(torch.cat([self.pairs.curvatures.sqrt()[:, None] * alphas, (self.initial.sqrt() * q).mT]))
+
+    def _down(self, C: Tensor) -> tuple[Tensor, Tensor]:
+        """q_0 for every row of C, (N, d), and the α_k, (K, N)."""
+        q, rho = C.clone(), self.pairs.curvatures
+        alphas = C.new_empty(len(rho), len(C))
+        for k in reversed(range(len(rho))):
+            alphas[k] = q @ self.pairs.steps[k] / rho[k]
+            q.addr_(alphas[k], self.pairs.changes[k], alpha=-1)
+        return q, alphas
+
+
+def conjugated(pairs: Pairs, convexity: float, smoothness: float) -> Pairs:
+    """The pairs that are of use, made conjugate newest to oldest as far as they are symmetric.
+
+    A μ-strongly convex and L-smooth function has ρ ≥ μ‖s‖² and ‖y‖² ≤ Lρ. These tell what rounding, or a Hessian that
+    changes, has made of a pair.
+    """
+    found: list[tuple[Tensor, Tensor]] = []
+    basis = _Conjugate(pairs.steps.new_empty(2, *pairs.steps.shape))
+    for s, y in zip(pairs.steps.flip(0), pairs.changes.flip(0), strict=True):
+        rho, size = float(s @ y), float(s @ s)
+        if not rho > max(0.5 * convexity * size, STEEP * (size * float(y @ y)) ** 0.5):
+            continue
+        if basis.asymmetry(s, y, rho) < ASYMMETRY:
+            rest, change = basis.remainder(s, y)
+            left, along = float(rest @ rest), float(rest @ change)
+            if left < LOST**2 * size:
+                continue
+            if along >= 0.9 * convexity * left and 0 < float(change @ change) <= 2 * smoothness * along:
+                basis.add(rest, change, along)
+                s, y = rest, change
+        found.append((s, y))
+    if not found:
+        return Pairs(pairs.steps[:0], pairs.changes[:0])
+    return Pairs(*(torch.stack(vectors) for vectors in zip(*reversed(found), strict=True)))
+
+
+class _Conjugate:
+    """Pairs that are conjugate to each other: the first rows of a (2, K, d) buffer."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self.buffer, self.rho, self.n = buffer, buffer.new_empty(buffer.shape[1]), 0
+
+    def add(self, s: Tensor, y: Tensor, rho: float) -> None:
+        self.buffer[0, self.n], self.buffer[1, self.n], self.rho[self.n] = s, y, rho
+        self.n += 1
+
+    def asymmetry(self, s: Tensor, y: Tensor, rho: float) -> float:
+        S, Y = self.buffer[:, : self.n]
+        return float(((Y @ s - S @ y).abs() / (self.rho[: self.n] * rho).sqrt()).max()) if self.n else 0.0
+
+    def remainder(self, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(s, y) without its part along the others; twice, to make up for rounding."""
+        S, Y = self.buffer[:, : self.n]
+        for _ in range(2):
+            share = (Y @ s) / self.rho[: self.n]
+            s, y = s - share @ S, y - share @ Y
+        return s, y

@@ -38,7 +38,7 @@ from scaffpd.algorithms.base import (
     steepest,
 )
 from scaffpd.errors import InputError, count
-from scaffpd.federation import Federation, Gradients, ProximalPlan, Vector
+from scaffpd.federation import Federation, Gradients, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.base import LARGEST
 from scaffpd.saddle import solve_saddle
 from scaffpd.subspace import SubspaceModel, orthonormal
@@ -46,7 +46,8 @@ from scaffpd.subspace import SubspaceModel, orthonormal
 INEXACT = 1e-6  # accuracy of the server's problems, as a share of how far there is to go
 FIRST = 1e-6  # the same in the first round of a problem without a certificate, as a share of the losses
 ROUNDING = 1e-16  # the accuracy that the server's arithmetic allows, as a share of the losses
-LEAST, USUAL, MOST = 3, 20, 60  # columns: the last step, d and c; where nothing is set; where many weights move
+LEAST, USUAL, MOST = 3, 20, 300  # columns: the last step, d and c; where nothing is set; where many weights move
+KEPT = 60  # columns that are stored where nothing is set: more may soon be of use
 OWN = 10.0  # the size of a Hessian in the metric of its own diagonal: at least 1, at most d
 NEAR = 1e-6  # σ of a prox that is all but a projection
 STIFF = 0.01  # κ, in units of the Hessians' size
@@ -94,6 +95,8 @@ class SubspaceSaddleState(MinimaxState):
         pull: β.
         scale: s.
         damping: δ.
+        stiffness: κ, where that is less than a hundredth of the Hessians' size.
+        bends: by how much every client's loss was above the model at a trial point that was rejected; then zero.
         energy: Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step.
         moving: the most clients whose weights one step has moved.
         careful: whether w is used in any case, because a trial without it was rejected.
@@ -102,6 +105,8 @@ class SubspaceSaddleState(MinimaxState):
         since: the round of that.
         centre: ν, once the certificate has stalled; empty before.
         hold: ω.
+        mark: the last certificate that was a tenth of the one marked before, which `Fair` looks at.
+        marked: the round of it.
         at: the clients' answers at x; asked for anew when a run is resumed.
         around: what they have told about its neighbourhood, where a trial point there was rejected.
     """
@@ -115,6 +120,8 @@ class SubspaceSaddleState(MinimaxState):
     pull: float
     scale: float = 1.0
     damping: float = 0.0
+    stiffness: float = np.inf
+    bends: Vector
     energy: float = np.nan
     moving: int = 0
     careful: bool = False
@@ -123,6 +130,8 @@ class SubspaceSaddleState(MinimaxState):
     since: int = 0
     centre: Vector = field(default_factory=lambda: np.empty(0))
     hold: float = 0.0
+    mark: float = np.inf
+    marked: int = 0
     at: Gradients = field(repr=False, metadata={"transient": True})
     around: Neighbourhood | None = field(default=None, repr=False, metadata={"transient": True})
 
@@ -142,6 +151,7 @@ class SubspaceSaddle(MinimaxMethod):
 
     published: ClassVar[str] = "Subspace saddle"
     questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, PROXIMAL, CURVATURE, DIAGONAL})
+    everywhere: ClassVar[bool] = True  # V may be all of R^d
 
     memory: int | None = None
 
@@ -171,7 +181,7 @@ class SubspaceSaddle(MinimaxMethod):
         return self._proven_at(SubspaceSaddleState(
             x=x, weights=weights, losses=at.losses, direction=at.sum(weights), columns=x.new_empty(0, len(x)),
             diagonal=diagonal, metric=metric, uneven=uneven, size=size, pull=0.01 * size, seed=seed,
-            constants=constants, at=at,
+            constants=constants, at=at, bends=np.zeros(len(weights)),
         ))  # fmt: skip
 
     def follow(self, federation: Federation, before: object, seed: int = 0) -> SubspaceSaddleState | None:
@@ -200,21 +210,27 @@ class SubspaceSaddle(MinimaxMethod):
         """One trial point."""
         around = state.around or self._look(federation, state)
         tol, state = self._accuracy(state), replace(state, rounds=state.rounds + 1)
-        step = around.model.solve(state.damping, tol)
+        model = replace(around.model, losses=state.losses + state.bends)
+        step = model.solve(state.damping, tol)
         x = state.x + around.V @ torch.from_numpy(step.alpha).to(around.V)
         at = federation.gradients(x, coefficients_sent=len(step.alpha) + len(state.weights))
-        promised, gained = around.merit - step.value, -np.inf
-        if np.all(np.abs(at.losses) < LARGEST / 4):
-            gained = around.merit - around.model.merit(at.losses, tol)
+        promised, gained, finite = around.merit - step.value, -np.inf, bool(np.all(np.abs(at.losses) < LARGEST / 4))
+        if finite:
+            gained = around.merit - model.merit(at.losses, tol)
         if not gained >= 0.1 * promised - 2 * tol:
-            return self._rejected(state, around, tol)
+            if finite and state.accepted and not model.w.any():
+                bends = at.losses - model.predicted(step.alpha)
+                bent = replace(model, losses=state.losses + bends).solve(state.damping, tol)
+                if around.merit - bent.value > 0.1 * promised:
+                    return replace(state, accepted=False, around=around, bends=bends)
+            return self._rejected(state, around, tol, step.unit(promised))
         moves = np.abs(step.weights - state.weights)
         away, moving = around.model.w * moves, int(np.count_nonzero(moves > MOVES * step.weights.max()))
         return self._watched(self._proven_at(replace(
             state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), at=at, around=None,
             columns=self._kept(state, x - state.x, around.fresh), pull=around.pull, scale=around.scale,
             damping=damped(state.damping, gained, promised), energy=float(away @ away) / around.scale,
-            moving=max(state.moving, moving), promise=max(promised, 0.0), accepted=True,
+            moving=max(state.moving, moving), promise=max(promised, 0.0), accepted=True, bends=np.zeros(len(moves)),
         )), tol)  # fmt: skip
 
     def _watched(self, state: SubspaceSaddleState, tol: float) -> SubspaceSaddleState:
@@ -240,17 +256,33 @@ class SubspaceSaddle(MinimaxMethod):
         value = solve_saddle(self.objective, state.losses, np.empty((0, len(w))), state.centre, tol, w).value
         return value + 0.5 * state.hold * float(away @ away)
 
-    def _rejected(self, state: SubspaceSaddleState, around: Neighbourhood, tol: float) -> SubspaceSaddleState:
+    def _rejected(
+        self, state: SubspaceSaddleState, around: Neighbourhood, tol: float, unit: float
+    ) -> SubspaceSaddleState:
         """The same place with a model that promises less: weights held, or more damping."""
-        if self._held(state, around.V.shape[1]):
-            return replace(state, accepted=False, damping=max(4 * state.damping, 0.5), around=around)
+        damped = self._more_damped(state, state.damping, unit)
+        state = replace(state, accepted=False, bends=0 * state.bends)
+        if self._held(state, around.V.shape[1]) or not around.w.any():
+            around = replace(around, model=replace(around.model, stiffness=damped["stiffness"]))
+            return replace(state, around=around, **damped)
         model = replace(around.model, w=around.w)
         around = replace(around, model=model, merit=model.merit(state.losses, tol))
-        return replace(state, accepted=False, careful=True, around=around)
+        return replace(state, careful=True, around=around)
+
+    def _more_damped(self, state: SubspaceSaddleState, damping: float, unit: float) -> dict[str, float]:
+        """Return δ and κ after a trial that was rejected.
+
+        At first κ is no more than would have taken back half of the promise, δκ‖α‖² = `unit`‖α‖².
+        """
+        more, kappa = max(4 * damping, 0.5), self._stiffness(state)
+        first = state.accepted or bool(state.bends.any())
+        return {"damping": more, "stiffness": min(STIFF * state.size, unit / more) if first else kappa}
 
     def _look(self, federation: Federation, state: SubspaceSaddleState) -> Neighbourhood:
         """Steps (1) and (2), and the β and s that they suggest."""
         total, c, most = float(state.weights.sum()) or 1.0, state.direction, self._most(state)
+        if self.everywhere and len(c) <= most:
+            return self._look_everywhere(state)
         d = self._local_work(federation, state, c / total)
         extra = [c / state.diagonal] if state.uneven or len(c) <= most else []
         V = orthonormal([*state.columns[:1], d, c, *extra, *state.columns[1:]], state.metric, most)
@@ -261,13 +293,29 @@ class SubspaceSaddle(MinimaxMethod):
         scale = scaled(state.scale, slope / max(state.energy, 1e-300)) if np.isfinite(state.energy) else state.scale
         unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
         w = np.sqrt(scale * max(slope, 0.0) / max(float((c.square() / state.metric).sum()), 1e-300) * unseen)
+        return self._modelled(state, V, [d, c], seen, w, pull, scale)
+
+    def _modelled(
+        self, state: SubspaceSaddleState, V: Tensor, fresh: list[Tensor], seen: Restriction, w: Vector, pull: float,
+        scale: float,
+    ) -> Neighbourhood:  # fmt: skip
+        """What has been seen as a model of the losses, with weights that are held by w, or to the centre."""
         held, centre = w * self._held(state, V.shape[1]), state.weights
         if len(state.centre):
             held, centre = np.full_like(w, state.hold**0.5), state.centre
         near = (state.losses, seen.slopes, seen.curvature)
-        model = SubspaceModel(self.objective, *near, centre, held, STIFF * state.size)
+        model = SubspaceModel(self.objective, *near, centre, held, self._stiffness(state))
         merit = model.merit(state.losses, self._accuracy(state))
-        return Neighbourhood(V, [d, c], model, w, merit, pull, scale, seen.sizes)
+        return Neighbourhood(V, fresh, model, w, merit, pull, scale, seen.sizes)
+
+    def _look_everywhere(self, state: SubspaceSaddleState) -> Neighbourhood:
+        """Step (2) where V may have d columns: all of R^d. Nothing is left for local work to find, or for w to hold."""
+        V = torch.diag(state.metric.rsqrt())
+        seen, nothing = state.at.restriction(V, state.weights, state.metric), np.zeros(len(state.weights))
+        return self._modelled(state, V, [], seen, nothing, state.pull, state.scale)
+
+    def _stiffness(self, state: SubspaceSaddleState) -> float:
+        return min(state.stiffness, STIFF * state.size)
 
     def _held(self, state: SubspaceSaddleState, k: int) -> bool:
         """Whether w is used: not where ψ is flat, D = I and V has a column for every weight that moves (observed).
@@ -291,7 +339,7 @@ class SubspaceSaddle(MinimaxMethod):
 
     def _kept(self, state: SubspaceSaddleState, step: Tensor, fresh: list[Tensor]) -> Tensor:
         """The newest columns, the last step first."""
-        return torch.stack([step, *fresh, *state.columns])[: self.memory or MOST]
+        return torch.stack([step, *fresh, *state.columns])[: self.memory or max(KEPT, self._most(state))]
 
     def _accuracy(self, state: SubspaceSaddleState) -> float:
         """Of the server's problems: a share of how far there is to go, by the proof or by the last model."""

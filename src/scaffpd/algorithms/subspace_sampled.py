@@ -155,6 +155,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
 
     published: ClassVar[str] = ""
     keeps_vectors: ClassVar[bool] = True
+    everywhere: ClassVar[bool] = False  # the stale gradients of absent clients lie anywhere
 
     clients_per_round: int | None = None
     batch_size: int | None = None
@@ -201,7 +202,8 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         if np.all(np.abs(there.losses) < LARGEST / 4):
             gained = around.merit - around.model.merit(there.losses + at.pull(y - here.iterate, here.mixture), tol)
         if not gained >= 0.1 * promised - 2 * tol:
-            return self._proven(replace(here, accepted=False, damping=max(4 * damping, 0.5)), at)
+            less = self._more_damped(here, damping, step.unit(promised))
+            return self._proven(replace(here, accepted=False, **less), at)
         return self._taken(here, there, around, step, y, promised, damped(damping, gained, promised))
 
     def _arrive(self, federation: Federation, state: SampledState) -> tuple[SampledState, PartialAnswers]:

@@ -119,7 +119,8 @@ METHODS = (  # without blanks, which a shell would have to quote
 )
 ALGORITHMS = (
     *("FedAvg", "FedProx", "Scaffold", "ProxSkip", "AFL", "DRFA", "QFFL", "DeltaFL", "GradientDescentAscent"),
-    *("Extragradient", "AcceleratedPrimalDual", "MinimaxGradient", "QuasiNewtonMinimax", "ScaffPD", "SubspaceSaddle"),
+    *("Extragradient", "AcceleratedPrimalDual", "MinimaxGradient", "QuasiNewtonMinimax", "MinimaxNewton"),
+    *("ScaffPD", "SubspaceSaddle"),
     *("SampledSubspaceSaddle", "Fair"),
 )
 OBJECTIVES = ("Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted")

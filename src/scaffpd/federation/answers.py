@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -165,6 +166,14 @@ class Gradients(Answers):
         if self.federation.sums.hides:
             _hidden()
         return self._ask(Diagonal(self.question)).reply.vectors["diagonal"].each()
+
+    def hessians(self) -> Tensor:
+        """Every client's ∇²f_i(x), (n, d, d), in float64: the matrices that `restriction` adds up, with V = I."""
+        if self.federation.sums.hides:
+            _hidden()
+        whole = torch.eye(len(self.x)).to(self.x)
+        seen = self._ask(Curvature(self.question, whole, torch.ones_like(self.x)))
+        return seen.reply.vectors["curvature"].each().double()
 
     def gram(self) -> NDArray[np.float64]:
         """⟨c_i, c_j⟩ for all pairs, in float64 whatever the model's numbers are."""

@@ -275,14 +275,12 @@ class Curvature(Question):
             seen[:] = [point.restriction(self.V, weights, self.metric)]
             return seen[0].curvature  # type: ignore[no-any-return]
 
-        def each() -> Tensor:
-            return torch.stack([curvature(one) for one in torch.eye(len(point.losses)).to(point.losses)])
-
         def last() -> Any:
             return seen[0] if seen else point.restriction(self.V, torch.zeros_like(point.losses), self.metric)
 
         numbers = {"slopes": lambda: last().slopes, "size": lambda: last().sizes}
-        return Reply(numbers, {"curvature": Vectors(curvature, each, shape=(self.V.shape[1],) * 2)})
+        matrices = Vectors(curvature, lambda: point.curvatures(self.V), shape=(self.V.shape[1],) * 2)
+        return Reply(numbers, {"curvature": matrices})
 
 
 @dataclass(frozen=True, eq=False)

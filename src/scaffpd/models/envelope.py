@@ -182,6 +182,16 @@ class PersonalPoint(LinearPoint):
         ridge = self._ridge(weights).expand(*self.X.shape).flatten()
         return SubspaceDerivatives(self._slopes(V, T), inner + V.mT @ (ridge[:, None] * V), self.norms(1 / metric))
 
+    def curvatures(self, V: Tensor) -> Tensor:
+        """Every client's VᵀH_iV = T_iᵀS_iT_i + Vᵀ(ridges)V, (N, k, k)."""
+        T = self._along(V)
+        bent, ridges = self.bend(T), self.anchor.ridges.expand(-1, *self.X.shape).flatten(1)
+        out = V.mT @ (ridges[..., None] * V)
+        for block in self.rows.blocks:
+            some = (block.weight[..., None, None] * block.of(bent)).flatten(1, 2)
+            out[block.clients] += block.of(T).flatten(1, 2).mT @ some
+        return out
+
     def diagonal(self, weights: Tensor) -> Tensor:
         """Σ_i w_i diag H_i."""
         return weights @ self.diagonals()

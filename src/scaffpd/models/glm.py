@@ -104,6 +104,19 @@ class LinearPoint:
         curvature = inner + self.l2 * weights.sum() * (V.mT @ V)
         return SubspaceDerivatives(self._slopes(V, T), curvature, self.norms(1 / metric))
 
+    def curvatures(self, V: Tensor) -> Tensor:
+        """Every client's VᵀH_iV = Σ_j T_jᵀ ℓ''_j T_j / m_i + l2 VᵀV, (N, k, k), T = A V block by block."""
+        k, features = V.shape[1], self.rows.A.shape[1]
+        out = (self.l2 * (V.mT @ V)).repeat(len(self.rows.layout), 1, 1)
+        for block in self.rows.blocks:
+            z, weight, large = block.of(self.z), block.weight[..., None, None], self.rows.large(block)
+            pieces = [(slice(None), self.rows.of(block)[0])] if large is None else large.stream()
+            for at, A in pieces:
+                T = (A @ V.reshape(features, self.outputs * k)).view(*z[:, at].shape, k)
+                bent = weight[:, at] * self.loss.bend(z[:, at], T)
+                out[block.clients] += T.flatten(1, 2).mT @ bent.flatten(1, 2)
+        return out
+
     def diagonal(self, weights: Tensor) -> Tensor:
         """Σ_i w_i diag H_i."""
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]

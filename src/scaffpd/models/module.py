@@ -235,6 +235,10 @@ class ModulePoint(StackedPoint):
                 Q += w * self.oracle.curvature(i, self.x, V, self.rows[i])
         return SubspaceDerivatives(self.project(V), Q, self.norms(1 / metric))
 
+    def curvatures(self, V: Tensor) -> Tensor:
+        """By k Hessian-vector products of every client."""
+        return torch.stack([self.oracle.curvature(i, self.x, V, rows) for i, rows in enumerate(self.rows)])
+
     def diagonal(self, weights: Tensor) -> Tensor:
         """Refuse: it would take d Hessian-vector products."""
         raise InputError("The diagonal of a network's Hessian is not known; take D = I instead.")

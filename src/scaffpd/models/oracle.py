@@ -54,6 +54,9 @@ class EvaluatedPoint(Protocol):
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
         """Slopes, curvature and sizes along the columns of V, (d, k), for weights w and the diagonal D."""
 
+    def curvatures(self, V: Tensor) -> Tensor:
+        """Every client's VᵀH_iV, (N, k, k)."""
+
     def diagonal(self, weights: Tensor) -> Tensor:
         """Σ_i w_i diag H_i; an `InputError` where that is not known."""
 

@@ -63,6 +63,10 @@ class PrivatePoint(StackedPoint):
         """Refuse: second derivatives are not released."""
         raise InputError(SECOND_ORDER)
 
+    def curvatures(self, V: Tensor) -> Tensor:
+        """Refuse: second derivatives are not released."""
+        raise InputError(SECOND_ORDER)
+
     def diagonal(self, weights: Tensor) -> Tensor:
         """Refuse: second derivatives are not released."""
         raise InputError(SECOND_ORDER)

@@ -1,0 +1,161 @@
+"""Minimax Newton, and the families on which methods stall: nothing stalls any more, and another solver agrees."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import scaffpd as sp
+from scaffpd.reference import reference_optimum
+from scaffpd.saddle import solve_quadratics
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from problems import HARD, families, objectives, single, tolerance
+
+OBJECTIVES = [
+    *(sp.Average(), sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.ChiSquareBall(delta=0.5), sp.CVaR(alpha=0.3)),
+    *(sp.Tilted(rho=0.1), sp.QFair(q=1.0), sp.Nash(b=30.0)),
+]
+REFERENCES: dict = {}  # each takes seconds
+SMALL = {  # the hard families, smaller: (clients, loss, l2, the most rounds of minimax Newton and of sums only)
+    "separable": (single(0, 5, 8, 20), "logistic", 1e-8, 25, 25),
+    "one separable sample each": (single(1, 40, 8), "logistic", 1e-6, 20, 30),
+    "ℓ∞ regression": (single(2, 30, 10, noise=1.0), "squared", 1e-6, 1, 20),
+    "one sample each": (single(3, 60, 25), "logistic", 1e-2, 8, 12),
+}
+
+
+def check(clients, loss, l2, objective, result, tol):
+    """The run has converged, and the reference solver's value is within the certificate."""
+    assert result.status is sp.Status.CONVERGED, str(result)
+    key = (id(clients), loss, l2, repr(objective))
+    best = REFERENCES.setdefault(key, None) or reference_optimum(clients, loss, l2, objective)
+    REFERENCES[key] = best
+    value = objective.support(sp.Cohort(clients, sp.Linear(loss, l2=l2)).evaluate(result.x).loss)
+    slack = best.gap + 1e-12 * (1 + abs(best.value))
+    assert -slack <= value - best.value <= result.certificate + slack
+    assert result.certificate <= tol
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_it_reaches_the_optimum_of_another_solver(loss, objective):
+    clients = sp.data.synthetic(sigma=0.5) if loss == "squared" else sp.data.breast_cancer(clients=5, alpha=0.5).train
+    l2 = 0.1 if loss == "squared" else 0.01
+    result = sp.train(sp.MinimaxNewton(objective), sp.Cohort(clients, sp.Linear(loss, l2=l2)), rounds=15, tol=1e-9)
+    check(clients, loss, l2, objective, result, 1e-9)
+    assert loss == "logistic" or result.rounds == 1  # squared losses are their own model
+
+
+@pytest.mark.parametrize("method", [sp.fair, sp.SubspaceSaddle], ids=["fair", "sums only"])
+@pytest.mark.parametrize("name", SMALL)
+def test_small_members_of_the_hard_families(name, method):
+    clients, loss, l2, newton, sums = SMALL[name]
+    cohort = sp.Cohort(clients, sp.Linear(loss, l2=l2))
+    tol = 1e-8 * float(cohort.gradients(cohort.start()).losses.max())
+    result = sp.train(method(sp.Agnostic()), cohort, rounds=newton if method is sp.fair else sums, tol=tol)
+    check(clients, loss, l2, sp.Agnostic(), result, tol)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 11])
+@pytest.mark.parametrize("method", [sp.fair, sp.SubspaceSaddle], ids=["fair", "sums only"])
+@pytest.mark.parametrize(("name", "which"), [(name, which) for name in HARD for which in HARD[name]])
+def test_the_hard_families(name, which, method, seed):
+    family = families(seed)[name]()
+    objective = objectives(family)[which]
+    result = sp.train(method(objective), family.cohort(), rounds=100, tol=tolerance(family, objective))
+    model = family.model
+    check(family.clients, model.loss, model.l2, objective, result, tolerance(family, objective))
+
+
+def test_nash_near_the_start():
+    family = families(3)["Nash near the start"]()
+    objective = objectives(family)["Nash"]
+    for method, most in ((sp.fair, 1), (sp.SubspaceSaddle, 12)):
+        result = sp.train(method(objective), family.cohort(), rounds=most, tol=1e-8)
+        check(family.clients, "squared", 1e-2, objective, result, 1e-8)
+
+
+@pytest.mark.parametrize("scale", [10.0, 1000.0])
+def test_a_bad_start(scale):
+    """Some trials are rejected, F falls with every step that is taken, and it ends at the same optimum."""
+    clients, loss, l2, *_ = SMALL["separable"]
+    cohort = sp.Cohort(clients, sp.Linear(loss, l2=l2))
+    start = scale * np.random.default_rng(0).standard_normal(8)
+    result = sp.train(sp.MinimaxNewton(sp.Agnostic()), cohort, rounds=60, tol=1e-8, x0=start)
+    check(clients, loss, l2, sp.Agnostic(), result, 1e-8)
+    assert not np.all(result.history["accepted"])
+    assert np.all(np.diff(result.history.losses.max(1)) <= 1e-12)
+
+
+def test_a_resumed_run_is_the_run(tmp_path):
+    clients, loss, l2, *_ = SMALL["separable"]
+    start = 10 * np.random.default_rng(0).standard_normal(8)
+    cohort = sp.Cohort(clients, sp.Linear(loss, l2=l2))
+    whole = sp.train(sp.fair(sp.Agnostic()), cohort, rounds=12, x0=start)
+    for stop in (1, list(whole.history["accepted"]).index(False), 7):
+        path = tmp_path / f"run{stop}"
+        sp.train(sp.fair(sp.Agnostic()), cohort, rounds=stop, x0=start, checkpoint=path)
+        again = sp.train(sp.fair(sp.Agnostic()), cohort, rounds=12, x0=start, checkpoint=path)
+        assert np.array_equal(again.x, whole.x)
+        assert np.array_equal(again.history["bytes_up"], whole.history["bytes_up"])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *(sp.Linear("squared", l2=0.1), sp.Linear("logistic", l2=0.1, intercept=True)),
+        *(sp.Linear("softmax", l2=0.1, classes=3), sp.Personal(sp.Linear("logistic", l2=0.1), 2.0)),
+        sp.Personal(sp.Linear("squared", l2=0.1), 2.0),
+    ],
+    ids=str,
+)
+def test_hessians_of_clients_add_up_to_curvature(model):
+    random = np.random.default_rng(0)
+    clients = [(random.standard_normal((m, 4)), random.integers(0, 2, m)) for m in (1, 3, 3, 9)]
+    clients[0] = (clients[0][0], np.array([2 if "softmax" in str(model) else 1]))
+    cohort = sp.Cohort(clients, model)
+    x = torch.from_numpy(random.standard_normal(cohort.dimension)).to(cohort.start())
+    at, weights = cohort.gradients(x), np.array([0.1, 0.2, 0.3, 0.4])
+    whole = at.restriction(torch.eye(cohort.dimension).double(), weights, torch.ones(cohort.dimension).double())
+    H = at.hessians().numpy()
+    np.testing.assert_allclose(np.tensordot(weights, H, 1), whole.curvature, atol=1e-12)
+    one = at.restriction(torch.eye(cohort.dimension).double(), np.eye(4)[2], torch.ones(cohort.dimension).double())
+    np.testing.assert_allclose(H[2], one.curvature, atol=1e-12)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_the_saddle_point_of_quadratics(objective):
+    """No other z lowers the value, and the lower bound that the gap speaks of is one."""
+    random = np.random.default_rng(1)
+    A = random.standard_normal((12, 6, 4))
+    H, E, a = A.transpose(0, 2, 1) @ A, random.standard_normal((4, 12)), 5 + random.random(12)
+    found = solve_quadratics(objective, a, E, H, objective.start(a), 0.0, 1e-11)
+
+    def value(z):
+        return objective.support(a + z @ E + 0.5 * np.einsum("i,nij,j->n", z, H, z))
+
+    assert found.gap <= 1e-10
+    assert value(found.z) == pytest.approx(found.value, abs=1e-12)
+    assert objective.contains(found.weights)
+    for size in (1e-1, 1e-2, 1e-3):
+        for _ in range(20):
+            assert value(found.z + size * random.standard_normal(4)) >= found.value - found.gap
+
+
+def test_secure_sums_refuse_it():
+    cohort = sp.Cohort(single(0, 4, 3, 10), sp.Linear("logistic", l2=0.1))
+    from scaffpd.secure import SecureAggregation
+
+    masked = SecureAggregation(cohort, projections=True)
+    with pytest.raises(sp.InputError, match="Secure sums hide"):
+        sp.train(sp.MinimaxNewton(sp.Agnostic()), masked, rounds=2)
+    result = sp.train(sp.fair(sp.CVaR(alpha=0.5)), masked, rounds=25, tol=1e-6)
+    assert result.status is sp.Status.CONVERGED
+    assert "subspace saddle" in result.message
