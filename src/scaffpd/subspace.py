@@ -42,10 +42,6 @@ class Step:
     weights: Vector
     value: float
 
-    def unit(self, promise: float) -> float:
-        """Return the curvature that would take back half of a promise, promise/‖α‖²."""
-        return max(promise, 0.0) / max(float(self.alpha @ self.alpha), 1e-300)
-
 
 @dataclass(frozen=True)
 class SubspaceModel:

@@ -149,6 +149,23 @@ def test_the_saddle_point_of_quadratics(objective):
             assert value(found.z + size * random.standard_normal(4)) >= found.value - found.gap
 
 
+def test_networks_are_refused():
+    network = sp.Cohort(single(0, 3, 4, 9), sp.Module(torch.nn.Linear(4, 2).double()))
+    with pytest.raises(sp.InputError, match="known to be convex"):
+        sp.train(sp.MinimaxNewton(sp.Agnostic()), network, rounds=1)
+
+
+def test_what_a_round_sends():
+    cohort = sp.Cohort(single(0, 5, 4, 9), sp.Linear("logistic", l2=0.1))
+    method = sp.MinimaxNewton(sp.Agnostic())
+    state = method.init(cohort)
+    before = cohort.traffic.snapshot()
+    method.round(cohort, state)
+    assert cohort.traffic.exchanges - before.exchanges == 2
+    assert cohort.traffic.bytes_up - before.bytes_up == 5 * 8 * ((4 + 1 + 4 * 5 // 2) + (4 + 3))
+    assert cohort.traffic.bytes_down - before.bytes_down == 5 * 8 * 8
+
+
 def test_secure_sums_refuse_it():
     cohort = sp.Cohort(single(0, 4, 3, 10), sp.Linear("logistic", l2=0.1))
     from scaffpd.secure import SecureAggregation

@@ -84,7 +84,9 @@ def test_the_same_call_gives_the_same_numbers(method):
     assert np.array_equal(first.history["bytes_down"], again.history["bytes_down"])
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS.values() if not isinstance(m, sp.SubspaceSaddle)])
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS.values() if not isinstance(m, sp.SubspaceSaddle | sp.MinimaxNewton)]
+)
 def test_networks_train(method):
     federation = network()
     start = federation.evaluate(federation.start()).loss
@@ -213,7 +215,7 @@ def test_the_seed_decides():
         (sp.Extragradient(CHI), 2, 8 + 6, 8),
         (sp.AcceleratedPrimalDual(CHI, steps=sp.Fixed(0.01, 0.01)), 1, 4 + 3, 4),
         (sp.QuasiNewtonMinimax(CHI), 1, 4 + 3, 4),
-        (sp.MinimaxNewton(CHI), 2, 4 + 3 + 4 * (4 + 3) // 2 + 1, 8),
+        (sp.MinimaxNewton(CHI), 1, 4 + 3, 4),  # Hessians of squared losses go up once
         (sp.SubspaceSaddle(CHI, memory=3), 3, 8 + 3 * (3 + 3) // 2 + 4, 8 + 3 + 5 + 1),
         (sp.SubspaceSaddle(CHI), 2, 4 + 4 * (4 + 3) // 2 + 4, 4 + 4 + 5),
         (sp.ScaffPD(CHI, steps=sp.Fixed(0.01, 0.01, local_rate=0.01)), 2, 8 + 3, 8),

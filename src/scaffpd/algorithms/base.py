@@ -88,8 +88,22 @@ class MinimaxState(RunState):
     constants: Constants
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeenState(MinimaxState):
+    """Adds what a server that sees single gradients has of them; `weights` are those of the certificate.
+
+    Attributes:
+        model_weights: the λ of the last model.
+        gradients: the c_i at x, (N, d).
+    """
+
+    model_weights: Vector
+    gradients: Tensor
+
+
 State = TypeVar("State", bound=RunState)
 Proven = TypeVar("Proven", bound=MinimaxState)
+Seen = TypeVar("Seen", bound=SeenState)
 
 
 class Algorithm:
@@ -228,7 +242,7 @@ class MinimaxMethod(Algorithm):
 
 @dataclass(frozen=True)
 class SeeingMethod(MinimaxMethod):
-    """A method whose server sees every c_i; its states have `model_weights` and `gradients`, (N, d).
+    """A method whose server sees every c_i.
 
     Its certificate is that of the better of the model's λ and argmax_{l∈Λ} ⟨L, l⟩ − ψ(l) − ‖Cl‖²/(2 Σ λ_i μ_i).
 
@@ -238,7 +252,7 @@ class SeeingMethod(MinimaxMethod):
 
     sees_vectors: ClassVar[bool] = True
 
-    def _proven(self, state: Any, at: Gradients) -> Any:
+    def _proven(self, state: Seen, at: Gradients) -> Seen:
         """The state with the better certificate of the two λ."""
         own = self._certified_for(state.model_weights, state, at)
         if not np.isfinite(own.certificate):
@@ -248,7 +262,7 @@ class SeeingMethod(MinimaxMethod):
         other = solve_saddle(self.objective, state.losses, E, own.weights, CERTIFIED * own.certificate).weights
         return min(own, self._certified_for(other, state, at), key=lambda proven: float(proven.certificate))
 
-    def _certified_for(self, weights: Vector, state: Any, at: Gradients) -> Any:
+    def _certified_for(self, weights: Vector, state: Seen, at: Gradients) -> Seen:
         return self._certified(replace(state, weights=weights), at, combined(weights, state.gradients))
 
     def _level(self, weights: Vector, losses: Vector) -> float:

@@ -30,9 +30,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import CURVATURE, GRADIENTS, MinimaxState, SeeingMethod
+from scaffpd.algorithms.base import CURVATURE, GRADIENTS, SeeingMethod, SeenState
 from scaffpd.certificate import EPSILON
-from scaffpd.federation import Federation, Gradients, Vector
+from scaffpd.errors import InputError
+from scaffpd.federation import Federation, Gradients
 from scaffpd.objectives.base import LARGEST
 from scaffpd.saddle import Saddle, solve_quadratics
 
@@ -43,20 +44,16 @@ SLACK = 64  # rounding in the acceptance test, in units of the number format
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinimaxNewtonState(MinimaxState):
-    """`weights` are those of the certificate.
+class MinimaxNewtonState(SeenState):
+    """A state of the method.
 
     Attributes:
-        model_weights: the λ of the last model.
-        gradients: the c_i, (N, d).
         damping: δ.
         promise: what the last model promised.
         at: the clients' answers at x; asked for anew when a run is resumed.
         hessians: the H_i, (N, d, d), where they have been asked for at x, or are the same everywhere.
     """
 
-    model_weights: Vector
-    gradients: Tensor
     damping: float = 0.0
     promise: float = np.inf
     at: Gradients = field(repr=False, metadata={"transient": True})
@@ -77,6 +74,8 @@ class MinimaxNewton(SeeingMethod):
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> MinimaxNewtonState:
         """The clients' answers at x⁰."""
         x, constants, at = self._open(federation, x0)
+        if not constants.convex:
+            raise InputError("MinimaxNewton needs losses that are known to be convex: use ScaffPD for networks.")
         return self._proven(MinimaxNewtonState(
             x=x, weights=(weights := self.objective.start(at.losses)), model_weights=weights, losses=at.losses,
             gradients=at.each().double(), seed=seed, constants=constants, at=at,

@@ -42,7 +42,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, MinimaxState, SeeingMethod, combined, compact
+from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, SeeingMethod, SeenState, combined, compact
 from scaffpd.certificate import EPSILON
 from scaffpd.errors import count
 from scaffpd.federation import Constants, Federation, Gradients, Vector
@@ -60,12 +60,10 @@ STEEP = 1e-10  # ρ below this share of ‖s‖‖y‖ is rounding
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuasiNewtonMinimaxState(MinimaxState):
-    """`weights` are those of the certificate.
+class QuasiNewtonMinimaxState(SeenState):
+    """A state of the method.
 
     Attributes:
-        model_weights: the λ of the last model.
-        gradients: C at x^r, (N, d).
         points: the last points asked about, accepted or not, oldest first, (≤ K + 1, d).
         answers: the clients' gradients there, (≤ K + 1, N, d).
         diagonals: diag ∇²f_i where that is constant, (N, d); else no rows.
@@ -73,8 +71,6 @@ class QuasiNewtonMinimaxState(MinimaxState):
         began: the round in which it took over from another method.
     """
 
-    model_weights: Vector
-    gradients: Tensor
     points: Tensor
     answers: Tensor
     diagonals: Tensor
@@ -117,12 +113,11 @@ class QuasiNewtonMinimax(SeeingMethod):
 
     def _begun(self, at: Gradients, constants: Constants, weights: Vector, seed: int) -> QuasiNewtonMinimaxState:
         C = at.each().double()
-        begun: QuasiNewtonMinimaxState = self._proven(QuasiNewtonMinimaxState(
+        return self._proven(QuasiNewtonMinimaxState(
             x=at.x, weights=weights, model_weights=weights, losses=at.losses, gradients=C, points=at.x.double()[None],
             answers=C[None], diagonals=at.diagonals().double() if constants.quadratic else C[:0], damping=1.0,
             seed=seed, constants=constants,
         ), at)  # fmt: skip
-        return begun
 
     def resume(self, federation: Federation, state: QuasiNewtonMinimaxState) -> QuasiNewtonMinimaxState:
         """Return the state, which is complete."""

@@ -41,7 +41,7 @@ from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Gradients, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.base import LARGEST
 from scaffpd.saddle import solve_saddle
-from scaffpd.subspace import SubspaceModel, orthonormal
+from scaffpd.subspace import Step, SubspaceModel, orthonormal
 
 INEXACT = 1e-6  # accuracy of the server's problems, as a share of how far there is to go
 FIRST = 1e-6  # the same in the first round of a problem without a certificate, as a share of the losses
@@ -95,7 +95,6 @@ class SubspaceSaddleState(MinimaxState):
         pull: β.
         scale: s.
         damping: δ.
-        stiffness: κ, where that is less than a hundredth of the Hessians' size.
         bends: by how much every client's loss was above the model at a trial point that was rejected; then zero.
         energy: Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step.
         moving: the most clients whose weights one step has moved.
@@ -120,7 +119,6 @@ class SubspaceSaddleState(MinimaxState):
     pull: float
     scale: float = 1.0
     damping: float = 0.0
-    stiffness: float = np.inf
     bends: Vector
     energy: float = np.nan
     moving: int = 0
@@ -217,19 +215,20 @@ class SubspaceSaddle(MinimaxMethod):
         promised, gained, finite = around.merit - step.value, -np.inf, bool(np.all(np.abs(at.losses) < LARGEST / 4))
         if finite:
             gained = around.merit - model.merit(at.losses, tol)
+        least = first_damping(step, promised, state.size)
         if not gained >= 0.1 * promised - 2 * tol:
             if finite and state.accepted and not model.w.any():
                 bends = at.losses - model.predicted(step.alpha)
                 bent = replace(model, losses=state.losses + bends).solve(state.damping, tol)
                 if around.merit - bent.value > 0.1 * promised:
                     return replace(state, accepted=False, around=around, bends=bends)
-            return self._rejected(state, around, tol, step.unit(promised))
+            return self._rejected(state, around, tol, max(4 * state.damping, least))
         moves = np.abs(step.weights - state.weights)
         away, moving = around.model.w * moves, int(np.count_nonzero(moves > MOVES * step.weights.max()))
         return self._watched(self._proven_at(replace(
             state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), at=at, around=None,
             columns=self._kept(state, x - state.x, around.fresh), pull=around.pull, scale=around.scale,
-            damping=damped(state.damping, gained, promised), energy=float(away @ away) / around.scale,
+            damping=damped(state.damping, gained, promised, least), energy=float(away @ away) / around.scale,
             moving=max(state.moving, moving), promise=max(promised, 0.0), accepted=True, bends=np.zeros(len(moves)),
         )), tol)  # fmt: skip
 
@@ -257,26 +256,15 @@ class SubspaceSaddle(MinimaxMethod):
         return value + 0.5 * state.hold * float(away @ away)
 
     def _rejected(
-        self, state: SubspaceSaddleState, around: Neighbourhood, tol: float, unit: float
+        self, state: SubspaceSaddleState, around: Neighbourhood, tol: float, damping: float
     ) -> SubspaceSaddleState:
         """The same place with a model that promises less: weights held, or more damping."""
-        damped = self._more_damped(state, state.damping, unit)
         state = replace(state, accepted=False, bends=0 * state.bends)
         if self._held(state, around.V.shape[1]) or not around.w.any():
-            around = replace(around, model=replace(around.model, stiffness=damped["stiffness"]))
-            return replace(state, around=around, **damped)
+            return replace(state, damping=damping, around=around)
         model = replace(around.model, w=around.w)
         around = replace(around, model=model, merit=model.merit(state.losses, tol))
         return replace(state, careful=True, around=around)
-
-    def _more_damped(self, state: SubspaceSaddleState, damping: float, unit: float) -> dict[str, float]:
-        """Return δ and κ after a trial that was rejected.
-
-        At first κ is no more than would have taken back half of the promise, δκ‖α‖² = `unit`‖α‖².
-        """
-        more, kappa = max(4 * damping, 0.5), self._stiffness(state)
-        first = state.accepted or bool(state.bends.any())
-        return {"damping": more, "stiffness": min(STIFF * state.size, unit / more) if first else kappa}
 
     def _look(self, federation: Federation, state: SubspaceSaddleState) -> Neighbourhood:
         """Steps (1) and (2), and the β and s that they suggest."""
@@ -304,7 +292,7 @@ class SubspaceSaddle(MinimaxMethod):
         if len(state.centre):
             held, centre = np.full_like(w, state.hold**0.5), state.centre
         near = (state.losses, seen.slopes, seen.curvature)
-        model = SubspaceModel(self.objective, *near, centre, held, self._stiffness(state))
+        model = SubspaceModel(self.objective, *near, centre, held, STIFF * state.size)
         merit = model.merit(state.losses, self._accuracy(state))
         return Neighbourhood(V, fresh, model, w, merit, pull, scale, seen.sizes)
 
@@ -313,9 +301,6 @@ class SubspaceSaddle(MinimaxMethod):
         V = torch.diag(state.metric.rsqrt())
         seen, nothing = state.at.restriction(V, state.weights, state.metric), np.zeros(len(state.weights))
         return self._modelled(state, V, [], seen, nothing, state.pull, state.scale)
-
-    def _stiffness(self, state: SubspaceSaddleState) -> float:
-        return min(state.stiffness, STIFF * state.size)
 
     def _held(self, state: SubspaceSaddleState, k: int) -> bool:
         """Whether w is used: not where ψ is flat, D = I and V has a column for every weight that moves (observed).
@@ -370,8 +355,13 @@ def scaled(scale: float, ratio: float) -> float:
     return float(np.clip(scale * np.exp(np.clip(0.5 * off, -1, 1)), 0.03, 2.0))
 
 
-def damped(damping: float, gained: float, promised: float) -> float:
-    """δ for the next round: less where the promise was kept, more where little of it was."""
+def damped(damping: float, gained: float, promised: float, least: float) -> float:
+    """δ for the next round: less where the promise was kept (none below `least`), more where little of it was."""
     if gained >= 0.75 * promised:
-        return damping / 4 if damping > 0.1 else 0.0
+        return damping / 4 if damping > 0.1 * least else 0.0
     return max(2 * damping, 0.25) if gained < 0.25 * promised else damping
+
+
+def first_damping(step: Step, promised: float, size: float) -> float:
+    """The first δ after a rejected trial: ½, or what would have taken back half of its promise, δκ‖α‖² = promise."""
+    return min(0.5, max(promised, 0.0) / max(STIFF * size * float(step.alpha @ step.alpha), 1e-300))

@@ -36,7 +36,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.base import CLIENTS, STEPS
-from scaffpd.algorithms.subspace_saddle import MOVES, Neighbourhood, SubspaceSaddle, SubspaceSaddleState, damped
+from scaffpd.algorithms.subspace_saddle import (
+    MOVES,
+    Neighbourhood,
+    SubspaceSaddle,
+    SubspaceSaddleState,
+    damped,
+    first_damping,
+)
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, Memory, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.base import LARGEST
@@ -201,10 +208,10 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         promised, gained = around.merit - step.value, -np.inf
         if np.all(np.abs(there.losses) < LARGEST / 4):
             gained = around.merit - around.model.merit(there.losses + at.pull(y - here.iterate, here.mixture), tol)
+        least = first_damping(step, promised, here.size)
         if not gained >= 0.1 * promised - 2 * tol:
-            less = self._more_damped(here, damping, step.unit(promised))
-            return self._proven(replace(here, accepted=False, **less), at)
-        return self._taken(here, there, around, step, y, promised, damped(damping, gained, promised))
+            return self._proven(replace(here, accepted=False, damping=max(4 * damping, least)), at)
+        return self._taken(here, there, around, step, y, promised, damped(damping, gained, promised, least))
 
     def _arrive(self, federation: Federation, state: SampledState) -> tuple[SampledState, PartialAnswers]:
         """Step (0): the state as the clients of the round know it, before the step."""

@@ -425,7 +425,7 @@ class NetworkPoint(StackedPoint):
         """Refuse what takes second derivatives."""
         raise InputError("Personal networks have no second derivatives: use ScaffPD or another method of gradients.")
 
-    restriction = diagonal = diagonals = refuse
+    restriction = curvatures = diagonal = diagonals = refuse
 
 
 class PersonalModuleOracle(Envelopes):
