@@ -26,6 +26,7 @@ from scaffpd.saddle import solve_saddle
 
 STEPS, CLIENTS = 1, 2  # what a round's random numbers are for: rows of minibatches, and who takes part
 CERTIFIED = 0.1  # accuracy of the certificate's λ, as a share of what another λ proves
+NEAR = 1e-6  # σ of a prox that is all but a projection
 WEIGHTS = ("samples", "uniform")
 POSITIVE = ("local_rate", "server_rate", "dual_rate")
 COUNTS = ("local_steps", "batch_size", "clients_per_round")
@@ -388,6 +389,13 @@ def safe_dual_rate(objective: Objective, at: Gradients, losses: Vector, primal_r
         mean = float(at.sum(np.full(n, 1 / n)).norm())
         coupling = max(coupling - n * mean**2, 1e-12 * coupling)
     return 0.45 / (coupling * primal_rate) if coupling * primal_rate > 0 else 1.0
+
+
+def nearest(objective: Objective, weights: Vector, losses: Vector) -> Vector:
+    """λ⁰ of a run that follows another: the point of Λ nearest to its λ, or its usual start off the simplex."""
+    if not objective.simplex or len(weights) != len(losses) or abs(weights.sum() - 1) > 1e-9:
+        return objective.start(losses)
+    return objective.prox(np.zeros_like(weights), weights, NEAR)
 
 
 def dual_step(objective: Objective, s: Vector, weights: Vector, rate: float) -> Vector:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import CURVATURE, GRADIENTS, SeeingMethod, SeenState
+from scaffpd.algorithms.base import CURVATURE, GRADIENTS, SeeingMethod, SeenState, nearest
 from scaffpd.certificate import EPSILON
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients
@@ -88,11 +88,12 @@ class MinimaxNewton(SeeingMethod):
         return replace(state, hessians=state.at.hessians()) if given else state
 
     def follow(self, federation: Federation, before: object, seed: int = 0) -> MinimaxNewtonState | None:
-        """Begin at the x of a run for another objective, with its Hessians where they are the same everywhere."""
+        """Begin at the x and λ of a run for another objective, with its Hessians where they are the same everywhere."""
         if type(before) is not MinimaxNewtonState or before.at.federation is not federation:
             return None
         state = self.init(federation, seed, before.x)
-        return replace(state, hessians=before.hessians if state.constants.quadratic else None)
+        state = replace(state, model_weights=nearest(self.objective, before.weights, state.losses))
+        return self._proven(replace(state, hessians=before.hessians if state.constants.quadratic else None), state.at)
 
     def round(self, federation: Federation, state: MinimaxNewtonState) -> MinimaxNewtonState:
         """Solve the model, ask the clients about its saddle point, and judge it."""

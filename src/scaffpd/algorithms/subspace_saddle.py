@@ -35,6 +35,7 @@ from scaffpd.algorithms.base import (
     PROXIMAL,
     MinimaxMethod,
     MinimaxState,
+    nearest,
     steepest,
 )
 from scaffpd.errors import InputError, count
@@ -49,7 +50,6 @@ ROUNDING = 1e-16  # the accuracy that the server's arithmetic allows, as a share
 LEAST, USUAL, MOST = 3, 20, 300  # columns: the last step, d and c; where nothing is set; where many weights move
 KEPT = 60  # columns that are stored where nothing is set: more may soon be of use
 OWN = 10.0  # the size of a Hessian in the metric of its own diagonal: at least 1, at most d
-NEAR = 1e-6  # σ of a prox that is all but a projection
 STIFF = 0.01  # κ, in units of the Hessians' size
 MOVES = 0.01  # a weight that changes by more than this share of the largest one has moved
 PATIENCE = 50  # rounds in which the certificate has to halve
@@ -189,11 +189,8 @@ class SubspaceSaddle(MinimaxMethod):
         """
         if type(before) is not SubspaceSaddleState:
             return None
-        state, weights = self.init(federation, seed, before.x), before.weights
-        if not self.objective.simplex or len(weights) != len(state.weights) or abs(weights.sum() - 1) > 1e-9:
-            weights = self.objective.start(state.losses)
-        else:
-            weights = self.objective.prox(np.zeros_like(weights), weights, NEAR)
+        state = self.init(federation, seed, before.x)
+        weights = nearest(self.objective, before.weights, state.losses)
         return self._proven_at(replace(
             state, weights=weights, direction=state.at.sum(weights), columns=before.columns, pull=before.pull,
             scale=before.scale, moving=before.moving,
