@@ -120,7 +120,7 @@ def in_ball(L, p, delta):
             t = sqrt((delta - (1 / P - 1)) / V)
             w = [p[i] * (1 / P + t * (L[i] - mean)) for i in who]
             if min(w) >= 0:
-                best.append(fdot(w, [L[i] for i in who]))
+                best.append(mean + t * V)  # = ⟨w, L⟩, without cancellation where the losses tie
     return max(best, default=fdot(p, L))
 
 
