@@ -94,11 +94,13 @@ class SharedSum(NamedTuple):
 
     Attributes:
         parts: what every client adds, (n, d), whole numbers; only their sum may be seen.
+        most: a public bound on them, a power of two: how large a part is must not be seen either.
         unit: the size of a unit.
         public: what is added to the sum, of public numbers.
     """
 
     parts: Tensor
+    most: float
     unit: float
     public: Tensor
 
@@ -297,7 +299,8 @@ class PrivateOracle:
         noise = np.stack([discrete_gaussians(question.noise, sigma, len(x)) for question in questions])
         scaled = self.sums.gradients(x, None) * torch.from_numpy(share / s).to(x.device)[:, None]
         parts = scaled.trunc().long() + torch.from_numpy(noise).to(x.device)
-        return SharedSum(parts, clip.unit * s, self.l2 * float(w.sum()) * x)
+        most = max(member.samples for member in self.members) * 2.0**clip.bits + 16 * sigma
+        return SharedSum(parts, 2.0 ** math.ceil(math.log2(most)), clip.unit * s, self.l2 * float(w.sum()) * x)
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
         """Refuse: second derivatives are not released."""

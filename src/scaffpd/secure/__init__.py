@@ -49,15 +49,24 @@ class MaskedSums:
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """Σ_i w_i v_i, masked."""
-        if vectors.shares is not None:  # clients weight and noise their vectors themselves
-            shared = vectors.shares(torch.from_numpy(np.array(weights[asked.index])))
-            ones = dict.fromkeys((asked.names[i] for i in asked.chosen), 1.0)
-            held = replace(vectors, each=lambda: shared.parts.double())
-            return cast(Tensor, shared.total(torch.from_numpy(self.sums.sum(part, held, ones, shared.parts.shape[1]))))
+        if vectors.shares is not None:
+            return self._shared(part, vectors, asked, weights)
         own = {asked.names[i]: float(weights[i]) for i in asked.chosen}
         shape = vectors.shape or asked.like.shape
         total = self.sums.sum(part, vectors, own, int(np.prod(shape)))
         return torch.from_numpy(total.reshape(shape)).to(asked.like)
+
+    def _shared(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
+        """Add up what clients have weighted and noised themselves.
+
+        One more entry, the same for everybody and as large as any may be, keeps the size of a vector from being told.
+        """
+        assert vectors.shares is not None
+        shared = vectors.shares(torch.from_numpy(np.array(weights[asked.index])))
+        rows = torch.nn.functional.pad(shared.parts.double(), (0, 1), value=shared.most)
+        ones = dict.fromkeys((asked.names[i] for i in asked.chosen), 1.0)
+        total = self.sums.sum(part, replace(vectors, each=lambda: rows), ones, rows.shape[1])
+        return cast(Tensor, shared.total(torch.from_numpy(total[:-1])))
 
     def error(self, length: int, weights: Vector) -> float:
         """√d times the most that an entry of the last sum is off, per unit of weight."""
