@@ -29,6 +29,7 @@ from scaffpd.data import digits, heart_disease
 from scaffpd.deploy.messages import Message, encode
 from scaffpd.deploy.secure import SiloParties
 from scaffpd.deploy.session import SiloRequest
+from scaffpd.federation.values import Sketch
 from scaffpd.masking import FixedPoint, Identity, Party, Terms
 from scaffpd.secure.parties import DisclosureGuard, GuardedParty, MaskedReply, SumRequest, Weighting
 
@@ -94,9 +95,13 @@ def secure_sum(n: int, length: int, colluding: int | None) -> dict[str, Any]:
     numbers, vector = FixedPoint.finest(n, 3), np.random.default_rng(0).standard_normal(length)
     about = SiloRequest("gradients", {"batch_size": None, "key": [0, 1, 0], "parts": ["c"]})
     question, up, seconds = asked(SiloParties.mask, SumRequest(about, weights, numbers), length), 0, []
+    sketch = Sketch()
+    sketch(vector)  # its random signs are drawn once a run
     for name in first:
         start = time.process_time()
-        found = GuardedParty(everyone[name], DisclosureGuard(), 0.9).answer(weights, numbers, vector, bytes(32))
+        found = GuardedParty(everyone[name], DisclosureGuard(sketch=sketch), 0.9).answer(
+            weights, numbers, vector, bytes(32)
+        )
         seconds.append(time.process_time() - start)
         up += reply(name, {"exponent": found.exponent}, masked=_taken(found).view(np.int64)) // TIMED
     start, total = time.process_time(), np.zeros(length, dtype=np.uint64)

@@ -41,7 +41,7 @@ rows = 20                         # with fewer training rows the silo takes no p
 choosing = true                   # whether strengths may be chosen by folds of its rows
 joining = false                   # true: its scores alone, and with the models of a run, may leave at the end
 # points = 20_000                 # most points x at which it answers in a run
-# radius = 100.0                  # largest distance of x from the start (unless the loss is quadratic)
+# radius = 50.0                   # largest distance of x from the start (unless the loss is quadratic)
 # scores = 20                     # most points at which it tells an accuracy in a run
 # runs = 20                       # most runs that it ever takes part in; answered.jsonl counts them
 

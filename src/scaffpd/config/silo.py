@@ -82,8 +82,8 @@ class SiloLimits(SettingsTable):
     joining: key.Switch = False  # whether its scores alone, and with the models of a run, may leave
     runs: key.Count = 20  # the most agreements that the silo ever takes
     points: key.Count = 20_000  # the most points x at which it answers in a run
-    radius: key.Positive = 100.0  # the largest distance of x from the start, unless the loss is quadratic
-    path: key.Positive = 2_000.0  # the longest way of x in a run, likewise
+    radius: key.Positive = 50.0  # the largest distance of x from the start, unless the loss is quadratic
+    path: key.Positive = 500.0  # the longest way of x in a run, likewise
     scores: key.Count = 20  # the most points at which it tells an accuracy in a run
     # the file of all that it has answered, by which it knows that
     answered: key.FileName = Field(default="answered.jsonl", validate_default=True)
