@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -146,7 +147,7 @@ def test_theorem_3_a_centre_that_moves_in_every_round_wanders_and_one_that_waits
     monkeypatch.setattr(subspace_saddle, "PATIENCE", 20)  # any number will do
     cohort, _ = chebyshev()
     method, states = sp.SubspaceSaddle(objective, memory=3), []
-    result = sp.train(method, cohort, rounds=400, tol=1e-5, callbacks=[lambda now: bool(states.append(now.state))])
+    result = sp.train(method, cohort, rounds=400, tol=1e-4, callbacks=[lambda now: bool(states.append(now.state))])
     assert result.status is sp.Status.CONVERGED
     held = [state for state in states if len(state.centre)]
     assert held
@@ -154,27 +155,66 @@ def test_theorem_3_a_centre_that_moves_in_every_round_wanders_and_one_that_waits
         if after.hold < before.hold:
             assert after.certificate <= 2 * before.hold
     monkeypatch.setattr(subspace_saddle, "PATIENCE", 10**9)
-    wandering = sp.train(method, cohort, rounds=90, tol=1e-5)
+    wandering = sp.train(method, cohort, rounds=70, tol=1e-5)
     assert wandering.history["certificate"].min() > 1e-2
 
 
-def test_rejected_trials_are_no_more_than_taken_ones_and_a_few():
-    """δ grows fourfold by a rejection, falls at most fourfold by a step, and 4 L/κ is its end."""
+def test_lemma_1_few_trials_in_a_row_are_rejected():
+    """6 + (3/2) log₂(L/μ), and one more in a run."""
     random = np.random.default_rng(0)
     clients = {str(i): (3 * random.standard_normal((8, 6)), random.integers(0, 2, 8)) for i in range(6)}
     cohort = sp.Cohort(clients, sp.Linear("logistic", l2=1e-3))
     method, taken = sp.SubspaceSaddle(sp.Agnostic(), memory=4), []
     sp.train(method, cohort, rounds=60, tol=1e-8, x0=20 * cohort.start().new_tensor(random.standard_normal(6)),
              callbacks=[lambda now: bool(taken.append(now.state.accepted))])  # fmt: skip
-    most = cohort.constants().smoothness.max() / (subspace_saddle.STIFF * cohort.constants().smoothness.mean())
-    few = 1 + np.log(4 * most / 0.03) / np.log(4)
-    rejected = np.cumsum(np.logical_not(taken))
-    assert rejected[-1] > 0
-    assert np.all(rejected <= np.cumsum(taken) + few)
+    runs = [len(run) for run in "".join("+" if one else "-" for one in taken).split("+")]
+    assert 0 < max(runs) <= 7 + 1.5 * np.log2(cohort.constants().smoothness.max() / 1e-3)
+
+
+@dataclass(frozen=True)
+class Columns(sp.SubspaceSaddle):
+    """V never has all of R^d at once."""
+
+    everywhere: ClassVar[bool] = False
 
 
 def test_one_mixture_of_squared_losses_ends_within_d_rounds():
-    """c is orthogonal to every direction so far, so there are at most d rounds with c ≠ 0."""
+    """c is orthogonal to every earlier c, so that at most d of them are nonzero."""
     cohort, _ = chebyshev(N=6, d=9)
-    result = sp.train(sp.SubspaceSaddle(sp.Average(), memory=60), cohort, rounds=9, tol=1e-10)
+    method, directions = Columns(sp.Average(), memory=60), []
+    result = sp.train(method, cohort, rounds=9, tol=1e-10,
+                      callbacks=[lambda now: bool(directions.append(now.state.direction.numpy()))])  # fmt: skip
     assert result.status is sp.Status.CONVERGED
+    assert len(directions) > 2
+    for one, other in pairwise(directions[:4]):
+        assert abs(one @ other) < 1e-7 * np.linalg.norm(one) * np.linalg.norm(directions[0])
+
+
+# ------------------------------------------------------------------ single Hessians
+
+
+@pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
+def test_theorem_4_squared_losses_take_one_round(objective):
+    cohort, _ = chebyshev()
+    result = sp.train(sp.MinimaxNewton(objective), cohort, rounds=1, tol=1e-8)
+    assert result.status is sp.Status.CONVERGED
+
+
+@pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
+def test_theorem_4_a_certificate_falls_with_order_three_halves(objective):
+    """C⁺ ≤ (2√2/3) M (C/μ)^{3/2} + M² C²/(2μ³) without damping; the logistic loss bends by at most 1/(6√3) more."""
+    random, mu, m = np.random.default_rng(0), 0.05, 30
+    rows = [random.standard_normal((m, 5)) + 0.3 * random.standard_normal(5) for _ in range(8)]
+    cohort = sp.Cohort([(X, random.integers(0, 2, m)) for X in rows], sp.Linear("logistic", l2=mu))
+    bent = [np.linalg.eigvalsh((X.T * np.linalg.norm(X, axis=1)) @ X / m)[-1] for X in rows]
+    M, method = max(bent) / (6 * 3**0.5), sp.MinimaxNewton(objective)
+    state, informative = method.init(cohort, x0=cohort.start() + 1.0), 0
+    for _ in range(6):
+        C, damping = state.certificate, state.damping
+        state = method.round(cohort, state)
+        bound = (2 * 2**0.5 / 3) * M * (C / mu) ** 1.5 + M**2 * C**2 / (2 * mu**3)
+        if state.accepted and damping == 0 and C > 1e-9:
+            assert state.certificate <= bound + 1e-12
+            informative += bound < C
+    assert informative
+    assert state.certificate < 1e-9
