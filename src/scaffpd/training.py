@@ -306,6 +306,8 @@ class _TrainingRun:
         state = self.last_finite if status is Status.DIVERGED else self.state
         reason = self.algorithm.uncertified(state)
         message = status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
+        if status in (Status.ROUND_LIMIT, Status.STALLED) and isinstance(self.algorithm, Algorithm):
+            message = f"{message} {self.algorithm.advise(state, self.history['certificate'])}".strip()
         message = f"{message}{self.refusal} {self.algorithm.explain(state)}".strip()
         x = state.x.detach().cpu().numpy()
         names = tuple(self.federation.names)

@@ -173,3 +173,17 @@ def test_where_sums_hide_gradients_their_sums_decide_and_else_the_last_curvature
     seen = replace(flat, bend=lambda: 7e-25)
     assert curvature_and_change(seen, 3e-30)[0] == 7e-25
     assert curvature_and_change(replace(flat, bend=lambda: -1.0), 3e-30)[0] == 0.0
+
+
+def test_a_run_that_does_not_get_there_says_why_and_what_would():
+    """Never just that all rounds were made: how fast it went, and what `fair` would do."""
+    cohort = sp.Cohort(sp.data.badly_scaled(), sp.Linear("squared", l2=0.01))
+    result = sp.train(sp.ScaffPD(sp.Agnostic()), cohort, rounds=8, tol=1e-10)
+    assert result.status is sp.Status.ROUND_LIMIT
+    assert "Auto steps brought the certificate" in result.message
+    assert "in the last 8 rounds: sp.fair(objective) would choose a second-order method" in result.message
+    assert sp.train(sp.fair(sp.Agnostic()), cohort, rounds=8, tol=1e-10).status is sp.Status.CONVERGED
+    noisy = sp.train(sp.ScaffPD(sp.Agnostic(), batch_size=5, local_steps=5), cohort, rounds=8, tol=1e-10)
+    assert "larger batches" in noisy.message
+    fixed = sp.train(sp.ScaffPD(sp.Agnostic(), steps=sp.Fixed(1e-4, 0.01, 0.0, 1e-4)), cohort, rounds=2)
+    assert fixed.message == "All rounds were made."

@@ -106,3 +106,26 @@ def test_the_proved_rate_on_agnostic_learning_is_kept():
     slope = np.polyfit(np.log(rounds[late]), np.log(envelope[late]), 1)[0]
     assert slope <= -2
     assert envelope[-1] <= 1e-6 * distances[0]
+
+
+def test_the_error_falls_as_one_over_the_rounds_with_noise():
+    """SC-C with minibatches in the local steps and exact losses: τ_r ≤ 2/(growth·r), and so goes the error.
+
+    It starts at the optimum, so that all of the error is noise.
+    """
+    cohort = sp.Cohort(synthetic(N=3, d=4, m=30, seed=1), sp.Linear("squared", l2=10.0))
+    best = sp.train(sp.fair(sp.Agnostic()), cohort, tol=1e-12).x
+    marks, errors = (400, 1600), np.zeros((2, 2))
+    for seed in range(1):
+        path = []
+        method = sp.ScaffPD(sp.Agnostic(), local_steps=2, batch_size=3, steps=sp.Theory("sc-c"))
+        sp.train(
+            method, cohort, rounds=marks[-1], seed=seed, x0=best, progress=False,
+            callbacks=[lambda i, p=path: p.append((((i.state.x.numpy() - best) ** 2).sum(), i.state.rule.tau))],
+        )  # fmt: skip
+        errors += [np.mean(path[mark // 2 : mark], axis=0) for mark in marks]
+        growth = 10.0 / 4  # μ_x/4
+        assert all(tau <= 2.1 / (growth * r) for r, (_, tau) in enumerate(path, 1))
+    fall, slower = errors[1] / errors[0]
+    assert slower < 0.45
+    assert fall <= 1.3 * slower

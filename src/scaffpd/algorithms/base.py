@@ -159,6 +159,10 @@ class Algorithm:
         """Say what a reader of the result should know besides its status."""
         return ""
 
+    def advise(self, state: Any, certificates: Vector) -> str:
+        """Say what would help a run that ended without its tolerance; `certificates` are those of all rounds."""
+        return ""
+
     def uncertified(self, state: Any) -> str | None:
         """Say why there is no certificate, or return `None` where there is one."""
         return f"{type(self).__name__} does not measure how far from the optimum it is."

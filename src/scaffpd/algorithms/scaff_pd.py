@@ -44,6 +44,8 @@ from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.steps import Auto, StepRule
 from scaffpd.steps.base import Rates, StepProblem, Trial
 
+RECENT = 50  # rounds, for a rate
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScaffPDState(MinimaxState):
@@ -117,6 +119,20 @@ class ScaffPD(MinimaxMethod):
             seed=seed, answered=0, rule=self.steps.start(problem), constants=constants, at=at,
         )  # fmt: skip
         return self._dual_step(state, self.steps.rates(state.rule))
+
+    def advise(self, state: ScaffPDState, certificates: Vector) -> str:
+        """Say how fast it went, and which method would do, where `fair` would take another one."""
+        back = min(RECENT, len(certificates) - 1)
+        before, now = float(certificates[-1 - back]), float(certificates[-1])
+        if not (isinstance(self.steps, Auto) and back > 0 and np.isfinite(now) and np.isfinite(before)):
+            return ""
+        pace = f"by a factor of {before / now:.2g}" if now < before else "no further"
+        said = f"Auto steps brought the certificate {pace} in the last {back} rounds"
+        if self.batch_size is not None or state.constants.first_order:
+            return f"{said}; more rounds, or larger batches, would go on from here."
+        return (
+            f"{said}: sp.fair(objective) would choose a second-order method, which needs few rounds and no step size."
+        )
 
     def resume(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
         """A state read from disk, with the clients' answers at x asked for again."""
