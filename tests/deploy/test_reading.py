@@ -93,7 +93,7 @@ def test_a_column_without_a_value_has_no_kind(tmp_path):
         ('x,y\n"1,2\n', "", "is broken in line"),
         ("x,y\n1,2\n", 'columns = ["z"]', "column of 'a.csv', 'z'"),
         ("x,y\n1,2\n", 'categories = ["z"]', "column of 'a.csv', 'z'"),
-        (b"x,y\n\xff,1\n", "", "not UTF-8"),
+        (b"x,y\n\x00,1\n", "", "is no text"),
         ("y\n1\n2\n", "", "no columns besides its target"),
         ("x,y\n1,a\n2,b\n", 'task = "regression"', "texts such as 'a' in its target 'y'"),
         ("x,y\n1,0.5\n2,1\n", 'task = "classification"', "0.5 in its target 'y'"),

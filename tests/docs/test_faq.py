@@ -41,7 +41,7 @@ def test_the_certificate_of_another_methods_model_holds(page):
 
 
 def test_single_precision_ends_as_precision(page):
-    done = sp.train(sp.fair(sp.Agnostic()), page["single"], tol=1e-8)
+    done = sp.train(sp.fair(sp.Agnostic()), page["single"], tol=1e-12)
     assert done.status == "precision"
 
 

@@ -167,6 +167,7 @@ class Sketch:
         own = np.asarray(vector, dtype=np.float64).ravel()
         if len(own) not in self._drawn:
             random = np.random.default_rng([self.seed, len(own)])
-            self._drawn[len(own)] = random.permutation(len(own)) % BUCKETS, 1.0 - 2 * random.integers(0, 2, len(own))
+            signs = np.where(random.integers(0, 2, len(own)) == 0, 1.0, -1.0)
+            self._drawn[len(own)] = random.permutation(len(own)) % BUCKETS, signs
         places, signs = self._drawn[len(own)]
         return np.bincount(places, signs * own, BUCKETS).astype(np.float64)
