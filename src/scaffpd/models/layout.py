@@ -130,7 +130,7 @@ class Ragged:
         if (largest := max(self.lengths, default=0)) <= SHORT:
             return None
         width = math.isqrt(largest)
-        counts = -(-self.sizes // width).clamp_min(1)
+        counts = (-(-self.sizes // width)).clamp_min(1)
         lengths = torch.full((int(counts.sum()),), width, device=self.sizes.device)
         lengths[torch.cumsum(counts, 0) - 1] = self.sizes - (counts - 1) * width
         return lengths, counts
