@@ -205,7 +205,8 @@ def report(rows: list[Row], seed: int) -> str:
         "proof, for objectives on the simplex. Everything else runs as it is, with nothing set. ∞: not within the "
         f"limit of {CAP['few']} (the first three), {CAP['fixed']} (`best Fixed`), {CAP['theory']} (`Theory`) or "
         f"{CAP['many']} rounds; on real data {SLOW['few']}, {SLOW['fixed']}, {SLOW['theory']} and {SLOW['many']}. A "
-        "trial point that was rejected counts as a round. On the last five families, on which methods stall, the gap "
+        "trial point that was rejected counts as a round. Runs that end because the bound on rounding is above the "
+        "gap (N = 30, d = 60) count as ∞ too. On the last five families, on which methods stall, the gap "
         "is 1e-8 of the first value, and the limits are those of real data.",
         "",
         *summary(rows),
