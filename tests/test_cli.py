@@ -265,7 +265,7 @@ def test_the_screen_explains_itself(demo):
         "Proven",
         "gap ≤",
         "2 splits",
-        "Solved by the subspace saddle method: the losses are convex and gradients are full.",
+        "Solved by the minimax Newton method: the losses are convex, gradients are full, and d is small.",
     ):
         assert words in out
 

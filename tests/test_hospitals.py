@@ -66,7 +66,10 @@ def test_every_run_is_certified(study):
 
 
 def test_the_method_is_chosen_and_says_why(study):
-    assert study.method == "Solved by the subspace saddle method: the losses are convex and gradients are full."
+    assert (
+        study.method
+        == "Solved by the minimax Newton method: the losses are convex, gradients are full, and d is small."
+    )
     silos = heart_disease(0.3, seed=study.seeds[0])
     cohort = sp.Cohort(silos.train, sp.Linear("logistic", demo.L2, intercept=True))
     for objective, run in ((Average(), study.average[0]), (ChiSquare(study.rho), study.fair[0])):

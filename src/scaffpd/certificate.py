@@ -84,9 +84,10 @@ def certify(
         rounding: bounds on the rounding errors of each L_i and of each ∇f_i(x) (its norm).
     """
     nothing = Certificate(np.inf, np.inf, np.inf, np.inf)
+    if not all(bool(np.all(np.isfinite(bounds))) for bounds in rounding):  # a silo does not answer
+        return nothing
     modulus, error = inner(weights, strong_convexity), inner(weights, rounding[1])
-    known = all(bool(np.all(np.isfinite(bounds))) for bounds in rounding)  # of a silo that does not answer nothing is
-    if not (known and np.all(np.abs(losses) < LARGEST / 4) and np.isfinite(gradient) and modulus > 0):
+    if not (np.all(np.abs(losses) < LARGEST / 4) and np.isfinite(gradient) and modulus > 0):
         return nothing
     if weights.min() < 0 or (outside := objective._stretch(weights)) > MOST:
         return nothing

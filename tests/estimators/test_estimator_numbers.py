@@ -12,7 +12,7 @@ import scaffpd as sp
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
 
-TIGHT = {"tol": 1e-13, "max_rounds": 500}
+TIGHT = {"tol": 1e-12, "max_rounds": 500}
 
 
 def near(a, b, tolerance=1e-6):
@@ -62,7 +62,7 @@ def test_ridge_as_the_data_is(intercept):
     theirs = Ridge(alpha=0.1 * len(X) / 2, fit_intercept=False).fit(
         np.column_stack([X, np.ones(len(X))]) if intercept else X, y
     )
-    ours = sp.FairFederatedRegressor(l2=0.1, fit_intercept=intercept, standardise=False, tol=1e-6)
+    ours = sp.FairFederatedRegressor(l2=0.1, fit_intercept=intercept, standardise=False, tol=1e-4)
     ours.fit(X, y)
     near(np.append(ours.coef_, [ours.intercept_] if intercept else []), theirs.coef_, 1e-5)
 
@@ -130,7 +130,7 @@ def test_a_method_by_name_reaches_the_same_point():
     base = sp.FairFederatedClassifier(l2=0.05, tol=1e-9).fit(X, y, clients=clients)
     by_name = sp.FairFederatedClassifier(l2=0.05, tol=1e-9, algorithm=sp.ScaffPD, max_rounds=5000)
     near(by_name.fit(X, y, clients=clients).coef_, base.coef_, 1e-3)
-    ready = sp.FairFederatedClassifier(l2=0.05, tol=1e-9, algorithm=sp.SubspaceSaddle(sp.ChiSquare(0.1)))
+    ready = sp.FairFederatedClassifier(l2=0.05, tol=1e-9, algorithm=sp.MinimaxNewton(sp.ChiSquare(0.1)))
     np.testing.assert_array_equal(ready.fit(X, y, clients=clients).coef_, base.coef_)
     drawn = [
         sp.FairFederatedClassifier(algorithm=sp.ScaffPD(sp.ChiSquare(0.1), batch_size=8), tol=None, max_rounds=3)

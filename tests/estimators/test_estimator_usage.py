@@ -211,7 +211,7 @@ def test_an_interrupt_is_not_swallowed(monkeypatch):
     def interrupted(self, federation, state):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sp.SubspaceSaddle, "round", interrupted)
+    monkeypatch.setattr(sp.MinimaxNewton, "round", interrupted)
     model = sp.FairFederatedClassifier()
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, y, clients=clients)

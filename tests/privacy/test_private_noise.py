@@ -41,7 +41,7 @@ def test_noise_has_the_promised_size_and_no_bias():
     for i, m in enumerate(sizes):
         noise = (gradients[:, i] * m / 1.5).flatten().numpy()
         assert kstest(noise, "norm").pvalue > 1e-4
-        assert noise.std() == pytest.approx(1, abs=0.03)
+        assert noise.std() == pytest.approx(1, abs=0.045)  # three standard errors of 2,500 numbers
     correlation = np.corrcoef(gradients.flatten(1).numpy().T)
     assert np.abs(correlation - np.eye(15)).max() < 0.15
     losses = torch.stack([a.losses - b.losses for a, b in answers]).numpy()

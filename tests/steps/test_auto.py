@@ -112,8 +112,12 @@ def test_nash_never_leaves_its_domain(seed):
     b = 1.01 * cohort.gradients(cohort.start()).losses
     result = sp.train(sp.ScaffPD(sp.Nash(b)), cohort, rounds=100, tol=1e-8)
     assert result.status in ("converged", "round limit")
-    assert np.isfinite(result.certificate)
-    assert np.all(result.history.losses < b)
+    losses = result.history.losses
+    near = np.any(
+        b - losses[-1] <= 1e-11 * b
+    )  # then rounding may be all that is left of b − f_i, and nothing is proven
+    assert np.isfinite(result.certificate) != near
+    assert np.all(losses < b)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])

@@ -2,17 +2,18 @@ r"""`fair`: the method for the problem at hand, and another one where that stall
 
 | the problem | the method |
 |---|---|
-| convex losses, full gradients, unmasked vectors, d ≤ 300 and N d² ≤ 10⁷ | minimax Newton: the fewest rounds |
-| convex losses and full gradients, otherwise | subspace saddle: few rounds, sums and scalars only |
+| convex losses, full gradients, clients in one process, unmasked, d ≤ 300 and N d² ≤ 10⁷ | minimax Newton |
+| convex losses, full gradients, otherwise (so across organisations) | subspace saddle: sums and scalars only |
 | minibatches, networks, clients that hide their curvature | Scaff-PD with `Auto` steps |
 | answers that carry noise, by which no step can be judged | Scaff-PD with η_ℓ = 1/L, τ = J η_ℓ, σ = 1/N, θ = 0 |
 
-Where the subspace saddle method's certificate has not fallen to a tenth in 15 rounds, and vectors go up unmasked, the
-quasi-Newton minimax method goes on from there.
+Where the subspace saddle method's certificate has not fallen to a tenth in 15 rounds, and clients are in one process
+and unmasked, the quasi-Newton minimax method goes on from there.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -57,7 +58,7 @@ class Fair(MinimaxMethod):
         if self.batch_size is not None or not known.convex or known.noisy or known.first_order:
             return self._scaff_pd(known)
         n, d = len(federation.names), federation.dimension
-        newton = not federation.sums.hides and d <= WIDEST and n * d**2 <= LARGEST
+        newton = _open(federation) and d <= WIDEST and n * d**2 <= LARGEST
         return MinimaxNewton(self.objective) if newton else SubspaceSaddle(self.objective)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> Any:
@@ -87,7 +88,7 @@ class Fair(MinimaxMethod):
         other = QuasiNewtonMinimax(self.objective)
         fits = (other.pairs + 1) * len(state.weights) * len(state.x) <= MEMORY
         stalled = state.rounds - state.marked >= PATIENCE
-        return other.take_over(state) if stalled and fits and not federation.sums.hides else state
+        return other.take_over(state) if stalled and fits and _open(federation) else state
 
     def uncertified(self, state: Any) -> str | None:
         """As the method of this state does."""
@@ -145,6 +146,14 @@ class Fair(MinimaxMethod):
         """Rates that look at no answer."""
         eta = 1 / float(known.expected_smoothness(self.batch_size).max())
         return Fixed(tau=self.local_steps * eta, sigma=1 / len(known.smoothness), theta=0.0, local_rate=eta)
+
+
+def _open(federation: Federation) -> bool:
+    """Whether the server may look at single vectors: no mask hides them, and clients are in this process.
+
+    A silo that takes part in `Fair` has agreed to sums of vectors; `MinimaxNewton` has to be asked for by its name.
+    """
+    return not federation.sums.hides and math.isfinite(federation.channel.work)
 
 
 def fair(objective: Objective, local_steps: int = 100, batch_size: int | None = None) -> Fair:
