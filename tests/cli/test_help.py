@@ -150,7 +150,10 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("example", RUN)
+DEMO = "scaffpd demo"  # tests/test_cli.py has it
+
+
+@pytest.mark.parametrize("example", [pytest.param(e, marks=pytest.mark.long) if e.startswith(DEMO) else e for e in RUN])
 def test_examples_run(example, site, tmp_path, monkeypatch, capsys):
     shutil.copytree(site, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
