@@ -166,7 +166,7 @@ def summary(rows: list[Row]) -> list[str]:
     return [
         *(
             f"- {name} reaches the gap on {np.isfinite(column).sum()} of {len(rows)} problems; rounds: median "
-            f"{np.median(column):.3g}, most {column.max():.3g}."
+            f"{np.median(column):.3g}, most {column[np.isfinite(column)].max():.3g}."
             for name, column in (("`fair`", ours), ("The subspace saddle method, which needs sums only,", subspace))
         ),
         f"- `fair` needs more rounds than the best constants of Scaff-PD on {len(worse)} problems"
