@@ -68,7 +68,7 @@ def test_silos_choose_what_a_cohort_chooses(chosen):
     shared = [key for key in theirs if key in ours]
     assert len(shared) >= 2  # ρ goes by losses that are exact to 1e-4, and two methods find them
     for key in shared:
-        assert theirs[key] == pytest.approx(ours[key], rel=2e-3)
+        assert theirs[key] == pytest.approx(ours[key], rel=6e-3)
     best = min(found["tried"], key=lambda row: row["mean_loss"] if "ChiSquare" in row["objective"] else math.inf)
     assert found["l2"] == best["l2"]
     assert 0 < found["objective"]["rho"] != 0.1
