@@ -140,6 +140,11 @@ def encoded(path, places):
     return _ENCODED[key], linear(setup.model)
 
 
+def asking_for_sums(method):
+    """What `Fair` is across organisations."""
+    return sp.SubspaceSaddle(method.objective) if isinstance(method, sp.algorithms.Fair) else method
+
+
 def cohort(path, places, members=None):
     rows, model = encoded(path, places)
     chosen = members or list(places)

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from deploy_cases import cohort, federation, is_right, model_of, mostly_long, opened
+from deploy_cases import asking_for_sums, cohort, federation, is_right, model_of, mostly_long, opened
 from hurting import kill_job, kill_server, kill_silo
 from test_runtime_agreement import OBJECTIVE, agrees, settings
 
@@ -200,7 +200,7 @@ def test_deploy_local_leaves_nothing_behind(tmp_path):
     assert outcome.certificate <= 1e-6
     assert time.monotonic() - started < 120
     wanted = sp.train(
-        FederationFile.read(deployment.federation).algorithm,
+        asking_for_sums(FederationFile.read(deployment.federation).algorithm),
         cohort(deployment.federation, deployment.silos),
         rounds=500,
         tol=1e-6,

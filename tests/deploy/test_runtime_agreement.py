@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from deploy_cases import MODEL, cohort, federation, model_of, opened
+from deploy_cases import MODEL, asking_for_sums, cohort, federation, model_of, opened
 
 import scaffpd as sp
 from scaffpd.config.federation import FederationFile
@@ -54,11 +54,6 @@ def expected(path, places):
     """The cohort's run."""
     file = FederationFile.read(path)
     return sp.train(asking_for_sums(file.algorithm), cohort(path, places), rounds=file.rounds, seed=file.seed)
-
-
-def asking_for_sums(method):
-    """What `Fair` is across organisations."""
-    return sp.SubspaceSaddle(method.objective) if isinstance(method, sp.algorithms.Fair) else method
 
 
 def agrees(path, places, outcome, within=1e-9):
