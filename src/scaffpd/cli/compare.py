@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scaffpd.cli import typer_ext
-from scaffpd.cli.typer_ext import Quiet, argument, option, print_json
+from scaffpd.cli.typer_ext import Quiet, argument, listed, option, print_json
 from scaffpd.errors import InputError, positive
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _methods(names: str, rho: float, local_steps: int, batch_size: int | None) -
     settings = (ChiSquare(rho), local_steps, batch_size)
     methods = zoo(*settings)
     own: dict[str, Algorithm] = {}
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    wanted = listed(names)
     if not wanted:
         raise InputError("compare needs --methods such as FedAvg,Scaff-PD, or all.")
     for name in (name for name in wanted if ":" in name):

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scaffpd.cli.screens import WIDEST, fill, plain_table, say
-from scaffpd.cli.typer_ext import checked, print_json
+from scaffpd.cli.typer_ext import checked, listed, print_json
 from scaffpd.errors import InputError, several
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def predict(
         raise InputError(f"{str(out)!r} is the table itself: choose another file with --out.")
     if out.exists() and not overwrite:
         raise InputError(f"{str(out)!r} is there already: choose another file with --out, or give --overwrite.")
-    copied, cut = _names(keep), _names(groups)
+    copied, cut = listed(keep), listed(groups)
     found = answer(run, table, model, [*copied, *(name for name in cut if name not in copied)])
     if cut and found.truth is None:
         raise InputError(f"--groups scores rows, and {table.name!r} has no target to score by.")
@@ -273,10 +273,6 @@ def _score(name: str, value: Any) -> str:
     if name in ("rows", "rmse", "mae"):
         return f"{value:,}" if name == "rows" else f"{value:.4g}"
     return f"{value:.3f}" if name in ("auc", "log_loss", "r2") else f"{100 * value:.1f} %"
-
-
-def _names(given: str | None) -> list[str]:
-    return [part.strip() for part in (given or "").split(",") if part.strip()]
 
 
 def write_predictions(out: Path, columns: dict[str, Any], quiet: bool = False) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from scaffpd.cli.results import end
 from scaffpd.cli.screens import TrainingScreen
-from scaffpd.cli.typer_ext import ALGORITHMS, INTERRUPTED, OBJECTIVES, PROBLEMS, Quiet, nearest, option
+from scaffpd.cli.typer_ext import ALGORITHMS, INTERRUPTED, OBJECTIVES, PROBLEMS, Quiet, listed, nearest, option
 from scaffpd.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def requested(what: str, options: Mapping[str, Any]) -> RunConfig:
         raise InputError(f"--{private[0].replace('_', '-')} goes with --epsilon: how private is it to be?")
     for name in ("columns", "categories"):
         if name in options:
-            changes["data"][name] = [part.strip() for part in options[name].split(",") if part.strip()]
+            changes["data"][name] = listed(options[name])
     changes["objective"] = _objective(options, is_file)
     given = {table: new for table, new in changes.items() if new}
     if is_file:

@@ -142,6 +142,11 @@ def checked(what: str, given: str, names: Iterable[str]) -> None:
         raise unknown(what, given, names)
 
 
+def listed(given: str | None) -> list[str]:
+    """Return names that are joined by commas."""
+    return [name.strip() for name in (given or "").split(",") if name.strip()]
+
+
 def option(about: str, names: Iterable[str], default: str | bool = True, several: bool = False) -> Any:
     """Make an option whose values a shell completes; `several` of them are joined by commas, none offered twice."""
     return typer.Option(help=about, show_default=default, autocompletion=completing(*names, several=several))

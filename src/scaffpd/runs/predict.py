@@ -19,7 +19,7 @@ from scaffpd.errors import InputError, several, unknown
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Target, expanded, expanded_names, filled, scaled
 from scaffpd.tabular.formats import OpenTable, open_table
-from scaffpd.tabular.read import OF_DATE, read_columns
+from scaffpd.tabular.read import read_columns, source_of
 
 NOBODY = ""  # rows without a client belong together
 EVERYONE = "all rows"
@@ -53,14 +53,14 @@ class Predictions:
         """
         if self.truth is None:
             return []
-        groups = self.clients if by is None else [str(value) for value in self.kept[by]]
-        there = np.array([value is not None for value in self.truth])
-        found = []
-        for group in [*sorted({g for g, known in zip(groups, there, strict=True) if known}), None]:
-            rows = np.flatnonzero(there & np.array([group is None or g == group for g in groups]))
-            named = {by or "client": EVERYONE if group is None else group or "(nobody)", "rows": len(rows)}
-            found.append(named | self._scored(rows))
-        return found
+        values = self.clients if by is None else [str(value) for value in self.kept[by]]
+        there = np.flatnonzero([value is not None for value in self.truth])
+        groups, place = np.unique([values[k] for k in there], return_inverse=True)
+        parts = [(str(group) or "(nobody)", there[place == k]) for k, group in enumerate(groups)]
+        return [
+            {by or "client": group, "rows": len(rows)} | self._scored(rows)
+            for group, rows in [*parts, (EVERYONE, there)]
+        ]
 
     def _scored(self, rows: NDArray[Any]) -> Scores:
         assert self.truth is not None
@@ -275,7 +275,7 @@ def _columns(
     categories = [column["name"] for column in setup.schema["columns"] if column["kind"] == CATEGORY]
     there, file = table.names, repr(table.path.name)
     for name in names:
-        if name not in there and not (OF_DATE.fullmatch(name) and name.rpartition(" (")[0] in there):
+        if source_of(table, name) is None:
             near = get_close_matches(name, there, n=1)
             hint = f"; is it {near[0]!r}?" if near else "."
             raise InputError(f"{file} has no column {name!r}, which the model needs{hint}")

@@ -31,7 +31,7 @@ from scaffpd.tabular.encode import (
     with_expansion,
 )
 from scaffpd.tabular.formats import Stacked, open_table
-from scaffpd.tabular.read import date_parts, read_columns
+from scaffpd.tabular.read import date_part, date_parts, read_columns
 
 MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories
 DIGITS = 6  # whole numbers of at least so many digits, as many in every row and never the same, are names of rows
@@ -148,8 +148,8 @@ def _read(source: TableFile) -> _Rows:
     columns, dropped = read_columns(table, [*names, *parts], categories, needed, source.decimal)
     found = {column.name: column for column in columns}
     if source.dates:
-        more = [part for column in columns if column.kind == DATE for part in date_parts(column)]
-        columns += read_columns(table, [*needed, *more], (), needed, source.decimal)[0][len(needed) :] if more else []
+        dates = [column for column in columns if column.kind == DATE]
+        columns += [date_part(column, name, table) for column in dates for name in date_parts(column)]
     remarks = list(table.remarks)
     remarks += [f"{several(number, 'row')} without {name!r} left out." for name, number in dropped.items() if number]
     features = _features(source, [one for one in columns if one.name not in {*needed, PART}], remarks)

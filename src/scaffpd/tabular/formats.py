@@ -12,6 +12,7 @@ import io
 import json
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -56,25 +57,25 @@ def _kind(path: Path) -> str:
 
 
 @dataclass
-class OpenTable:
+class OpenTable(ABC):
     """A table that can be asked for the cells of its columns."""
 
     path: Path
     texts = False  # whether cells are texts that may stand for numbers
 
     @property
+    @abstractmethod
     def names(self) -> list[str]:
         """The names of all columns."""
-        raise NotImplementedError
 
     @property
     def remarks(self) -> list[str]:
         """How the file was read, where that had to be found out."""
         return []
 
+    @abstractmethod
     def cells(self, names: Sequence[str]) -> list[Any]:
         """Return these columns as arrays of pyarrow."""
-        raise NotImplementedError
 
     def place(self, row: int) -> str:
         """Say where a row is."""

@@ -89,9 +89,9 @@ def read_columns(
         needed: columns without which a row is left out, and what they are, as in {"ill": "target"}.
         decimal: see `read_features`.
     """
-    sources = [_source(table, name) for name in names]
+    sources = [_checked_source(table, name) for name in names]
     for name in categories:
-        _source(table, name)
+        _checked_source(table, name)
     if decimal not in (None, *DECIMALS):
         raise InputError(f"The decimal mark is '.' or ',', got {decimal!r}.")
     needed = needed or {}
@@ -112,7 +112,7 @@ def read_columns(
     made = [
         make.column(name, own, name in categories, name in labels) for name, own in zip(sources, cells, strict=True)
     ]
-    return [_part_of(column, name, table) for column, name in zip(made, names, strict=True)], dropped
+    return [date_part(column, name, table) for column, name in zip(made, names, strict=True)], dropped
 
 
 def date_parts(column: DataColumn) -> list[str]:
@@ -121,23 +121,26 @@ def date_parts(column: DataColumn) -> list[str]:
     return [f"{column.name} ({part})" for part in PARTS if part != "hour" or hours]
 
 
-def _source(table: OpenTable, name: str) -> str:
-    """The column of the file that a name stands for."""
-    header = table.names
+def source_of(table: OpenTable, name: str) -> str | None:
+    """Return the column of the file that a name stands for, "day" for "day (weekday)"; `None` where there is none."""
+    part = OF_DATE.fullmatch(name)
+    return next((known for known in (name, part[1] if part else "") if known and known in table.names), None)
+
+
+def _checked_source(table: OpenTable, name: str) -> str:
+    header, found = table.names, source_of(table, name)
     if not name:
         raise InputError(
             f"Column {header.index('') + 1} of {table.path.name!r} has no name; name it in line 1, or choose "
             "data.columns."
         )
-    if name in header:
-        return name
-    part = OF_DATE.fullmatch(name)
-    if part and part[1] in header:
-        return part[1]
-    raise unknown(f"column of {table.path.name!r},", name, [column for column in header if column])
+    if found is None:
+        raise unknown(f"column of {table.path.name!r},", name, [column for column in header if column])
+    return found
 
 
-def _part_of(column: DataColumn, name: str, table: OpenTable) -> DataColumn:
+def date_part(column: DataColumn, name: str, table: OpenTable) -> DataColumn:
+    """Return what a name such as "day (weekday)" asks of the column "day"; the column itself under its own name."""
     if column.name == name:
         return column
     if column.kind != DATE:
@@ -170,7 +173,7 @@ class _Columns:
             return self._typed(name, cells, chosen)
         if not chosen and "." in self.decimals:
             try:
-                values = floats(cells)
+                values = _floats(cells)
                 if len(self.decimals) == 2 and compute.any(compute.match_substring(cells, ".")).as_py():
                     self._mark(".", name)
                 return self._numeric(name, values)
@@ -244,7 +247,7 @@ class _Columns:
             return categorical(name, *_distinct(cells))
         if types.is_nested(kind) or types.is_binary(kind):
             raise InputError(f"{file} has values of type {kind} in column {name!r}; leave it out.")
-        values = floats(cells, safe=False)
+        values = _floats(cells, safe=False)
         if not chosen:
             return numeric(name, values, file)
         distinct_values, places = np.unique(values, return_inverse=True)
@@ -364,7 +367,7 @@ def _filtered(cells: Any, rows: Mask) -> Any:
     return cells.filter(pyarrow.Array.from_buffers(pyarrow.bool_(), len(rows), [None, bits]))
 
 
-def floats(cells: Any, safe: bool = True) -> Matrix:
+def _floats(cells: Any, safe: bool = True) -> Matrix:
     """Return cells as numbers, NaN where there is none."""
     import pyarrow
 
