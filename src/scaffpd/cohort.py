@@ -101,7 +101,7 @@ class Split(NamedTuple):
 class LocalChannel:
     """Clients in this process, whose oracle answers for all of them at once; a `Channel`."""
 
-    absent, keeps = 0, True
+    absent, keeps, here = 0, True, True
 
     def __init__(self, names: Sequence[str], about: str, train: Split, test: Split | None) -> None:
         self.names, self.about, self.train, self.test = tuple(names), about, train, test

@@ -13,7 +13,6 @@ and unmasked, the quasi-Newton minimax method goes on from there.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -153,7 +152,8 @@ def _open(federation: Federation) -> bool:
 
     A silo that takes part in `Fair` has agreed to sums of vectors; `MinimaxNewton` has to be asked for by its name.
     """
-    return not federation.sums.hides and math.isfinite(federation.channel.work)
+    here: bool = federation.channel.here
+    return here and not federation.sums.hides
 
 
 def fair(objective: Objective, local_steps: int = 100, batch_size: int | None = None) -> Fair:

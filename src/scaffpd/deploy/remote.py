@@ -56,7 +56,7 @@ class RemoteChannel:
         stood_in: whether anything has stood in for an absent silo so far.
     """
 
-    work, keeps = float("inf"), True
+    work, keeps, here = float("inf"), True, False
     account: Any = None
 
     def __init__(self, membership: Membership, facts: Facts) -> None:

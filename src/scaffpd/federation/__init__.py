@@ -67,10 +67,12 @@ class Channel(Protocol):
     Attributes:
         names: the clients, in a fixed order.
         keeps: whether vectors that clients keep from round to round are within reach.
+        here: whether clients are in this process, and not at other organisations.
     """
 
     names: tuple[str, ...]
     keeps: bool
+    here: bool
 
     @property
     def work(self) -> float:
