@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd
 from flare_simulator import simulate
 from hurting import kill_job, kill_server, kill_silo, pause_silo, wake_silo
 
+from scaffpd.deploy.flare.admin import AdminSession, FlareJob
 from scaffpd.deploy.flare.local import FlareEngine
 from scaffpd.deploy.supervise import RetryPolicy, Supervisor
 
@@ -179,6 +181,37 @@ def strangers_are_refused(engine):
                 return stream.recv(1) == b""
         except (ssl.SSLError, ConnectionError):
             return True
+
+
+def test_a_job_that_only_the_store_remembers_is_handed_in_again(tmp_path):
+    """The server's process is killed and its job's process is not: FLARE's store says RUNNING for ever."""
+    federation = Federation(tmp_path, 100_000, {"north": "north", "south": "south"}, pause=0.2)
+    engine = FlareEngine(federation.file, federation.silos, tmp_path / "work")
+    try:
+        engine.start()
+        engine.submit()
+        until(lambda: len(federation.rounds()) >= 2)
+        (server,) = engine.processes.started["server"]
+        server.kill()
+        until(lambda: not engine.running())
+        until(lambda: engine.processes.pids("server") == set())  # the job's own process notices and ends
+        engine.start_server()
+        until(lambda: engine.connected() == {"north", "south"})
+
+        with contextlib.closing(AdminSession(engine.kit("coordinator@scaffpd.org"), tmp_path / "admin.log")) as session:
+            job = FlareJob(session, tmp_path / "work" / "job" / "scaffpd")
+            assert session.call("status", engine._job.current) == "LOST"
+            assert not job.adopt()
+            job.submit()
+            assert job.running()
+            here = len(federation.rounds())
+            until(lambda: len(federation.rounds()) > here + 2, 120.0)
+            assert federation.rounds()[-1]["good"] == ["north", "south"]
+            other = FlareJob(session, job.folder)
+            assert other.adopt()
+            assert other.current == job.current
+    finally:
+        engine.stop()
 
 
 def test_a_hanging_site_answers_again_without_a_new_job_and_five_million_numbers_travel(tmp_path):

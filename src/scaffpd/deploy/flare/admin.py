@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.coordinate import Outcome
 
-FINISHED = "FINISHED"
+OVER = ("FINISHED", "ABANDONED", "LOST")  # FLARE's statuses that begin so, and ours for a job that nobody runs any more
 
 
 class LostError(Exception):
@@ -120,7 +121,7 @@ class FlareJob:
 
     def running(self) -> bool:
         """Tell whether the job that was handed in last has not ended; also true while the server does not answer."""
-        return self.current is not None and not self._ask("", "status", self.current).startswith(FINISHED)
+        return self.current is not None and not self._ask("", "status", self.current).startswith(OVER)
 
     def abort(self) -> None:
         """End the job."""
@@ -206,14 +207,30 @@ def outside(session: Any, job: str) -> list[str]:
 
 def unfinished(session: Any, name: str) -> list[str]:
     """Return the jobs of that name that are waiting or running, oldest first."""
-    jobs = session.list_jobs()
-    going = [job for job in jobs if not str(job.get("status", "")).startswith(FINISHED) and job.get("job_name") == name]
-    return [str(job["job_id"]) for job in sorted(going, key=lambda job: str(job.get("submit_time", "")))]
+    jobs = sorted(session.list_jobs(), key=lambda job: str(job.get("submit_time", "")))
+    own = [str(job["job_id"]) for job in jobs if job.get("job_name") == name]
+    return [job for job in own if not status(session, job).startswith(OVER)]
+
+
+def status(session: Any, job: str) -> str:
+    """Return FLARE's status of a job, or LOST where the server has begun after the job and has no process for it.
+
+    FLARE's store says RUNNING for ever of the job of a server that died, and neither aborts nor deletes it.
+    """
+    said = str(session.get_job_status(job))
+    if not said.startswith(("DISPATCHED", "RUNNING")):
+        return said
+    server = session.get_system_info()
+    if job in {str(running.job_id) for running in server.job_info}:
+        return said
+    meta = session.get_job_meta(job)
+    begun = datetime.fromisoformat(meta.get("start_time") or meta["submit_time_iso"])
+    return "LOST" if begun.timestamp() < server.server_info.start_time else said
 
 
 COMMANDS: dict[str, Any] = {
     "submit": lambda session, job: str(session.submit_job(job)),
-    "status": lambda session, job: str(session.get_job_status(job)),
+    "status": status,
     "abort": lambda session, job: session.abort_job(job) and None,
     "sites": lambda session: sorted(str(client.name) for client in session.get_connected_client_list()),
     "outside": outside,

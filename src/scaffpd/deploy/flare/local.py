@@ -107,7 +107,6 @@ class FlareEngine:
             log, environment = self.logs()[ADMIN], self.processes.environment(ADMIN)
             session = AdminSession(self.kit(self._project.admin), log, environment)
             self._job = FlareJob(session, self.work / "job" / NAME)
-        self._job.current = None  # a server that was killed has lost its job
 
     def start_silo(self, name: str) -> None:
         """Start a site's process with its silo's file."""
