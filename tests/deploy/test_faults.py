@@ -161,7 +161,9 @@ def test_data_that_change_in_the_middle_of_a_run_are_noticed(tmp_path):
     transport.script[12] = [("swap", "va")]
     outcome = coordinate(path, transport)
     assert any("data are not those that the run began with" in e["sentence"] for e in events(path))
-    is_right(path, places, outcome)  # of the data as they are now: it has joined a new segment with them
+    assert "changed" in {e["what"] for e in events(path) if e["silo"] == "va"}
+    is_right(path, places, outcome)
+    assert set(outcome.members) == {*places} - {"va"}
 
 
 def test_a_silo_that_greets_but_never_works_costs_less_and_less(tmp_path):
@@ -411,15 +413,27 @@ def test_another_algorithm_needs_another_folder(tmp_path):
     is_right(path, places, run(path, places)[0])
 
 
-def test_a_silo_whose_data_changed_does_not_go_on(tmp_path):
-    path, places = federation(tmp_path, more=QUICK.replace("quorum = 2", "quorum = 4"))
+@pytest.mark.parametrize("missing", ["pause", "drop"])
+def test_a_silo_whose_data_changed_is_named_and_the_policy_says_who_goes_on(tmp_path, missing):
+    path, places = federation(tmp_path, more=QUICK + 'missing = "pause"\n')
     assert run(path, places, {12: [("kill", "va")]})[0].status == "paused"
     file = places["va"].parent / "patients.csv"
-    lines = file.read_text().splitlines()
+    good = file.read_text()
+    lines = good.splitlines()
     file.write_text("\n".join([lines[0], lines[1][:-1] + str(1 - int(lines[1][-1])), *lines[2:]]) + "\n")
+    path.write_text(path.read_text().replace('"pause"', f'"{missing}"'))
     outcome, _ = run(path, places)
-    assert outcome.status == "failed"
-    assert "of another problem" in outcome.sentence
+    changed = [e["silo"] for e in events(path) if e["what"] == "changed"]
+    assert changed == ["va"]
+    if missing == "drop":
+        assert set(outcome.members) == {*places} - {"va"}
+    else:
+        assert (outcome.status, outcome.final) == ("paused", False)
+        assert "'va' has other data than the run began with" in outcome.sentence
+        file.write_text(good)  # put back: the run goes on with everybody
+        outcome, _ = run(path, places)
+        assert len(outcome.members) == 4
+    is_right(path, places, outcome)
 
 
 def test_a_finished_run_goes_on_to_a_smaller_tolerance(tmp_path):

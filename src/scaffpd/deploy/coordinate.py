@@ -27,7 +27,7 @@ from scaffpd.config.model_file import Setup
 from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, negotiate, settle
 from scaffpd.deploy.byzantine import absurd_facts
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
-from scaffpd.deploy.membership import Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
+from scaffpd.deploy.membership import STRIKES, Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
 from scaffpd.deploy.messages import SPENT, Message, Transport
 from scaffpd.deploy.remote import Remote, RemoteChannel
 from scaffpd.deploy.session import Session, SiloRequest, answered
@@ -121,6 +121,14 @@ def _fewest(file: FederationFile) -> int:
     return min(silos, int(np.ceil(1 / objective.cap - 1e-9)))
 
 
+class Changed(Exception):
+    """A silo's data are not those that the run began with."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Silo {name!r} has other data than the run began with: put them back, or use a new folder.")
+        self.name = name
+
+
 class Coordination:
     """One run, as its coordinator carries it out."""
 
@@ -131,6 +139,7 @@ class Coordination:
         self.fewest = max(self.policy.quorum, _fewest(file))
         self.absences: Counter[str] = Counter()
         self.strikes: Counter[str] = Counter()
+        self.changed: set[str] = set()  # silos with other data than the run began with
 
     def run(self) -> Outcome:
         """Train segments until one of them ends the run."""
@@ -141,9 +150,10 @@ class Coordination:
             try:
                 setup = self._strengthened(members, self._agreement(members))
                 facts = settle(self.session, members, setup, self.policy.timeout)
+                self._same_data(members)
                 absurd = absurd_facts(facts, self.policy.outlier)
                 accuse({members[i]: why for i, why in absurd.items()}, self.folder.rounds(), self.folder.event)
-            except (Unanswered, Refusal) as trouble:
+            except (Unanswered, Refusal, Changed) as trouble:
                 members = self._without(members, trouble)
                 continue
             except Quarantined as found:
@@ -158,7 +168,8 @@ class Coordination:
         """Say why a run cannot start, or go on, with these silos; `None` where it can."""
         away = [name for name in self.file.silos if name not in members]
         if away and self.policy.missing == PAUSE:
-            return f"Silo {away[0]!r} is {'quarantined' if away[0] in self.session.barred else 'not there'}."
+            fate = "quarantined" if away[0] in self.session.barred else "not there"
+            return str(Changed(away[0])) if away[0] in self.changed else f"Silo {away[0]!r} is {fate}."
         if len(members) < self.fewest:
             barred = "".join(f"; {name} is quarantined" for name in self._in_order(self.session.barred))
             return f"Fewer than {self.fewest} silos are there ({', '.join(members) or 'nobody'}{barred})."
@@ -225,13 +236,23 @@ class Coordination:
         strict = self.policy.model_copy(update={"quorum": len(members)})
         return self._federation(Remote(Membership(self.session, members, strict, self.folder.event), facts))
 
-    def _without(self, members: Sequence[str], trouble: Unanswered | Refusal) -> list[str]:
+    def _same_data(self, members: Sequence[str]) -> None:
+        """Remember what every silo says of its losses by this agreement; refuse one that said something else before."""
+        before = self.folder.read("constants.json") or {}
+        now = {name: self.session.constants[name].tolist() for name in members}
+        self.changed = {name for name in members if before.get(name, now[name]) != now[name]}
+        if self.changed:
+            raise Changed(min(self.changed))
+        self.folder.write("constants.json", before | now)
+
+    def _without(self, members: Sequence[str], trouble: Unanswered | Refusal | Changed) -> list[str]:
         """Leave out a silo that does not take the agreement; the first agreement has no exceptions."""
         if isinstance(trouble, Refusal) and not self.folder.segments():
             raise trouble
         self.absences[trouble.name] += 1
-        self.strikes[trouble.name] += isinstance(trouble, Refusal)
-        self.folder.event(SiloEvent(self.folder.rounds(), trouble.name, "absent", str(trouble)))
+        what = "changed" if isinstance(trouble, Changed) else "absent"
+        self.strikes[trouble.name] += STRIKES if what == "changed" else isinstance(trouble, Refusal)
+        self.folder.event(SiloEvent(self.folder.rounds(), trouble.name, what, str(trouble)))
         return [name for name in members if name != trouble.name]
 
     def _segment(self, members: Sequence[str]) -> Segment:

@@ -1,6 +1,7 @@
 """The folder of a deployed run: enough to resume from the last round, and the tables that a reader wants.
 
 setup.json        the agreement: columns, categories, labels, means, deviations, model
+constants.json    what every silo said of its losses when it took the agreement
 segments.json     who took part in which part of the run
 segment-0.npz     that part's checkpoint, written after every round
 progress.jsonl    a line per round, for whoever watches
