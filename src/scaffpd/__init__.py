@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from scaffpd.algorithms import AcceleratedPrimalDual as AcceleratedPrimalDual
     from scaffpd.algorithms import DeltaFL as DeltaFL
     from scaffpd.algorithms import Extragradient as Extragradient
+    from scaffpd.algorithms import FedAdam as FedAdam
     from scaffpd.algorithms import FedAvg as FedAvg
+    from scaffpd.algorithms import FedAvgM as FedAvgM
     from scaffpd.algorithms import FedProx as FedProx
+    from scaffpd.algorithms import FedYogi as FedYogi
     from scaffpd.algorithms import GradientDescentAscent as GradientDescentAscent
     from scaffpd.algorithms import MinimaxGradient as MinimaxGradient
     from scaffpd.algorithms import MinimaxNewton as MinimaxNewton
@@ -77,9 +80,9 @@ __version__ = "0.2.0"
 
 _HOME = {
     "scaffpd.algorithms": (
-        "AFL", "DRFA", "QFFL", "AcceleratedPrimalDual", "DeltaFL", "Extragradient", "FedAvg", "FedProx",
-        "GradientDescentAscent", "MinimaxGradient", "MinimaxNewton", "ProxSkip", "QuasiNewtonMinimax",
-        "SampledSubspaceSaddle", "ScaffPD", "Scaffold", "SubspaceSaddle", "fair",
+        "AFL", "DRFA", "QFFL", "AcceleratedPrimalDual", "DeltaFL", "Extragradient", "FedAdam", "FedAvg", "FedAvgM",
+        "FedProx", "FedYogi", "GradientDescentAscent", "MinimaxGradient", "MinimaxNewton", "ProxSkip",
+        "QuasiNewtonMinimax", "SampledSubspaceSaddle", "ScaffPD", "Scaffold", "SubspaceSaddle", "fair",
     ),
     "scaffpd.checkpoint": ("Checkpoint",),
     "scaffpd.choosing": ("Choice", "choose"),

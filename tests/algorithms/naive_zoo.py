@@ -151,6 +151,35 @@ def fed_prox(clients, x, rounds, steps, rate, weights, mu, participants=None, ba
     return iterates
 
 
+def fed_opt(
+    clients, x, rounds, steps, rate, weights, rule, participants=None, batches=None, server_rate=1.0, beta=0.9,
+    beta2=0.99, tau=1e-3,
+):  # fmt: skip
+    """Reddi et al. 2021, Algorithm 2, entry by entry; `rule` is "momentum" (Hsu et al. 2019), "adam" or "yogi"."""
+    m, v, iterates = [0.0] * len(x), [tau**2] * len(x), []
+    for r in range(rounds):
+        ends = {}
+        for name in everyone(clients, participants, r):
+            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
+            ends[name] = descent(clients[name], x, steps, rate, rows)[-1]
+        x, delta = np.array(x), mean_of(ends, weights) - x
+        for j, g in enumerate(delta):
+            if rule == "momentum":
+                m[j] = beta * m[j] + g
+                x[j] += server_rate * m[j]
+                continue
+            m[j] = beta * m[j] + (1 - beta) * g
+            if rule == "adam":
+                v[j] = beta2 * v[j] + (1 - beta2) * g * g
+            elif v[j] > g * g:
+                v[j] -= (1 - beta2) * g * g
+            elif v[j] < g * g:
+                v[j] += (1 - beta2) * g * g
+            x[j] += server_rate * m[j] / (v[j] ** 0.5 + tau)
+        iterates.append(x)
+    return iterates
+
+
 def scaffold(
     clients, x, rounds, steps, rate, weights, option, participants=None, batches=None, variate_batches=None,
     server_rate=1.0,

@@ -102,6 +102,26 @@ def test_fed_prox(loss, batch_size, chosen, weights):
 @pytest.mark.cover(2)
 @every_loss
 @every_setting
+@pytest.mark.parametrize("rule", ["momentum", "adam", "yogi"])
+def test_fed_opt(loss, batch_size, chosen, weights, rule):
+    problem = case(loss)
+    kind, more = {"momentum": (sp.FedAvgM, {}), "adam": (sp.FedAdam, {}), "yogi": (sp.FedYogi, {})}[rule]
+    if rule != "momentum":
+        more = {"second_momentum": 0.8, "adaptivity": 0.02}
+    settings = common(problem, batch_size, chosen, weights)
+    run = play(kind(local_steps=5, server_rate=0.3, momentum=0.7, **more, **settings), problem, ROUNDS)
+    sampled(run, chosen)
+    expected = naive.fed_opt(
+        problem.clients, problem.x0, ROUNDS, 5, problem.rate, problem.weights(weights), rule, run.participants,
+        run.batches(problem), server_rate=0.3, beta=0.7, beta2=0.8, tau=0.02,
+    )  # fmt: skip
+    moved(problem, expected)
+    agree(run.x, expected)
+
+
+@pytest.mark.cover(2)
+@every_loss
+@every_setting
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold(loss, batch_size, chosen, weights, option):
     problem = case(loss)

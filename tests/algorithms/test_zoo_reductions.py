@@ -48,6 +48,7 @@ def numbered(pairs):
 
 AS_FED_AVG = {
     "FedProx without pull": lambda p, **common: sp.FedProx(mu=0.0, **common),
+    "FedAvgM without momentum": lambda p, **common: sp.FedAvgM(momentum=0.0, **common),
     "q-FFL with q = 0": lambda p, **common: sp.QFFL(q=0.0, **common),
     "the whole tail": lambda p, **common: sp.DeltaFL(tail=1.0, **common),
 }

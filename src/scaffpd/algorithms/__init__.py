@@ -6,6 +6,7 @@ from scaffpd.algorithms.central import Extragradient, GradientDescentAscent
 from scaffpd.algorithms.drfa import DRFA
 from scaffpd.algorithms.fair import Fair, fair
 from scaffpd.algorithms.fed_avg import DeltaFL, FedAvg, FedProx
+from scaffpd.algorithms.fed_opt import FedAdam, FedAvgM, FedYogi
 from scaffpd.algorithms.minimax_gradient import MinimaxGradient
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
 from scaffpd.algorithms.prox_skip import ProxSkip
@@ -19,7 +20,8 @@ from scaffpd.algorithms.subspace_sampled import SampledSubspaceSaddle
 ALGORITHMS: dict[str, type[Algorithm]] = {  # by the names of their classes, in the order of tables
     kind.__name__: kind
     for kind in (
-        *(FedAvg, FedProx, Scaffold, ProxSkip, AFL, DRFA, QFFL, DeltaFL, GradientDescentAscent, Extragradient),
+        *(FedAvg, FedProx, FedAvgM, FedAdam, FedYogi, Scaffold, ProxSkip, AFL, DRFA, QFFL, DeltaFL),
+        *(GradientDescentAscent, Extragradient),
         *(AcceleratedPrimalDual, MinimaxGradient, QuasiNewtonMinimax, MinimaxNewton, ScaffPD, SubspaceSaddle),
         *(SampledSubspaceSaddle, Fair),
     )
@@ -35,8 +37,11 @@ __all__ = [
     "DeltaFL",
     "Extragradient",
     "Fair",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedProx",
+    "FedYogi",
     "GradientDescentAscent",
     "MinimaxGradient",
     "MinimaxNewton",

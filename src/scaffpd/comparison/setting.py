@@ -245,10 +245,11 @@ def _checked_seeds(seeds: Any) -> tuple[int, ...]:
 def zoo(objective: Objective, local_steps: int = 10, batch_size: int | None = None) -> dict[str, Algorithm]:
     """The methods by their names; quasi-Newton minimax stands for those whose servers see every client's gradient.
 
-    Those that minimise an objective of their own keep it, as published: the average for FedAvg, FedProx, SCAFFOLD and
-    ProxSkip, the worst client for AFL and DRFA, q = 1 for q-FFL, the worst half for Δ-FL. AFL makes one local step,
-    as published, and under its second name as many as the others (the Scaff-PD paper's choice). GDA, extragradient, APD
-    and quasi-Newton minimax make none, and subspace saddle as many as it needs: all five use all samples.
+    Those that minimise an objective of their own keep it, as published: the average for FedAvg and its relatives,
+    SCAFFOLD and ProxSkip, the worst client for AFL and DRFA, q = 1 for q-FFL, the worst half for Δ-FL. AFL makes
+    one local step, as published, and under its second name as many as the others (the Scaff-PD paper's choice).
+    GDA, extragradient, APD and quasi-Newton minimax make none, and subspace saddle as many as it needs: all five
+    use all samples.
 
     Args:
         objective: of the methods that take any.

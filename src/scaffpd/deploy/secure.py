@@ -31,8 +31,8 @@ from scaffpd.deploy.session import SiloRequest
 from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation.questions import Losses, Question, Reply, Scores, Vectors
 from scaffpd.masking.terms import LARGEST, SMALLEST
+from scaffpd.secure import SecureSums
 from scaffpd.secure.parties import MaskedReply, SumRequest
-from scaffpd.secure.sums import SecureSums
 from scaffpd.tabular.agree import width
 
 Checks = Callable[[Mapping[str, Message]], Mapping[str, str]]
