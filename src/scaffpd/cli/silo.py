@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from scaffpd.cli.results import write_predictions
-from scaffpd.cli.screens import bullets, facts, plain_table, printable
+from scaffpd.cli.screens import bullets, facts, plain_table, printable, say
 from scaffpd.cli.typer_ext import group, print_json
 from scaffpd.errors import InputError, several
 from scaffpd.system import write_file
@@ -44,6 +44,7 @@ joining = false                   # true: its scores alone, and with the models 
 # radius = 50.0                   # largest distance of x from the start (unless the loss is quadratic)
 # scores = 20                     # most points at which it tells an accuracy in a run
 # runs = 20                       # most runs that it ever takes part in; answered.jsonl counts them
+# audit = "audit.jsonl"           # the log of all that leaves; `scaffpd silo audit` checks and sums it up
 
 [secure]                          # sums of vectors without anybody's own: see "Secure sums" in the documentation
 required = false                  # true: take part with masked vectors only
@@ -118,6 +119,29 @@ def key(
     typer.echo(Identity.kept(settings.name, settings.secure.identity).card.fingerprint)
 
 
+def audit(
+    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
+    noted: Annotated[str, typer.Option(help="A link that was noted down earlier and must be in the log.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Check this site's log link by link, and show what has left in every run and what was refused.
+
+    Examples:
+        scaffpd silo audit silo.toml
+        scaffpd silo audit silo.toml --noted 5f0c…
+    """
+    from scaffpd.config.silo import SiloFile
+    from scaffpd.deploy.silo import disclosure
+
+    found = disclosure.audit(SiloFile.read(file).limits.audit, noted)
+    if as_json:
+        print_json(found)
+    else:
+        show_audit(found)
+    if not found["whole"]:
+        raise InputError(found["broken"])
+
+
 def predict(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     model: Annotated[Path, typer.Argument(help="A run's model.safetensors.", show_default=False)],
@@ -144,7 +168,7 @@ silo = group(
     Examples:
         scaffpd silo init
     """,
-    *(init, check, key, predict),
+    *(init, check, key, audit, predict),
 )
 
 
@@ -179,6 +203,38 @@ def show_check(found: dict[str, Any]) -> None:
         if found[part]:
             console.print(f"\n{title}", style="bold yellow" if part == "warnings" else "bold")
             bullets(console, found[part])
+
+
+def show_audit(found: dict[str, Any]) -> None:
+    """Show what has left, run by run."""
+    from scaffpd.system import format_bytes
+
+    console = Console(highlight=False)
+    for run in found["runs"]:
+        how = " and ".join(word for word, is_so in (("masked", run["masked"]), ("noisy", run["private"])) if is_so)
+        title = f"Run {run['run'][:12]}, {run['algorithm']}" if run["run"] else "Before a run"
+        console.print(title, style="bold", markup=False)
+        spent = f", ε = {run['epsilon']:.3g} spent" if run["epsilon"] is not None else ""
+        vectors = f"; vectors were {how}" if how else "; vectors were in the clear" if run["run"] else ""
+        say(console, f"{run['from'][:19]} to {run['to'][:19]} UTC{vectors}{spent}.")
+        table = plain_table("what left", "asked", "answered", "numbers", "bytes", gap=1)
+        for row in run["questions"]:
+            counts = (f"{row['asked']:,}", f"{row['answered']:,}", f"{row['numbers']:,}", format_bytes(row["bytes"]))
+            table.add_row(printable(row["what"]), *counts)
+        console.print(table)
+        console.print()
+    if found["refused"]:
+        console.print("Refused", style="bold")
+        bullets(console, [f"{several(count, 'time')}: {why}" for why, count in found["refused"].items()])
+        console.print()
+    if found["whole"]:
+        say(
+            console,
+            f"All {several(found['lines'], 'answer')}, {format_bytes(found['bytes'])} in all, are accounted for, and "
+            "no line was changed. The last link is below: note it down, and --noted will show later that nothing "
+            "before it was removed.",
+        )
+        typer.echo(found["link"])
 
 
 def _facts(found: dict[str, Any]) -> dict[str, str]:

@@ -87,6 +87,7 @@ class SiloLimits(SettingsTable):
     scores: key.Count = 20  # the most points at which it tells an accuracy in a run
     # the file of all that it has answered, by which it knows that
     answered: key.FileName = Field(default="answered.jsonl", validate_default=True)
+    audit: key.FileName = Field(default="audit.jsonl", validate_default=True)  # the log of all that has left
 
     @field_validator("algorithms", mode="before")
     @classmethod

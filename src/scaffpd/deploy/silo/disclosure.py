@@ -1,20 +1,44 @@
-"""Tell the operator of a silo, before it joins anything, how its data were read, what leaves and what stays."""
+"""What leaves a silo: what its operator is told before it joins anything, and the log of all that has left since.
+
+Line n of the log (audit.jsonl) says which question came and what left, and has a link: the SHA-256 of the link before
+and of the line. So nobody changes, removes or inserts a line without changing every link after it. That the end was not
+cut off shows by a link that was noted down elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scaffpd.config.silo import SiloFile
+from scaffpd.deploy.messages import Message
 from scaffpd.deploy.silo.dataset import Dataset
+from scaffpd.errors import InputError
+from scaffpd.system import lock_file
 from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
 from scaffpd.tabular.columns import CATEGORY, DataColumn
 from scaffpd.tabular.encode import named_categories
 
 SHOWN = 30  # names in a list before it is cut off
 NAMED = 5  # so many columns are named in a warning, and then counted
+LONGEST_LINE = 2**20  # bytes of a line of the log
+LEFT = {  # what an answer to a question is, in words
+    "hello": "its name and version", "describe": "names of columns, categories and labels",
+    "totals": "sums over columns", "setup": "how curved its loss is, and one loss", "start": "where a model begins",
+    "losses": "losses", "gradients": "losses and gradients", "local_updates": "local updates",
+    "proximal_steps": "local updates", "curvature": "curvatures along directions", "diagonal": "diagonals of Hessians",
+    "project": "gradients along directions", "optima": "smallest losses", "evaluate": "loss and accuracy",
+    "held_out_loss": "losses of folds", "joining_scores": "scores alone and together", "card": "its public key",
+    "meet": "keys for masks", "masked": "masked vectors", "sizes": "lengths of vectors", "spent": "ε so far",
+}  # fmt: skip
 
 
 def site_overview(file: SiloFile, data: Dataset) -> dict[str, Any]:
@@ -284,3 +308,103 @@ def dishonest(file: SiloFile) -> str:
 def _cut(names: list[str]) -> str:
     short = [name if len(name) <= 40 else f"{name[:37]}..." for name in names[:SHOWN]]
     return ", ".join(short) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+# --- what has left
+
+
+class AuditLog:
+    """A silo's log of questions and answers; an answer that cannot be written down does not leave."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._size, self._number, self._link = file, 0, 0, ""
+
+    def note(self, asked: Message | None, reply: Message, size: int, about: Mapping[str, Any]) -> None:
+        """Append a line: the question, what is about to leave (`size` bytes in all), and what else there is to know."""
+        left = {name: list(array.shape) for name, array in reply.arrays.items()}
+        told = {name: reply.values[name] for name in ("sentence", "epsilon", "delta") if name in reply.values}
+        try:
+            with lock_file(self._file.with_suffix(".lock")):  # other processes of the silo write to it as well
+                self._refresh()
+                line = {
+                    "number": self._number + 1, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "question": "unreadable" if asked is None else asked.kind, "reply": reply.kind, "bytes": size,
+                    "left": left, **told, **about,
+                }  # fmt: skip
+                link = _link(self._link, line)
+                written = (json.dumps({**line, "link": link}) + "\n").encode()
+                handle = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                with os.fdopen(handle, "ab") as file:
+                    file.write(written)
+        except OSError:
+            raise InputError(f"The silo's log {self._file.name!r} cannot be written.") from None
+        self._size, self._number, self._link = self._size + len(written), line["number"], link
+
+    def _refresh(self) -> None:
+        """Go on after the last whole line, whoever has written it; of a line that a crash cut off, nothing has left."""
+        size = self._file.stat().st_size if self._file.exists() else 0
+        if size == self._size:
+            return
+        with self._file.open("r+b") as file:
+            file.seek(max(0, size - LONGEST_LINE))
+            *whole, rest = file.read().split(b"\n")
+            file.truncate(size - len(rest))
+        try:
+            last = json.loads(whole[-1]) if whole else {"number": 0, "link": ""}
+        except ValueError:
+            raise InputError(f"The last line of the silo's log {self._file.name!r} cannot be read.") from None
+        self._size, self._number, self._link = size - len(rest), int(last["number"]), str(last["link"])
+
+
+def _link(before: str, line: Mapping[str, Any]) -> str:
+    return hashlib.sha256((before + json.dumps(line, sort_keys=True)).encode()).hexdigest()
+
+
+def audit(file: Path, noted: str = "") -> dict[str, Any]:
+    """Check every link of a silo's log, and add up what has left; `noted` is a link that must be among them."""
+    lines, link, broken = list[dict[str, Any]](), "", ""
+    try:
+        text = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"The log {str(file)!r} cannot be read: {error.strerror}.") from None
+    links = set[str]()
+    for number, written in enumerate(text, 1):
+        try:
+            line = json.loads(written)
+            link = _link(link, {name: value for name, value in line.items() if name != "link"})
+            if line.get("link") != link or line.get("number") != number:
+                raise ValueError
+        except (ValueError, AttributeError):
+            broken = f"Line {number} was changed, or a line before it is missing: nothing from there on is proven."
+            break
+        lines.append(line)
+        links.add(link)
+    if not broken and noted and noted not in links:
+        broken = "The link that was noted down is not in this log: its end was cut off, or it is another log."
+    return {
+        "file": str(file), "whole": not broken, "broken": broken, "lines": len(lines), "link": link,
+        "from": lines[0]["time"] if lines else "", "to": lines[-1]["time"] if lines else "",
+        "bytes": sum(line["bytes"] for line in lines),
+        "runs": [_left(run, lines) for run in dict.fromkeys(line["run"] for line in lines)],
+        "refused": dict(Counter(line["sentence"] for line in lines if line["reply"] == "refused")),
+    }  # fmt: skip
+
+
+def _left(run: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add up one run's lines, question by question."""
+    own = [line for line in lines if line["run"] == run]
+    rows = []
+    for question in dict.fromkeys(line["question"] for line in own):
+        asked = [line for line in own if line["question"] == question]
+        answers = [line for line in asked if line["reply"] == "answer"]
+        numbers = sum(int(np.prod(shape)) for line in answers for shape in line["left"].values())
+        rows.append({
+            "question": question, "what": LEFT.get(question, question), "asked": len(asked),
+            "answered": len(answers), "numbers": numbers, "bytes": sum(line["bytes"] for line in asked),
+        })  # fmt: skip
+    spent = [line["epsilon"] for line in own if "epsilon" in line]
+    return {
+        "run": run, "algorithm": next((line["algorithm"] for line in own if line["algorithm"]), ""),
+        "masked": any(line["masked"] for line in own), "private": any(line["private"] for line in own),
+        "epsilon": spent[-1] if spent else None, "from": own[0]["time"], "to": own[-1]["time"], "questions": rows,
+    }  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +44,7 @@ from scaffpd.deploy.messages import (
     reply_arrays,
 )
 from scaffpd.deploy.silo.dataset import Dataset
+from scaffpd.deploy.silo.disclosure import AuditLog
 from scaffpd.deploy.silo.guard import SiloGuard
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.errors import InputError
@@ -70,7 +71,7 @@ class Silo:
         self.file, self.name = file, file.name
         self._setup: Setup | None = None
         self._vectors = VectorCache()
-        self.guard = SiloGuard(file)
+        self.guard, self.audit = SiloGuard(file), AuditLog(file.limits.audit)
         self._points: dict[Any, GradientsAt] = {}
 
     @classmethod
@@ -167,7 +168,7 @@ class Silo:
 
     def answer(self, question: bytes) -> bytes:
         """Return the reply to a question; a refusal is a reply as well, nothing is ever raised."""
-        number = None
+        number, asked = None, None
         try:
             asked = decode(question, self.file.limits.message_mb * MEGABYTE)
             given = asked.values.get("question")
@@ -181,7 +182,18 @@ class Silo:
         except Exception as error:
             log.exception("a question failed")  # the details stay here: they may speak of data
             reply = Message("failed", {"sentence": f"{type(error).__name__}; the silo's log says more."})
-        return encode(Message(reply.kind, {**reply.values, "question": number, "silo": self.name}, reply.arrays))
+        return self._written_down(asked, reply, {"question": number, "silo": self.name})
+
+    def _written_down(self, asked: Message | None, reply: Message, names: Mapping[str, Any]) -> bytes:
+        """Return the reply as bytes once the log has it; without that, nothing but a refusal leaves."""
+        sent, setup = encode(Message(reply.kind, {**reply.values, **names}, reply.arrays)), self._setup
+        about = {"run": "", "algorithm": ""} if setup is None else {"run": setup.columns, "algorithm": setup.algorithm}
+        try:
+            self.audit.note(asked, reply, len(sent), {**about, "masked": self._masks, "private": self._private})
+        except InputError as error:
+            log.error("%s", error)
+            return encode(Message("refused", {"sentence": "The silo's own log cannot be written.", **names}))
+        return sent
 
     def _reply(self, asked: Message) -> Message:
         """Return the answer, as far as it may leave: where vectors are masked, all of it goes through one gate."""

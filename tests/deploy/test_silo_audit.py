@@ -1,0 +1,140 @@
+"""The log of a silo: every byte that leaves is in it, and nobody changes it unseen."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from deploy_cases import QUICK, federation, opened
+from secure_silos import SCAFF_PD, secured
+from typer.testing import CliRunner
+
+from scaffpd.cli import app
+from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.messages import InProcess, Message, decode, encode
+from scaffpd.deploy.silo.disclosure import audit
+from scaffpd.deploy.silo.silo import Silo
+
+HELLO = encode(Message("hello", {"question": "1"}))
+
+
+class Tapped(InProcess):
+    """Counts what every silo sends."""
+
+    def __init__(self, places):
+        super().__init__(opened(places))
+        self.up = Counter()
+
+    def ask(self, questions, timeout):
+        replies = super().ask(questions, timeout)
+        self.up.update({site: len(reply) for site, reply in replies.items()})
+        return replies
+
+
+@pytest.fixture(scope="module")
+def tapped(tmp_path_factory):
+    path, places = federation(tmp_path_factory.mktemp("audited"), more=QUICK)
+    transport = Tapped(places)
+    coordinate(path, transport)
+    return places, transport
+
+
+@pytest.fixture
+def log(tapped, tmp_path):
+    """A copy of a silo's log."""
+    copy = tmp_path / "audit.jsonl"
+    copy.write_bytes((tapped[0]["va"].parent / "audit.jsonl").read_bytes())
+    return copy
+
+
+def accounted(places, transport):
+    found = {name: audit(file.parent / "audit.jsonl") for name, file in places.items()}
+    assert all(own["whole"] for own in found.values())
+    assert {name: own["bytes"] for name, own in found.items()} == transport.up
+    return found["va"]
+
+
+def test_every_byte_that_left_is_accounted_for(tapped):
+    found = accounted(*tapped)
+    assert sum(row["bytes"] for run in found["runs"] for row in run["questions"]) == found["bytes"]
+    assert [(run["algorithm"], run["masked"], run["private"]) for run in found["runs"]] == [
+        ("", False, False),
+        ("Fair", False, False),
+    ]
+
+
+def test_with_masks_too(tmp_path):
+    path, places = secured(tmp_path, replacing={**SCAFF_PD, "500": "3"})
+    transport = Tapped(places)
+    coordinate(path, transport)
+    run = accounted(places, transport)["runs"][-1]
+    assert run["masked"]
+    assert "masked vectors" in {row["what"] for row in run["questions"]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: [*lines[:4], lines[4].replace('"bytes": ', '"bytes": 1'), *lines[5:]],
+        lambda lines: lines[:4] + lines[5:],
+        lambda lines: lines[1:],
+        lambda lines: [*lines[:4], lines[3], *lines[4:]],
+        lambda lines: [*lines[:4], lines[5], lines[4], *lines[6:]],
+        lambda lines: [*lines[:4], "[]", *lines[4:]],
+        lambda lines: [*lines[:4], lines[4][:-9], *lines[5:]],
+    ],
+    ids=["changed", "removed", "beginning removed", "repeated", "swapped", "inserted", "cut"],
+)
+def test_a_change_is_noticed(log, change):
+    log.write_text("\n".join(change(log.read_text().splitlines())) + "\n")
+    found = audit(log)
+    assert not found["whole"]
+    assert found["lines"] <= 4
+
+
+def test_an_end_that_was_cut_off_shows_by_the_link_that_was_noted_down(log):
+    noted = audit(log)["link"]
+    assert audit(log, noted)["whole"]
+    log.write_text("\n".join(log.read_text().splitlines()[:-2]) + "\n")
+    assert audit(log)["whole"]
+    assert "cut off" in audit(log, noted)["broken"]
+
+
+def test_several_processes_and_a_crash_in_the_middle_of_a_line(tapped, tmp_path):
+    file = tmp_path / "silo.toml"
+    file.write_text(tapped[0]["va"].read_text())
+    first, second = Silo.open(file), Silo.open(file)
+    for silo in (first, second, second, first):
+        silo.answer(HELLO)
+    log = tmp_path / "audit.jsonl"
+    with log.open("a") as half:
+        half.write('{"number": 5, "ti')
+    second.answer(b"nonsense")
+    first.answer(HELLO)
+    found = audit(log)
+    assert (found["whole"], found["lines"]) == (True, 6)
+    assert [json.loads(line)["question"] for line in log.read_text().splitlines()][4] == "unreadable"
+    assert len(found["refused"]) == 1
+    assert log.stat().st_mode & 0o077 == 0
+
+
+def test_nothing_leaves_that_cannot_be_written_down(tapped, tmp_path):
+    file = tmp_path / "silo.toml"
+    file.write_text(tapped[0]["va"].read_text())
+    (tmp_path / "audit.jsonl").mkdir()
+    reply = decode(Silo.open(file).answer(HELLO), 2**20)
+    assert reply.kind == "refused"
+    assert "version" not in reply.values
+
+
+def test_the_command_says_it_in_words(tapped, log):
+    file = tapped[0]["va"]
+    done = CliRunner().invoke(app, ["silo", "audit", str(file)])
+    assert done.exit_code == 0
+    for words in ("losses and gradients", "vectors were in the clear", "are accounted for"):
+        assert words in " ".join(done.output.split())
+    link = done.output.split()[-1]
+    assert json.loads(CliRunner().invoke(app, ["silo", "audit", str(file), "--json"]).output)["link"] == link
+    assert CliRunner().invoke(app, ["silo", "audit", str(file), "--noted", link]).exit_code == 0
+    assert CliRunner().invoke(app, ["silo", "audit", str(file), "--noted", "0" * 64]).exit_code != 0
