@@ -350,7 +350,7 @@ class AuditLog:
             *whole, rest = file.read().split(b"\n")
             file.truncate(size - len(rest))
         try:
-            last = json.loads(whole[-1]) if whole else {"number": 0, "link": ""}
+            last: dict[str, Any] = json.loads(whole[-1]) if whole else {"number": 0, "link": ""}
         except ValueError:
             raise InputError(f"The last line of the silo's log {self._file.name!r} cannot be read.") from None
         self._size, self._number, self._link = size - len(rest), int(last["number"]), str(last["link"])
