@@ -54,6 +54,9 @@ class Plan:
         balanced: whether classes are dealt as in the code of Li et al. (2022), which lets no client grow far beyond
             the mean; their text does not say so.
         climb: whether the best configuration is followed beyond the edge of the grid.
+        backbone: the network, "efficientnet-lite0" or "resnet18-layer3".
+        kind: of features, "entk" or "penultimate".
+        stops: numbers of rounds that a run may be scored at, in the decisive tables.
     """
 
     name: str
@@ -72,6 +75,9 @@ class Plan:
     l2: float = 3e-5
     balanced: bool = False
     climb: bool = False
+    backbone: str = "efficientnet-lite0"
+    kind: str = "entk"
+    stops: tuple[int, ...] = (5, 10, 20, 50, 100)
 
 
 PLANS = {

@@ -96,7 +96,7 @@ def ground(plan: Plan, place: Place) -> Ground:
     images = _fewer(LOADERS[plan.dataset](place.data), plan)
     _try_out(plan, np.asarray(images.train.y))
     table = features(
-        images, backbone(BACKBONE, place.data, size=plan.size), coordinates=plan.coordinates, device=place.device,
+        images, backbone(plan.backbone, place.data, size=plan.size), plan.kind, plan.coordinates, device=place.device,
         dtype=plan.stored, precision="tf32" if place.device.startswith("cuda") else "float32", cache=place.cache,
         progress=place.progress,
     )  # fmt: skip

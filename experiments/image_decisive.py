@@ -1,0 +1,83 @@
+"""The decisive tables of a data set: which pieces there are, and how they are carried out side by side."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from experiments.image_pieces import LOSSES, Piece, carry_out
+from experiments.image_plans import Plan, plan
+from experiments.image_rows import MOST, TUNED
+from experiments.image_study import Place, ground
+from scaffpd.errors import unknown
+from scaffpd.features.backbones import BACKBONES
+from scaffpd.features.extract import KINDS
+
+ALPHAS = (0.01, 0.1)
+SEEDS, COORDINATES = 10, 4000  # of the eNTK: as many rows as clients have samples
+FEW = ("FedAvg, by clients", "FedAvg, by samples", "SCAFFOLD, by clients", "Scaff-PD, average", "Scaff-PD, Auto")
+SOFTMAX = (*FEW[:3], "Scaff-PD, Auto")
+SMALL = (*FEW[:2], "Scaff-PD, average", "Scaff-PD, Auto", TUNED)
+
+
+def of(dataset: str, small: bool = False, backbone: str | None = None) -> list[Piece]:
+    """The pieces, the most telling first: both networks and α whole; eNTK, other losses and sizes with fewer rows.
+
+    A small study is one piece, of the narrower network unless another one is asked for.
+    """
+    base = replace(plan(dataset, small), seeds=SEEDS, tune=MOST, stored="float32", kind="penultimate")
+    if small:
+        base = replace(base, seeds=3, stops=(5, 10, 20), tune=6, backbone=backbone or BACKBONES[1])
+        return [Piece(base, 0.1, choosing=2, rows=SMALL)]
+    lite, resnet = (replace(base, backbone=name) for name in BACKBONES)
+    entk = replace(base, kind="entk", coordinates=COORDINATES)
+    whole = [Piece(net, alpha) for alpha in ALPHAS for net in (lite, resnet)]
+    return [
+        *whole,
+        Piece(replace(lite, balanced=True), ALPHAS[0], rows=FEW, extras=False),
+        Piece(lite, ALPHAS[0], "tct", rows=FEW, extras=False),
+        Piece(resnet, ALPHAS[0], "softmax", rows=SOFTMAX, extras=False),
+        Piece(entk, ALPHAS[0], rows=FEW),
+    ]
+
+
+def chosen(pieces: Sequence[Piece], **wanted: str | float | bool | None) -> list[Piece]:
+    """Those pieces that have what a command line asks for."""
+    for name, known in (("backbone", BACKBONES), ("kind", KINDS), ("loss", LOSSES)):
+        if wanted.get(name) not in (None, *known):
+            raise unknown(name, str(wanted[name]), known)
+
+    def fits(piece: Piece) -> bool:
+        has = {"backbone": piece.plan.backbone, "kind": piece.plan.kind, "loss": piece.loss, "alpha": piece.alpha}
+        has["balanced"] = piece.plan.balanced
+        return all(value is None or has[name] == value for name, value in wanted.items())
+
+    return [piece for piece in pieces if fits(piece)]
+
+
+def decide(pieces: Sequence[Piece], place: Place, out: Path, workers: int = 1, seconds: float | None = None) -> bool:
+    """Carry out what is left of all pieces, at most so many at a time and so many seconds; whether all is done."""
+    deadline = time.time() + (seconds or float("inf"))
+    sources = dict[Plan, list[Piece]]()
+    for piece in pieces:
+        sources.setdefault(replace(piece.plan, balanced=False), []).append(piece)
+    if workers == 1:
+        done = [
+            carry_out(piece, replace(here, plan=piece.plan), place.device, out, deadline)
+            for source, some in sources.items() for here in [ground(source, place)] for piece in some
+        ]  # fmt: skip
+        return all(done)
+    waiting = list[Future[bool]]()
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for source, some in sources.items():
+            here = ground(source, place)
+            print(f"features of {source.backbone}, {source.kind}: {here.seconds:.0f} s", flush=True)
+            waiting += [
+                pool.submit(carry_out, piece, replace(here, plan=piece.plan), place.device, out, deadline)
+                for piece in some
+            ]
+    return all(future.result() for future in waiting)

@@ -1,0 +1,167 @@
+r"""The rows of the decisive tables: every method with what it may choose, and the search that chooses it.
+
+A row's choices lie on a lattice: value = start · step^k along every axis, k a whole number, between natural ends (a
+tail is at most 1). The search starts at k = 0, tries the neighbours of the best point along every axis and goes on from
+the best of them, until no neighbour is better: what is chosen has a tried value on either side, or is a natural end.
+Rounds are chosen with it, for nothing: a run is scored at every stop. 100 rounds are everybody's budget, and the
+tables say who would use more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scaffpd.algorithms import AFL, DRFA, QFFL, DeltaFL, FedAvg, FedProx, Scaffold, ScaffPD
+from scaffpd.algorithms.base import safe_rate
+from scaffpd.federation import Federation
+from scaffpd.objectives import Average, ChiSquare
+from scaffpd.steps import Fixed
+
+STOPS = (5, 10, 20, 50, 100)
+MOST = 60  # points of one search
+Values = dict[str, float]
+Point = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """start · step^k within [low, high]."""
+
+    start: float
+    step: float
+    low: float = 0.0
+    high: float = float("inf")
+
+    def at(self, k: int) -> float | None:
+        """The value, or `None` beyond a natural end."""
+        value = self.start * self.step**k
+        return value if self.low <= value <= self.high * (1 + 1e-9) else None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found: the values, their score with what came with it, and how many points were tried.
+
+    `open` names the axes along which a neighbour was not tried, because the search ran out of points.
+    """
+
+    values: Values
+    score: float
+    extra: Any
+    tried: list[tuple[Values, float, Any]] = field(repr=False)
+    open: tuple[str, ...] = ()
+
+
+def search(axes: Mapping[str, Axis], score: Callable[[Values], tuple[float, Any]], most: int = MOST) -> Found:
+    """Climb the lattice from its middle until no neighbour scores more."""
+    names, done = list(axes), dict[Point, tuple[float, Any]]()
+
+    def values(point: Point) -> Values | None:
+        found = {name: axes[name].at(k) for name, k in zip(names, point, strict=True)}
+        return None if None in found.values() else found  # type: ignore[return-value]
+
+    def neighbours(point: Point) -> Iterator[tuple[str, Point]]:
+        for i, name in enumerate(names):
+            for k in (1, -1):
+                yield name, (*point[:i], point[i] + k, *point[i + 1 :])
+
+    best: Point = (0,) * len(names)
+    done[best] = score(values(best) or {})
+    moved = True
+    while moved:
+        for _, point in neighbours(best):
+            if point not in done and (here := values(point)) is not None and len(done) < most:
+                done[point] = score(here)
+        top = max((p for _, p in neighbours(best) if p in done), key=lambda p: done[p][0], default=best)
+        moved = done[top][0] > done[best][0]
+        best = top if moved else best
+    missing = {name for name, p in neighbours(best) if p not in done and values(p) is not None}
+    tried = [(values(p) or {}, *found) for p, found in done.items()]
+    return Found(values(best) or {}, *done[best], tried, tuple(sorted(missing)))
+
+
+Make = Callable[[Values, Federation], Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method that makes rounds.
+
+    Attributes:
+        name: in the table.
+        axes: what it chooses, l2 first.
+        make: the algorithm, from values and clients (whose constants its rates are factors on).
+    """
+
+    name: str
+    axes: dict[str, Axis]
+    make: Make
+
+
+L2, RATE, RHO = Axis(3e-5, 10**0.5, 1e-9), Axis(1.0, 1.5), Axis(0.1, 10**0.5)
+SAMPLES, CLIENTS = "by samples", "by clients"
+COUNTED = {SAMPLES: "samples", CLIENTS: "uniform"}
+
+
+def rows(local_steps: int) -> dict[str, Row]:
+    """All rows with rounds: the averaging methods under both weightings, the fair ones, Scaff-PD with both steps."""
+    J = local_steps
+
+    def rate(v: Values, f: Federation) -> float:
+        return v["rate"] * safe_rate(f, None)
+
+    def prox(v: Values, f: Federation, weights: str) -> FedProx:
+        smooth = 1 / safe_rate(f, None)
+        mu = v["mu"] * smooth
+        return FedProx(local_steps=J, mu=mu, weights=weights, local_rate=v["rate"] / (smooth + mu))
+
+    def dual(kind: Any) -> Make:
+        def make(v: Values, f: Federation) -> Any:
+            own = kind(local_steps=J, local_rate=rate(v, f))
+            return kind(local_steps=J, local_rate=own.local_rate, dual_rate=v["dual"] * own.automatic(f)["dual_rate"])
+
+        return make
+
+    def constant(v: Values, f: Federation) -> ScaffPD:
+        """σ = (1 − θ)/(θ μ_λ), as the paper's SC-SC setting has it, and τ = J η_ℓ."""
+        objective, local = ChiSquare(v["rho"]), rate(v, f)
+        sigma = v["odds"] / objective.strong_convexity(len(f.names))
+        steps = Fixed(tau=J * local, sigma=sigma, theta=1 / (1 + v["odds"]), local_rate=local)
+        return ScaffPD(objective, local_steps=J, steps=steps)
+
+    found = []
+    for words, w in COUNTED.items():
+        plain = {"l2": L2, "rate": RATE}
+        found += [
+            Row(f"FedAvg, {words}", plain, lambda v, f, w=w: FedAvg(local_steps=J, local_rate=rate(v, f), weights=w)),
+            Row(f"FedProx, {words}", {**plain, "mu": Axis(0.03, 10**0.5)}, lambda v, f, w=w: prox(v, f, w)),
+            Row(
+                f"SCAFFOLD, {words}", plain,
+                lambda v, f, w=w: Scaffold(local_steps=J, local_rate=rate(v, f), weights=w),
+            ),
+            Row(
+                f"q-FFL, {words}", {**plain, "q": Axis(1.0, 3.0)},
+                lambda v, f, w=w: QFFL(local_steps=J, local_rate=rate(v, f), q=v["q"], weights=w),
+            ),
+            Row(
+                f"Δ-FL, {words}", {**plain, "tail": Axis(0.5, 2.0, 0.05, 1.0)},
+                lambda v, f, w=w: DeltaFL(local_steps=J, local_rate=rate(v, f), tail=v["tail"], weights=w),
+            ),
+        ]  # fmt: skip
+    both = {"l2": L2, "rate": RATE, "dual": Axis(1.0, 3.0)}
+    found += [
+        Row("AFL", both, dual(AFL)),
+        Row("DRFA", both, dual(DRFA)),
+        Row("Scaff-PD, average", {"l2": L2}, lambda v, f: ScaffPD(Average(), local_steps=J)),
+        Row("Scaff-PD, Auto", {"l2": L2, "rho": RHO}, lambda v, f: ScaffPD(ChiSquare(v["rho"]), local_steps=J)),
+        Row("Scaff-PD, Fixed", {"l2": L2, "rho": RHO, "rate": RATE, "odds": Axis(0.3, 10**0.5)}, constant),
+    ]
+    return {row.name: row for row in found}
+
+
+ALONE, ONE, ONE_FAIR, HELD = "alone", "one model, average", "one model, χ²", "one model, χ² on held-out rows"
+TUNED, DITTO, OWN, OWN_FAIR = "FedAvg + fine-tuning", "Ditto", "personal, average", "personal, χ²"
+EXACT = (ALONE, ONE, ONE_FAIR, HELD, TUNED, DITTO, OWN, OWN_FAIR)
+PULL = Axis(10.0, 10**0.5)  # κ of γ_i = κ/n_i, and N κ/n of Ditto's common γ
