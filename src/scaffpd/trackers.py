@@ -1,7 +1,8 @@
-"""`TensorBoard` and `MLflow`: what trackers show of a run, when, and where."""
+"""`TensorBoard` and `MLflow`: what trackers show of a run, when, and where; and pages for Prometheus to scrape."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -9,9 +10,10 @@ import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -288,3 +290,49 @@ def _terminate(client: Any, run_id: str) -> None:
     """End a run whose tracker is gone; nobody is left to hear of a mistake."""
     with suppress(Exception):
         client.set_terminated(run_id)
+
+
+# --- Prometheus
+
+
+Labels = tuple[tuple[str, str], ...]
+
+
+def prometheus(prefix: str, numbers: Mapping[str, float | Mapping[Labels, float] | None]) -> str:
+    """Return numbers as Prometheus reads them, NAME VALUE or NAME{LABEL="…"} VALUE; what is not known is left out."""
+    lines = []
+    for name, value in numbers.items():
+        cells = value if isinstance(value, Mapping) else {(): value}
+        known = {own: number for own, number in cells.items() if number is not None}
+        if known:
+            lines.append(f"# TYPE {prefix}_{name} {'counter' if name.endswith('_total') else 'gauge'}")
+        for own, number in known.items():
+            inside = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in own)
+            lines.append(f"{prefix}_{name}{{{inside}}} {number:.17g}" if inside else f"{prefix}_{name} {number:.17g}")
+    return "\n".join(lines) + "\n"
+
+
+def page_server(pages: Mapping[str, Callable[[], str]], host: str, port: int) -> ThreadingHTTPServer:
+    """Return a server whose paths are made anew with every request; a page that fails is an error 500."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = pages.get(self.path.split("?")[0])
+            try:
+                code, text = (404, "There is no such page.\n") if page is None else (200, page())
+            except Exception as problem:
+                code, text = 500, f"{problem}\n"
+            body = text.encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Leave the terminal alone."""
+
+    try:
+        return ThreadingHTTPServer((host, port), Handler)
+    except OSError as error:
+        raise InputError(f"Nobody can be served at {host}:{port}: {error.strerror}.") from None

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import re
+import threading
 from collections import Counter
+from http.client import HTTPConnection
 
 import pytest
 from deploy_cases import QUICK, federation, opened
@@ -12,9 +17,12 @@ from typer.testing import CliRunner
 
 from scaffpd.cli import app
 from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.deployed_run import DeployedRun, run_metrics
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
-from scaffpd.deploy.silo.disclosure import audit
+from scaffpd.deploy.silo.disclosure import audit, silo_metrics
 from scaffpd.deploy.silo.silo import Silo
+from scaffpd.errors import InputError
+from scaffpd.trackers import page_server, prometheus
 
 HELLO = encode(Message("hello", {"question": "1"}))
 
@@ -138,3 +146,78 @@ def test_the_command_says_it_in_words(tapped, log):
     assert json.loads(CliRunner().invoke(app, ["silo", "audit", str(file), "--json"]).output)["link"] == link
     assert CliRunner().invoke(app, ["silo", "audit", str(file), "--noted", link]).exit_code == 0
     assert CliRunner().invoke(app, ["silo", "audit", str(file), "--noted", "0" * 64]).exit_code != 0
+
+
+# --- for whoever watches
+
+SAMPLE = re.compile(r'scaffpd_\w+(\{\w+="(?:[^"\\\n]|\\.)*"(?:,\w+="(?:[^"\\\n]|\\.)*")*\})? -?[\d.e+naif-]+')
+
+
+def scraped(text):
+    """Read Prometheus's text format, strictly, into numbers by name and labels."""
+    lines = text.splitlines()
+    assert text.endswith("\n")
+    assert all(SAMPLE.fullmatch(line) or re.fullmatch(r"# TYPE \w+ (gauge|counter)", line) for line in lines)
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+
+
+def test_a_run_is_watched_from_another_shell(tapped):
+    places, transport = tapped
+    folder = places["va"].parents[1] / "run"
+    run = DeployedRun(folder)
+    now = run.status()
+    assert now["state"] == "converged"
+    numbers = scraped(run_metrics(now))
+    assert numbers["scaffpd_round"] == now["round"] > 0
+    assert numbers['scaffpd_bytes_total{way="up"}'] <= sum(transport.up.values())
+    assert numbers['scaffpd_absent{silo="va"}'] == 0
+    with run.locked():
+        assert DeployedRun(folder).status()["state"] == "running"
+    done = CliRunner().invoke(app, ["deploy", "status", str(folder)])
+    assert "converged, last heard of" in done.output
+    assert (
+        json.loads(CliRunner().invoke(app, ["deploy", "status", str(folder), "--json"]).output)["round"] == now["round"]
+    )
+
+
+def test_runs_that_have_not_begun_or_were_killed(tmp_path):
+    run = DeployedRun(tmp_path / "run")
+    assert run.status()["state"] == "not begun"
+    assert scraped(run_metrics(run.status()))["scaffpd_running"] == 0
+    run.progress({"event": {"round": 0, "silo": "a", "what": "absent", "sentence": "Silo 'a' is away."}})
+    with (run.path / "progress.jsonl").open("a") as half:
+        half.write('{"round": 1, "mem')
+    now = run.status()
+    assert (now["state"], now["round"]) == ("interrupted", 0)
+    assert now["events"][0]["silo"] == "a"
+    assert CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "nowhere")]).exit_code != 0
+
+
+def test_a_silo_is_watched_and_names_cannot_break_the_format(tapped):
+    found = audit(tapped[0]["va"].parent / "audit.jsonl")
+    numbers = scraped(silo_metrics(found, now=2e9))
+    assert numbers["scaffpd_silo_bytes_total"] == found["bytes"]
+    assert numbers['scaffpd_silo_answers_total{question="gradients",reply="answer"}'] > 0
+    assert scraped(prometheus("scaffpd", {"x": {(("silo", 'a"}\n\\ 1'),): 2.0}, "gone": None})) == {
+        'scaffpd_x{silo="a\\"}\\n\\\\ 1"}': 2.0
+    }
+
+
+def fetched(server, path):
+    with contextlib.closing(HTTPConnection("127.0.0.1", server.server_port, timeout=20)) as connection:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+
+
+def test_pages_are_made_anew_and_a_mistake_is_one_line():
+    count = itertools.count()
+    pages = {"/metrics": lambda: f"scaffpd_x {next(count)}\n", "/bad": lambda: str(1 / 0)}
+    with page_server(pages, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert [fetched(server, "/metrics") for _ in range(2)] == [(200, b"scaffpd_x 0\n"), (200, b"scaffpd_x 1\n")]
+        assert fetched(server, "/bad") == (500, b"division by zero\n")
+        assert fetched(server, "/etc/passwd")[0] == 404
+        with pytest.raises(InputError, match="in use"):
+            page_server(pages, "127.0.0.1", server.server_port)
+        server.shutdown()

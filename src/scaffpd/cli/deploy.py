@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,8 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing 
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")]
 Seconds = Annotated[float, typer.Option(help="Give up after so many seconds.")]
 FederationFileArgument = Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")]
+Serve = Annotated[int | None, typer.Option(help="Serve /metrics and /health on this port.", min=0, max=65535)]
+Host = Annotated[str, typer.Option(help="The address to serve on; other machines reach 0.0.0.0.")]
 Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")]
 
 
@@ -134,13 +137,78 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
     _steps(f"4. At the coordinator, in {out}, to start the run or to go on with it", (commands.run,))
 
 
+def status(
+    folder: Annotated[Path, typer.Argument(help="The run's folder, or its federation.toml.")],
+    serve: Serve = None,
+    host: Host = "127.0.0.1",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Say how a run goes, from another shell while it does; or serve that to Prometheus.
+
+    Examples:
+        scaffpd deploy status scaffpd-deployment/run
+        scaffpd deploy status federation.toml --serve 9464
+    """
+    from scaffpd.config.federation import FederationFile
+    from scaffpd.deploy.deployed_run import DeployedRun, run_metrics
+
+    place = FederationFile.read(folder).folder if folder.is_file() else folder
+    if not place.is_dir():
+        raise InputError(f"There is no run in {str(place)!r}.")
+    run = DeployedRun(place)
+    if serve is not None:
+        serve_pages(
+            {"/metrics": lambda: run_metrics(run.status()), "/health": lambda: run.status()["state"]}, host, serve
+        )
+    elif as_json:
+        typer_ext.print_json(run.status())
+    else:
+        _show_status(run.status())
+
+
+def serve_pages(pages: Mapping[str, Callable[[], str]], host: str, port: int) -> None:
+    """Serve pages until somebody ends it."""
+    from scaffpd.trackers import page_server
+
+    with page_server(pages, host, port) as server:
+        paths = " and ".join(f"http://{host}:{server.server_port}{path}" for path in pages)
+        typer.echo(f"Serving {paths}. Ctrl-C ends it.", err=True)
+        server.serve_forever()
+
+
+def _show_status(now: Mapping[str, Any]) -> None:
+    from rich.console import Console
+
+    from scaffpd.cli.screens import bullets, facts
+    from scaffpd.system import format_bytes
+
+    console, gap = Console(highlight=False), now["certificate"]
+    quiet = "" if now["quiet_seconds"] is None else f", last heard of {now['quiet_seconds']:.0f} s ago"
+    each = now["seconds_per_exchange"]
+    lines = {
+        "state": f"{now['state']}{quiet}",
+        "round": str(now["round"]),
+        "certified gap": "none" if gap is None else f"{gap:.2e}",
+        "silos": ", ".join(now["members"]) or "none yet",
+        "away": ", ".join(now["absent"]) or "nobody",
+        "exchanges": str(now["exchanges"]) + ("" if each is None else f", {each:.2g} s each"),
+        "bytes": f"{format_bytes(now['bytes_up'])} up, {format_bytes(now['bytes_down'])} down",
+    }
+    facts(console, [(name, text, "") for name, text in lines.items()])
+    if now["events"]:
+        console.print("\nWhat happened last", style="bold")
+        bullets(console, [f"round {event['round']}: {event['sentence']}" for event in now["events"]])
+    if now["sentence"]:
+        console.print(f"\n{now['sentence']}", markup=False)
+
+
 deploy = group(
     """Across real organisations, on NVIDIA FLARE or Flower.
 
     Examples:
         scaffpd deploy local --engine flower
     """,
-    *(local, resume, flare, flower),
+    *(local, resume, status, flare, flower),
 )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from scaffpd.cli.deploy import Host, Serve, serve_pages
 from scaffpd.cli.results import write_predictions
 from scaffpd.cli.screens import bullets, facts, plain_table, printable, say
 from scaffpd.cli.typer_ext import group, print_json
@@ -122,6 +124,8 @@ def key(
 def audit(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     noted: Annotated[str, typer.Option(help="A link that was noted down earlier and must be in the log.")] = "",
+    serve: Serve = None,
+    host: Host = "127.0.0.1",
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Check this site's log link by link, and show what has left in every run and what was refused.
@@ -129,11 +133,22 @@ def audit(
     Examples:
         scaffpd silo audit silo.toml
         scaffpd silo audit silo.toml --noted 5f0c…
+        scaffpd silo audit silo.toml --serve 9465
     """
     from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.silo import disclosure
 
-    found = disclosure.audit(SiloFile.read(file).limits.audit, noted)
+    log = SiloFile.read(file).limits.audit
+
+    def metrics() -> str:
+        return disclosure.silo_metrics(disclosure.audit(log, noted), time.time())
+
+    if serve is not None:
+        serve_pages(
+            {"/metrics": metrics, "/health": lambda: disclosure.audit(log, noted)["broken"] or "whole"}, host, serve
+        )
+        return
+    found = disclosure.audit(log, noted)
     if as_json:
         print_json(found)
     else:
@@ -227,7 +242,9 @@ def show_audit(found: dict[str, Any]) -> None:
         console.print("Refused", style="bold")
         bullets(console, [f"{several(count, 'time')}: {why}" for why, count in found["refused"].items()])
         console.print()
-    if found["whole"]:
+    if not found["lines"]:
+        say(console, "Nothing has left this site yet.")
+    elif found["whole"]:
         say(
             console,
             f"All {several(found['lines'], 'answer')}, {format_bytes(found['bytes'])} in all, are accounted for, and "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -30,6 +31,7 @@ from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
 from scaffpd.system import atomic_write, csv_text, lock_folder, make_folder, write_file
+from scaffpd.trackers import prometheus
 
 MODEL = "deployed"  # what the tables call the one model of a deployed run
 
@@ -48,6 +50,14 @@ class DeployedRun:
 
     def __init__(self, path: Path) -> None:
         self.path = make_folder(path)
+
+    def busy(self) -> bool:
+        """Tell whether a coordinator is at work here."""
+        try:
+            with lock_folder(self.path, ""):
+                return False
+        except InputError:
+            return True
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -136,6 +146,26 @@ class DeployedRun:
         with (self.path / "progress.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
+    def status(self) -> dict[str, Any]:
+        """Return how the run goes, for whoever asks while it does: the last round, who is away, what happened last."""
+        path = self.path / "progress.jsonl"
+        lines = [json.loads(line) for line in _whole_lines(path)]
+        events = [line["event"] for line in lines if "event" in line]
+        last = next((line for line in reversed(lines) if "round" in line), {})
+        ended, now = self.read("outcome.json"), time.time()
+        state = "running" if self.busy() else ended["status"] if ended else "interrupted" if lines else "not begun"
+        exchanges, seconds = last.get("exchanges", 0), last.get("seconds", 0.0)
+        return {
+            "state": state, "round": last.get("round", 0), "certificate": last.get("certificate"),
+            "members": last.get("members", []), "absent": last.get("absent", []),
+            "losses": last.get("losses", []), "weights": last.get("weights", []),
+            "exchanges": exchanges, "seconds_per_exchange": seconds / exchanges if exchanges else None,
+            "bytes_up": last.get("messages_up", 0), "bytes_down": last.get("messages_down", 0),
+            "epsilon": ((ended or {}).get("privacy") or {}).get("epsilon"),
+            "quiet_seconds": now - path.stat().st_mtime if lines else None,
+            "events": events[-5:], "sentence": "" if state == "running" or not ended else ended["sentence"],
+        }  # fmt: skip
+
     def event(self, event: SiloEvent) -> None:
         """Append an event, to the table and for whoever watches."""
         path, row = self.path / "events.csv", asdict(event)
@@ -177,3 +207,22 @@ class DeployedRun:
     def write_model(self, x: Array, setup: Setup) -> None:
         """Write the parameters, with what they expect of a row."""
         write_file(self.path / "model.safetensors", model_bytes(x, setup))
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Return a file's lines, but for one that is still being written."""
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+
+
+def run_metrics(status: Mapping[str, Any]) -> str:
+    """Return the status of a run for Prometheus."""
+    silos = status["members"]
+    return prometheus("scaffpd", {
+        "running": float(status["state"] == "running"), "round": status["round"],
+        "certificate": status["certificate"], "exchanges_total": status["exchanges"],
+        "seconds_per_exchange": status["seconds_per_exchange"], "quiet_seconds": status["quiet_seconds"],
+        "bytes_total": {(("way", way),): status[f"bytes_{way}"] for way in ("up", "down")},
+        "absent": {(("silo", name),): float(name in status["absent"]) for name in silos},
+        "loss": {(("silo", name),): value for name, value in zip(silos, status["losses"], strict=True)},
+        "epsilon": status["epsilon"],
+    })  # fmt: skip

@@ -26,6 +26,7 @@ from scaffpd.system import lock_file
 from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
 from scaffpd.tabular.columns import CATEGORY, DataColumn
 from scaffpd.tabular.encode import named_categories
+from scaffpd.trackers import prometheus
 
 SHOWN = 30  # names in a list before it is cut off
 NAMED = 5  # so many columns are named in a warning, and then counted
@@ -364,9 +365,9 @@ def audit(file: Path, noted: str = "") -> dict[str, Any]:
     """Check every link of a silo's log, and add up what has left; `noted` is a link that must be among them."""
     lines, link, broken = list[dict[str, Any]](), "", ""
     try:
-        text = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"The log {str(file)!r} cannot be read: {error.strerror}.") from None
+        text = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    except (OSError, ValueError) as error:
+        raise InputError(f"The log {str(file)!r} cannot be read: {error}.") from None
     links = set[str]()
     for number, written in enumerate(text, 1):
         try:
@@ -408,3 +409,18 @@ def _left(run: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "masked": any(line["masked"] for line in own), "private": any(line["private"] for line in own),
         "epsilon": spent[-1] if spent else None, "from": own[0]["time"], "to": own[-1]["time"], "questions": rows,
     }  # fmt: skip
+
+
+def silo_metrics(found: Mapping[str, Any], now: float) -> str:
+    """Return what the log says for Prometheus."""
+    counts: Counter[tuple[tuple[str, str], ...]] = Counter()
+    for run in found["runs"]:
+        for row in run["questions"]:
+            counts[("question", row["question"]), ("reply", "answer")] += row["answered"]
+            counts[("question", row["question"]), ("reply", "other")] += row["asked"] - row["answered"]
+    spent = [run["epsilon"] for run in found["runs"] if run["epsilon"] is not None]
+    return prometheus("scaffpd_silo", {
+        "log_whole": float(found["whole"]), "bytes_total": found["bytes"], "answers_total": counts,
+        "refused_total": sum(found["refused"].values()), "epsilon": spent[-1] if spent else None,
+        "quiet_seconds": now - datetime.fromisoformat(found["to"]).timestamp() if found["to"] else None,
+    })  # fmt: skip
