@@ -151,7 +151,7 @@ class DeployedRun:
         path = self.path / "progress.jsonl"
         lines = [json.loads(line) for line in _whole_lines(path)]
         events = [line["event"] for line in lines if "event" in line]
-        last = next((line for line in reversed(lines) if "round" in line), {})
+        last: dict[str, Any] = next((line for line in reversed(lines) if "round" in line), {})
         ended, now = self.read("outcome.json"), time.time()
         state = "running" if self.busy() else ended["status"] if ended else "interrupted" if lines else "not begun"
         exchanges, seconds = last.get("exchanges", 0), last.get("seconds", 0.0)
