@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 import scaffpd as sp
@@ -16,6 +20,7 @@ from scaffpd.gains import ALONE, AVERAGE, FAIR, PERSONAL
 from scaffpd.report.figures import figures
 from scaffpd.report.read import read
 from scaffpd.report.verdict import QUESTIONS, answers
+from scaffpd.runs import train as pipeline
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +101,42 @@ def test_the_command_prints_the_sentence_and_fits_a_narrow_terminal(monkeypatch,
     assert page.index(study.verdict[0]) < page.index('id="figure-joining"')
     assert page.count(study.verdict[0]) == 1
     assert (tmp_path / "demo.png").stat().st_size > 10_000
+    assert cli.run(["demo", "--splits", "2", "--quiet", "--out", str(tmp_path / "again")]) == 0
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == ""
+    assert {file.name for file in (tmp_path / "again").iterdir()} == {
+        file.name for file in tmp_path.iterdir() if file.is_file()
+    }
+    for name in ("clients.csv", "draws.csv"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_a_terminal_gets_colours_and_room(tmp_path, monkeypatch, capsys, study):
+    monkeypatch.setattr(demo, "stations", lambda *_: study)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "120"}.items():
+        monkeypatch.setenv(name, value)
+    assert cli.run(["demo", "--splits", "2", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[1mWritten" in out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert 80 < max(map(len, plain[: plain.index("Written")].splitlines())) <= 120
+
+
+def test_progress_threads_and_interruptions(monkeypatch):
+    seen, threads, done = [], torch.get_num_threads(), []
+    monkeypatch.setattr(torch, "set_num_threads", lambda n, real=torch.set_num_threads: (seen.append(n), real(n)))
+    monkeypatch.setattr(demo, "joining", lambda *_, **__: types.SimpleNamespace(strength=1.0))
+    monkeypatch.setattr(demo, "coalition", lambda *_, **__: None)
+    demo.stations(draws=2, progress=done.append)
+    assert done == [1, 2]
+    assert seen == [1, threads]
+    real = pipeline.train
+    monkeypatch.setattr(
+        pipeline, "train", lambda *a, **k: replace(real(*a[:2], 1, *a[3:], **k), status=sp.Status.INTERRUPTED)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        demo.stations(draws=2)
+    assert torch.get_num_threads() == threads
 
 
 def test_one_draw_is_refused():

@@ -86,8 +86,8 @@ def test_a_full_disk_is_no_bug_and_not_your_mistake(tmp_path, monkeypatch, capsy
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere.csv")
 
-    monkeypatch.setattr(demo, "study", full)
-    assert cli.run(["demo", "--hospitals", "--quiet", "--out", str(tmp_path)]) == 1
+    monkeypatch.setattr(demo, "stations", full)
+    assert cli.run(["demo", "--quiet", "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "Cannot write 'somewhere.csv': No space left on device.\n"
 
 
@@ -103,8 +103,8 @@ def test_a_bug_is_shown_whole_and_says_where_to_take_it(tmp_path, monkeypatch, c
     def bug(*_, **__):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(demo, "study", bug)
-    monkeypatch.setattr(sys, "argv", ["scaffpd", "demo", "--hospitals", "--quiet", "--out", str(tmp_path)])
+    monkeypatch.setattr(demo, "stations", bug)
+    monkeypatch.setattr(sys, "argv", ["scaffpd", "demo", "--quiet", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 1

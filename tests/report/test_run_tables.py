@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from scaffpd import demo
+import scaffpd as sp
 from scaffpd.comparison.tables import CLIENT_COLUMNS
 from scaffpd.errors import InputError
 from scaffpd.report.read import read
 from scaffpd.report.verdict import verdict
 from scaffpd.runs.folder import client_rows
+from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.tables import OLD_NAMES, number, read_table, whole
+from scaffpd.runs.train import train_model
 
 OLD = Path(__file__).parent / "fixtures"  # written by version 0.1
 ROWS = [(212, 91), (206, 88), (87, 36), (140, 60)]
@@ -61,9 +63,12 @@ def test_every_writer_names_columns_alike(deployed):
     """Train, path and demo write by `client_rows`; compare and deployed runs by themselves."""
     wanted = {"model", "client", "weight"}
     wanted |= {f"{split}_{what}" for split in ("train", "test") for what in ("rows", "loss", "accuracy")}
-    study = demo.study(splits=2, tol=1e-2)
+    silos = sp.data.heart_disease(test_fraction=0.3)
+    problem = Prepared(silos.names, silos.train, silos.test, sp.Linear("logistic", 0.1), "classification", (), "", "")
+    cohort = sp.Cohort(silos.train, problem.model, silos.names, test=silos.test)
+    trained = train_model("average", "before", sp.fair(sp.Average()), problem, cohort, 2, None)
     written = {
-        "demo": list(client_rows(study.average[:1], "accuracy")[0]), "compare": list(CLIENT_COLUMNS),
+        "train": list(client_rows([trained], "accuracy")[0]), "compare": list(CLIENT_COLUMNS),
         "deployed": header(deployed, "clients.csv"),
     }  # fmt: skip
     for who, columns in written.items():
