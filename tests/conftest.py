@@ -1,7 +1,8 @@
 """One thread everywhere: on small problems and busy machines, more threads only fight each other.
 
 A test marked `cover(k)` runs on a few combinations of its parameters, in which every k values meet (k = 1: every value
-once; k = 2: every pair). `make test-all` runs all combinations.
+once; k = 2: every pair). One marked `sample(n)`, whose parameters only repeat, runs on n of them, evenly spaced.
+`make test-all` runs all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import cache
 
 import pytest
 
-from covering import covering
+from covering import covering, spaced
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
@@ -41,14 +42,18 @@ if hypothesis is not None and os.environ.get("CI"):
 
 @pytest.hookimpl(tryfirst=True)  # before long ones are deselected
 def pytest_collection_modifyitems(items):
-    """Keep those combinations of a test's parameters in which every k values meet, and mark the others as long."""
+    """Keep those combinations of a test's parameters that `cover` and `sample` leave, and mark the others as long."""
+    _thin(items, "cover", lambda group, k: covering([tuple(enumerate(item.callspec._idlist)) for item in group], k))
+    _thin(items, "sample", lambda group, n: spaced(len(group), n))
+
+
+def _thin(items, name, choose):
     groups = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("cover") and hasattr(item, "callspec") and not item.get_closest_marker("long"):
+        if item.get_closest_marker(name) and hasattr(item, "callspec") and not item.get_closest_marker("long"):
             groups[item.parent.nodeid, item.originalname].append(item)
     for group in groups.values():
-        (strength,) = group[0].get_closest_marker("cover").args
-        kept = covering([tuple(enumerate(item.callspec._idlist)) for item in group], strength)
+        kept = choose(group, *group[0].get_closest_marker(name).args)
         for number, item in enumerate(group):
             if number not in kept:
                 item.add_marker(pytest.mark.long)

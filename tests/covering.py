@@ -1,4 +1,4 @@
-"""Few combinations of a test's parameters in place of all: see `cover(k)` in conftest.py."""
+"""Few combinations of a test's parameters in place of all: see `cover(k)` and `sample(n)` in conftest.py."""
 
 from __future__ import annotations
 
@@ -16,3 +16,10 @@ def covering(rows, strength):
         used.update(rows[best])
         kept.add(best)
     return kept
+
+
+def spaced(number, few):
+    """Choose `few` of so many rows, evenly spaced, the first and the last among them."""
+    if few >= number:
+        return set(range(number))
+    return {round(k * (number - 1) / max(few - 1, 1)) for k in range(few)}

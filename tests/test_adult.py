@@ -26,7 +26,7 @@ def row(age, occupation, sex, income):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("scaffpd.data.natural_silos"), "FEWEST", 2)
+    monkeypatch.setattr(import_module("scaffpd.data.datasets"), "FEWEST", 2)
     rows = [
         row(20, "Sales", "Male", "<=50K"), row(60, "Sales", "Female", ">50K"), row(30, "Tech", "Male", ">50K"),
         row(40, "Tech", "Male", "<=50K"), row(50, "Army", "Male", ">50K"), row(50, "?", "Male", ">50K"),

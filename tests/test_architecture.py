@@ -21,7 +21,7 @@ MOST_FILES, MOST_LINES = 180, 46_000
 LAYERS = [
     {"errors"},
     {"system"},
-    {"federation", "objectives", "data", "checkpoint", "masking"},
+    {"federation", "objectives", "data", "masking"},
     {
         "certificate",
         "figures",
@@ -36,7 +36,7 @@ LAYERS = [
     {"subspace", "features", "privacy"},
     {"algorithms", "cohort"},
     {"training", "config", "secure"},
-    {"fairness_path", "trackers"},
+    {"fairness_path", "folds", "trackers"},
     {"choosing"},
     {"gains"},
     {"coalitions", "comparison", "convexify", "deploy", "estimators"},

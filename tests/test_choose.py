@@ -305,12 +305,12 @@ def test_clients_without_rows_for_folds_are_not_chosen_by(table):
 
 
 def test_noise_columns_do_not_drown_the_worst_client(tmp_path, monkeypatch):
-    """600 rows, 500 columns that say nothing: chosen or not, l2 is one that still learns."""
+    """360 rows, 300 columns that say nothing: chosen or not, l2 is one that still learns."""
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
-    X = random.normal(size=(600, 503))
-    y = (2 * X[:, :3].sum(1) + random.logistic(size=600) > 0).astype(int)
-    lines = [",".join(["site", *(f"x{k}" for k in range(503)), "y"])]
+    X = random.normal(size=(360, 303))
+    y = (2 * X[:, :3].sum(1) + random.logistic(size=360) > 0).astype(int)
+    lines = [",".join(["site", *(f"x{k}" for k in range(303)), "y"])]
     lines += [
         ",".join([f"s{i % 3}", *(f"{v:.2f}" for v in x), str(label)])
         for i, (x, label) in enumerate(zip(X, y, strict=True))

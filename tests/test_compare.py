@@ -71,6 +71,7 @@ def test_two_processes_give_the_same_numbers(comparison, folder, tmp_path):
     assert (tmp_path / "clients.csv").read_bytes() == (folder / "clients.csv").read_bytes()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("after", [1, 7, 15])
 def test_what_was_interrupted_goes_on_with_the_same_numbers(comparison, tmp_path, monkeypatch, after):
     done, real = [], Runner.carry_out

@@ -84,6 +84,7 @@ def gradients(federation, batch=(None, (0,)), clients=None, seed=1):
     return federation.gradients(point(federation, seed), *batch, clients=clients)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(("batch", "clients"), ASKED.values(), ids=ASKED)
 def test_losses_and_gradients(both, batch, clients):
     w, apart = weights(clients), lambda f: point(f, 2) - point(f)
@@ -110,6 +111,7 @@ def test_losses_and_gradients(both, batch, clients):
     assert float(apart(both.here).norm()) > 0.1
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
 def test_curvature(both, clients):
     w = weights(clients)
@@ -123,6 +125,7 @@ def test_curvature(both, clients):
         close(getattr(seen, part), getattr(expected, part), both.runtime)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
 def test_diagonals(both, clients):
     w = weights(clients)
@@ -134,6 +137,7 @@ def test_diagonals(both, clients):
         both.agree(lambda f: gradients(f, clients=clients).diagonal(w))
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("what", ["each", "gram", "diagonals"])
 def test_single_vectors_are_shown_by_plain_sums_alone(both, what):
     if both.runtime.startswith("masked"):
@@ -151,6 +155,7 @@ STARTS = {
 }
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(("batch", "clients"), ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize("start", STARTS)
 def test_local_steps(both, start, batch, clients):
@@ -170,6 +175,7 @@ def test_local_steps(both, start, batch, clients):
         without.snapshot(w)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
 def test_proximal_steps(both, clients):
     w = weights(clients)

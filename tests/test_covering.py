@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import pytest
 
-from covering import covering
+from covering import covering, spaced
 
 
 @pytest.mark.parametrize(("sizes", "strength", "most"), [((8, 2), 1, 8), ((3, 6, 2), 2, 18), ((3, 2, 3, 2), 2, 11)])
@@ -31,3 +31,20 @@ def test_values_are_used_about_equally_often():
 def test_the_mark_leaves_few(a, b, request):
     chosen = [item for item in request.session.items if item.originalname == request.node.originalname]
     assert len(chosen) in (1, 5, 25)  # one that was asked for, or all of them with the long ones
+
+
+@pytest.mark.parametrize(("number", "few"), [(25, 8), (8, 3), (5, 1), (3, 3), (2, 9), (1, 1)])
+def test_a_sample_is_spread_evenly(number, few):
+    kept = sorted(spaced(number, few))
+    assert len(kept) == min(number, few)
+    assert kept[0] == 0
+    assert kept[-1] == number - 1 or few == 1
+    steps = {b - a for a, b in pairwise(kept)}
+    assert not steps or max(steps) - min(steps) <= 1
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("a", range(9))
+def test_the_mark_leaves_a_sample(a, request):
+    chosen = [item for item in request.session.items if item.originalname == request.node.originalname]
+    assert len(chosen) in (1, 3, 9)

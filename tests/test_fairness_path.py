@@ -18,6 +18,7 @@ def cohort():
     return sp.Cohort(silos.train, sp.Linear("logistic", l2=0.03, intercept=True), silos.names)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.long if k in OTHERS else ()) for k in SYMBOLS])
 def test_every_point_is_as_good_as_a_run_of_its_own_and_cheaper(cohort, kind):
     average = sp.train(sp.fair(sp.Average()), cohort, tol=TOL)

@@ -184,6 +184,7 @@ def test_intervals_of_splits_are_corrected_t_intervals():
     assert found == pytest.approx(np.array([d.mean(), d.mean() - reach, d.mean() + reach]) / worst[:, 0].mean())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("labels", [False, True])
 def test_splits_hold_out_other_rows_and_give_intervals_over_splits(labels):
     train, test = made(np.random.default_rng(8), clients=3, rows=30, held=10, labels=labels)

@@ -127,6 +127,7 @@ def small(loss):
     return [(X, (y + random.standard_normal(len(y)) > 0).astype(np.int64)) for X, y in clients]
 
 
+@pytest.mark.sample(11)
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("prior", [None, PRIOR], ids=["uniform", "prior"])
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -190,6 +191,7 @@ LARGE = {("digits", name) for name in OBJECTIVES} - {
 }
 
 
+@pytest.mark.sample(29)
 @pytest.mark.parametrize(
     ("family", "name"),
     [pytest.param(*case, marks=pytest.mark.long if case in LARGE else ()) for case in product(FAMILIES, OBJECTIVES)],
@@ -207,6 +209,7 @@ def test_optimality_conditions_hold_to_rounding(family, name):
     assert_optimal(result, clients, loss, l2, objective, intercept)
 
 
+@pytest.mark.long
 def test_ten_clients_and_650_parameters():
     clients = digits().train
     result = reference_optimum(clients, "softmax", 1e-3, Agnostic(), intercept=True)

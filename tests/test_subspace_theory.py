@@ -142,6 +142,7 @@ def test_weights_can_cycle_for_ever_where_psi_is_flat_and_nothing_holds_them(n):
     assert whole.value == pytest.approx(-1 / (2 * n))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("objective", [sp.Agnostic(), sp.ChiSquare(rho=0.003)], ids=str)
 def test_theorem_3_a_centre_that_moves_in_every_round_wanders_and_one_that_waits_converges(objective, monkeypatch):
     monkeypatch.setattr(subspace_saddle, "PATIENCE", 20)  # any number will do

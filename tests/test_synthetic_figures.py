@@ -81,6 +81,7 @@ def test_the_optimum_is_right_to_the_last_digits(setting):
 # ------------------------------------------------------------------ what the figures claim
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("setting", PLAN.settings, ids=lambda s: s.name)
 def test_scaff_pd_converges_linearly_to_rounding(setting):
     run = scaff_pd(setting)
@@ -340,6 +341,7 @@ def shipped():
     }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("setting", PLAN.settings, ids=lambda s: s.name)
 def test_the_shipped_numbers_are_what_is_claimed(shipped, setting):
     where = (setting.sigma, setting.rho, setting.scaled)

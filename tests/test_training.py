@@ -222,10 +222,10 @@ class TestCheckpoint:
         same(first.history, again.history)
         assert again.status == "converged"
 
+    @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
     def test_killed_at_any_moment(self, tmp_path):
-        """Processes that are forked from one that has imported everything already."""
-        processes = multiprocessing.get_context("forkserver")
-        processes.set_forkserver_preload([__name__])
+        """Processes that are forked from this one, which has imported everything already."""
+        processes = multiprocessing.get_context("fork")
         job(tmp_path / "whole.ckpt", tmp_path / "whole.csv")
         path, kills = tmp_path / "killed.ckpt", 0
         while not (tmp_path / "killed.csv").exists():

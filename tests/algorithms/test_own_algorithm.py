@@ -123,14 +123,16 @@ def test_silos_answer_nothing_that_it_does_not_say_it_asks(own, tmp_path):
 
 def test_commands_take_it(own, tmp_path):
     command(
-        "train", "hospitals", "--algorithm", ALGORITHM, "--rounds", "3", "--tol", "0", "--no-report", "--out", "run"
+        *("train", "hospitals", "--algorithm", ALGORITHM, "--rounds", "3", "--tol", "0"),
+        *("--splits", "0", "--no-report", "--out", "run"),
     )
     config = (tmp_path / "run" / "config.toml").read_text()
     assert f'kind = "{ALGORITHM}"' in config
     (tmp_path / "again.toml").write_text(config.replace('folder = "."', 'folder = "second"'))
     command("train", "again.toml", "--no-report", "--fresh")
     (tmp_path / "ready.toml").write_text(
-        '[data]\nsource = "hospitals"\n[algorithm]\nkind = "own_algorithm:READY"\n[training]\nrounds = 2\ntol = 0\n'
+        '[data]\nsource = "hospitals"\n[algorithm]\nkind = "own_algorithm:READY"\n'
+        "[training]\nrounds = 2\ntol = 0\nsplits = 0\n"
     )
     command("train", "ready.toml", "--no-report", "--out", "ready")
     said = command(

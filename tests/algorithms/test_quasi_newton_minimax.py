@@ -228,6 +228,7 @@ def test_a_quadratic_takes_about_as_many_rounds_as_it_has_dimensions():
             assert result.rounds <= 12 + 3
 
 
+@pytest.mark.sample(4)
 @every_objective
 def test_the_certificate_is_never_below_the_true_gap(objective):
     """F(x) − min_y Σ λ_i f_i(y) + ψ(λ), by dense algebra, in every round."""
@@ -318,6 +319,7 @@ def test_identical_clients(objective):
     np.testing.assert_allclose(result.x, best, atol=1e-3)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", OBJECTIVES[:-1], ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize(("loss", "data"), [("squared", squares()), ("logistic", labels())])
@@ -328,6 +330,7 @@ def test_a_start_far_away(loss, data, objective):
     assert result.status is sp.Status.CONVERGED
 
 
+@pytest.mark.sample(3)
 @every_objective
 def test_float32_goes_as_far_as_it_can(objective):
     result = sp.train(sp.QuasiNewtonMinimax(objective), cohort(squares(), dtype=torch.float32), rounds=60, tol=1e-12)

@@ -166,6 +166,7 @@ def test_a_round_costs_two_exchanges():
     np.testing.assert_array_equal(np.diff(up), 8 * 5 * 23)  # c_i, L_i, two bounds on rounding, and the update back
 
 
+@pytest.mark.sample(2)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("rho", [0.01, 0.05, 0.1])
 @pytest.mark.parametrize("steps", ["auto", "fixed"])
@@ -190,6 +191,7 @@ def test_linear_convergence_on_the_papers_problem(rho, steps):
     assert np.corrcoef(rounds, np.log(distances[:reached]))[0, 1] < -0.95
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("batch_size", "tol"), [(1, 3e-2), (16, 3e-3), (1000, 1e-8)])
 def test_minibatch_steps_with_full_control_variates_stay_certified(batch_size, tol):
     clients = synthetic(sigma=0.3)

@@ -159,6 +159,7 @@ def test_a_resumed_run_is_the_run(tmp_path):
             assert np.array_equal(rest.history[column], whole.history[column])
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("clients", AWKWARD.values(), ids=AWKWARD)
 def test_awkward_problems(clients, objective):
@@ -293,6 +294,7 @@ NETWORKS = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("objective", "activation", "dtype"), NETWORKS)
 def test_networks_learn(objective, activation, dtype):
     torch.manual_seed(0)

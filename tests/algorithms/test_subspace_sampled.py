@@ -86,6 +86,7 @@ class AlwaysHeld(sp.SubspaceSaddle):
 # ------------------------------------------------------------------ what it is where everyone is there
 
 
+@pytest.mark.sample(4)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -207,6 +208,7 @@ def test_traffic_of_a_round():
 # ------------------------------------------------------------------ what is proven
 
 
+@pytest.mark.sample(3)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", SOME, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -224,6 +226,7 @@ def test_certificates_are_true_and_given_where_everyone_was_asked(name, objectiv
     assert 1 <= given < 10
 
 
+@pytest.mark.sample(4)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -254,6 +257,7 @@ def test_mistakes_get_a_sentence(settings, words):
 # ------------------------------------------------------------------ clients that cannot be reached
 
 
+@pytest.mark.sample(3)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("clients_per_round", [None, 5])
 @pytest.mark.parametrize("objective", SOME, ids=str)
@@ -269,6 +273,7 @@ def test_a_client_that_is_away_for_some_rounds(objective, clients_per_round):
     assert values[-1] - optimum("synthetic", objective) < 1e-6
 
 
+@pytest.mark.sample(3)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("clients_per_round", [None, 5])
 @pytest.mark.parametrize("objective", SOME, ids=str)
@@ -336,6 +341,7 @@ def test_noise_is_counted_and_damps():
     assert np.mean(steps[-5:]) < 0.5 * np.mean(steps[3:8])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("objective", [sp.Average(), sp.ChiSquare(rho=0.1)], ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -382,7 +388,7 @@ def test_a_run_resumed_after_a_rejected_trial_is_the_run(tmp_path):
     note = [lambda moment: accepted.append(moment.state.accepted) or False]
     whole = sp.train(method, cohort(), rounds=8, seed=1, x0=far(), callbacks=note)
     assert not all(accepted)
-    for stop in range(1, 8):
+    for stop in (2, 5):
         path = tmp_path / str(stop)
         sp.train(method, cohort(), rounds=stop, seed=1, x0=far(), checkpoint=path)
         rest = sp.train(method, cohort(), rounds=8, seed=1, checkpoint=path)
@@ -414,13 +420,15 @@ def test_awkward_problems(clients, objective):
     noisy(cohort, 0, 3, objective)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("objective", SOME[:4], ids=str)
 def test_starting_far_away(objective):
     method = sp.SampledSubspaceSaddle(objective, clients_per_round=5)
-    result = sp.train(method, synthetic(), rounds=150, tol=1e-6, x0=np.full(10, 1e4))
+    result = sp.train(method, synthetic(), rounds=150, tol=1e-5, x0=np.full(10, 1e4))
     assert result.status is sp.Status.CONVERGED
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("objective", SOME[1:4], ids=str)
 def test_float32(objective):
     method = sp.SampledSubspaceSaddle(objective, clients_per_round=5)
@@ -429,6 +437,7 @@ def test_float32(objective):
     np.testing.assert_allclose(single.x, exact.x, atol=2e-3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("objective", [sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.QFair(q=1.0)], ids=str)
 def test_clients_of_no_weight_can_be_alone(objective):
     """Everybody with a weight is away: those that are there stand in, and nothing breaks."""

@@ -99,6 +99,7 @@ def test_fed_prox(loss, batch_size, chosen, weights):
     agree(run.x, expected)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.cover(2)
 @every_loss
 @every_setting
@@ -249,6 +250,7 @@ def test_q_fed_sgd(loss, chosen, weights, q):
     agree(run.x, expected)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.cover(2)
 @every_loss
 @every_setting
@@ -267,6 +269,7 @@ def test_q_fed_avg(loss, batch_size, chosen, weights, q):
     agree(run.x, expected)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.cover(2)
 @every_loss
 @every_setting

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from scaffpd import algorithms, data, objectives
+from scaffpd import algorithms, cli, data, objectives
 from scaffpd.cli import typer_ext
 from scaffpd.comparison import problem
 from scaffpd.comparison.setting import choose_methods, zoo
@@ -26,11 +26,21 @@ def asked(**variables):
     )
 
 
-def bash(line):
-    words = line.split(" ")
-    done = asked(_SCAFFPD_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
-    assert done.stderr == ""
-    return done.stdout.split()
+@pytest.fixture
+def bash(monkeypatch, capsys):
+    """What bash is offered for a line, in this process; `test_nothing_heavy_is_loaded` starts one."""
+
+    def offered(line):
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+        for name, value in ({"_SCAFFPD_COMPLETE": "complete_bash"} | words).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit):
+            cli.app([], prog_name="scaffpd")
+        found = capsys.readouterr()
+        assert found.err == ""
+        return found.out.split()
+
+    return offered
 
 
 @pytest.mark.parametrize(
@@ -47,7 +57,7 @@ def bash(line):
         ("scaffpd deploy local --engine fl", {"flare", "flower"}),
     ],
 )
-def test_bash(line, found):
+def test_bash(bash, line, found):
     assert set(bash(line)) == found
 
 

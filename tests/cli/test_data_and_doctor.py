@@ -15,7 +15,7 @@ import scaffpd as sp
 from scaffpd import cli
 from scaffpd.cli.data import EMBEDDED
 from scaffpd.cli.doctor import EXTRAS
-from scaffpd.data.natural_silos import CATEGORIES, NUMBERS
+from scaffpd.data.datasets import CATEGORIES, NUMBERS
 
 NAMES = ["adult", "cifar10", "cifar100", "tiny_imagenet"]
 

@@ -24,7 +24,7 @@ HEAVY = ("scaffpd features ", "scaffpd deploy local", "scaffpd deploy resume")
 # Examples that are run with a little less work: fewer splits, and without processes of their own.
 LESS = {
     "scaffpd demo": ("--splits", "2"),
-    "scaffpd train patients": ("--splits", "1", "--no-coalition"),
+    "scaffpd train": ("--splits", "0"),
     "scaffpd compare": ("--processes", "1", "--rounds", "3"),
 }
 
@@ -145,7 +145,17 @@ def site(tmp_path_factory):
     (folder / "run").mkdir()
     shutil.copy(FederationFile.read(path).folder / "model.safetensors", folder / "run" / "model.safetensors")
     shutil.copy(folder / "patients.csv", folder / "new-patients.csv")
-    table = ["train", str(folder / "patients.csv"), "--client", "hospital", "--target", "ill", "--quiet", "--no-choose"]
+    table = [
+        "train",
+        str(folder / "patients.csv"),
+        "--client",
+        "hospital",
+        "--target",
+        "ill",
+        "--quiet",
+        "--splits",
+        "0",
+    ]
     assert cli.run([*table, "--out", str(folder / "runs" / "patients")]) == 0
     return folder
 

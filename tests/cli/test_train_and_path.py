@@ -39,11 +39,11 @@ def ran(command, capsys, code=0):
 
 
 TABLE = "train patients.csv --client hospital --target ill"
-QUICK = f"{TABLE} --no-choose --splits 1 --no-coalition"
+QUICK = f"{TABLE} --no-choose --splits 0"  # without what joining brings
 
 
 def test_two_options_are_enough(here, capsys):
-    found = ran(TABLE, capsys)
+    found = ran(f"{TABLE} --splits 1 --no-coalition", capsys)
     for words in ("patients: 3 clients by hospital", "North", "South", "West", "accuracy", "certified gap"):
         assert words in found.out
     assert "Run:    runs/patients\n" in found.out
@@ -97,7 +97,9 @@ def test_a_path_does_not_take_the_folder_of_a_run(here, capsys):
 
 def test_options_take_the_place_of_the_settings(here, capsys):
     (here / "c.toml").write_text('[data]\nsource = "hospitals"\n[objective]\nkind = "CVaR"\nalpha = 0.3\n')
-    found = json.loads(ran("train c.toml --objective tilted --strength 0.2 --rounds 2 --tol 0 --json", capsys).out)
+    found = json.loads(
+        ran("train c.toml --objective tilted --strength 0.2 --rounds 2 --tol 0 --splits 0 --json", capsys).out
+    )
     assert [m["objective"] for m in found["models"]] == ["Average()", "Tilted(rho=0.2)"]
     assert [m["rounds"] for m in found["models"]] == [2, 2]
 
@@ -118,7 +120,7 @@ def test_an_interruption_says_how_to_go_on(here, capsys, monkeypatch):
 def test_regression(here, capsys):
     text = "site,x,price\n" + "".join(f"{'ab'[k % 2]},{2 * k},{3.5 * k + (k % 7) + 1000}\n" for k in range(80))
     (here / "prices.csv").write_text(text)
-    found = ran("train prices.csv --client site --target price --objective Agnostic --splits 1", capsys)
+    found = ran("train prices.csv --client site --target price --objective Agnostic --splits 0", capsys)
     assert "held-out rmse" in found.out
     assert "rmse" in (here / "runs" / "prices" / "clients.csv").read_text()
 

@@ -1,7 +1,8 @@
-"""Coordinators of the tests wait on a clock of their own: an hour takes no time."""
+"""Coordinators of the tests wait on a clock of their own: an hour takes no time. Their silos wait for no lock."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib import import_module
 
 import pytest
@@ -24,4 +25,6 @@ class FakeClock:
 def fake_clock(monkeypatch):
     clock = FakeClock()
     monkeypatch.setattr(import_module("scaffpd.deploy.coordinate"), "time", clock)
+    guard = import_module("scaffpd.deploy.silo.guard")
+    monkeypatch.setattr(guard, "lock_file", lambda path: nullcontext())  # there is no other process
     return clock

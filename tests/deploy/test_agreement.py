@@ -368,7 +368,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.dictionaries(st.sampled_from([*about(), "shape", "dimension"]), anything), st.booleans(), anything)
 def test_whatever_a_silo_sends_there_is_a_schema_or_a_sentence(changes, inside, value):
     broken = about([column("x") | {"kind": value} if inside else value]) | changes

@@ -51,7 +51,7 @@ def pairs(path, places):
 
 @pytest.fixture(scope="module")
 def chosen(tmp_path_factory):
-    path, places = federation(tmp_path_factory.mktemp("silos"), replacing=UNGIVEN, more=GRID + QUICK)
+    path, places = federation(tmp_path_factory.mktemp("silos"), 2, replacing=UNGIVEN, more=GRID + QUICK)
     return path, places, *run(path, places)
 
 
@@ -135,7 +135,7 @@ def test_a_silo_takes_other_strengths_and_nothing_else_for_the_same_run(chosen):
 @pytest.mark.parametrize("own", [False, True])
 def test_joining_is_what_a_cohort_measures_and_only_scores_leave(tmp_path, own):
     change = {**JOINING, **({MODEL: MODEL + "strength = 30.0\n"} if own else {})}
-    path, places = federation(tmp_path, replacing=change, more=QUICK)
+    path, places = federation(tmp_path, 2, replacing=change, more=QUICK)
     for place in places.values():
         lines(place, TELLS)
     outcome, transport = run(path, places)
@@ -161,7 +161,7 @@ def test_joining_is_what_a_cohort_measures_and_only_scores_leave(tmp_path, own):
 
 
 def test_scores_leave_only_where_the_silos_file_allows_it(tmp_path):
-    path, places = federation(tmp_path, replacing=JOINING, more=QUICK)
+    path, places = federation(tmp_path, 3, replacing=JOINING, more=QUICK)
     first, *others = places
     for name in others:
         lines(places[name], TELLS)

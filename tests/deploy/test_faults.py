@@ -42,7 +42,7 @@ def undisturbed(folder, change):
 
 @pytest.mark.parametrize(
     ("who", "moment"),
-    mostly_long(itertools.product(["cleveland", "va"], [6, 7, 8, 9, 12, 17]), ("cleveland", 8), ("va", 12)),
+    mostly_long(itertools.product(["cleveland", "va"], [6, 7, 8, 9, 12, 17]), ("va", 12)),
 )
 def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, who, moment):
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
@@ -57,7 +57,7 @@ def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, 
     )
 
 
-@pytest.mark.parametrize("moment", mostly_long(range(6, 27), 11, 25))
+@pytest.mark.parametrize("moment", mostly_long(range(6, 27), 25))
 def test_a_silo_may_die_at_any_moment_up_to_the_last(tmp_path, moment):
     path, places = federation(tmp_path, more=QUICK)
     outcome, transport = run(path, places, {moment: [("kill", "va")]})
@@ -71,7 +71,7 @@ def test_a_silo_may_die_at_any_moment_up_to_the_last(tmp_path, moment):
     ("kind", "sampled"),
     mostly_long(
         [("AFL", None), *itertools.product(["FedAvg", "Scaffold", "DRFA", "QFFL"], [None, 1, 4])],
-        *[("FedAvg", 1), ("Scaffold", 4), ("DRFA", None)],
+        *[("FedAvg", 1), ("DRFA", None)],
     ),
 )
 def test_uncertified_methods_go_on_without_a_silo(tmp_path, kind, sampled):
@@ -108,7 +108,7 @@ REJOINING = {
 }
 
 
-@pytest.mark.parametrize("lie", REJOINING)
+@pytest.mark.parametrize("lie", mostly_long(REJOINING, "samples"))
 def test_garbage_in_answer_to_the_agreement_when_a_silo_rejoins(tmp_path, lie):
     path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-8"}, more=QUICK + "max_age = 1\n")
     script = {8: [("kill", "va")], 16: [("restart", "va"), ("lie", "va", REJOINING[lie])]}
@@ -126,7 +126,7 @@ def test_single_precision_answers_of_another_format_are_not_taken(tmp_path):
     assert "va" not in outcome.members
 
 
-@pytest.mark.parametrize("moment", mostly_long([3, 6, 7, 12], 3, 7))
+@pytest.mark.parametrize("moment", mostly_long([3, 6, 7, 12], 7))
 def test_policy_pause_never_goes_on_without_somebody(tmp_path, moment):
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK + 'missing = "pause"\nmax_age = 0\n')
     outcome, _ = run(path, places, {moment: [("kill", "va")]})
@@ -222,7 +222,7 @@ def test_a_dropped_silo_that_comes_back_later_joins_a_new_segment(tmp_path):
     is_right(path, places, outcome, 1e-9)
 
 
-@pytest.mark.parametrize("moment", mostly_long(range(2, 26, 2), 2, 8))
+@pytest.mark.parametrize("moment", mostly_long(range(2, 26, 2), 8))
 def test_a_restarted_silo_costs_an_exchange_and_changes_no_number(tmp_path, moment):
     path, places = federation(tmp_path / "a", replacing=SCAFF_PD, more=QUICK)
     outcome, _ = run(path, places, {moment: [("restart", "va"), ("restart", "cleveland")]})
@@ -236,7 +236,7 @@ def test_a_restarted_silo_costs_an_exchange_and_changes_no_number(tmp_path, mome
     ("kind", "moment"),
     mostly_long(
         itertools.product(["Fair", "ScaffPD", "Scaffold"], [1, 3, 5, 6, 7, 9, 12, 15]),
-        *[("Fair", 9), ("ScaffPD", 3), ("ScaffPD", 12), ("Scaffold", 6)],
+        *[("Fair", 9), ("ScaffPD", 12), ("Scaffold", 6)],
     ),
 )
 def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, kind, moment):
@@ -323,7 +323,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", mostly_long(LIES, "nothing", "matrix"))  # others: test_quarantine, test_wire
+@pytest.mark.parametrize("lie", mostly_long(LIES, "matrix"))  # others: test_quarantine, test_wire
 def test_a_silo_that_returns_garbage_is_left_out_and_not_asked_for_ever(tmp_path, lie):
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
     outcome, _ = run(path, places, {9: [("lie", "va", LIES[lie])]})

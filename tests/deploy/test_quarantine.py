@@ -20,6 +20,7 @@ from scaffpd.errors import InputError
 pytestmark = pytest.mark.usefixtures("fake_clock")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("lie", ["nan", "inf", "shape", "format"])
 def test_malformed_answers_are_garbage_and_no_crime(tmp_path, lie):
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)

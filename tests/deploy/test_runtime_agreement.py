@@ -66,6 +66,7 @@ def agrees(path, places, outcome, within=1e-9):
     return wanted
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_silos_behind_bytes_give_the_numbers_of_the_cohort(tmp_path, name):
     path, places = settings(tmp_path, name)

@@ -52,9 +52,23 @@ def kinds(transport):
     return list(seen.values())
 
 
-def test_the_certified_optimum_is_the_cohorts_and_the_agreement_the_plain_one(tmp_path):
-    path, places = secured(tmp_path / "a")
-    outcome, _ = run(path, places)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run to which nothing happens: its files, its outcome and what was carried."""
+    path, places = secured(tmp_path_factory.mktemp("undisturbed"))
+    return path, *run(path, places)
+
+
+@pytest.fixture(scope="module")
+def required(tmp_path_factory):
+    """A run among silos that answer in masked sums only, and what was carried."""
+    path, places = secured(tmp_path_factory.mktemp("required"), rules=REQUIRED)
+    return path, places, run(path, places)[1]
+
+
+def test_the_certified_optimum_is_the_cohorts_and_the_agreement_the_plain_one(tmp_path, undisturbed):
+    path, outcome, transport = undisturbed
+    places = transport.places
     is_right(path, places, outcome)
     assert set(outcome.members) == set(places)
     other, elsewhere = federation(tmp_path / "b", replacing=SCAFF_PD, more=QUICK)
@@ -89,13 +103,6 @@ def test_columns_of_very_different_sizes_agree_as_plainly(tmp_path):
     np.testing.assert_allclose(found[0].deviation, found[1].deviation, rtol=1e-12)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """A run to which nothing happens: its files, its outcome and what was carried."""
-    path, places = secured(tmp_path_factory.mktemp("undisturbed"))
-    return path, *run(path, places)
-
-
 def survives(folder, moment, who="va"):
     path, places = secured(folder, drop=True)
     outcome, transport = run(path, places, {moment: [("kill", who)]})
@@ -111,7 +118,7 @@ def survives(folder, moment, who="va"):
 SAMPLE = (4, 7, 8, 18, 24, 25, 28, 30, 33)  # of the agreement and of the first rounds, masked vectors and shares
 
 
-@pytest.mark.parametrize("moment", mostly_long(SAMPLE, 4, 24, 25))
+@pytest.mark.parametrize("moment", mostly_long(SAMPLE, 4, 25))
 def test_a_silo_killed_at_some_exchange(tmp_path, moment):
     survives(tmp_path, moment)
 
@@ -219,16 +226,16 @@ def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, undisturbe
     np.testing.assert_allclose(model_of(path), model_of(undisturbed[0]), rtol=0, atol=1e-12)
 
 
-def test_nothing_else_leaves_and_the_detector_can_tell(tmp_path, monkeypatch):
-    path, places = secured(tmp_path / "a", rules=REQUIRED)
-    _, transport = run(path, places)
+def test_nothing_else_leaves_and_the_detector_can_tell(tmp_path, monkeypatch, required):
+    _, _, transport = required
     assert leaks(transport.log) == []
     assert len(transport.log) > 100
-    plain, elsewhere = federation(tmp_path / "b", replacing=SCAFF_PD, more=QUICK)
+    few = {**SCAFF_PD, "rounds = 500": "rounds = 3"}
+    plain, elsewhere = federation(tmp_path / "b", replacing=few, more=QUICK)
     _, open_ = run(plain, elsewhere)
     assert any("'c'" in leak for leak in leaks(open_.log))
     monkeypatch.setattr("scaffpd.masking.exchange.add_stream", lambda total, key, sign: None)
-    bare, where = secured(tmp_path / "c")
+    bare, where = secured(tmp_path / "c", replacing=few)
     _, unmasked = run(bare, where)
     assert sum("not uniform" in leak for leak in leaks(unmasked.log)) == len(where)
 
@@ -290,7 +297,7 @@ def test_garbage_never_gives_a_wrong_model(tmp_path, lie, moment):
 METHODS = ("FedAvg", "FedAvg, 3 drawn", "QFFL", "AFL", "DRFA", "FedProx", "Extragradient")
 
 
-@pytest.mark.parametrize("name", mostly_long(METHODS, "FedAvg, 3 drawn", "QFFL", "DRFA", "Extragradient"))
+@pytest.mark.parametrize("name", mostly_long(METHODS, "FedAvg, 3 drawn", "DRFA", "Extragradient"))
 def test_methods(tmp_path, name):
     kind, drawn = name.split(",")[0], "clients_per_round = 3\n" if "drawn" in name else ""
     change = uncertified(kind, drawn)
@@ -349,9 +356,8 @@ def test_the_quorum_is_what_sums_bear(tmp_path, more, quorum):
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_silo_that_requires_masks_answers_nothing_else(tmp_path, before):
-    path, places = secured(tmp_path, rules=REQUIRED)
-    _, transport = run(path, places)
+def test_a_silo_that_requires_masks_answers_nothing_else(required, before):
+    path, places, transport = required
     name, place = next(iter(places.items()))
     silo = Silo.open(place) if before else transport.silos[name]
     x = np.zeros(len(model_of(path)))
@@ -428,10 +434,9 @@ def test_who_spoils_sums_is_quarantined_and_not_those_who_say_so(tmp_path, lie, 
     assert leaks(transport.log) == []
 
 
-def test_directions_of_the_coordinators_own_are_refused(tmp_path):
+def test_directions_of_the_coordinators_own_are_refused(required):
     """A silo shows its gradient along no direction; d of them would be all of it."""
-    path, places = secured(tmp_path, rules=REQUIRED)
-    _, transport = run(path, places)
+    _, _, transport = required
     asked = next(decode(q, 2**31) for _, q, a in transport.log if decode(q, 2**31).kind == "gradients")
     x = next(iter(asked.arrays))
     names = {"at": x, "direction": "mine"}

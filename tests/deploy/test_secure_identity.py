@@ -140,6 +140,7 @@ def test_signed_cards_are_taken(tmp_path):
     assert leaks(transport.log) == []
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "trouble", ["unsigned", "another name", "expired", "not yet", "another authority", "RSA of it"]
 )

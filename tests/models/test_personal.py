@@ -14,7 +14,7 @@ from torch import nn
 import scaffpd as sp
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
-from scaffpd.models import envelope, linear
+from scaffpd.models import linear, newton
 from scaffpd.reference import _ReferenceProblem, _solve
 
 L2 = 0.05
@@ -397,7 +397,7 @@ def test_clients_are_solved_for_a_few_at_a_time(monkeypatch):
     cohort = bound("softmax", clients("softmax"))
     x = torch.as_tensor(np.random.default_rng(2).normal(size=cohort.dimension))
     whole = cohort.gradients(x)
-    monkeypatch.setattr(envelope, "TOGETHER", 1)
+    monkeypatch.setattr(newton, "TOGETHER", 1)
     alone = bound("softmax", clients("softmax")).gradients(x)
     close(alone.losses, whole.losses)
     close(alone.each(), whole.each())
@@ -417,7 +417,7 @@ def test_large_softmax_goes_by_conjugate_gradients(monkeypatch):
     pairs = clients("softmax", (7, 12), 6)
     x = torch.as_tensor(np.random.default_rng(2).normal(size=21))
     direct = bound("softmax", pairs).gradients(x)
-    monkeypatch.setattr(envelope, "DENSE", 2)
+    monkeypatch.setattr(newton, "DENSE", 2)
     slow = bound("softmax", pairs).gradients(x)
     close(slow.losses, direct.losses)
     close(slow.each(), direct.each())

@@ -74,12 +74,12 @@ def test_solved_noise_gives_the_target_back(target):
 
 
 def test_solved_noise_of_samples_is_every_clients_own():
-    method, sizes = sp.FedAvg(local_steps=2, batch_size=8), (8, 40, 200)
+    method, sizes = sp.FedAvg(local_steps=2, batch_size=8), (8, 40)
     model = sp.Private.solved(linear(), 2.0, method, 10, sizes)
     for z, m in zip(model.noise, sizes, strict=True):
         found = epsilon({Release(z, min(1.0, 8 / m)): 20}, DELTA)
         assert 1.995 < found <= 2.0
-    assert model.noise[0] > model.noise[1] > model.noise[2]
+    assert model.noise[0] > model.noise[1]
 
 
 def test_counts_add_up():

@@ -58,6 +58,7 @@ def test_releases_are_as_foreseen(method):
     assert (foreseen.batch_size is None) == (sum(most[2:]) == 0)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("method", METHODS, ids=named)
 def test_the_account_never_counts_more_than_foreseen(method):
     sizes = (9, 5, 14)

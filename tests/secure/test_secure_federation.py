@@ -30,6 +30,7 @@ SHORT = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("loss", "name", "method", "dtype"),
     [case if case in SHORT else pytest.param(*case, marks=pytest.mark.long) for case in CASES],
@@ -142,6 +143,7 @@ def test_with_projections_the_subspace_method_is_the_plain_one(loss, method):
     assert off(masked.x, plain.x) <= 1e-9
 
 
+@pytest.mark.sample(2)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("quantum", [1e-3, 0.1])
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -85,7 +85,7 @@ objectives = st.sampled_from(
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 5))])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 10**6), N=st.integers(1, 8), d=st.integers(1, 20), scaling=st.floats(0, 1.5),
     sigma=st.floats(0, 3), l2=st.sampled_from([1e-4, 1e-2, 1.0]), J=st.sampled_from([1, 3, 30, 300, 3000]),
@@ -96,7 +96,7 @@ def test_random_problems_never_diverge(part, seed, N, d, scaling, sigma, l2, J, 
     sizes = np.random.default_rng(seed).integers(1, 40, N).tolist()
     clients = sp.data.synthetic(N=N, d=d, sigma=sigma, scaling=scaling, sizes=sizes, seed=seed)
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=l2))
-    result = sp.train(sp.ScaffPD(objective, local_steps=J), cohort, rounds=150, tol=1e-8)
+    result = sp.train(sp.ScaffPD(objective, local_steps=J), cohort, rounds=100, tol=1e-8)
     assert result.status in ("converged", "round limit", "precision")
     assert np.isfinite(result.certificate)
     values = [objective.support(losses) for losses in result.history.losses]
@@ -104,6 +104,7 @@ def test_random_problems_never_diverge(part, seed, N, d, scaling, sigma, l2, J, 
     assert min(values) <= values[0]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_nash_never_leaves_its_domain(seed):
     """With b barely above the first losses, a long step would make some client worse off than its fallback."""
@@ -157,7 +158,7 @@ def test_local_steps_that_blow_up_are_shortened():
     result = sp.train(
         sp.ScaffPD(sp.Agnostic(), local_steps=20),
         sp.Cohort(clients, sp.Module(Quartic(), "squared")),
-        rounds=30,
+        rounds=12,
     )
     assert result.status == "round limit"
     assert np.all(np.isfinite(result.x))
