@@ -19,7 +19,7 @@ from torch import Tensor
 
 from scaffpd.cohort import Cohort
 from scaffpd.data import badly_scaled, synthetic
-from scaffpd.data.embedded import Regression
+from scaffpd.data.datasets import Regression
 from scaffpd.models import Linear
 from scaffpd.objectives import ChiSquare
 from scaffpd.reference import reference_optimum

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from scaffpd.algorithms import ScaffPD as ScaffPD
     from scaffpd.algorithms import SubspaceSaddle as SubspaceSaddle
     from scaffpd.algorithms.fair import fair as fair
-    from scaffpd.checkpoint import Checkpoint as Checkpoint
     from scaffpd.choosing import Choice as Choice
     from scaffpd.choosing import choose as choose
     from scaffpd.coalitions import Coalition as Coalition
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from scaffpd.figures import partition_picture as partition_picture
     from scaffpd.gains import Joining as Joining
     from scaffpd.gains import joining as joining
+    from scaffpd.history import Checkpoint as Checkpoint
     from scaffpd.history import History as History
     from scaffpd.models import Linear as Linear
     from scaffpd.models import Module as Module
@@ -84,7 +84,6 @@ _HOME = {
         "FedProx", "FedYogi", "GradientDescentAscent", "MinimaxGradient", "MinimaxNewton", "ProxSkip",
         "QuasiNewtonMinimax", "SampledSubspaceSaddle", "ScaffPD", "Scaffold", "SubspaceSaddle", "fair",
     ),
-    "scaffpd.checkpoint": ("Checkpoint",),
     "scaffpd.choosing": ("Choice", "choose"),
     "scaffpd.coalitions": ("Coalition", "coalition"),
     "scaffpd.cohort": ("Cohort",),
@@ -95,7 +94,7 @@ _HOME = {
     "scaffpd.fairness_path": ("path",),
     "scaffpd.federation": ("Federation",),
     "scaffpd.gains": ("Joining", "joining"),
-    "scaffpd.history": ("History",),
+    "scaffpd.history": ("Checkpoint", "History"),
     "scaffpd.models": ("Linear", "Module", "Personal", "personalise"),
     "scaffpd.objectives": (
         "Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Excess", "Nash", "QFair", "Tilted",

@@ -20,19 +20,17 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scaffpd.algorithms import Fair
-from scaffpd.cohort import Cohort, named_pairs
-from scaffpd.data.silos import checked_seed, enough_rows, fold_numbers
 from scaffpd.errors import InputError, count, real, unknown
 from scaffpd.fairness_path import PARAMETERS, SYMBOLS, grid
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.questions import HeldOutLoss
+from scaffpd.folds import FOLDS, Folds, Trials, base_of, with_strengths
 from scaffpd.metrics import every, worst_fifth
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.objectives import Average, Objective
@@ -43,9 +41,7 @@ BY = {MEAN: every, WORST: worst_fifth}
 L2S = (1.0, 0.1, 0.01, 0.001)  # in units of the features' mean square
 KAPPAS = (math.inf, 1000.0, 100.0, 10.0)  # likewise
 STRENGTHS = 3  # of an objective given by its kind, besides the average
-FOLDS, ROUNDS = 3, 100
-TOL = 1e-4  # of the mean loss at x⁰: models that folds tell apart differ by much more
-Pair = tuple[Any, Any]
+ROUNDS = 100
 Key = tuple[float, float, int]  # κ, l2, the number of the objective
 
 
@@ -236,30 +232,6 @@ def choose(
     return search(rows, objective, l2, strength, by, errors, rounds, tol, seed, budget)
 
 
-class Trials(Protocol):
-    """Clients that train without one fold of their rows, and tell their loss on it."""
-
-    @property
-    def folds(self) -> int:
-        """K."""
-
-    @property
-    def model(self) -> Any:
-        """The model, whose l2 and κ are to be chosen."""
-
-    def scale(self) -> float:
-        """The features' mean square."""
-
-    def clients(self, fold: int, l2: float, kappa: float) -> Federation:
-        """The clients without a fold, which is what they hold out."""
-
-    def method(self, goal: Objective) -> Any:
-        """The algorithm that trains for an objective."""
-
-    def tolerance(self, clients: Federation, l2: float) -> float | None:
-        """The certified gap to train to; `None` where nothing can be proven."""
-
-
 def search(
     trials: Trials, objective: Any, l2: Any, strength: Any, by: str, errors: float, rounds: int, tol: float | None,
     seed: int, budget: int | None, fairly: bool = False,
@@ -404,11 +376,6 @@ def _trained(
     return result, result.x if result.status is Status.DIVERGED else state
 
 
-def base_of(model: Any) -> Any:
-    """The model that is, or could be, personal."""
-    return model.model if isinstance(model, Personal) else model
-
-
 def _chosen(points: Sequence[GridPoint], by: str, errors: float, model: Any) -> Choice:
     """Return the first point that is behind the best by at most so many standard errors."""
     best = min(points, key=lambda point: point.score(by))
@@ -426,12 +393,6 @@ def _chosen(points: Sequence[GridPoint], by: str, errors: float, model: Any) -> 
 def _error(terms: NDArray[np.float64]) -> float:
     """√(Σ_i s_i²/K)."""
     return float(np.sqrt((terms.var(axis=1, ddof=1) / terms.shape[1]).sum()))
-
-
-def with_strengths(model: Any, l2: float, kappa: float) -> Any:
-    """Return the model with this regulariser and this κ; one model for all where κ is infinite."""
-    base = replace(base_of(model), l2=l2)
-    return base if math.isinf(kappa) else Personal(base, kappa, getattr(model, "columns", None))
 
 
 def _values(name: str, given: Any, usual: Sequence[float]) -> list[float]:
@@ -458,74 +419,3 @@ def _given(objective: Any) -> list[Objective] | None:
     if not several or not all(isinstance(one, Objective) for one in several):
         raise InputError(f"choose needs objectives such as 'ChiSquare' or CVaR(0.2), got {objective!r}.")
     return several
-
-
-def with_classes(model: Any, pairs: Sequence[Pair]) -> Any:
-    """Return the model with its number of classes: a fold, or a group of clients, may not have seen all of them."""
-    base = base_of(model)
-    if not isinstance(base, Linear) or base.loss != "softmax" or base.classes is not None:
-        return model
-    base = replace(base, classes=max(2, 1 + max(int(np.max(np.asarray(y))) for _, y in pairs)))
-    return replace(model, model=base) if isinstance(model, Personal) else base
-
-
-@dataclass(frozen=True)
-class Folds:
-    """Clients in this process, and the rows that each of them leaves out in turn."""
-
-    pairs: list[Pair]
-    names: list[str]
-    model: Any
-    numbers: list[NDArray[np.int64]]
-    folds: int
-    device: str = "cpu"
-    dtype: Any = None
-
-    @classmethod
-    def of(
-        cls, clients: Any, model: Any, names: Any = None, folds: int = FOLDS, seed: int = 0, device: str = "cpu",
-        dtype: Any = None,
-    ) -> Folds:  # fmt: skip
-        """Check what was given, and cut the folds."""
-        if hasattr(clients, "constants"):
-            raise InputError("choose needs the clients' rows, to leave some out: give it a list of pairs (X, y).")
-        if count("choose", "folds", folds) < 2:
-            raise InputError("choose needs folds >= 2: one to leave out, and others to train on.")
-        pairs, known = named_pairs(clients, names)
-        for name, (_, y) in zip(known, pairs, strict=True):
-            enough_rows(f"Client {name!r}", len(y), folds)
-        seed = checked_seed("choose", seed)
-        numbers = [fold_numbers(name, y, folds, seed) for name, (_, y) in zip(known, pairs, strict=True)]
-        return cls(pairs, known, with_classes(model, pairs), numbers, folds, device, dtype)
-
-    def rows(self, fold: int, out: bool) -> list[Pair]:
-        """Every client's rows in a fold (`out`), or all others."""
-        chosen = [np.flatnonzero((number == fold) == out) for number in self.numbers]
-        return [(_some(X, own), _some(y, own)) for (X, y), own in zip(self.pairs, chosen, strict=True)]
-
-    def scale(self) -> float:
-        """Σ‖a‖²/(n d), for which every client gives two numbers; 1 for networks."""
-        if isinstance(base_of(self.model), Module):
-            return 1.0
-        features = (np.asarray(X) for X, _ in self.pairs)
-        squares, size = np.sum([(np.square(a, dtype=np.float64).sum(), a.size) for a in features], axis=0)
-        return float(squares / size) if 0 < squares < math.inf else 1.0
-
-    def method(self, goal: Objective) -> Fair:
-        """The method for the problem at hand."""
-        return Fair(goal)
-
-    def tolerance(self, clients: Federation, l2: float) -> float | None:
-        """A small share of the loss at the start."""
-        if l2 == 0 or isinstance(base_of(self.model), Module):
-            return None
-        return TOL * float(clients.losses(clients.start()).mean())
-
-    def clients(self, fold: int, l2: float, kappa: float) -> Cohort:
-        """The clients without a fold, and that fold as held-out rows."""
-        model, held = with_strengths(self.model, l2, kappa), self.rows(fold, True)
-        return Cohort(self.rows(fold, False), model, self.names, self.device, self.dtype, held)
-
-
-def _some(values: Any, rows: NDArray[np.int64]) -> Any:
-    return values.iloc[rows] if hasattr(values, "iloc") else values[rows]

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.algorithms.fair import fair
-from scaffpd.choosing import with_classes
 from scaffpd.cohort import Cohort, named_pairs
 from scaffpd.errors import InputError, count, several
+from scaffpd.folds import with_classes
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.objectives import Average, Excess, Nash, Objective
 from scaffpd.training import Result, Status

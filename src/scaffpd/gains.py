@@ -17,16 +17,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from scaffpd.algorithms.fair import fair
-from scaffpd.choosing import FOLDS, MEAN, ROUNDS, Choice, Folds, GridPoint, search, short, with_classes
+from scaffpd.choosing import MEAN, ROUNDS, Choice, GridPoint, search, short
 from scaffpd.cohort import Cohort
 from scaffpd.errors import InputError, count, plural
+from scaffpd.folds import FOLDS, Folds, Pair, answered, lonely, with_classes
 from scaffpd.metrics import (
     NO,
     NOISE,
@@ -47,9 +47,7 @@ from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.training import train as run
 
 Array = NDArray[np.float64]
-Pair = tuple[Any, Any]
 MODELS = CONSTANT, ALONE, AVERAGE, FAIR, PERSONAL = "constant", "alone", "average", "fair", "personal"
-RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # κ_i of a model alone
 PATH = (math.inf, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)  # κ of personal models, in units of the features' mean square
 CALLED = {AVERAGE: "one average model", FAIR: "one fair model", PERSONAL: "personal, fair models", ALONE: "alone"}
 
@@ -368,7 +366,8 @@ class Contest:
         if strength is None:
             chosen = choice or self.choice()
             strength = finite(chosen).strength
-            path = [*chosen.kappa_path, alone.point.row() | {"l2": "", "objective": "", "chosen": False}]
+            by_itself = GridPoint(0.0, Average(), 0.0, alone.losses, 0).row()
+            path = [*chosen.kappa_path, by_itself | {"l2": "", "objective": "", "chosen": False}]
             path = [row | {"personal": row["strength"] == strength} for row in path]
         answers: dict[str, Any] = {ALONE: alone.models}
         for name, goal in ((AVERAGE, Average(prior=self.objective.prior)), (FAIR, self.objective)):
@@ -450,14 +449,6 @@ def of_silos(told: Mapping[str, Mapping[str, Array]], measure: str, strength: fl
     return Joining(tuple(told), MODELS, evidence.means, score, measure, rows, evidence, wrong, (), strength, word=word)
 
 
-def answered(model: Linear, z: Array, y: NDArray[Any]) -> tuple[Array, Array | None]:
-    """The loss of every row with outputs z, and whether the label is right; `None` for regression."""
-    loss, outputs = loss_named(model.loss), torch.from_numpy(np.ascontiguousarray(z))
-    target = torch.from_numpy(np.asarray(loss.encode([y], ["held-out rows"], model.classes).arrays[0]))
-    hit = loss.correct(outputs, target)
-    return loss.value(outputs, target).numpy(), None if hit is None else hit.double().numpy()
-
-
 def _root(unit: float, loss: Array) -> Array:
     """A number for every row whose mean is unit·√L, and whose covariances are those of unit·√L to first order."""
     root = math.sqrt(loss.mean())
@@ -469,43 +460,3 @@ def finite(choice: Choice) -> Choice:
     """The κ of personal models, where one model for all might do as well."""
     line = {id(point) for point in choice.line if math.isfinite(point.strength)}
     return choice.among(lambda point: id(point) in line)
-
-
-class Lonely(NamedTuple):
-    """Clients by themselves: their models, their κ_i, and how these do on folds, as a point with κ = 0."""
-
-    models: list[Array]
-    ridges: tuple[float, ...]
-    point: GridPoint
-
-
-def lonely(folds: Folds) -> Lonely:
-    """Train every client by itself, with the largest κ_i within one standard error of the best.
-
-    The error is that of the mean of paired differences over all of the client's rows, each left out once.
-    """
-    clients, tried = range(len(folds.names)), []
-    for kappa in RIDGES:
-        held: list[list[Array]] = [[] for _ in clients]
-        for k in range(folds.folds):
-            models = _ridge(folds, folds.rows(k, False), kappa)
-            for own, u, (X, y) in zip(held, models, folds.rows(k, True), strict=True):
-                own.append(answered(folds.model, folds.model.outputs(u, X), y)[0])
-        tried.append(held)
-    best = [_simplest(np.stack([np.concatenate(held[i]) for held in tried])) for i in clients]
-    fitted = {k: _ridge(folds, folds.pairs, RIDGES[k]) for k in set(best)}
-    losses = np.array([[part.mean() for part in tried[k][i]] for i, k in enumerate(best)])
-    own = [fitted[k][i] for i, k in enumerate(best)]
-    return Lonely(own, tuple(RIDGES[k] for k in best), GridPoint(0.0, Average(), 0.0, losses, 0))
-
-
-def _ridge(folds: Folds, pairs: Any, kappa: float) -> Array:
-    """argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖² of every client: a personal model whose shared one is zero."""
-    cohort = Cohort(pairs, Personal(replace(folds.model, l2=0.0), kappa), folds.names)
-    return np.asarray(cohort.own_models(0 * cohort.start()))
-
-
-def _simplest(losses: Array) -> int:
-    """Of rows of losses, the last whose mean is within one standard error of the best, by paired differences."""
-    above = losses - losses[losses.mean(1).argmin()]
-    return int(np.flatnonzero(above.mean(1) <= above.std(1, ddof=1) / math.sqrt(losses.shape[1]))[-1])

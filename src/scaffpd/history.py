@@ -1,17 +1,27 @@
-"""The table that a run leaves behind: one row a round, the starting point as row 0."""
+"""What a run leaves behind: its history, one row a round with the starting point as row 0, and its checkpoint.
+
+A checkpoint is written atomically and read without executing anything (NumPy's npz, no pickle).
+"""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
+import json
 import os
+import zipfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import InputError, count, unknown
 from scaffpd.federation import Traffic, Vector
+from scaffpd.system import atomic_write
 
 if TYPE_CHECKING:
     import pandas
@@ -20,11 +30,12 @@ SCALARS = {
     "round": np.int64, "certificate": np.float64, "accepted": np.bool_, "exchanges": np.int64,
     "bytes_up": np.int64, "bytes_down": np.int64, "absent": np.int64, "seconds": np.float64,
 }  # fmt: skip
-
-
 MANY = 10_000  # clients, beyond which a history keeps their spread unless it is asked for all of them
 LEVELS = {"min": 0.0, "5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95, "max": 1.0}
 SPREAD = tuple(f"{kind} {part}" for kind in ("loss", "weight") for part in (*LEVELS, "mean"))
+FORMAT = 1  # of checkpoints
+Arrays = dict[str, NDArray[Any]]
+State = TypeVar("State")
 
 
 class History:
@@ -171,3 +182,81 @@ class History:
 def _spread(values: Vector) -> Vector:
     """The quantiles at `LEVELS`, and the mean."""
     return np.append(np.quantile(values, list(LEVELS.values())), values.mean())
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run is kept and how often it is written.
+
+    Args:
+        path: the file; a run that finds it there goes on from it.
+        every: rounds between two writes.
+    """
+
+    path: str | os.PathLike[str]
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        count("Checkpoint", "every", self.every)
+        if not Path(self.path).resolve().parent.is_dir():
+            raise InputError(f"The checkpoint's folder {str(Path(self.path).parent)!r} does not exist.")
+
+    def exists(self) -> bool:
+        """Whether there is something to resume."""
+        return Path(self.path).exists()
+
+
+def pack(state: Any, prefix: str = "state") -> Arrays:
+    """A (nested) dataclass of tensors, arrays and numbers as named arrays; fields marked transient are left out."""
+    arrays: Arrays = {}
+    for item in dataclasses.fields(state):
+        name, value = f"{prefix}.{item.name}", getattr(state, item.name)
+        if item.metadata.get("transient"):
+            continue
+        if dataclasses.is_dataclass(value):
+            arrays |= pack(value, name)
+        elif isinstance(value, torch.Tensor):
+            arrays[name] = value.detach().cpu().numpy()
+        else:
+            arrays[name] = np.asarray(value)
+    return arrays
+
+
+def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
+    """The packed values in a dataclass of the same structure as `like`; transient fields keep `like`'s values."""
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(like):  # type: ignore[arg-type]
+        name, old = f"{prefix}.{item.name}", getattr(like, item.name)
+        if item.metadata.get("transient"):
+            continue
+        if dataclasses.is_dataclass(old):
+            values[item.name] = unpack(old, arrays, name)
+        elif isinstance(old, torch.Tensor):
+            values[item.name] = torch.from_numpy(arrays[name].copy()).to(old)
+        elif isinstance(old, np.ndarray):
+            values[item.name] = arrays[name]
+        else:
+            values[item.name] = type(old)(arrays[name].item())
+    return dataclasses.replace(like, **values)  # type: ignore[type-var]
+
+
+def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -> None:
+    """Write all of it or nothing."""
+    text = np.array(json.dumps({"format": FORMAT, **about}))
+    with atomic_write(Path(path)) as file:
+        np.savez(file, about=text, **arrays)  # type: ignore[arg-type]
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
+    """The arrays and the description of a checkpoint, or one sentence when the file is something else."""
+    try:
+        with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(arrays.pop("about").item())
+        if not isinstance(about, dict):
+            raise TypeError("it has no description")
+    except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError):
+        raise InputError(f"{str(path)!r} is not a readable scaffpd checkpoint; remove it to start anew.") from None
+    if about.get("format") != FORMAT:
+        raise InputError(f"{str(path)!r} has checkpoint format {about.get('format')}; this version reads {FORMAT}.")
+    return arrays, about

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scaffpd import checkpoint as disk
+from scaffpd import history as disk
 from scaffpd.algorithms.base import Algorithm as Algorithm
 from scaffpd.algorithms.base import RunState
-from scaffpd.checkpoint import Checkpoint
 from scaffpd.errors import ExposedError, InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
-from scaffpd.history import MANY, History
+from scaffpd.history import MANY, Checkpoint, History
 from scaffpd.models.numerics import limit_threads
 from scaffpd.objectives import Excess
 from scaffpd.privacy.accountant import Account, Spent

@@ -101,9 +101,9 @@ def _looked(root: Path | None, look: Callable[[Path, DatasetEntry], DatasetEntry
 
 
 def _adult(root: Path, blank: DatasetEntry) -> DatasetEntry:
+    from scaffpd.data.datasets import CATEGORIES, NUMBERS, clients
+    from scaffpd.data.datasets import read as read_adult
     from scaffpd.data.folder import data_folder
-    from scaffpd.data.natural_silos import CATEGORIES, NUMBERS, clients
-    from scaffpd.data.natural_silos import read as read_adult
 
     place = data_folder(root, "adult")
     train, test = (read_adult(place / f"adult.{part}.csv.gz") for part in ("data", "test"))

@@ -1,10 +1,19 @@
 """Datasets whose rows live with clients, and ways to cut one dataset into clients."""
 
-from scaffpd.data.embedded import badly_scaled, breast_cancer, diabetes, digits, rank_deficient, synthetic
+from scaffpd.data.datasets import (
+    adult,
+    badly_scaled,
+    beijing_air,
+    breast_cancer,
+    diabetes,
+    digits,
+    rank_deficient,
+    school,
+    synthetic,
+)
 from scaffpd.data.heart_disease import heart_disease
 from scaffpd.data.image_loaders import cifar10, cifar100, tiny_imagenet
 from scaffpd.data.images import Images, Pictures
-from scaffpd.data.natural_silos import adult, beijing_air, school
 from scaffpd.data.partition import dirichlet, like_training, natural, quantity_skew, shards, thinned
 from scaffpd.data.silos import Silos
 from scaffpd.data.table import Selection, Table

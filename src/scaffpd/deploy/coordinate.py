@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from scaffpd.checkpoint import Checkpoint
 from scaffpd.config.federation import PAUSE, FederationFile
 from scaffpd.config.model_file import Setup
 from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, negotiate, settle
@@ -36,6 +35,7 @@ from scaffpd.fairness_path import PARAMETERS
 from scaffpd.federation import Federation
 from scaffpd.federation.questions import JoiningScores, Scores
 from scaffpd.gains import of_silos
+from scaffpd.history import Checkpoint
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.training import Result, RoundInfo, Status, train
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd import checkpoint as disk
+from scaffpd import history as disk
 from scaffpd.config.model_file import Setup, model_bytes
 from scaffpd.deploy.membership import QUARANTINED, SiloEvent
 from scaffpd.deploy.messages import Array

@@ -18,13 +18,14 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scaffpd.algorithms import fair
-from scaffpd.choosing import FOLDS, Choice, Folds, search
 from scaffpd.choosing import ROUNDS as TRIES
+from scaffpd.choosing import Choice, search
 from scaffpd.cohort import Cohort
 from scaffpd.data.partition import is_missing
 from scaffpd.data.silos import checked_fraction, standardiser
 from scaffpd.errors import InputError, count, positive
 from scaffpd.fairness_path import SYMBOLS
+from scaffpd.folds import FOLDS, Folds
 from scaffpd.gains import Joining, joining
 from scaffpd.metrics import a_fifth
 from scaffpd.models import Linear

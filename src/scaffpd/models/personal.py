@@ -24,14 +24,11 @@ from scaffpd.errors import InputError, positive, unknown
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
 from scaffpd.models.envelope import (
     Anchor,
-    Bowl,
-    NewtonPoint,
     PersonalPoint,
     RotatedPoint,
     RotatedTargets,
     SpectralPoint,
     own_predictions,
-    portions,
     rotate_targets,
 )
 from scaffpd.models.glm import LinearOracle
@@ -39,6 +36,7 @@ from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.linear import Linear
 from scaffpd.models.local_steps import LocalModel, local_gain, pace
 from scaffpd.models.module import Module, ModuleOracle
+from scaffpd.models.newton import Bowl, NewtonPoint, portions
 from scaffpd.models.numerics import Draws, parallel_map, streams
 from scaffpd.models.oracle import (
     ClientData,

@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from scaffpd.algorithms import Fair
-from scaffpd.checkpoint import Checkpoint
-from scaffpd.choosing import FOLDS, ROUNDS, WORST, Choice, Folds, search, short
+from scaffpd.choosing import ROUNDS, WORST, Choice, search, short
 from scaffpd.coalitions import Coalition, coalition
 from scaffpd.cohort import Cohort
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import PARAMETERS, SYMBOLS
 from scaffpd.federation import ClientScores, Vector
+from scaffpd.folds import FOLDS, Folds
 from scaffpd.gains import PATH, PERSONAL, Joining, finite, joining
+from scaffpd.history import Checkpoint
 from scaffpd.metrics import Spread, spread
 from scaffpd.models import Linear, Personal
 from scaffpd.objectives import Average, Objective

@@ -1,0 +1,184 @@
+r"""Rows that are left out in turn: folds of every client, models of clients by themselves, and their held-out losses.
+
+A client by itself trains argmin_u Σ_j ℓ_j(u) + (κ_i/2)‖u‖², κ_i the largest that is within one standard error of the
+best on its own folds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scaffpd.algorithms import Fair
+from scaffpd.cohort import Cohort, named_pairs
+from scaffpd.data.silos import checked_seed, enough_rows, fold_numbers
+from scaffpd.errors import InputError, count
+from scaffpd.federation import Federation, Vector
+from scaffpd.models import Linear, Module, Personal
+from scaffpd.models.losses import loss_named
+from scaffpd.objectives import Objective
+
+FOLDS = 3
+TOL = 1e-4  # of the mean loss at x⁰: models that folds tell apart differ by much more
+RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # κ_i of a model alone
+Pair = tuple[Any, Any]
+
+
+class Trials(Protocol):
+    """Clients that train without one fold of their rows, and tell their loss on it."""
+
+    @property
+    def folds(self) -> int:
+        """K."""
+
+    @property
+    def model(self) -> Any:
+        """The model, whose l2 and κ are to be chosen."""
+
+    def scale(self) -> float:
+        """The features' mean square."""
+
+    def clients(self, fold: int, l2: float, kappa: float) -> Federation:
+        """The clients without a fold, which is what they hold out."""
+
+    def method(self, goal: Objective) -> Any:
+        """The algorithm that trains for an objective."""
+
+    def tolerance(self, clients: Federation, l2: float) -> float | None:
+        """The certified gap to train to; `None` where nothing can be proven."""
+
+
+def base_of(model: Any) -> Any:
+    """The model that is, or could be, personal."""
+    return model.model if isinstance(model, Personal) else model
+
+
+def with_strengths(model: Any, l2: float, kappa: float) -> Any:
+    """Return the model with this regulariser and this κ; one model for all where κ is infinite."""
+    base = replace(base_of(model), l2=l2)
+    return base if math.isinf(kappa) else Personal(base, kappa, getattr(model, "columns", None))
+
+
+def with_classes(model: Any, pairs: Sequence[Pair]) -> Any:
+    """Return the model with its number of classes: a fold, or a group of clients, may not have seen all of them."""
+    base = base_of(model)
+    if not isinstance(base, Linear) or base.loss != "softmax" or base.classes is not None:
+        return model
+    base = replace(base, classes=max(2, 1 + max(int(np.max(np.asarray(y))) for _, y in pairs)))
+    return replace(model, model=base) if isinstance(model, Personal) else base
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Clients in this process, and the rows that each of them leaves out in turn."""
+
+    pairs: list[Pair]
+    names: list[str]
+    model: Any
+    numbers: list[NDArray[np.int64]]
+    folds: int
+    device: str = "cpu"
+    dtype: Any = None
+
+    @classmethod
+    def of(
+        cls, clients: Any, model: Any, names: Any = None, folds: int = FOLDS, seed: int = 0, device: str = "cpu",
+        dtype: Any = None,
+    ) -> Folds:  # fmt: skip
+        """Check what was given, and cut the folds."""
+        if hasattr(clients, "constants"):
+            raise InputError("choose needs the clients' rows, to leave some out: give it a list of pairs (X, y).")
+        if count("choose", "folds", folds) < 2:
+            raise InputError("choose needs folds >= 2: one to leave out, and others to train on.")
+        pairs, known = named_pairs(clients, names)
+        for name, (_, y) in zip(known, pairs, strict=True):
+            enough_rows(f"Client {name!r}", len(y), folds)
+        seed = checked_seed("choose", seed)
+        numbers = [fold_numbers(name, y, folds, seed) for name, (_, y) in zip(known, pairs, strict=True)]
+        return cls(pairs, known, with_classes(model, pairs), numbers, folds, device, dtype)
+
+    def rows(self, fold: int, out: bool) -> list[Pair]:
+        """Every client's rows in a fold (`out`), or all others."""
+        chosen = [np.flatnonzero((number == fold) == out) for number in self.numbers]
+        return [(_some(X, own), _some(y, own)) for (X, y), own in zip(self.pairs, chosen, strict=True)]
+
+    def scale(self) -> float:
+        """Σ‖a‖²/(n d), for which every client gives two numbers; 1 for networks."""
+        if isinstance(base_of(self.model), Module):
+            return 1.0
+        features = (np.asarray(X) for X, _ in self.pairs)
+        squares, size = np.sum([(np.square(a, dtype=np.float64).sum(), a.size) for a in features], axis=0)
+        return float(squares / size) if 0 < squares < math.inf else 1.0
+
+    def method(self, goal: Objective) -> Fair:
+        """The method for the problem at hand."""
+        return Fair(goal)
+
+    def tolerance(self, clients: Federation, l2: float) -> float | None:
+        """A small share of the loss at the start."""
+        if l2 == 0 or isinstance(base_of(self.model), Module):
+            return None
+        return TOL * float(clients.losses(clients.start()).mean())
+
+    def clients(self, fold: int, l2: float, kappa: float) -> Cohort:
+        """The clients without a fold, and that fold as held-out rows."""
+        model, held = with_strengths(self.model, l2, kappa), self.rows(fold, True)
+        return Cohort(self.rows(fold, False), model, self.names, self.device, self.dtype, held)
+
+
+def _some(values: Any, rows: NDArray[np.int64]) -> Any:
+    return values.iloc[rows] if hasattr(values, "iloc") else values[rows]
+
+
+def answered(model: Linear, z: Vector, y: NDArray[Any]) -> tuple[Vector, Vector | None]:
+    """The loss of every row with outputs z, and whether the label is right; `None` for regression."""
+    loss, outputs = loss_named(model.loss), torch.from_numpy(np.ascontiguousarray(z))
+    target = torch.from_numpy(np.asarray(loss.encode([y], ["held-out rows"], model.classes).arrays[0]))
+    hit = loss.correct(outputs, target)
+    return loss.value(outputs, target).numpy(), None if hit is None else hit.double().numpy()
+
+
+class Lonely(NamedTuple):
+    """Clients by themselves: their models, their κ_i, and the mean losses of these on folds, (N, K)."""
+
+    models: list[Vector]
+    ridges: tuple[float, ...]
+    losses: Vector
+
+
+def lonely(folds: Folds) -> Lonely:
+    """Train every client by itself, with the largest κ_i within one standard error of the best.
+
+    The error is that of the mean of paired differences over all of the client's rows, each left out once.
+    """
+    clients, tried = range(len(folds.names)), []
+    for kappa in RIDGES:
+        held: list[list[Vector]] = [[] for _ in clients]
+        for k in range(folds.folds):
+            models = _ridge(folds, folds.rows(k, False), kappa)
+            for own, u, (X, y) in zip(held, models, folds.rows(k, True), strict=True):
+                own.append(answered(folds.model, folds.model.outputs(u, X), y)[0])
+        tried.append(held)
+    best = [_simplest(np.stack([np.concatenate(held[i]) for held in tried])) for i in clients]
+    fitted = {k: _ridge(folds, folds.pairs, RIDGES[k]) for k in set(best)}
+    losses = np.array([[part.mean() for part in tried[k][i]] for i, k in enumerate(best)])
+    own = [fitted[k][i] for i, k in enumerate(best)]
+    return Lonely(own, tuple(RIDGES[k] for k in best), losses)
+
+
+def _ridge(folds: Folds, pairs: Any, kappa: float) -> Vector:
+    """argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖² of every client: a personal model whose shared one is zero."""
+    cohort = Cohort(pairs, Personal(replace(folds.model, l2=0.0), kappa), folds.names)
+    return np.asarray(cohort.own_models(0 * cohort.start()))
+
+
+def _simplest(losses: Vector) -> int:
+    """Of rows of losses, the last whose mean is within one standard error of the best, by paired differences."""
+    above = losses - losses[losses.mean(1).argmin()]
+    return int(np.flatnonzero(above.mean(1) <= above.std(1, ddof=1) / math.sqrt(losses.shape[1]))[-1])

@@ -1,0 +1,255 @@
+r"""Personal models by Newton's method, for any loss and any personal columns P: v of `envelope.py`, client by client,
+
+    min_v (1/m_i) Σ_j ℓ(z_j + ⟨a_j, v⟩, y_j) + ((l2 + γ_i)/2)‖v‖²,    z = A_i D_i x the shrunken shared predictions.
+
+A step solves (A_PᵀWA_P + l2 + γ_i) s = ∇_v by Cholesky, in features or in samples, or by conjugate gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from scaffpd.errors import InputError
+from scaffpd.models.envelope import NO_DIAGONAL, Anchor, PersonalPoint, put
+from scaffpd.models.layout import PaddedBlock, StackedSamples, product
+from scaffpd.models.losses import Loss, Squared
+from scaffpd.models.numerics import SAFE, gamma, norm_above, parallel_map
+from scaffpd.models.quadratic import Compressed
+
+DENSE = 300  # unknowns up to which a client's Newton step is by Cholesky; beyond that by conjugate gradients
+TOGETHER = 2**24  # numbers in the matrices of clients that are solved for together
+NEWTON, HALVINGS = 60, 40
+
+
+class Bowl:
+    """AᵀWA of n clients' mean losses, from samples A (n, m, features) and predictions z (n, m, k)."""
+
+    def __init__(self, loss: Loss, A: Tensor, z: Tensor, weight: Tensor) -> None:
+        self.loss, self.A, self.z, self.weight = loss, A, z, weight
+        self.even = z.shape[2] == 1 or isinstance(loss, Squared)  # W is a number for every sample
+
+    def bent(self, T: Tensor) -> Tensor:
+        """W T for T (n, m, k, c)."""
+        return self.weight[..., None, None] * self.loss.bend(self.z, T)
+
+    def times(self, V: Tensor) -> Tensor:
+        """AᵀWA V for V (n, features, k, c)."""
+        T = (self.A @ V.flatten(2)).view(*self.z.shape, V.shape[3])
+        return (self.A.mT @ self.bent(T).flatten(2)).view_as(V)
+
+    def solver(self, e: Tensor, goal: Tensor | float = 1e-10) -> Callable[[Tensor], Tensor]:
+        """B ↦ (AᵀWA + diag(e))⁻¹B for e (n, features or 1, 1) and B (n, features, k, c), exactly or up to a goal."""
+        n, m, features = self.A.shape
+        k, e = self.z.shape[2], e.expand(n, features, 1)
+        if self.even and min(m, features) <= 4 * DENSE:
+            R = self.A * (self.weight * self.loss.bends(self.z)[..., 0]).sqrt()[..., None]
+            return self._by_rows(R, e) if m < features else self._dense(R.mT @ R, e)
+        if features * k <= DENSE:
+            return self._dense(self._matrix(), e.expand(n, features, k).reshape(n, features * k, 1))
+        return lambda B: self._conjugate(e[..., None], B, goal)
+
+    def _dense(self, H: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
+        L = torch.linalg.cholesky_ex(H + torch.diag_embed(e[..., 0]))[0]  # where x is beyond all bounds, so is this
+        return lambda B: torch.cholesky_solve(B.reshape(*H.shape[:2], -1), L).view(B.shape)
+
+    def _by_rows(self, R: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
+        """(RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹."""
+        inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT
+        L = torch.linalg.cholesky_ex(inside)[0]
+
+        def solve(B: Tensor) -> Tensor:
+            b = B.flatten(2) / e
+            return (b - R.mT @ torch.cholesky_solve(R @ b, L) / e).view(B.shape)
+
+        return solve
+
+    def _matrix(self) -> Tensor:
+        """AᵀWA as (n, features·k, features·k), output by output."""
+        (n, _, features), k = self.A.shape, self.z.shape[2]
+        W = self.bent(torch.eye(k, dtype=self.z.dtype, device=self.z.device).expand(*self.z.shape, k))
+        H = self.A.new_empty(n, features, k, features, k)
+        for a in range(k):
+            for b in range(a + 1):
+                H[:, :, a, :, b] = (self.A * W[..., a, b, None]).mT @ self.A
+                H[:, :, b, :, a] = H[:, :, a, :, b]
+        return H.view(n, features * k, features * k)
+
+    def _conjugate(self, e: Tensor, B: Tensor, goal: Tensor | float) -> Tensor:
+        """Conjugate gradients, for all clients and columns at once."""
+
+        def inner(a: Tensor, b: Tensor) -> Tensor:
+            return (a * b).sum((1, 2), keepdim=True)
+
+        solution, left = torch.zeros_like(B), B.clone()
+        ahead, size = left / e, inner(left, left / e)
+        goal = goal**2 * size
+        for _ in range(10 * DENSE):
+            if bool((size <= goal).all()):
+                break
+            turned = self.times(ahead) + e * ahead
+            bottom = inner(ahead, turned)
+            step = torch.where(bottom > 0, size / torch.where(bottom > 0, bottom, 1), 0)
+            solution, left = solution + step * ahead, left - step * turned
+            last, size = size, inner(left, left / e)
+            ahead = left / e + torch.where(last > 0, size / torch.where(last > 0, last, 1), 0) * ahead
+        return solution
+
+
+class NewtonPoint(PersonalPoint):
+    """Any loss and any columns: v by Newton's method from `start` (u = x), for a few clients at a time."""
+
+    def __init__(
+        self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int, start: Tensor | None = None,
+        compressed: Compressed | None = None, minibatch: bool = False,
+    ) -> None:  # fmt: skip
+        fine = None if x.ndim > 1 or minibatch else rows if compressed is None else compressed.fine
+        super().__init__(rows, loss, anchor, x, outputs, fine)
+        first = ((1 - anchor.factors) * self.X).expand(len(anchor.gamma), -1, outputs)
+        self.v, self.compressed = (anchor.part(first.mT).mT if start is None else start).clone(), compressed
+        self.predictions, self.off = self.shrunk(), torch.empty_like(self.tie.gamma)
+        self.z, values = self.predictions.to(x.dtype, copy=True), torch.empty_like(self.tie.gamma)
+
+        def work(block: PaddedBlock) -> None:
+            A, y = rows.of(block)
+            who, own = block.clients, anchor.part(A)
+            near = CorrectionProblem(loss, own, y, block.of(self.z), block.weight, anchor.stiffness[who])
+            v, p, value, off = near.solve(self.v[who])
+            self.v[who] = v
+            put(block, self.z, p)
+            if fine is not None and x.dtype != torch.float64:
+                p, value, off = self._again(block, v.double())
+            put(block, self.predictions, p)
+            values[who], self.off[who] = value, off
+
+        parallel_map(work, portions(rows, self.v[0].numel()), x.device)
+        self.slopes = loss.residual(self.predictions, rows.y if fine is None else fine.exact[0])
+        self.losses = values + (0 if compressed is None else compressed.constant) + self.ridge()
+
+    def _again(self, block: PaddedBlock, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Predictions, value and what is left of the gradient at v, in double precision."""
+        assert self.fine is not None
+        y, share = self.fine.exact
+        A, weight = self.tie.part(self.fine.of(block)[0].double()), block.of(share) * (block.weight > 0)
+        stiff = self.tie.stiffness[block.clients]
+        near = CorrectionProblem(self.loss, A, block.of(y), block.of(self.predictions), weight, stiff)
+        value, p = near.value(v)
+        return p, value, near.gradient(v, p)[0].flatten(1).norm(dim=1)
+
+    def bend(self, T: Tensor) -> Tensor:
+        """The stack m_i S_i T_i: m(W T − W A_P (A_PᵀWA_P + l2 + γ)⁻¹A_PᵀW T)."""
+        out = torch.zeros_like(T)
+
+        def work(block: PaddedBlock) -> None:
+            A, bowl = self._bowl(block)
+            bent = bowl.bent(block.of(T))
+            solve = bowl.solver(self.anchor.stiffness[block.clients][:, None, None])
+            own = (A.mT @ bent.flatten(2)).view(len(A), A.shape[2], *T.shape[1:])
+            less = bowl.bent((A @ solve(own).flatten(2)).view_as(bent))
+            weight = block.weight[..., None, None]
+            put(block, out, torch.where(weight > 0, (bent - less) / torch.where(weight > 0, weight, 1), 0))
+
+        parallel_map(work, portions(self.rows, self.v[0].numel()), T.device)
+        return out
+
+    def _bowl(self, block: PaddedBlock) -> tuple[Tensor, Bowl]:
+        A = self.anchor.part(self.rows.of(block)[0])
+        return A, Bowl(self.loss, A, block.of(self.z), block.weight)
+
+    def diagonals(self) -> Tensor:
+        """Every client's diag H_i for squared loss: D²(diag AᵀWA − rows of (AᵀWA_P)(…)⁻¹(A_PᵀWA)) + ridges."""
+        if not isinstance(self.loss, Squared):
+            raise InputError(NO_DIAGONAL)
+        out = self.x.new_empty(len(self.losses), self.rows.A.shape[1], 1)
+        for block in self.rows.blocks:
+            A, own = self.rows.of(block)[0], self._bowl(block)
+            W = 2 * block.weight[..., None]
+            cross = own[0].mT @ (W * A)  # (n, personal, features)
+            solve = own[1].solver(self.anchor.stiffness[block.clients][:, None, None])
+            less = (cross * solve(cross[:, :, None])[:, :, 0]).sum(1)
+            out[block.clients] = ((W * A.square()).sum(1) - less)[..., None]
+        each = self.anchor.factors**2 * out + self.anchor.ridges
+        return each.expand(-1, -1, self.outputs).flatten(1)
+
+    def corrections(self) -> Tensor:
+        """v_i as found."""
+        return self.v
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """What arithmetic adds, where rows multiply x and v, and what Newton's method has left."""
+        length = norm_above(self.v.flatten(1), 1)
+        size, stiff = norm_above(self.x, 0) + length, self.tie.stiffness
+        loss, gradient = self.enveloped(size)
+        off = SAFE * self.off + gradient + gamma(self.v[0].numel() + 16) * stiff * length
+        if self.compressed is not None:  # as in `CompressedPoint.rounding`, at u
+            more = self.compressed.off(size)
+            loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
+            gradient, off = gradient + more[1], off + more[1]
+        steep = self.loss.curvature * self.fine.levers[2] if self.fine is not None else off
+        seen = 2 * self.tie.keep if self.anchor.own is None else 2 + steep / stiff  # shared features see v through A
+        return loss + SAFE * off.square() / (2 * stiff), gradient + SAFE * seen * off
+
+
+class CorrectionProblem:
+    """min_v Σ_j w_j ℓ(z_j + ⟨a_j, v⟩, y_j) + (stiffness/2)‖v‖² of a few clients."""
+
+    def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor, stiffness: Tensor) -> None:
+        self.loss, self.A, self.y, self.z, self.weight = loss, A, loss.dense(y, z.shape[2], A.dtype), z, weight
+        self.targets, self.stiff, self.lengths = y, stiffness[:, None, None], A.norm(dim=2)
+
+    def value(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The objective and the predictions."""
+        p = self.z + product(self.A, v)
+        return (self.loss.value(p, self.targets) * self.weight).sum(1) + (self.stiff * v.square()).sum((1, 2)) / 2, p
+
+    def gradient(self, v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """The derivative in v, and the weighted residuals."""
+        r = self.weight[..., None] * self.loss.residual(p, self.y)
+        return product(self.A.mT, r) + self.stiff * v, r
+
+    def solve(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """v, predictions, value and the norm of the gradient that is left, by Newton steps, halved until they descend.
+
+        Where a step promises so little that rounding hides it, it is right as it is, and two of them are enough.
+        """
+        (value, p), epsilon = self.value(v), torch.finfo(v.dtype).eps
+        whole, first = torch.zeros_like(value, dtype=torch.long), None
+        for k in range(NEWTON + 1):
+            gradient, r = self.gradient(v, p)
+            size = gradient.flatten(1).norm(dim=1)
+            terms = (self.lengths * r.norm(dim=2)).sum(1) + self.stiff[:, 0, 0] * v.flatten(1).norm(dim=1)
+            if k == NEWTON or bool(((size <= epsilon * terms) | (whole >= 2) | ~torch.isfinite(size)).all()):
+                break
+            first = size if first is None else first
+            goal = (size / first.clamp_min(torch.finfo(v.dtype).tiny)).clamp(1e-10, 0.1)[:, None, None, None]
+            step = Bowl(self.loss, self.A, p, self.weight).solver(self.stiff, goal)(gradient[..., None])[..., 0]
+            slope = (gradient * step).sum((1, 2))
+            near = slope <= max(1e-9, 100 * epsilon) * (1 + value.abs())
+            whole += near
+            v, p, value = self._descend(v, value, step, torch.where(near, -torch.inf, slope))
+        return v, p, value, size
+
+    def _descend(self, v: Tensor, value: Tensor, step: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        length = torch.ones_like(value)
+        for _ in range(HALVINGS):
+            ahead = v - length[:, None, None] * step
+            new, p = self.value(ahead)
+            descends = new <= value - 1e-4 * length * slope
+            if bool(descends.all()):
+                break
+            length = torch.where(descends, length, length / 2)
+        return ahead, p, new
+
+
+def portions(rows: StackedSamples, unknowns: int) -> list[PaddedBlock]:
+    """The blocks of rows, cut so that a matrix for every client's unknowns takes little memory."""
+    n = max(1, TOGETHER // unknowns**2)
+    return [
+        block
+        if len(block.clients) <= n
+        else PaddedBlock(block.clients[k : k + n], block.rows[k : k + n], block.weight[k : k + n])
+        for block in rows.blocks
+        for k in range(0, len(block.clients), n)
+    ]
