@@ -163,6 +163,7 @@ def test_the_algorithm_converges_without_curvature_in_the_weights(page):
     assert result.status == "converged"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_question_of_ones_own_is_answered_in_every_runtime(page, runtime, tmp_path):
     """Its class is the only place that knows it: costs, messages and what a silo lets out follow."""

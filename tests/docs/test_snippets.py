@@ -25,7 +25,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatc
     """With few rounds and splits: what they lead to is tested elsewhere."""
     train, joining = sp.train, sp.joining
     monkeypatch.setattr(sp, "train", lambda *what, rounds=12, **more: train(*what, rounds=min(rounds, 12), **more))
-    monkeypatch.setattr(sp, "joining", lambda *what, splits=1, **more: joining(*what, splits=min(splits, 2), **more))
+    monkeypatch.setattr(sp, "joining", lambda *what, splits=1, **more: joining(*what, splits=min(splits, 1), **more))
     monkeypatch.chdir(tmp_path)
     run_python(page)
 

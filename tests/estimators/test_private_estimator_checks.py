@@ -8,6 +8,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import scaffpd as sp
 
 
+@pytest.mark.sample(18)
 @pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
 @parametrize_with_checks([sp.FairFederatedClassifier(epsilon=100, noise_seed=0)])
 def test_scikit_learn_in_private(estimator, check):

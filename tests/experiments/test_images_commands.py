@@ -200,6 +200,7 @@ def test_the_tradeoff_of_a_study_that_is_there(root, tmp_path):
     assert sorted(contents(out)) == ["command.txt", "tradeoff.csv", "tradeoff.png"]
 
 
+@pytest.mark.long
 def test_other_partitions_and_more_tuning(root, tmp_path):
     assert reproduce(root, "cifar10", tmp_path, "--balanced", "--climb", "--quiet", "--seeds", "1") == 0
     about = json.loads((tmp_path / "about.json").read_text(encoding="utf-8"))

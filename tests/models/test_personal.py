@@ -183,7 +183,7 @@ def test_every_answer_is_that_of_a_naive_loop(loss, d, columns):
     check_answers(loss, clients(loss, d=d), 2.0, columns)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     loss=st.sampled_from(LOSSES),
     sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
@@ -238,6 +238,7 @@ def check_proof(name, loss, strength):
     assert abs(excess) <= 1e-9 + best.gap
 
 
+@pytest.mark.sample(4)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", NAMES)
