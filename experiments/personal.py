@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import scaffpd as sp
-from scaffpd.choosing import Folds
-from scaffpd.gains import lonely
+from scaffpd.folds import Folds, lonely
 from scaffpd.metrics import half_interval, worst_fifth
 
 Array = NDArray[np.float64]

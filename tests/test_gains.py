@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 import scaffpd as sp
-from scaffpd import gains
+from scaffpd import folds, gains
 from scaffpd.data.silos import fold_numbers
 from scaffpd.errors import InputError
 from scaffpd.metrics import HeldOutMoments, PairedDifference, RelativeGain, SplitTables, every, worst_fifth
@@ -75,14 +75,14 @@ def test_a_difference_within_noise_is_called_no_difference():
 
 def naive_folds(X, y, fit, seed, client, loss):
     """The chosen κ by a loop over κ and folds, with the largest within one standard error."""
-    fold = fold_numbers(f"client-{client}", y, gains.FOLDS, seed)
+    fold = fold_numbers(f"client-{client}", y, folds.FOLDS, seed)
     tried = []
-    for kappa in gains.RIDGES:
-        rows = [loss(fit(X[fold != k], y[fold != k], kappa), X[fold == k], y[fold == k]) for k in range(gains.FOLDS)]
+    for kappa in folds.RIDGES:
+        rows = [loss(fit(X[fold != k], y[fold != k], kappa), X[fold == k], y[fold == k]) for k in range(folds.FOLDS)]
         tried.append(np.concatenate(rows))
     best = min(tried, key=np.mean)
     near = [np.mean(t - best) <= np.std(t - best, ddof=1) / math.sqrt(len(y)) for t in tried]
-    return max(kappa for kappa, ok in zip(gains.RIDGES, near, strict=True) if ok)
+    return max(kappa for kappa, ok in zip(folds.RIDGES, near, strict=True) if ok)
 
 
 def test_alone_is_scikit_learns_ridge_with_its_own_regulariser():

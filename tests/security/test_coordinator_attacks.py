@@ -267,12 +267,12 @@ def test_lists_of_names_are_refused_at_once(coordinator):
     names = [f"s{k}" for k in range(300_001)]
     at = GradientsAt(point(X))
     coordinator.ask("north", at)
-    start = time.perf_counter()
+    start = time.process_time()
     assert learn(masked, coordinator, "north", at, "c", np.ones(3), NUMBERS, names) is None
     card = Identity("x").card.values()
     cards = [card | {"name": name} for name in names[:10_000]]
     assert learn(coordinator.put, "north", SiloRequest("meet", {"cards": cards})) is None
-    assert time.perf_counter() - start < 2.0  # both together
+    assert time.process_time() - start < 2.0  # both together, of this process alone
 
 
 BROKEN = [
