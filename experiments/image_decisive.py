@@ -1,22 +1,33 @@
-"""The decisive tables of a data set: which pieces there are, and how they are carried out side by side."""
+r"""The decisive tables of a data set: which pieces there are, and how they are carried out side by side.
+
+    python -m experiments.image_decisive cifar100 --data D --device cuda --workers 7 [--seconds 470] [--small]
+
+A call that is stopped, by `--seconds` or otherwise, is continued by the same command; `--tables` only writes the page
+and the figures again. `--backbone`, `--kind`, `--loss`, `--alpha` and `--balanced` pick single pieces.
+"""
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from experiments import image_findings
 from experiments.image_pieces import LOSSES, Piece, carry_out
-from experiments.image_plans import Plan, plan
+from experiments.image_plans import PLANS, Plan, plan
 from experiments.image_rows import MOST, TUNED
 from experiments.image_study import Place, ground
 from scaffpd.errors import unknown
 from scaffpd.features.backbones import BACKBONES
 from scaffpd.features.extract import KINDS
+from scaffpd.features.extract import place as device_of
 
+COMMAND = "python -m experiments.image_decisive"
 ALPHAS = (0.01, 0.1)
 SEEDS, COORDINATES = 10, 4000  # of the eNTK: as many rows as clients have samples
 FEW = ("FedAvg, by clients", "FedAvg, by samples", "SCAFFOLD, by clients", "Scaff-PD, average", "Scaff-PD, Auto")
@@ -32,7 +43,7 @@ def of(dataset: str, small: bool = False, backbone: str | None = None) -> list[P
     base = replace(plan(dataset, small), seeds=SEEDS, tune=MOST, stored="float32", kind="penultimate")
     if small:
         base = replace(base, seeds=3, stops=(5, 10, 20), tune=6, backbone=backbone or BACKBONES[1])
-        return [Piece(base, 0.1, choosing=2, rows=SMALL)]
+        return [Piece(base, 0.1, choosing=2, rows=SMALL, l2s=(1e-4, 1e-2))]
     lite, resnet = (replace(base, backbone=name) for name in BACKBONES)
     entk = replace(base, kind="entk", coordinates=COORDINATES)
     whole = [Piece(net, alpha) for alpha in ALPHAS for net in (lite, resnet)]
@@ -81,3 +92,41 @@ def decide(pieces: Sequence[Piece], place: Place, out: Path, workers: int = 1, s
                 for piece in some
             ]
     return all(future.result() for future in waiting)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Carry out what a command line asks for, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", choices=PLANS, nargs="?", default="cifar100")
+    parser.add_argument("--data", type=Path, help="folder of images and weights; else SCAFFPD_DATA")
+    parser.add_argument("--out", type=Path, help="folder for results; results/decisive/DATASET")
+    parser.add_argument("--cache", type=Path, default=Path("features"), help="folder for features")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--workers", type=int, default=1, help="pieces at a time, each a process")
+    parser.add_argument("--seconds", type=float, help="stop after so long")
+    parser.add_argument("--small", action="store_true", help="one piece of few images: minutes on two cores")
+    parser.add_argument("--tables", action="store_true", help="only write the page and the figures again")
+    parser.add_argument("--backbone", choices=BACKBONES)
+    parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--loss", choices=LOSSES)
+    parser.add_argument("--alpha", type=float)
+    parser.add_argument("--balanced", action=argparse.BooleanOptionalAction)
+    given = parser.parse_args(words)
+    wanted = {name: getattr(given, name) for name in ("backbone", "kind", "loss", "alpha", "balanced")}
+    pieces = chosen(of(given.dataset, given.small, given.backbone), **wanted)
+    if not pieces:
+        parser.error("no piece of this study has all of that: leave out an option")
+    out, complete = given.out or Path("results") / "decisive" / given.dataset, True
+    if not given.tables:
+        place = Place(given.data, given.cache, str(device_of(given.device)), False)
+        complete = decide(pieces, place, out, given.workers, given.seconds)
+    options = [f"--{name} {value}" for name, value in wanted.items() if value is not None]
+    command = " ".join([COMMAND, given.dataset, *(["--small"] if given.small else []), *options])
+    for path in image_findings.write(out, given.dataset, command):
+        print(path)
+    print("" if complete else "Time was up: the same command goes on.", end="\n" * (not complete))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

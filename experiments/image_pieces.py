@@ -62,7 +62,7 @@ LOSSES = ("squared", "tct", "softmax")
 HELD_OUT = 0.25
 ALONE_L2 = tuple(10**k for k in np.arange(-7, 2.1, 0.5).tolist())
 FIT_L2, FIT_RHO = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2), (0.03, 0.1, 0.5)
-ASIDE_L2, ASIDE_RHO = (1e-6, 1e-5, 1e-4, 1e-3), (0.1, 0.5)
+WEAK, ASIDE_RHO = 1e-3, (0.1, 0.5)  # l2 up to which held.csv goes, and its ρ
 CHECKED = 2  # partitions on which personal rows are solved for by other means as well
 RUNS = (
     *("row", "partition", "average", "worst_20", "best_20", "train_accuracy", "correlation", "certificate", "rounds"),
@@ -88,6 +88,7 @@ class Piece:
         choosing: on how many partitions choices are made.
         rows: names of the rows, or all of them; softmax has no exact ones.
         extras: whether fit.csv and held.csv are made.
+        l2s: the regularisers of those.
     """
 
     plan: Plan
@@ -96,6 +97,7 @@ class Piece:
     choosing: int = 3
     rows: tuple[str, ...] | None = None
     extras: bool = True
+    l2s: tuple[float, ...] = FIT_L2
 
     @property
     def name(self) -> str:
@@ -494,7 +496,7 @@ def fit_lines(work: Work) -> None:
     """Scaff-PD by l2, ρ and rounds, and the optimum, for fit.csv."""
     plan, done = work.piece.plan, work.there("fit.csv", "objective", "l2")
     objectives = {"average": Average()} | {f"{rho:g}": ChiSquare(rho) for rho in FIT_RHO}
-    for l2 in FIT_L2:
+    for l2 in work.piece.l2s:
         for label, objective in objectives.items():
             if (label, f"{l2:g}") in done:
                 continue
@@ -522,7 +524,7 @@ def fit_lines(work: Work) -> None:
 def held_lines(work: Work) -> None:
     """Exact fair models whose λ answers training losses, or losses on held-out rows, for held.csv."""
     done = work.there("held.csv", "l2", "rho")
-    for l2 in ASIDE_L2:
+    for l2 in (l2 for l2 in work.piece.l2s if l2 <= WEAK):
         for rho in ASIDE_RHO:
             if (f"{l2:g}", f"{rho:g}") in done:
                 continue
@@ -556,17 +558,19 @@ def steps(work: Work) -> Iterator[Callable[[], Any]]:
     wanted = [name for name in order if piece.rows is None or name in piece.rows]
     done = {name for (name,) in work.there("runs.csv", "row")}
 
+    tuning = piece.loss != "softmax" and (piece.rows is None or table.TUNED in piece.rows) and table.TUNED not in done
+
     def row(name: str) -> Callable[[], Any]:
         def make() -> None:
-            found = with_rounds(work, rows[name])
-            if name == FIRST[0] and piece.loss != "softmax" and (piece.rows is None or table.TUNED in piece.rows):
+            found = tuned(work, rows[name]) if name in done else with_rounds(work, rows[name])
+            if name == FIRST[0] and tuning:
                 fine_tuning(work, rows[name], found)
 
         return make
 
     if piece.loss != "softmax":
         yield lambda: exact_rows(work)
-    yield from (row(name) for name in wanted if name in FIRST and name not in done)
+    yield from (row(n) for n in wanted if n in FIRST and (n not in done or (n == FIRST[0] and tuning)))
     if piece.extras:
         yield lambda: fit_lines(work)
         if piece.loss != "softmax":

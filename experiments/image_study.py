@@ -23,7 +23,6 @@ from scaffpd.models.tables import StoredMatrix
 from scaffpd.models.wide import load_rows
 
 LOADERS = {"cifar10": packed.cifar10, "cifar100": packed.cifar100, "tinyimagenet": packed.tiny_imagenet}
-BACKBONE = "efficientnet-lite0"
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet": "Tiny-ImageNet"}
 L2S, HELD_OUT = tuple(10**k for k in np.arange(-6, -1.9, 0.5).tolist()), 0.2  # of `regularisers`
 

@@ -167,7 +167,7 @@ were chosen by three folds of the training rows (`sp.choose`, by the mean, one s
 client for itself; fair is CVaR(0.2). The worst fifth is the mean over the ⌈N/5⌉ clients with the largest losses (3
 stations, 28 schools). "Lower" is in per cent with its 95 % interval over seeds, paired. The last column is the largest
 (loss − loss alone) of any client, mean over seeds. Every client's losses are in the CSV files.
-[Images](images-alpha0.1.md) are `python -m experiments.personal_images`."""
+[Images](../decisive/cifar100/README.md) are `python -m experiments.image_decisive`."""
 
 
 def written(folder: Path) -> str:

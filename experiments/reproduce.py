@@ -308,51 +308,6 @@ def _register(name: str, words: str, work: Work, folder: str) -> None:
     add(app, command, name)
 
 
-def decisive(
-    dataset: Annotated[str, typer.Argument(help="cifar10, cifar100, tinyimagenet or cifar100-50clients.")] = "cifar100",
-    data: Annotated[Path | None, option(help="Folder of images and weights.", show_default="SCAFFPD_DATA")] = None,
-    out: Annotated[
-        Path | None,
-        option(help="Folder for results; there, the same command continues.", show_default="results/decisive/DATASET"),
-    ] = None,
-    cache: Annotated[Path, option(help="Folder for features.")] = Path("features"),
-    device: Annotated[
-        str, option(help="cpu, cuda, or auto: a GPU if there is one.", autocompletion=completing(*DEVICES))
-    ] = "auto",
-    small: Annotated[bool, option("--small", help="Minutes on two processor cores; one piece of few images.")] = False,
-    backbone: Annotated[str | None, option(help="Only pieces of this network.", show_default="all")] = None,
-    kind: Annotated[str | None, option(help="Only penultimate or entk features.", show_default="all")] = None,
-    loss: Annotated[str | None, option(help="Only squared, tct or softmax loss.", show_default="all")] = None,
-    alpha: Annotated[float | None, option(help="Only pieces of this Dirichlet(α).", show_default="all")] = None,
-    balanced: Annotated[bool | None, option(help="Only clients dealt as by Li et al.'s code, or not.")] = None,
-    workers: Annotated[int, option(min=1, help="Pieces at a time, each a process.")] = 1,
-    seconds: Annotated[float | None, option(help="Stop after so long; the same command goes on.")] = None,
-    quiet: Quiet = False,
-) -> None:
-    """The settings that decide: all rows under both weightings, ten partitions, everything chosen on validation images.
-
-    Examples:
-        python -m experiments.reproduce decisive cifar100 --small --data ~/data
-    """
-    from experiments import image_decisive
-
-    folder = out or Path("results") / "decisive" / dataset
-    prepare(folder)
-    asked = _request(data, cache, device, small, quiet)
-    wanted = {"backbone": backbone, "kind": kind, "loss": loss, "alpha": alpha, "balanced": balanced}
-    pieces = image_decisive.chosen(image_decisive.of(dataset, small, backbone), **wanted)
-    if not pieces:
-        raise InputError("No piece of this study has all of that: leave out an option.")
-    complete = image_decisive.decide(pieces, asked.place, folder, workers, seconds)
-    written = [folder / piece.name / "runs.csv" for piece in pieces]
-    if not quiet:
-        _section(_console(), "Written", *map(str, written))
-        if not complete:
-            typer.echo("Time was up: run the same command again to go on.")
-
-
-add(app, decisive)
-
 for _name, (_words, _work) in WORK.items():
     _register(_name, _words, _work, _name)
 _register("all", "All tables and figures on images, each in a folder of its own.", _all, "")

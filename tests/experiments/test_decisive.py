@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import scaffpd as sp
-from experiments import image_decisive, image_pieces, image_rows, spectral
+from experiments import image_decisive, image_findings, image_pieces, image_rows, spectral
 from experiments.image_study import Ground
 from scaffpd.data import Table
 from scaffpd.errors import InputError
 
+RESULTS = Path(__file__).parents[2] / "results" / "decisive"
 C, D = 4, 12
 METHODS = [
     sp.FedAvg(local_steps=7),
@@ -157,6 +159,12 @@ def test_a_piece_is_written_row_by_row_and_goes_on(tmp_path):
     for a, b in zip(own[image_rows.OWN_FAIR], own[f"{image_rows.OWN_FAIR} (other means)"], strict=True):
         assert abs(float(a["average"]) - float(b["average"])) <= 0.3
         assert abs(float(a["worst_20"]) - float(b["worst_20"])) <= 0.3
+    assert {path.name for path in image_findings.write(tmp_path, "cifar100", "command")} == {
+        *("README.md", "contrasts.csv", "rows.png")
+    }
+    line = next(row for row in read(tmp_path / "contrasts.csv") if row["minus"] == image_rows.ALONE)
+    mean = [np.mean([float(run["worst_20"]) for run in own[name]]) for name in (line["row"], line["minus"])]
+    assert float(line["worst_20"]) == pytest.approx(mean[0] - mean[1], abs=0.01)
     before = (tmp_path / piece.name / "runs.csv").read_bytes()
     assert image_pieces.carry_out(piece, here, "cpu", tmp_path)
     assert (tmp_path / piece.name / "runs.csv").read_bytes() == before
@@ -179,3 +187,24 @@ def test_one_average_model_is_a_weighted_ridge_regression():
         assert sorted([*rows["fit"][i].tolist(), *rows["held"][i].tolist()]) == sorted(rows["all"][i].tolist())
         right = (F[rows["test"][i]].numpy() @ X).argmax(1) == labels[rows["test"][i]].numpy()
         assert division.accuracy(torch.from_numpy(X), "test")[0][i] == pytest.approx(right.mean())
+
+
+@pytest.mark.parametrize("folder", sorted(RESULTS.glob("*/")), ids=lambda path: path.name)
+def test_the_published_page_is_that_of_the_published_runs(folder):
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    command = page.splitlines()[2].strip("`")
+    pieces = image_findings.load(folder)
+    assert image_findings.page(folder, pieces, folder.name, command) == page
+    for made in pieces:
+        others = made.runs.get(f"{image_rows.OWN_FAIR} (other means)", [])
+        for column in ("average", "worst_20") if others else ():
+            found = made.difference(image_rows.OWN_FAIR, others[0]["row"], column)
+            assert len(found) == len(others)
+            assert np.abs(found).max() <= 0.3
+
+
+def test_a_small_study_asks_for_one_piece_and_a_wrong_choice_is_refused(capsys):
+    assert len(image_decisive.of("cifar100", small=True)) == 1
+    with pytest.raises(SystemExit):
+        image_decisive.main(["cifar100", "--alpha", "0.3"])
+    assert "leave out an option" in capsys.readouterr().err
