@@ -193,6 +193,15 @@ def test_the_seed_decides():
         assert not np.array_equal(one.history.losses, other.history.losses), method
 
 
+def test_every_round_draws_other_rows():
+    for method in (sp.FedAvg(batch_size=2), sp.Scaffold(batch_size=2), sp.AFL(local_steps=2, batch_size=2)):
+        federation, keys = cohort(), []
+        ask = federation.local_updates
+        federation.local_updates = lambda *what, ask=ask, keys=keys: keys.append(what[3].key) or ask(*what)
+        sp.train(method, federation, rounds=4)
+        assert len(set(keys)) == len(keys) == 4, method
+
+
 @pytest.mark.parametrize(
     ("method", "exchanges", "up", "down"),
     [
