@@ -19,8 +19,8 @@ import scaffpd as sp
 from scaffpd.comparison.problem import problem
 from scaffpd.comparison.tables import markdown_table
 from scaffpd.metrics import a_fifth
+from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.privacy.noise import discrete_gaussians, key_stream
-from scaffpd.privacy.private import LOCAL_STEPS, RADIUS, ROUNDS
 
 HERE, COMMAND = Path(__file__).parent, "OMP_NUM_THREADS=1 python benchmarks/privacy/defaults.py"
 NAMES, SEEDS, EPSILON = ("hospitals", "breast-cancer"), range(8), 4.0

@@ -17,7 +17,7 @@ from scaffpd.config.run import LinearSettings, Loss, PrivacyBudget, Tolerance
 from scaffpd.errors import InputError
 from scaffpd.models import Linear
 from scaffpd.objectives import USUAL
-from scaffpd.privacy.private import LOCAL_STEPS, ROUNDS
+from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.tabular.agree import EXPANSIONS
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}

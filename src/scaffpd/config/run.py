@@ -17,8 +17,7 @@ from scaffpd.config.reading import SettingsTable, algorithm_kind, algorithm_of, 
 from scaffpd.errors import InputError
 from scaffpd.models.losses import LOSSES
 from scaffpd.objectives import USUAL, Objective
-from scaffpd.privacy import Private
-from scaffpd.privacy.private import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS
+from scaffpd.privacy import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS, Private
 from scaffpd.tabular.agree import EXPANSIONS, TASKS
 from scaffpd.tabular.formats import SEPARATORS
 from scaffpd.tabular.read import DECIMALS

@@ -31,8 +31,7 @@ from scaffpd.metrics import a_fifth
 from scaffpd.models import Linear
 from scaffpd.objectives import ChiSquare, named
 from scaffpd.objectives.base import Objective
-from scaffpd.privacy import Private, Spent
-from scaffpd.privacy.private import LOCAL_STEPS, RADIUS, ROUNDS
+from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent
 from scaffpd.training import Result, Status, train
 
 BUDGET = 300  # rounds of choosing
