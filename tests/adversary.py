@@ -34,7 +34,7 @@ OBJECTIVES = (
 PATTERNS = ("normal", "equal", "alternating", "huge", "ties", "cancelling")
 STORES = ("rows", "table", "mapped", "personal", "columns")
 PLACES = ("random", "near", "trained", "zero")
-LOSSES = ("squared", "logistic", "softmax")
+LOSSES = ("squared", "logistic", "softmax", "poisson")
 
 
 @dataclass(frozen=True)
@@ -193,6 +193,9 @@ def value_and_slope(loss, z, y):
         s = 1 - 2 * y[0]
         e = mp.exp(s * z[0])
         return mp.log1p(e), [s * e / (1 + e)]
+    if loss == "poisson":
+        mu, sigma = mp.log1p(mp.exp(z[0])), 1 / (1 + mp.exp(-z[0]))
+        return (y[0] * log(y[0] / mu) if y[0] > 0 else 0) + mu - y[0], [sigma * (1 - y[0] / mu)]
     top = max(z)
     e = [mp.exp(v - top) for v in z]
     total, own = fsum(e), int(y[0])
@@ -219,12 +222,16 @@ def flat(X):
     return [v for row in X for v in row]
 
 
-def bend(loss, z):
+def bend(loss, z, y):
     """∂²ℓ/∂z² of one sample, in double precision."""
     if loss == "squared":
         return 2 * np.eye(len(z))
     if loss == "logistic":
         return np.eye(1) / (2 * np.cosh(np.clip(z[0] / 2, -300, 300))) ** 2
+    if loss == "poisson":
+        v, t = mpf(float(np.clip(z[0], -300, 300))), mpf(float(np.ravel(y)[0]))
+        mu, sigma = mp.log1p(mp.exp(v)), 1 / (1 + mp.exp(-v))
+        return np.eye(1) * float(sigma * (1 - sigma) + t * sigma * (sigma - (1 - sigma) * mu) / mu**2)
     e = np.exp(z - z.max())
     e = e / e.sum()
     return np.diag(e) - np.outer(e, e)
@@ -233,10 +240,10 @@ def bend(loss, z):
 def hessian(loss, data, shares, u):
     """Σ_i w_i ∇²f_i(u) without l2, in double precision."""
     H = np.zeros((u.size, u.size))
-    for w, (A, _) in zip(shares, data, strict=True):
-        for a in A:
+    for w, (A, y) in zip(shares, data, strict=True):
+        for a, t in zip(A, y, strict=True):
             row = np.array([float(v) for v in a])
-            H += float(w) / len(A) * np.kron(np.outer(row, row), bend(loss, row @ u))
+            H += float(w) / len(A) * np.kron(np.outer(row, row), bend(loss, row @ u, t))
     return H
 
 
@@ -316,7 +323,7 @@ def drawn(random) -> Point:
     """A point of any kind."""
     single = bool(random.integers(2))
     reach = (-6, 6) if single else (-70, 20)
-    loss = str(random.choice(LOSSES, p=[0.6, 0.25, 0.15]))
+    loss = str(random.choice(LOSSES, p=[0.5, 0.2, 0.15, 0.15]))
     store = str(random.choice(STORES, p=[0.6, 0.1, 0.1, 0.1, 0.1]))
     tame = loss != "squared" or random.random() < 0.5
     wide = loss == "squared" and store in ("rows", "mapped") and random.random() < 0.04
@@ -360,6 +367,8 @@ def problem(point: Point):
         if point.loss == "squared":
             y = (10**point.targets_scale * entries(random, (m, outputs), point.pattern)).astype(kind)
             y = y[:, 0] if outputs == 1 else y
+        elif point.loss == "poisson":
+            y = random.poisson(10 ** random.uniform(-1, 3), m)
         else:
             y = random.integers(0, 2 if point.loss == "logistic" else 3, m)
         clients.append((X, y))

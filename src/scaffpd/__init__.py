@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from scaffpd.algorithms import FedAdam as FedAdam
     from scaffpd.algorithms import FedAvg as FedAvg
     from scaffpd.algorithms import FedAvgM as FedAvgM
+    from scaffpd.algorithms import FedDyn as FedDyn
+    from scaffpd.algorithms import FedNova as FedNova
     from scaffpd.algorithms import FedProx as FedProx
     from scaffpd.algorithms import FedYogi as FedYogi
     from scaffpd.algorithms import GradientDescentAscent as GradientDescentAscent
@@ -81,8 +83,8 @@ __version__ = "0.2.0"
 _HOME = {
     "scaffpd.algorithms": (
         "AFL", "DRFA", "QFFL", "AcceleratedPrimalDual", "DeltaFL", "Extragradient", "FedAdam", "FedAvg", "FedAvgM",
-        "FedProx", "FedYogi", "GradientDescentAscent", "MinimaxGradient", "MinimaxNewton", "ProxSkip",
-        "QuasiNewtonMinimax", "SampledSubspaceSaddle", "ScaffPD", "Scaffold", "SubspaceSaddle", "fair",
+        "FedDyn", "FedNova", "FedProx", "FedYogi", "GradientDescentAscent", "MinimaxGradient", "MinimaxNewton",
+        "ProxSkip", "QuasiNewtonMinimax", "SampledSubspaceSaddle", "ScaffPD", "Scaffold", "SubspaceSaddle", "fair",
     ),
     "scaffpd.choosing": ("Choice", "choose"),
     "scaffpd.coalitions": ("Coalition", "coalition"),

@@ -103,6 +103,48 @@ def test_fed_prox(loss, batch_size, chosen, weights):
 @pytest.mark.cover(2)
 @every_loss
 @every_setting
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+@pytest.mark.parametrize("work", ["samples", "given"])
+def test_fed_nova(loss, batch_size, chosen, weights, mu, work):
+    problem = case(loss)
+    given = [3, 1, 7, 7, 2, 5, 4, 6][: len(problem.names)]
+    sizes = np.array([len(f.A) for f in problem.clients.values()])
+    steps = given if work == "given" else np.maximum(1, np.round(5 * sizes / sizes.mean())).astype(int).tolist()
+    assert len(set(steps)) > 2
+    method = sp.FedNova(
+        local_steps=5, work=given if work == "given" else work, mu=mu, server_rate=0.9,
+        **common(problem, batch_size, chosen, weights),
+    )  # fmt: skip
+    run = play(method, problem, ROUNDS)
+    sampled(run, chosen)
+    expected = naive.fed_nova(
+        problem.clients, problem.x0, ROUNDS, dict(zip(problem.names, steps, strict=True)), problem.rate,
+        problem.weights(weights), mu, run.participants, run.batches(problem), server_rate=0.9,
+    )  # fmt: skip
+    moved(problem, expected)
+    agree(run.x, expected)
+
+
+@pytest.mark.cover(1)
+@every_loss
+@every_setting
+def test_fed_dyn(loss, batch_size, chosen, weights):
+    problem = case(loss)
+    alpha = 0.2 / problem.rate
+    method = sp.FedDyn(alpha=alpha, local_steps=5, server_rate=0.9, **common(problem, batch_size, chosen, weights))
+    run = play(method, problem, ROUNDS)
+    sampled(run, chosen)
+    expected = naive.fed_dyn(
+        problem.clients, problem.x0, ROUNDS, 5, problem.rate, problem.weights(weights), alpha, run.participants,
+        run.batches(problem), server_rate=0.9,
+    )  # fmt: skip
+    moved(problem, expected)
+    agree(run.x, expected)
+
+
+@pytest.mark.cover(2)
+@every_loss
+@every_setting
 @pytest.mark.parametrize("rule", ["momentum", "adam", "yogi"])
 def test_fed_opt(loss, batch_size, chosen, weights, rule):
     problem = case(loss)

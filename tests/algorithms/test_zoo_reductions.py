@@ -48,6 +48,10 @@ def numbered(pairs):
 
 AS_FED_AVG = {
     "FedProx without pull": lambda p, **common: sp.FedProx(mu=0.0, **common),
+    "FedNova with equal steps": lambda p, **common: sp.FedNova(work="uniform", **common),
+    "FedNova with the same number for each": lambda p, **common: sp.FedNova(
+        work=[common["local_steps"]] * len(p.names), **common
+    ),
     "FedAvgM without momentum": lambda p, **common: sp.FedAvgM(momentum=0.0, **common),
     "q-FFL with q = 0": lambda p, **common: sp.QFFL(q=0.0, **common),
     "the whole tail": lambda p, **common: sp.DeltaFL(tail=1.0, **common),

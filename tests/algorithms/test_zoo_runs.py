@@ -16,6 +16,9 @@ METHODS = {
     "FedAvg": sp.FedAvg(local_steps=4),
     "FedAvg, some clients, minibatches": sp.FedAvg(local_steps=4, clients_per_round=2, batch_size=5),
     "FedProx": sp.FedProx(local_steps=4, mu=0.5, weights="uniform"),
+    "FedNova": sp.FedNova(local_steps=4, batch_size=5),
+    "FedNova, steps given": sp.FedNova(work=[2, 9, 4, 1, 3], mu=0.5, clients_per_round=3),
+    "FedDyn": sp.FedDyn(local_steps=4, clients_per_round=3),
     "FedAvgM": sp.FedAvgM(local_steps=4, momentum=0.5),
     "FedAdam": sp.FedAdam(local_steps=4, clients_per_round=3, batch_size=5),
     "FedYogi": sp.FedYogi(local_steps=4, weights="uniform"),
@@ -127,7 +130,13 @@ def test_corrected_methods_reach_the_average_optimum_and_fed_avg_does_not():
     federation = sp.Cohort(clients, sp.Linear("squared", l2=1.0))
     best = reference_optimum(clients, "squared", 1.0, sp.Average())
     half = sp.Scaffold(clients_per_round=2)
-    for method, rounds in ((sp.Scaffold(), 120), (sp.Scaffold(option="I"), 30), (sp.ProxSkip(), 30), (half, 250)):
+    for method, rounds in (
+        (sp.Scaffold(), 120),
+        (sp.Scaffold(option="I"), 30),
+        (sp.ProxSkip(), 30),
+        (half, 250),
+        (sp.FedDyn(), 250),
+    ):
         result = sp.train(method, federation, rounds=rounds)
         assert np.linalg.norm(result.x - best.x) < 1e-7, method
     drifted = sp.train(sp.FedAvg(weights="uniform"), federation, rounds=60)
@@ -145,6 +154,11 @@ def test_corrected_methods_reach_the_average_optimum_and_fed_avg_does_not():
         (lambda: sp.FedAvg(weights="sample"), "did you mean 'samples'"),
         (lambda: sp.ProxSkip(weights="equal"), "Unknown weights"),
         (lambda: sp.FedProx(mu=-0.1), "mu >= 0"),
+        (lambda: sp.FedNova(work="rows"), "Unknown work"),
+        (lambda: sp.FedNova(work=[3, 0]), "work >= 1"),
+        (lambda: sp.FedNova(work=7), "number per client"),
+        (lambda: sp.train(sp.FedNova(work=[1, 2]), cohort(), rounds=1), "of 2 clients in work=, but there are 5"),
+        (lambda: sp.FedDyn(alpha=0), "alpha > 0"),
         (lambda: sp.FedAvgM(momentum=1.0), "FedAvgM needs 0 <= momentum < 1"),
         (lambda: sp.FedAdam(second_momentum=-0.1), "FedAdam needs 0 <= second_momentum < 1"),
         (lambda: sp.FedYogi(adaptivity=0), "FedYogi needs adaptivity > 0"),
@@ -207,6 +221,8 @@ def test_every_round_draws_other_rows():
     [
         (sp.FedAvg(local_rate=0.01), 1, 4, 4),
         (sp.FedProx(local_rate=0.01), 1, 4, 4),
+        (sp.FedNova(local_rate=0.01), 1, 4, 4),
+        (sp.FedDyn(local_rate=0.01, alpha=0.1), 1, 4, 4),
         (sp.FedAdam(local_rate=0.01), 1, 4, 4),
         (sp.Scaffold(local_rate=0.01), 1, 4, 8),
         (sp.Scaffold(local_rate=0.01, option="I"), 1, 4 + 4 + 3, 8),

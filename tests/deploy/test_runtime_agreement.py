@@ -27,6 +27,8 @@ MORE = {
     "DeltaFL": ('[algorithm]\nkind = "DeltaFL"\nclients_per_round = 2\n', 0),
     "Extragradient": (OBJECTIVE + '[algorithm]\nkind = "Extragradient"\n', 1),
     "FedAdam": ('[algorithm]\nkind = "FedAdam"\nserver_rate = 0.05\n', 0),
+    "FedDyn": ('[algorithm]\nkind = "FedDyn"\nclients_per_round = 2\n', 0),
+    "FedNova": ('[algorithm]\nkind = "FedNova"\nbatch_size = 24\n', 0),
     "FedAvgM": ('[algorithm]\nkind = "FedAvgM"\nclients_per_round = 2\nbatch_size = 24\n', 0),
     "FedYogi": ('[algorithm]\nkind = "FedYogi"\n', 0),
     "FedProx": ('[algorithm]\nkind = "FedProx"\n', 0),

@@ -38,7 +38,7 @@ def lengths(name):
     return len([line for line in code.splitlines() if line.strip()])
 
 
-@pytest.mark.parametrize("name", ["Floor", "Share", "Optimistic", "GradientVariance"])
+@pytest.mark.parametrize("name", ["Floor", "Share", "Optimistic", "Unpunctual", "GradientVariance"])
 def test_each_is_short(name):
     assert lengths(name) <= 45
 
@@ -127,8 +127,8 @@ def test_the_loss_agrees_with_autograd(share):
     (slope,) = torch.autograd.grad(value.sum(), z, create_graph=True)
     (bend,) = torch.autograd.grad(slope.sum(), z)
     torch.testing.assert_close(share.residual(z, y), slope)
-    torch.testing.assert_close(share.bends(z), bend)
-    torch.testing.assert_close(share.bend(z, torch.ones(50, 1, 3).double()), bend[..., None].expand(50, 1, 3))
+    torch.testing.assert_close(share.bends(z, y), bend)
+    torch.testing.assert_close(share.bend(z, y, torch.ones(50, 1, 3).double()), bend[..., None].expand(50, 1, 3))
     assert bend.max() <= share.curvature
 
 
@@ -156,6 +156,18 @@ def test_the_algorithm_converges_and_resumes(page, tmp_path):
         )
     assert np.array_equal(parted.x, whole.x)
     assert parted.rounds == whole.rounds
+
+
+def test_unpunctual_clients_are_those_of_a_naive_loop(page):
+    """One step each is FedAvg; and Unpunctual is FedNova with the numbers that it draws."""
+    cohort, method = page["cohort"], page["Unpunctual"](local_steps=5)
+    state = method.init(cohort, 3)
+    steps = np.random.default_rng([3, 0]).integers(1, 6, len(cohort.names))
+    nova = sp.FedNova(work=steps.tolist())
+    expected = nova.round(cohort, nova.init(cohort, 3)).x
+    torch.testing.assert_close(method.round(cohort, state).x, expected)
+    once = sp.train(page["Unpunctual"](local_steps=1), cohort, rounds=5)
+    np.testing.assert_allclose(once.x, sp.train(sp.FedAvg(local_steps=1), cohort, rounds=5).x)
 
 
 def test_the_algorithm_converges_without_curvature_in_the_weights(page):

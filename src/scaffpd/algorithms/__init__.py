@@ -6,6 +6,8 @@ from scaffpd.algorithms.central import Extragradient, GradientDescentAscent
 from scaffpd.algorithms.drfa import DRFA
 from scaffpd.algorithms.fair import Fair, fair
 from scaffpd.algorithms.fed_avg import DeltaFL, FedAvg, FedProx
+from scaffpd.algorithms.fed_dyn import FedDyn
+from scaffpd.algorithms.fed_nova import FedNova
 from scaffpd.algorithms.fed_opt import FedAdam, FedAvgM, FedYogi
 from scaffpd.algorithms.minimax_gradient import MinimaxGradient
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
@@ -20,8 +22,8 @@ from scaffpd.algorithms.subspace_sampled import SampledSubspaceSaddle
 ALGORITHMS: dict[str, type[Algorithm]] = {  # by the names of their classes, in the order of tables
     kind.__name__: kind
     for kind in (
-        *(FedAvg, FedProx, FedAvgM, FedAdam, FedYogi, Scaffold, ProxSkip, AFL, DRFA, QFFL, DeltaFL),
-        *(GradientDescentAscent, Extragradient),
+        *(FedAvg, FedProx, FedNova, FedAvgM, FedAdam, FedYogi, Scaffold, FedDyn, ProxSkip, AFL, DRFA, QFFL),
+        *(DeltaFL, GradientDescentAscent, Extragradient),
         *(AcceleratedPrimalDual, MinimaxGradient, QuasiNewtonMinimax, MinimaxNewton, ScaffPD, SubspaceSaddle),
         *(SampledSubspaceSaddle, Fair),
     )
@@ -40,6 +42,8 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedDyn",
+    "FedNova",
     "FedProx",
     "FedYogi",
     "GradientDescentAscent",

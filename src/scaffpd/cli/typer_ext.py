@@ -114,15 +114,14 @@ def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
 
 PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
 METHODS = (  # without blanks, which a shell would have to quote
-    *("all", "FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "SCAFFOLD", "ProxSkip", "AFL", "AFL+local-steps"),
-    *("DRFA", "q-FFL", "Δ-FL", "GDA", "Extragradient", "APD", "Quasi-Newton-minimax", "Minimax-Newton"),
-    *("Scaff-PD", "Subspace-saddle"),
+    *("all", "FedAvg", "FedProx", "FedNova", "FedAvgM", "FedAdam", "FedYogi", "SCAFFOLD", "FedDyn", "ProxSkip"),
+    *("AFL", "AFL+local-steps", "DRFA", "q-FFL", "Δ-FL", "GDA", "Extragradient", "APD", "Quasi-Newton-minimax"),
+    *("Minimax-Newton", "Scaff-PD", "Subspace-saddle"),
 )
 ALGORITHMS = (
-    *("FedAvg", "FedProx", "FedAvgM", "FedAdam", "FedYogi", "Scaffold", "ProxSkip", "AFL", "DRFA", "QFFL", "DeltaFL"),
-    "GradientDescentAscent",
-    *("Extragradient", "AcceleratedPrimalDual", "MinimaxGradient", "QuasiNewtonMinimax", "MinimaxNewton"),
-    *("ScaffPD", "SubspaceSaddle"),
+    *("FedAvg", "FedProx", "FedNova", "FedAvgM", "FedAdam", "FedYogi", "Scaffold", "FedDyn", "ProxSkip", "AFL"),
+    *("DRFA", "QFFL", "DeltaFL", "GradientDescentAscent", "Extragradient", "AcceleratedPrimalDual"),
+    *("MinimaxGradient", "QuasiNewtonMinimax", "MinimaxNewton", "ScaffPD", "SubspaceSaddle"),
     *("SampledSubspaceSaddle", "Fair"),
 )
 OBJECTIVES = ("Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted")

@@ -288,7 +288,7 @@ def rates(constants: Constants, plan: LocalPlan) -> Vector:
 
 def usual_updates(constants: Constants, usual: Vector, plan: LocalPlan, correction: float) -> Vector:
     """J η_i (usual ‖c_i‖ + ‖c‖); more where local steps are so long that they diverge."""
-    eta = rates(constants, plan)
+    eta = rates(constants, plan)  # J is the largest, where clients differ in it
     steep = float(np.max(eta * constants.expected_smoothness(plan.batch_size), initial=0.0)) - 1
     with np.errstate(over="ignore"):
         growth = np.float64(max(steep, 1.0)) ** plan.steps
@@ -436,7 +436,7 @@ class Judge:
         for part in question.shapes(0):
             found |= self._absurd("update has norm", got, part, usual)
         corrected = isinstance(at, GradientsAt) and at.batch_size is None and same_point(at.x, question.x)
-        if correction is None or not corrected or plan.batch_size is not None or plan.prox:
+        if correction is None or not corrected or plan.batch_size is not None or plan.prox or plan.each is not None:
             return found
         eta, point = rates(self.known, plan), _double(question.x)
 

@@ -267,6 +267,7 @@ def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], di
             values |= {"batch_size": part.batch_size, "key": [int(k) for k in part.key]}
         elif isinstance(part, LocalPlan):
             values[item.name] = asdict(part) | {"key": [int(k) for k in part.key]}
+            values[item.name].pop("each")  # it goes by the silos' names: `own_steps`
         elif isinstance(part, ProximalPlan):
             more, held, _ = question_parts(part)
             values, vectors = values | more, vectors | held
@@ -277,6 +278,17 @@ def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], di
         elif part is not None:
             values[item.name] = [int(k) for k in part] if isinstance(part, tuple) else part
     return values, vectors, arrays
+
+
+def own_steps(values: Mapping[str, Any], silo: str) -> Mapping[str, Any]:
+    """Return a question's values as one silo has to read them: its own number of local steps is the plan's."""
+    plan = values.get("plan")
+    if not isinstance(plan, dict) or "each" not in plan:
+        return values
+    rest = {name: value for name, value in plan.items() if name != "each"}
+    if not isinstance(plan["each"], dict) or silo not in plan["each"]:
+        raise InputError("The plan of local steps does not say how many this silo is to make.")
+    return {**values, "plan": {**rest, "steps": plan["each"][silo]}}
 
 
 @cache

@@ -137,7 +137,11 @@ class RemoteChannel:
         if isinstance(question, ProximalSteps):
             steepest = max(question.plan.steepest, float(self._steepness(question)[list(chosen)].max()))
             question = replace(question, plan=replace(question.plan, steepest=steepest))
-        return SiloRequest.of(question, own)
+        request = SiloRequest.of(question, own)
+        if isinstance(question, LocalSteps) and question.plan.each is not None:
+            each = dict(zip((self.names[i] for i in chosen), question.plan.each, strict=True))
+            request = replace(request, values={**request.values, "plan": {**request.values["plan"], "each": each}})
+        return request
 
     def _steepness(self, question: ProximalSteps) -> Vector:
         """L_i, or that of the steepest sample where Hessians are over minibatches."""
@@ -162,7 +166,7 @@ class RemoteChannel:
     def _complete(self, question: Question, chosen: Sequence[int], got: Rows) -> Reply:
         """The answers of all, with the rule's rows for those who gave none."""
         self.stood_in |= len(got) < len(chosen)
-        shapes, stand_in = question.shapes(len(self.like)), self._stand_in(question)
+        shapes, stand_in = question.shapes(len(self.like)), self._stand_in(question, chosen)
         if not got and isinstance(question, LocalSteps | ProximalSteps):  # nobody is there: the round makes no step
             nothing = {part: np.zeros(shape) for part, shape in shapes.items()}
             return self._reply(question, chosen, [nothing] * len(chosen), [])
@@ -195,26 +199,27 @@ class RemoteChannel:
 
     # --- what stands in for silos that do not answer
 
-    def _stand_in(self, question: Question) -> Callable[[int], Parts | None]:
+    def _stand_in(self, question: Question, chosen: Sequence[int]) -> Callable[[int], Parts | None]:
         """The rule by which a silo's part is made up; `None` leaves it out of averages."""
         if isinstance(question, GradientsAt):
             return lambda i: self._bound(i, question.x)
         if isinstance(question, Losses):
             return lambda i: {"scalars": np.array([self._known_loss(i, question.x)])}
         if isinstance(question, LocalSteps) and question.correction is not None:
-            return self._frozen(question)
+            return self._frozen(question, chosen)
         if isinstance(question, ProximalSteps):
             L, plan = self._steepness(question), question.plan
             return lambda i: {"d": (question.correction / (L[i] + plan.pull * plan.metric)).numpy()}
         return lambda i: None
 
-    def _frozen(self, question: LocalSteps) -> Callable[[int], Parts]:
+    def _frozen(self, question: LocalSteps, chosen: Sequence[int]) -> Callable[[int], Parts]:
         """d_i = (1 − (1 − η_i μ_i)^J)/μ_i c: what local steps on f̃_i come to."""
         eta, mu = rates(self.facts.constants, question.plan), self.facts.constants.strong_convexity
-        c, steps = question.correction, question.plan.steps
+        c, plan = question.correction, question.plan
         assert c is not None
 
         def stand_in(i: int) -> Parts:
+            steps = plan.of(chosen.index(i))
             bend = min(eta[i] * mu[i], 1.0)
             length = eta[i] * steps if bend < 1e-12 else (1 - (1 - bend) ** steps) / mu[i]
             d = (float(length) * c).numpy()

@@ -250,6 +250,8 @@ class Federation:
         c_i is what the client answered (`Gradients`) or kept (`Memory`); `None` leaves c_i or the correction out.
         """
         asked = self.selection(clients)
+        if plan.each is not None and (len(plan.each) != len(asked.chosen) or not 1 <= min(plan.each) <= plan.steps):
+            raise InputError("A plan needs a number of local steps, from 1 to `steps`, for every client that is asked.")
         question = LocalSteps(x, self._held(at, asked), correction, plan)
         return Updates(self, question, asked, self._put(question, asked))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, ClassVar, Protocol
 
@@ -213,7 +213,7 @@ class LocalSteps(Question):
         held = clients.point(self.at) if isinstance(self.at, GradientsAt) else self.at
 
         def work(steps: int) -> Any:
-            return clients.oracle.local_updates(self.x, held, self.correction, replace(self.plan, steps=steps))
+            return clients.oracle.local_updates(self.x, held, self.correction, self.plan.up_to(steps))
 
         steps = {"d": self.plan.steps} | ({} if self.plan.snapshot is None else {"snapshot": self.plan.snapshot})
         done = {part: work(number) for part, number in steps.items()}

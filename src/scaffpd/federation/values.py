@@ -68,6 +68,7 @@ class LocalPlan:
         key: seeds the choice of minibatches: the same key, the same batches.
         prox: μ, the pull back to x (FedProx).
         snapshot: t', a step whose iterate is handed up as well (DRFA).
+        each: J_i of the clients that are asked, in their order (FedNova); `steps` is the largest of them.
     """
 
     steps: int
@@ -77,6 +78,23 @@ class LocalPlan:
     key: Key = (0,)
     prox: float = 0.0
     snapshot: int | None = None
+    each: tuple[int, ...] | None = None
+
+    def of(self, client: int) -> int:
+        """Return J of one client, by its place among those that are asked."""
+        return self.steps if self.each is None else self.each[client]
+
+    def up_to(self, steps: int) -> LocalPlan:
+        """Return the plan of the first steps."""
+        return replace(self, steps=steps, each=self.each and tuple(min(own, steps) for own in self.each))
+
+    def counts(self, like: Tensor) -> Tensor | int:
+        """Return J, or every J_i as a tensor beside `like`."""
+        return self.steps if self.each is None else torch.tensor(self.each, device=like.device)
+
+    def makes(self, step: int, like: Tensor) -> Tensor | float:
+        """Return 1 for clients that make this step, counted from 0, and 0 for the others, to multiply (n, d)."""
+        return 1.0 if self.each is None else (torch.tensor(self.each)[:, None] > step).to(like)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,13 @@ each core takes the next one. Minibatches are drawn on the device, for as many s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from scaffpd.federation import LocalPlan
 from scaffpd.models.layout import CACHE, PaddedBlock, StackedSamples, outside, product, transposed
 from scaffpd.models.local_steps import (
     NearbyGradients,
@@ -27,6 +29,7 @@ from scaffpd.models.local_steps import (
     StepWeights,
     counted,
     full_steps,
+    stages,
     total,
     widened,
 )
@@ -84,7 +87,7 @@ class FullBatches:
         c: the first corrected gradient, one for all, (features, k), or each client's own, (N, features, k).
         rates: η_i, (N, 1, 1).
         keep: 1 − η(l2 + μ), (N, 1, 1).
-        steps: J.
+        plan: J, or every J_i.
     """
 
     rows: StackedSamples
@@ -95,14 +98,14 @@ class FullBatches:
     c: Tensor
     rates: Tensor
     keep: Tensor
-    steps: int
+    plan: LocalPlan
 
     def run(self) -> Displacements:
         """The displacements of all clients."""
         common = self.c.ndim == 2
-        if common and self.steps == 1:
+        if common and self.plan.steps == 1:
             return SpanDisplacements(self.rows, self.c, self.rates.flatten(), None)
-        near = self.spaces.near(None, self.steps) if common else []
+        near = self.spaces.near(None, self.plan.steps) if common else []
         if not near:
             return StackedDisplacements(self.over_features(self.rows.blocks).mT.flatten(1))
         span = self.in_samples(near)
@@ -121,11 +124,13 @@ class FullBatches:
             rate = self.rates[block.clients]
             push, z, r = (widened(block.of(t), k).mT.contiguous() for t in (along, self.z, self.r))
             weight = widened((rate * block.weight[:, None]).mT, k).mT
-            steps = StepWeights(weight, self.keep[block.clients], rate * push, self.steps)
-            block.add(R, self.spaces[block].corrected(z, r, steps).mT)
+            steps = StepWeights(weight, self.keep[block.clients], rate * push, self.plan.steps)
+            parts = stages(self.plan.steps, self.plan.each, block.clients)
+            block.add(R, self.spaces[block].corrected(z, r, steps, parts).mT)
 
         parallel_map(work, near, R.device)
-        return SpanDisplacements(self.rows, self.c, (self.rates * total(self.keep, self.steps)).flatten(), R)
+        p = self.rates.flatten() * total(self.keep.flatten(), self.plan.counts(R))
+        return SpanDisplacements(self.rows, self.c, p, R)
 
     def over_features(self, blocks: list[PaddedBlock]) -> Tensor:
         """Step by step, with every client's own d, (N, k, features); of clients in no block there is nothing."""
@@ -136,7 +141,8 @@ class FullBatches:
             who, rate = block.clients, self.rates[block.clients]
             A, y = self.rows.of(block)
             near = NearbyGradients(self.loss, A, y, block.of(self.z), block.of(self.r), rate[:, 0] * block.weight)
-            out[who] = full_steps(near, (rate * c[who]).contiguous(), self.keep[who], self.steps)
+            parts = stages(self.plan.steps, self.plan.each, who)
+            out[who] = full_steps(near, (rate * c[who]).contiguous(), self.keep[who], parts)
 
         parallel_map(work, blocks, out.device)
         return out
@@ -157,7 +163,7 @@ class Minibatches:
         X: x as (k, features).
         seeds: of every client's draws, (N,).
         size: b.
-        steps: J.
+        plan: J, or every J_i.
         rates: η_i, (N, 1, 1).
         keep: 1 − η(l2 + μ), (N, 1, 1).
         constant: c − c_i + l2 x, (N, k, features).
@@ -171,7 +177,7 @@ class Minibatches:
     X: Tensor
     seeds: Tensor
     size: int
-    steps: int
+    plan: LocalPlan
     rates: Tensor
     keep: Tensor
     constant: Tensor
@@ -180,7 +186,10 @@ class Minibatches:
     def run(self) -> Tensor:
         """The displacements of all clients, (N, k, features)."""
         n, (k, features) = len(self.seeds), self.X.shape
-        out, near = self.X.new_empty(n, k, features), self.spaces.near(self.size, self.steps)
+        out, near = self.X.new_empty(n, k, features), self.spaces.near(self.size, self.plan.steps)
+        far, counts = outside(near, n, out.device), self.plan.counts(out)
+        if isinstance(counts, Tensor):  # those who end together go together
+            far = far[counts[far].argsort(stable=True)]
 
         def in_samples(block: PaddedBlock) -> None:
             out[block.clients] = self.in_samples(block)
@@ -189,13 +198,18 @@ class Minibatches:
             out[who] = self.over_features(who)
 
         parallel_map(in_samples, near, out.device)
-        parallel_map(over_features, cache_pieces(outside(near, n, out.device), self.size * features), out.device)
+        parallel_map(over_features, cache_pieces(far, self.size * features), out.device)
         return out
 
-    def slabs(self, who: Tensor, numbers: int) -> list[int]:
-        """Return how many steps of some clients to draw at a time, if a step of one takes so many numbers."""
+    def slabs(self, who: Tensor, numbers: int) -> Iterator[tuple[int, Tensor | None, bool]]:
+        """Yield how many steps of some clients to draw at a time, if a step of one takes so many numbers.
+
+        With it, who ends in this stage (`None` for all), and whether the stage ends.
+        """
         most = max(1, SLAB.get(who.device.type, SLAB["cuda"]) // (len(who) * numbers))
-        return [min(most, self.steps - first) for first in range(0, self.steps, most)]
+        for number, ending in stages(self.plan.steps, self.plan.each, who):
+            for first in range(0, number, most):
+                yield min(most, number - first), ending, first + most >= number
 
     def in_samples(self, block: PaddedBlock) -> Tensor:
         """All steps of a block of clients, by inner products of their samples."""
@@ -206,24 +220,31 @@ class Minibatches:
         if self.alike is None or U.is_cuda:
             along = Products(A, len(self.X)).along(push)
             added = (1 - keep) * U - widened(along.mT, len(self.X)).mT
-        for steps in self.slabs(who, m + 4 * self.size):
+        last, counts = torch.empty_like(R), self.plan.counts(R)
+        for steps, ending, ends in self.slabs(who, m + 4 * self.size):
             drawn = self.rows.layout.minibatch(draws.uniform(steps * self.size).view(len(who), steps, -1), who)
             positions = drawn.rows - self.rows.layout.starts[who, None, None]
             weight = counted(positions, self.rates[who, 0] * drawn.weight, m, len(self.X))
             U, R = space.plain(U, R, StepWeights(weight, keep, added, steps), self.alike)
-        return torch.baddbmm(total(keep, self.steps) * push, R[..., :m], A)
+            if ends and ending is not None:
+                last[ending] = R[ending]
+        if isinstance(counts, Tensor):
+            R, counts = last, counts[who, None, None]
+        return torch.baddbmm(total(keep, counts) * push, R[..., :m], A)
 
     def over_features(self, who: Tensor) -> Tensor:
         """All steps of some clients, minibatch by minibatch."""
         push, y, k, n, b = self._push(who), self.rows.y, len(self.X), len(who), self.size
-        D, draws = torch.zeros_like(push), Draws.of(self.seeds[who])
-        for steps in self.slabs(who, b * (k + 4)):
+        D, last, draws = torch.zeros_like(push), torch.empty_like(push), Draws.of(self.seeds[who])
+        for steps, ending, ends in self.slabs(who, b * (k + 4)):
             drawn = self.rows.layout.minibatch(draws.uniform(steps * b).view(n, steps, b), who)
             numbers = drawn.rows.transpose(0, 1).reshape(steps, n * b)
             targets = self.loss.dense(y[numbers].view(steps, n, b, *y.shape[1:]), k, self.X.dtype)
             weight = (self.rates[who, 0] * drawn.weight)[:, None]
             D = self.over(D, numbers, targets, weight, self.X, push, self.keep[who])
-        return D
+            if ends and ending is not None:
+                last[ending] = D[ending]
+        return D if self.plan.each is None else last
 
     def _push(self, who: Tensor) -> Tensor:
         return (self.rates[who] * self.constant[who]).contiguous()

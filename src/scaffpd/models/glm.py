@@ -16,7 +16,7 @@ from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_
 from scaffpd.models.batches import FeatureSteps, FullBatches, Minibatches
 from scaffpd.models.layout import SHORT, PaddedBlock, StackedSamples, product, transposed
 from scaffpd.models.local_steps import NearbyGradients, SampleSpaces, pace, proximal_steps
-from scaffpd.models.losses import Loss, Squared
+from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import (
     LEAST,
     SAFE,
@@ -100,7 +100,7 @@ class LinearPoint:
         """Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + l2 (Σ w) VᵀV, and the slopes, from one product T = A V."""
         T = self._along(V)
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None, None]
-        inner = T.flatten(0, 1).mT @ (scale * self.loss.bend(self.z, T)).flatten(0, 1)
+        inner = T.flatten(0, 1).mT @ (scale * self.loss.bend(self.z, self.rows.y, T)).flatten(0, 1)
         curvature = inner + self.l2 * weights.sum() * (V.mT @ V)
         return SubspaceDerivatives(self._slopes(V, T), curvature, self.norms(1 / metric))
 
@@ -110,21 +110,23 @@ class LinearPoint:
         out = (self.l2 * (V.mT @ V)).repeat(len(self.rows.layout), 1, 1)
         for block in self.rows.blocks:
             z, weight, large = block.of(self.z), block.weight[..., None, None], self.rows.large(block)
+            y = block.of(self.rows.y)
             pieces = [(slice(None), self.rows.of(block)[0])] if large is None else large.stream()
             for at, A in pieces:
                 T = (A @ V.reshape(features, self.outputs * k)).view(*z[:, at].shape, k)
-                bent = weight[:, at] * self.loss.bend(z[:, at], T)
+                bent = weight[:, at] * self.loss.bend(z[:, at], y[:, at], T)
                 out[block.clients] += T.flatten(1, 2).mT @ bent.flatten(1, 2)
         return out
 
     def diagonal(self, weights: Tensor) -> Tensor:
         """Σ_i w_i diag H_i."""
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
-        return (self.rows.A.square().mT @ (scale * self.loss.bends(self.z))).flatten() + self.l2 * weights.sum()
+        bends = scale * self.loss.bends(self.z, self.rows.y)
+        return (self.rows.A.square().mT @ bends).flatten() + self.l2 * weights.sum()
 
     def diagonals(self) -> Tensor:
         """Every client's diag H_i, (N, d)."""
-        bends = self.loss.bends(self.z)
+        bends = self.loss.bends(self.z, self.rows.y)
         if self.rows.stored:
             return self.rows.squared().each(bends).mT.flatten(1) + self.l2
         out = bends.new_empty(len(self.rows.layout), self.rows.A.shape[1], self.outputs)
@@ -154,7 +156,7 @@ class LinearPoint:
             return unknown, unknown
         (levers, a, aa), products, m = fine.levers, fine.products, fine.layout.additions
         value, offset, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
-        curvature, features, rows = self.loss.curvature, fine.A.shape[1], len(levers)
+        curvature, features, rows = steepness(self.loss, fine), fine.A.shape[1], len(levers)
         k, tiny = products.slack(features) * size, products.least * features * self.outputs
         ra = fine.layout.segment_sum(norm_above(self.slopes, 1) * levers)
         loss = k * ((1 + slope) * ra + jump * a) + curvature * (k.square() * aa + tiny**2)
@@ -183,6 +185,13 @@ class LinearPoint:
 
     def _vectors(self, residual: Tensor) -> Tensor:
         return self.rows.each(residual).mT.flatten(1).add(self.x, alpha=self.l2)
+
+
+def steepness(loss: Loss, rows: StackedSamples) -> Tensor | float:
+    """A bound on ∂²ℓ/∂z² of every client's samples."""
+    if not loss.uneven:
+        return loss.curvature
+    return rows.layout.segment_max(loss.steepness(rows.y).to(rows.share))
 
 
 def squares(x: Tensor) -> Tensor:
@@ -241,8 +250,7 @@ class LinearOracle:
 
     def _known(self, strong_convexity: Tensor) -> Constants:
         L, mu, steepest = (t.double().cpu().numpy() for t in (self.smoothness, strong_convexity, self.steepest))
-        quadratic = isinstance(self.loss, Squared)
-        return Constants(L, mu, True, steepest, self.rows.layout.sizes.cpu().numpy(), quadratic)
+        return Constants(L, mu, True, steepest, self.rows.layout.sizes.cpu().numpy(), self.loss.quadratic)
 
     def only(self, clients: list[int]) -> LinearOracle:
         """The same for some of the clients."""
@@ -251,21 +259,28 @@ class LinearOracle:
     @cached_property
     def smoothness(self) -> Tensor:
         """L_i per client."""
-        tops = self.rows.share.new_empty(len(self.rows.layout))
+        tops, each = self.rows.share.new_empty(len(self.rows.layout)), self.loss.steepness(self.rows.y)
+        most, each = self.rows.layout.segment_max(each.to(tops)), each.sqrt().to(tops)
 
         def work(block: PaddedBlock) -> None:
+            who = block.clients
             if (large := self.rows.large(block)) is not None:
-                tops[block.clients] = large.largest_eigenvalue()
+                tops[who] = most[who] * large.largest_eigenvalue()
                 return
-            tops[block.clients] = largest_eigenvalues(self.rows.alone(block)[0])
+            A = self.rows.alone(block)[0]
+            if self.loss.uneven:
+                tops[who] = largest_eigenvalues(A * block.of(each)[..., None])
+            else:
+                tops[who] = most[who] * largest_eigenvalues(A)
 
         parallel_map(work, self.rows.blocks, tops.device)
-        return self.loss.curvature * tops / self.rows.layout.sizes + self.l2
+        return tops / self.rows.layout.sizes + self.l2
 
     @cached_property
     def steepest(self) -> Tensor:
         """max_j L_ij per client: the smoothness of its steepest single sample."""
-        return self.loss.curvature * self.rows.layout.segment_max(self.rows.norms.square()) + self.l2
+        each = self.loss.steepness(self.rows.y).to(self.rows.norms)
+        return self.rows.layout.segment_max(each * self.rows.norms.square()) + self.l2
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
         """Losses and gradients at x over all samples, or over a seeded minibatch of each client."""
@@ -293,7 +308,7 @@ class LinearOracle:
             return StackedDisplacements(self._stochastic(x, at, correction, plan))
         here, c, rates = *self._first(x, at, correction), self.rates(plan)
         keep = 1 - rates * (self.l2 + plan.prox)
-        return FullBatches(self.rows, self._spaces, self.loss, here.z, here.residual, c, rates, keep, plan.steps).run()
+        return FullBatches(self.rows, self._spaces, self.loss, here.z, here.residual, c, rates, keep, plan).run()
 
     def _first(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None
@@ -332,7 +347,7 @@ class LinearOracle:
             alike = 1 - plan.rate * self.l2
         steps = Minibatches(
             self.rows, self._spaces, self._over, self.loss, X, Draws(plan.key, self._streams).seeds, plan.batch_size,
-            plan.steps, rates, 1 - rates * (self.l2 + plan.prox), first.view(shape).mT, alike,
+            plan, rates, 1 - rates * (self.l2 + plan.prox), first.view(shape).mT, alike,
         )  # fmt: skip
         return steps.run().mT.flatten(1)
 

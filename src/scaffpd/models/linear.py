@@ -15,7 +15,7 @@ from scaffpd.data.table import Selection
 from scaffpd.errors import InputError, count, real, unknown
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import Ragged, StackedSamples
-from scaffpd.models.losses import Logistic, Softmax, Squared, check_loss, loss_named
+from scaffpd.models.losses import Logistic, Poisson, Softmax, Squared, Weighted, check_loss, loss_named
 from scaffpd.models.oracle import ClientData, Features, Oracle, check_range, dtype_name
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.tables import MappedMatrix, numbered
@@ -134,13 +134,15 @@ class Linear:
     """A linear model, described; bind it to data with a `Cohort`.
 
     Args:
-        loss: "squared" (one or several target columns), "logistic" (labels 0/1) or "softmax" (labels 0, 1, …).
+        loss: "squared" (one or several target columns), "logistic" (labels 0/1), "softmax" (labels 0, 1, …) or
+            "poisson" (counts, with mean log(1 + e^z)).
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; it is what the certificate rests on.
         intercept: append a constant feature 1 (as the last one).
         classes: the number of softmax outputs, where the clients at hand might not have seen every class; with squared
             loss, labels 0, 1, … become one-hot targets of so many columns, and models are scored by accuracy.
         local_precision: "full", or "half": on a GPU, local steps on features stored in half precision then take eleven
             binary digits of the correction, at half the price. Losses, gradients and certificates are not touched.
+        weighted: the last column of y is what a row counts for among its client's rows: f_i is a weighted mean.
     """
 
     loss: str = "squared"
@@ -148,6 +150,7 @@ class Linear:
     intercept: bool = False
     classes: int | None = None
     local_precision: str = "full"
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         loss_named(self.loss)
@@ -159,8 +162,9 @@ class Linear:
             raise unknown("local_precision", self.local_precision, PRECISIONS)
         if self.classes is not None and count("Linear", "classes", self.classes) < 2:
             raise InputError(f"Linear needs classes >= 2, got {self.classes}.")
-        if self.classes is not None and self.loss == "logistic":
-            raise InputError("Linear takes classes with loss='softmax' or 'squared'; logistic loss has two.")
+        if self.classes is not None and self.loss in ("logistic", "poisson"):
+            have = "logistic loss has two" if self.loss == "logistic" else "counts have none"
+            raise InputError(f"Linear takes classes with loss='softmax' or 'squared'; {have}.")
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' checked data; x takes its length from `like` where that is given."""
@@ -175,11 +179,13 @@ class Linear:
             )
         width, sizes = features[0].shape[1] + self.intercept, [len(a) for a in features]
         classes = self.classes if like is None or self.loss != "softmax" else like.dimension // width
+        if self.weighted:
+            loss = Weighted(loss)
         targets = loss.encode(data.labels, names, classes)
         y = torch.as_tensor(np.concatenate(targets.arrays), device=device)
         y = y.to(dtype) if y.is_floating_point() else y
         check_range(names, sizes, y.to(dtype), "target")
-        if type(loss) not in (Squared, Logistic, Softmax):
+        if type(loss) not in (Squared, Logistic, Softmax, Poisson, Weighted):
             check_loss(loss, y, targets.outputs)
         if (wide := self._wide(features, like)) is not None:
             check_memory(wide[0], sizes, targets.outputs, device, dtype, testing=like is not None)
@@ -188,7 +194,7 @@ class Linear:
         A = self._matrix(features, names, device, dtype, testing=like is not None)
         layout = Ragged(sizes, device, dtype)
         rows = StackedSamples(cast(Tensor, A), y, layout, 1 / layout.sizes[layout.owner].to(dtype))
-        kind = QuadraticOracle if self.loss == "squared" else LinearOracle
+        kind = QuadraticOracle if isinstance(loss, Squared) else LinearOracle
         return kind(rows, loss, float(self.l2), targets.outputs, names)
 
     def _matrix(
@@ -213,7 +219,7 @@ class Linear:
         """
         rows = [x for x in features if isinstance(x, Selection)]
         one = len(rows) == len(features) and len({id(x.table) for x in rows}) == 1
-        if not one or self.loss != "squared" or self.intercept:
+        if not one or self.loss != "squared" or self.intercept or self.weighted:
             return None
         cheap = sum(len(x) ** 2 for x in rows) <= sum(len(x) for x in rows) * rows[0].shape[1]
         return rows if cheap or isinstance(like, WideOracle) else None
@@ -226,6 +232,10 @@ class Linear:
             raise InputError(f"x has shape {flat.shape}, which does not fit {features} features.")
         table = flat.reshape(rows, -1)
         return Coefficients(table[:features], table[features] if self.intercept else None)
+
+    def predict(self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the model expects of a number, row by row: ⟨a_j, x⟩, or the mean of a count."""
+        return loss_named(self.loss).mean(self.outputs(x, rows)[:, 0])
 
     def outputs(self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """⟨a_j, x⟩ of every row, (rows × outputs)."""

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from scaffpd.federation import ProximalPlan, Vector
+from scaffpd.federation import LocalPlan, ProximalPlan, Vector
 from scaffpd.models.layout import KEPT, PaddedBlock, StackedSamples
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import GraphReplay
@@ -104,20 +104,42 @@ class Products:
         return D.add_(self.times(R), alpha=sign) if self.small else D.baddbmm_(R, self.A, alpha=sign)
 
 
-def full_steps(near: NearbyGradients, push: Tensor, keep: Tensor, steps: int) -> Tensor:
+Stages = list[tuple[int, Tensor | None]]
+
+
+def stages(steps: int, each: tuple[int, ...] | None, who: Tensor) -> Stages:
+    """Cut J steps of some clients where one of them ends: how many steps follow, and who ends then (`None`: all).
+
+    Those who have ended go on beside the others, and what they do is not looked at: on few rows a step of all clients
+    of a block costs as much as one of some of them.
+    """
+    if each is None:
+        return [(steps, None)]
+    own = np.array([each[i] for i in who.tolist()])
+    ends = np.unique(own)
+    cut = zip(np.diff(ends, prepend=0).tolist(), ends.tolist(), strict=True)
+    return [(number, torch.from_numpy(np.flatnonzero(own == end)).to(who.device)) for number, end in cut]
+
+
+def full_steps(near: NearbyGradients, push: Tensor, keep: Tensor, parts: Stages) -> Tensor:
     """J steps d ← (1 − η(l2 + μ)) d + η c + A_iᵀ (η/m_i)(r(x − d) − r(x)) from d = 0, (n, k, features).
 
     Args:
         near: the clients, with weights η/m_i.
         push: η c, (n, k, features): c is the first corrected gradient g_i(x) − c_i + c.
         keep: 1 − η(l2 + μ), (n, 1, 1).
-        steps: J.
+        parts: J, as `stages` has it.
     """
     D = push.clone(memory_format=torch.contiguous_format)
-    for _ in range(steps - 1):
-        change = near.change(D)
-        near.products.back(change, torch.addcmul(push, keep, D, out=D))
-    return D
+    out, made = torch.empty_like(D), 1
+    for number, ending in parts:
+        for _ in range(number - made):
+            change = near.change(D)
+            near.products.back(change, torch.addcmul(push, keep, D, out=D))
+        if ending is None:
+            return D
+        out[ending], made = D[ending], 0
+    return out
 
 
 def proximal_steps(
@@ -199,20 +221,31 @@ class SampleSpace:
         self.loss, self.y, self.K = loss, widened(loss.dense(y, outputs, A.dtype), outputs).mT, torch.bmm(A, A.mT)
         self._corrected, self._plain = GraphReplay(self._corrected_steps), GraphReplay(self._plain_steps)
 
-    def corrected(self, Z: Tensor, start: Tensor, steps: StepWeights) -> Tensor:
+    def corrected(self, Z: Tensor, start: Tensor, steps: StepWeights, parts: Stages) -> Tensor:
         """R after J steps, (n, k, m), from the predictions Z and the derivatives r₀ at x, (n, k, m) both.
 
         A d is accumulated as such: near the optimum it is small, and nothing cancels.
         """
-        return self._corrected(Z, start, steps.weights(), steps.keep, steps.added)
+        both, out = Z.new_zeros(2, *Z.shape), torch.empty_like(Z)
+        for number, ending in parts:
+            weights = steps._replace(number=number).weights()
+            both = self._corrected(both, Z, start, weights, steps.keep, steps.added)
+            if ending is None:
+                return both[1]
+            out[ending] = both[1][ending]
+        return out
 
-    def _corrected_steps(self, Z: Tensor, start: Tensor, weights: Tensor, keep: Tensor, added: Tensor) -> Tensor:
-        D, R, out, K = torch.zeros_like(Z), torch.zeros_like(Z), torch.empty_like(Z), Products(self.K, Z.shape[1])
+    def _corrected_steps(
+        self, both: Tensor, Z: Tensor, start: Tensor, weights: Tensor, keep: Tensor, added: Tensor
+    ) -> Tensor:
+        """A d and R after more steps."""
+        D, R = both.clone().unbind()
+        out, K = torch.empty_like(Z), Products(self.K, Z.shape[1])
         for w in weights.unbind():
             rho = self.loss.across(torch.sub(Z, D, out=out), self.y).sub_(start).mul_(w)
             K.back(rho, torch.addcmul(added, keep, D, out=D))
             torch.addcmul(rho, keep, R, out=R)
-        return R
+        return torch.stack([D, R])
 
     def plain(self, U: Tensor, R: Tensor, steps: StepWeights, keep: float | None) -> tuple[Tensor, Tensor]:
         """U = A u = A (x − d) and R after more steps with r₀ = 0.
@@ -282,7 +315,7 @@ class SampleSpaces:
 REGISTER = 64 if platform.machine() in ("x86_64", "AMD64") else 16  # bytes
 
 
-def local_gain(h: Tensor, rate: Tensor | float, steps: int) -> Tensor:
+def local_gain(h: Tensor, rate: Tensor | float, steps: Tensor | int) -> Tensor:
     """ϕ(h) = (1 − (1 − η h)^J)/h, accurate for small ηh, and ηJ at h = 0."""
     e = rate * h
     small = e < 0.5
@@ -291,7 +324,13 @@ def local_gain(h: Tensor, rate: Tensor | float, steps: int) -> Tensor:
     return torch.where(h > 0, shrink / torch.where(h > 0, h, 1), rate * steps)
 
 
-def total(keep: Tensor, steps: int) -> Tensor:
+def stepping(rates: Tensor, plan: LocalPlan) -> Callable[[Tensor, Tensor], Tensor]:
+    """ϕ of a plan, for eigenvalues and the numbers of the clients whose they are; rates (N,)."""
+    counts = plan.counts(rates)
+    return lambda h, i: local_gain(h, rates[i], counts if isinstance(counts, int) else counts[i])
+
+
+def total(keep: Tensor, steps: Tensor | int) -> Tensor:
     """P = Σ_j keep^j over J steps, for keep <= 1."""
     return local_gain(1 - keep, 1.0, steps)
 

@@ -1,4 +1,4 @@
-r"""The three convex losses of a linear model, each as a function of the predictions z = A x.
+r"""The four convex losses of a linear model, each as a function of the predictions z = A x.
 
 A client's loss is f_i(x) = (1/m_i) Σ_j ℓ(z_j, y_j) + (l2/2)‖x‖², so all that a loss has to offer is ℓ, its derivative
 in z (the *residual*) and a bound on its second derivative. Every function acts on the last axis, the outputs, and takes
@@ -7,9 +7,10 @@ any leading axes, the last of them the samples.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +22,20 @@ from scaffpd.errors import InputError, unknown
 Arrays = list[NDArray[np.generic]]
 SHORT = 32
 TRIED, SLACK = 256, 1e-9
+LEFT = -30.0  # where e^{2z} is nothing beside e^z
 
 
 class Loss(ABC):
-    """ℓ(z, y) with its derivative; `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z²."""
+    """ℓ(z, y) with its derivatives; `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z².
 
-    name: ClassVar[str]
-    curvature: ClassVar[float]
+    Where that depends on y, the bound is curvature + `per_target`·y, for y >= 0. `quadratic` says that ∂²ℓ/∂z² is the
+    same everywhere.
+    """
+
+    name: str
+    curvature: float
+    per_target: float = 0.0
+    quadratic: bool = False
 
     @abstractmethod
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
@@ -49,13 +57,28 @@ class Loss(ABC):
         """Targets in the shape of the predictions, which `residual` takes as well: for where it is called often."""
         return y
 
-    @abstractmethod
-    def bend(self, z: Tensor, t: Tensor) -> Tensor:
+    def bend(self, z: Tensor, y: Tensor, t: Tensor) -> Tensor:
         """∂²ℓ/∂z² times t, for t with one more axis than z: (…, samples, outputs, columns)."""
+        return self.bends(z, y)[..., None] * t
 
     @abstractmethod
-    def bends(self, z: Tensor) -> Tensor:
-        """The diagonal of ∂²ℓ/∂z², per sample and output."""
+    def bends(self, z: Tensor, y: Tensor) -> Tensor:
+        """The diagonal of ∂²ℓ/∂z², per sample and output; all of it, unless `bend` says otherwise."""
+
+    @property
+    def uneven(self) -> bool:
+        """Whether `steepness` differs from sample to sample."""
+        return self.per_target != 0
+
+    def steepness(self, y: Tensor) -> Tensor:
+        """A bound on ∂²ℓ/∂z² of every sample, (samples,)."""
+        if self.per_target == 0:
+            return torch.full((len(y),), self.curvature, dtype=torch.float64, device=y.device)
+        return self.curvature + self.per_target * y.double().amax(-1)
+
+    def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What a prediction z says about a number y: its expectation."""
+        return z
 
     @abstractmethod
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
@@ -87,6 +110,7 @@ class Squared(Loss):
 
     name = "squared"
     curvature = 2.0
+    quadratic = True
 
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
         """Real targets, one or several columns; with `classes`, labels 0 … classes−1 as one-hot columns."""
@@ -120,11 +144,7 @@ class Squared(Loss):
         """2(z − y)."""
         return 2 * (z - y)
 
-    def bend(self, z: Tensor, t: Tensor) -> Tensor:
-        """2t."""
-        return 2 * t
-
-    def bends(self, z: Tensor) -> Tensor:
+    def bends(self, z: Tensor, y: Tensor) -> Tensor:
         """2 everywhere."""
         return torch.full_like(z, 2.0)
 
@@ -162,11 +182,7 @@ class Logistic(Loss):
         """s/(1 + e^{−s z})."""
         return y * torch.sigmoid(y * z)
 
-    def bend(self, z: Tensor, t: Tensor) -> Tensor:
-        """σ(z) σ(−z) t."""
-        return self.bends(z)[..., None] * t
-
-    def bends(self, z: Tensor) -> Tensor:
+    def bends(self, z: Tensor, y: Tensor) -> Tensor:
         """σ(z) σ(−z)."""
         return torch.sigmoid(z) * torch.sigmoid(-z)
 
@@ -213,12 +229,12 @@ class Softmax(Loss):
         shape = (*y.shape[:-2], outputs, y.shape[-2])
         return torch.zeros(shape, dtype=dtype, device=y.device).scatter_(-2, y.mT, 1.0).mT
 
-    def bend(self, z: Tensor, t: Tensor) -> Tensor:
+    def bend(self, z: Tensor, y: Tensor, t: Tensor) -> Tensor:
         """With p = softmax(z): p ∘ (t − ⟨p, t⟩)."""
         p = torch.softmax(z, -1)[..., None]
         return p * (t - (p * t).sum(-2, keepdim=True))
 
-    def bends(self, z: Tensor) -> Tensor:
+    def bends(self, z: Tensor, y: Tensor) -> Tensor:
         """Each p_k(1 − p_k)."""
         p = torch.softmax(z, -1)
         return p * (1 - p)
@@ -228,7 +244,157 @@ class Softmax(Loss):
         return z.argmax(-1) == y.squeeze(-1)
 
 
-LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (Squared, Logistic, Softmax)}
+class Poisson(Loss):
+    r"""ℓ = y log(y/μ) + μ − y with μ = s(z) = log(1 + e^z), for counts y >= 0: half of the Poisson deviance.
+
+    It is the negative log-likelihood of y ~ Poisson(μ), up to what x does not change, and >= 0. With the usual μ = e^z
+    the second derivative has no bound, and there is no step size and no certificate; s grows like e^z where counts are
+    small, and like z where they are large. With σ = s' = 1/(1 + e^{−z}), σ' = σ(1 − σ):
+
+        ℓ' = σ (1 − y/s),    ℓ'' = σ' + y h,    h = (log 1/s)'' = σ (σ − (1 − σ) s)/s².
+
+    h >= 0, because σ/(1 − σ) = e^z >= log(1 + e^z) = s: ℓ is convex. h is e^z/2 far to the left, 1/z² far to the right,
+    and at most 0.1672 (at z = 0.50), so that ℓ'' <= 1/4 + 0.17 y.
+    """
+
+    name = "poisson"
+    curvature = 0.25
+    per_target = 0.17
+    largest = float("inf")
+
+    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
+        """Counts, one per sample; means of counts need not be whole."""
+        arrays = [_one_label(name, y) for name, y in zip(names, labels, strict=True)]
+        for name, y in zip(names, arrays, strict=True):
+            if y.size and not y.min() >= 0:
+                raise InputError(f"Client {name!r} has the target {y.min():.12g}; Poisson loss takes counts >= 0.")
+        self.largest = max(float(y.max(initial=0.0)) for y in arrays)
+        return Targets([y.reshape(-1, 1) for y in arrays], 1)
+
+    def accuracy(self, outputs: int) -> Accuracy:
+        """Where a sample is fitted well, ℓ and ℓ' are differences of numbers as large as y log y and y."""
+        y = self.largest
+        return Accuracy(64, 64 * y * (1 + math.log1p(y)) if math.isfinite(y) else y, 64, 64 * (1 + y))
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        """The form y (log y − log s) + s − y, with log s = z − e^z/2 far to the left."""
+        s = torch.logaddexp(z, z.new_zeros(()))
+        log_s = torch.where(z < LEFT, z - z.exp() / 2, s.log())
+        return (torch.where(y > 0, y * (y.log() - log_s), 0) + (s - y)).squeeze(-1)
+
+    def residual(self, z: Tensor, y: Tensor) -> Tensor:
+        """σ − y σ/s."""
+        return torch.sigmoid(z) - y * self._ratio(z)
+
+    def bends(self, z: Tensor, y: Tensor) -> Tensor:
+        """σ' + y h, with h = q (q − (1 − σ)) for q = σ/s, and e^z/2 far to the left."""
+        other, q = torch.sigmoid(-z), self._ratio(z)
+        h = torch.where(z < LEFT / 2, z.exp() / 2, q * (q - other).clamp(min=0))
+        return torch.sigmoid(z) * other + y * h
+
+    def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
+        """A count is neither right nor wrong."""
+        return None
+
+    def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
+        """μ = log(1 + e^z)."""
+        return np.logaddexp(z, 0.0)
+
+    @staticmethod
+    def _ratio(z: Tensor) -> Tensor:
+        """σ/s, from 1 far to the left to 1/z far to the right."""
+        s = torch.logaddexp(z, z.new_zeros(()))
+        return torch.where(z < LEFT, 1 - z.exp() / 2, torch.sigmoid(z) / s)
+
+
+class Weighted(Loss):
+    """w ℓ(z, y) with a weight for every sample, the last column of the targets; f_i is then Σ w_j ℓ_j / Σ w_j.
+
+    Weights are divided by their mean over a client's samples, so that only their proportions count, and only among the
+    samples of one client.
+
+    Args:
+        inner: ℓ.
+    """
+
+    def __init__(self, inner: Loss) -> None:
+        self.inner, self.name, self.curvature, self.quadratic = inner, inner.name, inner.curvature, inner.quadratic
+        self.heaviest = float("inf")
+
+    @property
+    def uneven(self) -> bool:
+        """Always."""
+        return True
+
+    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
+        """Targets of ℓ, and weights >= 0, not all of them zero."""
+        arrays, weights = [], []
+        for name, y in zip(names, labels, strict=True):
+            if y.ndim != 2 or y.shape[1] < 2:
+                raise InputError(f"Client {name!r} needs two columns where samples are weighted: target and weight.")
+            w = np.asarray(y[:, -1], dtype=np.float64)
+            if not np.all(w >= 0) or not np.isfinite(total := float(w.sum())):
+                raise InputError(f"Client {name!r} has a weight that is negative or not finite.")
+            if total == 0:
+                raise InputError(f"Client {name!r} has weights of zero only: leave it out, or weigh its rows.")
+            arrays.append(y[:, 0] if y.shape[1] == 2 else y[:, :-1])
+            weights.append(w * (len(w) / total))
+        targets = self.inner.encode(arrays, names, classes)
+        self.heaviest = max(float(w.max()) for w in weights)
+        pairs = zip(targets.arrays, weights, strict=True)
+        return Targets([np.column_stack([np.asarray(y, dtype=np.float64), w]) for y, w in pairs], targets.outputs)
+
+    def accuracy(self, outputs: int) -> Accuracy:
+        """One product more, and what is not relative is as large as the weights."""
+        value, offset, slope, jump = self.inner.accuracy(outputs)
+        more = 1.01 * max(self.heaviest, 1.0)
+        return Accuracy(value + 2, offset * more, slope + 2, jump * more)
+
+    def steepness(self, y: Tensor) -> Tensor:
+        """That of ℓ, times w."""
+        own, w = self._parted(y)
+        return w[..., 0].double() * self.inner.steepness(own)
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        """W ℓ."""
+        own, w = self._parted(y)
+        return w[..., 0] * self.inner.value(z, own)
+
+    def residual(self, z: Tensor, y: Tensor) -> Tensor:
+        """W ∂ℓ/∂z."""
+        own, w = self._parted(y)
+        return self.inner.residual(z, own).mul_(w)
+
+    def dense(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
+        """Dense targets, and w behind them."""
+        own, w = self._parted(y)
+        return torch.cat([self.inner.dense(own, outputs, dtype), w.to(dtype)], -1)
+
+    def bend(self, z: Tensor, y: Tensor, t: Tensor) -> Tensor:
+        """W ∂²ℓ/∂z² t."""
+        own, w = self._parted(y)
+        return w[..., None] * self.inner.bend(z, own, t)
+
+    def bends(self, z: Tensor, y: Tensor) -> Tensor:
+        """W times the diagonal."""
+        own, w = self._parted(y)
+        return w * self.inner.bends(z, own)
+
+    def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
+        """As ℓ has it: samples count alike."""
+        return self.inner.correct(z, self._parted(y)[0])
+
+    def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
+        """As ℓ has it."""
+        return self.inner.mean(z)
+
+    def _parted(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets and weights; one column of softmax is whole numbers again."""
+        own, w = y[..., :-1], y[..., -1:]
+        return (own.long() if isinstance(self.inner, Softmax) and own.shape[-1] == 1 else own), w
+
+
+LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (Squared, Logistic, Softmax, Poisson)}
 
 
 def loss_named(name: str) -> Loss:
@@ -256,7 +422,7 @@ def check_loss(loss: Loss, y: Tensor, outputs: int) -> None:
     size_of = 1 + loss.value(a, own).abs() + loss.value(b, own).abs() + square
     for wrong, why in (
         (along < -slack, "it is not convex in z"),
-        (along > loss.curvature * square + slack, f"its second derivative exceeds curvature = {loss.curvature:g}"),
+        (along > loss.steepness(own) * square + slack, f"its second derivative exceeds curvature = {loss.curvature:g}"),
         (above < -SLACK * size_of, "`residual` is not the derivative of `value`, or it is not convex in z"),
     ):
         if bool(wrong.any()) or bool(torch.isnan(along).any()):

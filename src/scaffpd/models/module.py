@@ -401,7 +401,7 @@ class ModuleOracle:
         pull = each + shift(at, correction)
         for i, name in enumerate(self.names):
             draws = Draws(plan.key, [name])
-            for _ in range(plan.steps):
+            for _ in range(plan.of(i)):
                 _, g = self.gradient(i, x - each[i], self._draw(i, plan.batch_size, draws))
                 each[i] += float(rates[i]) * (g + pull[i] - plan.prox * each[i])
         return StackedDisplacements(each)

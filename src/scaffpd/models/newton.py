@@ -14,6 +14,7 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.models.envelope import NO_DIAGONAL, Anchor, PersonalPoint, put
+from scaffpd.models.glm import steepness
 from scaffpd.models.layout import PaddedBlock, StackedSamples, product
 from scaffpd.models.losses import Loss, Squared
 from scaffpd.models.numerics import SAFE, gamma, norm_above, parallel_map
@@ -25,15 +26,15 @@ NEWTON, HALVINGS = 60, 40
 
 
 class Bowl:
-    """AᵀWA of n clients' mean losses, from samples A (n, m, features) and predictions z (n, m, k)."""
+    """AᵀWA of n clients' mean losses, from samples A (n, m, features) and predictions z (n, m, k) of targets y."""
 
-    def __init__(self, loss: Loss, A: Tensor, z: Tensor, weight: Tensor) -> None:
-        self.loss, self.A, self.z, self.weight = loss, A, z, weight
+    def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor) -> None:
+        self.loss, self.A, self.y, self.z, self.weight = loss, A, y, z, weight
         self.even = z.shape[2] == 1 or isinstance(loss, Squared)  # W is a number for every sample
 
     def bent(self, T: Tensor) -> Tensor:
         """W T for T (n, m, k, c)."""
-        return self.weight[..., None, None] * self.loss.bend(self.z, T)
+        return self.weight[..., None, None] * self.loss.bend(self.z, self.y, T)
 
     def times(self, V: Tensor) -> Tensor:
         """AᵀWA V for V (n, features, k, c)."""
@@ -45,7 +46,7 @@ class Bowl:
         n, m, features = self.A.shape
         k, e = self.z.shape[2], e.expand(n, features, 1)
         if self.even and min(m, features) <= 4 * DENSE:
-            R = self.A * (self.weight * self.loss.bends(self.z)[..., 0]).sqrt()[..., None]
+            R = self.A * (self.weight * self.loss.bends(self.z, self.y)[..., 0]).sqrt()[..., None]
             return self._by_rows(R, e) if m < features else self._dense(R.mT @ R, e)
         if features * k <= DENSE:
             return self._dense(self._matrix(), e.expand(n, features, k).reshape(n, features * k, 1))
@@ -155,8 +156,9 @@ class NewtonPoint(PersonalPoint):
         return out
 
     def _bowl(self, block: PaddedBlock) -> tuple[Tensor, Bowl]:
-        A = self.anchor.part(self.rows.of(block)[0])
-        return A, Bowl(self.loss, A, block.of(self.z), block.weight)
+        rows, y = self.rows.of(block)
+        A = self.anchor.part(rows)
+        return A, Bowl(self.loss, A, y, block.of(self.z), block.weight)
 
     def diagonals(self) -> Tensor:
         """Every client's diag H_i for squared loss: D²(diag AᵀWA − rows of (AᵀWA_P)(…)⁻¹(A_PᵀWA)) + ridges."""
@@ -187,7 +189,7 @@ class NewtonPoint(PersonalPoint):
             more = self.compressed.off(size)
             loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
             gradient, off = gradient + more[1], off + more[1]
-        steep = self.loss.curvature * self.fine.levers[2] if self.fine is not None else off
+        steep = steepness(self.loss, self.fine) * self.fine.levers[2] if self.fine is not None else off
         seen = 2 * self.tie.keep if self.anchor.own is None else 2 + steep / stiff  # shared features see v through A
         return loss + SAFE * off.square() / (2 * stiff), gradient + SAFE * seen * off
 
@@ -224,7 +226,7 @@ class CorrectionProblem:
                 break
             first = size if first is None else first
             goal = (size / first.clamp_min(torch.finfo(v.dtype).tiny)).clamp(1e-10, 0.1)[:, None, None, None]
-            step = Bowl(self.loss, self.A, p, self.weight).solver(self.stiff, goal)(gradient[..., None])[..., 0]
+            step = Bowl(self.loss, self.A, self.y, p, self.weight).solver(self.stiff, goal)(gradient[..., None])[..., 0]
             slope = (gradient * step).sum((1, 2))
             near = slope <= max(1e-9, 100 * epsilon) * (1 + value.abs())
             whole += near

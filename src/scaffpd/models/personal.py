@@ -34,7 +34,7 @@ from scaffpd.models.envelope import (
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.linear import Linear
-from scaffpd.models.local_steps import LocalModel, local_gain, pace
+from scaffpd.models.local_steps import LocalModel, pace, stepping
 from scaffpd.models.module import Module, ModuleOracle
 from scaffpd.models.newton import Bowl, NewtonPoint, portions
 from scaffpd.models.numerics import Draws, parallel_map, streams
@@ -257,10 +257,10 @@ class PersonalOracle(Envelopes):
         each, rates = x.new_zeros(len(self.names), len(x)), self._rates(plan)[:, None]
         pull, v = each + shift(at, correction), None
         draws, b = Draws(plan.key, streams(self.names, x.device)), plan.batch_size
-        for _ in range(plan.steps):
-            at_own = x - each
+        for t in range(plan.steps):
+            at_own, go = x - each, plan.makes(t, x) * rates
             point = PersonalOracle._point(self, at_own, v) if b is None else self._batch(at_own, draws.uniform(b), v)
-            each, v = each + rates * (point.each() + pull - plan.prox * each), cast(NewtonPoint, point).v
+            each, v = each + go * (point.each() + pull - plan.prox * each), cast(NewtonPoint, point).v
         return StackedDisplacements(each)
 
     def proximal_steps(self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
@@ -274,9 +274,9 @@ class PersonalOracle(Envelopes):
         out = c.new_empty(len(self.names), *c.shape)
 
         def work(block: PaddedBlock) -> None:
-            who, A = block.clients, at.rows.of(block)[0]
+            who, (A, y) = block.clients, at.rows.of(block)
             z = block.of(at.residual)  # squared loss bends alike everywhere
-            bowl = Bowl(at.loss, A, block.of(at.z) if isinstance(at, NewtonPoint) else z, block.weight)
+            bowl = Bowl(at.loss, A, y, block.of(at.z) if isinstance(at, NewtonPoint) else z, block.weight)
             e = bowl.solver(self.inner.l2 + share[who] * pull)((share[who] * c)[..., None])[..., 0]
             out[who] = free[who] * c + share[who] * e
 
@@ -315,9 +315,7 @@ class RotatedOracle(PersonalOracle):
         if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)
         rates, here = self._rates(plan), self.evaluate(x)
-        phi = self._functions.of(
-            plan, lambda: self._function(lambda h, i: local_gain(h + plan.prox, rates[i], plan.steps))
-        )
+        phi = self._functions.of(plan, lambda: self._function(lambda h, i: stepping(rates, plan)(h + plan.prox, i)))
         if isinstance(at, PersonalPoint) and at.rows is here.rows and same_point(at.x, x):
             return self._common(phi, 0 * x if correction is None else correction)
         return self._general(phi, here.each() + shift(at, correction))
@@ -453,9 +451,10 @@ class PersonalModuleOracle(Envelopes):
         """J local steps of every client, each after training of its own."""
         each, rates = x.new_zeros(len(self.names), len(x)), self._rates(plan)[:, None]
         pull, draws = each + shift(at, correction), [Draws(plan.key, [name]) for name in self.names]
-        for _ in range(plan.steps):
+        for t in range(plan.steps):
+            go = plan.makes(t, x) * rates
             rows = [self.inner._draw(i, plan.batch_size, own) for i, own in enumerate(draws)]
-            each = each + rates * (self._trained(x - each, rows).gradients + pull - plan.prox * each)
+            each = each + go * (self._trained(x - each, rows).gradients + pull - plan.prox * each)
         return StackedDisplacements(each)
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:

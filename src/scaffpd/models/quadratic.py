@@ -33,7 +33,7 @@ from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_
 from scaffpd.models.batches import SpanDisplacements
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
-from scaffpd.models.local_steps import local_gain
+from scaffpd.models.local_steps import stepping
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, UNIT, extreme_values, gamma, gram, norm_above, parallel_map, triangle_of
 from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
@@ -341,8 +341,8 @@ class QuadraticOracle(LinearOracle):
         """ϕ_i for a plan."""
 
         def make() -> Gain:
-            rate = self.rates(plan).flatten()
-            return Gain(self.rotated, self.l2 + plan.prox, lambda h, i: local_gain(h, rate[i], plan.steps))
+            phi = stepping(self.rates(plan).flatten(), plan)
+            return Gain(self.rotated, self.l2 + plan.prox, phi)
 
         return self._gains.of(plan, make)
 

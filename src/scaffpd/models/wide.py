@@ -27,7 +27,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, same_point
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import Ragged, StackedSamples
-from scaffpd.models.local_steps import local_gain
+from scaffpd.models.local_steps import stepping
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, GraphReplay, gamma, norm_above, skewness, tensor_cores, unexplained
 from scaffpd.models.oracle import Displacements, StackedDisplacements, dtype_name, shift
@@ -166,11 +166,12 @@ class WidePoint(LinearPoint):
     def diagonal(self, weights: Tensor) -> Tensor:
         """Σ_i w_i diag H_i."""
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
-        return store(self.rows).squares(scale * self.loss.bends(self.z)).flatten() + self.l2 * weights.sum()
+        bends = scale * self.loss.bends(self.z, self.rows.y)
+        return store(self.rows).squares(bends).flatten() + self.l2 * weights.sum()
 
     def diagonals(self) -> Tensor:
         """Every client's diag H_i, (N, d)."""
-        bends = torch.split(self.rows.share[:, None] * self.loss.bends(self.z), self.rows.layout.lengths)
+        bends = torch.split(self.rows.share[:, None] * self.loss.bends(self.z, self.rows.y), self.rows.layout.lengths)
         parts = clients(self.rows)
         return torch.stack([A.squares(b).flatten() for A, b in zip(parts, bends, strict=True)]) + self.l2
 
@@ -292,8 +293,8 @@ class WideOracle(LinearOracle):
         """ϕ_i for a plan."""
 
         def make() -> SpectralFunction:
-            rate, least = self.rates(plan).flatten(), self.l2 + plan.prox
-            return SpectralFunction(self.spectrum, least, lambda h, i: local_gain(h, rate[i], plan.steps), self.rough)
+            phi = stepping(self.rates(plan).flatten(), plan)
+            return SpectralFunction(self.spectrum, self.l2 + plan.prox, phi, self.rough)
 
         return self._functions.of(plan, make)
 

@@ -126,6 +126,9 @@ class Private:
                 positive("Private", name, getattr(self, name))
         if self.radius is not None and not isinstance(self.model, Linear):
             raise InputError("Private takes a radius with Linear models only: give smoothness= instead.")
+        if isinstance(self.model, Linear) and (self.model.weighted or self.model.loss == "poisson"):
+            what = "weighted rows" if self.model.weighted else "counts"
+            raise InputError(f"Private does not take {what}: how steep their loss is follows from the records.")
         if self.colluding is not None and (type(self.colluding) is not int or self.colluding < 0):
             raise InputError(f"Private needs a whole number colluding >= 0, got {self.colluding!r}.")
         check_delta(self.delta)

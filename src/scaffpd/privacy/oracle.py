@@ -259,11 +259,12 @@ class PrivateOracle:
             first = at.gradients
         about = (x, float(plan.prox), first is not None)
         questions = self._questions("steps", plan.batch_size, plan.key, *about, own=torch.cat([pull, rates], 1))
-        steps = plan.steps - (first is not None)
-        self.account.charge(self._entries(questions, plan.batch_size, times=steps) if steps else [])
-        for _ in range(plan.steps):
+        times = [plan.of(i) - (first is not None) for i in range(len(self.members))]
+        costs = zip(self._entries(questions, plan.batch_size), times, strict=True)
+        self.account.charge([entry._replace(times=own) for entry, own in costs if own])
+        for t in range(plan.steps):
             g = self._released(questions, x - each, plan.batch_size) if first is None else first
-            each, first = each + rates * (g + pull - plan.prox * each), None
+            each, first = each + plan.makes(t, x) * rates * (g + pull - plan.prox * each), None
         return StackedDisplacements(each)
 
     def _shared_step(self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> StackedDisplacements:
@@ -320,12 +321,12 @@ class PrivateOracle:
         return [PrivateQuestion(member.key, content) for member, content in zip(self.members, contents, strict=True)]
 
     def _entries(
-        self, questions: list[PrivateQuestion], batch_size: int | None, losses: bool = False, times: int = 1
+        self, questions: list[PrivateQuestion], batch_size: int | None, losses: bool = False
     ) -> list[ReleaseEntry]:
         entries = []
         for member, question, rate in zip(self.members, questions, self._shares(batch_size), strict=True):
             release = Release(member.loss_noise if losses else member.noise, rate)
-            entries.append(ReleaseEntry(member.number, question.mark, release, times))
+            entries.append(ReleaseEntry(member.number, question.mark, release))
         return entries
 
     def _shares(self, batch_size: int | None) -> list[float]:

@@ -41,6 +41,7 @@ from scaffpd.deploy.messages import (
     decode,
     digest,
     encode,
+    own_steps,
     reply_arrays,
 )
 from scaffpd.deploy.silo.dataset import Dataset
@@ -289,7 +290,7 @@ class Silo:
     # --- while training
 
     def _train(self, asked: Message, use: str) -> Message:
-        values = asked.values
+        values = own_steps(asked.values, self.name)
         setup = self._check_setup(values.get("setup"))
         if asked.kind == SPENT and self._private:
             return self._spent()

@@ -1,0 +1,112 @@
+r"""FedNova: clients make different numbers of local steps, and none of them counts for more because of it.
+
+J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor,
+"Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", 2020, Algorithm 1.
+
+Round r, with S a uniformly random set of clients and p_i as in FedAvg, here divided by their sum over S:
+    u_i ← u_i − η (g_i(u_i) + μ (u_i − x)), τ_i times from u_i = x                  x, τ_i down; x − u_i up
+    d_i = (x − u_i)/(η ‖a_i‖₁),    ‖a_i‖₁ = Σ_{k<τ_i} (1 − ημ)^k  (τ_i where μ = 0)
+    x⁺ = x − η_g τ_eff η Σ_{i∈S} p_i d_i,    τ_eff = Σ_{i∈S} p_i ‖a_i‖₁
+
+FedAvg adds up x − u_i, in which a client of τ_i steps counts τ_i times: it minimises Σ p_i τ_i f_i. With equal τ_i the
+two are the same method. As in FedAvg, clients drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.algorithms.base import WEIGHTS, Algorithm, moved
+from scaffpd.algorithms.fed_avg import FedAvgState, FedProx
+from scaffpd.errors import InputError, count, unknown
+from scaffpd.federation import Federation, Vector
+from scaffpd.privacy.accountant import ReleaseCounts
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNovaState(FedAvgState):
+    """Adds who makes how many local steps.
+
+    Attributes:
+        steps: τ_i.
+    """
+
+    steps: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNova(FedProx):
+    """FedNova; see `AveragingMethod` for the other arguments.
+
+    Args:
+        local_steps: J, the mean of all τ_i.
+        work: "samples" lets every client make the same number of passes over its rows, as published:
+            τ_i = J n_i/n̄, rounded, and at least 1. "uniform" is J for all; or give a whole number for each client.
+        mu: μ >= 0, the pull back to the round's start.
+    """
+
+    published: ClassVar[str] = "FedNova"
+    strengths: ClassVar[tuple[str, ...]] = ()
+
+    work: str | Sequence[int] = "samples"
+    mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.work, str):
+            if self.work not in WEIGHTS:
+                raise unknown("work", self.work, WEIGHTS)
+            return
+        if not isinstance(self.work, Sequence) or not self.work:
+            raise InputError(
+                f'FedNova needs work="samples", "uniform" or a whole number per client, got {self.work!r}.'
+            )
+        object.__setattr__(self, "work", tuple(count("FedNova", "work", number) for number in self.work))
+
+    def releases(self, rounds: int) -> ReleaseCounts:
+        """The most local steps of a client; those of "samples" follow from its rows, and are not known beforehand."""
+        if self.work == "samples":
+            return Algorithm.releases(self, rounds)
+        most = self.local_steps if isinstance(self.work, str) else max(self.work)
+        return super(FedProx, replace(self, local_steps=most, work="uniform")).releases(rounds)
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedNovaState:
+        """As FedAvg; and τ_i."""
+        state = super().init(federation, seed, x0)
+        return FedNovaState(**vars(state), steps=self._steps(federation))
+
+    def round(self, federation: Federation, state: FedNovaState) -> FedNovaState:  # type: ignore[override]
+        """τ_i local steps of some clients, and the average of what each does in one step, τ_eff times."""
+        clients, p = self._participants(state, state.prior)
+        weights, own = p / p.sum(), state.steps[clients]
+        each = tuple(int(number) for number in own)
+        plan = self._plan(state, prox=self.mu, each=each)
+        updates = federation.local_updates(state.x, None, None, replace(plan, steps=max(each)), clients)
+        lengths = self._lengths(state)
+        effective = float(weights @ lengths)
+        x = state.x - self.server_rate * updates.sum(effective * weights / lengths)
+        return moved(federation, state, x, weights)
+
+    def _lengths(self, state: FedNovaState) -> Vector:
+        """‖a_i‖₁."""
+        keep = 1 - state.local_rate * self.mu
+        lengths: Any = state.steps if keep == 1 else (1 - keep**state.steps) / (1 - keep)
+        return np.asarray(lengths, dtype=np.float64)
+
+    def _steps(self, federation: Federation) -> NDArray[np.int64]:
+        n = len(federation.names)
+        if self.work == "uniform":
+            return np.full(n, self.local_steps)
+        if self.work == "samples":
+            samples = federation.constants().samples
+            rounded: NDArray[np.int64] = np.rint(self.local_steps * samples / samples.mean()).astype(np.int64)
+            return np.maximum(1, rounded)
+        if len(self.work) != n:
+            raise InputError(f"FedNova has the local steps of {len(self.work)} clients in work=, but there are {n}.")
+        return np.array(self.work, dtype=np.int64)
