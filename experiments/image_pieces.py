@@ -296,9 +296,18 @@ def rank(losses: Any, accuracy: Accuracy) -> float:
     return float(spearmanr(losses, accuracy).statistic)
 
 
+def chosen_values(work: Work) -> dict[str, Values]:
+    """What the rows that are written have chosen."""
+    found: dict[str, Values] = {}
+    for name, words in work.there("runs.csv", "row", "chosen"):
+        pairs = [word.split("=") for word in words.split() if "=" in word]
+        found[name] = {key: float(value) for key, value in pairs}
+    return found
+
+
 def tuned(work: Work, row: Row) -> table.Found:
-    """Choose a row's values and rounds on validation images."""
-    stops = work.piece.plan.stops
+    """Choose a row's values and rounds on validation images, from where rows like it ended."""
+    stops, row = work.piece.plan.stops, row.starting(chosen_values(work))
 
     def score(values: Values) -> tuple[float, Any]:
         work.check()
@@ -553,7 +562,7 @@ FIRST = ("FedAvg, by clients", "FedAvg, by samples", "SCAFFOLD, by clients", "SC
 
 def steps(work: Work) -> Iterator[Callable[[], Any]]:
     """What a piece consists of, the most telling first."""
-    piece, rows = work.piece, table.rows(work.piece.plan.local_steps)
+    piece, rows = work.piece, table.rows(work.piece.plan.local_steps, work.piece.loss)
     order = (*FIRST, *(name for name in reversed(rows) if name not in FIRST))
     wanted = [name for name in order if piece.rows is None or name in piece.rows]
     done = {name for (name,) in work.there("runs.csv", "row")}

@@ -10,7 +10,7 @@ tables say who would use more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scaffpd.algorithms import AFL, DRFA, QFFL, DeltaFL, FedAvg, FedProx, Scaffold, ScaffPD
@@ -93,11 +93,18 @@ class Row:
         name: in the table.
         axes: what it chooses, l2 first.
         make: the algorithm, from values and clients (whose constants its rates are factors on).
+        after: rows whose choices its search starts from, where those have been made.
     """
 
     name: str
     axes: dict[str, Axis]
     make: Make
+    after: tuple[str, ...] = ()
+
+    def starting(self, known: Mapping[str, Values]) -> Row:
+        """The same with axes that start at what rows before it have chosen."""
+        values = {name: value for row in self.after for name, value in known.get(row, {}).items()}
+        return replace(self, axes={k: replace(axis, start=values.get(k, axis.start)) for k, axis in self.axes.items()})
 
 
 L2, RATE, RHO = Axis(3e-5, 10**0.5, 1e-9), Axis(1.0, 1.5), Axis(0.1, 10**0.5)
@@ -105,9 +112,12 @@ SAMPLES, CLIENTS = "by samples", "by clients"
 COUNTED = {SAMPLES: "samples", CLIENTS: "uniform"}
 
 
-def rows(local_steps: int) -> dict[str, Row]:
-    """All rows with rounds: the averaging methods under both weightings, the fair ones, Scaff-PD with both steps."""
-    J = local_steps
+def rows(local_steps: int, loss: str = "squared") -> dict[str, Row]:
+    """All rows with rounds: the averaging methods under both weightings, the fair ones, Scaff-PD with both steps.
+
+    The smoothness of softmax is bounded, not known, and its rates are searched for from further up.
+    """
+    J, speed = local_steps, Axis(10.0, 2.0) if loss == "softmax" else RATE
 
     def rate(v: Values, f: Federation) -> float:
         return v["rate"] * safe_rate(f, None)
@@ -133,30 +143,31 @@ def rows(local_steps: int) -> dict[str, Row]:
 
     found = []
     for words, w in COUNTED.items():
-        plain = {"l2": L2, "rate": RATE}
+        plain, first = {"l2": L2, "rate": speed}, (f"FedAvg, {words}",)
         found += [
             Row(f"FedAvg, {words}", plain, lambda v, f, w=w: FedAvg(local_steps=J, local_rate=rate(v, f), weights=w)),
-            Row(f"FedProx, {words}", {**plain, "mu": Axis(0.03, 10**0.5)}, lambda v, f, w=w: prox(v, f, w)),
+            Row(f"FedProx, {words}", {**plain, "mu": Axis(0.03, 10**0.5)}, lambda v, f, w=w: prox(v, f, w), first),
             Row(
                 f"SCAFFOLD, {words}", plain,
-                lambda v, f, w=w: Scaffold(local_steps=J, local_rate=rate(v, f), weights=w),
+                lambda v, f, w=w: Scaffold(local_steps=J, local_rate=rate(v, f), weights=w), first,
             ),
             Row(
                 f"q-FFL, {words}", {**plain, "q": Axis(1.0, 3.0)},
-                lambda v, f, w=w: QFFL(local_steps=J, local_rate=rate(v, f), q=v["q"], weights=w),
+                lambda v, f, w=w: QFFL(local_steps=J, local_rate=rate(v, f), q=v["q"], weights=w), first,
             ),
             Row(
                 f"Δ-FL, {words}", {**plain, "tail": Axis(0.5, 2.0, 0.05, 1.0)},
-                lambda v, f, w=w: DeltaFL(local_steps=J, local_rate=rate(v, f), tail=v["tail"], weights=w),
+                lambda v, f, w=w: DeltaFL(local_steps=J, local_rate=rate(v, f), tail=v["tail"], weights=w), first,
             ),
         ]  # fmt: skip
-    both = {"l2": L2, "rate": RATE, "dual": Axis(1.0, 3.0)}
+    both, alike = {"l2": L2, "rate": speed, "dual": Axis(1.0, 3.0)}, (f"FedAvg, {CLIENTS}",)
+    auto, fixed = "Scaff-PD, Auto", {"l2": L2, "rho": RHO, "rate": speed, "odds": Axis(0.3, 10**0.5)}
     found += [
-        Row("AFL", both, dual(AFL)),
-        Row("DRFA", both, dual(DRFA)),
-        Row("Scaff-PD, average", {"l2": L2}, lambda v, f: ScaffPD(Average(), local_steps=J)),
-        Row("Scaff-PD, Auto", {"l2": L2, "rho": RHO}, lambda v, f: ScaffPD(ChiSquare(v["rho"]), local_steps=J)),
-        Row("Scaff-PD, Fixed", {"l2": L2, "rho": RHO, "rate": RATE, "odds": Axis(0.3, 10**0.5)}, constant),
+        Row("AFL", both, dual(AFL), alike),
+        Row("DRFA", both, dual(DRFA), alike),
+        Row("Scaff-PD, average", {"l2": L2}, lambda v, f: ScaffPD(Average(), local_steps=J), (auto,)),
+        Row(auto, {"l2": L2, "rho": RHO}, lambda v, f: ScaffPD(ChiSquare(v["rho"]), local_steps=J)),
+        Row("Scaff-PD, Fixed", fixed, constant, (*alike, auto)),
     ]
     return {row.name: row for row in found}
 

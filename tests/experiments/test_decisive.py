@@ -115,6 +115,15 @@ def test_every_averaging_row_has_both_weightings():
         assert {f"{method}, by samples", f"{method}, by clients"} <= set(names)
 
 
+def test_a_row_is_searched_from_where_rows_like_it_ended():
+    row = image_rows.rows(10)["Scaff-PD, Fixed"]
+    known = {"FedAvg, by clients": {"l2": 1e-3, "rate": 1.5}, "Scaff-PD, Auto": {"l2": 1e-6, "rho": 0.3}}
+    starts = {name: axis.start for name, axis in row.starting(known).axes.items()}
+    assert starts == {"l2": 1e-6, "rho": 0.3, "rate": 1.5, "odds": 0.3}
+    assert row.starting({}).axes == row.axes
+    assert all(before in image_rows.rows(10) for each in image_rows.rows(10).values() for before in each.after)
+
+
 def test_pieces_are_chosen_by_what_they_have():
     pieces = image_decisive.of("tinyimagenet")
     assert len({piece.name for piece in pieces}) == len(pieces)
