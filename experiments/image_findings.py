@@ -237,6 +237,12 @@ def certificates(made: Made) -> str:
     return said
 
 
+def made_by(pieces: Sequence[Made]) -> str:
+    """Which commits, on what."""
+    commits, machines = (sorted({made.about[key] for made in pieces}) for key in ("commit", "hardware"))
+    return f"commit {', '.join(commits)}, {', '.join(machines)}"
+
+
 def page(folder: Path, pieces: Sequence[Made], dataset: str, command: str) -> str:
     """The README of the folder."""
     plan = pieces[0].plan
@@ -257,6 +263,8 @@ def page(folder: Path, pieces: Sequence[Made], dataset: str, command: str) -> st
         "",
         "![Who is served](rows.png)",
         "",
+        f"From `*/runs.csv`; {made_by(pieces)}. `--tables` writes this page and its figures again.",
+        "",
     ]
     several = [made for made in others if len(made.runs) > 1]
     for some in filter(None, (whole, several)):
@@ -269,6 +277,7 @@ def page(folder: Path, pieces: Sequence[Made], dataset: str, command: str) -> st
             "## What explains it", "",
             "Scaff-PD after 5 to 100 rounds, and the optimum, for five l2: what χ² gains over the average.", "",
             "![Gain against fit](fit.png)", "", "![After 5 to 100 rounds](rounds.png)", "",
+            f"From `*/fit.csv`; {made_by(pieces)}.", "",
         ]  # fmt: skip
     for made in pieces:
         about = made.about
@@ -309,39 +318,47 @@ def group(name: str) -> str:
     return "by clients" if name.endswith(table.CLIENTS) or name in (PLAIN, table.ONE) else "fair"
 
 
+MARKS = ("o", "s", "^")  # networks
+
+
 def rows_figure(pieces: Sequence[Made], dataset: str, path: Path) -> Path:
-    """Worst fifth of every row with its interval, the paper's number beside it; a panel for every whole piece."""
+    """Worst fifth of every row with its interval, the paper's number beside it; a panel for every α."""
     import matplotlib.pyplot as plt
 
     chosen = [made for made in pieces if made.main] or list(pieces)[:1]
     names = [name for name in reversed(ORDER) if any(name in made.runs for made in chosen)]
+    alphas, kinds = (list(dict.fromkeys(part)) for part in ((m.alpha for m in chosen), (m.kind for m in chosen)))
+    size = 3 + 3 * len(alphas), 1.2 + 0.3 * len(names)
     with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(
-            1, len(chosen), figsize=(2.4 + 2.5 * len(chosen), 0.8 + 0.26 * len(names)), sharey=True, squeeze=False,
-            layout="constrained",
-        )  # fmt: skip
-        for panel, made in zip(panels[0], chosen, strict=True):
-            own = made.plan["backbone"].startswith("resnet")  # the paper's network, but for its last stage
-            paper = NUMBERS.get((dataset, made.alpha), {}) if own else {}
+        figure, grid = plt.subplots(1, len(alphas), figsize=size, sharey=True, squeeze=False, layout="constrained")
+        panels = dict(zip(alphas, grid[0], strict=True))
+        for made in chosen:
             for y, name in enumerate(names):
-                if name not in made.runs:
-                    continue
-                low = made.values(name, "worst_20")
-                look = {"color": GROUPS[group(name)], "markersize": 6, "capsize": 2, "linewidth": 1.2}
-                panel.errorbar(low.mean(), y, xerr=half_interval(low), fmt="o", **look)
+                if name in made.runs:
+                    low, colour = made.values(name, "worst_20"), GROUPS[group(name)]
+                    look = {"color": colour, "markersize": 6, "capsize": 2, "linewidth": 1.2}
+                    look["markerfacecolor"] = colour if kinds.index(made.kind) == 0 else "white"
+                    mark = MARKS[kinds.index(made.kind)]
+                    panels[made.alpha].errorbar(low.mean(), y, xerr=half_interval(low), fmt=mark, **look)
+        for alpha, panel in panels.items():
+            paper = NUMBERS.get((dataset, alpha), {})
+            for y, name in enumerate(names):
                 key = "Scaff-PD" if name == OURS else name.split(",")[0]
-                if key in paper and name != PLAIN and not name.startswith("Scaff-PD, F"):
-                    panel.plot(paper[key][1], y, "D", color=BLACK, markersize=5, markerfacecolor="none")
-            panel.set_title(made.title.replace(", α", "\nα"), fontsize=9)
-            panel.set_xlabel("worst 20 %, test accuracy in %", fontsize=8)
+                if key in paper and not (name.startswith("Scaff-PD") and name != OURS):
+                    panel.plot(paper[key][1], y, "x", color=BLACK, markersize=6)
+            panel.set_title(f"α = {alpha:g}", fontsize=10)
+            panel.set_xlabel("worst 20 % of the clients, test accuracy in %", fontsize=9)
             panel.grid(axis="x", color=RULE, linewidth=0.5)
-        panels[0][0].set_yticks(range(len(names)), names, fontsize=8)
-        for label, name in zip(panels[0][0].get_yticklabels(), names, strict=True):
+        first = grid[0][0]
+        first.set_yticks(range(len(names)), names, fontsize=9)
+        for label, name in zip(first.get_yticklabels(), names, strict=True):
             label.set_color(GROUPS[group(name)])
-        panels[0][-1].plot(
-            [], [], "D", color=BLACK, markerfacecolor="none", label="the paper's numbers, with a whole ResNet-18"
-        )
-        figure.legend(*panels[0][-1].get_legend_handles_labels(), loc="outside lower right", frameon=False, fontsize=8)
+        for k, kind in enumerate(kinds):
+            first.plot([], [], MARKS[k], color=QUIET, markerfacecolor=QUIET if k == 0 else "white", label=kind)
+        if any((dataset, alpha) in NUMBERS for alpha in alphas):
+            first.plot([], [], "x", color=BLACK, label="the paper's number, with a whole ResNet-18")
+        names_of = first.get_legend_handles_labels()
+        figure.legend(*names_of, loc="outside lower center", ncols=len(names_of[0]), frameon=False, fontsize=9)
     return _save(figure, path)
 
 
@@ -423,10 +440,13 @@ def rounds_figure(pieces: Sequence[Made], path: Path) -> Path:
     import matplotlib.pyplot as plt
 
     with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(
-            1, len(pieces), figsize=(0.8 + 2.6 * len(pieces), 3.5), squeeze=False, layout="constrained"
-        )
-        for panel, made in zip(panels[0], pieces, strict=True):
+        columns = min(3, len(pieces))
+        lines = -(-len(pieces) // columns)
+        size = 0.6 + 2.9 * columns, 0.4 + 2.9 * lines
+        figure, panels = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+        for panel in panels.flat[len(pieces) :]:
+            panel.set_visible(False)
+        for panel, made in zip(panels.flat, pieces, strict=False):
             l2 = min({line["l2"] for line in made.fit}, key=float)
             stops = sorted({int(line["rounds"]) for line in made.fit} - {0})
             places = [*stops, 0] if any(line["rounds"] == "0" for line in made.fit) else stops
@@ -445,7 +465,8 @@ def rounds_figure(pieces: Sequence[Made], path: Path) -> Path:
             panel.set_xlabel("rounds")
             panel.set_title(made.title.replace(", α", "\nα").replace(" coordinates", ""), fontsize=9)
             panel.grid(color=RULE, linewidth=0.5)
-        panels[0][0].set_ylabel(f"worst 20 %, test accuracy in %\n(l2 = {l2})", fontsize=8)
+            panel.set_ylabel("worst 20 %, accuracy in %", fontsize=8)
+        figure.suptitle(f"Scaff-PD, l2 = {l2}; ∞: the optimum", fontsize=10, color=QUIET, x=0.01, ha="left")
         names = panels[0][0].get_legend_handles_labels()
         figure.legend(*names, loc="outside lower center", ncols=len(CURVES), frameon=False, fontsize=8)
     return _save(figure, path)
