@@ -36,6 +36,7 @@ def data_for(name):
 # ------------------------------------------------------------------ together and alone
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_a_cohort_of_all_equals_cohorts_of_one(name, batch_size):

@@ -212,6 +212,7 @@ def test_proximal_steps(both, clients):
     close(seen.sum(w), expected.sum(w), both.runtime)
 
 
+@pytest.mark.cover(1)
 def test_kept_vectors(both):
     if both.runtime == "masked remote":
         with pytest.raises(InputError, match="keeps vectors at clients"):
@@ -228,6 +229,7 @@ def test_kept_vectors(both):
     close(steps[0].sum(W), steps[1].sum(W), both.runtime)
 
 
+@pytest.mark.cover(1)
 def test_scores(both):
     for split in ("train", "test"):
         seen, expected = both(lambda f, split=split: f.evaluate(point(f), split))
@@ -239,6 +241,7 @@ def test_scores(both):
         both.there.evaluate(point(both.there), "tets")
 
 
+@pytest.mark.cover(1)
 def test_own_optima(both):
     if "Module" in repr(both.here.model):
         with pytest.raises(InputError, match="own optima"):
@@ -258,6 +261,7 @@ def test_points_belong_to_those_who_were_asked(runtime, tmp_path):
         federation.ask(question).added("typo", W)
 
 
+@pytest.mark.cover(1)
 def test_constants(both):
     seen, expected = both(lambda f: f.constants())
     for part in ("smoothness", "strong_convexity", "steepest", "samples"):

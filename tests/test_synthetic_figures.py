@@ -109,6 +109,7 @@ def test_drfa_needs_more_than_ten_times_the_rounds_at_every_local_rate(setting):
         assert run.rounds_to(TARGET) is None, halvings
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [DRFA, AFL])
 def test_drift_leaves_a_floor_that_falls_with_the_local_rate(kind):
     place = bench(PLAN.paper)

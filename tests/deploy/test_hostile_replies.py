@@ -51,6 +51,7 @@ ALIKE = {"loss a third", "loss larger once", "loss larger and larger"}  # found 
 ALIKE |= {"gradient flipped later", "gradient zero", "gradient of noise"}
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize(
     ("name", "test", "lies", "change"),
     [

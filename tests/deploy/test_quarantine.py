@@ -130,6 +130,7 @@ def offset(amount):
     return {"setup": setup, "gradients": loss(lambda f: f + amount), "evaluate": loss(lambda f: f + amount)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("cap", [None, 0.4, 0.3])
 def test_a_constant_offset_is_no_contradiction_and_a_cap_bounds_what_it_gains(tmp_path, cap):
     line = "" if cap is None else f"cap = {cap}\n"

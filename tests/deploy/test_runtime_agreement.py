@@ -78,6 +78,7 @@ def test_silos_behind_bytes_give_the_numbers_of_the_cohort(tmp_path, name):
     agrees(path, places, outcome, within)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("loss", ["logistic", "softmax", "squared"])
 def test_every_loss(tmp_path, loss):
     path, places = federation(tmp_path, replacing={MODEL: MODEL.replace("logistic", loss)})

@@ -211,6 +211,7 @@ def test_other_partitions_and_more_tuning(root, tmp_path):
     assert page.count("\n| 0.05 | ") == len(METHODS)  # what was chosen, and what it cost
 
 
+@pytest.mark.long
 def test_which_regulariser(root, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(image_study, "L2S", image_study.L2S[::4])
     assert reproduce(root, "regulariser", tmp_path) == 0
@@ -230,6 +231,7 @@ def rho(root, tmp_path_factory):
     return out
 
 
+@pytest.mark.long
 def test_rho(rho):
     assert {path.name for path in rho.iterdir()} == {"README.md", "rho.csv", "rho.png", "tuning"}
     points = rows(rho / "rho.csv")

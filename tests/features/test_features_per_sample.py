@@ -76,6 +76,7 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one():
     assert ours(x).shape == (4, 24)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("network", ["efficientnet", "resnet"])
 def test_the_two_networks(network, way):

@@ -181,6 +181,7 @@ def test_local_steps_match_algorithm_2(case, steps):
     check_local_steps(cohort, clients, x, LocalPlan(steps, rate=0.7 / L.max()), np.full(len(L), 0.7 / L.max()))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", ITERATIVE)
 def test_a_thousand_local_steps_without_regulariser(case):
     cohort, clients, x = problem(case, l2=0.0)
@@ -293,6 +294,7 @@ def test_the_key_decides_the_batches():
     assert not torch.equal(runs[0], runs[2])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", ["squared", "logistic", "softmax"])
 def test_minibatches_are_unbiased(case):
     cohort, clients, x = problem(case)

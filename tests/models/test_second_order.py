@@ -44,6 +44,7 @@ def directions(cohort, k=4, seed=0):
 # ------------------------------------------------------------------ slopes and curvature
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", [linear_layer, tanh_network])
 @pytest.mark.parametrize("chunk", [8192, 3])
 def test_a_restriction_is_what_a_dense_hessian_says(make, chunk, monkeypatch):
@@ -217,6 +218,7 @@ def test_with_enough_steps_a_local_model_is_solved():
         assert relative(d, c / (H + 0.1 * D)) < 1e-6
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("steps", [1, 2, 5, 30])
 @pytest.mark.parametrize("factor", [1e-3, 0.1, 0.6, 1.0])  # on the smoothness that the steps are told
 @pytest.mark.parametrize("name", ["bowl", "waves", "saddle", "cliff", "quartic"])
@@ -258,6 +260,7 @@ def test_losses_that_are_flat_do_not_move():
 # ------------------------------------------------------------------ many parameters
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", ["squared", "logistic", "network"])
 def test_nothing_is_quadratic_in_the_number_of_parameters(model):
     """With d = 200 000, a d × d matrix would be 320 GB."""

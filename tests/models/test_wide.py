@@ -52,6 +52,7 @@ METHODS = zoo(sp.ChiSquare(0.1), local_steps=7) | {
 del METHODS["Δ-FL"]  # picks clients by their losses, which are equal up to rounding at the start
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("kind", [np.float16, np.float64])
 @pytest.mark.parametrize("label", METHODS)
 def test_every_method_gives_the_same_model(label, kind):

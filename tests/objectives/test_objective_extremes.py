@@ -26,6 +26,7 @@ def patterns(n: int) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("n", [1, 2, 7, 60])
 @pytest.mark.parametrize("kind", ALL)
 def test_every_extreme_is_solved(kind: str, n: int) -> None:
@@ -49,6 +50,7 @@ def test_every_extreme_is_solved(kind: str, n: int) -> None:
                 assert error <= 1e-11, (name, parameter, sigma, error)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("prior", ["uniform", "random"])

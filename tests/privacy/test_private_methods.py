@@ -113,6 +113,7 @@ def test_single_precision_is_as_private(loss):
     assert np.isfinite(results[0].x).all()
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("method", [METHODS[0], METHODS[2], METHODS[6], METHODS[8], METHODS[11]], ids=named)
 @pytest.mark.parametrize("loss", [*CLASSES, "network"])
 def test_without_noise_and_clips_every_bit_is_the_models(loss, method):

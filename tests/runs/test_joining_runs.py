@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 
 import numpy as np
@@ -35,12 +37,13 @@ def run(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
     command = ["train", str(table), "--client", "site", "--target", "y", "--test", "0.75", "--splits", "1"]
     command += ["--no-choose", "--out", str(folder)]
-    assert cli.run([*command, "--quiet"]) == 0
-    return folder, command
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        assert cli.run(command) == 0
+    return folder, command, shown.getvalue()
 
 
 def test_the_folder_has_every_client_and_model(run):
-    folder, _ = run
+    folder, *_ = run
     with (folder / "joining.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["client"], row["model"]) for row in rows[:5]] == [
@@ -60,7 +63,7 @@ def test_the_folder_has_every_client_and_model(run):
 
 
 def test_the_folder_has_the_path_in_kappa(run):
-    folder, _ = run
+    folder, *_ = run
     with (folder / "kappa_path.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     strengths = [float(row["strength"]) for row in rows]
@@ -75,7 +78,7 @@ def test_the_folder_has_the_path_in_kappa(run):
 
 def test_the_folder_has_the_matrix_of_who_gains_by_whom(run):
     """Against a game of the same rows, trained once more with the run's own model."""
-    folder, _ = run
+    folder, *_ = run
     with (folder / "coalition.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     names = [f"s{k}" for k in range(5)]
@@ -93,10 +96,9 @@ def test_the_folder_has_the_matrix_of_who_gains_by_whom(run):
 
 
 def test_terminal_json_and_page_say_the_same(run, capsys):
-    folder, command = run
+    folder, command, shown = run
     sentence = json.loads((folder / "summary.json").read_text())["joining"]["sentence"]
-    assert cli.run(command) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(shown.split())
     assert sentence in shown
     assert "does it" in shown
     assert "Why be in it (one split, no intervals): Together, the mean held-out loss of 5 sites is" in shown
@@ -110,7 +112,7 @@ def test_terminal_json_and_page_say_the_same(run, capsys):
 
 
 def test_splits_give_intervals_over_splits(run, tmp_path, capsys):
-    _, command = run
+    _, command, _ = run
     assert (
         cli.run([*command[:-1], str(tmp_path / "k"), "--splits", "2", "--no-coalition", "--no-report", "--json"]) == 0
     )
@@ -120,7 +122,7 @@ def test_splits_give_intervals_over_splits(run, tmp_path, capsys):
 
 
 def test_a_folder_without_joining_still_opens(run, tmp_path, capsys):
-    _, command = run
+    _, command, _ = run
     folder = tmp_path / "old"
     assert cli.run([*command[:-1], str(folder), "--splits", "0", "--coalition"]) == 2
     assert "--coalition compares models on held-out rows" in capsys.readouterr().err
@@ -136,7 +138,7 @@ def test_a_folder_without_joining_still_opens(run, tmp_path, capsys):
 
 
 def test_a_table_that_lacks_models_is_refused(run, tmp_path):
-    folder, _ = run
+    folder, *_ = run
     for name in ("summary.json", "clients.csv", "joining.csv"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     lines = (tmp_path / "joining.csv").read_text().splitlines()
@@ -146,7 +148,7 @@ def test_a_table_that_lacks_models_is_refused(run, tmp_path):
 
 
 def test_a_private_run_says_why_it_is_not_measured(run, tmp_path):
-    _, command = run
+    _, command, _ = run
     folder = tmp_path / "private"
     assert cli.run([*command[:-1], str(folder), "--epsilon", "4", "--rounds", "2", "--quiet", "--no-report"]) == 0
     summary = json.loads((folder / "summary.json").read_text())

@@ -114,6 +114,7 @@ def test_the_average_beside_another_method_makes_one_local_step(tmp_path):
     assert found["epsilon"] <= 4
 
 
+@pytest.mark.long
 def test_minibatches_are_accounted_for_client_by_client(tmp_path):
     tables = {"algorithm": {"batch_size": 10, "local_steps": 2}, "training": {"rounds": 3}}
     settings, table = config(tmp_path, **tables), tmp_path / "p.csv"

@@ -113,6 +113,7 @@ FIRST_ORDER = {
 }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("method", FIRST_ORDER.values(), ids=FIRST_ORDER)
 def test_every_first_order_method_takes_the_same_steps(method):
     plain = sp.train(method, cohort(), rounds=8, seed=3)

@@ -258,7 +258,6 @@ def client_rows(models: Sequence[Trained], measure: str) -> Rows:
                 f"test_{measure}": "" if test is None else float(test.accuracy[i]),
                 "change_clear": "" if one.clear is None else one.clear[i],
                 **({} if spent is None else {"epsilon": float(spent.epsilon[i])}),
-                **({} if one.deviation is None else {f"test_{measure}_sd": float(one.deviation[i])}),
             })  # fmt: skip
     return rows
 

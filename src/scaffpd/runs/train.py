@@ -20,7 +20,7 @@ from scaffpd.cohort import Cohort
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import PARAMETERS, SYMBOLS
-from scaffpd.federation import ClientScores, Vector
+from scaffpd.federation import ClientScores
 from scaffpd.folds import FOLDS, Folds
 from scaffpd.gains import PATH, PERSONAL, Joining, finite, joining
 from scaffpd.history import Checkpoint
@@ -98,8 +98,6 @@ class Trained:
     private: Private | None = field(default=None, repr=False)  # the model with its noise; `None` where there is none
     # whether each client's change from the model before is more than chance; `None` where it is not known
     clear: tuple[bool, ...] | None = None
-    # of each client's score over splits, where there are several
-    deviation: Vector | None = field(default=None, repr=False)
 
     @property
     def shown(self) -> ClientScores:
