@@ -15,8 +15,10 @@ from scaffpd.deploy.messages import InProcess
 pytestmark = pytest.mark.usefixtures("fake_clock")
 ATTACKS = {
     "absurd gradient": ("absurd size", {"gradients": array("c", lambda c: 1e9 * c, 2)}),
-    "large gradient": ("size of the gradient", {"gradients": array("c", lambda c: 1e2 * c)}),
-    "loss three times": ("consistency", {"gradients": loss(lambda f: 3 * f)}),
+    "large gradient": ("length of rows", {"gradients": array("c", lambda c: 1e2 * c)}),
+    "steep gradient": ("size of the gradient", {"gradients": array("c", lambda c: 2 * c / np.linalg.norm(c))}),
+    "loss three times": ("loss at zero", {"gradients": loss(lambda f: 3 * f)}),
+    "loss three times later": ("consistency", {"gradients": loss(lambda f: 3 * f, 2)}),
     "loss a third": ("consistency", {"gradients": loss(lambda f: f / 3, 2)}),
     "loss negative": ("sign of the loss", {"gradients": loss(lambda f: -f, 2)}),
     "loss larger once": ("consistency", {"gradients": loss(lambda f: f + 0.1, 3, 3)}),
@@ -48,7 +50,7 @@ CASES = [
 
 REPEATED = {(name, i % 2) for i, name in enumerate(ATTACKS)}  # by the other method: every attack is made once
 ALIKE = {"loss a third", "loss larger once", "loss larger and larger"}  # found by the same test
-ALIKE |= {"gradient flipped later", "gradient zero", "gradient of noise"}
+ALIKE |= {"loss three times later", "gradient flipped later", "gradient zero", "gradient of noise"}
 
 
 @pytest.mark.sample(11)

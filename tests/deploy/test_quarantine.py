@@ -43,7 +43,7 @@ def test_absurd_constants_are_noticed_before_the_first_round(tmp_path, where):
     outcome, liar = attacked(path, places, setup=claim)
     is_right(path, places, outcome)
     assert set(outcome.members) == set(places) - {"va"}
-    assert "(absurd size)" in events(path)[0]["sentence"]
+    assert ("(length of rows)", "(loss at zero)")[where // 3] in events(path)[0]["sentence"]
     assert "gradients" not in liar.heard
 
 
@@ -130,12 +130,15 @@ def offset(amount):
     return {"setup": setup, "gradients": loss(lambda f: f + amount), "evaluate": loss(lambda f: f + amount)}
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("cap", [None, 0.4, 0.3])
-def test_a_constant_offset_is_no_contradiction_and_a_cap_bounds_what_it_gains(tmp_path, cap):
+@pytest.mark.parametrize("cap", [None, 0.4])
+def test_a_constant_offset_is_no_contradiction_of_numbers_and_a_cap_bounds_its_weight(tmp_path, cap):
+    """Targets of a regression are of any size. Losses of labels are not: see tests/security/test_lies.py."""
     line = "" if cap is None else f"cap = {cap}\n"
-    path, places = federation(tmp_path, replacing={"rho = 0.1\n": f"rho = 0.1\n{line}"}, more=QUICK)
-    outcome, _ = attacked(path, places, **offset(5.0))
+    change = {"rho = 0.1\n": f"rho = 0.1\n{line}", '"logistic"': '"squared"'}
+    path, places = federation(tmp_path, replacing=change, more=QUICK)
+    for place in places.values():
+        place.write_text(place.read_text().replace('"disease"', '"age"\ntask = "regression"'))
+    outcome, _ = attacked(path, places, **offset(1e4))
     assert outcome.status == "converged"
     assert events(path) == []
     share = weights(path, "va")[-1]
@@ -143,7 +146,7 @@ def test_a_constant_offset_is_no_contradiction_and_a_cap_bounds_what_it_gains(tm
     rows, model = encoded(path, places)
     clients = sp.Cohort({name: rows[name].train for name in places}, model)
     objective = FederationFile.read(path).algorithm.objective
-    told = clients.evaluate(model_of(path)).loss + 5.0 * (np.array(list(places)) == "va")
+    told = clients.evaluate(model_of(path)).loss + 1e4 * (np.array(list(places)) == "va")
     assert objective.maximizer(told)[list(places).index("va")] == pytest.approx(share, abs=1e-9)
 
 

@@ -422,12 +422,14 @@ def mad(answer):
     return encode(Message(message.kind, {**message.values, "exponent": 900}, message.arrays))
 
 
-@pytest.mark.parametrize(("lie", "moment"), [(no_key, 14), (mad, 30)], ids=["key", "size"])
-def test_who_spoils_sums_is_quarantined_and_not_those_who_say_so(tmp_path, lie, moment):
+@pytest.mark.parametrize(
+    ("lie", "moment", "what"), [(no_key, 14, "quarantined"), (mad, 30, "garbage")], ids=["key", "size"]
+)
+def test_who_spoils_sums_is_left_out_and_not_those_who_say_so(tmp_path, lie, moment, what):
     path, places = secured(tmp_path, silos=5, more="colluding = 1\n", drop=True)
     outcome, transport = run(path, places, {moment: [("lie", "va", lie)]})
     first = events(path)[0]
-    assert (first["silo"], first["what"]) == ("va", "quarantined")
+    assert (first["silo"], first["what"]) == ("va", what)
     assert {e["silo"] for e in events(path)} == {"va"}
     assert "va" not in outcome.members
     is_right(path, places, outcome)

@@ -89,6 +89,13 @@ class MaskingSettings(SettingsTable):
     projections: key.Switch = False
 
 
+class DeployedPrivacy(PrivacyBudget):
+    """[privacy] of a federation."""
+
+    # of how many silos the noise is not needed, where they share it under masks; left out, each hides its own gradients
+    colluding: key.Whole | None = None
+
+
 class FaultPolicy(SettingsTable):
     """[faults]: what a federation does about silos that do not answer."""
 
@@ -103,6 +110,8 @@ class FaultPolicy(SettingsTable):
     outlier: Annotated[float, Field(ge=10, allow_inf_nan=False, description="a number >= 10 (honest silos differ)")] = (
         1e4
     )
+    # how many times the others' median a silo's pull may be, weight times gradient: its largest weight shrinks with it
+    influence: Annotated[float, Field(ge=1, allow_inf_nan=False, description="a number >= 1")] | None = None
 
 
 class Server(SettingsTable):
@@ -132,7 +141,7 @@ class FederationTables(SettingsTable):
     training: FederationTraining = FederationTraining()
     choosing: ChoosingSettings | None = None
     secure: MaskingSettings | None = None
-    privacy: PrivacyBudget | None = None
+    privacy: DeployedPrivacy | None = None
     faults: FaultPolicy = FaultPolicy()
     server: Server = Field(default_factory=dict, validate_default=True)
 
@@ -177,6 +186,8 @@ class FederationFile:
             kind = type(algorithm).__name__ if privacy is None else "A run with noise"
             raise InputError(f"{kind} certifies nothing: leave training.tol out of {file.name!r}.")
         secure = {} if tables.secure is None else _checked_masking(tables.secure, len(tables.silos), algorithm, file)
+        if privacy is not None and privacy.colluding is not None:
+            _check_shared(tables, algorithm, file)
         return cls(
             file, tables.name, tables.silos, tables.folder, tables.model.values(),
             _features(tables.features), algorithm,
@@ -197,6 +208,16 @@ class FederationFile:
         more = {"way of masking": dict(self.secure), "budget of privacy": dict(self.privacy)}
         more["way of choosing"] = {name: str(value) for name, value in choosing.items()}
         return about | {name: part for name, part in more.items() if part}
+
+
+def _check_shared(tables: FederationTables, algorithm: Any, file: Path) -> None:
+    """Refuse noise that silos share where somebody would see their parts of it."""
+    plain = getattr(algorithm, "local_steps", 1) > 1 or getattr(algorithm, "batch_size", None) is not None
+    if tables.secure is None or tables.model.kind != "linear" or plain:
+        raise InputError(
+            f"[privacy] colluding of {file.name!r} needs [secure], a linear model, one local step and all rows: noise "
+            "that silos share is in sums of their gradients alone."
+        )
 
 
 def _features(given: FeatureSettings) -> dict[str, Any]:

@@ -99,7 +99,9 @@ class Setup:
         return FORMATS.get(self.numbers)
 
 
-PRIVACY = ("epsilon", "delta", "noise", "loss_noise", "clip", "loss_clip", "radius", "smoothness")
+PRIVACY = (
+    "epsilon", "delta", "noise", "loss_noise", "clip", "loss_clip", "radius", "smoothness", "colluding", "together",
+)  # fmt: skip
 LINEAR = ("loss", "l2", "intercept", "classes", "strength")
 TRIAL = ("fold", "folds", "seed")  # of an agreement by which strengths are chosen: which rows are left out
 

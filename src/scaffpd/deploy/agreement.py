@@ -26,9 +26,10 @@ from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.models import Linear
 from scaffpd.objectives import Objective
 from scaffpd.privacy import Private
-from scaffpd.tabular.agree import PREPARED, agree, declared_scale, deviation_of, mean_of
+from scaffpd.tabular.agree import PREPARED, agree, declared_scale, deviation_of, longest_square, mean_of, spread_of
 from scaffpd.tabular.encode import expanded_names, with_expansion
 
+TOGETHER = "all silos"  # whose sums are known, where those of each are masked
 GOOD_ENOUGH = 1e-4  # a proven gap: models that folds tell apart differ by much more
 SPARE = 2  # rounds that may be begun anew when a silo leaves
 FACTS = {
@@ -47,6 +48,7 @@ class Facts:
     start: Array = field(repr=False)  # x⁰
     probes: Vector  # f_i at one arbitrary point: it tells one table from another
     tested: NDArray[np.int64]  # how many rows each has held out
+    squares: Vector | None = None  # bounds on the mean ‖a‖² of their rows; `None` where the agreement gives none
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,10 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
     prepared = schema["task"] == PREPARED
     noise: dict[str, Any] = {}
     if file.privacy:  # for the silo with the fewest rows: its minibatches show the most of a row
-        rows = min(int(silo["train"]) for silo in described.values())
-        noise = propose_noise(file, rows, 1 if prepared else len(expanded_names(schema)))
+        rows = [int(silo["train"]) for silo in described.values()]
+        noise = propose_noise(file, min(rows), 1 if prepared else len(expanded_names(schema)))
+        if "colluding" in noise:  # so that all count in units that leave room for the sum
+            noise["together"] = max(rows) * len(file.silos)
     if prepared:
         return Setup(algorithm, file.model, schema, np.zeros(0), np.zeros(0), "", file.secure, noise)
     scale, numbers = declared_scale(schema), str(file.features.get("numbers", ""))
@@ -138,7 +142,9 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
         totals = _totals(ask, members, file.secure)
         about = {"schema": schema, "private": bool(file.privacy)}
         mean = mean_of(totals(SiloRequest("totals", about)), schema)
-        scale = mean, deviation_of(totals(SiloRequest("totals", about, arrays={"mean": mean})), mean)
+        squares = totals(SiloRequest("totals", about, arrays={"mean": mean}))
+        scale = mean, deviation_of(squares, mean)
+        session.spread = spread_of(squares, scale[1]) if schema["standardise"] else {}
     return Setup(algorithm, _completed(file.model, schema), schema, *scale, numbers, file.secure, noise)
 
 
@@ -205,7 +211,24 @@ def settle(session: Session, members: Sequence[str], setup: Setup, timeout: floa
         L, mu, bool(column["convex"].all()), steepest, column["samples"], bool(column["quadratic"].all()),
         bool(column["noisy"].any()),
     )  # fmt: skip
-    return Facts(known, start, probes, column["tested"])
+    return Facts(known, start, probes, column["tested"], row_squares(session, members, setup, column["samples"]))
+
+
+def row_squares(session: Session, members: Sequence[str], setup: Setup, samples: NDArray[np.int64]) -> Vector:
+    """Bound the mean ‖a‖² of every silo's rows, intercept included; infinite where nothing is agreed.
+
+    By declared ranges, or else by its own sums over columns, which it told before it knew of any question. Where sums
+    are masked those of all silos bound each.
+    """
+    schema, most = setup.schema, np.full(len(members), np.inf)
+    if setup.model.get("kind", "linear") != "linear" or schema.get("expand", "") not in ("", "rff"):
+        return most
+    total = session.spread.get(TOGETHER, np.inf)
+    spread = np.array([session.spread.get(name, total) for name in members])
+    most = spread / samples if schema["task"] != PREPARED else most
+    if schema.get("declared"):
+        most = np.full(len(members), longest_square(dict(schema)))
+    return most + bool(setup.model.get("intercept")) + 2 * (schema.get("expand") == "rff")
 
 
 def _facts(name: str, reply: Message) -> dict[str, Any]:

@@ -13,6 +13,15 @@ truth about some such function. An answer without a gradient has to lie between 
 
 and a linear model's losses are never negative: with l2 known, h = f − (l2/2)‖·‖² ≥ 0 and ‖∇h‖² ≤ 2(L − l2) h.
 
+**Anchors.** Any function passes these tests if it is multiplied by a number: a liar's a·f_i + b moves λ, and the model.
+So losses are held against what they are for any rows. At x = 0 logistic loss is log 2 and softmax loss log K; with the
+agreed bound T_i on the mean ‖a‖² of a silo's rows (its sums over columns, or declared ranges), h = f_i − (l2/2)‖·‖² has
+
+    h(0) = ℓ(0),    ‖∇h(0)‖ ≤ |ℓ'(0)| √T_i,    ‖∇h‖ ≤ max |ℓ'| √T_i,    |h(x) − ℓ(0)| ≤ max |ℓ'| √T_i ‖x‖,
+    L_i ≤ curvature·T_i + l2.
+
+Nobody is asked for f_i(0): it is an answer that all later ones have to be consistent with.
+
 **Sizes.** An answer of silo i is absurd where it is more than `outlier` times as large as the median, over the others
 j, of what j has answered or could have: ‖c_j‖ and its usual size √(2 L_j f_j) at a point that nobody has chosen (a
 gradient of a smooth loss f ≥ 0 is never larger). So others who are at their optimum accuse nobody.
@@ -55,6 +64,7 @@ from scaffpd.federation.questions import (
     Question,
     Scores,
 )
+from scaffpd.models.losses import loss_named
 
 Shapes = Mapping[str, tuple[int, ...]]
 HUGE = np.float64(1e100)  # from here on products of two numbers overflow sooner or later, and nothing can be compared
@@ -119,6 +129,54 @@ class Claim(NamedTuple):
 
 
 @dataclass(frozen=True)
+class LossAnchor:
+    """What a silo's loss without its regulariser is, whatever its rows are.
+
+    Attributes:
+        loss: h(0); `None` where it depends on the targets.
+        start: a bound on ‖∇h(0)‖.
+        slope: a bound on ‖∇h‖ everywhere.
+        bend: a bound on L_i − l2.
+        exact: whether h(0) is that, or at most that (of models that are each silo's own).
+    """
+
+    loss: float | None
+    start: float
+    slope: float
+    bend: float
+    exact: bool = True
+
+    def off(self, distance: float, rest: float, loose: float) -> str | None:
+        """Why h(x) cannot be `rest` at this distance from zero, where it may be off by `loose`."""
+        if self.loss is None:
+            return None
+        far = self.slope * distance if distance else 0.0
+        room = loose + far * (1 + 1e-6)
+        if rest > self.loss + room or (self.exact and rest < self.loss - room):
+            where = f"{distance:.3g} from x = 0, where it is {self.loss:.6g} for any rows" if distance else "at x = 0"
+            most = f"{self.loss:.6g}" if not distance else f"{max(self.loss - far, 0):.6g} to {self.loss + far:.6g}"
+            return f"the loss is {rest:.6g} {where}, and rows as agreed give {most} (loss at zero)"
+        return None
+
+
+def anchors(facts: Facts, setup: Setup | None) -> list[LossAnchor | None]:
+    """Return what every silo's loss has to be; `None` for networks, silos' own cohorts and noisy answers."""
+    n = len(facts.probes)
+    if setup is None or setup.model.get("kind", "linear") != "linear" or facts.constants.noisy:
+        return [None] * n
+    model = linear(setup.model)
+    loss = loss_named(model.loss)
+    value, start = loss.at_zero(model.classes) or (None, np.inf)
+    squares = np.full(n, np.inf) if facts.squares is None else facts.squares
+    curvature = loss.curvature if loss.per_target == 0 else np.inf
+    exact = "strength" not in setup.model
+    return [
+        LossAnchor(value, start * T**0.5, loss.slope * T**0.5, curvature * T, exact)
+        for T in map(float, LARGER * squares)
+    ]
+
+
+@dataclass(frozen=True)
 class Shape:
     """What is known of a silo's loss before the first round.
 
@@ -129,6 +187,7 @@ class Shape:
         dimension: d.
         epsilon: of the model's number format.
         l2: the regulariser of a linear model, whose loss is not negative; `None` for any other convex loss.
+        anchor: what the loss is whatever the rows are.
     """
 
     smoothness: float
@@ -137,6 +196,7 @@ class Shape:
     dimension: int
     epsilon: float
     l2: float | None
+    anchor: LossAnchor | None = None
 
     @property
     def steepness(self) -> float:
@@ -174,9 +234,14 @@ def contradicts_itself(shape: Shape, new: Claim) -> str | None:
     if rest < -loose:
         what = "is negative" if new.loss < 0 else f"is below its own regulariser, {shape.l2 / 2 * square:.6g}"
         return f"the loss {new.loss:.6g} {what} (sign of the loss)"
+    anchor, distance = shape.anchor, square**0.5
+    if anchor is not None and (found := anchor.off(distance, rest, loose)) is not None:
+        return found
     if new.gradient is None:
         return None
     size = float(np.linalg.norm(new.gradient - shape.l2 * new.x))
+    if anchor is not None and size > (most := (anchor.slope if square else anchor.start) * (1 + 1e-6) + new.slack):
+        return f"its gradient has norm {size:.6g}, and rows as agreed allow {most:.6g} (length of rows)"
     most = (2 * max(shape.steepness - shape.l2, 0.0) * (max(rest, 0.0) + loose)) ** 0.5 + new.slack
     if size > most * (1 + 1e-6):
         what = f"its gradient has norm {size:.6g}"
@@ -238,10 +303,13 @@ class Consistency:
     def __init__(self, shape: Shape, probe: Claim, kept: int = KEPT) -> None:
         self.shape, self._probe = shape, probe
         self._points, self._values = deque[Claim](maxlen=kept), deque[Claim](maxlen=kept)
+        self._known = [probe]
+        if shape.anchor is not None and shape.anchor.loss is not None:
+            self._known.append(Claim(np.zeros_like(probe.x), shape.anchor.loss, None, 0.0, 0.0, 0.0))
 
     def trouble(self, new: Claim) -> str | None:
         """Say why the answer contradicts itself or earlier ones; `None`, and it is remembered, where it does not."""
-        earlier = (self._probe, *self._points, *self._values)
+        earlier = (*self._known, *self._points, *self._values)
         found = contradicts_itself(self.shape, new)
         found = found or next(filter(None, (contradict_each_other(self.shape, new, old) for old in earlier)), None)
         if found is None:
@@ -276,6 +344,15 @@ def usual_gradients(constants: Constants, probes: Vector) -> Vector:
     """√(2 max_j L_ij f_i) at the agreement's arbitrary point."""
     sizes: Vector = np.sqrt(2 * np.maximum(constants.steepest, constants.smoothness) * np.maximum(probes, 0.0))
     return sizes
+
+
+def influence_shares(facts: Facts, most: float) -> Vector:
+    """s_i = min(1, `most`·(median of the others' sizes)/size_i), for the usual size √(2 L_i f_i) of a gradient."""
+    sizes: Vector = np.sqrt(2 * facts.constants.smoothness * np.maximum(facts.probes, 0.0))
+    others = [float(np.median(np.delete(sizes, i))) if len(sizes) > 1 else size for i, size in enumerate(sizes)]
+    return np.array(
+        [min(1.0, most * median / size) if size > 0 else 1.0 for size, median in zip(sizes, others, strict=True)]
+    )
 
 
 def rates(constants: Constants, plan: LocalPlan) -> Vector:
@@ -350,6 +427,7 @@ Verdicts = dict[int, str]
 Doubles = Mapping[str, NDArray[np.float64]]
 NUMBERS = 2e7  # of all answers that are kept, about; a few of every silo's always are
 quiet = np.errstate(over="ignore", invalid="ignore")  # what overflows is larger than any bound
+COARSE = 0.25  # of the loss at zero: by so much a silo's own quantum may round losses where vectors are masked
 STEADY = 1.0001  # times 1/L_i may local steps be, to be gradient steps that descend
 
 
@@ -361,11 +439,37 @@ def too_large(what: str, sizes: Sizes, usual: Sizes, outlier: float) -> Verdicts
     }
 
 
-def absurd_facts(facts: Facts, outlier: float) -> Verdicts:
+def absurd_facts(facts: Facts, outlier: float, setup: Setup | None = None) -> Verdicts:
     """Accuse those who have said something absurd when the agreement was made.
 
     L_i and f_i go with the squares of features and targets, gradients and `outlier` with the features themselves.
     """
+    return _absurd_beside_others(facts, outlier) | _absurd_for_any_rows(facts, setup)
+
+
+def _absurd_for_any_rows(facts: Facts, setup: Setup | None) -> Verdicts:
+    """L_i, and the loss at the agreement's point, beside what rows as agreed can give."""
+    found, point = Verdicts(), probe_point(facts)
+    distance, l2 = float(np.linalg.norm(point)), 0.0 if setup is None else float(setup.model.get("l2", 0.0))
+    told = zip(anchors(facts, setup), facts.constants.smoothness, facts.probes, strict=True)
+    for i, (anchor, L, probe) in enumerate(told):
+        if anchor is None:
+            continue
+        if (most := anchor.bend + l2) * (1 + 1e-6) < L:
+            found[i] = f"it says L_i = {L:.6g}, and rows as agreed allow {most:.6g} (length of rows)"
+        elif (why := anchor.off(distance, probe - l2 / 2 * distance**2, COARSE * (anchor.loss or 0))) is not None:
+            found[i] = why
+    return found
+
+
+def probe_point(facts: Facts) -> NDArray[np.float64]:
+    """The arbitrary point at which silos tell their loss when the agreement is made."""
+    d = len(facts.start)
+    point = (np.random.default_rng(0).standard_normal(d) / np.sqrt(d)).astype(facts.start.dtype)
+    return np.asarray(point, dtype=np.float64)
+
+
+def _absurd_beside_others(facts: Facts, outlier: float) -> Verdicts:
     known, found = facts.constants, Verdicts()
     for what, values in (("smoothness L_i is", known.smoothness), ("loss at the agreement's point is", facts.probes)):
         sizes = dict(enumerate(values.tolist()))
@@ -390,7 +494,8 @@ class Judge:
         self.probes = dict(enumerate(facts.probes.tolist()))
         self.usual = usual_gradients(facts.constants, facts.probes)
         hidden = facts.constants.noisy or (setup is not None and bool(setup.secure or "strength" in setup.model))
-        self.histories = _histories(facts, setup) if facts.constants.convex and not hidden else {}
+        self.anchors, self.l2 = anchors(facts, setup), 0.0 if setup is None else float(setup.model.get("l2", 0.0))
+        self.histories = _histories(facts, setup, self.anchors) if facts.constants.convex and not hidden else {}
 
     @quiet
     def verdicts(self, question: Question, got: Got) -> Verdicts:
@@ -416,7 +521,7 @@ class Judge:
 
         found, point = self._absurd("gradient has norm", got, "c", self.usual), _double(question.x)
         found |= self._absurd_losses(got)
-        return found if question.batch_size is not None else self._judged(got, found, test)
+        return found if question.batch_size is not None else self._judged(got, found | self._off(point, got), test)
 
     @quiet
     def losses(self, x: Tensor, batch_size: int | None, got: Got) -> Verdicts:
@@ -424,9 +529,22 @@ class Judge:
         found, point = self._absurd_losses(got), _double(x)
         if batch_size is not None:
             return found
-        return self._judged(
-            got, found, lambda known, i, parts: known.trouble(known.shape.claim(point, float(parts["scalars"][0])))
-        )
+
+        def test(known: Consistency, i: int, parts: Doubles) -> str | None:
+            return known.trouble(known.shape.claim(point, float(parts["scalars"][0])))
+
+        return self._judged(got, found | self._off(point, got), test)
+
+    def _off(self, x: Vector, got: Got) -> Verdicts:
+        """Losses that no rows give, of those without a history: masked sums, and models of silos' own."""
+        found, square = Verdicts(), float(x @ x)
+        for i in got.keys() - self.histories.keys():
+            anchor, loss = self.anchors[i], float(got[i]["scalars"][0])
+            if anchor is not None and np.isfinite(loss):
+                loose = COARSE * (anchor.loss or 0.0)
+                if (why := anchor.off(square**0.5, loss - self.l2 / 2 * square, loose)) is not None:
+                    found[i] = why
+        return found
 
     def _updates(self, question: LocalSteps, got: Got) -> Verdicts:
         """d_i; it is bounded where steps started from a c_i = ∇f_i(x) over all samples."""
@@ -482,15 +600,14 @@ class Judge:
         return too_large("loss has size", finite, self.probes, self.outlier**2)
 
 
-def _histories(facts: Facts, setup: Setup | None) -> dict[int, Consistency]:
+def _histories(facts: Facts, setup: Setup | None, known_of: list[LossAnchor | None]) -> dict[int, Consistency]:
     """An empty history for everybody, but for the loss at the agreement's arbitrary point."""
-    known, d = facts.constants, len(facts.start)
+    known, d, point = facts.constants, len(facts.start), probe_point(facts)
     l2 = None if setup is None or setup.model.get("kind", "linear") != "linear" else float(linear(setup.model).l2)
-    point = (np.random.default_rng(0).standard_normal(d) / np.sqrt(d)).astype(facts.start.dtype).astype(np.float64)
     kept = int(np.clip(NUMBERS / (d * len(known.samples)), 2, KEPT))
     epsilon, out = float(np.finfo(facts.start.dtype).eps), {}
     for i, (L, mu) in enumerate(zip(known.smoothness, known.strong_convexity, strict=True)):
-        shape = Shape(float(L), float(mu), int(known.samples[i]), d, epsilon, l2)
+        shape = Shape(float(L), float(mu), int(known.samples[i]), d, epsilon, l2, known_of[i])
         out[i] = Consistency(shape, shape.claim(point, float(facts.probes[i])), kept)
     return out
 

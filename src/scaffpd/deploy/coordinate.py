@@ -24,7 +24,7 @@ import torch
 from scaffpd.config.federation import PAUSE, FederationFile
 from scaffpd.config.model_file import Setup
 from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, negotiate, settle
-from scaffpd.deploy.byzantine import absurd_facts
+from scaffpd.deploy.byzantine import FEWEST, absurd_facts, influence_shares
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.membership import STRIKES, Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
 from scaffpd.deploy.messages import SPENT, Message, Transport
@@ -115,6 +115,10 @@ def _rescued(folder: DeployedRun) -> int:
 def _fewest(file: FederationFile) -> int:
     """Return how many silos it takes to have all of the weight, where an objective caps that of each."""
     objective, silos = getattr(file.algorithm, "objective", None), len(file.silos)
+    if file.policy.influence is not None:
+        if objective is None:
+            raise InputError("[faults] has influence, which needs a method with an objective.")
+        objective.limited(np.ones(silos))  # or a sentence that it bounds no weights
     if not isinstance(objective, ChiSquare) or objective.cap is None:
         return 1
     objective.weights(silos)  # or a sentence that even all of them are too few
@@ -151,7 +155,7 @@ class Coordination:
                 setup = self._strengthened(members, self._agreement(members))
                 facts = settle(self.session, members, setup, self.policy.timeout)
                 self._same_data(members)
-                absurd = absurd_facts(facts, self.policy.outlier)
+                absurd = absurd_facts(facts, self.policy.outlier, setup)
                 accuse({members[i]: why for i, why in absurd.items()}, self.folder.rounds(), self.folder.event)
             except (Unanswered, Refusal, Changed) as trouble:
                 members = self._without(members, trouble)
@@ -200,7 +204,9 @@ class Coordination:
         setup = self.folder.setup()
         if setup is None:
             setup = negotiate(self.session, members, self.file)
+            self.folder.write("spread.json", self.session.spread)
             self.folder.write("setup.json", setup.values())
+        self.session.spread = self.folder.read("spread.json") or {}
         return setup
 
     def _strengthened(self, members: Sequence[str], setup: Setup) -> Setup:
@@ -312,6 +318,9 @@ class Coordination:
         algorithm, members = file.algorithm, len(segment.members)
         if (getattr(algorithm, "clients_per_round", None) or 0) > members:  # no more of them can be drawn
             algorithm = replace(algorithm, clients_per_round=members)
+        if self.policy.influence is not None and members >= FEWEST:
+            shares = influence_shares(federation.channel.facts, self.policy.influence)
+            algorithm = replace(algorithm, objective=algorithm.objective.limited(shares))
         return train(
             algorithm, federation, max(file.rounds - segment.before, 1), file.tol, file.seed,
             self.folder.start(segment), progress=False,

@@ -125,13 +125,13 @@ class Membership:
         troubles = check(answers)
         for name, reply in replies.items():
             if isinstance(reply, Failure):
-                self._leave(name, "garbage" if reply.garbage else "absent", reply.reason)
+                self.leave(name, "garbage" if reply.garbage else "absent", reply.reason)
             elif name not in answers:
                 lost = reply.kind == "missing"  # started anew, and without what cannot be sent again
                 words = "it lacks what it was just sent" if lost else plain(reply.values.get("sentence"))
-                self._leave(name, "absent" if lost else "refused", words)
+                self.leave(name, "absent" if lost else "refused", words)
             elif name in troubles:
-                self._leave(name, "garbage", troubles[name])
+                self.leave(name, "garbage", troubles[name])
         self._check_quorum()
         return {name: answer for name, answer in answers.items() if name not in troubles}
 
@@ -142,7 +142,8 @@ class Membership:
             name, sentence = next(iter(replies)), plain(refusals[0].values.get("sentence"))
             raise InputError(f"Silo {name!r} refuses: {sentence}")
 
-    def _leave(self, name: str, what: str, reason: str) -> None:
+    def leave(self, name: str, what: str, reason: str) -> None:
+        """Count a silo as absent, and write down why."""
         self.absent.add(name)
         self._absences[name] += 1
         self._strikes[name] += what != "absent"

@@ -42,6 +42,8 @@ from scaffpd.federation.questions import GradientsAt, Question, Reply
 
 SPENT = "spent"  # (ε, δ) so far
 CARD, MEET = "card", "meet"  # who a silo is, to the other silos; everybody's cards
+SCALE = "scale"  # of a sum to which silos add shares of noise: at least everybody's weight per row
+DRILL, DRILLED = "drill", 8  # about no vector, but so many ones: to see who adds up
 MASKED = "masked"  # the vector that another question is `about`, scaled and masked, or how large it is
 SIZES = "sizes"  # the squared length of such a vector
 SECRET = frozenset({CARD, MEET, MASKED, SIZES})
@@ -364,10 +366,14 @@ class WrittenQuestion(NamedTuple):
 
 
 def reply_arrays(question: Question, reply: Reply, like: Tensor) -> dict[str, Array]:
-    """Write one client's answer: vectors in the model's format, everything else in float64."""
+    """Write one client's answer: vectors in the model's format, everything else in float64.
+
+    Vectors whose noise is shared are left out: they are in sums alone.
+    """
     shapes, arrays = question.shapes(len(like)), dict[str, Array]()
+    shared = {part for part, vectors in reply.vectors.items() if vectors.shares is not None}
     for part in (*question.vectors, *shapes):  # slopes come with curvatures
-        if part in shapes and part not in arrays:
+        if part in shapes.keys() - shared and part not in arrays:
             hidden = part in question.vectors
             found = reply.vectors[part].sum(like.new_ones(1)) if hidden else reply.numbers[part]()[0]
             arrays[part] = (found if found.shape == like.shape and hidden else found.double()).numpy(force=True)

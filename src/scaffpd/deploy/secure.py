@@ -15,22 +15,30 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import is_
+from secrets import token_hex
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from scaffpd.config.federation import PAUSE
+from scaffpd.config.model_file import linear
 from scaffpd.deploy import messages
-from scaffpd.deploy.agreement import Facts, Refusal
+from scaffpd.deploy.agreement import TOGETHER, Facts, Refusal
 from scaffpd.deploy.byzantine import Shapes, too_large, troubles
 from scaffpd.deploy.membership import Lost, Membership
-from scaffpd.deploy.messages import Array, Message, plain
+from scaffpd.deploy.messages import SCALE, Array, Message, plain
 from scaffpd.deploy.remote import RemoteChannel, itself
 from scaffpd.deploy.session import SiloRequest
 from scaffpd.errors import ExposedError, InputError
-from scaffpd.federation.questions import Losses, Question, Reply, Scores, Vectors
+from scaffpd.federation.questions import GradientsAt, Losses, Question, Reply, Scores, Vectors
+from scaffpd.masking import FixedPoint, Terms
+from scaffpd.masking.terms import FEWEST as MASKED_FEWEST
 from scaffpd.masking.terms import LARGEST, SMALLEST
+from scaffpd.privacy.mechanism import Clip
+from scaffpd.privacy.oracle import SharedSum
 from scaffpd.secure import SecureSums
 from scaffpd.secure.parties import MaskedReply, SumRequest
 from scaffpd.tabular.agree import width
@@ -39,6 +47,7 @@ Checks = Callable[[Mapping[str, Message]], Mapping[str, str]]
 Ask = Callable[[SiloRequest, Sequence[str], Checks], dict[str, Message]]
 WITNESSES = 2
 USELESS = "its part of a secure sum cannot be used"
+CHANGES = "is of another size when the same is asked again (masks)"
 
 
 class SiloParties:
@@ -75,7 +84,7 @@ class SiloParties:
         if sure:
             self.accused(sure)
         for name, accused in claims.items():
-            raise InputError(f"Silo {name!r} does not add up with {accused!r}: {why[accused]}")
+            self.disputed(name, f"it does not add up with {accused!r}: {why[accused]}", len(replies))
         return {name: parts[name] for name in replies}
 
     def accused(self, claims: Mapping[str, str]) -> None:
@@ -100,15 +109,23 @@ class SiloParties:
             "weights": wanted.weights.values.tolist(), "numbers": None if numbers is None else numbers.values(),
         }  # fmt: skip
         request = SiloRequest(messages.MASKED, values, about.vectors, {}, about.arrays)
-        replies = self._read(request, terms.names, lambda _, reply: _masked(reply, length))
+        replies = self._read(request, terms.names, lambda _, reply: _masked(reply, length, numbers))
         for name, reply in replies.items():
             if isinstance(reply, InputError):
-                raise type(reply)(f"Silo {name!r} declines: {reply}")
+                self.declined(name, reply, wanted)
         return replies
 
+    def declined(self, name: str, why: InputError, wanted: SumRequest) -> None:
+        """End a sum that a silo does not want to be in."""
+        raise type(why)(f"Silo {name!r} declines: {why}")
 
-def _masked(reply: Message, length: int) -> MaskedReply | InputError:
-    """Read a silo's masked vector; or why it declines."""
+    def disputed(self, name: str, why: str, members: int) -> None:
+        """End a sum in which one silo alone does not take another's card."""
+        raise InputError(f"Silo {name!r} says that {why}")
+
+
+def _masked(reply: Message, length: int, numbers: FixedPoint | None = None) -> MaskedReply | InputError:
+    """Read a silo's masked vector; or why it declines. A vector comes if and only if it fits the number format."""
     if "declined" in reply.values:
         return (ExposedError if reply.values.get("exposed") is True else InputError)(plain(reply.values["declined"]))
     exponent, vector = reply.values.get("exponent"), reply.arrays.get("masked")
@@ -116,11 +133,12 @@ def _masked(reply: Message, length: int) -> MaskedReply | InputError:
         raise InputError(USELESS)
     if vector is not None and (vector.dtype != np.int64 or vector.shape != (length,)):
         raise InputError(USELESS)
+    if (vector is not None) != (numbers is not None and exponent <= numbers.exponent):
+        raise InputError(USELESS)
     return MaskedReply(exponent, None if vector is None else vector.view(np.uint64))
 
 
 Totals = dict[str, Mapping[str, Array]]
-TOGETHER = "all silos"
 ATTEMPTS, EXACT = 5, 1e-15
 
 
@@ -166,6 +184,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
     def __init__(self, membership: Membership, facts: Facts) -> None:
         SiloParties.__init__(self, self.put)
         RemoteChannel.__init__(self, membership, facts)
+        self._sizes: tuple[Any, dict[str, int]] = (None, {})  # of the vectors that were asked for last
         self.meet(self.names)
 
     def put(self, question: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
@@ -184,6 +203,8 @@ class MaskedRemote(SiloParties, RemoteChannel):
         hidden = {
             part: self._handle(request, part, shapes.pop(part), chosen) for part in question.vectors & shapes.keys()
         }
+        if isinstance(question, GradientsAt) and self._noise.get("colluding") is not None:
+            hidden["c"] = replace(hidden["c"], shares=partial(self._shared, question.x, hidden["c"], chosen))
         if question.scalars:
             shapes["scalars"] = (len(question.scalars),)
         table = self._numbers(request, shapes, chosen) if shapes else {}
@@ -210,6 +231,21 @@ class MaskedRemote(SiloParties, RemoteChannel):
 
         return SiloVectors(_stays, _stays, norms, shape, about=about)
 
+    @property
+    def _noise(self) -> Mapping[str, Any]:
+        setup = self.membership.session.setup
+        return {} if setup is None else setup.privacy
+
+    def _shared(self, x: Tensor, held: SiloVectors, chosen: Sequence[int], weights: Tensor) -> SharedSum:
+        """A sum to which silos add their shares of the noise; they are told the units of it (see `PrivateOracle`)."""
+        setup, noise = self.membership.session.setup, self._noise
+        assert setup is not None
+        w = weights.numpy()
+        scale = float(np.max(np.abs(w) / self.facts.constants.samples[list(chosen)])) or 1.0
+        clip = Clip.of(float(noise["clip"]), float(noise["noise"]), int(noise["together"]))
+        asked = replace(held, about=replace(held.about, values={**held.about.values, SCALE: scale}))
+        return SharedSum(asked, np.inf, clip.unit * scale, float(linear(setup.model).l2) * float(w.sum()) * x)
+
     def accused(self, claims: Mapping[str, str]) -> None:
         """A silo whose keys several others cannot use is quarantined."""
         known = {name: f"{why.rstrip('.')} (masks)" for name, why in claims.items() if name in self.names}
@@ -219,7 +255,10 @@ class MaskedRemote(SiloParties, RemoteChannel):
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Everybody's masked vector; whose size is absurd beside the others' would leave their sum no digits."""
         replies = super().mask(replace(wanted, held=wanted.held.about), length)
+        self._check_sizes(wanted, replies)
         weights = dict(zip(wanted.weights.terms.names, wanted.weights.values, strict=True))
+        if SCALE in wanted.held.about.values:  # all of the same, public size
+            return replies
         sizes = {
             self.names.index(name): float(np.ldexp(1.0, reply.exponent)) / abs(weights[name])
             for name, reply in replies.items()
@@ -227,6 +266,67 @@ class MaskedRemote(SiloParties, RemoteChannel):
         }
         self.accuse(too_large("masked vector has size", sizes, sizes, self.membership.policy.outlier**2))
         return replies
+
+    def _check_sizes(self, wanted: SumRequest, replies: Mapping[str, MaskedReply]) -> None:
+        """Accuse silos whose vector has another size when the same is asked again, in another number format."""
+        asked, sizes = (wanted.held, wanted.weights), {name: reply.exponent for name, reply in replies.items()}
+        before = self._sizes[1] if self._sizes[0] is not None and all(map(is_, self._sizes[0], asked)) else sizes
+        self._sizes = asked, sizes
+        other = [name for name in sizes if before.get(name, sizes[name]) != sizes[name]]
+        self.accuse({self.names.index(name): f"its vector {CHANGES}" for name in other})
+
+    # --- sums that do not come about, where the run may go on without a silo
+
+    @property
+    def _drops(self) -> bool:
+        return self.membership.policy.missing != PAUSE
+
+    def declined(self, name: str, why: InputError, wanted: SumRequest) -> None:
+        """Go on without a silo that declines although it has no more weight than others; else the sum is to blame."""
+        weights = np.abs(wanted.weights.normalised)
+        usual = weights[wanted.weights.terms.names.index(name)] <= 1 / len(weights)
+        if self._drops and usual and not isinstance(why, ExposedError):
+            self._without(name, f"it declines a sum: {why}")
+        super().declined(name, why, wanted)
+
+    def disputed(self, name: str, why: str, members: int) -> None:
+        """Go on without a silo that alone does not take a card which all others take."""
+        if self._drops and members > WITNESSES:
+            self._without(name, why)
+        super().disputed(name, why, members)
+
+    def _without(self, name: str, why: str) -> NoReturn:
+        self.membership.leave(name, "refused", why)
+        raise Lost([name])
+
+    def spoilt(self, changed: Sequence[str]) -> None:
+        """Quarantine whoever has spoilt a sum, where that can be found out without anybody's vector.
+
+        A silo whose masked vector has changed when the same was asked again gives itself away. So does one without
+        which sums of ones add up, and with which they do not: a silo with false keys, or other software.
+        """
+        found = dict.fromkeys(changed, "its masked vector is another one when the same is asked again (masks)")
+        if not changed and len(self.names) > MASKED_FEWEST and not self._adds_up(self.names):
+            fine = [one for one in self.names if self._adds_up([other for other in self.names if other != one])]
+            found = dict.fromkeys(fine[:1], "sums of ones add up without it, and with it they do not (masks)")
+            found = found if len(fine) == 1 else {}  # a silo that spoils some of them could mean another
+        self.accuse({self.names.index(one): why for one, why in found.items()})
+
+    def _adds_up(self, names: Sequence[str]) -> bool:
+        """Whether masked ones of these silos add up."""
+        numbers, terms = FixedPoint.finest(len(names), 0), Terms.usual(tuple(names), None)
+        values = {
+            "about": messages.DRILL, "once": token_hex(16), "names": list(names), "colluding": terms.colluding,
+            "weights": [1.0] * len(names), "numbers": numbers.values(),
+        }  # fmt: skip
+        request = SiloRequest(messages.MASKED, values)
+        replies = self._read(request, names, lambda _, reply: _masked(reply, messages.DRILLED, numbers))
+        total: Any = np.zeros(1, dtype=np.uint64)
+        for reply in replies.values():
+            if not isinstance(reply, MaskedReply):
+                return False
+            total = total + reply.vector
+        return bool(np.all(numbers.decode(total) == len(names)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,6 +70,7 @@ class Session:
         barred: silos whose answers are ignored from now on.
         setup: the agreement.
         constants: what every silo said about its losses when it took the agreement.
+        spread: Σ ‖a‖² over the standardised rows of every silo, or of all silos, as sums over columns have it.
         largest: the most bytes of a reply.
     """
 
@@ -79,6 +80,7 @@ class Session:
         self.barred: set[str] = set()
         self.setup: Setup | None = None
         self.constants: dict[str, Array] = {}
+        self.spread: dict[str, float] = {}
         self._sent: dict[str, VectorCache] = {}
         self._name = TensorNames()
 

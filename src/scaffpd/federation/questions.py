@@ -41,7 +41,7 @@ class Vectors:
     each: Callable[[], Tensor]
     squares: Callable[[], Tensor] | None = None
     shape: tuple[int, ...] = ()
-    shares: Callable[[Tensor], Any] | None = None
+    shares: Callable[..., Any] | None = None
     fine: bool = False
 
     @classmethod

@@ -26,16 +26,21 @@ LEFT = -30.0  # where e^{2z} is nothing beside e^z
 
 
 class Loss(ABC):
-    """ℓ(z, y) with its derivatives; `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z².
+    """ℓ(z, y) with its derivatives; `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z², `slope` the norm of ∂ℓ/∂z.
 
-    Where that depends on y, the bound is curvature + `per_target`·y, for y >= 0. `quadratic` says that ∂²ℓ/∂z² is the
-    same everywhere.
+    Where the curvature depends on y, the bound is curvature + `per_target`·y, for y >= 0. `quadratic` says that ∂²ℓ/∂z²
+    is the same everywhere.
     """
 
     name: str
     curvature: float
+    slope: float = float("inf")
     per_target: float = 0.0
     quadratic: bool = False
+
+    def at_zero(self, classes: int | None) -> tuple[float, float] | None:
+        """ℓ(0, y) and ‖∂ℓ/∂z‖ there, where they are the same for every y; else `None`."""
+        return None
 
     @abstractmethod
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
@@ -112,6 +117,10 @@ class Squared(Loss):
     curvature = 2.0
     quadratic = True
 
+    def at_zero(self, classes: int | None) -> tuple[float, float] | None:
+        """1 and 2, where targets are one-hot columns."""
+        return (1.0, 2.0) if classes else None
+
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
         """Real targets, one or several columns; with `classes`, labels 0 … classes−1 as one-hot columns."""
         if classes is not None:
@@ -162,6 +171,11 @@ class Logistic(Loss):
 
     name = "logistic"
     curvature = 0.25
+    slope = 1.0
+
+    def at_zero(self, classes: int | None) -> tuple[float, float] | None:
+        """Log 2 and 1/2."""
+        return math.log(2), 0.5
 
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
         """Labels 0 and 1 (or False and True), one per sample."""
@@ -196,6 +210,11 @@ class Softmax(Loss):
 
     name = "softmax"
     curvature = 0.5
+    slope = math.sqrt(2)
+
+    def at_zero(self, classes: int | None) -> tuple[float, float] | None:
+        """Log k and √(1 − 1/k)."""
+        return (math.log(classes), math.sqrt(1 - 1 / classes)) if classes else None
 
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
         """Whole numbers 0 … classes−1; without `classes`, the largest label of all clients decides."""

@@ -15,6 +15,7 @@ or Σ_i (λ_i − l_i)² / (2σ_i) with a step σ_i for every client, and the su
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -206,6 +207,24 @@ class Objective(ABC):
     def start(self, losses: ArrayLike) -> Vector:
         """λ⁰ for a run whose first losses are `losses`: the prior, unless Λ is not the simplex."""
         return self.weights(len(np.asarray(losses))).copy()
+
+    def limited(self, shares: ArrayLike) -> Objective:
+        """Return the same objective with the largest weight of client i times s_i ≤ 1, where weights have a bound.
+
+        With s_i one over the size of ∇f_i this bounds the influence λ_i‖∇f_i‖ and not λ_i alone. It is a convex problem
+        like the one before, with a certificate; to clip the vectors λ_i∇f_i themselves would be the gradient of none.
+        """
+        raise InputError(
+            f"{type(self).__name__} has no bound on weights that could limit a client's influence: use Average, CVaR, "
+            "or ChiSquare with a cap."
+        )
+
+    def _reweighed(self, shares: ArrayLike) -> Objective:
+        """Return the same with the prior p_i s_i, brought back to sum to one."""
+        other = copy.copy(self)
+        s = finite_vector(type(self).__name__, "shares", shares)
+        other.prior = _checked_prior(type(self).__name__, self.weights(len(s)) * s)
+        return other
 
     def check(self, losses: ArrayLike, names: Sequence[str]) -> None:  # noqa: B027 - most objectives take any loss
         """Refuse losses that the objective is not defined for (see `Nash`)."""

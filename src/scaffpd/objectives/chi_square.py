@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, read_scale, roundings
+from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, finite_vector, read_scale, roundings
 from scaffpd.objectives.simplex import (
     EPSILON,
     distance_above,
@@ -45,7 +46,25 @@ class ChiSquare(Objective):
         self.cap = None if cap is None else read_scale("ChiSquare", "cap", cap)
         if self.cap is not None and self.cap > 1.0:
             raise InputError(f"ChiSquare needs 0 < cap <= 1, got {cap!r}.")
+        self.shares: Vector | None = None
         super().__init__(prior)
+
+    def limited(self, shares: ArrayLike) -> Objective:
+        """Return the same with the caps κ s_i."""
+        if self.cap is None:
+            return super().limited(shares)
+        other = copy.copy(self)
+        other.shares = finite_vector("ChiSquare", "shares", shares)
+        return other
+
+    def caps(self, n: int) -> Vector | None:
+        """κ_i of every client; all of them grow where they would leave less than all of the weight."""
+        if self.cap is None or self.shares is None:
+            return None if self.cap is None else np.full(n, self.cap)
+        if len(self.shares) != n:
+            raise InputError(f"ChiSquare has shares of {len(self.shares)} clients, but there are {n}.")
+        caps = self.cap * self.shares
+        return np.minimum(caps / min(1.0, float(caps.sum()) * (1 - 1e-12)), 1.0)
 
     def weights(self, n: int) -> Vector:
         """The prior p for `n` clients; fewer than 1/κ cannot have the weight of all."""
@@ -56,7 +75,8 @@ class ChiSquare(Objective):
     def start(self, losses: ArrayLike) -> Vector:
         """λ⁰: the prior, or what is nearest to it below the cap."""
         prior = super().start(losses)
-        return prior if self.cap is None or prior.max() <= self.cap else self._maximizer(np.zeros(len(prior)))
+        caps = self.caps(len(prior))
+        return prior if caps is None or np.all(prior <= caps) else self._maximizer(np.zeros(len(prior)))
 
     def _value(self, weights: Vector) -> float:
         """(ρ/2) Σ (λ_i − p_i)²/p_i."""
@@ -65,7 +85,8 @@ class ChiSquare(Objective):
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Whether λ lies in the simplex and below the cap."""
-        return in_simplex(weights, tolerance) and (self.cap is None or bool(weights.max() <= self.cap + tolerance))
+        caps = self.caps(len(weights))
+        return in_simplex(weights, tolerance) and (caps is None or bool(np.all(weights <= caps + tolerance)))
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such that Σ λ_i = 1."""
@@ -76,22 +97,24 @@ class ChiSquare(Objective):
         return self._projected(losses, 0.0, self.weights(len(losses)) / self.rho)
 
     def _ceiling(self, losses: Vector) -> float:
-        return dual_above(losses, self._maximizer(losses), self.weights(len(losses)), self.rho, self.cap)
+        return dual_above(losses, self._maximizer(losses), self.weights(len(losses)), self.rho, self.caps(len(losses)))
 
     def _cost(self, weights: Vector) -> float:
         """ψ(λ), and what it changes by where λ is brought back below the cap."""
-        p = self.weights(len(weights))
-        moved = 0.0 if self.cap is None else 2.0 * self._stretch(weights) * (self.cap / float(p.min()) + 1.0)
+        p, caps = self.weights(len(weights)), self.caps(len(weights))
+        moved = 0.0 if caps is None else 2.0 * self._stretch(weights) * (float(np.max(caps / p)) + 1.0)
         return self.rho * (0.5 * distance_above(weights, p) + moved)
 
     def _stretch(self, weights: Vector) -> float:
-        return 0.0 if self.cap is None else share_above(weights, np.full(len(weights), self.cap))
+        caps = self.caps(len(weights))
+        return 0.0 if caps is None else share_above(weights, caps)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """d_i on the clients strictly between zero and the cap, zero elsewhere."""
         rate = self._rate(len(s), sigma)
         weights = self._projected(s, old / sigma, rate)
-        free = weights > 0.0 if self.cap is None else (weights > 0.0) & (weights < self.cap)
+        caps = self.caps(len(s))
+        free = weights > 0.0 if caps is None else (weights > 0.0) & (weights < caps)
         return simplex_step(weights, rate * free)
 
     def strong_convexity(self, n: int) -> float:
@@ -110,25 +133,25 @@ class ChiSquare(Objective):
         is nearest to it: then s_i − ν keeps its digits where λ_i is neither zero nor κ. Where that was not the right
         one, the next nearest are tried.
         """
-        if self.cap is None:
+        if (caps := self.caps(len(s))) is None:
             return project_weighted(s - s.max() + pull, w)
         top = s.max()
-        _, level = project_capped(s - top + pull, np.full(len(s), self.cap), w)
+        _, level = project_capped(s - top + pull, caps, w)
         near = np.unique(s)
         near = near[np.argsort(np.abs(near - top - level))]
-        best, wrong = self._measured(s, pull, w, near[0])
+        best, wrong = self._measured(s, pull, w, caps, near[0])
         for origin in near[1:TRIED]:
             if wrong <= ROUNDING:
                 break
-            best, wrong = min((best, wrong), self._measured(s, pull, w, origin), key=lambda found: found[1])
+            best, wrong = min((best, wrong), self._measured(s, pull, w, caps, origin), key=lambda found: found[1])
         return best
 
-    def _measured(self, s: Vector, pull: Vector | float, w: Vector, origin: float) -> tuple[Vector, float]:
+    @staticmethod
+    def _measured(s: Vector, pull: Vector | float, w: Vector, caps: Vector, origin: float) -> tuple[Vector, float]:
         """The same with s measured from one of them, and how far the weights at that ν are from summing to one.
 
         What is far from the origin is at zero, or at κ, whatever ν is there.
         """
-        caps = np.full(len(s), self.cap)
         far = 8.0 * (float(np.max(caps / w)) + float(np.max(np.abs(pull))))
         u = np.clip(s - origin + pull, -far, far)
         weights, level = project_capped(u, caps, w)
@@ -172,6 +195,10 @@ class Average(Objective):
     The objective of federated averaging (McMahan, Moore, Ramage, Hampson and Agüera y Arcas 2017).
     Its optimum guarantees the smallest prior-weighted mean loss, and nothing for any single client.
     """
+
+    def limited(self, shares: ArrayLike) -> Objective:
+        """Return the same with the prior p_i s_i."""
+        return self._reweighed(shares)
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Whether λ = p up to `tolerance`."""

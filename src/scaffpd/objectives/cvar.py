@@ -40,6 +40,10 @@ class CVaR(Objective):
             raise InputError(f"CVaR needs 0 < alpha <= 1, got {alpha!r}.")
         super().__init__(prior)
 
+    def limited(self, shares: ArrayLike) -> Objective:
+        """Return the same with the prior p_i s_i: no client has more than s_i p_i/α of the weight, up to Σ p_i s_i."""
+        return self._reweighed(shares)
+
     def caps(self, n: int) -> Vector:
         """The largest weight of every client: p_i/α, and never above one."""
         return np.minimum(self.weights(n) / self.alpha, 1.0)

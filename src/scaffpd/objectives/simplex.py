@@ -123,26 +123,26 @@ def distance_above(weights: Vector, p: Vector) -> float:
     return above(away**2 / p)
 
 
-def dual_above(losses: Vector, weights: Vector, p: Vector, rho: float, cap: float | None = None) -> float:
+def dual_above(losses: Vector, weights: Vector, p: Vector, rho: float, caps: Vector | None = None) -> float:
     r"""A number that max_{λ∈Δ, λ ≤ κ} ⟨L, λ⟩ − (ρ/2) Σ (λ_i − p_i)²/p_i does not exceed, by weak duality: for every ν
 
         ν + Σ_i max_{0≤l≤κ} (L_i − ν) l − (ρ/2)(l − p_i)²/p_i
 
     is one, and the ν of the maximizer, here `weights`, the smallest. No accuracy of ν or of the weights is needed.
     """
-    most = np.inf if cap is None else cap
+    most = np.full(len(p), np.inf) if caps is None else caps
     free, full = (weights > 0.0) & (weights < most), weights >= most
     if free.any():
-        held, P = float(p[~free].sum()) - most * full.sum() if full.any() else float(p[~free].sum()), p[free].sum()
+        held, P = float(p[~free].sum()) - float(most[full].sum()), p[free].sum()
         nu = float((inner(p[free], losses[free]) - rho * held) / P)
     else:
-        nu = float(np.min(losses[full] - rho * (most / p[full] - 1.0)))
+        nu = float(np.min(losses[full] - rho * (most[full] / p[full] - 1.0)))
     t = losses - nu
     best = np.clip(p * (1.0 + t / rho), 0.0, most)
     inside = p * (t + t**2 / (2.0 * rho))
     terms = np.where(best <= 0.0, -0.5 * rho * p, inside)
     sizes = np.where(best <= 0.0, 0.5 * rho * p, p * np.abs(t) * (1.0 + np.abs(t) / (2.0 * rho)))
-    if cap is not None:
+    if caps is not None:
         capped = best >= most
         terms = np.where(capped, t * most - 0.5 * rho * (most - p) ** 2 / p, terms)
         sizes = np.where(capped, np.abs(t) * most + rho * (most + p) ** 2 / p, sizes)

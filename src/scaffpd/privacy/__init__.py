@@ -97,6 +97,8 @@ class Private:
             server what they have added. It then protects against whoever sees nothing but sums over all clients, as a
             server does with `SecureAggregation`, and is √(n − t) times smaller where clients are alike. Left out, every
             client hides its own gradients from everybody.
+        together: where noise is shared with clients elsewhere: how many records all of them have at most. Then all
+            count in the same units.
     """
 
     model: Linear | Module
@@ -110,6 +112,7 @@ class Private:
     delta: float = 1e-5
     budget: float | None = None
     colluding: int | None = None
+    together: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, Linear | Module):
@@ -131,6 +134,8 @@ class Private:
             raise InputError(f"Private does not take {what}: how steep their loss is follows from the records.")
         if self.colluding is not None and (type(self.colluding) is not int or self.colluding < 0):
             raise InputError(f"Private needs a whole number colluding >= 0, got {self.colluding!r}.")
+        if self.together is not None:
+            count("Private", "together", self.together)
         check_delta(self.delta)
         check_secret(self.secret)
 
@@ -185,12 +190,17 @@ class Private:
         account = Account(names, float(self.delta), self.budget)
         members = self._members(data)
         z, z_L = (max(z) for z in zip(*[m[3:] for m in members], strict=True))
-        most = max(m.samples for m in members) * (1 if self.colluding is None else len(members))
-        if self.colluding is not None and (z == 0 or self.colluding >= len(members)):
+        rows = sum(m.samples for m in members)
+        most = self.together or max(m.samples for m in members) * (1 if self.colluding is None else len(members))
+        if self.together is not None and rows > self.together:
+            raise InputError(f"These clients have {rows} records, more than the {self.together} agreed on.")
+        few = self.together is None and (self.colluding or 0) >= len(members)
+        if self.colluding is not None and (z == 0 or few):
             raise InputError(f"Private shares noise > 0 among more than colluding={self.colluding} clients.")
         clips = Clip.of(float(self.clip), z, most), Clip.of(float(self.loss_clip), z_L, most)
         sums, l2 = self._sums(inner, clips), float(self.model.l2)
-        return PrivateOracle(inner, sums, clips, l2, self._public(members), members, account, self.colluding)
+        public, shared = self._public(members), (self.colluding, self.together)
+        return PrivateOracle(inner, sums, clips, l2, public, members, account, *shared)
 
     @property
     def _open(self) -> bool:

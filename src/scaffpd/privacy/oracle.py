@@ -89,17 +89,32 @@ SHARED = (
 )
 
 
+class SumTerms(NamedTuple):
+    """The sum that clients add to, some of them elsewhere.
+
+    Attributes:
+        clients: n, of all of it.
+        scale: s, at least everybody's |w_j|/m_j.
+        about: who they are and which weights they have: another sum has other noise.
+    """
+
+    clients: int
+    scale: float
+    about: bytes
+
+
 class SharedSum(NamedTuple):
     """A sum of vectors to which every client has added its share of the noise.
 
     Attributes:
-        parts: what every client adds, (n, d), whole numbers; only their sum may be seen.
+        parts: what every client adds, (n, d), whole numbers; only their sum may be seen. A handle on them, where
+            clients are elsewhere.
         most: a public bound on them, a power of two: how large a part is must not be seen either.
         unit: the size of a unit.
         public: what is added to the sum, of public numbers.
     """
 
-    parts: Tensor
+    parts: Any
     most: float
     unit: float
     public: Tensor
@@ -117,9 +132,9 @@ class SharedPoint(PrivatePoint):
         super().__init__(x, losses, x.new_empty(0), whole=True)
         self.oracle = oracle
 
-    def shares(self, weights: Tensor) -> SharedSum:
+    def shares(self, weights: Tensor, terms: SumTerms | None = None) -> SharedSum:
         """What every client adds to Σ_i w_i c_i: a release of everybody."""
-        return self.oracle.shared(self.x, weights)
+        return self.oracle.shared(self.x, weights, terms)
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i c_i, added up as secure sums do it."""
@@ -190,13 +205,15 @@ class PrivateOracle:
         members: the clients.
         account: what they have released.
         colluding: t, how many clients may add no noise where it is shared; `None` where everybody hides its own.
+        largest: a public bound on m_i; by default that of these clients.
     """
 
     def __init__(
         self, inner: Oracle, sums: ClippedSums, clips: tuple[Clip, Clip], l2: float, known: Constants | None,
-        members: list[PrivateClient], account: Account, colluding: int | None = None,
+        members: list[PrivateClient], account: Account, colluding: int | None = None, largest: int | None = None,
     ) -> None:  # fmt: skip
         self.inner, self.sums, self.clips, self.l2, self.colluding = inner, sums, clips, l2, colluding
+        self.largest = largest or max(member.samples for member in members)
         self.known, self.members, self.account = known, members, account
         self.dimension, self.most_rows = inner.dimension, inner.most_rows
 
@@ -227,7 +244,8 @@ class PrivateOracle:
             )
         members = [self.members[i] for i in clients]
         inner, sums = self.inner.only(clients), self.sums.only(clients)
-        return PrivateOracle(inner, sums, self.clips, self.l2, known, members, self.account, self.colluding)
+        shared = self.colluding, self.largest
+        return PrivateOracle(inner, sums, self.clips, self.l2, known, members, self.account, *shared)
 
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
         """L_i: one release."""
@@ -281,17 +299,25 @@ class PrivateOracle:
         if batch_size is not None:
             raise InputError(SHARED)
 
-    def shared(self, x: Tensor, weights: Tensor) -> SharedSum:
-        """Σ_i w_i c_i, to which every client adds its share of the noise: a release of each of them."""
-        w, n = weights.detach().double().cpu().numpy(), len(self.members)
+    def shared(self, x: Tensor, weights: Tensor, terms: SumTerms | None = None) -> SharedSum:
+        """Σ_i w_i c_i, to which every client adds its share of the noise: a release of each of them.
+
+        `terms` describe the sum where these are not all of its clients.
+        """
+        w = weights.detach().double().cpu().numpy()
         share = w / [member.samples for member in self.members]
-        s, clip, honest = float(np.abs(share).max()) or 1.0, self.clips[0], n - (self.colluding or 0)
-        moved = np.abs(share) / s + math.ldexp(2 * len(x) ** 0.5, -(clip.bits or 0))  # Δ_i/2ᶠ
-        z = max(member.noise for member in self.members) * float(moved.max())
+        if terms is None:
+            terms = SumTerms(len(share), float(np.abs(share).max()) or 1.0, digest(torch.from_numpy(w)))
+        n, s, clip, honest = terms.clients, terms.scale, self.clips[0], terms.clients - (self.colluding or 0)
+        rounded = math.ldexp(2 * len(x) ** 0.5, -(clip.bits or 0))
+        moved = np.abs(share) / s + rounded  # Δ_i/2ᶠ
+        if float(np.abs(share).max()) > s * (1 + 1e-12):
+            raise InputError("The scale of a sum is smaller than this client's part of it: noise would not cover that.")
+        z = max(member.noise for member in self.members) * (1 + rounded)
         sigma = clip.sigma(z / max(1, honest) ** 0.5)
         if honest < 1 or clip.bits is None or sigma < LEAST_SIGMA:
             raise InputError(f"{n} clients, of which {self.colluding} may add no noise, cannot share so little of it.")
-        questions = self._questions("sum", None, (), x, torch.from_numpy(w))
+        questions = self._questions("sum", None, (), x, terms.about)
         hidden = honest**0.5 * math.ldexp(sigma / SPARE, -clip.bits) / moved
         self.account.charge([
             ReleaseEntry(member.number, question.mark, Release(float(own)))
@@ -300,8 +326,8 @@ class PrivateOracle:
         noise = np.stack([discrete_gaussians(question.noise, sigma, len(x)) for question in questions])
         scaled = self.sums.gradients(x, None) * torch.from_numpy(share / s).to(x.device)[:, None]
         parts = scaled.trunc().long() + torch.from_numpy(noise).to(x.device)
-        most = max(member.samples for member in self.members) * 2.0**clip.bits + 16 * sigma
-        return SharedSum(parts, 2.0 ** math.ceil(math.log2(most)), clip.unit * s, self.l2 * float(w.sum()) * x)
+        most = 2.0 ** math.ceil(math.log2(self.largest * 2.0**clip.bits + 16 * sigma))
+        return SharedSum(parts, most, clip.unit * s, self.l2 * float(w.sum()) * x)
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
         """Refuse: second derivatives are not released."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from scaffpd.masking.terms import LARGEST, SMALLEST
 from scaffpd.secure.parties import LocalParties, MaskedReply, Parties, SumRequest, Weighting, coarse, weightings
 
 HEADROOM, WASTE = 3, 10
+DIGITS = 2**24  # by so much a masked vector may change where floating point rounds differently
 ATTEMPTS = 4
 SMALL = 16  # bytes: a size, a number format
 
@@ -66,7 +67,8 @@ class SecureSums:
         for _ in range(ATTEMPTS):
             exponent = self._exponents.get(key)
             numbers = None if exponent is None else FixedPoint.finest(n, exponent)
-            replies = self.parties.mask(SumRequest(held, weighting, numbers), length)
+            request = SumRequest(held, weighting, numbers)
+            replies = self.parties.mask(request, length)
             sent = sum(reply.vector is not None for reply in replies.values())
             self._count(1, 8 * length * sent + SMALL * n, (8 * n + SMALL) * n)
             if set(replies) != set(weights):
@@ -76,23 +78,36 @@ class SecureSums:
                 self._exponents[key] = min(largest + HEADROOM, LARGEST)
             if numbers is not None and _fits(numbers, largest, replies):
                 self.last = numbers
-                return self._opened(kind, numbers, replies)
+                found = self._opened(kind, numbers, replies)
+                return self._spoilt(request, length, replies) if found is None else found
         raise InputError(f"The vectors of a secure sum grow from one question to the next: {kind!r} has no clip.")
 
-    def _opened(self, kind: str, numbers: FixedPoint, replies: dict[str, MaskedReply]) -> NDArray[np.float64]:
-        """Add up what came; refuse a sum that is larger than all of its terms: somebody's masks were false."""
+    def _opened(self, kind: str, numbers: FixedPoint, replies: dict[str, MaskedReply]) -> NDArray[np.float64] | None:
+        """Add up what came; `None` where the sum is larger than all of its terms: somebody's masks were false."""
         total: Any = np.zeros(1, dtype=np.uint64)
         for name, reply in replies.items():
             self._record(kind, name, reply.vector)
             total = total + reply.vector
         found = numbers.decode(total)
         most = sum(float(np.ldexp(1.0, reply.exponent)) for reply in replies.values()) + numbers.error
-        if not np.all(np.abs(found) <= most):
-            raise InputError(
-                "A secure sum is larger than all of its terms: one of the clients has masked another question, or has "
-                "sent what is no masked vector."
-            )
-        return found
+        return found if np.all(np.abs(found) <= most) else None
+
+    def _spoilt(self, request: SumRequest, length: int, replies: dict[str, MaskedReply]) -> NoReturn:
+        """Ask the same once more, where that tells who it was: the same question has the same masked vector."""
+        if hasattr(self.parties, "spoilt"):
+            again = self.parties.mask(request, length)
+            self.parties.spoilt([name for name in replies if not _same(replies[name].vector, again[name].vector)])
+        raise InputError(
+            "A secure sum is larger than all of its terms: one of the clients has masked another question, or has sent "
+            "what is no masked vector. Nobody can tell which one: that would take everybody's vectors."
+        )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two masked vectors are one, but for the last digits of what is under the mask."""
+    if one is None or other is None:
+        return False
+    return bool(np.all(np.abs((one - other).view(np.int64)) < DIGITS))
 
 
 def _fits(numbers: FixedPoint, largest: int, replies: dict[str, MaskedReply]) -> bool:
@@ -137,6 +152,10 @@ class MaskedSums:
         """
         assert vectors.shares is not None
         shared = vectors.shares(torch.from_numpy(np.array(weights[asked.index])))
+        if isinstance(shared.parts, Vectors):  # clients elsewhere, which do all of this themselves
+            own = {asked.names[i]: float(weights[i]) for i in asked.chosen}
+            total = self.sums.sum(part, shared.parts, own, len(asked.like) + 1)
+            return cast(Tensor, shared.total(torch.from_numpy(total[:-1])))
         rows = torch.nn.functional.pad(shared.parts.double(), (0, 1), value=shared.most)
         ones = dict.fromkeys((asked.names[i] for i in asked.chosen), 1.0)
         total = self.sums.sum(part, replace(vectors, each=lambda: rows), ones, rows.shape[1])

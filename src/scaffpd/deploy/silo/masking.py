@@ -113,13 +113,17 @@ class SiloMasking:
         self, asked: Message, compute: Callable[[Message, str], Message], vectors: Callable[[Message], dict[str, Array]]
     ) -> Message:
         """Answer with a vector that another question is about: masked, or no more than its length."""
-        about, parts = str(asked.values.get("about")), names_of(asked.values, "parts")
+        about = str(asked.values.get("about"))
+        if about == messages.DRILL and asked.kind == messages.MASKED:
+            return self._drill(asked)
+        parts = names_of(asked.values, "parts")
         hidden = QUESTIONS[about].vectors if about in QUESTIONS else ()
         known = parts in TOTALS if about == "totals" else len(parts) == 1 and parts[0] in hidden
         if not known or (about == Curvature.kind and not self.rules.projections):
             raise InputError(NAMELESS.format(about))
         sums = None if asked.kind == messages.SIZES else self._weighting(asked.values, about)
-        found = compute(Message(about, asked.values, asked.arrays), asked.kind).arrays
+        computed = compute(Message(about, asked.values, asked.arrays), asked.kind)
+        found = computed.arrays
         if not set(parts) <= set(found):
             raise InputError(NAMELESS.format(about))
         vector = np.concatenate([np.asarray(found[part], dtype=np.float64).ravel() for part in parts])
@@ -128,7 +132,15 @@ class SiloMasking:
         if "beyond" in asked.values:  # the digits that a coarser sum has left
             bits = int(np.clip(number(asked.values, "beyond"), -LARGEST, LARGEST))
             vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
+        if computed.values.get("shared"):  # the silo has weighted its part itself, before it added noise
+            sums = Weighting(sums.terms, np.ones(len(sums.values)))
         return self._masked(asked, sums, vector, asked_digest(asked, vectors(asked)))
+
+    def _drill(self, asked: Message) -> Message:
+        """Answer with masked ones: nothing is hidden under them, and their masks are used for nothing else."""
+        sums, numbers = self._weighting(asked.values, messages.DRILL), FixedPoint.of(asked.values.get("numbers"))
+        masked = self.party.mask(sums.terms, asked_digest(asked, {}), numbers, np.ones(messages.DRILLED))
+        return Message("answer", {"exponent": 0}, {"masked": masked.view(np.int64)})
 
     def _weighting(self, values: Mapping[str, Any], about: str) -> Weighting:
         """Read who takes part in a sum, and with which weights."""

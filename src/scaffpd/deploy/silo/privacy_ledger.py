@@ -17,14 +17,51 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from scaffpd.cohort import Cohort
 from scaffpd.config.model_file import PRIVACY
-from scaffpd.config.silo import PrivacyRules
+from scaffpd.config.silo import PrivacyRules, SecureRules
+from scaffpd.deploy.messages import SCALE, names_of, number
 from scaffpd.errors import InputError, unknown
+from scaffpd.federation.questions import Reply
 from scaffpd.privacy import Private
 from scaffpd.privacy.accountant import Account
+from scaffpd.privacy.noise import digest
+from scaffpd.privacy.oracle import SumTerms
 from scaffpd.system import atomic_write, load_or_create, lock_file
+
+
+def check_shared(rules: SecureRules, agreed: Mapping[str, Any], own: bool) -> None:
+    """Refuse to share noise where somebody might see this silo's part of it, or where more silos might show theirs."""
+    if (colluding := agreed.get("colluding")) is None:
+        return
+    if not (rules.required and rules.trusted) or own:
+        raise InputError(
+            "This silo shares noise with others only where nobody sees its part: its file has to require masks "
+            "(secure.required) and to pin the others' keys (secure.pins), and the model has to be the agreement's."
+        )
+    if type(colluding) is not int or colluding < rules.colluding:
+        raise InputError(f"Shared noise has to bear {rules.colluding} colluding silos, as this silo's file has it.")
+
+
+def shared_parts(name: str, reply: Reply, values: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
+    """Return what this silo adds to a sum with shared noise: its weighted vector, in units, with its part of the noise.
+
+    One more entry, the same for everybody and as large as any may be, keeps the size of a vector from being told.
+    """
+    found = {}
+    for part, vectors in reply.vectors.items():
+        if vectors.shares is not None:
+            names, weights, scale = names_of(values, "names"), values["weights"], number(values, SCALE)
+            if not 0 < scale < np.inf:
+                raise InputError("The question does not say in which units the sum is.")
+            own = torch.tensor([weights[names.index(name)]], dtype=torch.float64)
+            terms = SumTerms(len(names), scale, digest(*names, torch.tensor(weights, dtype=torch.float64), scale))
+            made = vectors.shares(own, terms)
+            found[part] = np.append(made.parts[0].double().numpy(), made.most)
+    return found
 
 
 class PrivacyLedger:

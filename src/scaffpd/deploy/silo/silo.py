@@ -31,6 +31,7 @@ from scaffpd.config.model_file import TRIAL, Setup, linear, read_values
 from scaffpd.config.silo import SiloFile
 from scaffpd.data.silos import fold_numbers
 from scaffpd.deploy.messages import (
+    MASKED,
     SECRET,
     SPENT,
     Array,
@@ -47,7 +48,7 @@ from scaffpd.deploy.messages import (
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.disclosure import AuditLog
 from scaffpd.deploy.silo.guard import SiloGuard
-from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
+from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger, check_shared, shared_parts
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import QUESTIONS, GradientsAt, JoiningScores, Question, Scores
 from scaffpd.gains import own_scores
@@ -267,6 +268,7 @@ class Silo:
     def _bind(self, setup: Setup) -> None:
         """Take an agreement, if this silo's file allows it."""
         self.guard.check_agreement(setup)
+        check_shared(self.file.secure, setup.privacy, self.data.cohort is not None)
         if "fold" in setup.model:
             self._check_trial(setup)
         if self._setup is None or self._setup.digest != setup.digest:
@@ -312,7 +314,9 @@ class Silo:
         with self._noted(), limit_threads(channel.work):
             reply = channel.ask(question, [0])
             shown = self.masking.coarse(question, reply) if self._masks else reply
-            return Message("answer", {}, reply_arrays(question, shown, self.cohort.start()))
+            arrays = reply_arrays(question, shown, self.cohort.start())
+            shared = shared_parts(self.name, reply, values) if use == MASKED else {}
+            return Message("answer", {"shared": True} if shared else {}, arrays | shared)
 
     def _compared(self, setup: Setup, question: JoiningScores) -> dict[str, Array]:
         """Scores of models alone and together on the held-out rows: means and covariances, no row's own."""
