@@ -18,7 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments import image_findings
-from experiments.image_pieces import LOSSES, Piece, carry_out
+from experiments.image_divisions import LOSSES, Piece
+from experiments.image_pieces import carry_out
 from experiments.image_plans import PLANS, Plan, plan
 from experiments.image_rows import MOST, TUNED
 from experiments.image_study import Place, ground

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import scaffpd as sp
-from experiments import image_decisive, image_findings, image_pieces, image_rows, spectral
+from experiments import image_decisive, image_divisions, image_exact, image_findings, image_pieces, image_rows, spectral
 from experiments.image_study import Ground
 from scaffpd.data import Table
 from scaffpd.errors import InputError
@@ -183,8 +183,8 @@ def test_one_average_model_is_a_weighted_ridge_regression():
     piece, here = ground()
     F = torch.from_numpy(np.asarray(here.table.values, dtype=np.float64)) * here.table.scale
     labels = torch.from_numpy(np.concatenate([here.train, here.test]))
-    division = image_pieces.Division(here, F, labels, piece, 1)
-    X = image_pieces.averaged(division, "fit", {"l2": 0.03})[0].numpy()
+    division = image_divisions.Division(here, F, labels, piece, 1)
+    X = image_exact.averaged(division, "fit", {"l2": 0.03})[0].numpy()
     H, b = 0.03 * np.eye(F.shape[1]), np.zeros(X.shape)
     for A, y in division.pairs("fit"):
         own, Y = A.numpy(), np.eye(here.classes)[y.numpy()]
