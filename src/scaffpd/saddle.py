@@ -30,10 +30,12 @@ optimality conditions. A step that does not lower max_l ⟨q, l⟩ − ψ(l) is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import lapack
 
 from scaffpd.objectives.base import LARGEST, Objective, ProxStep, Vector
 
@@ -81,11 +83,15 @@ def solve_saddle(
     allow `tol`, its gap says so.
     """
     objective.weights(len(a))
-    shift = float(start @ a / start.sum()) if objective.simplex else 0.0
-    held = np.zeros(len(a)) if w is None else w
     with np.errstate(all="ignore"):  # what overflows is refused by the line search, or shows in the gap
-        found = _SaddleProblem(objective, a - shift, E, start, held**2).solve(tol)
-    return replace(found, value=found.value + shift)
+        return _solved(objective, a, E, start, tol, np.zeros(len(a)) if w is None else w**2)
+
+
+def _solved(objective: Objective, a: Vector, E: Matrix, start: Vector, tol: float, square: Vector) -> Saddle:
+    """On the simplex a common shift of the losses changes nothing but the rounding."""
+    shift = float(start @ a / np.add.reduce(start)) if objective.simplex else 0.0
+    found = _SaddleProblem(objective, a - shift, E, start, square).solve(tol)
+    return Saddle(found.weights, found.z, found.value + shift, found.gap, found.iterations)
 
 
 def solve_quadratics(
@@ -97,6 +103,7 @@ def solve_quadratics(
     """
     shift = float(start @ a / start.sum()) if objective.simplex else 0.0
     problem = _Quadratics(objective, a - shift, E, H)
+    objective.weights(len(a))
     with np.errstate(all="ignore"):
         found = problem.solve(start, share, least)
     return replace(found, value=found.value + shift)
@@ -123,7 +130,9 @@ class _SaddleProblem:
 
     def __init__(self, objective: Objective, a: Vector, E: Matrix, l: Vector, square: Vector) -> None:  # noqa: E741
         self.objective, self.a, self.E, self.l, self.square = objective, a, E, l, square
-        self.shared, self.reach = float(square.min()), float(np.sqrt((E**2).sum(0).max()))
+        self.shared, self.held = float(np.minimum.reduce(square)), bool(square.any())
+        self.squares = (E * E).sum(0)
+        self.reach = float(np.maximum.reduce(self.squares)) ** 0.5
 
     def solve(self, tol: float) -> Saddle:
         """Proximal points until the gap is at most `tol`, or does not fall any more."""
@@ -151,8 +160,11 @@ class _SaddleProblem:
 
     def _first(self) -> float:
         """The first π, from the most by which weight that moves to one client can change Eᵀz."""
-        E = self.E - self.E.mean(1, keepdims=True) if self.objective.simplex else self.E
-        coupling = float((E**2).sum(0).max()) if len(E) else 0.0
+        squares = self.squares
+        if self.objective.simplex:
+            E = self.E - self.E.mean(1, keepdims=True)
+            squares = (E * E).sum(0)
+        coupling = float(np.maximum.reduce(squares)) if len(self.E) else 0.0
         return min(max(FIRST * coupling - self.shared, 0.0 if self.shared > 0 else SMALLEST), HIGHEST)
 
     def _last(self, pi: float, point: _Iterate) -> float:
@@ -164,13 +176,14 @@ class _SaddleProblem:
 
     def _forces(self, point: _Iterate) -> Vector:
         """The v of (z, λ)."""
-        return self.a + point.z @ self.E - self.square * (point.weights - self.l)
+        v: Vector = self.a + point.z @ self.E
+        return v - self.square * (point.weights - self.l) if self.held else v
 
     def _proof(self, point: _Iterate) -> tuple[Saddle, float]:
         """The gap of (z, λ), and what of it may be rounding."""
         z, weights, v = point.z, point.weights, self._forces(point)
         v = v - (float(v @ weights) if self.objective.simplex else 0.0)  # a common shift changes but the rounding
-        if not np.all(np.abs(v) <= LARGEST):
+        if not np.maximum.reduce(np.abs(v)) <= LARGEST:
             return Saddle(weights, z, np.inf, np.inf, 0), 0.0
         away, pulled = weights - self.l, self.E @ weights
         gap = self.objective._support(v) - float(v @ weights) + point.penalty
@@ -180,20 +193,24 @@ class _SaddleProblem:
         size = float((np.abs(self.a) + self.square * (np.abs(away) + weights)) @ weights) + abs(point.penalty)
         error = EPSILON * self.reach * float(weights.sum())
         rounding = 2 * EPSILON * size + 2 * error * (float(np.sqrt(z @ z)) + error)
-        return Saddle(weights, z, below + gap, gap if np.isfinite(gap) else np.inf, 0), rounding
+        return Saddle(weights, z, below + gap, gap if math.isfinite(gap) else np.inf, 0), rounding
 
     def _at(self, z: Vector, anchor: Vector, pi: float) -> _Iterate | None:
         """φ at z; `None` where numbers are too large."""
-        v, total = self.a + z @ self.E, np.minimum(np.maximum(pi + self.square, SMALLEST), HIGHEST)
-        s = v - self.square * (anchor - self.l)
+        v = self.a + z @ self.E
+        s, total = v, min(max(pi, SMALLEST), HIGHEST)
+        if self.held:
+            s, total = v - self.square * (anchor - self.l), np.clip(pi + self.square, SMALLEST, HIGHEST)
         if not np.maximum.reduce(np.abs(s)) <= LARGEST:
             return None
         step = self.objective._prox_step(s, anchor, 1 / total)
-        weights, away, moved = step.weights, step.weights - self.l, step.weights - anchor
+        weights, moved = step.weights, step.weights - anchor
         gain, penalty, square = float(v @ weights), self.objective._value(weights), float(z @ z)
-        held = 0.5 * float(self.square @ away**2) + 0.5 * pi * float(moved @ moved)
+        held = 0.5 * pi * float(moved @ moved)
+        if self.held:
+            held += 0.5 * float(self.square @ (weights - self.l) ** 2)
         size = float(np.abs(v) @ weights) + abs(penalty) + held + square
-        if not np.isfinite(size):
+        if not math.isfinite(size):
             return None
         return _Iterate(z, step, penalty, gain - penalty - held + 0.5 * square, size, z + self.E @ weights)
 
@@ -239,11 +256,11 @@ class _SaddleProblem:
         free = root > 0
         G, Q = self.E[:, free] * root[free], Q[:, free]
         G = G - (G @ Q.T) @ Q
-        try:
-            direction = np.asarray(np.linalg.solve(np.eye(len(G)) + G @ G.T, -point.gradient), dtype=np.float64)
-        except np.linalg.LinAlgError:
-            return -point.gradient
-        return direction if np.all(np.isfinite(direction)) else -point.gradient
+        B = G @ G.T
+        B.flat[:: len(B) + 1] += 1.0
+        direction: Vector
+        _, direction, failed = lapack.dposv(B, point.gradient) if len(B) else (B, point.gradient, 0)
+        return -direction if not failed and np.isfinite(direction).all() else -point.gradient
 
 
 @dataclass(frozen=True)
@@ -261,7 +278,7 @@ class _Quadratics:
 
     def __init__(self, objective: Objective, a: Vector, E: Matrix, H: Matrix) -> None:
         self.objective, self.a, self.E, self.H = objective, a, E, H
-        self.flat, self.identity = H.reshape(len(a), -1), np.eye(len(E))
+        self.flat, self.known = H.reshape(len(a), -1), (np.empty(0), E)
 
     def solve(self, weights: Vector, share: float, least: float) -> Saddle:
         """Newton steps from z = 0, until the lowest F is near enough to the best bound from below."""
@@ -295,25 +312,41 @@ class _Quadratics:
     def _at(self, z: Vector) -> _Place:
         bent = (self.H.reshape(-1, len(z)) @ z).reshape(len(self.a), len(z))
         losses, slopes = self.a + z @ self.E + 0.5 * (bent @ z), self.E.T + bent
-        sane = bool(np.all(np.abs(losses) <= LARGEST))
+        sane = bool(np.maximum.reduce(np.abs(losses)) <= LARGEST)
         return _Place(z, losses, slopes, self.objective._support(losses) if sane else np.inf)
 
     def _bend(self, weights: Vector) -> Matrix:
-        """B(λ), and as much more as rounding needs."""
-        B = (weights @ self.flat).reshape(self.identity.shape)
-        return np.asarray(B + TINY * np.trace(B) * self.identity)
+        """B(λ), and as much more as rounding needs; remembered for the last λ."""
+        if self.known[0] is not weights:
+            B = (weights @ self.flat).reshape(len(self.E), -1)
+            B.flat[:: len(B) + 1] += TINY * B.trace()
+            self.known = weights, B
+        return self.known[1]
 
     def _step(self, here: _Place, weights: Vector, more: float, tol: float) -> Saddle:
         """Newton's step from here with B(λ) + `more` times the curvature of all clients alike."""
         B = self._bend(weights)
         if more > 0:
             B = B + more * self._bend(np.full(len(weights), weights.sum() / len(weights)))
-        root = np.linalg.cholesky(B)
-        found = solve_saddle(self.objective, here.losses, np.linalg.solve(root, here.slopes.T), weights, tol)
-        return replace(found, z=np.asarray(np.linalg.solve(root.T, found.z)))
+        root = factor(B)
+        E = lapack.dtrtrs(root, here.slopes.T, lower=1)[0]
+        found = _solved(self.objective, here.losses, E, weights, tol, np.zeros(len(weights)))
+        return replace(found, z=lapack.dtrtrs(root, found.z, lower=1, trans=1)[0])
 
     def _below(self, place: _Place, weights: Vector) -> float:
         """Return the minimum over z at λ, which is below the optimum: ⟨q, λ⟩ − ψ(λ) − ½gᵀB(λ)⁻¹g."""
         g = weights @ place.slopes
         lower = float(place.losses @ weights) - self.objective._value(weights)
-        return lower - 0.5 * float(g @ np.linalg.solve(self._bend(weights), g)) if np.isfinite(lower) else -np.inf
+        if not np.isfinite(lower):
+            return -np.inf
+        half = lapack.dtrtrs(factor(self._bend(weights)), g, lower=1)[0]
+        return lower - 0.5 * float(half @ half)
+
+
+def factor(B: Matrix) -> Matrix:
+    """Return the lower triangle of Cholesky's factor."""
+    root: Matrix
+    root, failed = lapack.dpotrf(B, lower=1)
+    if failed:
+        raise np.linalg.LinAlgError("not positive definite")
+    return root

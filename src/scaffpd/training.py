@@ -150,13 +150,14 @@ def train(
         algorithm = replace(cast(Any, algorithm), objective=objective.settled(federation))
     whole = len(federation.names) <= MANY if every_client is None else bool(every_client)
     run = _TrainingRun(algorithm, federation, seed, keeper, whole)
-    run.begin(_start(federation, getattr(x0, "x", x0)), x0)
-    reason = algorithm.uncertified(run.state)
-    if tol is not None and reason is not None:
-        raise InputError(f"tol needs a certificate, and there is none: {reason}")
-    with Progress(progress, rounds, tol) as bar, limit_threads(federation.channel.work):
-        status = run.until(rounds, tol, [*callbacks, bar.show])
-    return run.result(status)
+    with limit_threads(federation.channel.work):
+        run.begin(_start(federation, getattr(x0, "x", x0)), x0)
+        reason = algorithm.uncertified(run.state)
+        if tol is not None and reason is not None:
+            raise InputError(f"tol needs a certificate, and there is none: {reason}")
+        with Progress(progress, rounds, tol) as bar:
+            status = run.until(rounds, tol, [*callbacks, bar.show])
+        return run.result(status)
 
 
 class _TrainingRun:

@@ -26,6 +26,7 @@ from scaffpd.saddle import solve_saddle
 
 STEPS, CLIENTS = 1, 2  # what a round's random numbers are for: rows of minibatches, and who takes part
 CERTIFIED = 0.1  # accuracy of the certificate's λ, as a share of what another λ proves
+NOTHING = 2.0  # times its floor: a certificate that another λ cannot improve
 NEAR = 1e-6  # σ of a prox that is all but a projection
 WEIGHTS = ("samples", "uniform")
 POSITIVE = ("local_rate", "server_rate", "dual_rate")
@@ -258,9 +259,9 @@ class SeeingMethod(MinimaxMethod):
     sees_vectors: ClassVar[bool] = True
 
     def _proven(self, state: Seen, at: Gradients) -> Seen:
-        """The state with the better certificate of the two λ."""
+        """The state with the better certificate of the two λ; where one leaves nothing but rounding, it is that."""
         own = self._certified_for(state.model_weights, state, at)
-        if not np.isfinite(own.certificate):
+        if not np.isfinite(own.certificate) or own.certificate <= NOTHING * own.floor:
             return own
         modulus = float(own.weights @ state.constants.strong_convexity)
         E = compact(state.gradients.mT / modulus**0.5).cpu().numpy()

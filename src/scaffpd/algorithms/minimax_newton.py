@@ -42,6 +42,7 @@ KEPT, GOOD = 0.1, 0.75  # of a promise: a step is taken; the damping falls
 NOTHING = 0.01  # damping that changes the model by less than this share of its promise is left out
 FINE, ROUGH = 1e-9, 1e-2  # accuracy of the saddle point, as a share of what it promises
 SLACK = 64  # rounding in the acceptance test, in units of the number format
+DIGITS = 16  # rounding in the server's problem, in the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +80,11 @@ class MinimaxNewton(SeeingMethod):
         x, constants, at = self._open(federation, x0)
         if not constants.convex:
             raise InputError("MinimaxNewton needs losses that are known to be convex: use ScaffPD for networks.")
-        return self._proven(MinimaxNewtonState(
+        state = MinimaxNewtonState(
             x=x, weights=(weights := self.objective.start(at.losses)), model_weights=weights, losses=at.losses,
             gradients=at.each().double(), seed=seed, constants=constants, at=at,
-        ), at)  # fmt: skip
+        )  # fmt: skip
+        return self._certified_for(weights, state, at) if x0 is None else self._proven(state, at)
 
     def resume(self, federation: Federation, state: MinimaxNewtonState) -> MinimaxNewtonState:
         """Ask the clients again for what is not on disk: their answers at x, and their Hessians if they gave them."""
@@ -105,7 +107,7 @@ class MinimaxNewton(SeeingMethod):
         x = state.x + torch.from_numpy(found.z).to(state.x)
         at = federation.gradients(x)
         level = self._level(found.weights, state.losses)
-        before = self.objective.support(state.losses - level)
+        before = self.objective._support(state.losses - level)
         promised = max(before - (found.value - level), 0.0)
         unit = promised / max(float(found.weights @ state.constants.smoothness * (found.z @ found.z)), 1e-300)
         asked = replace(
@@ -114,7 +116,7 @@ class MinimaxNewton(SeeingMethod):
         )  # fmt: skip
         if not np.all(np.abs(at.losses) < LARGEST / 4):
             return asked
-        gained = before - self.objective.support(at.losses - level)
+        gained = before - self.objective._support(at.losses - level)
         taken = self._proven(replace(
             asked, x=x, losses=at.losses, gradients=at.each().double(), at=at, accepted=True,
             hessians=H if state.constants.quadratic else None,
@@ -133,5 +135,5 @@ class MinimaxNewton(SeeingMethod):
         if state.damping > 0:
             added = torch.from_numpy(state.damping * state.constants.smoothness).to(H)
             H = H + added[:, None, None] * torch.eye(H.shape[1]).to(H)
-        C, least = state.gradients.cpu().numpy().T, EPSILON * size
+        C, least = state.gradients.cpu().numpy().T, DIGITS * EPSILON * size
         return solve_quadratics(self.objective, state.losses, C, H.cpu().numpy(), state.model_weights, share, least)

@@ -169,7 +169,7 @@ class SubspaceSaddle(MinimaxMethod):
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SubspaceSaddleState:
         """The clients' answers at x⁰, and D."""
         x, constants, at = self._open(federation, x0)
-        weights, prior = self.objective.start(at.losses), self.objective.weights(len(at.losses))
+        weights, prior = self.objective.start(at.losses), self.objective.weights(len(at.losses)).copy()
         steepest(constants.smoothness)
         metric, size = torch.ones_like(x), float(constants.smoothness.mean())
         diagonal = at.diagonal(prior) if constants.quadratic else metric

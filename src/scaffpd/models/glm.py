@@ -137,11 +137,15 @@ class LinearPoint:
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bound how far off rounding may have put L_i and, in norm, c_i, for the data, x and l2 as they are stored."""
-        size = norm_above(self.x, 0)
-        loss, gradient = self.arithmetic(size)
-        return loss + bounded_square(self.x) * self.l2 / 2, gradient + self.scalings(self.l2 * size)
+        loss, gradient = self.arithmetic(self.size)
+        return loss + bounded_square(self.size, len(self.x)) * self.l2 / 2, gradient + self.scalings(self.l2 * self.size)
 
-    def arithmetic(self, size: Tensor) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def size(self) -> float:
+        """‖x‖, from above."""
+        return float(norm_above(self.x, 0))
+
+    def arithmetic(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
         """Bound what sums may be off, where the rows multiply vectors of this length.
 
         A sum of n products is off by at most s(n) times the sum of their sizes, s(n) = γ_n for plain double precision
@@ -159,10 +163,13 @@ class LinearPoint:
         curvature, features, rows = steepness(self.loss, fine), fine.A.shape[1], len(levers)
         k, tiny = products.slack(features) * size, products.least * features * self.outputs
         ra = fine.layout.segment_sum(norm_above(self.slopes, 1) * levers)
-        loss = k * ((1 + slope) * ra + jump * a) + curvature * (k.square() * aa + tiny**2)
-        loss = loss + (value + tiny + UNIT * SAFE * (m + 8)) * self.losses.abs() + offset + 2 * tiny + rows * LEAST
-        sums = max(products.slack(rows), products.each_slack(max(fine.layout.lengths))) + gamma(CLIENTS)
-        gradient = curvature * (k * aa + tiny * a) + (slope + sums + self._format()) * ra + 2 * jump * a
+        loss = ((1 + slope) * k) * ra + (curvature * (k * k)) * aa
+        loss = loss + (UNIT * SAFE * m + (value + tiny + 8 * UNIT * SAFE)) * self.losses.abs()
+        loss = loss + (offset + curvature * tiny**2 + 2 * tiny + rows * LEAST)
+        sums = max(products.slack(rows), products.each_slack(fine.layout.largest)) + gamma(CLIENTS)
+        gradient = (curvature * k) * aa + (slope + sums + self._format()) * ra + (curvature * tiny + 2 * jump) * a
+        if jump:
+            loss = loss + (jump * k) * a
         return SAFE * loss, SAFE * gradient + rows * self._least() * (features * self.outputs) ** 0.5
 
     def scalings(self, size: Tensor | float) -> Tensor | float:
@@ -204,10 +211,10 @@ def squares(x: Tensor) -> Tensor:
     return terms[:cut].view(-1, width).sum(1).sum() + terms[cut:].sum()
 
 
-def bounded_square(x: Tensor) -> Tensor:
-    """What ‖x‖² and its product with l2/2 may be off."""
-    n = len(x) if len(x) <= SHORT else 2 * math.isqrt(len(x)) + 4
-    return SAFE * gamma(n + 8) * squares(x) + len(x) * LEAST
+def bounded_square(size: float, d: int) -> float:
+    """What ‖x‖² and its product with l2/2 may be off, for ‖x‖ ≤ size."""
+    n = d if d <= SHORT else 2 * math.isqrt(d) + 4
+    return SAFE * gamma(n + 8) * size * size + d * LEAST
 
 
 class LinearOracle:

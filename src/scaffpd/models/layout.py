@@ -79,8 +79,8 @@ class Ragged:
     """The layout of N clients' rows in one stack."""
 
     def __init__(self, sizes: list[int], device: torch.device, dtype: torch.dtype) -> None:
-        self.lengths, self.smallest = list(sizes), min(sizes, default=0)
-        self.equal = bool(sizes) and self.smallest == max(sizes) > 0
+        self.lengths, self.smallest, self.largest = list(sizes), min(sizes, default=0), max(sizes, default=0)
+        self.equal = self.smallest == self.largest > 0
         self.sizes = torch.tensor(sizes, device=device)
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
         self.dtype = dtype
@@ -127,9 +127,9 @@ class Ragged:
     @cached_property
     def _cuts(self) -> tuple[Tensor, Tensor] | None:
         """Each client's rows in blocks of about the root of the largest client's: the blocks' lengths, and how many."""
-        if (largest := max(self.lengths, default=0)) <= SHORT:
+        if self.largest <= SHORT:
             return None
-        width = math.isqrt(largest)
+        width = math.isqrt(self.largest)
         counts = (-(-self.sizes // width)).clamp_min(1)
         lengths = torch.full((int(counts.sum()),), width, device=self.sizes.device)
         lengths[torch.cumsum(counts, 0) - 1] = self.sizes - (counts - 1) * width
@@ -140,7 +140,7 @@ class Ragged:
         """In how many additions a row of each client takes part in `total`."""
         if self._cuts is None:
             return self.sizes.double()
-        return self._cuts[1].double() + math.isqrt(max(self.lengths))
+        return self._cuts[1].double() + math.isqrt(self.largest)
 
     def total(self, rows: Tensor) -> Tensor:
         """Σ over each client's rows, (M,) → (N,), in blocks whose length is the root of their number.

@@ -36,7 +36,7 @@ from torch.nn.functional import pad
 from scaffpd.federation import LocalPlan, ProximalPlan, Vector
 from scaffpd.models.layout import KEPT, PaddedBlock, StackedSamples
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import GraphReplay
+from scaffpd.models.numerics import ALONE, GraphReplay
 
 
 class NearbyGradients:
@@ -62,7 +62,7 @@ class NearbyGradients:
         return self.loss.residual(z.mT, self.y).mT.sub_(self.r).mul_(self.weight)
 
 
-SMALL_MATRIX, SMALL_VECTOR = 2**18, 9000  # multiplications of one product up to which NumPy's BLAS takes one thread
+SMALL_VECTOR = 9000  # multiplications of a product with a vector up to which NumPy's BLAS takes one thread
 
 
 class Products:
@@ -74,7 +74,7 @@ class Products:
     def __init__(self, A: Tensor, k: int) -> None:
         n, m, features = A.shape
         self.A, self.out, self.own = A, A.new_empty(n, k, m), A.new_empty(n, k, features)
-        self.small = not A.is_cuda and k * m * features <= (SMALL_MATRIX if k > 1 else SMALL_VECTOR)
+        self.small = not A.is_cuda and k * m * features <= (ALONE if k > 1 else SMALL_VECTOR)
         if self.small:
             self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
 

@@ -35,11 +35,12 @@ from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
 from scaffpd.models.local_steps import stepping
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import SAFE, UNIT, extreme_values, gamma, gram, norm_above, parallel_map, triangle_of
+from scaffpd.models.numerics import SAFE, UNIT, extreme_values, gamma, gram, norm_above, parallel_map, squared, triangle_of
 from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
 from scaffpd.models.tables import MappedMatrix
 
 WORTH = 1.2  # as many times the features must a client's samples be
+FEW = 2**15  # numbers in all features up to which a pass over them takes no longer than one over fewer rows
 TOGETHER = 4  # times as many rows as columns are decomposed at a time where rows are read piece by piece
 
 
@@ -52,12 +53,14 @@ class Compressed:
         fine: the same in double precision; the samples themselves where there is nothing to compress.
         constant: ‖ρ‖²/m per client.
         noise: what [A y]ᵀ[A y] is off at most, relative to the norms of two columns, per client.
+        fewer: whether anything is compressed; else constant and noise are zero.
     """
 
     rows: StackedSamples
     fine: StackedSamples
     constant: Tensor
     noise: Tensor
+    fewer: bool = True
 
     @cached_property
     def sizes(self) -> tuple[Tensor, Tensor]:
@@ -66,7 +69,7 @@ class Compressed:
         targets = self.fine.layout.segment_sum(share * norm_above(y, 1).square()) + self.constant
         return self.fine.levers[2].sqrt(), SAFE * targets.sqrt()
 
-    def off(self, size: Tensor) -> tuple[Tensor, Tensor]:
+    def off(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
         """What L_i and c_i are off, where rows multiply a vector of this length."""
         top, y = self.sizes
         delta = top * size + y
@@ -76,16 +79,17 @@ class Compressed:
         """The same for some of the clients."""
         rows = self.rows.only(clients)
         fine = rows if self.fine is self.rows else self.fine.only(clients)
-        return Compressed(rows, fine, self.constant[clients], self.noise[clients])
+        return Compressed(rows, fine, self.constant[clients], self.noise[clients], self.fewer)
 
 
 def compress(rows: StackedSamples) -> Compressed:
     """Fewer rows for every client that has more than enough of them (once, when the data is bound)."""
     features, sizes = rows.A.shape[1], rows.layout.sizes
     constant = torch.zeros(len(rows.layout), dtype=torch.float64, device=sizes.device)
-    tall = [block for block in rows.blocks if block.rows.shape[1] >= WORTH * features]
+    enough = sum(rows.layout.lengths) * features > FEW
+    tall = [block for block in rows.blocks if enough and block.rows.shape[1] >= WORTH * features]
     if not tall:
-        return Compressed(rows, rows, constant, torch.zeros_like(constant))
+        return Compressed(rows, rows, constant, torch.zeros_like(constant), fewer=False)
     everyone, noise = len(tall) == len(rows.blocks), torch.zeros_like(constant)
     shorter = torch.full_like(sizes, everyone, dtype=torch.bool)
     for block in () if everyone else tall:
@@ -148,7 +152,7 @@ class CompressedPoint(LinearPoint):
     """All clients at one x, from fewer rows."""
 
     def __init__(self, data: Compressed, loss: Loss, l2: float, x: Tensor, outputs: int) -> None:
-        super().__init__(data.rows, loss, l2, x, outputs, data.fine, data.constant)
+        super().__init__(data.rows, loss, l2, x, outputs, data.fine, data.constant if data.fewer else None)
         self.data = data
 
     def rounding(self) -> tuple[Tensor, Tensor]:
@@ -157,8 +161,21 @@ class CompressedPoint(LinearPoint):
         With S = ‖A‖/√m and δ = S‖x‖ + ‖y‖/√m, it is off by at most noise δ² in L_i and 2 noise S δ in c_i.
         """
         loss, gradient = super().rounding()
-        more = self.data.off(norm_above(self.x, 0))
+        if not self.data.fewer:
+            return loss, gradient
+        more = self.data.off(self.size)
         return loss + gamma(self.outputs**2 + 8) * self.data.constant + more[0], gradient + more[1]
+
+    def curvatures(self, V: Tensor) -> Tensor:
+        """As for all losses; the Hessians themselves, for V = I, without a product with it."""
+        k, eye = V.shape[1], torch.eye(V.shape[1], dtype=V.dtype, device=V.device)
+        if self.outputs > 1 or self.rows.stored or V.shape != eye.shape or not torch.equal(V, eye):
+            return super().curvatures(V)
+        out = V.new_empty(len(self.rows.layout), k, k)
+        for block in self.rows.blocks:
+            out[block.clients] = squared(self.rows.of(block)[0] * (2 * block.weight).sqrt()[..., None])
+        out.diagonal(dim1=1, dim2=2).add_(self.l2)
+        return out
 
 
 Made = TypeVar("Made")

@@ -20,6 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -117,9 +118,9 @@ class Objective(ABC):
         self.prior = None if prior is None else _checked_prior(type(self).__name__, prior)
 
     def weights(self, n: int) -> Vector:
-        """The prior p for `n` clients."""
+        """The prior p for `n` clients, which is not to be changed."""
         if self.prior is None:
-            return np.full(n, 1.0 / n)
+            return _uniform(n)
         if len(self.prior) != n:
             raise InputError(f"{type(self).__name__} has a prior for {len(self.prior)} clients, but there are {n}.")
         return self.prior
@@ -232,6 +233,13 @@ class Objective(ABC):
     def __repr__(self) -> str:
         fields = {k: v for k, v in vars(self).items() if v is not None}
         return f"{type(self).__name__}({', '.join(f'{k}={_short(v)}' for k, v in fields.items())})"
+
+
+@lru_cache(maxsize=8)
+def _uniform(n: int) -> Vector:
+    p = np.full(n, 1.0 / n)
+    p.flags.writeable = False
+    return p
 
 
 def _short(value: Any) -> str:

@@ -26,15 +26,10 @@ def normalised(weights: Vector) -> Vector:
     return shares
 
 
-def corrected(weights: Vector, slope: Vector) -> Vector:
-    """Take the rounding error Σ λ_i − 1 back from the clients in proportion to `slope`, their −∂λ_i/∂ν."""
-    error = (np.add.reduce(weights) - 1.0) / np.add.reduce(slope)
+def corrected(weights: Vector, slope: Vector, size: float) -> Vector:
+    """Take the rounding error Σ λ_i − 1 back from the clients in proportion to `slope` (of sum `size`), −∂λ_i/∂ν."""
+    error = (np.add.reduce(weights) - 1.0) / size
     return normalised(np.maximum(weights - slope * error, 0.0))
-
-
-def level_of(b: Vector, w: Vector) -> float:
-    """ν with Σ w_i (b_i − ν) = 1."""
-    return (inner(w, b) - 1.0) / float(np.add.reduce(w))
 
 
 def project_weighted(b: Vector, w: Vector) -> Vector:
@@ -45,26 +40,28 @@ def project_weighted(b: Vector, w: Vector) -> Vector:
     """
     given, top, left = b, np.maximum.reduce(b), len(b)
     b = b - top  # now ν < 0, nothing cancels in Σ w b − 1, and the largest entry is always active
-    slope, level = w, level_of(b, w)
+    slope, size = w, float(np.add.reduce(w))
+    level = (inner(w, b) - 1.0) / size
     while 0 < (active := int(np.count_nonzero(above := b > level))) < left:
         slope, left = w * above, active
-        level = level_of(b, slope)
-    if (
-        -level * np.maximum.reduce(slope) > UNEQUAL
-    ):  # measured from the largest entry, the others have lost too many digits
+        size = float(np.add.reduce(slope))
+        level = (inner(slope, b) - 1.0) / size
+    if -level * size > UNEQUAL and -level * np.maximum.reduce(slope) > UNEQUAL:
+        # measured from the largest entry, the others have lost too many digits
         return project_weighted_from(given - (top + level), w)
-    return corrected(slope * np.maximum(b - level, 0.0), slope)
+    return corrected(slope * np.maximum(b - level, 0.0), slope, size)
 
 
 def project_weighted_from(b: Vector, w: Vector) -> Vector:
     """The same for b that is measured from a value close to ν, by Newton's method on Σ w_i [b_i − ν]₊ = 1."""
     for _ in range(20):
         slope = np.where(b > 0.0, w, 0.0)
-        excess = (inner(slope, b) - 1.0) / slope.sum()
+        size = float(slope.sum())
+        excess = (inner(slope, b) - 1.0) / size
         if not abs(excess) * slope.max() > 4.0 * EPSILON:
             break
         b = b - excess
-    return corrected(slope * np.maximum(b, 0.0), slope)
+    return corrected(slope * np.maximum(b, 0.0), slope, size)
 
 
 def relative(sigma: float | Vector, n: int) -> tuple[float, Vector]:

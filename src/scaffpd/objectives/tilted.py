@@ -80,7 +80,8 @@ class Tilted(Objective):
         k = top * self.rho * share
         x = (s - s.max()) / self.rho + old / k + np.log(self.weights(len(s)) / share)
         weights = k * _omega_with_sum(measured(x, share), 1.0 / (top * self.rho), share)
-        return corrected(weights, share * (weights / (k + weights)))
+        slope = share * (weights / (k + weights))
+        return corrected(weights, slope, float(slope.sum()))
 
     def _maximizer(self, losses: Vector) -> Vector:
         """λ_i ∝ p_i exp(L_i/ρ)."""
