@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from scaffpd.federation import LocalPlan
 from scaffpd.models import batches, layout, local_steps, numerics, quadratic
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.local_steps import SampleSpace
-from scaffpd.models.numerics import Draws, GraphReplay, extreme_values
+from scaffpd.models.numerics import Draws, GraphReplay, extreme_values, triangle_of
 from scaffpd.models.quadratic import compress
 
 SIZES = (3, 40, 17, 40, 9)
@@ -309,7 +310,8 @@ def test_draws_are_splitmix64():
 
 
 @pytest.mark.parametrize("sizes", [(30, 30, 30), (200, 3, 31, 90, 7), (4, 5)])
-def test_compressed_rows_have_the_same_losses(sizes):
+def test_compressed_rows_have_the_same_losses(sizes, monkeypatch):
+    monkeypatch.setattr("scaffpd.models.quadratic.FEW", 0)
     oracle, x = cohort("squared", sizes, features=8)._oracle, torch.randn(8, dtype=torch.float64)
     small, ours, exact = compress(oracle.rows), oracle.evaluate(x), LinearOracle.evaluate(oracle, x)
     torch.testing.assert_close(ours.losses, exact.losses, rtol=1e-13, atol=1e-14)
@@ -318,6 +320,38 @@ def test_compressed_rows_have_the_same_losses(sizes):
     assert torch.all((ours.losses - exact.losses).abs() <= loss)
     assert torch.all((ours.each() - exact.each()).norm(dim=1) <= gradient)
     assert small.rows.layout.lengths == [min(m, 8) for m in sizes]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 12), st.integers(1, 12), st.floats(-12, 0), st.integers(0, 1000))
+def test_triangles_have_the_same_products(extra, columns, exponent, seed):
+    """By Cholesky's factor or by Householder's method: the bound holds, and columns of any size keep their digits."""
+    random = np.random.default_rng(seed)
+    B = random.standard_normal((3, columns + extra, columns)) * np.logspace(0, 10 * exponent, columns)
+    B[1, :, -1] = B[1, :, 0] + 10.0**exponent * B[1, :, -1]  # nearly dependent, or not
+    R, eta = triangle_of(torch.from_numpy(B))
+    assert torch.equal(R, R.triu())
+    for b, r, most in zip(B, R.numpy(), eta.tolist(), strict=True):
+        size, each = np.linalg.norm(b, axis=0), range(columns)
+        off = np.array([[float(dot(b[:, i], b[:, j]) - dot(r[:, i], r[:, j])) for i in each] for j in each])
+        assert np.all(np.abs(off) <= most * np.outer(size, size) * (1 + 1e-12))
+        assert most < 1e-12
+
+
+def dot(a, b):
+    """⟨a, b⟩, exactly."""
+    return sum((Fraction(x) * Fraction(y) for x, y in zip(a.tolist(), b.tolist(), strict=True)), Fraction(0))
+
+
+@pytest.mark.parametrize("loss", ["logistic", "softmax"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 3, 1, 3), (4, 4, 2)])
+def test_few_samples_make_the_same_steps(loss, sizes, monkeypatch):
+    federation = cohort(loss, sizes, features=30)
+    method = sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=40)
+    ours = sp.train(method, federation, rounds=3)
+    monkeypatch.setattr("scaffpd.models.local_steps.FEW", 0)
+    plain = sp.train(method, federation, rounds=3)
+    np.testing.assert_allclose(ours.x, plain.x, rtol=1e-10, atol=1e-13)
 
 
 @settings(max_examples=60, deadline=None)

@@ -73,8 +73,8 @@ class LinearPoint:
             scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
             return transposed(self.rows.A, scale * self.residual).flatten() + self.l2 * weights.sum() * self.x
         weights, x = weights.double(), self.x.double()
-        scale = (weights[self.fine.layout.owner] * self.fine.exact[1])[:, None]
-        out = self.fine.products.transposed(scale * self.slopes).flatten() + self.l2 * weights.sum() * x
+        scaled = self.fine.layout.scaled(self.slopes, weights * self.fine.shares)
+        out = self.fine.products.transposed(scaled).flatten() + self.l2 * weights.sum() * x
         return out.to(self.x.dtype)
 
     def project(self, direction: Tensor) -> Tensor:
@@ -138,7 +138,9 @@ class LinearPoint:
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bound how far off rounding may have put L_i and, in norm, c_i, for the data, x and l2 as they are stored."""
         loss, gradient = self.arithmetic(self.size)
-        return loss + bounded_square(self.size, len(self.x)) * self.l2 / 2, gradient + self.scalings(self.l2 * self.size)
+        return loss + bounded_square(self.size, len(self.x)) * self.l2 / 2, gradient + self.scalings(
+            self.l2 * self.size
+        )
 
     @cached_property
     def size(self) -> float:
@@ -162,7 +164,7 @@ class LinearPoint:
         value, offset, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
         curvature, features, rows = steepness(self.loss, fine), fine.A.shape[1], len(levers)
         k, tiny = products.slack(features) * size, products.least * features * self.outputs
-        ra = fine.layout.segment_sum(norm_above(self.slopes, 1) * levers)
+        ra = fine.layout.segment_sum(norm_above(self.slopes, 1).mul_(levers))
         loss = ((1 + slope) * k) * ra + (curvature * (k * k)) * aa
         loss = loss + (UNIT * SAFE * m + (value + tiny + 8 * UNIT * SAFE)) * self.losses.abs()
         loss = loss + (offset + curvature * tiny**2 + 2 * tiny + rows * LEAST)

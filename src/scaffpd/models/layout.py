@@ -118,6 +118,12 @@ class Ragged:
         """Repeat a number of every client for each of its rows: (N,) → (M,)."""
         return values.repeat_interleave(self.smallest) if self.equal else values[self.owner]
 
+    def scaled(self, rows: Tensor, values: Tensor) -> Tensor:
+        """Multiply the rows of every client, (M, k), by a number of its own, (N,)."""
+        if self.equal:
+            return (rows.view(len(self.lengths), self.smallest, -1) * values[:, None, None]).view_as(rows)
+        return rows * values[self.owner][:, None]
+
     def segment_sum(self, rows: Tensor) -> Tensor:
         """Σ over each client's rows: (M, ...) → (N, ...)."""
         if self.equal:
@@ -454,6 +460,11 @@ class StackedSamples:
             return self.y, self.share
         share = 1 / self.layout.sizes[self.layout.owner].double()
         return self.y.double() if self.y.is_floating_point() else self.y, share
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """A row's share in the mean of its client, (N,), in double precision."""
+        return self.layout.segment_max(self.exact[1])
 
     @cached_property
     def levers(self) -> tuple[Tensor, Tensor, Tensor]:

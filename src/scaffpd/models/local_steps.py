@@ -62,6 +62,7 @@ class NearbyGradients:
         return self.loss.residual(z.mT, self.y).mT.sub_(self.r).mul_(self.weight)
 
 
+FEW = 4  # samples of a client for which its inner products are multiplied number by number
 SMALL_VECTOR = 9000  # multiplications of a product with a vector up to which NumPy's BLAS takes one thread
 
 
@@ -227,13 +228,34 @@ class SampleSpace:
         A d is accumulated as such: near the optimum it is small, and nothing cancels.
         """
         both, out = Z.new_zeros(2, *Z.shape), torch.empty_like(Z)
+        few = self.K.shape[1] <= FEW and steps.weight.ndim == 3 and not Z.is_cuda
         for number, ending in parts:
-            weights = steps._replace(number=number).weights()
-            both = self._corrected(both, Z, start, weights, steps.keep, steps.added)
+            now = steps._replace(number=number)
+            if few:
+                both = self._few_samples(both, Z, start, now)
+            else:
+                both = self._corrected(both, Z, start, now.weights(), steps.keep, steps.added)
             if ending is None:
                 return both[1]
             out[ending] = both[1][ending]
         return out
+
+    def _few_samples(self, both: Tensor, Z: Tensor, start: Tensor, steps: StepWeights) -> Tensor:
+        """The same with clients along the last axis, (k, m, n): one product each would be too small to be called."""
+        Z, start, y, keep, added, w, K = (
+            t.movedim(0, -1).contiguous() for t in (Z, start, self.y, steps.keep, steps.added, steps.weight, self.K)
+        )
+        both = both.movedim(1, -1).clone(memory_format=torch.contiguous_format)
+        (D, R), out = both.unbind(), torch.empty_like(Z)
+        flat, targets = out.flatten(1), y.flatten(1)
+        for _ in range(steps.number):
+            torch.sub(Z, D, out=out)
+            rho = self.loss.across(flat, targets).view_as(Z).sub_(start).mul_(w)
+            torch.addcmul(added, keep, D, out=D)
+            for one, inner in zip(rho[:, :, None].unbind(1), K, strict=True):
+                D.addcmul_(one, inner)
+            torch.addcmul(rho, keep, R, out=R)
+        return both.movedim(-1, 1)
 
     def _corrected_steps(
         self, both: Tensor, Z: Tensor, start: Tensor, weights: Tensor, keep: Tensor, added: Tensor

@@ -146,12 +146,12 @@ class Squared(Loss):
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         """‖z − y‖²."""
-        squares = (z - y).square()
+        squares = (z - y).square_()
         return squares.squeeze(-1) if squares.shape[-1] == 1 else squares.sum(-1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         """2(z − y)."""
-        return 2 * (z - y)
+        return (z - y).mul_(2)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
         """2 everywhere."""

@@ -35,7 +35,17 @@ from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
 from scaffpd.models.local_steps import stepping
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import SAFE, UNIT, extreme_values, gamma, gram, norm_above, parallel_map, squared, triangle_of
+from scaffpd.models.numerics import (
+    SAFE,
+    UNIT,
+    extreme_values,
+    gamma,
+    gram,
+    norm_above,
+    parallel_map,
+    squared,
+    triangle_of,
+)
 from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
 from scaffpd.models.tables import MappedMatrix
 
@@ -86,7 +96,7 @@ def compress(rows: StackedSamples) -> Compressed:
     """Fewer rows for every client that has more than enough of them (once, when the data is bound)."""
     features, sizes = rows.A.shape[1], rows.layout.sizes
     constant = torch.zeros(len(rows.layout), dtype=torch.float64, device=sizes.device)
-    enough = sum(rows.layout.lengths) * features > FEW
+    enough = rows.stored or sum(rows.layout.lengths) * features > FEW
     tall = [block for block in rows.blocks if enough and block.rows.shape[1] >= WORTH * features]
     if not tall:
         return Compressed(rows, rows, constant, torch.zeros_like(constant), fewer=False)
@@ -257,8 +267,8 @@ class QuadraticDisplacements:
     def sum(self, weights: Tensor) -> Tensor:
         """Σ_i w_i d_i = (Σ w_i ϕ_i(l2)) c + Ãᵀ (w ∘ gain ∘ Ã c)."""
         rows = self.gain.rows
-        scale = (rows.layout.spread(weights) * self.gain.gain)[:, None]
-        return ((weights @ self.gain.base) * self.c + transposed(rows.A, scale * (rows.A @ self.c))).flatten()
+        along = (rows.A @ self.c).mul_(self.gain.gain[:, None])
+        return ((weights @ self.gain.base) * self.c + transposed(rows.A, rows.layout.scaled(along, weights))).flatten()
 
     def each(self) -> Tensor:
         """The d_i themselves."""
