@@ -198,7 +198,7 @@ class _SaddleProblem:
     def _at(self, z: Vector, anchor: Vector, pi: float) -> _Iterate | None:
         """φ at z; `None` where numbers are too large."""
         v = self.a + z @ self.E
-        s, total = v, min(max(pi, SMALLEST), HIGHEST)
+        s, total = v, np.asarray(min(max(pi, SMALLEST), HIGHEST))
         if self.held:
             s, total = v - self.square * (anchor - self.l), np.clip(pi + self.square, SMALLEST, HIGHEST)
         if not np.maximum.reduce(np.abs(s)) <= LARGEST:

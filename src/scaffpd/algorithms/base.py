@@ -240,9 +240,9 @@ class MinimaxMethod(Algorithm):
         """The state with the proven gap of its (x, λ); clients answered `at` there, and c is Σ λ_i c_i, if known."""
         if self.uncertified(state):
             return replace(state, certificate=np.inf, floor=np.inf)
-        size = length(at.sum(state.weights) if c is None else c)
-        mu = state.constants.strong_convexity
-        proof = certify(self.objective, state.losses, state.weights, size, mu, at.rounding)
+        c, mu = at.sum(state.weights) if c is None else c, state.constants.strong_convexity
+        rounding = at.rounding  # before anybody waits for the length of c
+        proof = certify(self.objective, state.losses, state.weights, length(c), mu, rounding)
         return replace(state, certificate=proof.gap, floor=proof.floor)
 
 

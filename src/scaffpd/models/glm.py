@@ -143,9 +143,10 @@ class LinearPoint:
         )
 
     @cached_property
-    def size(self) -> float:
-        """‖x‖, from above."""
-        return float(norm_above(self.x, 0))
+    def size(self) -> Tensor | float:
+        """‖x‖, from above; on a GPU nobody waits for it."""
+        size = norm_above(self.x, 0)
+        return size if size.is_cuda else float(size)
 
     def arithmetic(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
         """Bound what sums may be off, where the rows multiply vectors of this length.
@@ -213,7 +214,7 @@ def squares(x: Tensor) -> Tensor:
     return terms[:cut].view(-1, width).sum(1).sum() + terms[cut:].sum()
 
 
-def bounded_square(size: float, d: int) -> float:
+def bounded_square(size: Tensor | float, d: int) -> Tensor | float:
     """What ‖x‖² and its product with l2/2 may be off, for ‖x‖ ≤ size."""
     n = d if d <= SHORT else 2 * math.isqrt(d) + 4
     return SAFE * gamma(n + 8) * size * size + d * LEAST

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.models.numerics import (
+    ALONE_VECTOR,
     LEAST,
     SINGLE,
     UNDERFLOW,
@@ -37,7 +38,7 @@ from scaffpd.models.tables import FINE, TERMS, MappedMatrix, StoredMatrix, Table
 
 # Padded elements that cost as much as one more block (measured); on a GPU launches are dear and arithmetic is cheap.
 OVERHEAD = {"cpu": 30_000, "cuda": 10_000_000}
-WORTH = 2**16  # numbers of inner products from which on steps are worth a thread for each core
+WORTH = 2**18  # numbers of inner products from which on steps are worth a thread for each core (measured on two)
 SHORT = 1024  # rows of a client that are added up as they come
 CACHE = 2**17  # numbers that a core's second-level cache holds: half a megabyte, or one in double precision
 
@@ -437,7 +438,7 @@ class StackedSamples:
             if large is not None:
                 out[block.clients] = ((large.double() if fine else large).T @ own[0]).mT
             else:
-                out[block.clients] = torch.bmm(own.mT.contiguous(), self.of(block)[0].to(V.dtype))
+                out[block.clients] = from_left(own, self.of(block)[0].to(V.dtype))
 
         parallel_map(work, self.blocks, V.device)
         return out
@@ -501,6 +502,13 @@ class StackedSamples:
 
     def _piece(self, first: int, last: int, rows: slice) -> StackedSamples:
         return self._part(self.A[rows], rows, self.layout.lengths[first:last], self.share[rows])
+
+
+def from_left(V: Tensor, A: Tensor) -> Tensor:
+    """V_iᵀA_i, (n, k, features), of n clients; small ones by NumPy's loop over BLAS."""
+    if V.is_cuda or V.shape[1] * V.shape[2] * A.shape[2] > ALONE_VECTOR:
+        return torch.bmm(V.mT.contiguous(), A)
+    return torch.from_numpy(np.matmul(V.numpy().transpose(0, 2, 1), A.numpy()))
 
 
 def product(A: Tensor, v: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from torch.nn.functional import pad
 from scaffpd.federation import LocalPlan, ProximalPlan, Vector
 from scaffpd.models.layout import KEPT, PaddedBlock, StackedSamples
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import ALONE, GraphReplay
+from scaffpd.models.numerics import ALONE, ALONE_VECTOR, GraphReplay
 
 
 class NearbyGradients:
@@ -63,7 +63,6 @@ class NearbyGradients:
 
 
 FEW = 4  # samples of a client for which its inner products are multiplied number by number
-SMALL_VECTOR = 9000  # multiplications of a product with a vector up to which NumPy's BLAS takes one thread
 
 
 class Products:
@@ -75,7 +74,7 @@ class Products:
     def __init__(self, A: Tensor, k: int) -> None:
         n, m, features = A.shape
         self.A, self.out, self.own = A, A.new_empty(n, k, m), A.new_empty(n, k, features)
-        self.small = not A.is_cuda and k * m * features <= (ALONE if k > 1 else SMALL_VECTOR)
+        self.small = not A.is_cuda and k * m * features <= (ALONE if k > 1 else ALONE_VECTOR)
         if self.small:
             self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
 

@@ -226,7 +226,7 @@ def norm_above(v: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     return norm.mul_(1 + gamma(n + 8)).add_(float(n) ** 0.5 * UNDERFLOW)
 
 
-ALONE = 2**18  # multiplications of one product up to which NumPy's BLAS takes one thread
+ALONE, ALONE_VECTOR = 2**18, 9000  # multiplications of a product up to which NumPy's BLAS takes one thread
 INDEPENDENT = 0.01  # the share of a column that the others do not explain, from which on BᵀB has enough digits
 GRID = 2.0**25  # numbers of at most 25 binary digits after the point: sums of their products up to 8 are exact
 
