@@ -38,6 +38,10 @@ def test_the_numbers_are_those_of_the_stored_measurements(publish, found):
         assert file.read() == publish.long(found)
 
 
+def test_the_page_of_benchmarks_says_what_is_stored(publish, found):
+    assert publish.headline(found).join(publish.MARKS) in publish.DOCS.read_text(encoding="utf-8")
+
+
 def test_no_rehearsal_is_stored(found):
     assert not [name for name, part in found.items() if part.get("quick")]
 

@@ -3,8 +3,8 @@
 Every case runs in a process of its own. Its peak less that of the same case on almost no data is what the data costs,
 and less the data itself is what this package adds. Data is float64: a list of arrays, or a table mapped
 from disk, whose pages count as far as they are read although the system may take them back. Clients are equal, or one
-of them has a hundred times the rows of each other. The allocator is not the same twice: the median of several processes
-is shown, and the largest ratio.
+of them has a hundred times the rows of each other. The allocator is not the same twice: at the largest size
+the median of several processes is shown, and the largest ratio.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def measure(quick: bool) -> list[Row]:
     for loss, kind, shape in product(losses, kinds, SHAPES):
         bare, _ = _peak(loss, kind, shape, BARE)
         for size in QUICK if quick else MEGABYTES:
-            peaks, data = zip(*(_peak(loss, kind, shape, size) for _ in range(1 if quick else TURNS)), strict=True)
+            turns = 1 if quick or size < MEGABYTES[-1] else TURNS
+            peaks, data = zip(*(_peak(loss, kind, shape, size) for _ in range(turns)), strict=True)
             row: Row = {"loss": loss, "data as": kind, "clients": shape, "data, MB": data[0] / 1e6}
             above = statistics.median(peaks) - bare - data[0]
             row |= {"bare, MB": bare / 1e6, "peak above bare, MB": (above + data[0]) / 1e6}

@@ -78,7 +78,7 @@ def measure(quick: bool) -> list[Row]:
             samples = 4_000 if quick else SAMPLES if loss == "squared" else FEWER.get(J, SAMPLES)
             X, y = problem(loss, samples)
             for N in CLIENTS[:2] if quick else CLIENTS:
-                out.append(compared(loss, X, y, N, J, 3 if quick or (J == 1000 and loss != "squared") else 7))
+                out.append(compared(loss, X, y, N, J, 3 if quick or (J >= 100 and loss != "squared") else 7))
                 print(out[-1], file=sys.stderr, flush=True)
     return out
 

@@ -3,7 +3,7 @@
 The problem is in `peers/workload.py`, a candidate in `peers/run_NAME.py`. Each is a process of its own and takes its
 turn with the others; a ratio is one of seconds within a turn. Nobody's number of threads is set from outside.
 A candidate that is not installed is a row that says so, and one that learns worse than the plain loop is a row without
-a speed. How to set up the peers: `peers/README.md`.
+a speed. `--prepare` makes their environments beforehand, so that measuring installs nothing (`peers/README.md`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import os
 import statistics
 import subprocess
 import sys
+import sysconfig
+import time
+import venv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,21 @@ SHORTFALL = 0.02  # by how much a candidate's accuracy may fall below the plain 
 PATIENCE = 600  # seconds
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
+FEWER, LONG = 5, 30  # rounds of later turns, where the first one took so many seconds
+CACHE = Path.home() / ".cache" / "scaffpd" / "peers"
+OLD_JAX = "jax==0.4.30 jaxlib==0.4.30 dm-haiku==0.0.12 optax==0.2.3 chex==0.1.86"
+ENVIRONMENTS = {  # what each peer needs, in the order in which it is installed
+    "jax": ["jax scikit-learn"],
+    "fedjax": [f"fedjax==0.0.17 {OLD_JAX} numpy<2 scipy<1.14 scikit-learn"],
+    "flower": ["flwr[simulation]==1.41.0"],
+    "fedlab": ["pynvml pillow pandas munch tqdm requests", "--no-deps fedlab==1.3.0 torchvision==0.15.2"],
+    "pfl": [
+        "multiprocess attrs absl-py dm-tree mpmath packaging<26",
+        "--no-deps pfl==0.6.0 dp-accounting>=0.4,<0.6 prv-accountant<0.3",
+    ],
+}
+SHARED = ("flower", "fedlab", "pfl")  # these use this interpreter's PyTorch
+
 Answer = dict[str, Any] | str  # a candidate's line, or why there is none
 
 
@@ -49,19 +67,47 @@ def measure(quick: bool, pythons: Mapping[str, str] | None = None) -> list[Row]:
     return judged(found)
 
 
+def prepare(folder: Path) -> list[str]:
+    """Make the environment of every peer, where there is none; return those that could not be made."""
+    missing = []
+    for name, steps in ENVIRONMENTS.items():
+        home, done = folder / name, folder / name / "complete"
+        if done.exists():
+            continue
+        venv.create(home, clear=True, with_pip=True)
+        if name in SHARED:
+            paths = {key: str(home) for key in ("base", "platbase")}
+            own = Path(sysconfig.get_path("purelib", "venv", vars=paths))
+            (own / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+        commands = [[str(home / "bin" / "python"), "-m", "pip", "install", "-q", *step.split()] for step in steps]
+        if all(subprocess.run(command, check=False).returncode == 0 for command in commands):
+            done.touch()
+        else:
+            missing.append(name)
+    return missing
+
+
 def turns(names: tuple[str, ...], count: int, rounds: int, pythons: Mapping[str, str]) -> dict[str, list[Answer]]:
-    """Every candidate in every turn, in changing order; one that is not there is asked once."""
+    """Every candidate in every turn, in changing order; one that is not there is asked once.
+
+    One that takes long makes fewer rounds in later turns: it has shown what it learns in the first.
+    """
     found: dict[str, list[Answer]] = {name: [] for name in names}
+    wanted = dict.fromkeys(names, rounds)
     for turn in range(count):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            if not any(isinstance(answer, str) for answer in found[name]):
-                found[name].append(ask(name, interpreter(name, pythons), rounds))
+            if any(isinstance(answer, str) for answer in found[name]):
+                continue
+            begun = time.perf_counter()
+            found[name].append(ask(name, interpreter(name, pythons), wanted[name]))
+            if time.perf_counter() - begun > LONG:
+                wanted[name] = min(rounds, FEWER)
     return found
 
 
 def interpreter(name: str, pythons: Mapping[str, str]) -> str:
     """The one given, else that of an environment in the folder SCAFFPD_PEERS, else this one."""
-    own = Path(os.environ.get("SCAFFPD_PEERS", "nowhere"), name, "bin", "python")
+    own = Path(os.environ.get("SCAFFPD_PEERS", CACHE), name, "bin", "python")
     return pythons.get(name) or (str(own) if own.exists() else sys.executable)
 
 
@@ -93,11 +139,11 @@ def judged(found: Mapping[str, list[Answer]]) -> list[Row]:
 
 def problem(answers: list[Answer], loop: list[Answer]) -> str:
     """Why a candidate's answers do not count; empty if they do."""
-    for answer, other in zip(answers, loop, strict=False):
+    for turn, (answer, other) in enumerate(zip(answers, loop, strict=False)):
         if isinstance(answer, str):
             return answer
-        if isinstance(other, str):
-            continue  # the loop has no answer: that is said of the loop
+        if turn > 0 or isinstance(other, str):
+            continue  # later turns may be shorter; and where the loop has no answer, that is said of the loop
         if not answer["accuracy"] >= other["accuracy"] - SHORTFALL:
             return f"failed: accuracy {answer['accuracy']:.3f}, the plain loop's is {other['accuracy']:.3f}"
     return ""
@@ -114,8 +160,8 @@ def row(name: str, answers: list[Answer], problem: str, timing: Timing) -> Row:
         "time ÷ scaffpd's": ratio[0],
         "from": ratio[1],
         "to": ratio[2],
-        "accuracy": middle(said, "accuracy"),
-        "training accuracy": middle(said, "train_accuracy"),
+        "accuracy": said[0]["accuracy"] if said else None,
+        "training accuracy": said[0]["train_accuracy"] if said else None,
         "start-up, s": middle(said, "startup_seconds"),
         "note": problem or ", ".join(sorted({answer["setting"] for answer in said})),
     }
@@ -147,8 +193,12 @@ def sentences(rows: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=TITLE)
     parser.add_argument("--quick", action="store_true", help="a rehearsal: one turn of what needs no other library")
+    parser.add_argument("--prepare", action="store_true", help="make the peers' environments, and measure nothing")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="a candidate's interpreter")
     given = parser.parse_args()
+    if given.prepare:
+        missing = prepare(Path(os.environ.get("SCAFFPD_PEERS", CACHE)))
+        sys.exit(f"No environment for {', '.join(missing)}." if missing else 0)
     rows = measure(given.quick, dict(pair.split("=", 1) for pair in given.python))
     print(table(rows), "", *sentences(rows), sep="\n")
 

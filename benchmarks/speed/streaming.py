@@ -30,7 +30,7 @@ from scaffpd.data import Table
 from scaffpd.models import linear
 
 TITLE = "Features larger than memory"
-GIGABYTES, QUICK, FEATURES, CLIENTS = 2.0, 0.02, 1000, 50
+GIGABYTES, QUICK, FEATURES, CLIENTS = 1.0, 0.02, 1000, 50
 ORDERS, ROUNDS, TURNS = ("consecutive", "scattered"), 2, 3
 PIECE = 1000  # rows that the plain read copies at a time
 

@@ -60,11 +60,13 @@ def test_every_method_gives_the_same_model(label, kind):
     assert isinstance(wide._oracle, WideOracle)
     assert isinstance(copied._oracle, QuadraticOracle)
     ours, theirs = (sp.train(METHODS[label], cohort, rounds=5, progress=False) for cohort in (wide, copied))
-    np.testing.assert_allclose(ours.x, theirs.x, rtol=0, atol=1e-11 * np.abs(theirs.x).max())
-    np.testing.assert_allclose(ours.certificate, theirs.certificate, rtol=1e-6)
+    # A saddle point is found to the rounding of its value, and so x to the root of that.
+    atol = 1e-8 if label == "Minimax Newton" else 1e-11
+    np.testing.assert_allclose(ours.x, theirs.x, rtol=0, atol=atol * np.abs(theirs.x).max())
+    np.testing.assert_allclose(ours.certificate, theirs.certificate, rtol=1e-4 if atol > 1e-11 else 1e-6)
     for split_ in ("train", "test"):
         a, b = wide.evaluate(ours.x, split_), copied.evaluate(theirs.x, split_)
-        np.testing.assert_allclose(a.loss, b.loss, rtol=1e-10)
+        np.testing.assert_allclose(a.loss, b.loss, rtol=max(atol, 1e-10))
         np.testing.assert_array_equal(a.accuracy, b.accuracy)
 
 
