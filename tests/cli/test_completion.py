@@ -50,7 +50,7 @@ def bash(monkeypatch, capsys):
         ("scaffpd do", {"doctor"}),
         ("scaffpd compare d", {"digits"}),
         ("scaffpd compare --methods FedAvg,S", {"FedAvg,SCAFFOLD", "FedAvg,Scaff-PD", "FedAvg,Subspace-saddle"}),
-        ("scaffpd compare --cl", {"--clients"}),
+        ("scaffpd compare --cl", {"--client", "--clients"}),
         ("scaffpd silo c", {"check"}),
         ("scaffpd features cifar10 --backbone r", {"resnet18-layer3"}),
         ("scaffpd features t", {"tiny-imagenet"}),

@@ -12,7 +12,7 @@ from scaffpd import cli
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.runs.folder import RunFolder
-from scaffpd.runs.predict import label_scores, number_scores, predict
+from scaffpd.runs.predict import predict
 from scaffpd.runs.train import joining_of
 from scaffpd.tabular.clients import TableFile, read_clients
 
@@ -153,33 +153,6 @@ def test_the_average_model_is_kept_beside_the_fair_one(trained):
         predict(folder / "run", folder / "p.csv", "fare")
     with pytest.raises(InputError, match="is one model: name the folder"):
         predict(folder / "run" / "model.safetensors", folder / "p.csv", "average")
-
-
-def test_scores_are_those_of_scikit_learn():
-    metrics = pytest.importorskip("sklearn.metrics")
-    random = np.random.default_rng(0)
-    y = random.integers(0, 2, 60)
-    p = np.round(np.clip(0.3 * y + random.uniform(0, 0.7, 60), 0.01, 0.99), 1)  # with ties
-    shares, guess = np.stack([1 - p, p], axis=1), (p > 0.5).astype(int)
-    found = label_scores(y, guess, shares)
-    tn, fp, fn, tp = metrics.confusion_matrix(y, guess).ravel()
-    truth = {
-        "accuracy": metrics.accuracy_score(y, guess), "auc": metrics.roc_auc_score(y, p),
-        "recall": metrics.recall_score(y, guess), "precision": metrics.precision_score(y, guess),
-        "false_positive_rate": fp / (fp + tn), "false_negative_rate": fn / (fn + tp), "selection_rate": guess.mean(),
-        "log_loss": metrics.log_loss(y, p), "brier": 2 * metrics.brier_score_loss(y, p),
-        "mean_probability": p.mean(), "base_rate": y.mean(),
-    }  # fmt: skip
-    assert found == pytest.approx(truth)
-    three = random.dirichlet([1, 1, 1], 60)
-    found = label_scores(y, three.argmax(1), three)
-    assert found["log_loss"] == pytest.approx(metrics.log_loss(y, three, labels=[0, 1, 2]))
-    assert "auc" not in found
-    x = random.normal(size=60)
-    assert number_scores(y + 0.0, x) == pytest.approx({
-        "rmse": metrics.mean_squared_error(y, x) ** 0.5, "mae": metrics.mean_absolute_error(y, x),
-        "r2": metrics.r2_score(y, x),
-    })  # fmt: skip
 
 
 def test_what_training_did_not_have_is_said(trained):

@@ -14,6 +14,7 @@ from scipy.stats import binomtest
 from sklearn.linear_model import Ridge
 
 import scaffpd as sp
+from scaffpd.comparison import compare
 from scaffpd.config.model_file import read_model
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
@@ -22,7 +23,7 @@ from scaffpd.runs import path as walking
 from scaffpd.runs.folder import RunFolder
 from scaffpd.runs.path import knee
 from scaffpd.runs.prepare import Prepared, prepare
-from scaffpd.runs.train import carry_out, clear, settled
+from scaffpd.runs.train import carry_out, clear, problem_of, reseeded, settled
 
 
 class Nobody:
@@ -318,3 +319,22 @@ def test_changes_are_held_against_chance():
     assert clear(prepared, bad, good) == (True, True)  # 40 of 40, and 6 of 6: p = 1/32
     assert clear(prepared, near, good) == (False, False)  # 2 rows
     assert binomtest(6, 6).pvalue < 0.05 < binomtest(5, 5).pvalue
+
+
+def test_methods_are_compared_on_a_table_as_it_is_trained_on(tmp_path):
+    """Every seed holds out other rows, and each run is what training by hand gives."""
+    file = patients(tmp_path / "patients.csv")
+    config = asked(file)
+    problem = problem_of(config, range(2))
+    found = compare([sp.FedAvg()], problem, seeds=range(2), rounds=3, tune=1, processes=1, progress=False)
+    for seed, own in enumerate(found.runs):
+        rows = prepare(reseeded(config, seed))
+        cohort = sp.Cohort(rows.train, problem.model, rows.names, test=rows.test)
+        by_hand = cohort.evaluate(sp.train(sp.FedAvg(), cohort, 3, seed=seed, progress=False).x, "test")
+        np.testing.assert_allclose(own.scores["test"].loss, by_hand.loss, rtol=1e-12)
+    first, second = (problem.silos(seed).test[0][0] for seed in range(2))
+    assert not np.array_equal(first, second)
+    d, n = len(prepare(config).columns), sum(len(y) for _, y in problem.silos(0).train)
+    assert problem.model.l2 == pytest.approx(0.3 * d / n, rel=0.05)
+    with pytest.raises(InputError, match="held-out rows"):
+        problem_of(asked(file, data_test=0.0), range(1))

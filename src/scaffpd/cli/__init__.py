@@ -19,12 +19,11 @@ import click
 import typer
 
 import scaffpd
-from scaffpd.cli.compare import compare
+from scaffpd.cli.compare import compare, features
 from scaffpd.cli.data import data, init
 from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
 from scaffpd.cli.doctor import doctor
-from scaffpd.cli.features import features
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
 from scaffpd.cli.train import path, train

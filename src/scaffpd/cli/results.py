@@ -39,6 +39,7 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
 
 def show(folder: Path) -> None:
     """Show who is served how, the verdict, and what is proven."""
+    from scaffpd.report.predictions import in_short
     from scaffpd.report.read import read
     from scaffpd.report.verdict import cautions, optimised, verdict
 
@@ -52,7 +53,7 @@ def show(folder: Path) -> None:
         console.print()
     console.print(_clients(run, console.width))
     said = () if run.joining is not None and run.verdict else verdict(run)
-    say(console, *said, *cautions(run))
+    say(console, *said, in_short(run), *cautions(run))
     if (loss := optimised(run)) is not None:
         moved = f"from {loss.before:.3f} to {loss.after:.3f}"
         say(console, f"What was optimised, their loss on training rows, goes {moved}.")
@@ -75,7 +76,7 @@ def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
     """The summary, the clients and the folder, for `--json`."""
     from scaffpd.report.read import read
     from scaffpd.report.verdict import answers, cautions, verdict
-    from scaffpd.runs.tables import read_json, read_table
+    from scaffpd.runs import read_json, read_table
 
     run, summary = read(folder), read_json(folder / "summary.json")
     if summary.get("joining"):
@@ -84,6 +85,9 @@ def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
         "verdict": list(verdict(run)), "cautions": list(cautions(run)), "answers": dict(answers(run)),
         "folder": str(folder),
         "report": None if page is None else str(page), "clients": read_table(folder / "clients.csv"),
+        "predictions": {
+            name: read_table(folder / f"{name}.csv") for name in ("scores", "reliability", "coefficients")
+        },
     }  # fmt: skip
 
 
@@ -204,6 +208,7 @@ def predict(
     ] = None,
     keep: Annotated[str | None, typer.Option(help="Columns to copy, with commas: an id, say.")] = None,
     groups: Annotated[str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Probabilities as trained, where the run recalibrates.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON, and nothing else.")] = False,
 ) -> None:
@@ -224,7 +229,7 @@ def predict(
     if out.exists() and not overwrite:
         raise InputError(f"{str(out)!r} is there already: choose another file with --out, or give --overwrite.")
     copied, cut = listed(keep), listed(groups)
-    found = answer(run, table, model, [*copied, *(name for name in cut if name not in copied)])
+    found = answer(run, table, model, [*copied, *(name for name in cut if name not in copied)], raw)
     if cut and found.truth is None:
         raise InputError(f"--groups scores rows, and {table.name!r} has no target to score by.")
     kept = {name: values for name, values in found.kept.items() if name in copied}
@@ -249,30 +254,23 @@ def predict(
         typer.echo(f"The model was trained with {pair} for every record.")
 
 
-HEADS = {  # what the terminal shows of the scores, and in which words
-    "rows": "rows", "accuracy": "accuracy", "auc": "AUC", "recall": "recall", "precision": "precision",
-    "false_positive_rate": "false\nalarms", "mean_probability": "predicted\nshare", "base_rate": "true\nshare",
-    "log_loss": "log loss", "rmse": "error\n(RMSE)", "mae": "mean\n|error|", "r2": "R²",
-}  # fmt: skip
+HEADS = (  # what the terminal shows of the scores
+    *("rows", "accuracy", "auc", "recall", "precision", "false_positive_rate", "mean_probability", "base_rate"),
+    *("rmse", "mae", "r2"),
+)
 
 
 def _scores(by: str, rows: list[dict[str, Any]]) -> Table:
     """A row per group, all rows together last."""
-    shown = [name for name in HEADS if name in rows[0] and not (name == "log_loss" and "auc" in rows[0])]
-    table = plain_table(by, *(HEADS[name] for name in shown), gap=1)
+    from scaffpd.report.predictions import COLUMNS, written
+
+    shown = [name for name in HEADS if name in rows[0]]
+    table = plain_table(by, *(COLUMNS[name].replace(" ", "\n") for name in shown), gap=1)
     for row in rows if len(rows) <= MOST else [*rows[: MOST - 1], rows[-1]]:
-        table.add_row(Text(str(row[by])), *(_score(name, row[name]) for name in shown))
+        table.add_row(Text(str(row[by])), *(written(name, row[name]) for name in shown))
     if len(rows) > MOST:
         table.caption = f"the first {MOST - 1} of {len(rows) - 1}; all are in the .scores.csv file"
     return table
-
-
-def _score(name: str, value: Any) -> str:
-    if value is None:
-        return "–"
-    if name in ("rows", "rmse", "mae"):
-        return f"{value:,}" if name == "rows" else f"{value:.4g}"
-    return f"{value:.3f}" if name in ("auc", "log_loss", "r2") else f"{100 * value:.1f} %"
 
 
 def write_predictions(out: Path, columns: dict[str, Any], quiet: bool = False) -> None:

@@ -11,35 +11,16 @@ import typer
 
 from scaffpd.cli.results import end
 from scaffpd.cli.screens import TrainingScreen
-from scaffpd.cli.typer_ext import ALGORITHMS, INTERRUPTED, OBJECTIVES, PROBLEMS, Quiet, listed, nearest, option
+from scaffpd.cli.typer_ext import ALGORITHMS, INTERRUPTED, OBJECTIVES, PROBLEMS, Quiet, listed, nearest, option, takes
 from scaffpd.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from scaffpd.config.run import RunConfig
+    from scaffpd.gains import Joining
 
 STRENGTHS = {  # the argument of each objective
     "ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q", "Nash": "b",
 }  # fmt: skip
-OF_TABLE = (
-    "client",
-    "target",
-    "columns",
-    "categories",
-    "task",
-    "separator",
-    "decimal",
-    "split_by",
-    "dates",
-    "features",
-)
-TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
-    "data": {name: name for name in (*OF_TABLE, "test", "test_file", "seed")},
-    "model": {"l2": "l2", "strength": "kappa"},
-    "training": {name: name for name in ("rounds", "tol", "seed", "device", "baseline", "splits", "coalition")},
-    "privacy": {name: name for name in ("epsilon", "delta", "clip", "loss_clip", "radius")} | {"seed": "noise_seed"},
-    "algorithm": {"kind": "algorithm"},
-    "path": {"points": "points"},
-}
 LEAST_ZERO, ABOVE_ZERO = ("test", "l2", "tol"), ("kappa", "epsilon", "clip", "loss_clip", "radius", "delta")
 BY = ("mean", "worst-fifth")
 SHARES = {"test": "from 0 to below 1", "delta": "between 0 and 1"}
@@ -49,40 +30,82 @@ What = Annotated[
         help="CONFIG.toml, a table (CSV, Excel, JSON, Parquet), a folder of them, or hospitals, digits, breast-cancer."
     ),
 ]
-Client = Annotated[str | None, typer.Option(help="Column that says whose a row is; file: of a folder, its files.")]
-Target = Annotated[str | None, typer.Option(help="Column to be predicted: labels or numbers.")]
-Goal = Annotated[str | None, option(f"What is optimised: {', '.join(OBJECTIVES)}.", OBJECTIVES, "ChiSquare")]
 METHOD = "How it is trained: a name such as ScaffPD, or module:Class of your own."
-Method = Annotated[str | None, option(METHOD, ALGORITHMS, "chosen for the problem")]
-Columns = Annotated[str | None, typer.Option(help="Columns to learn from, with commas.", show_default="all others")]
-Categories = Annotated[str | None, typer.Option(help="Columns of numbers that are names of categories.")]
-Task = Annotated[str | None, typer.Option(help="classification or regression.", show_default="goes by the target")]
-Separator = Annotated[str | None, typer.Option(help="Between columns of CSV.", show_default="found out")]
-Decimal = Annotated[str | None, typer.Option(help="Decimal mark of CSV: . or ,", show_default="found out")]
-Test = Annotated[str | None, typer.Option(help="Share of rows held out, or a table of them.", show_default="0.2")]
-SplitBy = Annotated[str | None, typer.Option(help="Hold out the latest rows by this column, or whole groups of it.")]
-Bends = Annotated[
-    str | None, typer.Option("--features", help="Nonlinear, still certified: splines, interactions or rff.")
-]
-Dates = Annotated[bool | None, typer.Option("--dates", help="Learn from weekday, season and hour of dates.")]
-L2 = Annotated[
-    float | None, typer.Option("--l2", help="The regulariser.", show_default="by folds for a table, else 0.001")
-]
-Rounds = Annotated[int | None, typer.Option(min=1, help="The most rounds.", show_default="1000")]
-Tol = Annotated[float | None, typer.Option(help="Certified gap to stop at.", show_default="1e-6, where one is proven")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Chooses held-out rows and all else.", show_default="0")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cpu")]
-Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew where the folder holds a run.")]
-Page = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")]
 
 
+class Reading:
+    """How a table is read."""
+
+    client: Annotated[str | None, typer.Option(help="Column that says whose a row is; file: of a folder, its files.")]
+    target: Annotated[str | None, typer.Option(help="Column to be predicted: labels or numbers.")]
+    columns: Annotated[str | None, typer.Option(help="Columns to learn from, with commas.", show_default="all others")]
+    categories: Annotated[str | None, typer.Option(help="Columns of numbers that are names of categories.")]
+    task: Annotated[str | None, typer.Option(help="classification or regression.", show_default="goes by the target")]
+    separator: Annotated[str | None, typer.Option(help="Between columns of CSV.", show_default="found out")]
+    decimal: Annotated[str | None, typer.Option(help="Decimal mark of CSV: . or ,", show_default="found out")]
+    test: Annotated[str | None, typer.Option(help="Share of rows held out, or a table of them.", show_default="0.2")]
+    split_by: Annotated[
+        str | None, typer.Option(help="Hold out the latest rows by this column, or whole groups of it.")
+    ]
+    dates: Annotated[bool | None, typer.Option("--dates", help="Learn from weekday, season and hour of dates.")]
+    features: Annotated[
+        str | None, typer.Option("--features", help="Nonlinear, still certified: splines, interactions or rff.")
+    ]
+
+
+class Solving:
+    """What is optimised, and how long."""
+
+    objective: Annotated[str | None, option(f"What is optimised: {', '.join(OBJECTIVES)}.", OBJECTIVES, "ChiSquare")]
+    l2: Annotated[
+        float | None, typer.Option("--l2", help="The regulariser.", show_default="by folds for a table, else 0.001")
+    ]
+    rounds: Annotated[int | None, typer.Option(min=1, help="The most rounds.", show_default="1000; 30 if private")]
+    tol: Annotated[
+        float | None, typer.Option(help="Certified gap to stop at.", show_default="1e-6, where one is proven")
+    ]
+    seed: Annotated[int | None, typer.Option(min=0, help="Chooses held-out rows and all else.", show_default="0")]
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cpu")]
+
+
+class Ending:
+    """Where it goes, and what is shown."""
+
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")]
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew where the folder holds a run.")] = False
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True
+    quiet: Quiet = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False
+
+
+OF_TABLE = tuple(name for name in Reading.__annotations__ if name != "test")
+TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
+    "data": {name: name for name in (*OF_TABLE, "test", "test_file", "seed")},
+    "model": {"l2": "l2", "strength": "kappa"},
+    "training": {
+        name: name
+        for name in (
+            "rounds",
+            "tol",
+            "seed",
+            "device",
+            "baseline",
+            "splits",
+            "coalition",
+            "groups",
+            "recalibrate",
+        )
+    },
+    "privacy": {name: name for name in ("epsilon", "delta", "clip", "loss_clip", "radius")} | {"seed": "noise_seed"},
+    "algorithm": {"kind": "algorithm"},
+    "path": {"points": "points"},
+}
+
+
+@takes(Reading, Solving, ..., Ending)
 def train(
     what: What,
-    client: Client = None,
-    target: Target = None,
-    objective: Goal = None,
+    *,
     strength: Annotated[
         float | None,
         typer.Option(
@@ -106,23 +129,7 @@ def train(
         float | None,
         typer.Option(help="κ of personal models, to compare with one for all.", show_default="chosen by folds"),
     ] = None,
-    algorithm: Method = None,
-    columns: Columns = None,
-    categories: Categories = None,
-    task: Task = None,
-    separator: Separator = None,
-    decimal: Decimal = None,
-    test: Test = None,
-    split_by: SplitBy = None,
-    dates: Dates = None,
-    features: Bends = None,
-    l2: L2 = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="The most rounds.", show_default="1000; 30 with --epsilon")
-    ] = None,
-    tol: Tol = None,
-    seed: Seed = None,
-    device: Device = None,
+    algorithm: Annotated[str | None, option(METHOD, ALGORITHMS, "chosen for the problem")] = None,
     baseline: Annotated[
         bool | None,
         typer.Option(
@@ -147,6 +154,11 @@ def train(
             show_default="of tables with up to 6 clients",
         ),
     ] = None,
+    groups: Annotated[str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")] = None,
+    recalibrate: Annotated[
+        bool | None,
+        typer.Option("--recalibrate", help="Correct every client's probabilities by folds; predict then does."),
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Differential privacy: ε of every row, over the whole run.")
     ] = None,
@@ -158,11 +170,7 @@ def train(
         int | None,
         typer.Option(min=0, help="Noise that can be repeated; protects nobody.", show_default="a secret"),
     ] = None,
-    out: Out = None,
-    fresh: Fresh = False,
-    report: Page = True,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    **given: Any,
 ) -> None:
     """Train one model that serves every client, and the average model to compare it with.
 
@@ -175,37 +183,18 @@ def train(
         scaffpd train hospitals --epsilon 4
         scaffpd train patients.csv --client hospital --target ill
     """
-    _run("train", dict(locals()))
+    _run("train", locals())
 
 
+@takes(Reading, Solving, ..., Ending)
 def path(
     what: What,
-    client: Client = None,
-    target: Target = None,
-    objective: Goal = None,
+    *,
     points: Annotated[
         int | None, typer.Option(min=1, help="Points between the average and the worst case.", show_default="9")
     ] = None,
-    columns: Columns = None,
-    categories: Categories = None,
-    task: Task = None,
-    separator: Separator = None,
-    decimal: Decimal = None,
-    test: Test = None,
-    split_by: SplitBy = None,
-    dates: Dates = None,
-    features: Bends = None,
-    l2: L2 = None,
-    rounds: Rounds = None,
-    tol: Tol = None,
-    seed: Seed = None,
-    device: Device = None,
     cold: Annotated[bool, typer.Option("--cold", help="Also train each point alone, to see what that costs.")] = False,
-    out: Out = None,
-    fresh: Fresh = False,
-    report: Page = True,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    **given: Any,
 ) -> None:
     """What fairness costs: models from the average to the worst case, and the one that is suggested.
 
@@ -216,13 +205,14 @@ def path(
         scaffpd path hospitals --points 5
         scaffpd path patients.csv --client hospital --target ill --objective CVaR
     """
-    _run("path", dict(locals()))
+    _run("path", locals())
 
 
 def _run(kind: str, options: dict[str, Any]) -> None:
     """Train one model, or those of a fairness path, with the options of the command line."""
+    options = options | options.pop("given")
     config = requested(options.pop("what"), {name: value for name, value in options.items() if value is not None})
-    from scaffpd.runs import path, prepare, train  # seconds, so not for --help
+    from scaffpd.runs import path, prepare, scores, train  # seconds, so not for --help
     from scaffpd.runs.folder import RunFolder
     from scaffpd.training import Status
 
@@ -235,6 +225,7 @@ def _run(kind: str, options: dict[str, Any]) -> None:
         screen.say(f"Reading {config.name}")
         prepared = prepare.prepare(config)
         train.check_asked(config, prepared)
+        scores.check_recalibration(config, prepared)
         choosing = _choosing(config, prepared, options, kind, screen)
         config, prepared, choice = train.strengthened(config, prepared, choosing)
         folder = RunFolder(_place(config, options["out"], fresh, kind))
@@ -247,16 +238,18 @@ def _run(kind: str, options: dict[str, Any]) -> None:
         if noise is not None:
             screen.say(noise_of(noise, config.training.rounds))
         with folder.opened(kind, config, fresh):
+            found: Joining | str = ""
             if kind == "path":
                 models = path.walk(config, prepared, cohort, screen)
                 alone = path.cold_rounds(config, cohort, models) if options["cold"] else None
-                folder.write(kind, config, prepared, models, path.about(config, prepared, models, alone))
+                game, more = None, path.about(config, prepared, models, alone)
             else:
-                models = train.carry_out(config, prepared, cohort, folder.path, screen)
+                models, more = train.carry_out(config, prepared, cohort, folder.path, screen), None
                 screen.say("Training every client alone, to see what joining brings")
                 found = train.joining_of(config, prepared, models, choice)
                 game = train.coalition_of(config, prepared, found)
-                folder.write(kind, config, prepared, models, joining=found, coalition=game)
+            scored = scores.held_out_scores(config, prepared, models, found)
+            folder.write(kind, config, prepared, models, more, found, game, scored)
     interrupted = kind == "train" and models[-1].result.status is Status.INTERRUPTED
     end(folder.path, options["report"] and not interrupted, quiet, as_json)
     if interrupted:
@@ -283,15 +276,14 @@ def _choosing(config: RunConfig, prepared: Any, options: Mapping[str, Any], kind
     return found
 
 
-def requested(what: str, options: Mapping[str, Any]) -> RunConfig:
+def requested(what: str, options: Mapping[str, Any], command: str = "train") -> RunConfig:
     """Return the settings: what the file says, with the options in its place where they are given."""
     from scaffpd.config.run import RunConfig
     from scaffpd.tabular.formats import is_table
 
-    options = _with_test(options)
+    options = with_test(options)
     _check_numbers(options)
-    plain = what.lower().replace("_", "-").replace("heart-disease", "hospitals")
-    what = plain if plain in PROBLEMS else what
+    what = known_name(what)
     file, is_file = Path(what), what.lower().endswith(".toml")
     changes = {
         table: {name: options[given] for name, given in names.items() if given in options}
@@ -300,27 +292,38 @@ def requested(what: str, options: Mapping[str, Any]) -> RunConfig:
     private = [given for given in TABLES["privacy"].values() if given in options]
     if private and "epsilon" not in private and not is_file:
         raise InputError(f"--{private[0].replace('_', '-')} goes with --epsilon: how private is it to be?")
-    for name in ("columns", "categories"):
+    for table, name in (("data", "columns"), ("data", "categories"), ("training", "groups")):
         if name in options:
-            changes["data"][name] = listed(options[name])
+            changes[table][name] = listed(options[name])
     changes["objective"] = _objective(options, is_file)
     given = {table: new for table, new in changes.items() if new}
     if is_file:
         return RunConfig.read(file, given)
     if is_table(file):
-        _check_columns(file, options)
+        _check_columns(file, options, command)
         source = {"file": str(file.absolute())}
     elif what in PROBLEMS:
-        for name in OF_TABLE:
-            if name in options:
-                raise InputError(f"{what!r} brings its own clients and columns: leave --{name} out.")
+        refuse_columns(what, options)
         source = {"source": what}
     else:
         raise _neither(what)
     return RunConfig.of(given | {"data": source | changes["data"]}, file.name)
 
 
-def _with_test(options: Mapping[str, Any]) -> dict[str, Any]:
+def known_name(what: str) -> str:
+    """Return how a data set is called that is known by name; anything else as it is."""
+    plain = what.lower().replace("_", "-").replace("heart-disease", "hospitals")
+    return plain if plain in PROBLEMS else what
+
+
+def refuse_columns(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options on the reading of a table for a data set that is known by name."""
+    for given in OF_TABLE:
+        if options.get(given) is not None:
+            raise InputError(f"{name!r} brings its own clients and columns: leave --{given.replace('_', '-')} out.")
+
+
+def with_test(options: Mapping[str, Any]) -> dict[str, Any]:
     """Tell a share of rows from a table of them."""
     made, given = dict(options), options.get("test")
     if isinstance(given, str):
@@ -368,7 +371,7 @@ def _objective(options: Mapping[str, Any], file: bool) -> dict[str, Any]:
     return made
 
 
-def _check_columns(file: Path, options: Mapping[str, Any]) -> None:
+def _check_columns(file: Path, options: Mapping[str, Any], command: str) -> None:
     """Refuse a table without a word on whose rows they are, with the names of its columns."""
     for key, means in (("client", "says whose a row is"), ("target", "is to be predicted")):
         if key not in options:
@@ -376,7 +379,7 @@ def _check_columns(file: Path, options: Mapping[str, Any]) -> None:
 
             names = [name for name in open_table(file).names if name]
             there = f"There are {', '.join(map(repr, names[:12]))}{' and others' if len(names) > 12 else ''}."
-            raise InputError(f"train needs --{key}: which column of {file.name!r} {means}? {there}")
+            raise InputError(f"{command} needs --{key}: which column of {file.name!r} {means}? {there}")
 
 
 def _neither(what: str) -> InputError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -156,6 +157,34 @@ def option(about: str, names: Iterable[str], default: str | bool = True, several
 def argument(about: str, names: Iterable[str]) -> Any:
     """Make an argument whose values a shell completes."""
     return typer.Argument(help=about, autocompletion=completing(*names))
+
+
+def takes(*shared: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that classes declare, `None` without a default; its own take the place of `...`.
+
+    Typer reads signatures, so the command gets one that has all of them; it receives those of the classes as `**given`.
+    """
+
+    def add_to(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        places, named = ([p for p in own if (p.kind is p.KEYWORD_ONLY) is late] for late in (False, True))
+        kind = inspect.Parameter.KEYWORD_ONLY
+        for one in shared:
+            hints = {} if one is ... else get_type_hints(one, include_extras=True)
+            places += [
+                inspect.Parameter(n, kind, default=getattr(one, n, None), annotation=h) for n, h in hints.items()
+            ]
+            places += named if one is ... else []
+        command.__signature__ = inspect.Signature(places)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in places}
+        return command
+
+    return add_to
+
+
+def _declared(options: type) -> list[inspect.Parameter]:
+    hints, kind = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    return [inspect.Parameter(n, kind, default=getattr(options, n, None), annotation=hint) for n, hint in hints.items()]
 
 
 def completing(*names: str, several: bool = False) -> Callable[[str], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -148,17 +148,24 @@ def read_owners(path: Path) -> list[str]:
         return []
 
 
-def predict_encoded(X: NDArray[np.float64], x: NDArray[Any], setup: Setup) -> tuple[list[Any], NDArray[np.float64]]:
+def predict_encoded(
+    X: NDArray[np.float64], x: NDArray[Any], setup: Setup, adjust: Callable[[Any], Any] | None = None
+) -> tuple[list[Any], NDArray[np.float64]]:
     """Predict encoded rows by the linear model x: labels with the probability of each, or numbers.
 
-    The array of probabilities has no columns where the loss knows none.
+    The array of probabilities has no columns where the loss knows none. `adjust` changes outputs beforehand.
     """
     model, labels = linear(setup.model), setup.schema["labels"]
     z = model.outputs(x, X)
-    if not labels:
-        return z[:, 0].tolist(), np.empty((len(z), 0))
+    found, shares = answers(model, z if adjust is None else adjust(z), bool(labels))
+    return ([labels[k] for k in found] if labels else found.tolist()), shares
+
+
+def answers(model: Linear, z: NDArray[np.float64], classify: bool) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Turn the outputs z of a linear model into places of labels with the probability of each, or into numbers."""
+    if not classify:
+        return z[:, 0], np.empty((len(z), 0))
     if model.loss == "logistic":
         z = np.concatenate([np.zeros_like(z), z], axis=1)
     shares = np.exp(z - z.max(1, keepdims=True))
-    shares = shares / shares.sum(1, keepdims=True) if model.loss != "squared" else np.empty((len(z), 0))
-    return [labels[k] for k in z.argmax(1)], shares
+    return z.argmax(1), shares / shares.sum(1, keepdims=True) if model.loss != "squared" else np.empty((len(z), 0))

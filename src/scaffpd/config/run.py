@@ -142,6 +142,8 @@ class TrainingSettings(SettingsTable):
     splits: key.Whole | None = None
     # whether to tell what every client brings, by training without it; left out, where there are few clients
     coalition: key.Switch | None = None
+    groups: key.Texts | None = None  # columns of a table whose values are scored one by one, beside clients
+    recalibrate: key.Switch = False  # whether every client's probabilities are recalibrated, by folds
 
 
 class PrivacyBudget(SettingsTable):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scaffpd.errors import InputError, not_installed, plural
-from scaffpd.report import figures, read, vega, verdict
+from scaffpd.report import figures, predictions, read, vega, verdict
 from scaffpd.report.data import FEW, ModelSummary, ReportData, Score, change, count, measured, plain, small
 from scaffpd.system import make_folder, write_file
 
@@ -129,6 +129,8 @@ def page(run: ReportData, library: str) -> str:
         figures=drawn,
         marks={name: (colour, vega.PATHS[shape]) for name, (colour, shape, _) in looks.items()},
         clients=_clients(run) if run.scores else (),
+        predicted=predictions.tables(run),
+        said=(*predictions.sentences(run), predictions.shifted(run)),
         runs=_runs(run),
         FEW=FEW,
         FILTER_FROM=FILTER_FROM,

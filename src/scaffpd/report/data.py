@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scaffpd.metrics import NO, NOISE, YES, RelativeGain, a_fifth
+
+if TYPE_CHECKING:
+    from scaffpd.report.predictions import PredictionReport
 
 NOTHING = "–"
 FEW = 30  # test rows: with fewer, one row more or less moves an accuracy by more than three points
@@ -277,6 +280,7 @@ class ReportData:
     joining: JoiningReport | None = None  # what joining brings, where that was measured
     strengths: tuple[StrengthPoint, ...] = ()  # from one model for all to everybody alone
     coalition: CoalitionReport | None = None  # who gains from whom, where that was measured
+    predictions: PredictionReport | None = None  # scores beyond accuracy, calibration and coefficients
 
     @property
     def upwards(self) -> bool:

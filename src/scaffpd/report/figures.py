@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from scaffpd.errors import plural
-from scaffpd.report import client_figures, round_figures, vega
+from scaffpd.report import client_figures, predictions, round_figures, vega
 from scaffpd.report.data import JoiningReport, ReportData, StrengthPoint
 from scaffpd.report.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, named, quantity, short, specification, tip
 
@@ -39,7 +39,7 @@ def joining(run: ReportData) -> Figure | None:
     ]  # fmt: skip
     marks: Spec = {
         "data": {"name": "joined"}, "mark": {"type": "point", "size": 90, "opacity": 1, "strokeWidth": 0},
-        "encoding": {"y": y, "x": x, **_looks("model", drawn), "tooltip": tips},
+        "encoding": {"y": y, "x": x, **vega.looks("model", drawn), "tooltip": tips},
     }  # fmt: skip
     layers = [*_gain_lines(y, x), marks]
     spec = specification(run, height=STEP * max(len(names), 2), layer=layers)
@@ -52,14 +52,6 @@ def joining(run: ReportData) -> Figure | None:
     alt = f"For each of {len(names)} {plural(run.word)}, the loss on held-out rows of {', '.join(drawn)}."
     data = {"joined": points, "gained": _gained(found, names)}
     return Figure("joining", "Does joining pay?", caption, alt, {"": spec}, data, wide=True, part=PART)
-
-
-def _looks(field: str, names: Sequence[str]) -> Spec:
-    """A colour and a shape for every name, in one legend."""
-    legend = {"title": None, "symbolStrokeWidth": 0, "columns": vega.columns(names)}
-    start: Spec = {"field": field, "type": "nominal", "legend": legend}
-    ranges = {"fill": "ordinal", "shape": list(vega.SHAPES[: len(names)])}
-    return {name: {**start, "scale": {"domain": list(names), "range": of}} for name, of in ranges.items()}
 
 
 def _explained(drawn: list[str]) -> str:
@@ -216,7 +208,7 @@ def shares(run: ReportData) -> Figure | None:
         {"mark": {"type": "rule", "style": "quiet"}, "encoding": {"x": {"datum": 0}}},
         {"mark": {"type": "rule", "style": "knee"}, "encoding": ends},
         {"mark": {"type": "point", "size": 80, "opacity": 1, "strokeWidth": 0},
-         "encoding": {"y": y, "x": x, **_looks("kind", PARTS), "tooltip": tips}},
+         "encoding": {"y": y, "x": x, **vega.looks("kind", PARTS), "tooltip": tips}},
     ]  # fmt: skip
     bars = (
         " Bars are one standard error: not all orders were tried."
@@ -236,7 +228,8 @@ def shares(run: ReportData) -> Figure | None:
 
 
 MAKERS = (
-    joining, strengths, coalition, shares, client_figures.clients, client_figures.tradeoff, round_figures.weights,
+    joining, strengths, coalition, shares, client_figures.clients, client_figures.tradeoff,
+    predictions.reliability, predictions.coefficients, round_figures.weights,
     round_figures.certificate, round_figures.losses, round_figures.communication, client_figures.partition,
     round_figures.absent,
 )  # fmt: skip

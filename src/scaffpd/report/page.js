@@ -165,7 +165,7 @@
     }));
     frame.querySelector("select")?.addEventListener("change", (event) => {
       preferred.set(figure.name, event.target.value);
-      shown.add(event.target.value);
+      if (report.models.includes(event.target.value)) shown.add(event.target.value);
       showModels();
       update();
     });

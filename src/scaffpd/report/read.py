@@ -17,7 +17,8 @@ from scaffpd.errors import InputError
 from scaffpd.metrics import RelativeGain
 from scaffpd.report import data
 from scaffpd.report.data import ModelSummary, Overall, PrivacyStatement, ReportData, Round, Score, overall, plain
-from scaffpd.runs.tables import Row, megabytes, number, read_json, read_table, read_text, whole
+from scaffpd.report.predictions import read_predictions
+from scaffpd.runs import Row, megabytes, number, read_json, read_table, read_text, whole
 
 FORMAT = 1
 TRAINED, COMPARED, DEPLOYED = "summary.json", "table.csv", "settings.json"  # the file that tells which kind it is
@@ -99,6 +100,7 @@ def _trained(folder: Path) -> ReportData:
         joining=joining,
         strengths=_strengths(folder / "kappa_path.csv"),
         coalition=_coalition(folder / "coalition.csv", summary.get("coalition") or {}),
+        predictions=read_predictions(folder, [str(label) for label in summary.get("labels") or []]),
     )
 
 

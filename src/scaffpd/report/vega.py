@@ -128,7 +128,7 @@ class Figure:
     focus: tuple[str, ...] = ()  # models to choose one from; empty where all are drawn at once
     heavy: bool = False  # whether there are too many marks for SVG
     wide: bool = False  # whether it takes the full width of the page
-    part: str = "models"  # of the page: joining, models, rows, or training, which is folded
+    part: str = "models"  # of the page: joining, models, predictions, rows, or training, which is folded
 
 
 def specification(run: ReportData, **parts: Any) -> Spec:
@@ -145,6 +145,14 @@ def colour(run: ReportData) -> Spec:
     legend = {"values": {"expr": "shown"}, "title": None, "columns": columns(run.names), "symbolStrokeWidth": 0}
     shown = legend if len(run.models) > 1 else None
     return {"field": "model", "type": "nominal", "scale": {"domain": list(run.names)}, "legend": shown}
+
+
+def looks(field: str, names: Sequence[str]) -> Spec:
+    """A colour and a shape for every name, in one legend."""
+    legend = {"title": None, "symbolStrokeWidth": 0, "columns": columns(names)}
+    start: Spec = {"field": field, "type": "nominal", "legend": legend}
+    ranges = {"fill": "ordinal", "shape": list(SHAPES[: len(names)])}
+    return {name: {**start, "scale": {"domain": list(names), "range": of}} for name, of in ranges.items()}
 
 
 def columns(names: Sequence[str]) -> Spec:

@@ -12,6 +12,7 @@ from scaffpd.errors import plural, several
 from scaffpd.metrics import a_fifth
 from scaffpd.report import data
 from scaffpd.report.data import FEW, ReportData, Score, brief, capital, measured, plain, small
+from scaffpd.report.predictions import drift
 
 NARROW = "\u00a0"  # keeps ρ and its value on one line
 NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
@@ -204,7 +205,7 @@ def cautions(run: ReportData) -> tuple[str, ...]:
     found: list[str] = []
     if run.split == "train" and run.overall:
         found.append("Nothing was held out: all numbers are about the rows trained on, and new rows may fare worse.")
-    found += [_few_rows(run), _one_label(run), _noise(run), _chance(run)]
+    found += [_few_rows(run), _one_label(run), _noise(run), _chance(run), drift(run)]
     if run.kind != "compare":
         main = [m for m in run.models if m.role] or run.models[:1]
         found += [_proof(run, model) for model in main]

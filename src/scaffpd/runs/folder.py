@@ -5,6 +5,11 @@ environment.json    versions and machine
 summary.json        what was trained and how it ended
 rounds.csv          a row for every model and round
 clients.csv         a row for every model and client
+scores.csv          a row for every model and client or group: accuracy, AUC, recall, calibration, … of held-out rows
+reliability.csv     a row for every model, client and bin of probabilities: which share came true
+coefficients.csv    a row for every encoded column: what one deviation of it adds, under every model
+held_out.npz        losses of single held-out rows, by which runs are compared
+calibration.json    slope and intercept of every client's outputs, where it was asked for
 joining.csv         a row for every client and model: alone, average, fair, personal, on held-out rows
 kappa_path.csv      a row for every κ, from one model for all to everybody alone: losses on folds of training rows
 coalition.csv       a row for every pair of clients: what one's leaving does to the other's held-out loss
@@ -41,6 +46,7 @@ from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.gains import Joining
 from scaffpd.runs.prepare import Prepared, described
+from scaffpd.runs.scores import HeldOutScores
 from scaffpd.runs.train import SECRET, SPREAD, Trained, main_model
 from scaffpd.system import csv_text, environment, lock_folder, make_folder, write_file
 from scaffpd.tabular.agree import CLASSIFICATION
@@ -50,8 +56,10 @@ FILES = (
     *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "joining.csv"),
     *("kappa_path.csv", "coalition.csv", "partition.csv", "path.csv", "fills.json", "model.safetensors"),
     *("average.safetensors", "personal.safetensors", "report.html", SECRET),
+    *("scores.csv", "reliability.csv", "coefficients.csv", "held_out.npz", "calibration.json"),
 )
-PASSING = ("rounds", "tol", "baseline", "splits", "coalition")  # settings that may change when a run goes on
+# settings that may change when a run goes on
+PASSING = ("rounds", "tol", "baseline", "splits", "coalition", "groups", "recalibrate")
 MARK = re.compile(r"# scaffpd (\w+) ")
 COSTS = ("exchanges", "bytes_up", "bytes_down", "seconds")
 Rows = list[dict[str, Any]]
@@ -118,10 +126,14 @@ class RunFolder:
     def write(
         self, kind: str, config: RunConfig, prepared: Prepared, models: Sequence[Trained],
         path: Mapping[str, Any] | None = None, joining: Joining | str = "", coalition: Coalition | None = None,
+        scored: HeldOutScores | None = None,
     ) -> None:  # fmt: skip
         """Write everything but settings and checkpoints; `joining` is what that brings, or why it is not known."""
         named = title(config, prepared), self._command(kind)
         files = tables(kind, *named, prepared, models, path, joining=joining, coalition=coalition)
+        if scored is not None:
+            files |= _scored(scored)
+            write_file(self.path / "held_out.npz", scored.rows)
         if prepared.fills:
             files["fills.json"] = json.dumps(prepared.fills, ensure_ascii=False) + "\n"
         write_files(self.path, files)
@@ -201,6 +213,13 @@ def tables(
     if coalition is not None:
         found["coalition.csv"] = csv_text(coalition.table())
     return found if path is None else found | {"path.csv": csv_text(_point_rows(models, prepared))}
+
+
+def _scored(found: HeldOutScores) -> dict[str, str]:
+    """The tables of scores on held-out rows, by file name."""
+    tables = {"scores.csv": found.scores, "reliability.csv": found.bins, "coefficients.csv": found.coefficients}
+    files = {name: csv_text(rows) for name, rows in tables.items() if rows}
+    return files | ({"calibration.json": json.dumps(found.calibrations) + "\n"} if found.calibrations else {})
 
 
 def _ended(one: Trained) -> dict[str, Any]:

@@ -7,26 +7,25 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from scaffpd.config.model_file import Setup, predict_encoded, read_model, read_owners
 from scaffpd.errors import InputError, several, unknown
+from scaffpd.runs.scores import EVERYONE, Scores, adjusted, label_scores, number_scores
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Target, expanded, expanded_names, filled, scaled
 from scaffpd.tabular.formats import OpenTable, open_table
 from scaffpd.tabular.read import read_columns, source_of
 
 NOBODY = ""  # rows without a client belong together
-EVERYONE = "all rows"
 MODELS = {  # by name, beside a run's config.toml
     "average": "average.safetensors", "fair": "model.safetensors", "personal": "personal.safetensors",
 }  # fmt: skip
-Scores = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -74,58 +73,9 @@ class Predictions:
         return label_scores(y, guess, self.shares[rows])
 
 
-def label_scores(y: NDArray[Any], guess: NDArray[Any], shares: NDArray[np.float64]) -> Scores:
-    """Score predicted labels. With two of them, the second is the one that is looked for.
-
-    Args:
-        y: the place of the true label of every row; −1 for one that training did not have.
-        guess: that of the predicted one.
-        shares: the probability of every label; no columns where the model has none.
-
-    Returns:
-        accuracy; of two labels the rates that Fairlearn knows by these names, recall and precision; with probabilities
-        log_loss, brier = mean of Σ_k (p_k − [y = k])² and, of two labels, auc and the mean probability of the second
-        beside its base_rate: where they differ, the model is not calibrated.
-    """
-    found: Scores = {"accuracy": _mean(y == guess)}
-    two = shares.shape[1] == 2 or (not shares.shape[1] and set(guess.tolist()) <= {0, 1})
-    if two:
-        hit = guess[y == 1] == 1
-        found |= {
-            "selection_rate": _mean(guess == 1), "recall": _mean(hit), "precision": _mean(y[guess == 1] == 1),
-            "false_positive_rate": _mean(guess[y == 0] == 1), "false_negative_rate": _mean(~hit),
-        }  # fmt: skip
-    if shares.shape[1]:
-        known = y >= 0
-        p, own = shares[known], y[known]
-        truth = np.eye(shares.shape[1])[own]
-        found["log_loss"] = _mean(-np.log(np.maximum(p[np.arange(len(p)), own], 1e-300)))
-        found["brier"] = _mean(((p - truth) ** 2).sum(1))
-        if two:
-            found |= {"auc": _auc(own, p[:, 1]), "mean_probability": _mean(p[:, 1]), "base_rate": _mean(own)}
-    return found
-
-
-def number_scores(y: NDArray[np.float64], predicted: NDArray[np.float64]) -> Scores:
-    """Score predicted numbers: root mean squared error, mean absolute error, and R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)²."""
-    error, spread = y - predicted, float(((y - y.mean()) ** 2).sum())
-    r2 = 1 - float((error**2).sum()) / spread if spread > 0 else None
-    return {"rmse": float(np.sqrt((error**2).mean())), "mae": float(np.abs(error).mean()), "r2": r2}
-
-
-def _mean(values: NDArray[Any]) -> float | None:
-    return float(np.mean(values)) if len(values) else None
-
-
-def _auc(y: NDArray[Any], p: NDArray[np.float64]) -> float | None:
-    """The chance that a row of the second label has the higher probability: U/(n₁ n₀), ties count half."""
-    ones, zeros = int((y == 1).sum()), int((y == 0).sum())
-    if not ones or not zeros:
-        return None
-    return float((rankdata(p)[y == 1].sum() - ones * (ones + 1) / 2) / (ones * zeros))
-
-
-def predict(run: Path, file: Path, model: str | None = None, keep: Sequence[str] = ()) -> Predictions:
+def predict(
+    run: Path, file: Path, model: str | None = None, keep: Sequence[str] = (), raw: bool = False
+) -> Predictions:
     """Apply a model of a run's folder to a table.
 
     Args:
@@ -134,6 +84,7 @@ def predict(run: Path, file: Path, model: str | None = None, keep: Sequence[str]
         model: "average", "fair" or "personal" (a client's own, and the shared one for clients that were not there);
             `None` takes the one that the run is about.
         keep: columns of the table to return beside the predictions.
+        raw: leave probabilities as they are trained, where the run was recalibrated.
     """
     file_of = _model_file(run, model)
     settings = _beside(run, "config.toml", lambda text: tomllib.loads(text).get("data"))
@@ -161,22 +112,33 @@ def predict(run: Path, file: Path, model: str | None = None, keep: Sequence[str]
     kept = {name: cells.to_pylist() for name, cells in zip(keep, table.cells(keep), strict=True)} if keep else {}
     labels = tuple(setup.schema["labels"])
     truth = _truth(table, settings.get("target"), labels, decimal)
-    found = _answers(X, x, setup, names, read_owners(file_of))
+    called = model or next((one for one, name in MODELS.items() if name == file_of.name), "")
+    calibrations = _beside(run, "calibration.json", json.loads)
+    if called == "fair" and called not in calibrations:  # the model that a run is about may be called otherwise
+        called = next((one for one in calibrations if one not in MODELS), "average")
+    found = _answers(X, x, setup, names, read_owners(file_of), {} if raw else calibrations.get(called, {}))
     return Predictions(names, *found, kept, labels, truth, remarks)
 
 
 def _answers(
-    X: Matrix, x: NDArray[Any], setup: Setup, names: Sequence[str], owners: Sequence[str]
-) -> tuple[list[Any], NDArray[np.float64]]:
-    """Predict by the one model, or every row by its client's own and by the shared one where there is none."""
-    if not owners:
+    X: Matrix, x: NDArray[Any], setup: Setup, names: Sequence[str], owners: Sequence[str],
+    calibrations: Mapping[str, Sequence[float]],
+) -> tuple[list[Any], NDArray[np.float64]]:  # fmt: skip
+    """Predict by the one model, or every row by its client's own and by the shared one where there is none.
+
+    Outputs of clients with a calibration are adjusted by it.
+    """
+    if not owners and not calibrations:
         return predict_encoded(X, x, setup)
-    place = {name: k + 1 for k, name in enumerate(owners)}
-    whose = np.array([place.get(name, 0) for name in names])
-    parts = {k: (np.flatnonzero(whose == k), predict_encoded(X[whose == k], x[k], setup)) for k in np.unique(whose)}
+    place, whose = {name: k + 1 for k, name in enumerate(owners)}, np.array(names)
+    parts = []
+    for name in dict.fromkeys(names):
+        rows = np.flatnonzero(whose == name)
+        adjust = partial(adjusted, parameters=calibrations[name]) if name in calibrations else None
+        parts.append((rows, predict_encoded(X[rows], x[place.get(name, 0)] if owners else x, setup, adjust)))
     predicted: list[Any] = [None] * len(X)
-    shares = np.empty((len(X), next(iter(parts.values()))[1][1].shape[1]))
-    for rows, (answers, own) in parts.values():
+    shares = np.empty((len(X), parts[0][1][1].shape[1]))
+    for rows, (answers, own) in parts:
         shares[rows] = own
         for row, answer in zip(rows, answers, strict=True):
             predicted[row] = answer

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from scaffpd.models import Linear, Module
 from scaffpd.tabular.agree import CLASSIFICATION, REGRESSION
 from scaffpd.tabular.clients import Clients, TableFile, read_clients
 from scaffpd.tabular.columns import CATEGORY, NUMBER
-from scaffpd.tabular.encode import fills
+from scaffpd.tabular.encode import expanded_names, fills
 
 Pair = tuple[Any, Any]
 SHOWN = 20  # names of columns in a sentence
@@ -49,6 +50,9 @@ class Prepared:
     mean: Vector = field(default_factory=lambda: np.empty(0), repr=False)  # of encoded columns
     deviation: Vector = field(default_factory=lambda: np.empty(0), repr=False)  # likewise
     remarks: tuple[str, ...] = ()  # what was left out, and why
+    # of held-out rows, client by client: the values of columns that scores are cut by
+    groups: Mapping[str, Sequence[NDArray[Any]]] = field(default_factory=dict, repr=False)
+    held: str = ""  # tells these held-out rows from others
     # what stands in for missing values, by client and column
     fills: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict, repr=False)
 
@@ -56,6 +60,13 @@ class Prepared:
     def measure(self) -> str:
         """The measure that clients are scored by."""
         return "accuracy" if self.task == CLASSIFICATION else "rmse"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the encoded columns; numbers where the data has none."""
+        if self.schema is not None:
+            return tuple(expanded_names(dict(self.schema)))
+        return tuple(map(str, range(self.train[0][0].shape[1])))
 
     @property
     def split(self) -> str:
@@ -124,7 +135,7 @@ def _from_file(config: RunConfig, name: str) -> Prepared:
     asked = config.data.model_dump(include={*OF_TABLE, "test", "seed"}, exclude_none=True)
     if config.data.test_file is not None:
         asked["test_file"] = config.place / Path(config.data.test_file).expanduser()
-    source = TableFile(file, **asked)
+    source = TableFile(file, **asked, groups=tuple(config.training.groups or ()))
     found = read_clients(source)
     task, labels = found.schema["task"], tuple(map(str, found.schema["labels"]))
     train, test = [e.train for e in found.encoded], [e.test for e in found.encoded if e.test is not None]
@@ -134,9 +145,19 @@ def _from_file(config: RunConfig, name: str) -> Prepared:
     return Prepared(
         tuple(own.name for own in found.rows), train, test, _model(config, task, len(labels)), task, labels,
         _about(file, found), source.client, unit, centre, found.schema, found.mean, found.deviation,
-        (*_kinds(found), *found.remarks),
+        (*_kinds(found), *found.remarks), found.groups, _digest(
+            part for own in found.rows for part in (own.held, np.asarray(own.target.values)[own.held])
+        ),
         {} if found.schema.get("declared") else {own.name: fills(own) for own in found.rows},
     )  # fmt: skip
+
+
+def _digest(arrays: Iterable[Any]) -> str:
+    """Name rows by their contents."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(repr(np.shape(array)).encode() + np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:32]
 
 
 def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, float]:
@@ -179,7 +200,9 @@ def _from_source(config: RunConfig) -> Prepared:
     rows = sum(len(y) for _, y in [*silos.train, *silos.test])
     about = f"{made.name}: {rows} rows, {len(silos.features)} columns"
     word = "hospital" if name == "hospitals" else "client"
-    return Prepared(silos.names, silos.train, silos.test, _model(config, task, classes), task, labels, about, word)
+    held = _digest(part for pair in silos.test for part in pair)
+    made_of = (silos.names, silos.train, silos.test, _model(config, task, classes), task, labels, about, word)
+    return Prepared(*made_of, held=held)
 
 
 def _from_entry(config: RunConfig) -> Prepared:
@@ -204,7 +227,8 @@ def _from_entry(config: RunConfig) -> Prepared:
     classes = int(targets.max()) + 1 if whole else 0
     about = f"{entry}: {len(targets)} rows to train on"
     labels = tuple(map(str, range(classes)))
-    return Prepared(names, train, test, _model(config, task, classes), task, labels, about)
+    held = _digest(np.asarray(part) for pair in test for part in pair)
+    return Prepared(names, train, test, _model(config, task, classes), task, labels, about, held=held)
 
 
 def _model(config: RunConfig, task: str, classes: int) -> Any:

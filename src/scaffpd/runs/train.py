@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +18,10 @@ from scaffpd.algorithms import Fair
 from scaffpd.choosing import ROUNDS, WORST, Choice, search, short
 from scaffpd.coalitions import Coalition, coalition
 from scaffpd.cohort import Cohort
+from scaffpd.comparison.problem import Problem
 from scaffpd.config.run import RunConfig
-from scaffpd.errors import InputError
+from scaffpd.data import Silos
+from scaffpd.errors import InputError, several
 from scaffpd.fairness_path import PARAMETERS, SYMBOLS
 from scaffpd.federation import ClientScores
 from scaffpd.folds import FOLDS, Folds
@@ -28,8 +31,8 @@ from scaffpd.metrics import Spread, spread
 from scaffpd.models import Linear, Personal
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
+from scaffpd.runs import read_table
 from scaffpd.runs.prepare import Prepared, prepare
-from scaffpd.runs.tables import read_table
 from scaffpd.system import load_or_create
 from scaffpd.tabular.agree import CLASSIFICATION
 from scaffpd.training import Callback, Result, RoundInfo, Status, train
@@ -252,9 +255,7 @@ def joining_of(
     try:
         found = [_joining(config, prepared, known, choice)]
         for k in range(1, splits):
-            again = config.model_copy(update={"data": config.data.model_copy(update={"seed": config.data.seed + k})})
-            again._place, again._method = config.place, config.method
-            other = replace(prepare(again), model=model)
+            other = replace(prepare(reseeded(config, config.data.seed + k)), model=model)
             if all(np.array_equal(old[0], new[0]) for old, new in zip(prepared.test, other.test, strict=True)):
                 raise InputError("the held-out rows are the same whatever the seed, so --splits says nothing.")
             found.append(_joining(config, other, {}, strength=found[0].strength))
@@ -399,6 +400,31 @@ def _usual(config: RunConfig, prepared: Prepared) -> tuple[Any, ...]:
             goal = {**goal, "rho": rho}
             said.append(f"ρ = {rho:g}, the standard deviation of the clients' losses under the average model.")
     return l2, goal, *said
+
+
+def problem_of(config: RunConfig, seeds: Sequence[int]) -> Problem:
+    """Return what methods are compared on: the clients of a run, of which every seed holds out other rows."""
+    if config.model.network is not None or config.privacy is not None:
+        raise InputError("compare takes linear models without differential privacy.")
+    first = prepare(config)
+    if not first.test:
+        raise InputError("compare scores methods on held-out rows: leave --test out, or give a share above 0.")
+    _, first, _ = strengthened(config, first)
+    parts = {seed: first if seed == config.data.seed else prepare(reseeded(config, seed)) for seed in seeds}
+    silos = {seed: Silos(own.names, own.train, own.test, own.columns) for seed, own in parts.items()}
+    name = f"{config.name}, {several(len(first.names), 'client')}"
+    return Problem(partial(_of_seed, silos), first.model, name, config.training.device)
+
+
+def _of_seed(silos: Mapping[int, Silos], seed: int) -> Silos:
+    return silos[seed]
+
+
+def reseeded(config: RunConfig, seed: int) -> RunConfig:
+    """Return the same run with another choice of held-out rows."""
+    again = config.model_copy(update={"data": config.data.model_copy(update={"seed": seed})})
+    again._place, again._method, again._left_out = config.place, config.method, config.left_out
+    return again
 
 
 def settled(config: RunConfig, cohort: Cohort) -> RunConfig:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scaffpd.errors import InputError, several
+from scaffpd.errors import InputError, several, unknown
 from scaffpd.system import format_bytes, free_memory
 from scaffpd.tabular.agree import CLASSIFICATION, REGRESSION, Json, agree, declared_scale, deviation_of, mean_of
 from scaffpd.tabular.columns import CATEGORY, DATE, DataColumn, FeatureTable, Mask, Matrix
@@ -36,6 +36,7 @@ from scaffpd.tabular.read import date_part, date_parts, read_columns
 MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories
 DIGITS = 6  # whole numbers of at least so many digits, as many in every row and never the same, are names of rows
 NAMED = re.compile(r"(^|[_\W])(id|ids|uuid|guid|identifier|index|rownames)($|[_\W])|[a-z]I[dD]$", re.IGNORECASE)
+MOST_GROUPS = 50  # values of a column that rows are scored by
 PART = "(part)"  # the column that tells rows of a test file from the others
 
 
@@ -57,6 +58,7 @@ class TableFile:
     dates: bool = False  # whether to learn from the day of the year, the weekday and the hour of dates
     standardise: bool = True  # whether columns are scaled
     ranges: Mapping[str, Any] | None = None  # known ranges of columns, by which they are scaled (see `agree`)
+    groups: tuple[str, ...] = ()  # columns to score held-out rows by, whether or not they are learnt from
     features: str | None = None  # "splines", "interactions" or "rff": what is made of the columns, see `encode`
     # between the columns of a CSV file: comma, semicolon, tab or pipe; `None` finds it out
     separator: str | None = None
@@ -73,6 +75,8 @@ class Clients:
     mean: Matrix = field(repr=False)  # of every encoded column
     deviation: Matrix = field(repr=False)  # likewise
     remarks: tuple[str, ...]  # what was left out, and why
+    # of held-out rows, client by client: values of the columns to score by, as texts
+    groups: Mapping[str, list[NDArray[Any]]] = field(default_factory=dict, repr=False)
 
 
 def read_clients(source: TableFile) -> Clients:
@@ -97,7 +101,8 @@ def read_clients(source: TableFile) -> Clients:
         scale = mean, deviation_of({own.name: own.totals(schema, mean) for own in rows}, mean)
     mean, deviation = scale
     encoded = tuple(own.encoded(schema, mean, deviation) for own in rows)
-    return Clients(tuple(rows), encoded, schema, mean, deviation, tuple(remarks))
+    groups = _groups(found, rows)
+    return Clients(tuple(rows), encoded, schema, mean, deviation, tuple(remarks), groups)
 
 
 def _task(source: TableFile, wanted: Target) -> list[str]:
@@ -127,6 +132,7 @@ class _Rows:
     by: DataColumn | None  # what rows are split by
     tested: Mask | None  # which rows are of the test file
     remarks: list[str]
+    groups: list[DataColumn]
 
 
 def _read(source: TableFile) -> _Rows:
@@ -143,7 +149,11 @@ def _read(source: TableFile) -> _Rows:
     parts = [PART] if source.test_file is not None else []
     extra = [source.split_by] if source.split_by and source.split_by not in needed else []
     needed |= dict.fromkeys(extra, "split")
-    names = [*needed, *(name for name in dict.fromkeys(source.columns or table.names) if name not in {*needed, PART})]
+    for name in source.groups:
+        if name not in table.names:
+            raise unknown(f"column of {source.file.name!r},", name, table.names)
+    learnt = dict.fromkeys(source.columns or table.names)
+    names = [*needed, *(name for name in learnt | dict.fromkeys(source.groups) if name not in {*needed, PART})]
     categories = [*source.categories, source.client, *parts]
     columns, dropped = read_columns(table, [*names, *parts], categories, needed, source.decimal)
     found = {column.name: column for column in columns}
@@ -152,10 +162,32 @@ def _read(source: TableFile) -> _Rows:
         columns += [date_part(column, name, table) for column in dates for name in date_parts(column)]
     remarks = list(table.remarks)
     remarks += [f"{several(number, 'row')} without {name!r} left out." for name, number in dropped.items() if number]
-    features = _features(source, [one for one in columns if one.name not in {*needed, PART}], remarks)
+    features = _features(source, [one for one in columns if one.name in learnt.keys() - {*needed, PART}], remarks)
     tested = None if PART not in found else np.asarray(found[PART].values == found[PART].categories.index("test"))
     by = found.get(source.split_by or "")
-    return _Rows(found[source.target], found[source.client], features, by, tested, remarks)
+    groups = [found[name] for name in source.groups]
+    return _Rows(found[source.target], found[source.client], features, by, tested, remarks, groups)
+
+
+def _groups(found: _Rows, rows: list[ClientRows]) -> dict[str, list[NDArray[Any]]]:
+    """Cut the columns to score by into clients, held-out rows alone."""
+    cut: dict[str, list[NDArray[Any]]] = {}
+    for column in found.groups:
+        values = np.array(_texts(column), dtype=object)
+        if (different := len(set(values.tolist()))) > MOST_GROUPS:
+            raise InputError(
+                f"Column {column.name!r} has {different} different values: --groups takes up to {MOST_GROUPS}."
+            )
+        owner = found.owner
+        cut[column.name] = [values[owner.values == owner.categories.index(own.name)][own.held] for own in rows]
+    return cut
+
+
+def _texts(column: DataColumn) -> list[str]:
+    """Write the values of a column."""
+    if column.kind == CATEGORY:
+        return ["(missing)" if k < 0 else column.categories[k] for k in column.values]
+    return ["(missing)" if np.isnan(v) else f"{v:g}" for v in column.values]
 
 
 def _features(source: TableFile, columns: list[DataColumn], remarks: list[str]) -> FeatureTable:
