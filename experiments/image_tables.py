@@ -14,8 +14,7 @@ import numpy as np
 from experiments import image_plans
 from experiments.image_plans import METHODS, NUMBERS, Plan
 from experiments.image_study import Study
-from scaffpd.comparison import Comparison
-from scaffpd.comparison.compete import versions
+from scaffpd.comparison import Comparison, versions
 from scaffpd.comparison.runs import Run
 from scaffpd.comparison.setting import LATTICE, TAIL, grid, neighbours
 from scaffpd.comparison.tables import MethodSummary, markdown_table, write_csv

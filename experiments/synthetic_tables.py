@@ -15,7 +15,7 @@ from experiments.synthetic_figures import FIGURES, cell, text
 from experiments.synthetic_problem import DEEP, TARGET, J, Setting
 from experiments.synthetic_study import SHORT_RATE, Curve, Study
 from experiments.synthetic_tuning import AFL_, APD, DRFA_, FREE, GDA, METHODS, MINIMAX, SCAFF_PD, SIZE
-from scaffpd.comparison.compete import versions
+from scaffpd.comparison import versions
 from scaffpd.comparison.tables import markdown_table, write_csv
 
 DRIFTING = (DRFA_, AFL_)

@@ -23,10 +23,10 @@ from rich.console import Console
 
 import comparison_cases as cases
 import scaffpd as sp
+import scaffpd.comparison as compete
 from comparison_cases import METHODS, PROBLEM, toy
-from scaffpd.comparison import compete
+from scaffpd.comparison import Journal
 from scaffpd.comparison import runs as pool
-from scaffpd.comparison.compete import Journal
 from scaffpd.comparison.problem import Problem, carve
 from scaffpd.comparison.problem import problem as known_problem
 from scaffpd.comparison.runs import Run, RunKey, Runner

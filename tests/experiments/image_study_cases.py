@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+import scaffpd.comparison as compete
 from experiments import image_plans, image_study
 from experiments import reproduce as commands
-from scaffpd.comparison import compete
 from scaffpd.data import dirichlet
 from scaffpd.features import Backbone, EfficientNetLite0
 

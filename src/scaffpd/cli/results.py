@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,16 +24,16 @@ NUMBERS = 52  # columns that losses of five models and the gain take
 FORMATS = ("html", "png", "svg")
 
 
-def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
-    """Write the report, and show the result to whoever wants to see it."""
+def end(folder: Path, report: bool, quiet: bool, as_json: bool, runs: Sequence[Path] = ()) -> None:
+    """Write the report, and show the result to whoever wants to see it; of several runs in a folder, one for all."""
     from scaffpd.report import available, write
 
     sorry = available() if report else None
     page = write(folder) if report and sorry is None else None
     if as_json:
-        print_json(as_values(folder, page))
+        print_json(side_by_side(runs, page, folder) if runs else as_values(folder, page))
     elif not quiet:
-        show(folder)
+        show_runs(runs) if runs else show(folder)
         typer.echo(f"\nRun:    {folder}")
         if page is not None or sorry is not None:
             typer.echo(f"Report: {page}" if page is not None else f"No report: {sorry}")
@@ -70,6 +72,38 @@ def show(folder: Path) -> None:
         say(console, *map(_proof, run.models))
     if any(model.certificate is not None and not model.useless for model in run.models):
         say(console, "Certified gap: no model of this kind has an objective that is smaller by more than this.")
+
+
+def show_runs(folders: Sequence[Path]) -> None:
+    """Show several runs side by side: mean and worst of each, and which to take."""
+    from scaffpd.report import opened
+    from scaffpd.report.data import measured
+    from scaffpd.report.verdict import answers
+
+    console, run = Console(highlight=False), opened(folders)
+    console.print(f"\n{run.title}", style="bold", markup=False)
+    table = plain_table("run", "mean", "worst fifth", "worst", "served worst", gap=1)
+    cells = []
+    for name, one in run.overall.items():
+        values = [measured(value, run.measure) for value in (one.mean, one.worst_20, one.worst)]
+        cells.append([name, *values, one.worst_client])
+    fill(table, cells, console.width)
+    console.print(table)
+    say(console, *(f"{question} {answer}" for question, answer in answers(run)), *run.remarks)
+
+
+def side_by_side(folders: Sequence[Path], page: Path | None, folder: Path) -> dict[str, Any]:
+    """Several runs for `--json`: each by itself, and what they say together."""
+    from scaffpd.report import opened
+    from scaffpd.report.verdict import answers, cautions, verdict
+
+    run = opened(folders)
+    return {
+        "folder": str(folder), "report": None if page is None else str(page), "verdict": list(verdict(run)),
+        "cautions": list(cautions(run)), "answers": dict(answers(run)), "differences": dict(run.differences),
+        "overall": {name: asdict(one) for name, one in run.overall.items()},
+        "runs": {place.name: as_values(place, None) for place in folders},
+    }  # fmt: skip
 
 
 def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
@@ -176,7 +210,10 @@ def _proof(model: ModelSummary) -> str:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder that train, path, demo, compare or deploy wrote.")],
+    run: Annotated[
+        list[Path],
+        typer.Argument(help="Folder that train, path, demo, compare or deploy wrote; or several of these."),
+    ],
     out: Annotated[
         Path | None, typer.Option(help="File of the page, or folder of the pictures.", show_default="in RUN")
     ] = None,
@@ -184,6 +221,8 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """One page that opens offline: the verdict, who gains and who pays, what it cost, how to do it again.
+
+    Several runs on the same clients are compared on one page, with intervals where they hold out the same rows.
 
     Examples:
         scaffpd report runs/patients

@@ -17,6 +17,7 @@ from scaffpd.errors import InputError, unknown
 if TYPE_CHECKING:
     from scaffpd.config.run import RunConfig
     from scaffpd.gains import Joining
+    from scaffpd.runs.prepare import Prepared
 
 STRENGTHS = {  # the argument of each objective
     "ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q", "Nash": "b",
@@ -56,7 +57,10 @@ class Reading:
 class Solving:
     """What is optimised, and how long."""
 
-    objective: Annotated[str | None, option(f"What is optimised: {', '.join(OBJECTIVES)}.", OBJECTIVES, "ChiSquare")]
+    objective: Annotated[
+        str | None,
+        option(f"What is optimised: {', '.join(OBJECTIVES)}; several in turn.", OBJECTIVES, "ChiSquare", several=True),
+    ]
     l2: Annotated[
         float | None, typer.Option("--l2", help="The regulariser.", show_default="by folds for a table, else 0.001")
     ]
@@ -182,6 +186,7 @@ def train(
         scaffpd train hospitals
         scaffpd train hospitals --epsilon 4
         scaffpd train patients.csv --client hospital --target ill
+        scaffpd train patients.csv --client hospital --target ill --objective average,chi2
     """
     _run("train", locals())
 
@@ -211,51 +216,84 @@ def path(
 def _run(kind: str, options: dict[str, Any]) -> None:
     """Train one model, or those of a fairness path, with the options of the command line."""
     options = options | options.pop("given")
-    config = requested(options.pop("what"), {name: value for name, value in options.items() if value is not None})
+    what, asked = options.pop("what"), {name: value for name, value in options.items() if value is not None}
+    wanted = list(dict.fromkeys(listed(options["objective"])))
+    configs = [requested(what, asked | {"objective": one}) for one in wanted] or [requested(what, asked)]
+    if len(configs) > 1:
+        _check_several(kind, options)
+    base, places = options["out"] or configs[0].folder, [options["out"]]
+    if len(configs) > 1:
+        base = Path(base or Path("runs") / f"{_safe(configs[0].name)}-objectives")
+        places = [base / type(config.goal).__name__.lower() for config in configs]
+    quiet, as_json, folders, prepared, interrupted = options["quiet"], options["as_json"], list[Path](), None, False
+    for config, out in zip(configs, places, strict=True):
+        if not interrupted:
+            with TrainingScreen(quiet or as_json) as screen:
+                folder, prepared, interrupted = _one_run(kind, config, prepared, options | {"out": out}, screen)
+            folders.append(folder)
+    several = len(folders) > 1
+    page = options["report"] and not interrupted
+    end(Path(base) if base and several else folders[0], page, quiet, as_json, folders if several else ())
+    if interrupted:
+        if not (quiet or as_json):
+            typer.echo("Interrupted; the same command goes on.", err=True)
+        raise typer.Exit(INTERRUPTED)
+
+
+def _check_several(kind: str, options: Mapping[str, Any]) -> None:
+    """Refuse what several objectives cannot share."""
+    if kind != "train":
+        raise InputError("A fairness path goes along one objective: name one.")
+    for name in ("strength", "epsilon"):
+        if options.get(name) is not None:
+            raise InputError(f"--{name} goes with one objective, and several are named: leave it out, or name one.")
+    for base in filter(None, [options["out"]]):
+        if (Path(base) / "config.toml").exists():
+            raise InputError(f"{str(base)!r} holds a run: choose another folder for several with --out.")
+
+
+def _one_run(
+    kind: str, config: RunConfig, prepared: Prepared | None, options: Mapping[str, Any], screen: TrainingScreen
+) -> tuple[Path, Prepared, bool]:
+    """Train, score and write one run; return its folder, what was read, and whether it was interrupted."""
     from scaffpd.runs import path, prepare, scores, train  # seconds, so not for --help
     from scaffpd.runs.folder import RunFolder
     from scaffpd.training import Status
 
     if kind == "path":
         path.walkable(config)
-    fresh, quiet, as_json = options["fresh"], options["quiet"], options["as_json"]
-    if (out := options["out"] or config.folder) is not None:
+    fresh, out = options["fresh"], options["out"] or config.folder
+    if out is not None:
         RunFolder(Path(out)).usable(kind)
-    with TrainingScreen(quiet or as_json) as screen:
-        screen.say(f"Reading {config.name}")
-        prepared = prepare.prepare(config)
-        train.check_asked(config, prepared)
-        scores.check_recalibration(config, prepared)
-        choosing = _choosing(config, prepared, options, kind, screen)
-        config, prepared, choice = train.strengthened(config, prepared, choosing)
-        folder = RunFolder(_place(config, options["out"], fresh, kind))
-        folder.check(kind, config, fresh)
-        cohort = prepared.cohort(config)
-        config = train.settled(config, cohort)
-        noise = None if config.privacy is None else train.private(config, prepared)
-        for line in (f"{prepared.about}; {len(prepared.names)} clients", *prepared.remarks):
-            screen.say(line)
-        if noise is not None:
-            screen.say(noise_of(noise, config.training.rounds))
-        with folder.opened(kind, config, fresh):
-            found: Joining | str = ""
-            if kind == "path":
-                models = path.walk(config, prepared, cohort, screen)
-                alone = path.cold_rounds(config, cohort, models) if options["cold"] else None
-                game, more = None, path.about(config, prepared, models, alone)
-            else:
-                models, more = train.carry_out(config, prepared, cohort, folder.path, screen), None
-                screen.say("Training every client alone, to see what joining brings")
-                found = train.joining_of(config, prepared, models, choice)
-                game = train.coalition_of(config, prepared, found)
-            scored = scores.held_out_scores(config, prepared, models, found)
-            folder.write(kind, config, prepared, models, more, found, game, scored)
-    interrupted = kind == "train" and models[-1].result.status is Status.INTERRUPTED
-    end(folder.path, options["report"] and not interrupted, quiet, as_json)
-    if interrupted:
-        if not (quiet or as_json):
-            typer.echo("Interrupted; the same command goes on.", err=True)
-        raise typer.Exit(INTERRUPTED)
+    screen.say(f"Reading {config.name}" if prepared is None else f"\nObjective {type(config.goal).__name__}")
+    plain = prepared = prepared or prepare.prepare(config)
+    train.check_asked(config, prepared)
+    scores.check_recalibration(config, prepared)
+    choosing = _choosing(config, prepared, options, kind, screen)
+    config, prepared, choice = train.strengthened(config, prepared, choosing)
+    folder = RunFolder(_place(config, out, fresh, kind))
+    folder.check(kind, config, fresh)
+    cohort = prepared.cohort(config)
+    config = train.settled(config, cohort)
+    noise = None if config.privacy is None else train.private(config, prepared)
+    for line in (f"{prepared.about}; {len(prepared.names)} clients", *prepared.remarks):
+        screen.say(line)
+    if noise is not None:
+        screen.say(noise_of(noise, config.training.rounds))
+    with folder.opened(kind, config, fresh):
+        found: Joining | str = ""
+        if kind == "path":
+            models = path.walk(config, prepared, cohort, screen)
+            alone = path.cold_rounds(config, cohort, models) if options["cold"] else None
+            game, more = None, path.about(config, prepared, models, alone)
+        else:
+            models, more = train.carry_out(config, prepared, cohort, folder.path, screen), None
+            screen.say("Training every client alone, to see what joining brings")
+            found = train.joining_of(config, prepared, models, choice)
+            game = train.coalition_of(config, prepared, found)
+        scored = scores.held_out_scores(config, prepared, models, found)
+        folder.write(kind, config, prepared, models, more, found, game, scored)
+    return folder.path, plain, kind == "train" and models[-1].result.status is Status.INTERRUPTED
 
 
 def _choosing(config: RunConfig, prepared: Any, options: Mapping[str, Any], kind: str, screen: TrainingScreen) -> Any:
@@ -354,7 +392,8 @@ def _objective(options: Mapping[str, Any], file: bool) -> dict[str, Any]:
     if wanted is None and file:
         raise InputError("--strength needs --objective: which of them is it the strength of?")
     wanted = wanted or "ChiSquare"
-    kind = {name.lower(): name for name in OBJECTIVES}.get(wanted.lower().replace("-", "").replace("_", ""))
+    known = {name.lower(): name for name in OBJECTIVES} | {"chi2": "ChiSquare", "worst": "Agnostic"}
+    kind = known.get(wanted.lower().replace("-", "").replace("_", ""))
     if kind is None:
         raise unknown("objective", wanted, OBJECTIVES)
     if kind not in STRENGTHS:
@@ -399,13 +438,17 @@ def _place(config: RunConfig, out: Path | None, fresh: bool, kind: str) -> Path:
 
     if out is not None or config.folder is not None:
         return Path(out or config.folder or "")
-    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.name)
+    safe = _safe(config.name)
     first = folder = Path("runs") / (safe if kind == "train" else f"{safe}-{kind}")
     k = 1
     while not fresh and not RunFolder(folder).fits(kind, config):
         k += 1
         folder = first.with_name(f"{first.name}-{k}")
     return folder
+
+
+def _safe(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
 
 
 def noise_of(model: Any, rounds: int) -> str:

@@ -1,7 +1,252 @@
-"""Many methods on one problem: the same partitions, starts, rounds and tuning budget, and a table of who is served."""
+"""Many methods on one problem: tuned within the same budget, trained with what was chosen, scored on test rows.
 
-from scaffpd.comparison.compete import compare
-from scaffpd.comparison.problem import Problem
+The folder of a comparison:
+
+about.json    the setting, the grid of every method, versions
+runs.jsonl    one line per run, flushed to disk when it is done; the same call again continues after the last of them
+runs.csv, clients.csv, table.csv    written when all is done
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scaffpd.comparison.problem import Problem, fingerprint
+from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, RunKey, Runner
+from scaffpd.comparison.setting import Setting, make_setting, neighbours
 from scaffpd.comparison.tables import Comparison
+from scaffpd.errors import InputError, count
+from scaffpd.system import Tally, cores, environment, make_folder, write_file
+from scaffpd.training import Algorithm
+
+ABOUT, LOG = "about.json", "runs.jsonl"
+TABLES = ("runs.csv", "clients.csv", "table.csv")
+
+
+class Journal:
+    """The runs that are done, on disk where there is a folder."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None, about: dict[str, Any]) -> None:
+        self.runs: dict[RunKey, Run] = {}
+        self.folder = None if folder is None else Path(folder)
+        if folder is not None:
+            self._open(make_folder(Path(folder)), about)
+
+    def _open(self, folder: Path, about: dict[str, Any]) -> None:
+        if (folder / ABOUT).exists():
+            _compare(folder, about)
+            self._read(folder / LOG)
+            return
+        for name in (LOG, *TABLES):
+            if (folder / name).exists():
+                raise InputError(f"The folder {str(folder)!r} has a {name} of something else; use another folder.")
+        note = {"setting": about, "versions": versions()}
+        write_file(folder / ABOUT, f"{json.dumps(note, indent=2, ensure_ascii=False)}\n")
+
+    def _read(self, log: Path) -> None:
+        """Read all whole lines; cut off the beginning of a line whose writing was interrupted."""
+        text = log.read_bytes() if log.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]
+        try:
+            runs = [Run.from_json(line) for line in whole.decode().splitlines()]
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{str(log)!r} is not a readable record of runs; remove it to start anew.") from None
+        if len(whole) < len(text):
+            os.truncate(log, len(whole))
+        self.runs = {run.job: run for run in runs}
+
+    def add(self, run: Run) -> None:
+        """Add a run, on disk before anything else happens."""
+        self.runs[run.job] = run
+        if self.folder is not None:
+            with (self.folder / LOG).open("a", encoding="utf-8") as file:
+                file.write(run.to_json() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def _compare(folder: Path, about: dict[str, Any]) -> None:
+    try:
+        there = json.loads((folder / ABOUT).read_text(encoding="utf-8"))["setting"]
+        other = [name for name in about if there.get(name) != json.loads(json.dumps(about[name]))]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{str(folder / ABOUT)!r} is not of a comparison; use another folder.") from None
+    if other:
+        raise InputError(f"{str(folder)!r} has a comparison with other {' and '.join(other)}; use another folder.")
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were computed with."""
+    found = environment()
+    return {name: found[name] for name in ("scaffpd", "python", "torch", "numpy")}
+
+
+def compare(
+    methods: Mapping[str, Algorithm] | Sequence[Algorithm],
+    problem: Problem,
+    seeds: Sequence[int] = (0,),
+    rounds: int = 100,
+    tune: int = 5,
+    out: str | os.PathLike[str] | None = None,
+    processes: int | None = None,
+    progress: bool | None = None,
+    validation: float = 0.25,
+    select: str = "worst_20",
+    strengths: bool = False,
+    choosing: int | None = None,
+    climb: bool = False,
+) -> Comparison:
+    """Run every method on the same rows, from the same start, for the same number of rounds.
+
+    Rates are chosen for each seed by itself, on validation rows that are taken out of the clients' training rows: no
+    test row takes part (a choice shared between seeds would see other seeds' test rows). The method is then trained on
+    all training rows, with the chosen factors on the automatic rates, and scored on the test rows. How many local
+    steps, samples and exchanges a round of each method takes is up to the caller, and is in the table.
+
+    Args:
+        methods: a mapping from labels to methods, or a list.
+        problem: data and model.
+        seeds: for each, a partition (where the data is a function), a training seed and a choice of rates.
+        rounds: communication rounds of every run.
+        tune: configurations that every method may try (see `scaffpd.comparison.setting`); 1 takes the automatic rates.
+        out: a folder for the results. The same call again goes on where it stopped.
+        processes: how many runs at a time; by default one per core, and one on a GPU. The numbers are the same.
+        progress: show a progress bar; by default where standard error is a terminal.
+        validation: the share of every client's training rows to choose rates by, of every label alike.
+        select: choose by this measure of accuracy over clients, "worst_20", "worst" or "mean"; ties by the mean, then
+            by the same measure of the loss (which regression chooses by in the first place).
+        strengths: whether the budget may also go to how fair a method is: ρ of its objective, q, θ, μ. Otherwise they
+            stay as given.
+        choosing: how many of the seeds choose, by the mean of their measures, for all of them; by default each for
+            itself. Only where all seeds have the same test rows and the same training rows, partitioned differently.
+        climb: whether to go on from the best configuration to its untried neighbours, with as large a budget again.
+    """
+    setting = _settled(
+        make_setting(methods, problem, seeds, rounds, tune, validation, select, strengths, choosing, climb)
+    )
+    alone = cores() if setting.problem.device == "cpu" else 1  # processes would not share a device's memory
+    workers = alone if processes is None else count("compare", "processes", processes)
+    journal = Journal(out, setting.about() | {"data": _checked_data(setting)})
+    tuning = _tuning(setting)
+    with Pool(Runner(setting), workers) as pool, Tally(progress, len(tuning) + len(_labels(setting))) as tally:
+        _work(pool, tuning, journal, tally)
+        while further := _further(setting, journal, tuning):
+            tally.expect(len(further))
+            _work(pool, further, journal, tally)
+            tuning += further
+        finals = [_final(setting, journal, label, seed) for seed, label in _labels(setting)]
+        for run in (item for item in finals if isinstance(item, Run)):
+            journal.runs[run.job] = run
+            tally.advance(run.job.method)
+        _work(pool, [item for item in finals if isinstance(item, RunKey)], journal, tally)
+    order = [*tuning, *(item.job if isinstance(item, Run) else item for item in finals)]
+    comparison = Comparison(setting, tuple(journal.runs[job] for job in order))
+    if journal.folder is not None:
+        comparison.to_csv(journal.folder)
+    return comparison
+
+
+def _settled(setting: Setting) -> Setting:
+    """Replace `fair` by the method it chooses for this problem, so that tables have its J and its batch."""
+    open_ = {label: method for label, method in setting.methods.items() if hasattr(method, "choice")}
+    if not open_:
+        return setting
+    cohort = setting.problem.cohort(setting.seeds[0])
+    return replace(setting, methods=setting.methods | {label: m.choice(cohort) for label, m in open_.items()})
+
+
+def _checked_data(setting: Setting) -> list[str]:
+    """Bind every seed's rows once, so that mistakes are reported before any work; return their fingerprints."""
+    prints = []
+    for seed in setting.seeds:
+        cohort = setting.problem.cohort(seed)
+        prints.append(fingerprint(setting.problem, cohort, seed))
+        if seed in setting.choosers and _tuning(setting):
+            setting.problem.rehearsal(seed, setting.validation)
+    return prints
+
+
+def _labels(setting: Setting) -> list[tuple[int, str]]:
+    return [(seed, label) for seed in setting.seeds for label in setting.methods]
+
+
+def _tuning(setting: Setting) -> list[RunKey]:
+    """All runs that choose rates; a method with a single configuration needs none."""
+    return [
+        RunKey(label, seed, TUNE, point)
+        for seed, label in _labels(setting)
+        if seed in setting.choosers and len(setting.grid(label)) > 1
+        for point in range(len(setting.grid(label)))
+    ]
+
+
+def _work(pool: Pool, jobs: Sequence[RunKey], journal: Journal, tally: Tally) -> None:
+    missing = [job for job in jobs if job not in journal.runs]
+    tally.advance("resuming" if len(missing) < len(jobs) else "starting", len(jobs) - len(missing))
+    for run in pool.work(missing):
+        journal.add(run)
+        tally.advance(run.job.method)
+
+
+def _choosers(setting: Setting, seed: int) -> tuple[int, ...]:
+    return (seed,) if setting.choosing is None else setting.choosers
+
+
+def _tried(setting: Setting, journal: Journal, label: str, seed: int) -> dict[int, list[Run]]:
+    """The tuning runs of one method that a seed's choice is made from, by configuration."""
+    table: dict[int, list[Run]] = {}
+    for point in range(len(setting.lattice[label])):
+        jobs = [RunKey(label, s, TUNE, point) for s in _choosers(setting, seed)]
+        if all(job in journal.runs for job in jobs):
+            table[point] = [journal.runs[job] for job in jobs]
+    return table
+
+
+def _best(table: dict[int, list[Run]], select: str) -> int | None:
+    """The configuration with the best measure, the earliest of equals; `None` where all fail."""
+    merits = {point: merit for point, runs in table.items() if (merit := _merit(runs, select)) is not None}
+    return max(merits, key=lambda point: (merits[point], -point)) if merits else None
+
+
+def _further(setting: Setting, journal: Journal, done: Sequence[RunKey]) -> list[RunKey]:
+    """What climbing tries next: the untried neighbours of every method's best, within its second budget."""
+    jobs: list[RunKey] = []
+    if not setting.climb:
+        return jobs
+    for label in dict.fromkeys(job.method for job in done):
+        for seed in setting.choosers if setting.choosing is None else setting.choosers[:1]:
+            table = _tried(setting, journal, label, seed)
+            best, left = _best(table, setting.select), 2 * setting.tune - len(table)
+            if best is not None:
+                near = [point for point in neighbours(setting.lattice[label], best) if point not in table]
+                jobs += [RunKey(label, s, TUNE, point) for point in near[:left] for s in _choosers(setting, seed)]
+    return jobs
+
+
+def _final(setting: Setting, journal: Journal, label: str, seed: int) -> RunKey | Run:
+    """The final run with the best configuration; where none survived, why there is none."""
+    if len(setting.grid(label)) == 1:
+        return RunKey(label, seed, FINAL, 0)
+    table = _tried(setting, journal, label, seed)
+    best = _best(table, setting.select)
+    if best is not None:
+        return RunKey(label, seed, FINAL, best)
+    refusals = [run.message for runs in table.values() for run in runs if run.status == REFUSED]
+    reason = refusals[0] if refusals else f"It diverged with each of its {len(table)} configurations."
+    return Run(RunKey(label, seed, FINAL, 0), {}, {}, SKIPPED, reason)
+
+
+def _merit(runs: Sequence[Run], select: str) -> tuple[float, ...] | None:
+    """The mean over seeds of what configurations are chosen by; `None` where it fails on any."""
+    merits = [merit for run in runs if (merit := run.merit(select)) is not None]
+    return tuple(np.mean(merits, axis=0).tolist()) if len(merits) == len(runs) else None
+
 
 __all__ = ["Comparison", "Problem", "compare"]

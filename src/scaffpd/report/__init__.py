@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from scaffpd.errors import InputError, not_installed, plural
-from scaffpd.report import figures, predictions, read, vega, verdict
+from scaffpd.report import figures, predictions, read, several, vega, verdict
 from scaffpd.report.data import FEW, ModelSummary, ReportData, Score, change, count, measured, plain, small
 from scaffpd.system import make_folder, write_file
 
-NAME = "report.html"
+NAME, SEVERAL = "report.html", "comparison.html"
 SCALE = 2  # pixels per point
 NEEDED = {"jinja2": "Jinja2", "vl_convert": "vl-convert"}
 KINDS = {
     "train": "fairness report of a training run", "path": "fairness report of a path from average to worst case",
+    "runs": "several runs side by side",
     "demo": "fairness report of the demo", "compare": "report of a comparison", "deploy": "report of a deployed run",
 }  # fmt: skip
 FILTER_FROM = 12  # clients: a shorter table needs no filter
@@ -42,20 +43,34 @@ def available() -> str | None:
     return None
 
 
-def write(folder: Path, out: Path | None = None) -> Path:
-    """Write the page of a run to FOLDER/report.html or `out`, all of it or nothing, and return where it is."""
-    run = read.read(Path(folder))
-    target = Path(folder) / NAME if out is None else Path(out)
+def opened(folders: Sequence[Path]) -> ReportData:
+    """Read a run, or several as one: those that are named, or those in a folder that is itself no run."""
+    if len(folders) == 1 and not read.is_run(folders[0]) and len(below := read.runs_below(folders[0])) > 1:
+        folders = below
+    return read.read(folders[0]) if len(folders) == 1 else several.read_several(folders)
+
+
+def write(folder: Path | Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page of a run (or of several) to FOLDER/report.html or `out`, whole or not at all; return where it is.
+
+    Several runs are compared on one page, comparison.html in the folder that they share.
+    """
+    folders = [Path(folder)] if isinstance(folder, str | Path) else list(map(Path, folder))
+    run = opened(folders)
+    together = Path(os.path.commonpath([one.resolve().parent for one in folders]))
+    usual = folders[0] / NAME if len(folders) == 1 else together / SEVERAL
+    target = usual if out is None else Path(out)
     if target.is_dir():
         raise InputError(f"{str(target)!r} is a folder; --out needs a file, such as {str(target / NAME)!r}.")
     write_file(target, page(run, library()))
     return target
 
 
-def write_figures(folder: Path, form: str, out: Path | None = None) -> tuple[Path, ...]:
+def write_figures(folder: Path | Sequence[Path], form: str, out: Path | None = None) -> tuple[Path, ...]:
     """Write every figure as PNG or SVG to FOLDER/figures or `out`, and return where they are."""
-    place = Path(folder) / "figures" if out is None else Path(out)
-    drawn = pictures(read.read(Path(folder)), form)
+    folders = [Path(folder)] if isinstance(folder, str | Path) else list(map(Path, folder))
+    place = folders[0] / "figures" if out is None else Path(out)
+    drawn = pictures(opened(folders), form)
     if not drawn:
         raise InputError(f"The run in {str(folder)!r} has nothing to draw yet.")
     make_folder(place)
@@ -155,7 +170,7 @@ def _template() -> Any:
         loader=FunctionLoader(packaged), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=StrictUndefined,
     )  # fmt: skip
-    environment.filters |= {written.__name__: written for written in (count, plain, plural, small)}
+    environment.filters |= {written.__name__: written for written in (count, measured, plain, plural, small)}
     return environment.get_template("page.html")
 
 

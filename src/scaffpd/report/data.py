@@ -280,6 +280,8 @@ class ReportData:
     joining: JoiningReport | None = None  # what joining brings, where that was measured
     strengths: tuple[StrengthPoint, ...] = ()  # from one model for all to everybody alone
     coalition: CoalitionReport | None = None  # who gains from whom, where that was measured
+    differences: tuple[tuple[str, tuple[str, ...]], ...] = ()  # settings of several runs that are not the same
+    against: Mapping[str, str] = field(default_factory=dict)  # of several runs: their mean loss against that before
     predictions: PredictionReport | None = None  # scores beyond accuracy, calibration and coefficients
 
     @property

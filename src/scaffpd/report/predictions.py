@@ -101,7 +101,7 @@ def shown_models(run: ReportData) -> list[str]:
     """Average, fair and personal, and the main model recalibrated; of a path, its first point and the main one."""
     assert run.predictions is not None
     main = main_model(run)
-    wanted = (*ORDER, main, f"{main}{RECALIBRATED}")
+    wanted = (*ORDER, *run.shown, main, f"{main}{RECALIBRATED}")
     return [name for name in run.predictions.models if name in wanted] or [run.predictions.models[0]]
 
 

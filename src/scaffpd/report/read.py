@@ -22,6 +22,7 @@ from scaffpd.runs import Row, megabytes, number, read_json, read_table, read_tex
 
 FORMAT = 1
 TRAINED, COMPARED, DEPLOYED = "summary.json", "table.csv", "settings.json"  # the file that tells which kind it is
+MARKS = (TRAINED, COMPARED, DEPLOYED)
 PLAIN = ("FedAvg", "SCAFFOLD", "FedProx")  # what a fair method is compared with: the first that took part
 SAME_ROWS = "Every dot is a mean over {seeds} seeds."
 OTHER_ROWS = (
@@ -41,15 +42,25 @@ def read(folder: Path) -> ReportData:
         raise InputError(f"There is no folder {str(folder)!r}.")
     if not folder.is_dir():
         raise InputError(f"{str(folder)!r} is a file; report needs the folder of a run: {str(folder.parent)!r}?")
-    readers = {TRAINED: _trained, COMPARED: _compared, DEPLOYED: _deployed}
-    for mark, reader in readers.items():
+    for mark, reader in {TRAINED: _trained, COMPARED: _compared, DEPLOYED: _deployed}.items():
         if (folder / mark).is_file():
             return reader(folder)
-    below = sorted({file.parent for mark in readers for file in folder.glob(f"*/{mark}")})
+    below = runs_below(folder)
     hint = f": did you mean {str(below[0])!r}?" if below else (
         f": it has neither {TRAINED} (train, path, demo), nor {COMPARED} (compare), nor {DEPLOYED} (deploy)."
     )  # fmt: skip
     raise InputError(f"{str(folder)!r} is not the folder of a run{hint}")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether the folder has a file that a run, a comparison or a deployed run writes."""
+    return any((folder / mark).is_file() for mark in MARKS)
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The runs in a folder, those written first first."""
+    found = {file.parent: file.stat().st_mtime for mark in MARKS for file in folder.glob(f"*/{mark}")}
+    return sorted(found, key=lambda place: (found[place], place))
 
 
 def _trained(folder: Path) -> ReportData:

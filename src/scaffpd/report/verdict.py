@@ -99,7 +99,7 @@ def bottom(run: ReportData) -> str:
 
 def optimised(run: ReportData) -> Difference | None:
     """What was optimised, the loss of the worst-served fifth on training rows; `None` where it is not known."""
-    if not run.pair or run.kind not in ("train", "path") or run.privacy is not None:
+    if not run.pair or run.kind not in ("train", "path", "runs") or run.privacy is not None:
         return None  # losses of private clients are known with noise alone
     worst = []
     for model in run.pair:

@@ -1,0 +1,263 @@
+"""Several runs on the same clients, read as one: a model per run, what differs between them, and who is best for whom.
+
+Runs that hold out the same rows are compared row by row, with intervals; others are set side by side without.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+
+from scaffpd.errors import InputError, plural, several
+from scaffpd.metrics import CONFIDENCE, NO, NOISE, YES, HeldOutMoments, RelativeGain, a_fifth, every, worst_fifth
+from scaffpd.report import read
+from scaffpd.report.data import NOTHING, ReportData, brief, measured
+from scaffpd.report.predictions import PredictionReport
+
+HELD_OUT = "held_out.npz"
+UNTOLD = ("name", "folder", "data.file", "data.beside")  # settings that say where a run is, not what it does
+KINDS = ("train", "path", "demo")
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """A run, and the model that it is about."""
+
+    label: str
+    folder: Path
+    data: ReportData
+    model: str
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """All settings by name, as text."""
+        text = dict(self.data.files).get("config.toml", "")
+        try:
+            return {key: value for key, value in _flat(tomllib.loads(text)) if key not in UNTOLD}
+        except tomllib.TOMLDecodeError:
+            return {}
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Losses and errors of all runs on the same rows."""
+
+    losses: HeldOutMoments
+    wrong: list[NDArray[Any]] | None  # of labels: (runs × rows) per client
+
+    def gain(self, a: int, b: int, of: Any) -> RelativeGain:
+        """How much lower the loss of run b is than that of run a."""
+        return RelativeGain.of(self.losses.difference(a, b, of))
+
+    def client(self, a: int, b: int, i: int) -> RelativeGain:
+        """The same for one client."""
+        return self.gain(a, b, lambda losses: np.eye(len(losses))[i])
+
+    def clear(self, a: int, b: int, i: int) -> bool:
+        """Whether a client's change from run a to run b is clear of noise: McNemar's test of labels, else the loss."""
+        if self.wrong is None:
+            return self.client(a, b, i).pays != NOISE
+        old, new = self.wrong[i][a] > 0, self.wrong[i][b] > 0
+        gained, lost = int((old & ~new).sum()), int((new & ~old).sum())
+        return gained + lost > 0 and bool(binomtest(gained, gained + lost).pvalue < 1 - CONFIDENCE)
+
+
+def read_several(folders: Sequence[Path]) -> ReportData:
+    """Read runs on the same clients as one report with a model per run, or refuse them with one sentence."""
+    runs = _opened(folders)
+    first = runs[0].data
+    for one in runs[1:]:
+        _comparable(runs[0], one)
+    clients = first.clients
+    scores = {one.label: _ordered(one, clients) for one in runs}
+    totals = {one.label: one.data.overall[one.model] for one in runs}
+    order = [one.label for one in runs]
+    average = next((one.label for one in runs if _model(one).objective.startswith("Average")), order[0])
+    sign = first.sign
+    best = max((label for label in order if label != average), key=lambda label: sign * totals[label].worst_20)
+    paired = _paired(runs)
+    roles = {average: "before", best: "after"}
+    for b, label in enumerate(order):
+        if paired is not None and label != average:
+            clear = [paired.clear(order.index(average), b, i) for i in range(len(clients))]
+            scores[label] = tuple(replace(s, clear=own) for s, own in zip(scores[label], clear, strict=True))
+    models = tuple(replace(_model(one), name=one.label, role=roles.get(one.label, "")) for one in runs)
+    made = ReportData(
+        kind="runs",
+        title=f"{len(runs)} runs on {several(len(clients), first.word)}",
+        command="",
+        measure=first.measure, split=first.split, word=first.word, models=models, scores=scores, overall=totals,
+        rounds=tuple(replace(r, model=one.label) for one in runs for r in one.data.rounds if r.model == one.model),
+        partition=first.partition,
+        settings=tuple((one.label, str(one.folder)) for one in runs),
+        files=tuple((f"{one.label}: config.toml", dict(one.data.files).get("config.toml", "")) for one in runs),
+        remarks=_remarks(runs, paired),
+        differences=_differences(runs),
+        predictions=_predictions(runs, first),
+    )  # fmt: skip
+    return replace(made, **_words(made, paired, average, best))
+
+
+def _opened(folders: Sequence[Path]) -> list[OneRun]:
+    """Read every folder, named as shortly as tells them apart."""
+    if len(set(map(Path.resolve, folders))) < len(folders):
+        raise InputError("A run is named twice: name each folder once.")
+    names = [folder.resolve().name for folder in folders]
+    runs = []
+    for folder, name in zip(folders, names, strict=True):
+        found = read.read(folder)
+        if found.kind not in KINDS or not found.overall:
+            raise InputError(f"{str(folder)!r} is no finished run of train or path: only these are put side by side.")
+        main = found.role("after") or found.role("before") or found.models[-1]
+        runs.append(OneRun(name if names.count(name) == 1 else str(folder), folder, found, main.name))
+    return runs
+
+
+def _model(one: OneRun) -> Any:
+    return next(m for m in one.data.models if m.name == one.model)
+
+
+def _comparable(a: OneRun, b: OneRun) -> None:
+    """Refuse runs on other clients, of another target, or scored by something else."""
+    pair = f"{str(a.folder)!r} and {str(b.folder)!r}"
+    if set(a.data.clients) != set(b.data.clients):
+        raise InputError(f"{pair} are about other clients: only runs on the same table can stand side by side.")
+    if (a.data.measure, a.data.split) != (b.data.measure, b.data.split):
+        raise InputError(f"{pair} are not scored alike: {_scored(a)} and {_scored(b)}.")
+    target, other = (one.settings.get("data.target", "") for one in (a, b))
+    if target != other:
+        raise InputError(f"{pair} have other targets: {target!r} and {other!r}.")
+
+
+def _scored(one: OneRun) -> str:
+    return f"{one.data.measure} on {'held-out' if one.data.split == 'test' else 'training'} rows"
+
+
+def _ordered(one: OneRun, clients: Sequence[str]) -> tuple[Any, ...]:
+    known = {score.client: replace(score, clear=None) for score in one.data.scores[one.model]}
+    return tuple(known[client] for client in clients)
+
+
+def _paired(runs: Sequence[OneRun]) -> Paired | None:
+    """Losses of single rows, where all runs have held out the same; `None` elsewhere."""
+    losses, wrong, counts, rows = [], [], None, set()
+    for one in runs:
+        try:
+            with np.load(one.folder / HELD_OUT, allow_pickle=False) as file:
+                losses.append(file[f"loss {one.model}"] * float(file["unit"]) ** 2)
+                wrong += [file[f"wrong {one.model}"]] if f"wrong {one.model}" in file else []
+                counts = file["counts"]
+                rows.add((str(file["rows"]), one.data.clients))
+        except (OSError, KeyError, ValueError):
+            return None
+    if len(rows) > 1 or counts is None:
+        return None
+    ends = np.cumsum([0, *counts])
+    parts = [np.stack([loss[start:end] for loss in losses]) for start, end in pairwise(ends)]
+    hits = [np.stack([own[start:end] for own in wrong]) for start, end in pairwise(ends)] if wrong else None
+    return Paired(HeldOutMoments.of(parts), hits)
+
+
+def _flat(values: Mapping[str, Any], start: str = "") -> list[tuple[str, str]]:
+    found = []
+    for key, value in values.items():
+        found += _flat(value, f"{start}{key}.") if isinstance(value, dict) else [(f"{start}{key}", f"{value}")]
+    return found
+
+
+def _differences(runs: Sequence[OneRun]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The settings that are not the same in all runs, with that of each."""
+    known = [one.settings for one in runs]
+    names = dict.fromkeys(name for own in known for name in own)
+    found = [(name, tuple(own.get(name, NOTHING) for own in known)) for name in names]
+    return tuple((name, values) for name, values in found if len(set(values)) > 1)
+
+
+def _remarks(runs: Sequence[OneRun], paired: Paired | None) -> tuple[str, ...]:
+    data = list(dict.fromkeys(dict(one.data.settings).get("Data", "") for one in runs))
+    said = [f"The runs read different tables: {'; '.join(data)}."] if len(data) > 1 else []
+    if paired is None and runs[0].data.split == "test":
+        said.append("The runs have held out different rows, or do not say which: their differences have no intervals.")
+    return tuple(said)
+
+
+def _predictions(runs: Sequence[OneRun], first: ReportData) -> PredictionReport | None:
+    """Put the scores of every run's model together, under the run's name."""
+    known = {one.label: (one.data.predictions, one.model) for one in runs}
+    if any(found is None or model not in found.models for found, model in known.values()):
+        return None
+    scores, bins, columns = dict[Any, Any](), list[Any](), dict[Any, dict[str, Any]]()
+    for label, (found, model) in known.items():
+        assert found is not None
+        scores |= {(label, by, group): row for (m, by, group), row in found.scores.items() if m == model}
+        bins += [{**row, "model": label} for row in found.bins if row["model"] == model]
+        for row in found.coefficients:
+            if model in row:
+                start = {"column": row["column"], "label": row.get("label", "")}
+                columns.setdefault((row["column"], row.get("label", "")), start)[label] = row[model]
+    common = {(by, group) for label, by, group in scores}
+    for one in runs:  # groups that not all runs have scored
+        common &= {(by, group) for label, by, group in scores if label == one.label}
+    whole = [row for row in columns.values() if all(one.label in row for one in runs)]
+    kept = {key: row for key, row in scores.items() if key[1:] in common}
+    return PredictionReport(kept, bins, whole, first.predictions.label if first.predictions else "")
+
+
+def _words(run: ReportData, paired: Paired | None, before: str, after: str) -> dict[str, Any]:
+    """The verdict and the answers: which run to take, for whom each is best, and whom it costs."""
+    best_for, moved = _best(run), _moved(run, before, after)
+    if paired is None:
+        do = "Hold out the same rows in all runs (the same table, --seed and --test) to see what is clear of noise."
+        return {"verdict": (moved, best_for), "answers": {"who": best_for, "much": moved, "do": do}}
+    a, order = run.names.index(before), run.names
+    gains = {x: (paired.gain(a, b, every), paired.gain(a, b, worst_fifth)) for b, x in enumerate(order) if b != a}
+    clearly = [x for x, own in gains.items() if {g.pays for g in own} in ({YES}, {YES, NOISE})]
+    chosen = max(clearly, key=lambda x: sum(g.value for g in gains[x]), default=None)
+    shown = chosen or after
+    (mean, fifth), b, old, new = gains[shown], order.index(shown), f"“{brief(before)}”", f"“{brief(shown)}”"
+    pays = [paired.client(a, b, i).pays for i in range(len(run.clients))]
+    gain, lose = ([c for c, own in zip(run.clients, pays, strict=True) if own == wanted] for wanted in (YES, NO))
+    much = (
+        f"With {new} the mean loss on held-out rows is {mean.than(old)} ({mean.range}); for the "
+        f"{_bottom(run)} it is {fifth.words} ({fifth.range})."
+    )
+    do = f"Use {new}." if chosen else f"Keep {old}: no other run is clearly better."
+    cost = f"Nobody: no {run.word} has a clearly higher loss with {new} than with {old}."
+    if lose:
+        cost = f"{', '.join(map(brief, lose[:4]))}{' and others' * (len(lose) > 4)}: clearly higher losses with {new}."
+    who = f"With {new}, {len(gain)} of {several(len(pays), run.word)} clearly have a lower loss than with {old}."
+    answers = {"who": f"{who} {best_for}", "much": much, "do": do, "cost": cost}
+    against = {x: f"{own[0].words} ({own[0].range})" for x, own in gains.items()}
+    return {"verdict": (do, moved), "answers": answers, "against": against}
+
+
+def _bottom(run: ReportData) -> str:
+    return f"worst-served {run.word}" if a_fifth(len(run.clients)) == 1 else f"worst-served fifth of {plural(run.word)}"
+
+
+def _best(run: ReportData) -> str:
+    """Say which run is best at how many clients."""
+    top = []
+    for i in range(len(run.clients)):
+        values = {label: run.sign * (scores[i].value or 0.0) for label, scores in run.scores.items()}
+        top.append(max(values, key=lambda label, own=values: own[label]))  # type: ignore[misc]
+    wins = sorted({(-top.count(label), label) for label in top})
+    said = ", ".join(f"“{brief(label)}” at {-n}" for n, label in wins)
+    return f"By {run.measure} alone, the best is {said} of {several(len(top), run.word)}."
+
+
+def _moved(run: ReportData, before: str, after: str) -> str:
+    old, new = run.overall[before], run.overall[after]
+    fifth, mean = (
+        f"{measured(a, run.measure)} → {measured(b, run.measure)}"
+        for a, b in ((old.worst_20, new.worst_20), (old.mean, new.mean))
+    )
+    return f"From “{brief(before)}” to “{brief(after)}”: the {_bottom(run)} {fifth}, the mean {mean}."
