@@ -14,12 +14,8 @@ from scaffpd.report.read import read
 from scaffpd.report.verdict import verdict
 from scaffpd.runs import OLD_NAMES, number, read_table, whole
 from scaffpd.runs.folder import client_rows
-<<<<<<< HEAD
 from scaffpd.runs.prepare import Prepared
-from scaffpd.runs.tables import OLD_NAMES, number, read_table, whole
 from scaffpd.runs.train import train_model
-=======
->>>>>>> 1346f02 (What people ask of a model: AUC, recall, calibration and groups on held-out rows, recalibration by folds, coefficients; compare takes any table; one copy of the options that read tables (replaces three lists; runs/tables.py and cli/features.py are gone))
 
 OLD = Path(__file__).parent / "fixtures"  # written by version 0.1
 ROWS = [(212, 91), (206, 88), (87, 36), (140, 60)]

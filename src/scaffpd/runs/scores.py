@@ -18,11 +18,11 @@ from scipy.special import expit, logsumexp
 from scipy.stats import norm, rankdata
 
 from scaffpd.algorithms import Fair
-from scaffpd.choosing import FOLDS, Folds
 from scaffpd.cohort import Cohort
 from scaffpd.config.model_file import answers
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
+from scaffpd.folds import FOLDS, Folds
 from scaffpd.gains import Joining, answered
 from scaffpd.metrics import CONFIDENCE
 from scaffpd.models import Linear, Personal
