@@ -126,8 +126,9 @@ LINES = [
     ("deploy local --silos 0", "There are patients for 2 to 22 silos, not for 0."),
     ("deploy local --silos 1000", "There are patients for 2 to 22 silos, not for 1000."),
     # names
-    ("compare digts", "Unknown problem 'digts': did you mean 'digits'?"),
-    ("compare Digits", "Unknown problem 'Digits': did you mean 'digits'?"),
+    ("compare digts", "'digts' is no file, and no data set of that name is known; did you mean digits?"),
+    ("compare digits --target y", "'digits' brings its own clients and columns: leave --target out."),
+    ("compare digits --l2 1", "'digits' brings its own model: leave --l2 out."),
     ("compare --methods FedAvg,FedPox", "Unknown method 'FedPox': did you mean 'FedProx'?"),
     ("compare --methods ,", "compare needs --methods such as FedAvg,Scaff-PD, or all."),
     ("features cifar11", "Unknown dataset 'cifar11': did you mean 'cifar10'?"),

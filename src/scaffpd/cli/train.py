@@ -186,7 +186,7 @@ def train(
         scaffpd train hospitals
         scaffpd train hospitals --epsilon 4
         scaffpd train patients.csv --client hospital --target ill
-        scaffpd train patients.csv --client hospital --target ill --objective average,chi2
+        scaffpd train hospitals --objective average,chi2,cvar
     """
     _run("train", locals())
 
