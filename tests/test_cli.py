@@ -96,7 +96,7 @@ def test_the_defaults_are_the_experiments_own(capsys):
         (["demo", "--loud"], "--loud"),
         (["demo", "more"], "more"),
         (["dmo"], "demo"),
-        (["compare", "digts"], "did you mean 'digits'"),
+        (["compare", "digts"], "did you mean digits?"),
         (["compare", "--methods", "FedAvg,FedPox"], "did you mean 'FedProx'"),
         (["compare", "--methods", ","], "--methods"),
         (["compare", "--rho", "-1"], "--rho > 0"),
