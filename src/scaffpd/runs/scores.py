@@ -22,8 +22,8 @@ from scaffpd.cohort import Cohort
 from scaffpd.config.model_file import answers
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
-from scaffpd.folds import FOLDS, Folds
-from scaffpd.gains import Joining, answered
+from scaffpd.folds import FOLDS, Folds, answered
+from scaffpd.gains import Joining
 from scaffpd.metrics import CONFIDENCE
 from scaffpd.models import Linear, Personal
 from scaffpd.objectives import Average
