@@ -200,6 +200,7 @@ prints = [sp.Cohort([(np.eye(2), [0, 1])], model).fingerprint for model in model
 """
 
 
+@pytest.mark.long
 def test_fingerprints_are_the_same_in_another_process():
     here = {}
     exec(PRINTS, here)

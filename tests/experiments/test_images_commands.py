@@ -172,6 +172,7 @@ def tiny(root, tmp_path_factory):
     return out
 
 
+@pytest.mark.long
 def test_tradeoff(tiny, root):
     alone = [f"runs/alpha-0.01/{name}" for name in RUNS]
     assert sorted(contents(tiny / "tradeoff")) == ["command.txt", *alone, "tradeoff.csv", "tradeoff.png"]
@@ -263,6 +264,7 @@ def test_rho_again_gives_the_same_numbers(rho, root):
     assert {k: v for k, v in after.items() if k != "rho.png"} == {k: v for k, v in before.items() if k != "rho.png"}
 
 
+@pytest.mark.long
 def test_causes(root, tmp_path, capsys):
     assert reproduce(root, "causes", tmp_path, "--seeds", "1") == 0
     page = (tmp_path / "README.md").read_text(encoding="utf-8")

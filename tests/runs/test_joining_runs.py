@@ -165,6 +165,8 @@ def test_rows_that_are_held_out_by_a_column_are_one_split(table, tmp_path):
     prepared = prepare(config)
     assert train.splits_of(config, prepared) == 1
     assert train.splits_of(RunConfig.of({"data": data | {"split_by": "site"}}, "c.toml"), prepared) == 1
+    drawn = {name: value for name, value in data.items() if name != "split_by"}
+    assert train.splits_of(RunConfig.of({"data": drawn}, "c.toml"), prepared) == 5  # of a small table
     asked = RunConfig.of({"data": data, "training": {"splits": 3}, "objective": {"kind": "Average"}}, "c.toml")
     (tmp_path / "checkpoint").mkdir()
     models = train.carry_out(asked.with_tol(1e-3), prepared, prepared.cohort(asked), tmp_path, Silent())

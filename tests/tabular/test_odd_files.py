@@ -261,3 +261,8 @@ def test_held_out_rows_may_come_from_a_file_of_their_own(tmp_path):
     (tmp_path / "test.csv").write_text(text(PLAIN[16::2]))
     with pytest.raises(InputError, match=r"Client 'b' has no rows in 'test.csv'"):
         read_clients(source)
+
+
+def test_a_target_of_broken_numbers_needs_no_word_on_the_task(tmp_path):
+    found = opened(tmp_path, "a.csv", labelled(lambda k: k / 2))
+    assert not any("--task" in remark for remark in found.remarks)
