@@ -245,13 +245,13 @@ def reliability(run: ReportData) -> Figure | None:
     y = quantity("share", "came true", whole, format=".0%")
     tips = [tip("model", "model"), tip("p", "predicted", ".1%"), tip("share", "came true", ".1%"),
             tip("low", "from", ".1%"), tip("high", "to", ".1%"), tip("rows", "rows", ",d")]  # fmt: skip
-    looks = vega.looks("model", names)
+    looks, chosen = vega.looks("model", names), [{"filter": "datum.client === focus"}]
     line = {"x": {"datum": 0}, "y": {"datum": 0}, "x2": {"datum": 1}, "y2": {"datum": 1}}
     layers: list[Spec] = [
-        {"mark": {"type": "rule", "style": "quiet"}, "encoding": line},
-        {"mark": {"type": "rule", "opacity": 0.45},
+        {"data": {"values": [{}]}, "mark": {"type": "rule", "style": "quiet"}, "encoding": line},
+        {"transform": chosen, "mark": {"type": "rule", "opacity": 0.45},
          "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "stroke": looks["fill"]}},
-        {"mark": {"type": "point", "size": 80, "opacity": 1, "strokeWidth": 0},
+        {"transform": chosen, "mark": {"type": "point", "size": 80, "opacity": 1, "strokeWidth": 0},
          "encoding": {"x": x, "y": y, **looks, "tooltip": tips}},
     ]  # fmt: skip
     caption = (
@@ -260,8 +260,7 @@ def reliability(run: ReportData) -> Figure | None:
     )
     alt = f"Predicted probability against what came true, for {', '.join(names)}."
     spec = specification(
-        run, params=[{"name": "focus", "value": EVERYONE}], data={"name": "bins"},
-        transform=[{"filter": "datum.client === focus"}], layer=layers,
+        run, params=[{"name": "focus", "value": EVERYONE}], data={"name": "bins"}, layer=layers
     )  # fmt: skip
     return Figure("reliability", "Do probabilities hold?", caption, alt, {"": spec}, {"bins": rows},
                   focus=tuple(clients), part="predictions")  # fmt: skip

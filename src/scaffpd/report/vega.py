@@ -149,7 +149,7 @@ def colour(run: ReportData) -> Spec:
 
 def looks(field: str, names: Sequence[str]) -> Spec:
     """A colour and a shape for every name, in one legend."""
-    legend = {"title": None, "symbolStrokeWidth": 0, "columns": columns(names)}
+    legend = {"title": None, "symbolStrokeWidth": 0, "symbolOpacity": 1, "columns": columns(names)}
     start: Spec = {"field": field, "type": "nominal", "legend": legend}
     ranges = {"fill": "ordinal", "shape": list(SHAPES[: len(names)])}
     return {name: {**start, "scale": {"domain": list(names), "range": of}} for name, of in ranges.items()}
