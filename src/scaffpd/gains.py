@@ -390,7 +390,11 @@ class Contest:
             outputs = [self._constant(i, len(y)), *(self.model.outputs(u[i], X) for u in answers.values())]
             found = [answered(self.model, z, y) for z in outputs]
             losses.append(np.stack([loss for loss, _ in found]))
-            errors.append(np.stack([_root(unit, loss) if hit is None else 1 - hit for loss, hit in found]))
+            rooted = [loss for loss, _ in found]
+            if self.model.loss == "poisson":
+                rooted = [(loss_named("poisson").mean(z[:, 0]) - y) ** 2 for z in outputs]
+            pairs = zip(rooted, found, strict=True)
+            errors.append(np.stack([_root(unit, square) if hit is None else 1 - hit for square, (_, hit) in pairs]))
             measure = "rmse" if found[0][1] is None else measure
         evidence, wrong = (HeldOutMoments.of(rows, block) for rows in (losses, errors))
         return evidence, wrong, measure
@@ -406,6 +410,9 @@ class Contest:
         if loss == "squared":
             target = np.asarray(loss_named(loss).encode([y], ["rows"], self.model.classes).arrays[0], dtype=np.float64)
             return np.tile(target.mean(0), (rows, 1))
+        if loss == "poisson":
+            mean = max(float(y.mean()), 0.5 / len(y))  # where nothing was counted, half a one
+            return np.full((rows, 1), mean + np.log(-np.expm1(-mean)))
         shares = np.bincount(y.astype(int).ravel(), minlength=self.model.classes or 2) + 0.5
         z = np.log(shares / shares.sum())
         return np.tile(z if loss == "softmax" else z[1:] - z[:1], (rows, 1))

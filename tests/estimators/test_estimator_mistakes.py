@@ -68,8 +68,8 @@ def test_labels_and_numbers():
         sp.FairFederatedRegressor().fit(np.column_stack([X[:, 0], np.full(ROWS, 1e300) * X[:, 1]]), TARGETS)
     with pytest.raises(sp.InputError, match="tol needs a certificate, and there is none:"):
         sp.FairFederatedClassifier(l2=0).fit(X, Y)
-    with pytest.raises(TypeError, match="sample_weight"):
-        sp.FairFederatedClassifier().fit(X, Y, sample_weight=np.ones(ROWS))
+    with pytest.raises(sp.InputError, match="held_out compares models on rows that count alike"):
+        sp.FairFederatedClassifier(held_out=0.3).fit(X, Y, sample_weight=np.ones(ROWS))
     with pytest.raises(sp.InputError, match="score takes sample_weight or clients, not both"):
         sp.FairFederatedClassifier().fit(X, Y).score(X, Y, sample_weight=np.ones(ROWS), clients=CLIENTS)
 

@@ -266,3 +266,26 @@ def test_held_out_rows_may_come_from_a_file_of_their_own(tmp_path):
 def test_a_target_of_broken_numbers_needs_no_word_on_the_task(tmp_path):
     found = opened(tmp_path, "a.csv", labelled(lambda k: k / 2))
     assert not any("--task" in remark for remark in found.remarks)
+
+
+def test_several_files_are_one_table_and_each_a_client(tmp_path):
+    """In any order of columns; a column that one lacks, a file that is not there and one named twice are said."""
+    a, b, c = (tmp_path / f"{name}.csv" for name in "abc")
+    rows = "".join(f"{i},{i % 3},{i % 2}\n" for i in range(12))
+    a.write_text("age,visits,ill\n" + rows)
+    b.write_text("ill,age,visits\n" + "".join(f"{i % 2},{i},{i % 3}\n" for i in range(12)))
+    c.write_text("age,ill\n" + "".join(f"{i},{i % 2}\n" for i in range(12)))
+    found = read_clients(TableFile(a, "file", "ill", more_files=(b,), test=0.0))
+    assert [own.name for own in found.rows] == ["a", "b"]
+    one, other = (np.sort(own.train[0], axis=0) for own in found.encoded)
+    assert one.shape == other.shape == (12, 2)
+    np.testing.assert_array_equal(one, other)
+    assert any(remark == "2 files: a, b." for remark in found.remarks)
+    for more, words in (
+        ((c,), "'c.csv' has no column 'visits', which 'a.csv' has."),
+        ((tmp_path / "d.csv",), "There is no file"),
+        ((a,), "'a.csv' is named twice."),
+        ((tmp_path,), "is a folder: name one folder, or several files."),
+    ):
+        with pytest.raises(InputError, match=words):
+            read_clients(TableFile(a, "file", "ill", more_files=more))

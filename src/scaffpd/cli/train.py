@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 STRENGTHS = {  # the argument of each objective
     "ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q", "Nash": "b",
 }  # fmt: skip
+COUNTS = "counts"  # a task of its own to users: numbers with Poisson loss
 LEAST_ZERO, ABOVE_ZERO = ("test", "l2", "tol"), ("kappa", "epsilon", "clip", "loss_clip", "radius", "delta")
 BY = ("mean", "worst-fifth")
 SHARES = {"test": "from 0 to below 1", "delta": "between 0 and 1"}
 What = Annotated[
-    str,
+    list[str],
     typer.Argument(
-        help="CONFIG.toml, a table (CSV, Excel, JSON, Parquet), a folder of them, or hospitals, digits, breast-cancer."
+        help="CONFIG.toml, a table (CSV, Excel, JSON, Parquet), several, a folder, or hospitals, digits, breast-cancer."
     ),
 ]
 METHOD = "How it is trained: a name such as ScaffPD, or module:Class of your own."
@@ -37,11 +38,13 @@ METHOD = "How it is trained: a name such as ScaffPD, or module:Class of your own
 class Reading:
     """How a table is read."""
 
-    client: Annotated[str | None, typer.Option(help="Column that says whose a row is; file: of a folder, its files.")]
+    client: Annotated[str | None, typer.Option(help="Column that says whose a row is; file: each file is a client.")]
     target: Annotated[str | None, typer.Option(help="Column to be predicted: labels or numbers.")]
     columns: Annotated[str | None, typer.Option(help="Columns to learn from, with commas.", show_default="all others")]
     categories: Annotated[str | None, typer.Option(help="Columns of numbers that are names of categories.")]
-    task: Annotated[str | None, typer.Option(help="classification or regression.", show_default="goes by the target")]
+    task: Annotated[
+        str | None, typer.Option(help="classification, regression or counts.", show_default="goes by the target")
+    ]
     separator: Annotated[str | None, typer.Option(help="Between columns of CSV.", show_default="found out")]
     decimal: Annotated[str | None, typer.Option(help="Decimal mark of CSV: . or ,", show_default="found out")]
     test: Annotated[str | None, typer.Option(help="Share of rows held out, or a table of them.", show_default="0.2")]
@@ -216,7 +219,8 @@ def path(
 def _run(kind: str, options: dict[str, Any]) -> None:
     """Train one model, or those of a fairness path, with the options of the command line."""
     options = options | options.pop("given")
-    what, asked = options.pop("what"), {name: value for name, value in options.items() if value is not None}
+    (what, *more), asked = options.pop("what"), {name: value for name, value in options.items() if value is not None}
+    asked |= {"more_files": more} if more else {}
     wanted = list(dict.fromkeys(listed(options["objective"])))
     configs = [requested(what, asked | {"objective": one}) for one in wanted] or [requested(what, asked)]
     if len(configs) > 1:
@@ -320,6 +324,8 @@ def requested(what: str, options: Mapping[str, Any], command: str = "train") -> 
     from scaffpd.tabular.formats import is_table
 
     options = with_test(options)
+    if counts := options.get("task") == COUNTS:
+        options["task"] = "regression"
     _check_numbers(options)
     what = known_name(what)
     file, is_file = Path(what), what.lower().endswith(".toml")
@@ -333,13 +339,22 @@ def requested(what: str, options: Mapping[str, Any], command: str = "train") -> 
     for table, name in (("data", "columns"), ("data", "categories"), ("training", "groups")):
         if name in options:
             changes[table][name] = listed(options[name])
+    if counts:
+        changes["model"]["loss"] = "poisson"
     changes["objective"] = _objective(options, is_file)
     given = {table: new for table, new in changes.items() if new}
     if is_file:
         return RunConfig.read(file, given)
     if is_table(file):
-        _check_columns(file, options, command)
-        source = {"file": str(file.absolute())}
+        source: dict[str, Any] = {"file": str(file.absolute())}
+        if more := options.get("more_files"):
+            if strange := [name for name in more if not is_table(Path(name))]:
+                raise _neither(strange[0])
+            changes["data"].setdefault("client", "file")
+            source["more_files"] = [str(Path(name).absolute()) for name in more]
+        _check_columns(file, options | changes["data"], command)
+    elif "more_files" in options:
+        raise InputError(f"{what!r} is no table; several files are trained on only where all of them are tables.")
     elif what in PROBLEMS:
         refuse_columns(what, options)
         source = {"source": what}

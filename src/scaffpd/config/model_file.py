@@ -20,6 +20,7 @@ from safetensors.numpy import save as save_tensors
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
 from scaffpd.models import Linear
+from scaffpd.models.losses import loss_named
 from scaffpd.models.personal import Personal, personalise
 
 FORMATS = {"float32": torch.float32, "float64": torch.float64}
@@ -164,7 +165,7 @@ def predict_encoded(
 def answers(model: Linear, z: NDArray[np.float64], classify: bool) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """Turn the outputs z of a linear model into places of labels with the probability of each, or into numbers."""
     if not classify:
-        return z[:, 0], np.empty((len(z), 0))
+        return loss_named(model.loss).mean(z[:, 0]), np.empty((len(z), 0))
     if model.loss == "logistic":
         z = np.concatenate([np.zeros_like(z), z], axis=1)
     shares = np.exp(z - z.max(1, keepdims=True))

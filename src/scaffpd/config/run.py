@@ -26,7 +26,7 @@ OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a 
 OBJECTIVE = "ChiSquare"
 OF_TABLE = (
     *("client", "target", "columns", "categories", "task", "standardise", "separator", "decimal"),
-    *("split_by", "dates", "test_file", "ranges", "features"),
+    *("split_by", "dates", "test_file", "ranges", "features", "more_files"),
 )
 GOES_WITH = {  # which keys go with which source of data
     **dict.fromkeys(OF_TABLE, ("file",)),
@@ -42,6 +42,7 @@ class DataSettings(SettingsTable):
     """[data]: a table, a data set known by name, or a function of the user's own."""
 
     file: key.Text | None = None
+    more_files: key.Texts | None = None  # tables with the same columns, below the first
     source: key.Text | None = None
     entry: key.Text | None = None
     client: Column | None = None
@@ -284,6 +285,8 @@ class RunConfig(SettingsTable):
         for name in ("file", "test_file"):
             if getattr(self.data, name) is not None:
                 data[name] = _relative(self.place / getattr(self.data, name), folder)
+        if self.data.more_files:
+            data["more_files"] = [_relative(self.place / name, folder) for name in self.data.more_files]
         if (self.data.entry or self.model.network) and self.place.resolve() != folder.resolve():
             data["beside"] = _relative(self.code, folder)
         more = {"folder": ".", "data": data, "algorithm": {"kind": kind_of(self.method), **self.algorithm}}

@@ -83,15 +83,20 @@ def checked_fraction(owner: str, fraction: float, name: str = "test_fraction") -
     return number
 
 
-def standardiser(parts: Sequence[Matrix]) -> tuple[Matrix, Matrix]:
+def standardiser(parts: Sequence[Matrix], weights: Sequence[Matrix] | None = None) -> tuple[Matrix, Matrix]:
     """Mean and standard deviation of every column over all clients, from the clients' sums only.
 
     mean = Σ_i Σx / Σ_i n_i,  variance = Σ_i Σ(x − mean)² / Σ_i n_i (two exchanges, so that nothing cancels).
-    Constant columns get deviation one.
+    Rows count by their weights, if they have any. Constant columns get deviation one.
     """
-    n = sum(len(X) for X in parts)
-    mean = sum((X.sum(0) for X in parts), np.zeros(parts[0].shape[1])) / n
-    variance = sum((((X - mean) ** 2).sum(0) for X in parts), np.zeros_like(mean)) / n
+    if weights is not None:
+        n, own = sum(float(w.sum()) for w in weights), list(zip(weights, parts, strict=True))
+        mean = sum((w @ X for w, X in own), np.zeros(parts[0].shape[1])) / n
+        variance = sum((w @ (X - mean) ** 2 for w, X in own), np.zeros_like(mean)) / n
+    else:
+        n = sum(len(X) for X in parts)
+        mean = sum((X.sum(0) for X in parts), np.zeros(parts[0].shape[1])) / n
+        variance = sum((((X - mean) ** 2).sum(0) for X in parts), np.zeros_like(mean)) / n
     deviation = np.sqrt(variance)
     constant = deviation <= 1e-12 * np.maximum(1.0, np.abs(mean))
     return mean, np.where(constant, 1.0, deviation)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from scaffpd.algorithms import fair
 from scaffpd.choosing import ROUNDS as TRIES
@@ -54,9 +54,14 @@ class Grouping(NamedTuple):
         ends = np.cumsum(np.bincount(self.owner, minlength=len(self.clients)))
         return np.split(values[np.argsort(self.owner, kind="stable")], ends[:-1])
 
-    def means(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """The mean of one number per row, over every client's rows."""
-        return np.array([part.mean() for part in self.split(values)])
+    def means(self, values: NDArray[Any], weights: Array | None = None) -> NDArray[np.float64]:
+        """The (weighted) mean of one number per row, over every client's rows."""
+        parts = self.split(np.ones(len(values)) if weights is None else weights)
+        return np.array([np.average(part, weights=w) for part, w in zip(self.split(values), parts, strict=True)])
+
+    def only(self, rows: NDArray[np.bool_]) -> Grouping:
+        """The same clients with some of their rows."""
+        return Grouping(self.clients, self.owner[rows])
 
     def mapping(self, values: Iterable[float]) -> dict[Any, float]:
         """Client → its number."""
@@ -120,10 +125,10 @@ class Scale:
     deviation: Array
 
     @classmethod
-    def of(cls, parts: Sequence[Array], centred: bool, what: str) -> Scale:
+    def of(cls, parts: Sequence[Array], centred: bool, what: str, weights: Sequence[Array] | None = None) -> Scale:
         """Mean and deviation over all clients; a model without an intercept leaves the mean where it is."""
         with np.errstate(over="ignore", invalid="ignore"):
-            mean, deviation = standardiser(parts)
+            mean, deviation = standardiser(parts, weights)
         wrong = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(deviation)))
         if wrong.size:
             raise InputError(f"{what} {wrong[0]} has values too large to be standardised: scale them first.")
@@ -220,7 +225,9 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
-    def _train(self, X: Array, y: NDArray[Any], group: Grouping, loss: str, classes: int | None) -> tuple[Array, Array]:
+    def _train(
+        self, X: Array, y: NDArray[Any], group: Grouping, loss: str, classes: int | None, row_weights: Array | None
+    ) -> tuple[Array, Array]:
         """Split the rows among their clients, scale, train; weights (features × outputs) and intercepts."""
         usual = 1000 if self.epsilon is None else ROUNDS
         rounds = count(type(self).__name__, "max_rounds", usual if self.max_rounds is None else self.max_rounds)
@@ -228,13 +235,16 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             positive(type(self).__name__, "tol", self.tol)
         algorithm, intercept = self._algorithm(self._objective()), bool(self.fit_intercept)
         parts, targets = group.split(X), group.split(y)
+        shares = None if row_weights is None else group.split(row_weights)
         inputs, outputs = Scale.none(X.shape[1]), Scale.none(1)
         if self.standardise:
-            inputs = Scale.of(parts, intercept, "Column")
+            inputs = Scale.of(parts, intercept, "Column", shares)
             if loss == "squared":
-                outputs = Scale.of([part[:, None] for part in targets], intercept, "Target")
+                outputs = Scale.of([part[:, None] for part in targets], intercept, "Target", shares)
                 targets = [outputs(part) for part in targets]
-        model = Linear(loss, self.l2, intercept, classes)
+        if shares is not None:
+            targets = [np.column_stack([part, w]) for part, w in zip(targets, shares, strict=True)]
+        model = Linear(loss, self.l2, intercept, classes, weighted=shares is not None)
         pairs = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
         self.choice_ = self._choice(pairs, model, group)
         self.joining_ = self._joining(pairs, model, group, outputs)
@@ -265,6 +275,8 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             return None
         if self.epsilon is not None:
             raise InputError("held_out trains models without noise: leave it or epsilon out.")
+        if model.weighted:
+            raise InputError("held_out compares models on rows that count alike: leave it or the weights out.")
         random, parts = np.random.default_rng(_seed(self.random_state)), []
         for name, (X, y) in zip(group.names, pairs, strict=True):
             if len(y) <= FOLDS:
@@ -348,6 +360,35 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, X, dtype=np.float64, accept_sparse="csr", reset=False)
         z: Array = X @ self.coef_.T + self.intercept_
         return z
+
+
+def check_columns(X: Any) -> None:
+    """Refuse a data frame with columns of categories or texts, which would be read as numbers or not at all."""
+    if not hasattr(X, "dtypes") or not hasattr(X, "columns"):
+        return
+    kinds = {str(name): str(kind) for name, kind in zip(X.columns, X.dtypes, strict=True)}
+    texts = ("object", "str", "category", "enum", "categorical", "datetime", "date")
+    wrong = [name for name, kind in kinds.items() if kind.lower().startswith(texts)]
+    wrong = [name for name in wrong if kinds[name] != "object" or isinstance(next(iter(X[name]), 0.0), str)]
+    if wrong:
+        raise InputError(
+            f"Column {wrong[0]!r} holds {kinds[wrong[0]]} values, not numbers: encode such columns first, as in "
+            f"make_pipeline(make_column_transformer((OneHotEncoder(handle_unknown='ignore'), {wrong[:3]}), "
+            "remainder='passthrough'), ...)."
+        )
+
+
+def row_weights(sample_weight: Any, X: Any, group: Grouping) -> Array | None:
+    """Return a weight for every row, or `None` where rows count alike; a client's weights must not all be zero."""
+    if sample_weight is None:
+        return None
+    weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    if np.any(weights < 0):
+        raise InputError(f"sample_weight has the value {weights.min():g}; weights of rows are >= 0.")
+    for name, own in zip(group.names, group.split(weights), strict=True):
+        if not own.sum() > 0:
+            raise InputError(f"All rows of client {name!r} have weight zero: leave its rows out, or weigh them.")
+    return weights
 
 
 def _arguments(objective: Objective) -> dict[str, Any]:

@@ -29,7 +29,9 @@ from scaffpd.tabular.encode import expanded_names, fills
 Pair = tuple[Any, Any]
 SHOWN = 20  # names of columns in a sentence
 WANTED = "clients as a mapping from names to (X, y), or two such mappings, the second of held-out rows"
-LOSS = {"logistic": "logistic regression", "softmax": "softmax regression", "squared": "least squares"}
+LOSS = {"logistic": "logistic regression", "softmax": "softmax regression", "squared": "least squares"} | {
+    "poisson": "Poisson regression"
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,12 @@ class Prepared:
         found = replace(found, loss=found.loss - l2 / 2 * float(point @ point))
         if self.task == CLASSIFICATION:
             return found
+        if isinstance(self.model, Linear) and self.model.loss == "poisson":
+            rows, model = self.train if split == "train" else self.test, self.model
+            models = cohort.own_models(x)
+            own = [x] * len(rows) if models is None else [u.numpy(force=True) for u in models]
+            errors = [np.mean((model.predict(u, np.asarray(X)) - y) ** 2) for u, (X, y) in zip(own, rows, strict=True)]
+            return replace(found, accuracy=np.sqrt(errors))
         return replace(found, accuracy=self.unit * np.sqrt(np.maximum(found.loss, 0.0)))
 
     def setup(self, algorithm: str) -> Setup | None:
@@ -108,7 +116,7 @@ class Prepared:
 
     def in_units(self, x: NDArray[Any]) -> NDArray[Any]:
         """Convert the parameters to the units of the target in the file."""
-        if self.task == CLASSIFICATION or not isinstance(self.model, Linear):
+        if self.task == CLASSIFICATION or not isinstance(self.model, Linear) or self.model.loss == "poisson":
             return x
         scaled = x * self.unit
         if self.model.intercept:
@@ -133,14 +141,16 @@ def prepare(config: RunConfig) -> Prepared:
 def _from_file(config: RunConfig, name: str) -> Prepared:
     file = config.place / Path(name).expanduser()
     asked = config.data.model_dump(include={*OF_TABLE, "test", "seed"}, exclude_none=True)
+    asked["more_files"] = tuple(config.place / Path(more).expanduser() for more in config.data.more_files or ())
     if config.data.test_file is not None:
         asked["test_file"] = config.place / Path(config.data.test_file).expanduser()
     source = TableFile(file, **asked, groups=tuple(config.training.groups or ()))
     found = read_clients(source)
     task, labels = found.schema["task"], tuple(map(str, found.schema["labels"]))
     train, test = [e.train for e in found.encoded], [e.test for e in found.encoded if e.test is not None]
-    unit, centre = _target_scale(train, config) if task == REGRESSION else (1.0, 0.0)
-    if task == REGRESSION:
+    counts = config.model.loss == "poisson"
+    unit, centre = _target_scale(train, config) if task == REGRESSION and not counts else (1.0, 0.0)
+    if task == REGRESSION and not counts:
         train, test = ([(X, (y - centre) / unit) for X, y in part] for part in (train, test))
     return Prepared(
         tuple(own.name for own in found.rows), train, test, _model(config, task, len(labels)), task, labels,
@@ -222,7 +232,7 @@ def _from_entry(config: RunConfig) -> Prepared:
         targets = np.concatenate([np.asarray(y).ravel() for _, y in train])
     except (TypeError, ValueError):
         raise InputError(f"The entry {entry!r} must return {WANTED}.") from None
-    whole = config.model.loss != "squared" and targets.dtype.kind in "iub"
+    whole = config.model.loss not in ("squared", "poisson") and targets.dtype.kind in "iub"
     task = CLASSIFICATION if whole else REGRESSION
     classes = int(targets.max()) + 1 if whole else 0
     about = f"{entry}: {len(targets)} rows to train on"
@@ -234,8 +244,10 @@ def _from_entry(config: RunConfig) -> Prepared:
 def _model(config: RunConfig, task: str, classes: int) -> Any:
     given = config.model
     loss = given.loss or ("squared" if task == REGRESSION else "logistic" if classes == 2 else "softmax")
-    if task == REGRESSION and loss != "squared":
-        raise InputError(f"The target is a number, so the loss is squared, not {loss}.")
+    if task == REGRESSION and loss not in ("squared", "poisson"):
+        raise InputError(f"The target is a number, so the loss is squared (or poisson, of counts), not {loss}.")
+    if task == CLASSIFICATION and loss == "poisson":
+        raise InputError('Poisson loss counts, and the target is read as labels: say data.task = "regression".')
     if loss == "logistic" and classes != 2:
         raise InputError(f"Logistic loss tells two labels apart, and there are {classes}: use softmax.")
     if given.network is not None:

@@ -30,7 +30,7 @@ from scaffpd.tabular.encode import (
     target,
     with_expansion,
 )
-from scaffpd.tabular.formats import Stacked, open_table
+from scaffpd.tabular.formats import Stacked, open_table, open_tables
 from scaffpd.tabular.read import date_part, date_parts, read_columns
 
 MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories
@@ -54,6 +54,7 @@ class TableFile:
     seed: int = 0  # chooses them
     # a column of dates or numbers, whose latest rows are held out, or of groups, which are held out whole
     split_by: str | None = None
+    more_files: tuple[Path, ...] = ()  # tables with the same columns, below the first
     test_file: Path | None = None  # a table of held-out rows; then `test`, `seed` and `split_by` say nothing
     dates: bool = False  # whether to learn from the day of the year, the weekday and the hour of dates
     standardise: bool = True  # whether columns are scaled
@@ -119,7 +120,9 @@ def _task(source: TableFile, wanted: Target) -> list[str]:
     different = np.unique(wanted.values)
     if len(different) > MANY or np.any(different != np.round(different)):
         return []
-    return [f"{name} is read as numbers, {different[0]:g} to {different[-1]:g}; --task classification otherwise."]
+    counts = "counts or " if different[0] >= 0 else ""
+    reach = f"{different[0]:g} to {different[-1]:g}"
+    return [f"{name} is read as numbers, {reach}; --task {counts}classification otherwise."]
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,9 @@ def _read(source: TableFile) -> _Rows:
     for name, what in needed.items():
         if name in (source.columns or ()):
             raise InputError(f"Column {name!r} is the {what}, so it cannot be one to learn from.")
-    table = open_table(source.file, source.separator)
+    table = open_table(source.file, source.separator) if not source.more_files else None
+    if table is None:
+        table = open_tables(source.file, [source.file, *source.more_files], source.separator)
     if source.test_file is not None:
         table = Stacked(source.file, [table, open_table(source.test_file, source.separator)], ["train", "test"], PART)
     parts = [PART] if source.test_file is not None else []

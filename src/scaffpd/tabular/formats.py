@@ -95,9 +95,7 @@ def open_table(path: Path, separator: str | None = None) -> OpenTable:
         files = sorted(file for file in path.iterdir() if file.is_file() and _kind(file))
         if not files:
             raise InputError(f"The folder {path.name!r} holds no table ({ACCEPTED}).")
-        stems = [file.name.split(".")[0] for file in files]
-        names = stems if len(set(stems)) == len(stems) else [file.name for file in files]
-        return Stacked(path, [open_table(file, separator) for file in files], names)
+        return open_tables(path, files, separator)
     kind = _kind(path)
     if not kind:
         raise InputError(f"{path.name!r} is no table that can be read: save it as {ACCEPTED}.")
@@ -110,6 +108,20 @@ def open_table(path: Path, separator: str | None = None) -> OpenTable:
             found = TypedTable(path, read(path, data, arrow))
     _check_names(found)
     return found
+
+
+def open_tables(path: Path, files: Sequence[Path], separator: str | None = None) -> Stacked:
+    """Open several files as one table with a column `file`: their names, as far as these tell them apart."""
+    for file in files:
+        if file.is_dir():
+            raise InputError(f"{file.name!r} is a folder: name one folder, or several files.")
+        if not file.exists():
+            raise InputError(f"There is no file {str(file)!r}.")
+    for labels in ([f.name.split(".")[0] for f in files], [f.name for f in files], [str(f) for f in files]):
+        if len(set(labels)) == len(labels):
+            return Stacked(path, [open_table(file, separator) for file in files], labels)
+    again = next(file for file in files if list(files).count(file) > 1)
+    raise InputError(f"{again.name!r} is named twice.")
 
 
 def _check_names(table: OpenTable) -> None:
@@ -387,6 +399,9 @@ class Stacked(OpenTable):
     def remarks(self) -> list[str]:
         """How the file was read, where that had to be found out."""
         folder = [f"{several(len(self.tables), 'file')} in {self.path.name!r}."] if self.path.is_dir() else []
+        if self.column == FILE and not folder:
+            more = " and others" if len(self.labels) > 6 else ""
+            folder = [f"{several(len(self.tables), 'file')}: {', '.join(self.labels[:6])}{more}."]
         return [*folder, *self.tables[0].remarks]
 
     def cells(self, names: Sequence[str]) -> list[Any]:
