@@ -177,16 +177,15 @@ MODELS = {
     "an unknown network loss": (lambda: sp.Module(nn.Linear(3, 1), "cross-entropy"), "did you mean 'cross_entropy'?"),
     "negative network l2": (lambda: sp.Module(nn.Linear(3, 1), l2=-1), "Module needs l2 >= 0"),
     "nothing to learn": (lambda: sp.Module(nn.Linear(3, 1).requires_grad_(False)), "at least one parameter"),
-    "batch norm": (lambda: sp.Module(net(nn.Linear(3, 4), nn.BatchNorm1d(4))), "layer '1' is a batch norm"),
     "batch norm without memory": (
         lambda: sp.Module(net(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()), "is a batch norm"
     ),
     "instance norm with memory": (
         lambda: sp.Module(net(nn.Conv1d(1, 2, 1), nn.InstanceNorm1d(2, track_running_stats=True))), "running statistics"
     ),
-    "dropout": (lambda: sp.Module(net(nn.Linear(3, 4), nn.Dropout(0.1))), "layer '1' has dropout"),
-    "dropout inside a layer": (lambda: sp.Module(nn.LSTM(3, 4, 2, dropout=0.5)), "layer '' has dropout"),
-    "a random slope": (lambda: sp.Module(net(nn.Linear(3, 2), nn.RReLU())), "layer '1' has dropout or other noise"),
+    "noise of another kind": (lambda: sp.Module(net(nn.Linear(3, 4), nn.AlphaDropout(0.1))), "layer '1' has noise"),
+    "dropout inside a layer": (lambda: sp.Module(nn.LSTM(3, 4, 2, dropout=0.5)), "layer '' has noise"),
+    "a random slope": (lambda: sp.Module(net(nn.Linear(3, 2), nn.RReLU())), "layer '1' has noise"),
     "hidden noise": (lambda: sp.Cohort([(X, Y)], sp.Module(Noisy(3, 2))), "other outputs when it is asked again"),
     "lazy layers": (lambda: sp.Module(lazy(3)), "run it once first"),
     "a network for other features": (

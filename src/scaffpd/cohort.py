@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.federation.questions import GradientsAt, Question, Reply
+from scaffpd.models.module import Module
 from scaffpd.models.oracle import ClientData, EvaluatedPoint, Oracle, read_features, read_labels
 from scaffpd.models.personal import lowest
 from scaffpd.privacy.accountant import Account
@@ -38,10 +40,18 @@ def named_pairs(
     if not pairs:
         raise InputError("A cohort needs at least one client.")
     labels = [f"client-{i}" for i in range(len(pairs))] if names is None else _checked_names(names, len(pairs))
+    pairs = [_unpacked(pair) for pair in pairs]
     for name, pair in zip(labels, pairs, strict=True):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(f"Client {name!r} must be a pair (X, y), got {type(pair).__name__}.")
     return [(x, y) for x, y in pairs], labels
+
+
+def _unpacked(client: Any) -> Any:
+    """A pair: the two tensors of a `TensorDataset`, or any other `Dataset` and nothing."""
+    if isinstance(client, TensorDataset) and len(client.tensors) == 2:
+        return client.tensors
+    return (client, None) if isinstance(client, Dataset) else client
 
 
 def _checked_names(names: Any, n: int) -> list[str]:
@@ -205,7 +215,8 @@ class Cohort(Federation):
     """N clients in this process, vectorised.
 
     Args:
-        clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs.
+        clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs. For networks
+            also a `torch.utils.data.Dataset` per site, whose rows are read when they are needed.
         model: `Linear(...)` or `Module(...)`, or one of them `Private(...)` or `Personal(...)`.
         names: the clients' names; by default their numbers ("client-0", …).
         device: where the data and x live, such as "cpu" or "cuda".
@@ -276,6 +287,8 @@ def bound(
     dtype: torch.dtype | None, like: Split | None = None,
 ) -> Split:  # fmt: skip
     """Check the clients' arrays and bind the model to them; held-out rows are bound `like` the training rows."""
+    if any(isinstance(x, Dataset) for x, _ in pairs):
+        return _streamed(model, names, [x for x, _ in pairs], device, dtype, like)
     X = [read_features(name, x) for name, (x, _) in zip(names, pairs, strict=True)]
     y = [read_labels(name, b, len(a)) for name, a, (_, b) in zip(names, X, pairs, strict=True)]
     columns = agreed_columns(names, [x for x, _ in pairs], None if like is None else like.columns)
@@ -287,6 +300,23 @@ def bound(
     data = ClientData(X, y, list(names), device, dtype, columns)
     oracle = model.oracle(data, None if like is None else like.oracle)
     return Split(oracle, np.array([len(a) for a in X]), shape, columns)
+
+
+def _streamed(
+    model: ModelSpec, names: list[str], sources: list[Any], device: torch.device, dtype: torch.dtype | None,
+    like: Split | None,
+) -> Split:  # fmt: skip
+    """Bind a network to clients that are `Dataset`s, whose rows are read when they are needed."""
+    for name, source in zip(names, sources, strict=True):
+        if not isinstance(source, Dataset) or not hasattr(source, "__len__"):
+            raise InputError(f"Client {name!r} must be a Dataset with a length, as another client is one.")
+        if len(source) == 0:
+            raise InputError(f"Client {name!r} has no samples.")
+    if not isinstance(model, Module):
+        raise InputError(f"Datasets are for networks, Module(...): give {type(model).__name__} pairs (X, y).")
+    oracle = model.oracle(ClientData(sources, [], list(names), device, dtype), None if like is None else like.oracle)
+    shape = tuple(np.asarray(sources[0][0][0]).shape)
+    return Split(oracle, np.array([len(source) for source in sources]), shape, None)
 
 
 def _bound_test(

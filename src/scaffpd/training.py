@@ -27,6 +27,7 @@ from scaffpd.system import Progress
 
 PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
 LOOKING = 2  # passes of local steps for one pass that looks up all losses, where there are many clients
+FEW, MOVED = 3, 1e-3  # more rounds than this, in which no loss has moved by such a share, are no progress
 EXPLOSION = 1e10  # growth of the largest loss beyond which a run is called diverged
 
 
@@ -56,6 +57,12 @@ SENTENCES = {
     Status.INTERRUPTED: "The run was interrupted (Ctrl-C); the last finished round is returned.",
     Status.STOPPED: "A callback asked to stop.",
 }
+
+
+UNMOVED = (
+    f"No client's loss has moved by more than {MOVED:.1%} since the start: give a larger local_rate or more "
+    "local_steps, or check that the network can learn these labels at all."
+)
 
 
 @dataclass(frozen=True)
@@ -253,9 +260,19 @@ class _TrainingRun:
             return Status.CONVERGED
         if tol is not None and np.isfinite(state.certificate) and tol < state.certificate <= 2 * state.floor:
             return Status.PRECISION
-        if self.rejected >= PATIENCE:
+        own = isinstance(self.algorithm, Algorithm)
+        if self.rejected >= PATIENCE or (own and self.algorithm.stalled(state)):
             return Status.STALLED
-        return Status.ROUND_LIMIT if state.rounds >= rounds else None
+        if state.rounds < rounds:
+            return None
+        return Status.STALLED if self._unmoved() else Status.ROUND_LIMIT
+
+    def _unmoved(self) -> bool:
+        """Return whether nothing is proven and no loss has moved since the start."""
+        if len(self.history) <= FEW or np.isfinite(self.state.certificate):
+            return False
+        before, after = self.history.first_losses, np.asarray(self.state.losses)
+        return bool(np.all(np.abs(after - before) <= MOVED * np.abs(before)))
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -306,6 +323,8 @@ class _TrainingRun:
         state = self.last_finite if status is Status.DIVERGED else self.state
         reason = self.algorithm.uncertified(state)
         message = status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
+        if status is Status.STALLED and self._unmoved():
+            message = f"{message} {UNMOVED}"
         if status in (Status.ROUND_LIMIT, Status.STALLED) and isinstance(self.algorithm, Algorithm):
             message = f"{message} {self.algorithm.advise(state, self.history['certificate'])}".strip()
         message = f"{message}{self.refusal} {self.algorithm.explain(state)}".strip()

@@ -80,7 +80,7 @@ def test_a_module_is_not_known_to_be_convex():
     method = sp.fair(CHI, local_steps=3)
     result = sp.train(method, network(), rounds=3)
     assert result.message.endswith("Solved by Scaff-PD: the losses are not known to be convex.")
-    same_run(result, sp.train(sp.ScaffPD(CHI, local_steps=3), network(), rounds=3))
+    same_run(result, sp.train(sp.ScaffPD(CHI, local_steps=3, batch_size=32), network(), rounds=3))
     with pytest.raises(InputError, match="not known to be convex"):
         sp.train(method, network(), rounds=3, tol=1e-3)
     noisy = sp.train(sp.fair(CHI, local_steps=3, batch_size=4), network(), rounds=2)
@@ -115,7 +115,7 @@ def test_it_is_a_plain_value():
         (lambda: sp.fair(sp.ChiSquare), "Fair needs an objective"),
         (lambda: sp.fair(sp.ScaffPD(CHI)), "Fair needs an objective"),
         (lambda: sp.fair(CHI, local_steps=0), "local_steps >= 1"),
-        (lambda: sp.fair(CHI, local_steps=None), "local_steps >= 1"),
+        (lambda: sp.ScaffPD(CHI, local_steps=None), "local_steps >= 1"),
         (lambda: sp.fair(CHI, batch_size=2.5), "batch_size >= 1"),
         (lambda: sp.train(sp.fair, cohort()), "needs an algorithm such as fair"),
         (lambda: sp.train(sp.fair(sp.ChiSquare(0.1, prior=[1, 2])), cohort()), "prior for 2 clients"),

@@ -12,7 +12,7 @@ from torch import nn
 import scaffpd as sp
 from naive import relative, unequal_clients
 from scaffpd.federation import LocalPlan
-from scaffpd.models import module as module_file
+from scaffpd.models import network_oracle as module_file
 
 TWINS = {
     "squared": ("squared", "squared", 1),

@@ -14,7 +14,7 @@ import scaffpd as sp
 from naive import relative, unequal_clients
 from scaffpd.errors import InputError
 from scaffpd.federation import ProximalPlan
-from scaffpd.models import module as module_file
+from scaffpd.models import network_oracle as module_file
 from scaffpd.models.local_steps import LocalModel, pace
 
 

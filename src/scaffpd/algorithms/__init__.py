@@ -5,17 +5,15 @@ from scaffpd.algorithms.base import Algorithm
 from scaffpd.algorithms.central import Extragradient, GradientDescentAscent
 from scaffpd.algorithms.drfa import DRFA
 from scaffpd.algorithms.fair import Fair, fair
-from scaffpd.algorithms.fed_avg import DeltaFL, FedAvg, FedProx
+from scaffpd.algorithms.fed_avg import QFFL, DeltaFL, FedAvg, FedProx
 from scaffpd.algorithms.fed_dyn import FedDyn
 from scaffpd.algorithms.fed_nova import FedNova
 from scaffpd.algorithms.fed_opt import FedAdam, FedAvgM, FedYogi
 from scaffpd.algorithms.minimax_gradient import MinimaxGradient
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
-from scaffpd.algorithms.prox_skip import ProxSkip
-from scaffpd.algorithms.q_ffl import QFFL
 from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax
 from scaffpd.algorithms.scaff_pd import AcceleratedPrimalDual, ScaffPD
-from scaffpd.algorithms.scaffold import Scaffold
+from scaffpd.algorithms.scaffold import ProxSkip, Scaffold
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
 from scaffpd.algorithms.subspace_sampled import SampledSubspaceSaddle
 

@@ -160,6 +160,10 @@ class Algorithm:
         """Say what a reader of the result should know besides its status."""
         return ""
 
+    def stalled(self, state: Any) -> bool:
+        """Return whether no further round would change anything."""
+        return False
+
     def advise(self, state: Any, certificates: Vector) -> str:
         """Say what would help a run that ended without its tolerance; `certificates` are those of all rounds."""
         return ""

@@ -4,7 +4,8 @@ r"""`fair`: the method for the problem at hand, and another one where that stall
 |---|---|
 | convex losses, full gradients, clients in one process, unmasked, d ≤ 300 and N d² ≤ 10⁷ | minimax Newton |
 | convex losses, full gradients, otherwise (so across organisations) | subspace saddle: sums and scalars only |
-| minibatches, networks, clients that hide their curvature | Scaff-PD with `Auto` steps |
+| minibatches, clients that hide their curvature | Scaff-PD with `Auto` steps |
+| networks | the same, an epoch of minibatches a round: `Auto` takes the steps of `Nonconvex` there |
 | answers that carry noise, by which no step can be judged | Scaff-PD with η_ℓ = 1/L, τ = J η_ℓ, σ = 1/N, θ = 0 |
 
 Where the subspace saddle method's certificate has not fallen to a tenth in 15 rounds, and clients are in one process
@@ -13,6 +14,7 @@ and unmasked, the quasi-Newton minimax method goes on from there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,13 +26,14 @@ from scaffpd.algorithms.minimax_newton import MinimaxNewton, MinimaxNewtonState
 from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax, QuasiNewtonMinimaxState
 from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle, SubspaceSaddleState
-from scaffpd.federation import Constants, Federation
+from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.steps import Auto, Fixed
 
 WIDEST, LARGEST = 300, 10**7  # d, and the numbers N d² of all Hessians, up to which they go up
 PATIENCE, PROGRESS = 15, 0.1  # rounds in which a certificate should fall to this share
+STEPS, BATCH = 100, 32  # local steps of a round; samples of a minibatch for networks
 MEMORY = 2 * 10**8  # numbers that the quasi-Newton method may keep
 Method = MinimaxNewton | SubspaceSaddle | QuasiNewtonMinimax | ScaffPD
 
@@ -41,14 +44,15 @@ class Fair(MinimaxMethod):
 
     Args:
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
-        local_steps: J, where the choice is Scaff-PD.
-        batch_size: samples per local gradient; `None` uses all of them.
+        local_steps: J, where the choice is Scaff-PD; left out, 100, and for networks as many as a client of mean size
+            needs for an epoch.
+        batch_size: samples per local gradient; left out, all of them, and 32 for networks.
     """
 
     questions: ClassVar[frozenset[str]] = SubspaceSaddle.questions | ScaffPD.questions
     asks_losses: ClassVar[bool] = True
 
-    local_steps: int = 100
+    local_steps: int | None = None
     batch_size: int | None = None
 
     def choice(self, federation: Federation) -> Method:
@@ -93,9 +97,17 @@ class Fair(MinimaxMethod):
         """As the method of this state does."""
         return self._method(state).uncertified(state)
 
+    def stalled(self, state: Any) -> bool:
+        """As the method of this state does."""
+        return self._method(state).stalled(state)
+
+    def advise(self, state: Any, certificates: Vector) -> str:
+        """As Scaff-PD does on networks."""
+        return self._method(state).advise(state, certificates) if self.stalled(state) else ""
+
     def releases(self, rounds: int) -> ReleaseCounts:
         """As Scaff-PD does, which is the choice where there is noise."""
-        return ScaffPD(self.objective, self.local_steps, self.batch_size).releases(rounds)
+        return ScaffPD(self.objective, self.local_steps or STEPS, self.batch_size).releases(rounds)
 
     def explain(self, state: Any) -> str:
         """Say which method it is, and why."""
@@ -139,12 +151,16 @@ class Fair(MinimaxMethod):
 
     def _scaff_pd(self, known: Constants) -> ScaffPD:
         steps = self._steady(known) if known.noisy else Auto()
-        return ScaffPD(self.objective, local_steps=self.local_steps, batch_size=self.batch_size, steps=steps)
+        number, batch = self.local_steps or STEPS, self.batch_size
+        if not known.convex and not known.noisy:
+            batch = BATCH if batch is None else batch
+            number = self.local_steps or math.ceil(float(known.samples.mean()) / batch)
+        return ScaffPD(self.objective, local_steps=number, batch_size=batch, steps=steps)
 
     def _steady(self, known: Constants) -> Fixed:
         """Rates that look at no answer."""
         eta = 1 / float(known.expected_smoothness(self.batch_size).max())
-        return Fixed(tau=self.local_steps * eta, sigma=1 / len(known.smoothness), theta=0.0, local_rate=eta)
+        return Fixed(tau=(self.local_steps or STEPS) * eta, sigma=1 / len(known.smoothness), theta=0.0, local_rate=eta)
 
 
 def _open(federation: Federation) -> bool:
@@ -156,6 +172,6 @@ def _open(federation: Federation) -> bool:
     return here and not federation.sums.hides
 
 
-def fair(objective: Objective, local_steps: int = 100, batch_size: int | None = None) -> Fair:
+def fair(objective: Objective, local_steps: int | None = None, batch_size: int | None = None) -> Fair:
     """The best method for the problem at hand; see `Fair`."""
     return Fair(objective, local_steps, batch_size)

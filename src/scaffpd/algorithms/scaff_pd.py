@@ -13,7 +13,9 @@ Algorithm 2, Local-update: u ← u − η_ℓ (g_i(u) − c_i + c), J times from
 
 The code starts a round with step (3) and ends it with (1) and (2) at the new point, so that a finished round holds a
 pair (x, λ) with everything that its certificate needs. Off the simplex, c and λ enter local work as c/S and λ/S with
-S = Σ λ_i.
+S = Σ λ_i. Where a step rule asks for other corrections than gradients (`Nonconvex`, for networks), clients send L_i in
+(1). There c_i is what a client keeps and renews from its steps, c_i − c + (x − u_{i,J})/(J η_ℓ), zero at the start, as
+in SCAFFOLD's option II; or c_i = c = 0.
 
 Accelerated primal-dual is Scaff-PD without local steps:
 E. Y. Hamedani, N. S. Aybat,
@@ -36,15 +38,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import GRADIENTS, UPDATES, MinimaxMethod, MinimaxState
+from scaffpd.algorithms.base import GRADIENTS, LOSSES, UPDATES, MinimaxMethod, MinimaxState
 from scaffpd.errors import InputError
-from scaffpd.federation import Federation, Gradients, LocalPlan, Vector
+from scaffpd.federation import Federation, Gradients, LocalPlan, Memory, Vector
 from scaffpd.objectives.base import LARGEST
 from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.steps import Auto, StepRule
 from scaffpd.steps.base import Rates, StepProblem, Trial
+from scaffpd.steps.nonconvex import NonconvexState
 
 RECENT = 50  # rounds, for a rate
+ADVICE = (
+    "Neither corrections nor shorter local steps improve on the best value any more: try larger batches, another "
+    "network, or another start."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,8 @@ class ScaffPDState(MinimaxState):
         direction: c = Σ λ_i^{r+1} c_i at x^r.
         answered: the round whose answers `at` holds (it seeds their minibatches).
         rule: the step rule's own state.
-        at: the clients' answers at x^r; asked for anew when a run is resumed.
+        variates: the c_i that clients keep, (N, d), where they are not gradients; else empty.
+        at: the clients' answers at x^r, asked for anew when a run is resumed; `None` where c_i are no gradients.
     """
 
     centre: Vector
@@ -65,7 +73,8 @@ class ScaffPDState(MinimaxState):
     direction: Tensor
     answered: int
     rule: Any
-    at: Gradients = field(repr=False, metadata={"transient": True})
+    variates: Tensor = field(repr=False)
+    at: Gradients | None = field(repr=False, metadata={"transient": True})
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,7 @@ class ScaffPD(MinimaxMethod):
     """
 
     published: ClassVar[str] = "Scaff-PD"
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, UPDATES})
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, LOSSES, UPDATES})
     asks_losses: ClassVar[bool] = True
 
     local_steps: int = 100
@@ -116,12 +125,22 @@ class ScaffPD(MinimaxMethod):
         problem = StepProblem(self.objective, constants, self.local_steps, stochastic, self.exact, at.losses, at.norms)
         state = ScaffPDState(
             x=x, weights=weights, centre=weights, losses=at.losses, previous=at.losses, direction=torch.zeros_like(x),
-            seed=seed, answered=0, rule=self.steps.start(problem), constants=constants, at=at,
+            seed=seed, answered=0, rule=self.steps.start(problem), constants=constants, at=at, variates=x[:0],
         )  # fmt: skip
-        return self._dual_step(state, self.steps.rates(state.rule))
+        rates = self.steps.rates(state.rule)
+        if rates.correction == "gradients":
+            return self._dual_step(state, rates)
+        keeps = rates.correction == "variates" and federation.channel.keeps
+        return self._dual_step(replace(state, at=None, variates=federation.memory().vectors if keeps else x[:0]), rates)
+
+    def stalled(self, state: ScaffPDState) -> bool:
+        """Return whether the rule for networks has nothing left to try."""
+        return isinstance(state.rule, NonconvexState) and state.rule.stalled
 
     def advise(self, state: ScaffPDState, certificates: Vector) -> str:
         """Say how fast it went, and which method would do, where `fair` would take another one."""
+        if isinstance(state.rule, NonconvexState):
+            return ADVICE if self.stalled(state) else ""
         back = min(RECENT, len(certificates) - 1)
         before, now = float(certificates[-1 - back]), float(certificates[-1])
         if not (isinstance(self.steps, Auto) and back > 0 and np.isfinite(now) and np.isfinite(before)):
@@ -135,19 +154,23 @@ class ScaffPD(MinimaxMethod):
         )
 
     def resume(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
-        """A state read from disk, with the clients' answers at x asked for again."""
-        return replace(state, at=self._ask(federation, state.x, state.seed, state.answered))
+        """A state read from disk, with the clients' answers at x asked for again, where local steps need them."""
+        needed = self.steps.rates(state.rule).correction == "gradients"
+        return replace(state, at=self._ask(federation, state.x, state.seed, state.answered) if needed else None)
 
     def round(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
         """One communication round: local steps, the new point, the rule's verdict, the dual step."""
         rates, total, r = self.steps.rates(state.rule), float(state.weights.sum()) or 1.0, state.rounds + 1
-        d = self._local_work(federation, state, rates)
+        if rates.correction != "gradients":
+            return self._round_without_gradients(federation, state, rates)
+        d, before = self._local_work(federation, state, rates), state.at
+        assert before is not None
         step = rates.primal(total, self.local_steps)
         x = state.x - step * d
         at, hidden = self._ask(federation, x, state.seed, r), state.constants.first_order
         trial = Trial(
             self.objective, state.losses, at.losses, state.weights, step, float(state.direction @ d), _precision(x),
-            secants=None if hidden else lambda: (state.at.project(x - state.x), at.project(x - state.x)),
+            secants=None if hidden else lambda: (before.project(x - state.x), at.project(x - state.x)),
             bend=(lambda: _bend(state, at, x)) if federation.sums.twice else None,
         )  # fmt: skip
         rule, accepted = self.steps.judge(state.rule, trial)
@@ -160,12 +183,37 @@ class ScaffPD(MinimaxMethod):
             )
         return self._dual_step(state, self.steps.rates(rule))
 
+    def _round_without_gradients(self, federation: Federation, state: ScaffPDState, rates: Rates) -> ScaffPDState:
+        """The same with control variates that clients keep, or without corrections: nobody is asked for a gradient."""
+        weights, r = state.weights / (float(state.weights.sum()) or 1.0), state.rounds + 1
+        corrected = rates.correction == "variates" and len(state.variates) > 0
+        kept = Memory(state.variates, federation) if corrected else None
+        c = None if kept is None else kept.sum(weights)
+        plan = self._plan(state, rates)
+        updates = federation.local_updates(state.x, kept, c, plan)
+        x = state.x - updates.sum(weights)
+        losses = federation.losses(x, None if self.exact else self.batch_size, (state.seed, r, 0))
+        trial = Trial(self.objective, state.losses, losses, state.weights, 1.0, np.nan, _precision(x), secants=None)
+        rule, accepted = self.steps.judge(state.rule, trial)
+        state = replace(state, rule=rule, accepted=accepted, rounds=r)
+        if not accepted:
+            return state
+        variates = state.variates
+        if kept is not None and c is not None:
+            federation.count(up=len(federation.names) * federation.dimension)  # c_i, for a sum with other weights
+            variates = kept.plus(-1.0, c).plus(1 / (plan.steps * (plan.rate or 1.0)), updates).vectors
+        state = replace(state, x=x, variates=variates, centre=state.weights, previous=state.losses, losses=losses)
+        return self._dual_step(state, self.steps.rates(rule))
+
     def _local_work(self, federation: Federation, state: ScaffPDState, rates: Rates) -> Tensor:
         """Step (3): d = Σ (λ_i/S) d_i."""
-        total, key = float(state.weights.sum()) or 1.0, (state.seed, state.rounds + 1, 1)
-        plan = LocalPlan(self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, key)
-        updates = federation.local_updates(state.x, state.at, state.direction / total, plan)
+        total = float(state.weights.sum()) or 1.0
+        updates = federation.local_updates(state.x, state.at, state.direction / total, self._plan(state, rates))
         return updates.sum(state.weights / total)
+
+    def _plan(self, state: ScaffPDState, rates: Rates) -> LocalPlan:
+        key = (state.seed, state.rounds + 1, 1)
+        return LocalPlan(self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, key)
 
     def _ask(self, federation: Federation, x: Tensor, seed: int, r: int) -> Gradients:
         return federation.gradients(x, None if self.exact else self.batch_size, (seed, r, 0))
@@ -175,6 +223,8 @@ class ScaffPD(MinimaxMethod):
         if rates.sigma > 0 and np.all(np.abs(state.losses) < LARGEST / 4):  # beyond, the run is about to be ended
             s = state.losses + rates.theta * (state.losses - state.previous)
             weights = self.objective.prox(s, state.centre, rates.sigma)
+        if state.at is None:
+            return replace(state, weights=weights)
         state = replace(state, weights=weights, direction=state.at.sum(weights))
         return self._certified(state, state.at, state.direction)
 

@@ -12,22 +12,48 @@ Round r, with S a uniformly random set of clients (c_i = c = 0 at the start of e
 With weights p_i in the place of 1/N, p_i/Σ_S p takes the place of 1/|S|; c = Σ p_i c_i at all times. In option II
 Σ p_i Δc_i follows from Σ p_i Δy_i, which has gone up already: it costs nothing. All clients make the same K steps,
 whatever their size.
+
+ProxSkip (Scaffnew): local steps that provably save communication.
+
+K. Mishchenko, G. Malinovsky, S. Stich, P. Richtárik,
+"ProxSkip: Yes! Local Gradient Steps Provably Lead to Communication Acceleration! Finally!", 2022, Algorithm 2.
+
+Every iteration, with h_i = 0 at the start (so that Σ p_i h_i = 0 always):
+    x̂_i = x_i − γ (g_i(x_i) − h_i)
+    with probability p, one coin for all:   x = Σ p_i x̂_i,   h_i ← h_i + (p/γ)(x − x̂_i),   x_i = x
+    otherwise x_i = x̂_i
+
+A round here is everything up to and including a communication: a Geometric(p) number of local steps, 1/p on average.
+1/p = √κ balances the two and gives O(√κ log 1/ε) rounds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import GRADIENTS, UPDATES, AveragingMethod, ServerState, begin, moved
+from scaffpd.algorithms.base import (
+    GRADIENTS,
+    UPDATES,
+    Algorithm,
+    AveragingMethod,
+    LocalMethod,
+    ServerState,
+    begin,
+    client_weights,
+    moved,
+)
 from scaffpd.errors import unknown
 from scaffpd.federation import Federation, Memory, Vector
 from scaffpd.privacy.accountant import ReleaseCounts
 
 OPTIONS = ("I", "II")
+COIN = 2  # what a round's random numbers are for
+UNKNOWN_CONDITION = 10  # local steps where κ is not known: no strong convexity
 VARIATES = 0  # what a round's minibatches of option I are for
 
 
@@ -97,3 +123,62 @@ class Scaffold(AveragingMethod):
             change = share * (scale * d - c)
         x = state.x - self.server_rate * d
         return moved(federation, state, x, weights, variate=c + change, variates=renewed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxSkipState(ServerState):
+    """Adds the clients' shifts.
+
+    Attributes:
+        expected_steps: 1/p.
+        shifts: h_i.
+    """
+
+    expected_steps: int
+    shifts: Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxSkip(LocalMethod):
+    """ProxSkip, with all clients in every round.
+
+    Args:
+        local_steps: 1/p, the *expected* number of local steps per round; left out, √κ for κ = max L_i / min μ_i.
+        batch_size: samples per local gradient; `None` uses all of them.
+        local_rate: γ; left out, 1/max_i L_i.
+        weights: "uniform" counts clients alike, as published; "samples" by their n_i.
+    """
+
+    published: ClassVar[str] = "ProxSkip"
+    keeps_vectors: ClassVar[bool] = True
+
+    local_steps: int | None = None  # type: ignore[assignment]
+    weights: str = "uniform"
+
+    def releases(self, rounds: int) -> ReleaseCounts:
+        """The number of local steps is drawn: nothing is known beforehand."""
+        return Algorithm.releases(self, rounds)
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ProxSkipState:
+        """All shifts are zero."""
+        x, losses, samples = begin(federation, x0)
+        steps = self._balanced(federation) if self.local_steps is None else self.local_steps
+        return ProxSkipState(
+            x=x, weights=client_weights(self.weights, samples), losses=losses, seed=seed,
+            local_rate=self._rate(federation), expected_steps=steps, shifts=federation.memory(),
+        )  # fmt: skip
+
+    def round(self, federation: Federation, state: ProxSkipState) -> ProxSkipState:
+        """Local steps until the coin says communicate, and the communication."""
+        random = np.random.default_rng([state.seed, state.rounds + 1, COIN])
+        plan = replace(self._plan(state), steps=int(random.geometric(1 / state.expected_steps)))
+        updates = federation.local_updates(state.x, state.shifts, None, plan)
+        d = updates.sum(state.weights)
+        scale = 1 / (state.expected_steps * state.local_rate)  # p/γ, on x − x̂_i = d_i − d
+        shifts = state.shifts.plus(scale, updates).plus(-scale, d)
+        return moved(federation, state, state.x - d, state.weights, shifts=shifts)
+
+    def _balanced(self, federation: Federation) -> int:
+        known = federation.constants()
+        mu = float(known.strong_convexity.min())
+        return max(1, round(float(np.sqrt(known.smoothness.max() / mu)))) if mu > 0 else UNKNOWN_CONDITION

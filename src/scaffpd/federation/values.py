@@ -35,6 +35,7 @@ class Constants:
         quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
         noisy: whether clients clip their answers and add noise to them, for privacy.
         first_order: whether clients answer no questions about curvature, for their vectors are masked.
+        corrects: whether local steps can be corrected; Adam's cannot.
     """
 
     smoothness: Vector
@@ -45,6 +46,7 @@ class Constants:
     quadratic: bool = False
     noisy: bool = field(default=False, metadata={"transient": True})  # known before a run is resumed
     first_order: bool = field(default=False, metadata={"transient": True})
+    corrects: bool = field(default=True, metadata={"transient": True})
 
     def expected_smoothness(self, batch_size: int | None) -> Vector:
         """L_i + (max_j L_ij − L_i)/b: how steep the mean of b random samples is (all samples: L_i itself)."""

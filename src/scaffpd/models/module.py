@@ -1,46 +1,32 @@
-r"""Any `torch.nn.Module`: f_i(x) = mean loss of the network with parameters x on client i's samples + (l2/2)‖x‖².
+r"""`Module`: any `torch.nn.Module`, f_i(x) = mean loss of the network with parameters x at client i + (l2/2)‖x‖².
 
-Gradients and second derivatives by autograd, one client after the other. The loss need not be convex in x: then there
-is no certificate.
+Gradients by autograd, of many clients at once (`models/network.py`). The loss need not be convex in x: then there is no
+certificate. Here is what a user describes, what is refused, and what local training adds to a gradient: `LocalSGD`,
+`LocalAdam`, dropout that a client's name and the round seed, and batch norm whose statistics travel with x.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
-from torch.func import functional_call
 
-from scaffpd.errors import InputError, real, unknown
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.local_steps import LocalModel, pace
+from scaffpd.errors import InputError, positive, real, unknown
 from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
-from scaffpd.models.numerics import Draws, power_iteration, random_direction
-from scaffpd.models.oracle import (
-    Arrays,
-    ClientData,
-    Oracle,
-    StackedDisplacements,
-    StackedPoint,
-    SubspaceDerivatives,
-    dtype_name,
-    shift,
-)
+from scaffpd.models.network import SEEN, MeanLoss, NetworkFunction, StackedRows, StreamedRows
+from scaffpd.models.network_oracle import Correct, ModuleOracle
+from scaffpd.models.numerics import uniform_at
+from scaffpd.models.oracle import Arrays, ClientData, Oracle, dtype_name
 
-MeanLoss = Callable[[Tensor, Tensor], Tensor]
-Correct = Callable[[Tensor, Tensor], Tensor | None]
-CHUNK = 8192
 TRIED = 16  # samples on which a network is tried out before any work
-
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LOSSES: dict[str, type[Loss]] = {
     "cross_entropy": Softmax,
     "softmax": Softmax,
@@ -50,19 +36,186 @@ LOSSES: dict[str, type[Loss]] = {
 
 
 @dataclass(frozen=True)
+class LocalSGD:
+    """Local steps by SGD: v ← βv + (1 − β)g, u ← u − ηv (Nesterov: u − η(βv + (1 − β)g) with the new v).
+
+    v starts at zero in every round. The factor 1 − β leaves η what it is without momentum: PyTorch's rate is η(1 − β).
+    g is the corrected gradient g_i(u) − c_i + c; clipping comes before the correction, weight decay after it. So means
+    over local steps remain means of gradients, as SCAFFOLD's option II and Scaff-PD on networks need them; clipping
+    makes them biased where it is active.
+
+    Args:
+        momentum: β in [0, 1).
+        nesterov: look ahead.
+        weight_decay: as l2, but in local steps alone.
+        clip: the most that ‖g_i(u)‖ may be.
+    """
+
+    corrects: ClassVar[bool] = True
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_optimizer(self, momentum=self.momentum)
+
+    def start(self, D: Tensor) -> tuple[Tensor, ...]:
+        """No velocity."""
+        return (torch.zeros_like(D),) if self.momentum else ()
+
+    def clipped(self, g: Tensor) -> Tensor:
+        """Every client's gradient, (n, d), at most `clip` long."""
+        return g if self.clip is None else g * (self.clip / g.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
+
+    def direction(
+        self, g: Tensor, U: Tensor, state: tuple[Tensor, ...], step: int
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What is subtracted, in units of η, and the next state."""
+        g = g + self.weight_decay * U if self.weight_decay else g
+        if not self.momentum:
+            return g, state
+        v = self.momentum * state[0] + (1 - self.momentum) * g
+        return (self.momentum * v + (1 - self.momentum) * g if self.nesterov else v), (v,)
+
+
+@dataclass(frozen=True)
+class LocalAdam(LocalSGD):
+    """Local steps by AdamW (Kingma, Ba, 2015; Loshchilov, Hutter, 2019), with moments that start anew in every round.
+
+    Adam divides by √v, so that neither c − c_i in g nor a mean over its steps would cancel drift: methods that correct
+    local steps by all means (SCAFFOLD, ProxSkip) are refused, and Scaff-PD leaves corrections out.
+
+    Args:
+        momentum: β₁.
+        second: β₂.
+        epsilon: added to √v.
+        weight_decay: u ← (1 − η·decay) u.
+        clip: see `LocalSGD`.
+    """
+
+    corrects: ClassVar[bool] = False
+
+    momentum: float = 0.9
+    nesterov: bool = field(default=False, init=False, repr=False)
+    second: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_optimizer(self, momentum=self.momentum, second=self.second)
+        positive("LocalAdam", "epsilon", self.epsilon)
+
+    def start(self, D: Tensor) -> tuple[Tensor, ...]:
+        """No moments."""
+        return torch.zeros_like(D), torch.zeros_like(D)
+
+    def direction(
+        self, g: Tensor, U: Tensor, state: tuple[Tensor, ...], step: int
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """m̂/(√v̂ + ε) + decay·u."""
+        first = self.momentum * state[0] + (1 - self.momentum) * g
+        second = self.second * state[1] + (1 - self.second) * g.square()
+        m, v = first / (1 - self.momentum ** (step + 1)), second / (1 - self.second ** (step + 1))
+        return m / (v.sqrt() + self.epsilon) + self.weight_decay * U, (first, second)
+
+
+def _check_optimizer(own: LocalSGD, **shares: float) -> None:
+    name = type(own).__name__
+    for what, value in shares.items():
+        if not 0 <= real(name, what, value) < 1:
+            raise InputError(f"{name} needs 0 <= {what} < 1, got {value!r}.")
+    if own.nesterov and not own.momentum:
+        raise InputError(f"{name} needs momentum > 0 with nesterov=True.")
+    if not 0 <= real(name, "weight_decay", own.weight_decay) < float("inf"):
+        raise InputError(f"{name} needs weight_decay >= 0 and finite, got {own.weight_decay!r}.")
+    if own.clip is not None:
+        positive(name, "clip", own.clip)
+
+
+class SeededDropout(nn.Module):
+    """Dropout whose mask is a function of `seed`: a client's draw for a step, whoever is computed beside it."""
+
+    seeded = True
+
+    def __init__(self, p: float, whole: bool, layer: int) -> None:
+        super().__init__()
+        self.p, self.whole, self.layer = p, whole, layer
+        self.seed: Tensor
+        self.register_buffer("seed", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Drop entries, or whole channels, and scale up the others."""
+        shape = (*X.shape[:2], *(1 for _ in X.shape[2:])) if self.whole else X.shape
+        keep = uniform_at(self.seed + self.layer * 1_000_003, shape) >= self.p
+        return X * keep.to(X.dtype) / (1 - self.p)
+
+
+class SeenBatchNorm(nn.Module):
+    """Batch norm in local steps: normalises by the batch, and leaves mean and variance in `SEEN`.
+
+    Args:
+        layer: the layer whose parameters and statistics it has, under the same names.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
+        self.register_buffer("running_mean", layer.running_mean)
+        self.register_buffer("running_var", layer.running_var)
+        self.seen_momentum = 0.1 if layer.momentum is None else float(layer.momentum)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """(X − mean)/√(variance + ε), times weight plus bias."""
+        axes = [k for k in range(X.ndim) if k != 1]
+        count, shape = X.numel() // X.shape[1], [1, -1, *(1 for _ in X.shape[2:])]
+        mean, variance = X.mean(axes), X.var(axes, correction=0)
+        SEEN.found += [mean.detach(), variance.detach() * (count / max(count - 1, 1))]
+        out: Tensor = (X - mean.view(shape)) / (variance.view(shape) + self.eps).sqrt()
+        return out if self.weight is None else out * self.weight.view(shape) + self.bias.view(shape)
+
+
+def training_copy(network: nn.Module) -> nn.Module:
+    """The network as local steps see it: layers that are random or normalise by their batch are exchanged for ours."""
+    trained = copy.deepcopy(network)
+    for number, (path, part) in enumerate(list(trained.named_modules())):
+        new: nn.Module | None = None
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0:
+            new = SeededDropout(part.p, not isinstance(part, nn.Dropout), number)
+        elif isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
+            new = SeenBatchNorm(part)
+        if new is not None and not path:
+            return new
+        if new is not None:
+            parent, _, name = path.rpartition(".")
+            setattr(trained.get_submodule(parent), name, new)
+    return trained
+
+
+@dataclass(frozen=True)
 class Module:
     """A network, described; bind it to data with a `Cohort`.
+
+    Dropout is on in local steps, with masks that follow from the client's name and the round, and off in losses. Batch
+    norm normalises local steps by their batch; its statistics are averaged as part of x, and losses use those. Layers
+    in .eval() mode stay as they are, and parameters that require no gradient stay out of x.
 
     Args:
         module: any `torch.nn.Module` from a batch of features to outputs; a copy is kept, x⁰ are its parameters.
         loss: "cross_entropy" (or "softmax"), "squared", "logistic", as in `Linear`; or a function (outputs, targets) →
             mean loss over the batch.
         l2: the regulariser (l2/2)‖x‖².
+        optimizer: what local steps do with a gradient, `LocalSGD(...)` or `LocalAdam(...)`.
+        transform: a function of a batch of features, before the network (`lambda X: X.float() / 255` for bytes).
+        precision: "bf16" or "fp16" computes products in that format (autocast); x keeps its own.
     """
 
     module: nn.Module
     loss: str | MeanLoss = "cross_entropy"
     l2: float = 0.0
+    optimizer: LocalSGD = field(default_factory=LocalSGD)
+    transform: Callable[[Tensor], Tensor] | None = None
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -71,6 +224,12 @@ class Module:
             raise unknown("loss", self.loss, LOSSES)
         if not 0 <= real("Module", "l2", self.l2) < float("inf"):
             raise InputError(f"Module needs l2 >= 0 and finite, got {self.l2!r}.")
+        if not isinstance(self.optimizer, LocalSGD):
+            raise InputError(f"Module needs optimizer=LocalSGD(...) or LocalAdam(...), got {self.optimizer!r}.")
+        if self.transform is not None and not callable(self.transform):
+            raise InputError(f"Module needs a function for transform, got {self.transform!r}.")
+        if self.precision is not None and self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.module.parameters()):
             raise InputError("Module needs a network whose lazy layers know their sizes: run it once first.")
         if not any(p.requires_grad for p in self.module.parameters()):
@@ -83,66 +242,123 @@ class Module:
         network = " ".join(repr(self.module).split())
         if len(network) > 100:
             network = f"{type(self.module).__name__} {hashlib.sha256(network.encode()).hexdigest()[:8]}"
-        loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__qualname__", type(self.loss).__name__)
-        return f"Module({network}, loss={loss!r}, l2={self.l2!r})"
+        said = [f"Module({network}, loss={_name(self.loss)!r}, l2={self.l2!r}"]
+        if self.optimizer != LocalSGD():
+            said.append(f"optimizer={self.optimizer!r}")
+        if self.transform is not None:
+            said.append(f"transform={_name(self.transform)}")
+        return ", ".join(said if self.precision is None else [*said, f"precision={self.precision!r}"]) + ")"
 
     def network(self, x: NDArray[np.floating[Any]] | Tensor) -> nn.Module:
-        """Return a copy of the network with the parameters x."""
-        network = copy.deepcopy(self.module)
-        trained = [p for p in network.parameters() if p.requires_grad]
-        flat, length = torch.as_tensor(x).detach(), sum(p.numel() for p in trained)
-        if flat.shape != (length,):
-            raise InputError(f"x has shape {tuple(flat.shape)}, but the network has {length} parameters.")
-        nn.utils.vector_to_parameters(flat.to(trained[0]), trained)
+        """Return a copy of the network with the parameters x, and its statistics where x has them."""
+        network, flat = copy.deepcopy(self.module), torch.as_tensor(x).detach()
+        function = self._function(network)
+        if flat.shape != (sum(function.sizes),):
+            raise InputError(f"x has shape {tuple(flat.shape)}, but the network has {sum(function.sizes)} parameters.")
+        with torch.no_grad():
+            for name, values in function.unflatten(flat).items():
+                target = function.parameters.get(name, network.state_dict(keep_vars=True).get(name))
+                assert target is not None
+                target.copy_(values)
         return network
+
+    def _function(self, network: nn.Module) -> NetworkFunction:
+        """The network's loss as a function of x; `network` itself holds the start."""
+        trained = training_copy(network)
+        loss: MeanLoss | str = self.loss
+        named = LOSSES[loss]() if isinstance(loss, str) else None
+        mean = _mean(named) if named is not None else loss
+        assert callable(mean)
+        precision = None if self.precision is None else PRECISIONS[self.precision]
+        return NetworkFunction(network, trained, mean, named, float(self.l2), self.transform, precision)
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' checked data."""
         names, device = data.names, data.device
         network = copy.deepcopy(self.module).to(device=device, dtype=data.dtype)
-        kind = next(p.dtype for p in network.parameters() if p.requires_grad)
-        X = [_tensor(np.asarray(a), device, kind) for a in data.features]
-        outputs = _try_out(network, X[0][:TRIED])
-        if isinstance(self.loss, str):
-            loss = LOSSES[self.loss]()
-            arrays = _encoded(self.loss, loss, data.labels, names, outputs)
-            y = [_tensor(b, device, kind) for b in arrays]
-            return ModuleOracle(network, _mean(loss), loss_correct(loss), float(self.l2), X, y, names)
-        y = [_tensor(b, device, kind) for b in data.labels]
-        _try_out_loss(self.loss, outputs, y[0][:TRIED])
-        return ModuleOracle(network, self.loss, class_correct, float(self.l2), X, y, names)
+        function = self._function(network)
+        network.eval()
+        kind = next(iter(function.parameters.values())).dtype
+        if not data.labels:
+            return self._streamed(function, data, kind)
+        features = _stacked([np.asarray(a) for a in data.features], device, kind)
+        outputs = _try_out(function, features[: min(TRIED, len(data.features[0]))])
+        sizes = [len(a) for a in data.features]
+        if function.named is None:
+            y = _stacked(data.labels, device, kind)
+            _try_out_loss(function.loss, outputs, y[: len(outputs)])
+            return ModuleOracle(function, class_correct, StackedRows(features, y, sizes), names, self.optimizer)
+        arrays = _encoded(str(self.loss), function.named, data.labels, names, outputs)
+        rows = StackedRows(features, _stacked(arrays, device, kind), sizes)
+        return ModuleOracle(function, loss_correct(function.named), rows, names, self.optimizer)
+
+    def _streamed(self, function: NetworkFunction, data: ClientData, kind: torch.dtype) -> ModuleOracle:
+        """Bind to clients whose rows are read when they are needed."""
+        correct = class_correct if function.named is None else loss_correct(function.named)
+        name, width = str(self.loss), list[Tensor]()
+
+        def read(source: Any, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+            pairs = [source[int(row)] for row in rows]
+            X, y = (np.stack([np.asarray(pair[k]) for pair in pairs]) for k in (0, 1))
+            features = _stacked([X], torch.device("cpu"), kind)
+            if function.named is None or not width:
+                return features, _stacked([y], torch.device("cpu"), kind)
+            arrays = _encoded(name, function.named, [y], ["client"], width[0])
+            return features, _stacked(arrays, torch.device("cpu"), kind)
+
+        rows = StreamedRows(data.features, read, data.device)
+        X, y = rows.part(0, 0, min(TRIED, rows.sizes[0]))
+        width.append(_try_out(function, X))
+        if function.named is None:
+            _try_out_loss(function.loss, width[0], y)
+        return ModuleOracle(function, correct, rows, data.names, self.optimizer)
+
+
+def _name(function: Any) -> str:
+    return function if isinstance(function, str) else getattr(function, "__qualname__", type(function).__name__)
 
 
 def _refuse_random_or_stateful(name: str, part: nn.Module) -> None:
     batch_norm = isinstance(part, nn.modules.batchnorm._BatchNorm)
-    if batch_norm and (part.training or not part.track_running_stats):
+    if batch_norm and not part.track_running_stats:
         raise InputError(
-            f"Module layer {name!r} is a batch norm that uses its batch's own statistics, which differ from site to "
-            "site: use GroupNorm, or freeze it with .eval()."
+            f"Module layer {name!r} is a batch norm without running statistics, so that a sample's output depends on "
+            "the others of its batch: set track_running_stats=True, or use GroupNorm."
         )
     if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.training and part.track_running_stats:
         raise InputError(
             f"Module layer {name!r} keeps running statistics while it trains: set track_running_stats=False, or call "
             ".eval()."
         )
+    known = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
     dropout = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
-    if part.training and (isinstance(part, nn.RReLU) or (isinstance(dropout, float) and dropout > 0)):
+    noise = isinstance(part, nn.RReLU) or (isinstance(dropout, float) and dropout > 0 and not isinstance(part, known))
+    if part.training and noise:
         raise InputError(
-            f"Module layer {name!r} has dropout or other noise in training mode; losses would be random: call .eval()."
+            f"Module layer {name!r} has noise in training mode that cannot be seeded per client: use nn.Dropout, or "
+            "call .eval()."
         )
 
 
-def _tensor(array: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Copy to the device, floats in the network's own type; whole numbers stay, for embeddings."""
-    values = torch.tensor(array, device=device)
-    return values.to(dtype) if values.is_floating_point() else values
+def _stacked(arrays: Arrays, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Copy all clients' rows into one tensor, floats in the network's own type; whole numbers stay, for embeddings."""
+    floats = any(a.dtype.kind == "f" for a in arrays)
+    common = np.result_type(*{a.dtype for a in arrays})
+    kind = dtype if floats else torch.from_numpy(np.empty(0, dtype=common)).dtype
+    out = torch.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), dtype=kind, device=device)
+    first = 0
+    for array in arrays:
+        out[first : first + len(array)] = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        first += len(array)
+    return out
 
 
-def _try_out(network: nn.Module, X: Tensor) -> Tensor:
+def _try_out(function: NetworkFunction, X: Tensor) -> Tensor:
     """Return the network's outputs on a few samples, or say why there are none."""
+    x = function.start()
     try:
         with torch.no_grad():
-            first, again = network(X), network(X)
+            first, again = function.outputs(x, X), function.outputs(x, X)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
@@ -182,23 +398,6 @@ def _try_out_loss(loss: MeanLoss, outputs: Tensor, y: Tensor) -> None:
         raise InputError("The loss function must return the mean loss of the batch, a tensor with a single number.")
 
 
-def _has_own_function(value: Tensor) -> bool:
-    """Return whether a user's own `Function` has a part in the value.
-
-    Where its gradient cannot be differentiated, autograd leaves that part of the Hessian out and says nothing.
-    """
-    nodes: list[Any] = [value.grad_fn]
-    seen: set[Any] = set()
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, BackwardCFunction):
-            return True
-        if node is not None and node not in seen:
-            seen.add(node)
-            nodes += [following for following, _ in node.next_functions]
-    return False
-
-
 def _mean(loss: Loss) -> MeanLoss:
     return lambda output, y: loss.value(output.reshape(len(y), -1), y).mean()
 
@@ -212,221 +411,3 @@ def class_correct(output: Tensor, y: Tensor) -> Tensor | None:
     """With the user's own loss: the largest output against class numbers; else nothing is known."""
     labels = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point()
     return output.argmax(-1) == y if labels else None
-
-
-class ModulePoint(StackedPoint):
-    """All clients at one x: losses and the stacked (N, d) gradients, over the given rows of each client."""
-
-    def __init__(
-        self, oracle: ModuleOracle, x: Tensor, rows: list[Tensor | None], losses: Tensor, gradients: Tensor
-    ) -> None:
-        super().__init__(x, losses, gradients)
-        self.oracle, self.rows = oracle, rows
-
-    def norms(self, scale: Tensor | None = None) -> Tensor:
-        """Σ_k s_k c_ik² per client."""
-        return torch.stack([c @ (c if scale is None else scale * c) for c in self.gradients])
-
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
-        """By k Hessian-vector products of every client that has weight."""
-        Q = V.new_zeros(V.shape[1], V.shape[1])
-        for i, w in enumerate(weights.tolist()):
-            if w != 0:
-                Q += w * self.oracle.curvature(i, self.x, V, self.rows[i])
-        return SubspaceDerivatives(self.project(V), Q, self.norms(1 / metric))
-
-    def curvatures(self, V: Tensor) -> Tensor:
-        """By k Hessian-vector products of every client."""
-        return torch.stack([self.oracle.curvature(i, self.x, V, rows) for i, rows in enumerate(self.rows)])
-
-    def diagonal(self, weights: Tensor) -> Tensor:
-        """Refuse: it would take d Hessian-vector products."""
-        raise InputError("The diagonal of a network's Hessian is not known; take D = I instead.")
-
-    def diagonals(self) -> Tensor:
-        """Refuse as `diagonal` does."""
-        return self.diagonal(self.losses)
-
-
-class ModuleOracle:
-    """N clients that share a network's architecture."""
-
-    most_rows: float | None = None
-
-    def __init__(
-        self,
-        network: nn.Module,
-        loss: MeanLoss,
-        correct: Correct,
-        l2: float,
-        X: list[Tensor],
-        y: list[Tensor],
-        names: list[str],
-    ) -> None:
-        self.network, self.loss, self.correct, self.l2 = network, loss, correct, l2
-        self.X, self.y, self.names = X, y, names
-        self.parameters = {k: p for k, p in network.named_parameters() if p.requires_grad}
-        self.sizes = [p.numel() for p in self.parameters.values()]
-        self.dimension = sum(self.sizes)
-        self._smoothness: Vector | None = None
-        self._twice = True  # whether every operation's derivative has one itself, as far as is known
-
-    def start(self) -> Tensor:
-        """x⁰: the network's own parameters, flattened."""
-        return torch.cat([p.detach().flatten() for p in self.parameters.values()])
-
-    def contents(self) -> list[Tensor]:
-        """The network's parameters and buffers, and the samples."""
-        return [*self.network.state_dict().values(), *self.X, *self.y]
-
-    def unflatten(self, x: Tensor) -> dict[str, Tensor]:
-        """A flat x as the network's named parameters."""
-        parts = torch.split(x, self.sizes)
-        return {k: part.view_as(p) for (k, p), part in zip(self.parameters.items(), parts, strict=True)}
-
-    def constants(self) -> Constants:
-        """L_i by power iteration on the Hessian at x⁰ (gradient differences); no convexity is claimed."""
-        if self._smoothness is None:
-            x = self.start()
-            self._smoothness = np.array([self._largest_curvature(i, x) for i in range(len(self.X))])
-        samples = np.array([len(X) for X in self.X])
-        return Constants(self._smoothness, np.zeros(len(samples)), False, self._smoothness, samples)
-
-    def only(self, clients: list[int]) -> ModuleOracle:
-        """The same for some of the clients."""
-        X, y = ([part[i] for i in clients] for part in (self.X, self.y))
-        names = [self.names[i] for i in clients]
-        chosen = ModuleOracle(self.network, self.loss, self.correct, self.l2, X, y, names)
-        if self._smoothness is not None:
-            chosen._smoothness = self._smoothness[clients]
-        return chosen
-
-    def _largest_curvature(self, client: int, x: Tensor) -> float:
-        _, g = self.gradient(client, x)
-        step = float(torch.finfo(x.dtype).eps) ** 0.5 * (1 + float(x.norm()))
-
-        def hessian_times(v: Tensor) -> Tensor:
-            slope: Tensor = (self.gradient(client, x + step * v)[1] - g) / step
-            return slope
-
-        value = float(power_iteration(hessian_times, random_direction(x), steps=20, tolerance=0.01))
-        return max(value, self.l2, 1e-6)
-
-    def gradient(self, client: int, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """f_i(x) and ∇f_i(x), over all samples of the client or the given rows."""
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            total, gradient = x.new_zeros(()), torch.zeros_like(x)
-            for value in self._values(client, leaf, rows):
-                gradient += torch.autograd.grad(value, leaf)[0]
-                total += value.detach()
-        return total + self.l2 / 2 * (x @ x), gradient + self.l2 * x
-
-    def curvature(self, client: int, x: Tensor, V: Tensor, rows: Tensor | None = None) -> Tensor:
-        """VᵀH_iV for the columns of V, (d, k), by k Hessian-vector products that are not kept."""
-        if self._twice:
-            try:
-                return self._differentiated(client, x, V, rows) + self.l2 * (V.mT @ V)
-            except RuntimeError:  # an operation without a second derivative, such as fused attention
-                self._twice = False
-        Q = V.new_zeros(V.shape[1], V.shape[1])
-        for row, v in zip(Q, V.mT, strict=True):
-            row += self._differences(client, x, v, rows) @ V
-        return Q
-
-    def _differentiated(self, client: int, x: Tensor, V: Tensor, rows: Tensor | None) -> Tensor:
-        """The derivatives of ⟨∇f_i, v⟩."""
-        Q = V.new_zeros(V.shape[1], V.shape[1])
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            for value in self._values(client, leaf, rows):
-                if _has_own_function(value):
-                    raise RuntimeError("a function of the user's own")
-                slope = torch.autograd.grad(value, leaf, create_graph=True)[0]
-                for row, v in zip(Q, V.mT, strict=True):
-                    row += torch.autograd.grad(slope, leaf, v, retain_graph=True)[0] @ V
-        return Q
-
-    def _differences(self, client: int, x: Tensor, v: Tensor, rows: Tensor | None) -> Tensor:
-        """H_i v ≈ (∇f_i(x + hv) − ∇f_i(x − hv))/2h with h = ε^⅓ (1 + ‖x‖)/‖v‖, where rounding (ε/h) meets h²."""
-        h = torch.finfo(x.dtype).eps ** (1 / 3) * (1 + float(x.norm())) / max(float(v.norm()), 1e-30)
-        ahead, behind = (self.gradient(client, x + s * v, rows)[1] for s in (h, -h))
-        slope: Tensor = (ahead - behind) / (2 * h)
-        return slope
-
-    def _values(self, client: int, x: Tensor, rows: Tensor | None) -> Iterator[Tensor]:
-        """The mean loss in parts: one for every chunk of samples, their sum is f_i without the regulariser."""
-        for X, y, share in self._chunks(client, rows):
-            yield share * self.loss(functional_call(self.network, self.unflatten(x), (X,)), y)
-
-    def _chunks(self, client: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, float]]:
-        X, y = self.X[client], self.y[client]
-        if rows is not None:
-            X, y = X[rows], y[rows]
-        for first in range(0, len(X), CHUNK):
-            part = X[first : first + CHUNK]
-            yield part, y[first : first + CHUNK], len(part) / len(X)
-
-    def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> ModulePoint:
-        """Losses and gradients of all clients at x."""
-        rows = [self._draw(i, batch_size, Draws(key, [name])) for i, name in enumerate(self.names)]
-        losses, gradients = x.new_empty(len(rows)), x.new_empty(len(rows), len(x))
-        for i, picked in enumerate(rows):
-            losses[i], gradients[i] = self.gradient(i, x, picked)
-        return ModulePoint(self, x, rows, losses, gradients)
-
-    def _draw(self, client: int, batch_size: int | None, draws: Draws) -> Tensor | None:
-        """The client's next batch, as `Ragged.minibatch` draws it; `None` for all rows."""
-        m = len(self.X[client])
-        if batch_size is None or batch_size >= m:
-            return None
-        return (draws.uniform(batch_size)[0] * m).long().to(self.X[client].device)
-
-    def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
-        """f_i(x) without the gradients."""
-        zero = x.new_zeros(())
-        with torch.no_grad():
-            values = [
-                sum(self._values(i, x, self._draw(i, batch_size, Draws(key, [name]))), zero)
-                for i, name in enumerate(self.names)
-            ]
-        return torch.stack(values) + self.l2 / 2 * (x @ x)
-
-    def local_updates(
-        self, x: Tensor, at: ModulePoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
-    ) -> StackedDisplacements:
-        """J local steps of every client, one client after the other."""
-        rates = plan.scale / self.constants().smoothness if plan.rate is None else np.full(len(self.X), plan.rate)
-        each = x.new_zeros(len(self.X), len(x))
-        pull = each + shift(at, correction)
-        for i, name in enumerate(self.names):
-            draws = Draws(plan.key, [name])
-            for _ in range(plan.of(i)):
-                _, g = self.gradient(i, x - each[i], self._draw(i, plan.batch_size, draws))
-                each[i] += float(rates[i]) * (g + pull[i] - plan.prox * each[i])
-        return StackedDisplacements(each)
-
-    def proximal_steps(self, at: ModulePoint, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
-        """The accelerated steps of `LinearOracle.proximal_steps`, one client after the other."""
-        go, each = pace(plan, self.constants().smoothness, self.l2), torch.empty_like(at.gradients)
-        for i, (c, rows) in enumerate(zip(at.gradients, at.rows, strict=True)):
-            gradient = partial(self.gradient, i, rows=rows)
-            model = LocalModel(gradient, at.x, float(at.losses[i]), correction - c, plan)
-            each[i] = model.approach(float(go.rates[i]), float(go.momenta[i]), go.steps)
-        return StackedDisplacements(each)
-
-    def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """f_i(x), and the share of rightly classified samples where there are classes (else NaN)."""
-        losses, accuracy = [], []
-        parameters = self.unflatten(x)
-        with torch.no_grad():
-            for i in range(len(self.X)):
-                loss, right = 0.0, 0.0
-                for X, y, share in self._chunks(i, None):
-                    output = functional_call(self.network, parameters, (X,))
-                    correct = self.correct(output, y)
-                    loss += share * float(self.loss(output, y))
-                    right += float("nan") if correct is None else int(correct.sum())
-                losses.append(loss + self.l2 / 2 * float(x @ x))
-                accuracy.append(right / len(self.X[i]))
-        return np.array(losses), np.array(accuracy)

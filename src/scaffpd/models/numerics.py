@@ -185,10 +185,20 @@ class Draws:
         """The next `size` numbers in [0, 1) of every client, (N, size), in float64."""
         n = torch.arange(self.drawn + 1, self.drawn + size + 1, device=self.seeds.device)
         self.drawn += size
-        z = self.seeds[:, None] + n * GAMMA
-        for shift, factor in ROUNDS:
-            z.bitwise_xor_(_shifted(z, shift)).mul_(factor)
-        return _shifted(z.bitwise_xor_(_shifted(z, 31)), 11).double().mul_(2.0**-53)
+        return _mixed(self.seeds[:, None] + n * GAMMA)
+
+
+def uniform_at(seed: Tensor, shape: Sequence[int]) -> Tensor:
+    """The first numbers in [0, 1) of one seed, in float64."""
+    n = torch.arange(1, math.prod(shape) + 1, device=seed.device).view(*shape)
+    return _mixed(seed + n * GAMMA)
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """Scramble the bits of z, in place, and return numbers in [0, 1)."""
+    for shift, factor in ROUNDS:
+        z.bitwise_xor_(_shifted(z, shift)).mul_(factor)
+    return _shifted(z.bitwise_xor_(_shifted(z, 31)), 11).double().mul_(2.0**-53)
 
 
 def streams(names: Sequence[str], device: torch.device | str = "cpu") -> Tensor:

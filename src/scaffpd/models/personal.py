@@ -35,7 +35,8 @@ from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.linear import Linear
 from scaffpd.models.local_steps import LocalModel, pace, stepping
-from scaffpd.models.module import Module, ModuleOracle
+from scaffpd.models.module import Module
+from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.newton import Bowl, NewtonPoint, portions
 from scaffpd.models.numerics import Draws, parallel_map, streams
 from scaffpd.models.oracle import (

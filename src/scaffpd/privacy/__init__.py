@@ -15,7 +15,7 @@ from scaffpd.federation import Constants
 from scaffpd.models import Linear, Module
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import loss_named
-from scaffpd.models.module import ModuleOracle
+from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.privacy.accountant import Account, ReleaseCounts, Spent, solved
 from scaffpd.privacy.mechanism import LARGEST_NOISE, Clip, ClippedSums, LinearSums, ModuleSums

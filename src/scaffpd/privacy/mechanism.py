@@ -25,13 +25,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from scaffpd.errors import InputError
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import StackedSamples, product
 from scaffpd.models.losses import Loss
-from scaffpd.models.module import ModuleOracle
+from scaffpd.models.network_oracle import ModuleOracle
 
 FINEST, EXACT = 40, 52  # most binary digits of a record's part, and of a sum
 LARGEST_NOISE = 2.0**32
@@ -169,7 +169,7 @@ class ModuleSums:
 
     def gradients(self, at: Tensor, drawn: Tensor | None) -> Tensor:
         """Client by client."""
-        points = at.expand(len(self.oracle.X), at.shape[-1])
+        points = at.expand(len(self.oracle.names), at.shape[-1])
         pairs = zip(points, self._parts(drawn), strict=True)
         return torch.stack([self._sum(grad(self._one), u, part, u.shape) for u, part in pairs])
 
@@ -179,14 +179,15 @@ class ModuleSums:
 
     def _parts(self, drawn: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The records of every client, and which of them take part."""
-        sizes = [len(X) for X in self.oracle.X]
-        everyone = torch.ones(sum(sizes), dtype=torch.bool, device=self.oracle.X[0].device)
+        sizes = self.oracle.rows.sizes
+        everyone = torch.ones(sum(sizes), dtype=torch.bool, device=self.oracle.device)
         masks = torch.split(everyone if drawn is None else drawn, sizes)
-        yield from zip(self.oracle.X, self.oracle.y, masks, strict=True)
+        for (X, y), mask in zip(self.oracle.clients(), masks, strict=True):
+            yield X, y, mask
 
     def _one(self, x: Tensor, X: Tensor, y: Tensor) -> Tensor:
-        output = functional_call(self.oracle.network, self.oracle.unflatten(x), (X[None],))
-        return self.oracle.loss(output, y[None]).squeeze()
+        output = self.oracle.function.outputs(x, X[None])
+        return self.oracle.function.loss(output, y[None]).squeeze()
 
     def _sum(
         self, one: Callable[..., Tensor], x: Tensor, part: tuple[Tensor, Tensor, Tensor], shape: tuple[int, ...]

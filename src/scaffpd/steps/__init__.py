@@ -1,7 +1,7 @@
 """Step rules for primal-dual methods: chosen by hand, by the paper's theory, or by nobody at all."""
 
 from scaffpd.steps.auto import Auto
-from scaffpd.steps.base import Fixed, StepRule
-from scaffpd.steps.theory import Theory
+from scaffpd.steps.base import Fixed, StepRule, Theory
+from scaffpd.steps.nonconvex import Nonconvex
 
-__all__ = ["Auto", "Fixed", "StepRule", "Theory"]
+__all__ = ["Auto", "Fixed", "Nonconvex", "StepRule", "Theory"]

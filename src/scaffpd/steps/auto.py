@@ -27,6 +27,8 @@ while the primal step gains about g_x = ⟨c, d⟩/2. γ moves so that the two k
 *Noise.* With minibatches in the local steps (losses and c_i are full), ⟨c, d⟩, b and a are averaged over rounds, so
 that ê tends to E⟨c, d⟩ / E⟨d, H d⟩: the step dies out as noise takes over. Steps need not descend then, only not leap,
 and σ = γ stays as it is.
+
+*Networks.* Losses that are not convex have rules of their own, those of `nonconvex.py`.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from scaffpd.errors import InputError, real
 from scaffpd.federation import Vector
 from scaffpd.objectives.base import LARGEST
 from scaffpd.steps.base import Rates, StepProblem, Trial
+from scaffpd.steps.nonconvex import Nonconvex, NonconvexState
 
 KAPPA = 3.0
 ROOM, STRICT = 2.0, 0.5
@@ -46,7 +49,6 @@ PATIENCE = 50
 GROWTH, DROP = 1.5, 0.15
 BALANCE, COOLING, SATURATED = 0.3, 20.0, 1.5
 NOISY_MEMORY, LEAP = 0.9, 0.5
-SHORTEST, LENGTHEN = 1e-4, 1.1
 LEAST_STEP = 1e-90  # its cube is still a number
 
 
@@ -65,8 +67,7 @@ class AutoState:
         best: the best value of the objective so far.
         since: steps taken since then.
         strict: whether the rule has fallen back to B + X ≤ D/2.
-        local_scale: factor on 1/L_i; below one only where local steps blew up or L_i is but an estimate.
-        convex: whether the losses are; if not, every step must descend, and local steps are shortened until one does.
+        local_scale: factor on 1/L_i; below one only where local steps blew up.
         memory: how much of the past enters the three averages below; 0 without noise.
         slope: averaged ⟨c, d⟩.
         b: averaged b.
@@ -84,7 +85,6 @@ class AutoState:
     since: int = 0
     strict: bool = False
     local_scale: float = 1.0
-    convex: bool = True
     memory: float = 0.0
     slope: float = 0.0
     b: float = 0.0
@@ -113,23 +113,28 @@ class Auto:
         if not 0 <= real("Auto", "extrapolation", self.extrapolation) <= 1:
             raise InputError(f"Auto needs extrapolation between 0 and 1, got {self.extrapolation!r}.")
 
-    def start(self, problem: StepProblem) -> AutoState:
+    def start(self, problem: StepProblem) -> AutoState | NonconvexState:
         """One full local step first, without moving λ: it shows how strongly x and λ are coupled."""
         if not problem.exact:
             raise InputError(
                 "Auto judges steps by full losses: use full_gradients=True, or Fixed(...) or Theory(...) steps."
             )
-        convex = problem.constants.convex
-        return AutoState(memory=NOISY_MEMORY if problem.stochastic else 0.0, convex=convex, strict=not convex)
+        if not problem.constants.convex:
+            return Nonconvex().start(problem)
+        return AutoState(memory=NOISY_MEMORY if problem.stochastic else 0.0)
 
-    def rates(self, state: AutoState) -> Rates:
+    def rates(self, state: AutoState | NonconvexState) -> Rates:
         """σ = γ e, θ, e and the clients' share of 1/L_i."""
+        if isinstance(state, NonconvexState):
+            return Nonconvex().rates(state)
         sigma = state.sigma
         theta = min(1.0, state.previous_sigma / sigma) if state.previous_sigma > 0 else 1.0
         return Rates(sigma=sigma, theta=self.extrapolation * theta, step=state.step, local_scale=state.local_scale)
 
-    def judge(self, state: AutoState, trial: Trial) -> tuple[AutoState, bool]:
+    def judge(self, state: AutoState | NonconvexState, trial: Trial) -> tuple[AutoState | NonconvexState, bool]:
         """Compare what the step promised with what came of it."""
+        if isinstance(state, NonconvexState):
+            return Nonconvex().judge(state, trial)
         if not np.isfinite(trial.slope):
             return replace(state, local_scale=state.local_scale / 2), False
         value = trial.objective.support(trial.after) if np.all(np.isfinite(trial.after)) else np.inf
@@ -146,9 +151,7 @@ class Auto:
         if state.memory > 0:  # a noisy step need not descend; it must not leap
             room = max(room, promised + LEAP * abs(float(trial.weights @ trial.before)))
         if bregman + cross > room:
-            scale = state.local_scale if state.convex else max(state.local_scale / 2, SHORTEST)
-            shorter = max(float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e)), LEAST_STEP)
-            return replace(state, step=shorter, local_scale=scale), False
+            return replace(state, step=max(float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e)), LEAST_STEP)), False
         return self._accepted(state, trial, value, change, ideal), True
 
     def _accepted(self, state: AutoState, trial: Trial, value: float, change: Vector, ideal: float) -> AutoState:
@@ -172,7 +175,6 @@ class Auto:
             best=min(value, state.best),
             since=since,
             strict=state.strict or since >= PATIENCE,
-            local_scale=state.local_scale if state.convex else min(LENGTHEN * state.local_scale, 1.0),
         )
 
     def _balance(self, state: AutoState, trial: Trial, coupling: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What a step rule is: it sets the paper's {τ_r, σ_r, θ_r, η_ℓ} before a round and looks at the outcome after it.
+r"""What a step rule is: it sets the paper's {τ_r, σ_r, θ_r, η_ℓ} before a round and looks at the outcome after it.
 
 One round of Scaff-PD, in the form that all rules share (S = Σ λ_i, which is 1 on the simplex):
 
@@ -7,16 +7,38 @@ One round of Scaff-PD, in the form that all rules share (S = Σ λ_i, which is 1
 where d_i = x − u_{i,J} = η_i J Δu_i. With one η_ℓ for all clients, step = τ S/(η_ℓ J) gives the paper's
 x⁺ = x − τ Σ λ⁺_i Δu_i.
 
-`Fixed` is the simplest rule: constant steps, chosen by the user or by a grid search.
+`Fixed` is the simplest rule: constant steps, chosen by the user or by a grid search. `Theory` has the step sizes for
+which the paper proves its rates.
+
+SC-SC (ψ μ_λ-strongly convex; appendix B.2, "How to set parameters"), with ω = 1/(1 − θ):
+
+    ω = C_ω ( 1/2 + 24 L_xx/μ_x + √( (1/2 + 24 L_xx/μ_x)² + 16 L_λx²/(μ_x μ_λ) ) ),
+    τ = (4/μ_x)(1 − θ)/θ,   σ = (1/μ_λ)(1 − θ)/θ.
+
+(The appendix' quadratic inequality for ω has its root with 8 in place of 16; the formula as printed is larger, hence
+safe, and kept.)
+
+SC-C (ψ merely convex; Condition 4.1):
+
+    σ_r = γ_r τ_r,   θ_r = σ_{r−1}/σ_r,   γ_{r+1} = γ_r (1 + μ τ_r),   τ_{r+1} = τ_r √(γ_r/γ_{r+1}),
+
+with μ = μ_x/4 as the appendix' remark asks, started so that (1 − δ)/τ_0 ≥ 12 L_xx + 2 L_λx² σ_0/c_α with both terms
+equal (δ = 0.1, c_α = 0.9).
+
+In both, η_ℓ = τ_r/(J η_g) with the η_g ≥ 1 that keeps the drift below what the proof allows,
+36 τ² L_xx/η_g² + 2 τ³ L_xx²/η_g² ≤ τ/16. The conditions are those of exact gradients: with minibatches the paper asks
+for smaller steps still (1/(1 − θ) above ζ²/(μ_x ε)), which nobody can compute beforehand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from scaffpd.errors import InputError, positive, real
+import numpy as np
+
+from scaffpd.errors import InputError, positive, real, unknown
 from scaffpd.federation import Constants, Vector
 from scaffpd.objectives.base import Objective
 
@@ -55,6 +77,8 @@ class Rates:
         tau: the paper's τ, where `step` is `None`.
         local_rate: η_ℓ; `None` lets each client take `local_scale`/L_i.
         local_scale: see `local_rate`.
+        correction: of local steps: "gradients" c_i = ∇f_i(x) as in the paper, "variates" that clients renew from their
+            local steps (SCAFFOLD's option II), or "none", FedAvg's.
     """
 
     sigma: float
@@ -63,6 +87,7 @@ class Rates:
     tau: float | None = None
     local_rate: float | None = None
     local_scale: float = 1.0
+    correction: str = "gradients"
 
     def primal(self, total: float, local_steps: int) -> float:
         """The factor on d = Σ (λ_i/S) d_i for S = `total`."""
@@ -151,3 +176,84 @@ class Fixed:
     def judge(self, state: FixedState, trial: Trial) -> tuple[FixedState, bool]:
         """Every step is taken."""
         return state, True
+
+
+CONDITIONS = ("auto", "sc-sc", "sc-c")
+
+
+@dataclass(frozen=True)
+class TheoryState:
+    """τ_r, σ_r, θ_r; the strong convexity that lets γ_r grow (0 for constant steps); L_xx and J, for η_ℓ."""
+
+    tau: float
+    sigma: float
+    theta: float
+    growth: float
+    smoothness: float
+    local_steps: int
+
+
+@dataclass(frozen=True)
+class Theory:
+    """Step sizes from the constants of the problem, as proved in the paper (safe and slow).
+
+    Args:
+        condition: "sc-sc", "sc-c", or "auto": SC-SC where ψ is strongly convex, SC-C elsewhere.
+        smoothness: L_xx; by default max_i L_i, from the data.
+        coupling: L_λx; by default (Σ ‖∇f_i(x⁰)‖²)^½, its value at the start.
+        strong_convexity: μ_x; by default min_i μ_i, from the data.
+        factor: C_ω ≥ 1.
+    """
+
+    condition: str = "auto"
+    smoothness: float | None = None
+    coupling: float | None = None
+    strong_convexity: float | None = None
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.condition not in CONDITIONS:
+            raise unknown("condition", self.condition, CONDITIONS)
+        for name in ("smoothness", "coupling", "strong_convexity"):
+            if getattr(self, name) is not None:
+                positive("Theory", name, getattr(self, name))
+        if positive("Theory", "factor", self.factor) < 1:
+            raise InputError(f"Theory needs factor >= 1, got {self.factor!r}.")
+
+    def start(self, problem: StepProblem) -> TheoryState:
+        """Read the constants and solve for τ, σ, θ."""
+        objective, constants = problem.objective, problem.constants
+        if not objective.simplex:
+            raise InputError(f"Theory needs weights on the simplex, which {objective!r} does not have: use Auto().")
+        mu_x = self.strong_convexity or float(constants.strong_convexity.min())
+        if mu_x <= 0:
+            raise InputError("Theory needs strongly convex losses: give the model l2 > 0, or use Auto().")
+        mu_dual = objective.strong_convexity(len(problem.losses))
+        if self.condition == "sc-sc" and mu_dual <= 0:
+            raise InputError(f"Theory's condition 'sc-sc' needs a strongly convex ψ, which {objective!r} has not.")
+        L_xx = self.smoothness or float(constants.smoothness.max())
+        L_dual = self.coupling or float(np.sqrt(problem.gradient_norms().sum())) or 1.0
+        if mu_dual > 0 and self.condition != "sc-c":
+            tau, sigma, theta = self._linear(L_xx, L_dual, mu_x, mu_dual)
+            return TheoryState(tau, sigma, theta, 0.0, L_xx, problem.local_steps)
+        tau = 0.9 / (24 * L_xx)
+        return TheoryState(tau, 12 * L_xx * 0.9 / (2 * L_dual**2), 1.0, mu_x / 4, L_xx, problem.local_steps)
+
+    def _linear(self, L_xx: float, L_dual: float, mu_x: float, mu_dual: float) -> tuple[float, float, float]:
+        half = 0.5 + 24 * L_xx / mu_x
+        omega = self.factor * (half + np.sqrt(half**2 + 16 * L_dual**2 / (mu_x * mu_dual)))
+        return 4 / (mu_x * (omega - 1)), 1 / (mu_dual * (omega - 1)), 1 - 1 / omega
+
+    def rates(self, state: TheoryState) -> Rates:
+        """This round's numbers; the larger η_g, the shorter the local steps and the less clients drift."""
+        pull = state.tau * state.smoothness
+        eta_g = max(1.0, float(np.sqrt(16 * (36 * pull + 2 * pull**2))))
+        local_rate = state.tau / (state.local_steps * eta_g)
+        return Rates(sigma=state.sigma, theta=state.theta, tau=state.tau, local_rate=local_rate)
+
+    def judge(self, state: TheoryState, trial: Trial) -> tuple[TheoryState, bool]:
+        """Every step is taken; under SC-C, θ_{r+1} = (1 + μ τ_r)^(−½), τ shrinks by it and σ grows by it."""
+        if state.growth == 0:
+            return state, True
+        theta = (1 + state.growth * state.tau) ** -0.5
+        return replace(state, tau=state.tau * theta, sigma=state.sigma / theta, theta=theta), True

@@ -1,0 +1,141 @@
+"""Fair methods on a small network, with nothing tuned: who is served, and after how many rounds.
+
+5,000 images of CIFAR-10, ten label-skewed clients (Dirichlet(0.3), some 500 images each), two convolutions, batches
+of 32, 62 local steps a round. FedAvg makes 8 rounds with its automatic rate; the others make 12 with theirs, and the
+table says after how many rounds each has had FedAvg's last mean loss. Losses are over all training images of a client,
+accuracies over test images with its mixture of labels; mean and worst are over clients, then averaged over seeds.
+
+    python benchmarks/networks.py [--device cuda] [--seeds 5] [--images 5000] [--out NETWORKS.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import scaffpd as sp
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+CLIENTS, STEPS, BATCH, ROUNDS, LONGER = 10, 62, 32, 8, 1.5
+METHODS: dict[str, Callable[[], Any]] = {
+    "FedAvg": lambda: sp.FedAvg(local_steps=STEPS, batch_size=BATCH),
+    "SCAFFOLD": lambda: sp.Scaffold(local_steps=STEPS, batch_size=BATCH),
+    "DRFA": lambda: sp.DRFA(sp.ChiSquare(rho=0.1), local_steps=STEPS, batch_size=BATCH),
+    "Scaff-PD, χ² 0.1": lambda: sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=STEPS, batch_size=BATCH),
+    "Scaff-PD, worst client": lambda: sp.ScaffPD(sp.Agnostic(), local_steps=STEPS, batch_size=BATCH),
+}
+
+
+@functools.cache
+def everything() -> Any:
+    """All images, decoded once."""
+    from experiments.packed import cifar10
+
+    return cifar10()
+
+
+def images(number: int, seed: int) -> tuple[list[Any], list[Any]]:
+    """The clients' training and test images."""
+    random, loaded = np.random.default_rng(seed), everything()
+    X, y = loaded.train.x, loaded.train.y
+    some = np.sort(random.choice(len(y), number, replace=False))
+    parts = sp.data.dirichlet(X[some], y[some], CLIENTS, 0.3, seed=seed, balanced=True)
+    mean, deviation = X[some].mean((0, 1, 2)) / 255, X[some].std((0, 1, 2)) / 255
+
+    def scaled(pictures: Any) -> Any:
+        return np.ascontiguousarray(((pictures / 255 - mean) / deviation).transpose(0, 3, 1, 2), dtype=np.float32)
+
+    held = sp.data.like_training(parts, y[some], loaded.test.y, seed=seed, limit=500)
+    train = [(scaled(X[some][rows]), y[some][rows]) for rows in parts]
+    return train, [(scaled(loaded.test.x[rows]), loaded.test.y[rows]) for rows in held]
+
+
+def network(seed: int) -> nn.Module:
+    """Two convolutions and a linear layer."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(2048, 10),
+    )  # fmt: skip
+
+
+def _keep(points: list[Any], info: Any) -> None:
+    points.append(info.state.x)
+
+
+def one_seed(seed: int, number: int, device: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Every method on the same clients from the same start."""
+    train, test = images(number, seed)
+    cohort, goal, rows = sp.Cohort(train, sp.Module(network(seed)), test=test, device=device), np.inf, {}
+    for name, method in METHODS.items():
+        began = time.perf_counter()
+        most = rounds if name == "FedAvg" else int(LONGER * rounds)
+        points: list[Any] = []
+        keep = functools.partial(_keep, points)
+        result = sp.train(method(), cohort, rounds=most, seed=seed, callbacks=[keep])
+        losses = result.history.losses
+        goal = float(losses[-1].mean()) if name == "FedAvg" else goal
+        reached = np.flatnonzero(losses.mean(1) <= goal)
+        at = int(reached[0]) if len(reached) else most
+        equal, scores = losses[rounds], cohort.evaluate(points[rounds - 1], "test").accuracy
+        rows[name] = {
+            "mean": float(equal.mean()), "worst": float(equal.max()), "reached": at if len(reached) else np.inf,
+            "mean then": float(losses[at].mean()), "worst then": float(losses[at].max()),
+            "accuracy": float(scores.mean()), "worst accuracy": float(scores.min()),
+            "seconds": (time.perf_counter() - began) / most,
+        }  # fmt: skip
+        print(f"seed {seed}  {name:24s}", "  ".join(f"{k} {v:.3f}" for k, v in rows[name].items()), flush=True)
+    return rows
+
+
+def report(found: list[dict[str, dict[str, float]]], rounds: int) -> str:
+    """The table over seeds, and whether what must hold does."""
+    lines = [
+        f"| method | mean loss after {rounds} rounds | worst | rounds to FedAvg's mean | worst then "
+        "| test accuracy, mean | worst |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in METHODS:
+        mean = {k: float(np.mean([seed[name][k] for seed in found])) for k in found[0][name]}
+        lines.append(
+            f"| {name} | {mean['mean']:.2f} | {mean['worst']:.2f} | {mean['reached']:.1f} | {mean['worst then']:.2f} | "
+            f"{mean['accuracy']:.1%} | {mean['worst accuracy']:.1%} |"
+        )
+    for name in list(METHODS)[3:]:
+        quick = [seed[name]["reached"] <= LONGER * rounds for seed in found]
+        fairer = [seed[name]["worst then"] < seed["FedAvg"]["worst"] for seed in found]
+        verdict = "HOLDS" if all(quick) and all(fairer) else "DOES NOT HOLD"
+        lines.append(
+            f"\n{name}: FedAvg's mean loss within {LONGER:g} × its rounds in {sum(quick)} of {len(found)} seeds, "
+            f"a better worst client by then in {sum(fairer)}: {verdict}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run all seeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--images", type=int, default=5000)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    text = report([one_seed(s, given.images, given.device, given.rounds) for s in range(given.seeds)], given.rounds)
+    print(text)
+    if given.out is not None:
+        given.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+r"""The loss of a network as a function of one vector, for many clients at once, and the rows that it is computed on.
+
+A step of n clients is one call of vmap(∇f)(U, X, y) with U (n, d) and a minibatch each, (n, b, …), in place of n calls:
+small operations cost what their launch costs, so that n of them cost little more than one. Where an operation does not
+batch, or gives other numbers when it does, clients go one after the other, and the log says why.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from scaffpd.models.losses import Loss
+
+log = logging.getLogger(__name__)
+MeanLoss = Callable[[Tensor, Tensor], Tensor]
+ROOM = 4  # numbers for every output of a layer: it, its derivative, and what an operation keeps
+ALIKE = 1e-3  # how far side by side may be from one after the other in single precision, relative to the largest entry
+
+
+class _SeenStatistics(threading.local):
+    """What batch norm layers have seen in the pass that this thread makes."""
+
+    def __init__(self) -> None:
+        self.found: list[Tensor] = []
+
+
+SEEN, LOCK = _SeenStatistics(), threading.Lock()
+
+
+class StackedRows:
+    """The samples of all clients in one stack; those of some clients are the same stack.
+
+    Args:
+        X: (M, …).
+        y: (M, …).
+        sizes: how many rows every client has.
+        starts: where they begin; one after the other, if not given.
+    """
+
+    stored = True
+
+    def __init__(self, X: Tensor, y: Tensor, sizes: Sequence[int], starts: Tensor | None = None) -> None:
+        self.all_X, self.all_y, self.sizes = X, y, list(sizes)
+        first = torch.tensor([0, *np.cumsum(self.sizes)[:-1]], device=X.device) if starts is None else starts
+        self.starts, self._offsets = first, first.tolist()
+
+    def only(self, clients: list[int]) -> StackedRows:
+        """The rows of some clients."""
+        return StackedRows(self.all_X, self.all_y, [self.sizes[i] for i in clients], self.starts[clients])
+
+    def take(self, who: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The given rows of each of n clients, (n, b, …)."""
+        rows = self.starts[who][:, None] + positions
+        return self.all_X[rows], self.all_y[rows]
+
+    def part(self, client: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Some consecutive rows of one client."""
+        inside = slice(self._offsets[client] + first, self._offsets[client] + last)
+        return self.all_X[inside], self.all_y[inside]
+
+    def contents(self) -> list[Tensor]:
+        """All rows, for a fingerprint."""
+        parts = [self.part(i, 0, size) for i, size in enumerate(self.sizes)]
+        return [*(X for X, _ in parts), *(y for _, y in parts)]
+
+
+class StreamedRows:
+    """Clients whose rows are read when they are needed: `torch.utils.data.Dataset`s, which may be larger than memory.
+
+    Args:
+        sources: of every client.
+        read: some rows of a source as tensors of the right type.
+        device: where they are computed with.
+    """
+
+    stored = False
+
+    def __init__(
+        self, sources: Sequence[Any], read: Callable[[Any, Sequence[int]], tuple[Tensor, Tensor]], device: Any
+    ) -> None:
+        self.sources, self.read, self.device = list(sources), read, device
+        self.sizes = [len(source) for source in self.sources]
+
+    def only(self, clients: list[int]) -> StreamedRows:
+        """The rows of some clients."""
+        return StreamedRows([self.sources[i] for i in clients], self.read, self.device)
+
+    def take(self, who: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The given rows of each of n clients, (n, b, …)."""
+        pairs = zip(who.tolist(), positions.tolist(), strict=True)
+        parts = [self._rows(client, rows) for client, rows in pairs]
+        return torch.stack([X for X, _ in parts]), torch.stack([y for _, y in parts])
+
+    def part(self, client: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Some consecutive rows of one client."""
+        return self._rows(client, range(first, last))
+
+    def contents(self) -> list[Tensor]:
+        """How many rows there are, and the first and the last of every client."""
+        ends = [self._rows(i, [0, size - 1]) for i, size in enumerate(self.sizes)]
+        return [torch.tensor(self.sizes), *(part for pair in ends for part in pair)]
+
+    def _rows(self, client: int, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        X, y = self.read(self.sources[client], rows)
+        return X.to(self.device), y.to(self.device)
+
+
+class NetworkFunction:
+    """The loss of a network as a function of its parameters in one vector, followed by its layers' statistics.
+
+    Args:
+        network: as in losses: dropout is off, batch norm has the statistics of x.
+        trained: as in local steps.
+        loss: the mean loss over a batch.
+        named: the same by samples, for a loss known by name.
+        l2: the regulariser.
+        transform: what is done with features before the network.
+        precision: number format of products on matrix units; `None` for that of x.
+    """
+
+    def __init__(
+        self, network: nn.Module, trained: nn.Module, loss: MeanLoss, named: Loss | None, l2: float,
+        transform: Callable[[Tensor], Tensor] | None = None, precision: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        self.network, self.trained, self.loss, self.named, self.l2 = network, trained, loss, named, l2
+        self.transform, self.precision = transform, precision
+        self.parameters = {k: p for k, p in network.named_parameters() if p.requires_grad}
+        layers = [(f"{k}." if k else "", m) for k, m in trained.named_modules() if hasattr(m, "seen_momentum")]
+        self.statistics = {
+            f"{k}{part}": getattr(m, part) for k, m in layers for part in ("running_mean", "running_var")
+        }
+        momenta = [
+            torch.full_like(getattr(m, part), m.seen_momentum)
+            for _, m in layers
+            for part in ("running_mean", "running_var")
+        ]
+        self.momenta = torch.cat([m.flatten() for m in momenta]) if momenta else None
+        self.noisy = [(f"{k}." if k else "") + "seed" for k, m in trained.named_modules() if hasattr(m, "seeded")]
+        every = [*self.parameters.items(), *self.statistics.items()]
+        self.names, self.shapes = [k for k, _ in every], [t.shape for _, t in every]
+        self.sizes, self.length = [t.numel() for _, t in every], sum(p.numel() for p in self.parameters.values())
+        self._copies: dict[int, tuple[nn.Module, nn.Module]] = {}  # `functional_call` exchanges a module's parameters
+        self.width: int | None = None
+        self.together: bool | None = None  # whether clients go side by side; `None` until it has been tried
+
+    def start(self) -> Tensor:
+        """x⁰: the network's own parameters, flattened, and its statistics."""
+        return torch.cat([t.detach().flatten() for t in (*self.parameters.values(), *self.statistics.values())])
+
+    def unflatten(self, x: Tensor) -> dict[str, Tensor]:
+        """A flat x as the network's named parameters, and its statistics, which have no derivative."""
+        parts = zip(self.names, self.shapes, torch.split(x, self.sizes), strict=True)
+        return {
+            k: (part if k in self.parameters else _statistic(k, part.detach())).view(shape) for k, shape, part in parts
+        }
+
+    def penalty(self, x: Tensor) -> Tensor:
+        """(l2/2)‖x‖² of the parameters, (…)."""
+        return self.l2 / 2 * x[..., : self.length].square().sum(-1)
+
+    def pull(self, x: Tensor) -> Tensor:
+        """The derivative of `penalty`, zero for statistics."""
+        if self.length == x.shape[-1]:
+            return self.l2 * x
+        return torch.cat([self.l2 * x[..., : self.length], torch.zeros_like(x[..., self.length :])], -1)
+
+    def _own(self) -> tuple[nn.Module, nn.Module]:
+        """The two networks, copied for every thread but the main one: a pass exchanges their parameters for a while."""
+        if threading.current_thread() is threading.main_thread():
+            return self.network, self.trained
+        thread = threading.get_ident()
+        if thread not in self._copies:
+            with LOCK:
+                self._copies[thread] = copy.deepcopy(self.network), copy.deepcopy(self.trained)
+        return self._copies[thread]
+
+    def outputs(self, x: Tensor, X: Tensor, seed: Tensor | None = None) -> Tensor:
+        """The network at x; with a `seed` as in local steps."""
+        named, (network, trained) = self.unflatten(x), self._own()
+        if seed is not None:
+            network, named = trained, named | dict.fromkeys(self.noisy, seed)
+        X = X if self.transform is None else self.transform(X)
+        if self.precision is None:
+            return functional_call(network, named, (X,))  # type: ignore[no-any-return]
+        with torch.autocast(X.device.type, self.precision, cache_enabled=False):
+            output: Tensor = functional_call(network, named, (X,))
+        return output.to(x.dtype)
+
+    def value(self, x: Tensor, X: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Σ_j w_j ℓ_j, without the regulariser."""
+        return self.weighed(self.outputs(x, X), y, weight)
+
+    def weighed(self, output: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Σ_j w_j ℓ_j of outputs; for a loss that is a function, all weights are alike."""
+        if self.named is None:
+            return self.loss(output, y).squeeze() * weight.sum()
+        return (self.named.value(output.reshape(len(y), -1), y) * weight).sum()
+
+    def local_value(
+        self, x: Tensor, X: Tensor, y: Tensor, weight: Tensor, seed: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The same as in a local step, and the statistics that layers have seen."""
+        SEEN.found = []
+        value = self.weighed(self.outputs(x, X, seed), y, weight)
+        found, SEEN.found = tuple(SEEN.found), []
+        return value, found
+
+    def gradient(self, x: Tensor, piece: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Values and gradients of n clients at one x, (d,), or each at its own, (n, d)."""
+        if not self.together or len(piece[0]) == 1:
+            points = x.expand(len(piece[0]), x.shape[-1])
+            found = [_derived(self.value, u, *parts) for u, *parts in zip(points, *piece, strict=True)]
+            return torch.stack([v.detach() for _, v in found]), torch.stack([g for g, _ in found])
+        gradients, values = vmap(grad_and_value(self.value), in_dims=(None if x.ndim == 1 else 0, 0, 0, 0))(x, *piece)
+        return values, gradients
+
+    def local_gradient(self, U: Tensor, piece: tuple[Tensor, Tensor, Tensor], seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of n clients in a local step, and what their layers have seen, (n, ·)."""
+        if not self.together or len(U) == 1:
+            found = [_derived(self.local_value, u, *parts) for u, *parts in zip(U, *piece, seeds, strict=True)]
+            gradients = torch.stack([g for g, _ in found])
+            seen = [torch.cat([s.flatten() for s in aux]) if aux else U.new_empty(0) for _, (_, aux) in found]
+            return gradients, torch.stack(seen)
+        gradients, (_, aux) = vmap(grad_and_value(self.local_value, has_aux=True))(U, *piece, seeds)
+        return gradients, torch.cat([s.flatten(1) for s in aux], 1) if aux else U.new_empty(len(U), 0)
+
+    def room(self, X: Tensor) -> int:
+        """About how many numbers a gradient of one sample takes."""
+        if self.width is None:
+            counted: list[int] = []
+            hooks = [
+                part.register_forward_hook(
+                    lambda _m, _i, out: counted.append(out.numel() if isinstance(out, Tensor) else 0)
+                )
+                for part in self.network.modules()
+                if not any(True for _ in part.children())
+            ]
+            try:
+                with torch.no_grad():
+                    self.outputs(self.start(), X[:1])
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            self.width = ROOM * (sum(counted) + X[0].numel())
+        return self.width
+
+    def try_together(self, x: Tensor, piece: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Compute two clients at once, and compare with one after the other."""
+        points, seeds = x.expand(2, x.shape[-1]), torch.arange(2, device=x.device)
+
+        def both() -> tuple[Tensor, Tensor]:
+            return self.gradient(points, piece)[1], self.local_gradient(points, piece, seeds)[0]
+
+        self.together, reason = True, ""
+        try:
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.simplefilter("always")
+                beside = both()
+            reason = next((str(w.message) for w in heard if "batching rule" in str(w.message)), "")
+            self.together = False
+            allowed = ALIKE if self.precision is None else ALIKE**0.5
+            off = [float((a - b).abs().max() - allowed * b.abs().max()) for a, b in zip(beside, both(), strict=True)]
+            reason = reason or ("" if max(off) <= 0 else "it gives other numbers side by side")
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+        self.together = not reason
+        if reason:
+            log.info("The network's clients are computed one after the other: %s", reason)
+
+
+def _derived(function: Callable[..., Any], x: Tensor, *parts: Tensor) -> tuple[Tensor, Any]:
+    """The gradient of a function, or of the first of what it returns, and all of that; by plain autograd."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        found = function(leaf, *parts)
+        (gradient,) = torch.autograd.grad(found[0] if isinstance(found, tuple) else found, leaf)
+    return gradient, found
+
+
+def _statistic(name: str, value: Tensor) -> Tensor:
+    """A layer's statistic; no variance is below zero, whatever the weights of a mean were."""
+    return value.clamp_min(0) if name.endswith("var") else value

@@ -1,0 +1,108 @@
+r"""Steps for losses that are not convex (networks), which nobody has to choose either.
+
+`Auto`'s rules are those of convex functions: they compare a step with what gradients at its start promise. Of 62
+minibatch steps through a network those gradients promise next to nothing, so that every round looked like a failure and
+the next one was made shorter, until nothing moved. Here rounds are judged by the objective alone:
+
+    local steps      η = s/max_i L_i for everyone, as FedAvg has it, and x⁺ = Σ λ_i u_i
+    weights          λ⁺ = argmin_Λ ψ(λ) − ⟨L, λ⟩ + ‖λ − λ^r‖²/(2σ_r),   σ_r = κ/(N·spread of L(x^r)):
+                     without ψ, a client whose loss is one standard deviation above the mean gains κ/N
+    corrections      of minibatch steps: control variates c_i that clients renew from their own steps, SCAFFOLD's option
+                     II, and c = Σ λ_i c_i. The paper's c_i = ∇f_i(x) is the gradient before the first step: a client
+                     fits its own labels within a few steps, g_i(u) vanishes, and what is left of g_i(u) − c_i + c
+                     pushes it away from them. A mean over the steps has the right size. Corrections end where the
+                     value rises with them. Full gradients have the paper's, and every round has to descend
+    s                one; halved after a round that leaps, which is not taken, and where nothing else helps any more
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scaffpd.federation import Vector
+from scaffpd.steps.base import Rates, StepProblem, Trial
+
+KAPPA = 0.3
+FLAT = 0.05  # the spread counts as at least this share of the losses
+LEAP = 0.5  # of the value, by which a round may be worse than the best
+BETTER = 1e-3  # of the value, that counts as an improvement
+HURT = 0.2  # of the value, by which a round with corrections may be worse than the best
+PATIENCE = 5  # rounds without an improvement before something is changed
+SHORTEST, LENGTHEN = 1 / 64, 1.1  # share of 1/max L_i below which nothing is left to try; recovery after a leap
+
+
+@dataclass(frozen=True)
+class NonconvexState:
+    """What the rates are made of, and what they are steered by.
+
+    Attributes:
+        rate: 1/max_i L_i.
+        local_steps: J; a single local step has no drift, and its gradient is all there is.
+        stochastic: whether local steps use minibatches. If not, every round has to descend.
+        scale: halved after a round that is not taken, and longer again with every one that is.
+        cooling: halved where nothing else helps.
+        sigma: σ; 0 before the first round, whose losses say nothing about clients.
+        correction: of local steps, see `Rates`.
+        best: the best value of the objective so far.
+        since: rounds since then, or since something was changed.
+    """
+
+    rate: float
+    local_steps: int
+    stochastic: bool
+    scale: float = 1.0
+    cooling: float = 1.0
+    sigma: float = 0.0
+    correction: str = "none"
+    best: float = np.inf
+    since: int = 0
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing is left to try."""
+        return self.cooling < SHORTEST
+
+
+@dataclass(frozen=True)
+class Nonconvex:
+    """Steps for Scaff-PD on networks; `Auto` takes them by itself where losses are not known to be convex."""
+
+    def start(self, problem: StepProblem) -> NonconvexState:
+        """FedAvg's rate, and λ as it is."""
+        steepest = float(problem.constants.smoothness.max())
+        rate, value = 1 / steepest if steepest > 0 else 1.0, problem.objective.support(problem.losses)
+        correction = "gradients" if problem.local_steps == 1 or not problem.stochastic else "variates"
+        if not problem.constants.corrects:
+            correction = "none"
+        return NonconvexState(rate, problem.local_steps, problem.stochastic, correction=correction, best=value)
+
+    def rates(self, state: NonconvexState) -> Rates:
+        """Everyone's rate; the server takes the mean by λ as it is."""
+        local_rate = state.rate * state.scale * state.cooling
+        return Rates(state.sigma, 0.0, step=1.0, local_rate=local_rate, correction=state.correction)
+
+    def judge(self, state: NonconvexState, trial: Trial) -> tuple[NonconvexState, bool]:
+        """Take every step that does not leap, or, without noise, every one that descends."""
+        value = trial.objective.support(trial.after) if np.all(np.isfinite(trial.after)) else np.inf
+        size = max(abs(state.best), 1e-12)
+        if not np.isfinite(value):
+            return replace(state, scale=state.scale / 8), False
+        change = float(trial.weights @ (trial.after - trial.before))
+        if value > state.best + LEAP * size if state.stochastic else change > 0:
+            return replace(state, scale=state.scale / 2), False
+        since = 0 if value < state.best - BETTER * size else state.since + 1
+        new = replace(
+            state, sigma=dual_rate(trial.after), best=min(value, state.best), since=since,
+            scale=min(1.0, LENGTHEN * state.scale),
+        )  # fmt: skip
+        if state.correction == "variates" and value > state.best + HURT * size:
+            return replace(new, correction="none", since=0), True
+        return (new if since < PATIENCE else replace(new, cooling=state.cooling / 2, since=0)), True
+
+
+def dual_rate(losses: Vector) -> float:
+    """σ = κ/(N·spread)."""
+    spread = max(float(losses.std()), FLAT * float(np.abs(losses).mean()), 1e-300)
+    return KAPPA / (len(losses) * spread)

@@ -1,0 +1,291 @@
+"""Clients of a network side by side: the numbers of one after the other, whoever is computed beside whom."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import scaffpd as sp
+from scaffpd.federation import LocalPlan
+from scaffpd.models import network_oracle
+
+SIZES = (9, 14, 20, 7, 14)
+
+
+def pictures(seed=0, dtype=np.float64):
+    random = np.random.default_rng(seed)
+    return [(random.standard_normal((m, 1, 6, 6)).astype(dtype), random.integers(0, 3, m)) for m in SIZES]
+
+
+def network(kind, dtype=torch.float64):
+    torch.manual_seed(1)
+    layers = {
+        "plain": [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)],
+        "dropout": [nn.Conv2d(1, 4, 3), nn.Dropout2d(0.3), nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)],
+        "batch norm": [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)],
+        "group norm": [nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)],
+    }
+    return nn.Sequential(*layers[kind]).to(dtype)
+
+
+def mean_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+OPTIMIZERS = {
+    "sgd": sp.LocalSGD(),
+    "nesterov": sp.LocalSGD(momentum=0.9, nesterov=True, weight_decay=0.01, clip=0.5),
+    "adam": sp.LocalAdam(weight_decay=0.01),
+}
+
+
+def steps(oracle, batch_size, steps=6, **more):
+    x = oracle.start()
+    return oracle.local_updates(x, None, None, LocalPlan(steps, 0.05, batch_size=batch_size, key=(3, 1), **more)).each()
+
+
+@pytest.mark.parametrize("kind", ["plain", "dropout", "batch norm", "group norm"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_side_by_side_is_one_after_the_other(kind, optimizer, batch_size, monkeypatch):
+    model = sp.Module(network(kind), l2=0.01, optimizer=OPTIMIZERS[optimizer])
+    oracle = sp.Cohort(pictures(), model)._oracle
+    beside = steps(oracle, batch_size)
+    assert oracle.function.together
+    some = steps(oracle.only([3, 1]), batch_size)
+    np.testing.assert_allclose(some, beside[[3, 1]], rtol=1e-9, atol=1e-11)
+    monkeypatch.setitem(network_oracle.TOGETHER, "cpu", 1)  # every client a group of its own
+    alone = steps(oracle, batch_size)
+    np.testing.assert_allclose(beside, alone, rtol=1e-9, atol=1e-11)
+    at, own = oracle.evaluate(oracle.start()), [oracle.gradient(i, oracle.start()) for i in range(len(SIZES))]
+    np.testing.assert_allclose(at.losses, [value for value, _ in own], rtol=1e-12)
+    np.testing.assert_allclose(at.each(), torch.stack([g for _, g in own]), rtol=1e-9, atol=1e-12)
+
+
+def test_threads_do_not_share_a_network():
+    """A pass exchanges a module's parameters for a while, so that threads need copies of their own."""
+    oracle = sp.Cohort(pictures() * 3, sp.Module(network("batch norm")))._oracle
+    alone, before = steps(oracle, 4, 20), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for _ in range(3):
+            found = steps(oracle, 4, 20)
+            assert not found.requires_grad
+            np.testing.assert_allclose(found, alone, rtol=1e-9, atol=1e-11)
+    finally:
+        torch.set_num_threads(before)
+    assert len(oracle.function._copies) > 1
+
+
+def naive_steps(optimizer, make, X, y, rows, eta):
+    """A client's local training in plain PyTorch."""
+    own = network("plain")
+    stepper = make(own.parameters(), eta)
+    for batch in rows:
+        stepper.zero_grad()
+        nn.functional.cross_entropy(own(torch.tensor(X[batch])), torch.tensor(y[batch])).backward()
+        if optimizer.clip is not None:
+            nn.utils.clip_grad_norm_(own.parameters(), optimizer.clip)
+        stepper.step()
+    return torch.cat([p.detach().flatten() for p in own.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "make"),
+    [
+        (sp.LocalSGD(weight_decay=0.1), lambda p, eta: torch.optim.SGD(p, eta, weight_decay=0.1)),
+        (sp.LocalSGD(momentum=0.8, clip=0.3), lambda p, eta: torch.optim.SGD(p, eta * 0.2, momentum=0.8)),
+        (
+            sp.LocalSGD(momentum=0.8, nesterov=True),
+            lambda p, eta: torch.optim.SGD(p, eta * 0.2, momentum=0.8, nesterov=True),
+        ),
+        (sp.LocalAdam(weight_decay=0.1), lambda p, eta: torch.optim.AdamW(p, eta, weight_decay=0.1)),
+    ],
+)
+def test_optimisers_are_those_of_pytorch(optimizer, make):
+    data = pictures()
+    oracle = sp.Cohort(data, sp.Module(network("plain"), optimizer=optimizer))._oracle
+    ours = oracle.start() - steps(oracle, 4)
+    for i, (X, y) in enumerate(data):
+        draws = network_oracle.Draws((3, 1), [oracle.names[i]])
+        rows = [(draws.uniform(4)[0] * len(X)).long().numpy() for _ in range(6)]
+        theirs = naive_steps(optimizer, make, X, y, rows, 0.05)
+        loose = optimizer.clip is not None  # PyTorch adds 1e-6 to the norm
+        np.testing.assert_allclose(ours[i], theirs, rtol=1e-5 if loose else 1e-8, atol=1e-7 if loose else 1e-10)
+
+
+def test_batch_norm_averages_its_statistics_as_part_of_x():
+    model = sp.Module(network("batch norm"))
+    cohort = sp.Cohort(pictures(), model)
+    assert cohort.dimension == sum(p.numel() for p in model.module.parameters()) + 8
+    result = sp.train(sp.FedAvg(local_steps=5, batch_size=4, local_rate=0.1), cohort, rounds=6)
+    losses = result.history.losses
+    assert losses[-1].mean() < losses[0].mean()
+    trained = model.network(result.x).eval()
+    X, y = pictures()[2]
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(trained(torch.tensor(X)), torch.tensor(y))
+    assert losses[-1][2] == pytest.approx(float(loss), rel=1e-10)
+    assert float(trained[1].running_mean.abs().max()) > 0.01  # they have moved
+    own = network("batch norm").train()  # one client by PyTorch's own layer
+    draws, stepper = network_oracle.Draws((3, 1), [cohort.names[0]]), torch.optim.SGD(own.parameters(), 0.05)
+    for _ in range(6):
+        rows = (draws.uniform(4)[0] * SIZES[0]).long().numpy()
+        stepper.zero_grad()
+        X, y = pictures()[0]
+        nn.functional.cross_entropy(own(torch.tensor(X[rows])), torch.tensor(y[rows])).backward()
+        stepper.step()
+    expected = [*(p.detach().flatten() for p in own.parameters()), own[1].running_mean, own[1].running_var]
+    reached = cohort.start() - steps(cohort._oracle, 4)[0]
+    np.testing.assert_allclose(reached, torch.cat(expected), rtol=1e-9, atol=1e-11)
+
+
+def test_corrections_that_would_be_wrong_are_refused():
+    normed = sp.Cohort(pictures(), sp.Module(network("batch norm")))
+    with pytest.raises(sp.InputError, match="no corrected gradient"):
+        sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=3), normed, rounds=2)
+    sp.train(
+        sp.ScaffPD(sp.ChiSquare(0.1), local_steps=3, batch_size=4), normed, rounds=2
+    )  # variates are means of steps
+    adam = sp.Cohort(pictures(), sp.Module(network("plain"), optimizer=sp.LocalAdam()))
+    with pytest.raises(sp.InputError, match="does not cancel drift"):
+        sp.train(sp.Scaffold(local_steps=3, local_rate=0.01), adam, rounds=2)
+    sp.train(sp.fair(sp.ChiSquare(0.1)), adam, rounds=2)
+
+
+def test_dropout_is_off_in_losses_and_new_in_every_round():
+    cohort = sp.Cohort(pictures(), sp.Module(network("dropout")))
+    x = cohort.start()
+    assert np.array_equal(cohort.evaluate(x).loss, cohort.evaluate(x).loss)
+    eval_mode = sp.Cohort(pictures(), sp.Module(network("dropout").eval()))
+    np.testing.assert_array_equal(cohort.evaluate(x).loss, eval_mode.evaluate(x).loss)
+    first, second = (cohort._oracle.local_updates(x, None, None, LocalPlan(1, 0.1, key=(r, 0))).each() for r in (1, 2))
+    off = eval_mode._oracle.local_updates(x, None, None, LocalPlan(1, 0.1, key=(1, 0))).each()
+    assert float((first - second).abs().max()) > 1e-4
+    assert float((first - off).abs().max()) > 1e-4
+
+
+def test_half_of_the_entries_are_dropped_and_the_mean_stays():
+    from scaffpd.models.module import SeededDropout
+
+    layer = SeededDropout(0.3, whole=False, layer=2)
+    out = layer(torch.ones(100, 200))
+    assert float((out == 0).double().mean()) == pytest.approx(0.3, abs=0.02)
+    assert float(out.mean()) == pytest.approx(1, abs=0.03)
+    assert torch.equal(out, layer(torch.ones(100, 200)))
+
+
+class Branching(nn.Module):
+    """Looks at a value, which cannot be batched."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(36, 3).double()
+
+    def forward(self, X):
+        out = self.layer(X.flatten(1))
+        return out if float(out.detach().sum()) < 1e9 else -out
+
+
+def test_what_does_not_batch_goes_one_after_the_other(caplog):
+    with caplog.at_level(logging.INFO, logger="scaffpd"):
+        oracle = sp.Cohort(pictures(), sp.Module(Branching()))._oracle
+        found = steps(oracle, 4)
+    assert not oracle.function.together
+    assert "one after the other" in caplog.text
+    same = nn.Sequential(nn.Flatten(), nn.Linear(36, 3).double())
+    same.load_state_dict({f"1.{k.partition('.')[2]}": v for k, v in oracle.network.state_dict().items()})
+    np.testing.assert_allclose(found, steps(sp.Cohort(pictures(), sp.Module(same))._oracle, 4), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", mean_loss])
+def test_chunks_and_a_loss_of_ones_own(loss, monkeypatch):
+    whole = sp.Cohort(pictures(), sp.Module(network("plain"), loss))._oracle
+    x = whole.start()
+    expected = whole.evaluate(x), steps(whole, None), whole.scores(x)
+    monkeypatch.setattr(network_oracle, "CHUNK", 4)
+    at = whole.evaluate(x)
+    np.testing.assert_allclose(at.losses, expected[0].losses, rtol=1e-12)
+    np.testing.assert_allclose(at.each(), expected[0].each(), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(steps(whole, None), expected[1], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(whole.scores(x), expected[2], rtol=1e-12)
+
+
+class Rows(Dataset):
+    """A data set that counts what is read of it."""
+
+    def __init__(self, X, y):
+        self.X, self.y, self.read = X, y, 0
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, row):
+        self.read += 1
+        return torch.tensor(self.X[row]), int(self.y[row])
+
+
+def test_data_sets_are_streamed_and_give_the_same_numbers():
+    data, model = pictures(), sp.Module(network("plain"), l2=0.01)
+    arrays = sp.Cohort(data, model, test=data)
+    streamed = sp.Cohort([Rows(X, y) for X, y in data], model, test=[Rows(X, y) for X, y in data])
+    tensors = sp.Cohort([TensorDataset(torch.tensor(X), torch.tensor(y)) for X, y in data], model)
+    method = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=4, batch_size=4)
+    results = [sp.train(method, cohort, rounds=3) for cohort in (arrays, streamed, tensors)]
+    for other in results[1:]:
+        np.testing.assert_allclose(other.x, results[0].x, rtol=1e-9, atol=1e-11)
+    np.testing.assert_array_equal(
+        streamed.evaluate(results[0].x, "test").accuracy, arrays.evaluate(results[0].x, "test").accuracy
+    )
+    sources = streamed._oracle.rows.sources
+    before = [source.read for source in sources]
+    steps(streamed._oracle, 4)
+    assert [source.read - old for source, old in zip(sources, before, strict=True)] == [24] * 5  # six batches of four
+    with pytest.raises(sp.InputError, match="Datasets are for networks"):
+        sp.Cohort([Rows(X, y) for X, y in data], sp.Linear("softmax"))
+    with pytest.raises(sp.InputError, match="must be a Dataset"):
+        sp.Cohort([Rows(*data[0]), data[1]], model)
+
+
+def test_bytes_stay_bytes_until_they_are_transformed():
+    random = np.random.default_rng(0)
+    raw = [(random.integers(0, 256, (m, 1, 6, 6)).astype(np.uint8), random.integers(0, 3, m)) for m in SIZES]
+    net = network("plain", torch.float32)
+    cohort = sp.Cohort(raw, sp.Module(net, transform=lambda X: X.float() / 255))
+    assert cohort._oracle.rows.all_X.dtype == torch.uint8
+    scaled = sp.Cohort([((X / np.float32(255)).astype(np.float32), y) for X, y in raw], sp.Module(net))
+    x = cohort.start()
+    np.testing.assert_allclose(cohort.evaluate(x).loss, scaled.evaluate(x).loss, rtol=1e-6)
+    np.testing.assert_allclose(steps(cohort._oracle, 4), steps(scaled._oracle, 4), rtol=1e-3, atol=1e-6)
+
+
+def test_half_precision_is_near():
+    net, data = network("plain", torch.float32), pictures(dtype=np.float32)
+    exact, half = (sp.Cohort(data, sp.Module(net, precision=p))._oracle for p in (None, "bf16"))
+    a, b = steps(exact, 4), steps(half, 4)
+    assert half.function.together
+    assert 0 < float((a - b).norm() / a.norm()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: sp.LocalSGD(momentum=1.0), "0 <= momentum < 1"),
+        (lambda: sp.LocalSGD(nesterov=True), "momentum > 0"),
+        (lambda: sp.LocalSGD(clip=0.0), "clip"),
+        (lambda: sp.LocalAdam(second=-0.1), "0 <= second < 1"),
+        (lambda: sp.LocalSGD(weight_decay=-1.0), "weight_decay >= 0"),
+        (lambda: sp.Module(nn.Linear(2, 2), optimizer="adam"), "optimizer=LocalSGD"),
+        (lambda: sp.Module(nn.Linear(2, 2), precision="int8"), "precision"),
+        (lambda: sp.Module(nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False))), "requires a gradient|running"),
+        (lambda: sp.Module(nn.Sequential(nn.Linear(2, 2), nn.AlphaDropout(0.5))), "cannot be seeded"),
+    ],
+)
+def test_mistakes_get_a_sentence(make, words):
+    with pytest.raises(sp.InputError, match=words):
+        make()

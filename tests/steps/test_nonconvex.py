@@ -1,0 +1,146 @@
+"""Steps for networks: Scaff-PD is SCAFFOLD where clients count alike, fair elsewhere, and says when it is stuck."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import scaffpd as sp
+from scaffpd.steps.base import StepProblem, Trial
+from scaffpd.steps.nonconvex import KAPPA, PATIENCE, Nonconvex, NonconvexState, dual_rate
+
+
+def cohort(seed=0, **model):
+    random = np.random.default_rng(seed)
+    truth = random.standard_normal((5, 3))
+    X = [random.standard_normal((40 + 5 * i, 5)) + 0.3 * i for i in range(4)]
+    data = [(x, (x @ (truth + 0.8 * random.standard_normal((5, 3)))).argmax(1)) for x in X]
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    return sp.Cohort(data, sp.Module(network, **model))
+
+
+def test_where_clients_count_alike_it_is_scaffold_and_first_of_all_fedavg():
+    federation, settings = cohort(), {"local_steps": 6, "batch_size": 8}
+    ours = sp.train(sp.ScaffPD(sp.Average(), **settings), federation, rounds=5, seed=3)
+    theirs = sp.train(sp.Scaffold(**settings), federation, rounds=5, seed=3)
+    np.testing.assert_allclose(ours.x, theirs.x, rtol=1e-9, atol=1e-11)
+    first = sp.train(sp.FedAvg(**settings, weights="uniform"), federation, rounds=1, seed=3)
+    np.testing.assert_allclose(ours.history.losses[1], first.history.losses[1], rtol=1e-12)
+
+
+def test_the_worst_client_is_served_better():
+    federation, settings = cohort(), {"local_steps": 10, "batch_size": 8}
+    average = sp.train(sp.FedAvg(**settings), federation, rounds=40).history.losses[-1]
+    fair = sp.train(sp.ScaffPD(sp.Agnostic(), **settings), federation, rounds=40).history.losses[-1]
+    assert fair.max() < average.max()
+    assert fair.max() - fair.min() < average.max() - average.min()
+
+
+def test_a_round_of_naive_loops():
+    """One client after the other in plain NumPy and autograd, for three rounds."""
+    federation, J, b, seed = cohort(), 4, 8, 2
+    method, oracle = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=J, batch_size=b), federation._oracle
+    result = sp.train(method, federation, rounds=3, seed=seed)
+    n, eta = 4, 1 / federation.constants().smoothness.max()
+    x, c, weights = federation.start(), torch.zeros(n, federation.dimension, dtype=torch.float64), np.full(n, 1 / n)
+    for r in range(1, 4):
+        mean = torch.from_numpy(weights) @ c
+        ends = []
+        for i, name in enumerate(federation.names):
+            from scaffpd.models.numerics import Draws
+
+            draws, u = Draws((seed, r, 1), [name]), x
+            for _ in range(J):
+                rows = (draws.uniform(b)[0] * oracle.rows.sizes[i]).long()
+                u = u - eta * (oracle.gradient(i, u, rows)[1] - c[i] + mean)
+            ends.append(u)
+        c = torch.stack([c[i] - mean + (x - ends[i]) / (J * eta) for i in range(n)])
+        x = torch.from_numpy(weights) @ torch.stack(ends)
+        losses = np.array([float(oracle.gradient(i, x)[0]) for i in range(n)])
+        weights = sp.ChiSquare(0.1).prox(losses, weights, dual_rate(losses))
+    np.testing.assert_allclose(result.x, x, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(result.weights, weights, rtol=1e-9)
+
+
+def test_a_run_that_is_resumed_is_the_same_run(tmp_path):
+    method = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=5, batch_size=8)
+    whole = sp.train(method, cohort(), rounds=6)
+    sp.train(method, cohort(), rounds=3, checkpoint=tmp_path / "run")
+    again = sp.train(method, cohort(), rounds=6, checkpoint=tmp_path / "run")
+    assert np.array_equal(again.x, whole.x)
+    assert np.array_equal(again.history["bytes_up"], whole.history["bytes_up"])
+
+
+def trial(after, before=(1.0, 1.0), objective=None):
+    weights = np.array([0.5, 0.5])
+    return Trial(objective or sp.Average(), np.array(before), np.array(after), weights, 1.0, np.nan, 1e-16, None)
+
+
+def started(stochastic=True, local_steps=5):
+    constants = cohort().constants()
+    losses = np.ones(2)
+    problem = StepProblem(sp.Average(), constants, local_steps, stochastic, True, losses, lambda: losses)
+    return Nonconvex().start(problem)
+
+
+def test_how_rounds_are_judged():
+    rule, state = Nonconvex(), started()
+    assert rule.rates(state).correction == "variates"
+    assert rule.rates(state).sigma == 0
+    assert rule.rates(started(local_steps=1)).correction == "gradients"
+    assert rule.rates(started(stochastic=False)).correction == "gradients"
+    leapt, accepted = rule.judge(state, trial([1.6, 1.6]))
+    assert not accepted
+    assert rule.rates(leapt).local_rate == rule.rates(state).local_rate / 2
+    blown, accepted = rule.judge(state, trial([np.inf, 1.0]))
+    assert not accepted
+    assert rule.rates(blown).local_rate < rule.rates(leapt).local_rate
+    rough, accepted = rule.judge(state, trial([1.2, 1.3]))  # a noisy round may be worse, but corrections are to blame
+    assert accepted
+    assert rule.rates(rough).correction == "none"
+    _, accepted = rule.judge(started(stochastic=False), trial([1.2, 1.3]))
+    assert not accepted  # without noise it may not
+    better, _ = rule.judge(state, trial([0.5, 0.9]))
+    assert rule.rates(better).sigma == pytest.approx(KAPPA / (2 * 0.2))
+    for _ in range(PATIENCE):
+        better, _ = rule.judge(better, trial([0.5, 0.9]))
+    assert better.cooling == 0.5
+    assert not better.stalled
+
+
+def test_a_run_that_is_stuck_ends_and_says_what_to_try(monkeypatch):
+    judge = Nonconvex.judge
+
+    def nearly_cold(self, state, tried):
+        state, accepted = judge(self, state, tried)
+        return replace(state, cooling=1 / 128), accepted
+
+    monkeypatch.setattr(Nonconvex, "judge", nearly_cold)
+    for method in (sp.ScaffPD(sp.ChiSquare(0.1), local_steps=3, batch_size=8), sp.fair(sp.ChiSquare(0.1))):
+        result = sp.train(method, cohort(), rounds=50)
+        assert result.status is sp.Status.STALLED
+        assert result.rounds == 1
+        assert "try larger batches" in result.message
+
+
+def test_losses_that_have_not_moved_are_no_success():
+    result = sp.train(sp.FedAvg(local_rate=1e-9), cohort(), rounds=5)
+    assert result.status is sp.Status.STALLED
+    assert "No client's loss has moved" in result.message
+    assert sp.train(sp.FedAvg(local_rate=0.1), cohort(), rounds=5).status is sp.Status.ROUND_LIMIT
+
+
+def test_fair_takes_an_epoch_of_minibatches():
+    federation = cohort()
+    chosen = sp.fair(sp.ChiSquare(0.1)).choice(federation)
+    assert (chosen.local_steps, chosen.batch_size) == (2, 32)  # 47.5 samples on average
+    assert sp.fair(sp.ChiSquare(0.1), batch_size=5).choice(federation).local_steps == 10
+    assert sp.fair(sp.ChiSquare(0.1), local_steps=7).choice(federation).local_steps == 7
+    state = sp.ScaffPD(sp.ChiSquare(0.1), batch_size=8).init(federation)
+    assert isinstance(state.rule, NonconvexState)
+    assert state.at is None
