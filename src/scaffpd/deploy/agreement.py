@@ -112,6 +112,10 @@ class Unanswered(Exception):
         self.name = name
 
 
+class Unusable(Unanswered):
+    """A silo's answer could not be used while the agreement was made."""
+
+
 class Refusal(InputError):
     """A silo does not take the agreement, and says why."""
 
@@ -237,12 +241,12 @@ def _facts(name: str, reply: Message) -> dict[str, Any]:
     try:
         read = read_values(FACTS, reply.values, useless)
     except InputError:
-        raise Refusal(name, useless) from None
+        raise Unusable(name, useless) from None
     whole = max(read["dimension"], read["samples"], read["tested"]) < 2**53
     if not whole or constants.shape != (4,) or constants.dtype != np.float64 or not np.all(np.isfinite(constants)):
-        raise Refusal(name, useless)
+        raise Unusable(name, useless)
     if constants[:3].min() < 0:
-        raise Refusal(name, useless)
+        raise Unusable(name, useless)
     return {**read, "constants": constants, "noisy": reply.values.get("noisy") is True}
 
 

@@ -23,7 +23,7 @@ import torch
 
 from scaffpd.config.federation import PAUSE, FederationFile
 from scaffpd.config.model_file import Setup
-from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, negotiate, settle
+from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, Unusable, negotiate, settle
 from scaffpd.deploy.byzantine import FEWEST, absurd_facts, influence_shares
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.membership import STRIKES, Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
@@ -257,7 +257,7 @@ class Coordination:
             raise trouble
         self.absences[trouble.name] += 1
         what = "changed" if isinstance(trouble, Changed) else "absent"
-        self.strikes[trouble.name] += STRIKES if what == "changed" else isinstance(trouble, Refusal)
+        self.strikes[trouble.name] += STRIKES if what == "changed" else isinstance(trouble, Refusal | Unusable)
         self.folder.event(SiloEvent(self.folder.rounds(), trouble.name, what, str(trouble)))
         return [name for name in members if name != trouble.name]
 

@@ -171,13 +171,22 @@ class Membership:
     def _due(self, name: str) -> bool:
         """Whether to ask if it is back: at ages that are powers of two, the first of them later every time."""
         age = self.age[name]
-        return age & (age - 1) == 0 and age >= 2 ** (self._absences[name] - 1) and self._strikes[name] < STRIKES
+        return age & (age - 1) == 0 and age >= 2 ** (self._absences[name] - 1) and self._strikes[name] < self._patience
+
+    @property
+    def _patience(self) -> int:
+        """How many useless answers end a silo's part: one where sums are masked, for coming back costs further sums."""
+        setup = self.session.setup
+        masked = setup is not None and bool(setup.secure)
+        return 1 if masked and self.policy.missing != PAUSE else STRIKES
 
     def welcome(self) -> list[str]:
         """The absent and dropped who are back; those whose answers could not be used again and again are not."""
         replies = self.session.greet(self.policy.probe, self.present)
         away = {*self.absent, *self._dropped}
-        back = [n for n, reply in replies.items() if n in away and answered(reply) and self._strikes[n] < STRIKES]
+        back = [
+            n for n, reply in replies.items() if n in away and answered(reply) and self._strikes[n] < self._patience
+        ]
         for name in back:
             if name in self._welcomed:
                 continue

@@ -52,6 +52,9 @@ SECRET = frozenset({CARD, MEET, MASKED, SIZES})
 PROTOCOL = 2  # silos and coordinators that differ in this refuse each other
 HEADER = "header"
 LONGEST_HEADER = 256 * 2**20  # lists of categories are the longest thing in there
+LONGEST_LIST = 2**16  # bytes in which a message names its arrays
+# A value of JSON takes some eighty bytes of memory: a message takes at most four times its own size, or 40 MB.
+ELEMENTS, BYTES_EACH = 500_000, 20
 NUMBERS = ("float32", "float64", "int64")
 
 Array = NDArray[Any]
@@ -85,13 +88,20 @@ def decode(data: bytes, most: int) -> Message:
         raise WireError(f"A message is bytes, not {type(data).__name__}.")
     if len(data) > most:
         raise WireError(f"A message of {len(data)} bytes is longer than the {most} that are allowed.")
+    if int.from_bytes(bytes(data[:8]), "little") > LONGEST_LIST:
+        raise WireError("The message has too many arrays.")
     try:
         arrays = load(bytes(data))
         header = arrays.pop(HEADER)
         if header.dtype != np.uint8 or header.ndim != 1 or header.nbytes > LONGEST_HEADER:
             raise WireError("The message has no readable header.")
-        about = json.loads(header.tobytes())
+        text = header.tobytes()
+        if sum(map(text.count, (b",", b"[", b"{"))) > max(ELEMENTS, len(data) // BYTES_EACH):
+            raise WireError("The message has too many values.")
+        about = json.loads(text)
         protocol, kind, values = about["protocol"], about["kind"], about["values"]
+    except WireError:
+        raise
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError, AttributeError):
         raise WireError("These bytes are not a message of scaffpd.") from None
     if protocol != PROTOCOL:

@@ -26,7 +26,7 @@ from torch import Tensor
 from scaffpd.config.federation import PAUSE
 from scaffpd.config.model_file import linear
 from scaffpd.deploy import messages
-from scaffpd.deploy.agreement import TOGETHER, Facts, Refusal
+from scaffpd.deploy.agreement import TOGETHER, Facts, Unusable
 from scaffpd.deploy.byzantine import Shapes, too_large, troubles
 from scaffpd.deploy.membership import Lost, Membership
 from scaffpd.deploy.messages import SCALE, Array, Message, plain
@@ -142,6 +142,20 @@ Totals = dict[str, Mapping[str, Array]]
 ATTEMPTS, EXACT = 5, 1e-15
 
 
+class EarlyParties(SiloParties):
+    """Silos that mask their sums over columns, before there is a run: one that does not go along is left out of it."""
+
+    def declined(self, name: str, why: InputError, wanted: SumRequest) -> None:
+        """Go on without it."""
+        raise Unusable(name, f"it declines a sum: {why}")
+
+    def disputed(self, name: str, why: str, members: int) -> None:
+        """Go on without a silo that alone does not take a card which others take."""
+        if members > WITNESSES:
+            raise Unusable(name, why)
+        super().disputed(name, why, members)
+
+
 def secure_totals(
     ask: Callable[[SiloRequest], dict[str, Message]], members: Sequence[str], secure: Mapping[str, Any]
 ) -> Callable[[SiloRequest], Totals]:
@@ -150,10 +164,10 @@ def secure_totals(
     def checked(request: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
         replies = ask(request)
         for name, why in check(replies).items():
-            raise Refusal(name, f"{why.rstrip('.')}.")
+            raise Unusable(name, why)
         return replies
 
-    parties = SiloParties(checked)
+    parties = EarlyParties(checked)
     parties.meet(members)
     sums = SecureSums(parties, secure.get("colluding"), lambda exchanges, up, down: None)
 
