@@ -88,7 +88,7 @@ def decode(data: bytes, most: int) -> Message:
         raise WireError(f"A message is bytes, not {type(data).__name__}.")
     if len(data) > most:
         raise WireError(f"A message of {len(data)} bytes is longer than the {most} that are allowed.")
-    if int.from_bytes(bytes(data[:8]), "little") > LONGEST_LIST:
+    if LONGEST_LIST < int.from_bytes(bytes(data[:8]), "little") <= len(data):
         raise WireError("The message has too many arrays.")
     try:
         arrays = load(bytes(data))
