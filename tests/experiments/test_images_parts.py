@@ -13,6 +13,7 @@ import torch
 from image_study_cases import pictures, size_of_png
 
 import scaffpd as sp
+import scaffpd.comparison as compete
 from experiments import image_curves as curves
 from experiments import image_figures as figures
 from experiments import image_plans as settings
@@ -21,7 +22,7 @@ from experiments import image_tables as tables
 from experiments.image_curves import Curve
 from experiments.image_plans import METHODS, NUMBERS, PLANS, Cut, Plan
 from scaffpd import data
-from scaffpd.comparison import compare, compete
+from scaffpd.comparison import compare
 from scaffpd.comparison.tables import MethodSummary
 from scaffpd.data import Table
 from scaffpd.errors import InputError
