@@ -115,7 +115,7 @@ def labelled(cell, mark=","):
 
 SAID = {  # file, content, arguments, features that are left, what is said
     "count target": (
-        labelled(lambda k: k % 10), {}, ("x",), "is read as numbers, 0 to 9; --task classification otherwise"
+        labelled(lambda k: k % 10), {}, ("x",), "is read as numbers, 0 to 9; --task counts or classification otherwise"
     ),
     "few labels": (labelled(lambda k: k % 3), {}, ("x",), "is read as 3 labels; --task regression otherwise"),
     "long identifier": (
@@ -289,3 +289,19 @@ def test_several_files_are_one_table_and_each_a_client(tmp_path):
     ):
         with pytest.raises(InputError, match=words):
             read_clients(TableFile(a, "file", "ill", more_files=more))
+
+
+@pytest.mark.parametrize("above", ["# exported 2024", "Report of ward 7,,"])
+def test_a_line_above_the_names_is_told(tmp_path, above):
+    file = tmp_path / "a.csv"
+    file.write_text(f"{above}\nsite,ill,age\n" + "".join(f"{'ab'[i % 2]},{i % 2},{i}\n" for i in range(9)))
+    with pytest.raises(InputError, match="delete what stands above the column names"):
+        read_clients(TableFile(file, "site", "ill"))
+
+
+def test_labels_that_differ_in_case_only_are_told(tmp_path):
+    file = tmp_path / "a.csv"
+    labels = ["yes", "no", "No", "yes"]
+    file.write_text("site,ill,x\n" + "".join(f"{'ab'[i % 2]},{labels[i % 4]},{i % 5}.5\n" for i in range(40)))
+    found = read_clients(TableFile(file, "site", "ill"))
+    assert "Labels 'No' and 'no' of 'ill' are read as different ones: write them alike." in found.remarks

@@ -108,6 +108,12 @@ def read_clients(source: TableFile) -> Clients:
 
 def _task(source: TableFile, wanted: Target) -> list[str]:
     """Say how the target was understood, where it could be meant otherwise."""
+    alike: dict[str, list[str]] = {}
+    for label in wanted.labels:
+        alike.setdefault(str(label).casefold(), []).append(repr(str(label)))
+    for twins in alike.values():
+        if len(twins) > 1:
+            return [f"Labels {' and '.join(twins)} of {source.target!r} are read as different ones: write them alike."]
     if source.task is not None or (wanted.task == CLASSIFICATION and isinstance(wanted.labels[0], str)):
         return []
     name = f"Target {source.target!r}"
@@ -162,12 +168,13 @@ def _read(source: TableFile) -> _Rows:
     categories = [*source.categories, source.client, *parts]
     columns, dropped = read_columns(table, [*names, *parts], categories, needed, source.decimal)
     found = {column.name: column for column in columns}
+    own = [column for column in columns if column.name in learnt.keys() - {*needed, PART}]
     if source.dates:
-        dates = [column for column in columns if column.kind == DATE]
-        columns += [date_part(column, name, table) for column in dates for name in date_parts(column)]
+        dates = [column for column in columns if column.kind == DATE and column.name in learnt]
+        own += [date_part(column, name, table) for column in dates for name in date_parts(column)]
     remarks = list(table.remarks)
     remarks += [f"{several(number, 'row')} without {name!r} left out." for name, number in dropped.items() if number]
-    features = _features(source, [one for one in columns if one.name in learnt.keys() - {*needed, PART}], remarks)
+    features = _features(source, own, remarks)
     tested = None if PART not in found else np.asarray(found[PART].values == found[PART].categories.index("test"))
     by = found.get(source.split_by or "")
     groups = [found[name] for name in source.groups]

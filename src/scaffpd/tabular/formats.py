@@ -218,9 +218,13 @@ class TextTable(OpenTable):
     @cached_property
     def names(self) -> list[str]:  # read once
         """The names in the first line."""
-        first = next(self._records(), None)
+        records = self._records()
+        first, second = next(records, None), next(records, None)
         if first is None:
             raise InputError(f"{self.path.name!r} is empty; a line with column names is expected first.")
+        said, then = ([cell.strip() for cell in row[1] if cell.strip()] for row in (first, second or first))
+        if len(said) == 1 < len(then):
+            raise InputError(f"{self.path.name!r} begins with {said[0]!r}: delete what stands above the column names.")
         return [cell.strip() for cell in first[1]]
 
     @property
