@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from scaffpd.algorithms import GradientDescentAscent as GradientDescentAscent
     from scaffpd.algorithms import MinimaxGradient as MinimaxGradient
     from scaffpd.algorithms import MinimaxNewton as MinimaxNewton
+    from scaffpd.algorithms import MinimaxSums as MinimaxSums
     from scaffpd.algorithms import ProxSkip as ProxSkip
     from scaffpd.algorithms import QuasiNewtonMinimax as QuasiNewtonMinimax
     from scaffpd.algorithms import SampledSubspaceSaddle as SampledSubspaceSaddle
@@ -87,7 +88,8 @@ _HOME = {
     "scaffpd.algorithms": (
         "AFL", "DRFA", "QFFL", "AcceleratedPrimalDual", "DeltaFL", "Extragradient", "FedAdam", "FedAvg", "FedAvgM",
         "FedDyn", "FedNova", "FedProx", "FedYogi", "GradientDescentAscent", "MinimaxGradient", "MinimaxNewton",
-        "ProxSkip", "QuasiNewtonMinimax", "SampledSubspaceSaddle", "ScaffPD", "Scaffold", "SubspaceSaddle", "fair",
+        "MinimaxSums", "ProxSkip", "QuasiNewtonMinimax", "SampledSubspaceSaddle", "ScaffPD", "Scaffold",
+        "SubspaceSaddle", "fair",
     ),
     "scaffpd.choosing": ("Choice", "choose"),
     "scaffpd.coalitions": ("Coalition", "coalition"),

@@ -25,6 +25,8 @@ from scaffpd.models.personal import lowest
 from scaffpd.privacy.accountant import Account
 from scaffpd.privacy.oracle import PrivateOracle
 
+KEPT = 4  # sets of weights that clients keep
+
 
 def named_pairs(
     clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]], names: Sequence[str] | None
@@ -121,6 +123,8 @@ class LocalChannel:
         self._points: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], EvaluatedPoint]] = WeakKeyDictionary()
         self._constants: Constants | None = None
         self._fingerprint: str | None = None
+        self.place: tuple[int, int] | None = None  # the number of this process' one client among how many
+        self.weights: dict[int, Vector] = {}  # that clients keep
 
     @property
     def work(self) -> float:
@@ -209,6 +213,32 @@ class _Answering(NamedTuple):
         """u_i(x) of these clients, where the model is `Personal`."""
         found = self.channel.own(x)
         return found[list(self.chosen)] if found is not None and self.chosen else found
+
+    def form(self, objective: Any) -> Any:
+        """The `Separable` form of an objective, for these clients."""
+        place, chosen = self.channel.place, list(self.chosen) or slice(None)
+        found = objective.separable(len(self.channel.names) if place is None else place[1])
+        if found is None:
+            raise InputError(f"{type(objective).__name__} has no threshold by which clients could find their weights.")
+        return found.only(chosen if place is None else [place[0]])
+
+    def moduli(self) -> Vector:
+        """μ_i of these clients."""
+        return self.channel.constants().strong_convexity[list(self.chosen) or slice(None)]
+
+    def centre(self, name: int) -> Vector:
+        """The weights that these clients keep under a name."""
+        if name not in self.channel.weights:
+            raise InputError("These clients have forgotten the weights that the question is about.")
+        kept = self.channel.weights[name] = self.channel.weights.pop(name)
+        return kept[list(self.chosen) or slice(None)]
+
+    def keep(self, name: int, weights: Vector) -> None:
+        """Keep weights under a name; all but the few that were used last are forgotten."""
+        kept = self.channel.weights
+        kept[name] = weights
+        while len(kept) > KEPT:
+            kept.pop(next(iter(kept)))
 
 
 class Cohort(Federation):

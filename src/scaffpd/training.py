@@ -240,7 +240,9 @@ class _TrainingRun:
         self.federation.traffic.restore(traffic)
 
     def _look_up(self) -> None:
-        """Look up the losses of the last state, where that was not its turn."""
+        """Look up the losses of the last state, where that was not its turn, unless clients hide them."""
+        if self.federation.sums.silent:
+            return
         if not getattr(self.state, "looked_up", True) and bool(torch.isfinite(self.state.x).all()):
             self.state = replace(self.state, losses=self.federation.evaluate(self.state.x).loss)
             self.history.look_up(self.state.losses)

@@ -234,7 +234,7 @@ def test_nothing_else_leaves_and_the_detector_can_tell(tmp_path, monkeypatch, re
     plain, elsewhere = federation(tmp_path / "b", replacing=few, more=QUICK)
     _, open_ = run(plain, elsewhere)
     assert any("'c'" in leak for leak in leaks(open_.log))
-    monkeypatch.setattr("scaffpd.masking.exchange.add_stream", lambda total, key, sign: None)
+    monkeypatch.setattr("scaffpd.masking.add_stream", lambda total, key, sign: None)
     bare, where = secured(tmp_path / "c", replacing=few)
     _, unmasked = run(bare, where)
     assert sum("not uniform" in leak for leak in leaks(unmasked.log)) == len(where)

@@ -213,7 +213,7 @@ def test_new_keys_and_the_same_digits(name):
 
 def test_without_masks_the_record_shows_the_vectors_themselves(monkeypatch):
     """What `record` sees is what the server gets: a scaled vector, were it not masked."""
-    monkeypatch.setattr("scaffpd.masking.exchange.add_stream", lambda total, key, sign: None)
+    monkeypatch.setattr("scaffpd.masking.add_stream", lambda total, key, sign: None)
     plain, seen = cohort(), {}
     federation = secure(cohort(), record=lambda kind, client, array: seen.setdefault((kind, client), array.copy()))
     x, w = torch.ones(4, dtype=torch.float64), np.full(5, 0.2)

@@ -55,10 +55,11 @@ def rows_of(seed, rows=ROWS):
 
 def written(folder: Path, kind="ScaffPD", rules="", names=NAMES, required=True, rows=ROWS, secure=""):
     """The files of a federation whose silos require masks: a federation.toml, and a silo.toml for each."""
-    objective = '\n[objective]\nkind = "ChiSquare"\nrho = 0.1\n' if kind == "ScaffPD" else ""
+    objective = '\n[objective]\nkind = "ChiSquare"\nrho = 0.1\n' if kind in ("ScaffPD", "Fair") else ""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "federation.toml"
-    path.write_text(FEDERATION.format(silos=list(names), l2=L2, kind=kind, objective=objective))
+    hidden = 'losses = "hidden"\n' if kind == "Fair" else ""
+    path.write_text(FEDERATION.format(silos=list(names), l2=L2, kind=kind, objective=objective) + hidden)
     places, pins = {}, ""
     if required:
         for name in names:

@@ -11,6 +11,7 @@ from scaffpd.algorithms.fed_nova import FedNova
 from scaffpd.algorithms.fed_opt import FedAdam, FedAvgM, FedYogi
 from scaffpd.algorithms.minimax_gradient import MinimaxGradient
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
+from scaffpd.algorithms.minimax_sums import MinimaxSums
 from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax
 from scaffpd.algorithms.scaff_pd import AcceleratedPrimalDual, ScaffPD
 from scaffpd.algorithms.scaffold import ProxSkip, Scaffold
@@ -23,7 +24,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {  # by the names of their classes, in 
         *(FedAvg, FedProx, FedNova, FedAvgM, FedAdam, FedYogi, Scaffold, FedDyn, ProxSkip, AFL, DRFA, QFFL),
         *(DeltaFL, GradientDescentAscent, Extragradient),
         *(AcceleratedPrimalDual, MinimaxGradient, QuasiNewtonMinimax, MinimaxNewton, ScaffPD, SubspaceSaddle),
-        *(SampledSubspaceSaddle, Fair),
+        *(SampledSubspaceSaddle, MinimaxSums, Fair),
     )
 }
 
@@ -47,6 +48,7 @@ __all__ = [
     "GradientDescentAscent",
     "MinimaxGradient",
     "MinimaxNewton",
+    "MinimaxSums",
     "ProxSkip",
     "QuasiNewtonMinimax",
     "SampledSubspaceSaddle",

@@ -4,6 +4,7 @@ r"""`fair`: the method for the problem at hand, and another one where that stall
 |---|---|
 | convex losses, full gradients, clients in one process, unmasked, d ≤ 300 and N d² ≤ 10⁷ | minimax Newton |
 | convex losses, full gradients, otherwise (so across organisations) | subspace saddle: sums and scalars only |
+| clients that hide their losses | minimax from sums |
 | minibatches, clients that hide their curvature | Scaff-PD with `Auto` steps |
 | networks | the same, an epoch of minibatches a round: `Auto` takes the steps of `Nonconvex` there |
 | answers that carry noise, by which no step can be judged | Scaff-PD with η_ℓ = 1/L, τ = J η_ℓ, σ = 1/N, θ = 0 |
@@ -23,9 +24,11 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import MinimaxMethod
 from scaffpd.algorithms.minimax_newton import MinimaxNewton, MinimaxNewtonState
+from scaffpd.algorithms.minimax_sums import MinimaxSums, MinimaxSumsState
 from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax, QuasiNewtonMinimaxState
 from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle, SubspaceSaddleState
+from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy.accountant import ReleaseCounts
@@ -34,8 +37,9 @@ from scaffpd.steps import Auto, Fixed
 WIDEST, LARGEST = 300, 10**7  # d, and the numbers N d² of all Hessians, up to which they go up
 PATIENCE, PROGRESS = 15, 0.1  # rounds in which a certificate should fall to this share
 STEPS, BATCH = 100, 32  # local steps of a round; samples of a minibatch for networks
+HIDDEN_STEPS = 20  # local steps where losses are hidden
 MEMORY = 2 * 10**8  # numbers that the quasi-Newton method may keep
-Method = MinimaxNewton | SubspaceSaddle | QuasiNewtonMinimax | ScaffPD
+Method = MinimaxNewton | SubspaceSaddle | QuasiNewtonMinimax | ScaffPD | MinimaxSums
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Fair(MinimaxMethod):
         batch_size: samples per local gradient; left out, all of them, and 32 for networks.
     """
 
-    questions: ClassVar[frozenset[str]] = SubspaceSaddle.questions | ScaffPD.questions
+    questions: ClassVar[frozenset[str]] = SubspaceSaddle.questions | ScaffPD.questions | MinimaxSums.questions
     asks_losses: ClassVar[bool] = True
 
     local_steps: int | None = None
@@ -58,6 +62,8 @@ class Fair(MinimaxMethod):
     def choice(self, federation: Federation) -> Method:
         """Return the method for this federation."""
         known = federation.constants()
+        if federation.sums.silent:
+            return self._sums()
         if self.batch_size is not None or not known.convex or known.noisy or known.first_order:
             return self._scaff_pd(known)
         n, d = len(federation.names), federation.dimension
@@ -118,6 +124,8 @@ class Fair(MinimaxMethod):
                 f"Solved by the subspace saddle method, and from round {state.began} on by the quasi-Newton minimax "
                 f"method: the certificate had not fallen to a tenth in {PATIENCE} rounds."
             )
+        if isinstance(state, MinimaxSumsState):
+            return "Solved by the minimax method from sums: losses are hidden."
         if isinstance(state, SubspaceSaddleState):
             return "Solved by the subspace saddle method: the losses are convex and gradients are full."
         return f"Solved by Scaff-PD: {self._why(state.constants)} {self._method(state).explain(state)}".strip()
@@ -141,6 +149,8 @@ class Fair(MinimaxMethod):
 
     def _method(self, state: Any) -> Method:
         """The method that a state belongs to."""
+        if isinstance(state, MinimaxSumsState):
+            return self._sums()
         for kind, method in (
             (MinimaxNewtonState, MinimaxNewton), (SubspaceSaddleState, SubspaceSaddle),
             (QuasiNewtonMinimaxState, QuasiNewtonMinimax),
@@ -148,6 +158,11 @@ class Fair(MinimaxMethod):
             if isinstance(state, kind):
                 return method(self.objective)
         return self._scaff_pd(state.constants)
+
+    def _sums(self) -> MinimaxSums:
+        if self.batch_size is not None:
+            raise InputError("Losses that are hidden are those of all rows: leave batch_size out.")
+        return MinimaxSums(self.objective, min(self.local_steps, HIDDEN_STEPS))
 
     def _scaff_pd(self, known: Constants) -> ScaffPD:
         steps = self._steady(known) if known.noisy else Auto()

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from scaffpd.algorithms import ALGORITHMS, Algorithm
+from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
+from scaffpd.algorithms.minimax_sums import able
 from scaffpd.config import reading as key
 from scaffpd.config.reading import SettingsTable, algorithm_of, called, read_toml, validated
 from scaffpd.config.run import LinearSettings, Loss, PrivacyBudget, Tolerance
@@ -22,6 +23,7 @@ from scaffpd.tabular.agree import EXPANSIONS
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 DROP, PAUSE = "drop", "pause"
+CLEAR, HIDDEN = LOSSES = ("clear", "hidden")
 BY, WORST, FOLDS = ("mean", "worst fifth"), "worst fifth", 3
 LIST = "a list of numbers such as [0.1, 0.01]"
 Pull = Annotated[float, Field(ge=1e-12, allow_inf_nan=True, description="a number above 0")]
@@ -83,10 +85,11 @@ class ChoosingSettings(SettingsTable):
 
 
 class MaskingSettings(SettingsTable):
-    """[secure]: how many silos may collude, and whether gradients are shown along chosen directions."""
+    """[secure]: how many silos may collude, whether gradients are shown along chosen directions, and losses at all."""
 
     colluding: key.Count | None = None
     projections: key.Switch = False
+    losses: Annotated[str, key.one_of(LOSSES)] = CLEAR  # "hidden": silos find their own weights, and show no loss
 
 
 class DeployedPrivacy(PrivacyBudget):
@@ -185,7 +188,7 @@ class FederationFile:
         if tol and not certified:
             kind = type(algorithm).__name__ if privacy is None else "A run with noise"
             raise InputError(f"{kind} certifies nothing: leave training.tol out of {file.name!r}.")
-        secure = {} if tables.secure is None else _checked_masking(tables.secure, len(tables.silos), algorithm, file)
+        secure = {} if tables.secure is None else _checked_masking(tables.secure, tables, algorithm, file)
         if privacy is not None and privacy.colluding is not None:
             _check_shared(tables, algorithm, file)
         return cls(
@@ -253,14 +256,48 @@ def _check_private(algorithm: Algorithm, file: Path) -> None:
         )
 
 
-def _checked_masking(secure: MaskingSettings, silos: int, algorithm: Algorithm, file: Path) -> dict[str, Any]:
+def _shown(tables: FederationTables, algorithm: Algorithm) -> str | None:
+    """Say why losses have to be shown; `None` where they can be hidden."""
+    if not isinstance(algorithm, Fair | MinimaxSums):
+        return f"{type(algorithm).__name__} goes by losses: use Fair or MinimaxSums"
+    if not able(algorithm.objective):
+        return f"{type(algorithm.objective).__name__} has no threshold by which silos could find their own weights"
+    if isinstance(getattr(algorithm.objective, "offset", None), str):
+        return 'offset = "own" shows the optimum of every silo'
+    if getattr(algorithm, "batch_size", None) is not None or tables.model.kind != "linear":
+        return "minibatches and networks go by losses"
+    if tables.privacy is not None:
+        return "[privacy] has noise on losses already"
+    if tables.choosing is not None:
+        return "[choosing] compares losses of silos"
+    few = not _sums_twice(tables) and not algorithm.objective.separable(len(tables.silos)).curved
+    return f"with so few silos {type(algorithm.objective).__name__} needs them" if few else None
+
+
+def _sums_twice(tables: FederationTables) -> bool:
+    """Whether silos let one vector into two sums."""
+    from scaffpd.masking import Terms  # needs a package that plain sums do not
+    from scaffpd.secure.parties import weightings
+
+    colluding = None if tables.secure is None else tables.secure.colluding
+    try:
+        return weightings(Terms.usual([str(i) for i in range(len(tables.silos))], colluding)) > 1
+    except InputError:
+        return True  # the sentence about that comes later
+
+
+def _checked_masking(
+    secure: MaskingSettings, tables: FederationTables, algorithm: Algorithm, file: Path
+) -> dict[str, Any]:
     if algorithm.sees_vectors or algorithm.keeps_vectors:
         raise InputError(
             f"{type(algorithm).__name__} looks at every silo's own vectors, or keeps them: take [secure] out of "
             f"{file.name!r}, or use another algorithm, such as ScaffPD."
         )
-    found = secure.model_dump()
-    if (why := _unbearable(found, silos)) is not None:
+    found, shown = secure.model_dump(), "projections show more than losses" if secure.projections else None
+    if secure.losses == HIDDEN and (shown := shown or _shown(tables, algorithm)) is not None:
+        raise InputError(f"[secure] of {file.name!r} cannot have losses = {HIDDEN!r}: {shown}.")
+    if (why := _unbearable(found, len(tables.silos))) is not None:
         raise InputError(f"[secure] of {file.name!r}: {why}")
     return found
 

@@ -84,7 +84,7 @@ class SiloLimits(SettingsTable):
     points: key.Count = 20_000  # the most points x at which it answers in a run
     radius: key.Positive = 50.0  # the largest distance of x from the start, unless the loss is quadratic
     path: key.Positive = 500.0  # the longest way of x in a run, likewise
-    scores: key.Count = 20  # the most points at which it tells an accuracy in a run
+    scores: key.Whole = 20  # the most points at which it tells an accuracy in a run; where losses are hidden, scores
     # the file of all that it has answered, by which it knows that
     answered: key.FileName = Field(default="answered.jsonl", validate_default=True)
     audit: key.FileName = Field(default="audit.jsonl", validate_default=True)  # the log of all that has left
@@ -118,6 +118,8 @@ class SecureRules(SettingsTable):
     colluding: key.Count = 1  # the fewest colluding silos that a sum has to bear
     # the largest share of a sum that its vector may have
     share: Annotated[float, Field(ge=1e-6, le=1, description="a share above 0, up to 1")] = 0.9
+    # "hidden" takes part only where losses stay, but for a few scores at the end; "clear" leaves it to the coordinator
+    losses: Annotated[str, key.one_of(("clear", "hidden"))] = "clear"
     quantum: key.NonNegative = 0.0  # its losses leave as multiples of this; 0 leaves them as they are
     projections: key.Switch = False  # whether it shows its gradient along directions that the coordinator chooses
     # whether the same vector may be in sums of other silos; who leaves, or comes back, shows its own by it

@@ -39,6 +39,8 @@ from scaffpd.config.model_file import read_values
 from scaffpd.errors import InputError
 from scaffpd.federation import Key, LocalPlan, ProximalPlan
 from scaffpd.federation.questions import GradientsAt, Question, Reply
+from scaffpd.federation.values import Weighing
+from scaffpd.objectives import from_values, to_values
 
 SPENT = "spent"  # (ε, δ) so far
 CARD, MEET = "card", "meet"  # who a silo is, to the other silos; everybody's cards
@@ -47,6 +49,7 @@ DRILL, DRILLED = "drill", 8  # about no vector, but so many ones: to see who add
 MASKED = "masked"  # the vector that another question is `about`, scaled and masked, or how large it is
 SIZES = "sizes"  # the squared length of such a vector
 SECRET = frozenset({CARD, MEET, MASKED, SIZES})
+BARE, WEIGHT = "bare", "weight"  # a vector and the silo's own weight of it, which never leave
 
 
 PROTOCOL = 2  # silos and coordinators that differ in this refuse each other
@@ -264,6 +267,11 @@ def number(values: Mapping[str, Any], name: str) -> float:
 BATCH: dict[str, Any] = {"batch_size": PositiveInt | None, "key": list[NonNegativeInt]}
 PLAN: dict[str, Any] = {"steps": PositiveInt, "rate": FiniteFloat | None, "scale": FiniteFloat, "prox": FiniteFloat}
 PLAN |= BATCH | {"snapshot": PositiveInt | None}
+LEVELS = 8  # thresholds in one question
+WEIGHING: dict[str, Any] = {
+    "objective": dict[str, Any], "levels": list[FiniteFloat], "delta": FiniteFloat, "centre": NonNegativeInt,
+    "mass": FiniteFloat, "name": NonNegativeInt,
+}  # fmt: skip
 DIRECTIONS = 256  # most columns of a matrix: with d of them the whole Hessian would leave
 
 
@@ -280,6 +288,8 @@ def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], di
         elif isinstance(part, LocalPlan):
             values[item.name] = asdict(part) | {"key": [int(k) for k in part.key]}
             values[item.name].pop("each")  # it goes by the silos' names: `own_steps`
+        elif isinstance(part, Weighing):
+            values[item.name] = {**vars(part), "objective": to_values(part.objective), "levels": list(part.levels)}
         elif isinstance(part, ProximalPlan):
             more, held, _ = question_parts(part)
             values, vectors = values | more, vectors | held
@@ -331,6 +341,8 @@ class WrittenQuestion(NamedTuple):
             return point(name) if name in self.vectors or NoneType not in kinds else None
         if hint is LocalPlan:
             return self.plan()
+        if hint is Weighing:
+            return self.weighing()
         if hint is ProximalPlan:
             limit, steepest = int(number(self.values, "limit")), number(self.values, "steepest")
             return ProximalPlan(number(self.values, "pull"), self.vector("metric"), limit, steepest)
@@ -365,6 +377,15 @@ class WrittenQuestion(NamedTuple):
         """The size and the key of a minibatch."""
         batch = read_values(BATCH, {"key": [0], **self.values}, "The question's batch size or key cannot be used.")
         return batch["batch_size"], tuple(batch["key"])
+
+    def weighing(self) -> Weighing:
+        """How silos find their own weights."""
+        sentence = "The question does not say how weights are found."
+        read = read_values(WEIGHING, self.values.get("weighing"), sentence)
+        if len(read["levels"]) > LEVELS or read["delta"] < 0 or not read["mass"] > 0:
+            raise InputError(sentence)
+        objective = from_values(read.pop("objective"))
+        return Weighing(objective, tuple(map(float, read.pop("levels"))), **read)
 
     def plan(self) -> LocalPlan:
         """The plan of local steps."""

@@ -33,7 +33,18 @@ from scaffpd.deploy.messages import SCALE, Array, Message, plain
 from scaffpd.deploy.remote import RemoteChannel, itself
 from scaffpd.deploy.session import SiloRequest
 from scaffpd.errors import ExposedError, InputError
-from scaffpd.federation.questions import GradientsAt, Losses, Question, Reply, Scores, Vectors
+from scaffpd.federation.questions import (
+    GradientsAt,
+    Losses,
+    Question,
+    Reply,
+    Response,
+    Scores,
+    Thresholds,
+    Vectors,
+    WeighedQuestion,
+    WeighedSteps,
+)
 from scaffpd.masking import FixedPoint, Terms
 from scaffpd.masking.terms import FEWEST as MASKED_FEWEST
 from scaffpd.masking.terms import LARGEST, SMALLEST
@@ -46,6 +57,7 @@ from scaffpd.tabular.agree import width
 Checks = Callable[[Mapping[str, Message]], Mapping[str, str]]
 Ask = Callable[[SiloRequest, Sequence[str], Checks], dict[str, Message]]
 WITNESSES = 2
+MASSES = 32  # answers about thresholds that are kept
 USELESS = "its part of a secure sum cannot be used"
 CHANGES = "is of another size when the same is asked again (masks)"
 
@@ -199,6 +211,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         SiloParties.__init__(self, self.put)
         RemoteChannel.__init__(self, membership, facts)
         self._sizes: tuple[Any, dict[str, int]] = (None, {})  # of the vectors that were asked for last
+        self._masses: list[tuple[SiloRequest, FixedPoint, Any]] = []  # answers about thresholds, the last ones
         self.meet(self.names)
 
     def put(self, question: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
@@ -214,8 +227,10 @@ class MaskedRemote(SiloParties, RemoteChannel):
         if isinstance(question, Scores):
             return self.scores(question)
         request, shapes = self.request(question, chosen), question.shapes(len(self.like))
+        padded = isinstance(question, WeighedQuestion)
         hidden = {
-            part: self._handle(request, part, shapes.pop(part), chosen) for part in question.vectors & shapes.keys()
+            part: self._handle(request, part, shapes.pop(part), chosen, padded)
+            for part in question.vectors & shapes.keys()
         }
         if isinstance(question, GradientsAt) and self._noise.get("colluding") is not None:
             hidden["c"] = replace(hidden["c"], shares=partial(self._shared, question.x, hidden["c"], chosen))
@@ -235,7 +250,9 @@ class MaskedRemote(SiloParties, RemoteChannel):
         replies = self.put(request, names, lambda answers: troubles(answers, shapes, shapes, self.like))
         return {part: torch.from_numpy(np.stack([replies[name].arrays[part] for name in names])) for part in shapes}
 
-    def _handle(self, request: SiloRequest, part: str, shape: tuple[int, ...], chosen: Sequence[int]) -> SiloVectors:
+    def _handle(
+        self, request: SiloRequest, part: str, shape: tuple[int, ...], chosen: Sequence[int], padded: bool
+    ) -> SiloVectors:
         """A part of the answer that stays there; silos tell its length."""
         about = replace(request, values={**request.values, "parts": [part]})
         size = replace(about, kind=messages.SIZES, values={**about.values, "about": about.kind})
@@ -243,7 +260,8 @@ class MaskedRemote(SiloParties, RemoteChannel):
         def norms() -> Tensor:
             return self._numbers(size, {"scalars": (1,)}, chosen)["scalars"][:, 0]
 
-        return SiloVectors(_stays, _stays, norms, shape, about=about)
+        fine = padded and shape != self.like.shape
+        return SiloVectors(_stays, _stays, norms, shape, fine=fine, padded=padded, about=about)
 
     @property
     def _noise(self) -> Mapping[str, Any]:
@@ -268,7 +286,13 @@ class MaskedRemote(SiloParties, RemoteChannel):
 
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Everybody's masked vector; whose size is absurd beside the others' would leave their sum no digits."""
-        replies = super().mask(replace(wanted, held=wanted.held.about), length)
+        about = self._with_masses(wanted.held.about)
+        replies = super().mask(replace(wanted, held=about), length)
+        if about.kind == Thresholds.kind and all(reply.vector is not None for reply in replies.values()):
+            found = (replies[name].vector for name in wanted.weights.terms.names if name in replies)
+            rows = np.stack([vector for vector in found if vector is not None])
+            assert wanted.numbers is not None
+            self._masses = [*self._masses[1 - MASSES :], (about, wanted.numbers, rows.view(np.int64))]
         self._check_sizes(wanted, replies)
         weights = dict(zip(wanted.weights.terms.names, wanted.weights.values, strict=True))
         if SCALE in wanted.held.about.values:  # all of the same, public size
@@ -342,12 +366,41 @@ class MaskedRemote(SiloParties, RemoteChannel):
             total = total + reply.vector
         return bool(np.all(numbers.decode(total) == len(names)))
 
+    def _with_masses(self, about: SiloRequest) -> SiloRequest:
+        """Show silos everybody's masked answers for thresholds above the one of this question, from which they add up
+        Σ λ_j themselves; those with the lowest such threshold.
+        """
+        if about.kind not in (Response.kind, WeighedSteps.kind):
+            return about
+        nu = about.values["weighing"]["levels"][0]
+        above = [
+            (min((level for level in _levels(asked) if level >= nu), default=np.inf), k)
+            for k, (asked, _, _) in enumerate(self._masses) if _same_weighing(asked, about)
+        ]  # fmt: skip
+        if not above:
+            return about
+        asked, numbers, rows = self._masses[min(above)[1]]
+        values = {**about.values, "seen": {"levels": _levels(asked), "numbers": numbers.values()}}
+        return replace(about, values=values, arrays={**about.arrays, "seen": rows})
+
 
 @dataclass(frozen=True, eq=False)
 class SiloVectors(Vectors):
     """Vectors that stay at their silos; `about` is the question that each would answer."""
 
     about: SiloRequest = field(kw_only=True)
+
+
+def _levels(asked: SiloRequest) -> list[float]:
+    """The thresholds of a question."""
+    levels: list[float] = asked.values["weighing"]["levels"]
+    return levels
+
+
+def _same_weighing(asked: SiloRequest, about: SiloRequest) -> bool:
+    """Whether two questions have weights follow from thresholds in the same way, at the same point."""
+    one, other = ({**request.values["weighing"], "levels": 0, "name": 0} for request in (asked, about))
+    return asked.vectors["at"] is about.vectors["at"] and one == other
 
 
 def _stays(*_: Any) -> NoReturn:

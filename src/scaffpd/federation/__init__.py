@@ -113,11 +113,13 @@ class Summer(Protocol):
         hides: whether no single vector leaves its client.
         projections: whether clients show their gradients along directions that the server chooses.
         twice: whether clients let the same vectors into sums with two different weights.
+        silent: whether losses stay with their clients too.
     """
 
     hides: bool
     projections: bool
     twice: bool
+    silent: bool
 
     def shown(self, question: Question, reply: Reply) -> Reply:
         """What clients show of their numbers."""
@@ -132,7 +134,7 @@ class Summer(Protocol):
 class PlainSums:
     """Vectors that clients send as they are."""
 
-    hides, projections, twice = False, True, True
+    hides, projections, twice, silent = False, True, True, False
 
     def shown(self, question: Question, reply: Reply) -> Reply:
         """All of it."""

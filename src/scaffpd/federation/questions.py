@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation.values import Key, LocalPlan, ProximalPlan, Vector, same_point
+from scaffpd.federation.values import Key, LocalPlan, ProximalPlan, Vector, Weighing, same_point
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,9 @@ class Vectors:
         shape: of a v_i, where it is not that of x.
         shares: w → what every client adds to the sum, where it is to hide what they add (`SharedSum` of `privacy`).
         fine: whether `sum` takes weights in double precision, whatever the format of x.
+        own: each client's vector without its weight, and that weight, where clients have weighted their vectors
+            themselves: what a client goes by when it decides whether a sum would show too much of it.
+        padded: whether the size of a vector is to be hidden, but for a power of 256.
     """
 
     sum: Callable[[Tensor], Tensor]
@@ -43,6 +46,8 @@ class Vectors:
     shape: tuple[int, ...] = ()
     shares: Callable[..., Any] | None = None
     fine: bool = False
+    own: Callable[[], tuple[Tensor, Vector]] | None = None
+    padded: bool = False
 
     @classmethod
     def of(cls, made: Any, squares: Callable[[], Tensor] | None = None) -> Vectors:
@@ -86,6 +91,18 @@ class Answering(Protocol):
 
     def own(self, x: Tensor) -> Tensor | None:
         """u_i(x) of every client, (n, d), where the model is `Personal`."""
+
+    def form(self, objective: Any) -> Any:
+        """The `Separable` form of an objective, for these clients."""
+
+    def moduli(self) -> Vector:
+        """μ_i of every client."""
+
+    def centre(self, name: int) -> Vector:
+        """The weights that these clients keep under a name."""
+
+    def keep(self, name: int, weights: Vector) -> None:
+        """Keep weights under a name."""
 
 
 SPLITS = ("train", "test")
@@ -218,6 +235,141 @@ class LocalSteps(Question):
         steps = {"d": self.plan.steps} | ({} if self.plan.snapshot is None else {"snapshot": self.plan.snapshot})
         done = {part: work(number) for part, number in steps.items()}
         return Reply({}, {part: Vectors.of(found) for part, found in done.items()})
+
+
+SUMMARY = 6  # numbers that go with λ_i c_i: see `Response`
+
+
+@dataclass(frozen=True, eq=False)
+class WeighedQuestion(Question):
+    """A question whose clients weigh themselves: nothing of a single client leaves, not even its loss.
+
+    Attributes:
+        at: where.
+        weighing: how.
+    """
+
+    kind = "weighed"
+
+    at: GradientsAt
+    weighing: Weighing
+
+    @property
+    def sent(self) -> Tensor | None:
+        """The point x."""
+        return self.at.x
+
+    def down(self, d: int) -> int:
+        """Thresholds, δ and the centre's mass."""
+        return len(self.weighing.levels) + 2
+
+    def losses(self, clients: Answering) -> tuple[Any, Any, Vector, Vector]:
+        """The point, the objective's form, L_i, and the centre."""
+        point, form, about = clients.point(self.at), clients.form(self.weighing.objective), self.weighing
+        centre = clients.centre(about.centre) / about.mass if about.centre else form.prior
+        return point, form, point.losses.double().cpu().numpy(), centre
+
+    def weights(self, clients: Answering) -> Vector:
+        """λ_i at the first threshold."""
+        _, form, losses, centre = self.losses(clients)
+        weights: Vector = form.weights(losses, self.weighing.levels[0], self.weighing.delta, centre)
+        return weights
+
+
+@dataclass(frozen=True, eq=False)
+class Thresholds(WeighedQuestion):
+    """p_i L_i, p_i L_i², and for every ν λ_i(ν) and max_l (L_i − ν) l − ψ_i(l) − (δ/2)(l − m_i)²: for sums."""
+
+    kind = "thresholds"
+    vectors = ("masses",)
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Two numbers, and two for every threshold."""
+        return {"masses": (2 + 2 * len(self.weighing.levels),)}
+
+    def answer(self, clients: Answering) -> Reply:
+        """All of it from L_i."""
+        _, form, losses, centre = self.losses(clients)
+        rows = [form.prior * losses, form.prior * losses**2]
+        for nu in self.weighing.levels:
+            rows += [made(losses, nu, self.weighing.delta, centre) for made in (form.weights, form.conjugate)]
+        return Reply({}, {"masses": _stacked(np.stack(rows, 1))})
+
+
+@dataclass(frozen=True, eq=False)
+class Response(WeighedQuestion):
+    """λ_i c_i, and with it what a certificate is made of: for sums.
+
+    The numbers are λ_i; λ_i (L_i − b_i), from below; what ψ is made of (`Separable.moment`); ψ_i*(L_i − ν), from above;
+    λ_i μ_i; and λ_i times the bound on the rounding error of c_i.
+    """
+
+    kind = "response"
+    vectors = ("weighted",)
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """A vector and the numbers."""
+        return {"weighted": (d + SUMMARY,)}
+
+    def answer(self, clients: Answering) -> Reply:
+        """λ_i is kept where it has a name."""
+        point, form, losses, centre = self.losses(clients)
+        about, nu = self.weighing, self.weighing.levels[0]
+        weights = form.weights(losses, nu, about.delta, centre)
+        if about.name:
+            clients.keep(about.name, weights)
+        e, error = (bound.double().cpu().numpy() for bound in point.rounding())
+        e = e * (1 + 1e-12) + 1e-15 * (np.abs(losses) + np.abs(form.offset))
+        numbers = [
+            weights, weights * (losses - form.offset - e), form.moment(weights),
+            form.conjugate(losses + e, nu, 0.0, centre), weights * clients.moduli(),
+            weights * error * (1 + 1e-12),
+        ]  # fmt: skip
+        summary = np.stack(numbers, 1)
+
+        def each() -> Tensor:
+            c = point.each().double().cpu()
+            return torch.cat([torch.from_numpy(weights)[:, None] * c, torch.from_numpy(summary)], 1)
+
+        made = Vectors(lambda w: w.double().cpu() @ each(), each, shape=(len(self.at.x) + SUMMARY,), fine=True)
+        return Reply({}, {"weighted": replace(made, own=lambda: (point.each(), weights), padded=True)})
+
+
+@dataclass(frozen=True, eq=False)
+class WeighedSteps(WeighedQuestion):
+    """λ_i d_i with d_i = x − u_{i,J} after J local steps from x: for sums."""
+
+    kind = "weighed_steps"
+    vectors = ("weighted_d",)
+
+    correction: Tensor
+    plan: LocalPlan
+
+    @property
+    def sent(self) -> None:
+        """Clients have answered at x."""
+
+    def down(self, d: int) -> int:
+        """The correction too."""
+        return d + super().down(d)
+
+    def answer(self, clients: Answering) -> Reply:
+        """The local steps that `LocalSteps` asks for, weighted."""
+        made, point = self.weights(clients), clients.point(self.at)
+        done = clients.oracle.local_updates(self.at.x, point, self.correction, self.plan)
+        weights = torch.from_numpy(made).to(self.at.x)
+
+        def each() -> Tensor:
+            return weights[:, None] * cast(Tensor, done.each())
+
+        held = Vectors(lambda w: cast(Tensor, done.sum(w.to(weights) * weights)), each)
+        return Reply({}, {"weighted_d": replace(held, own=lambda: (done.each(), made), padded=True)})
+
+
+def _stacked(rows: NDArray[np.float64]) -> Vectors:
+    """Numbers of every client, (n, k), that leave in sums only."""
+    table = torch.from_numpy(rows)
+    return Vectors(lambda w: w.double().cpu() @ table, lambda: table, shape=rows.shape[1:], fine=True, padded=True)
 
 
 @dataclass(frozen=True, eq=False)

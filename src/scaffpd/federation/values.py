@@ -117,6 +117,27 @@ class ProximalPlan:
     steepest: float = 0.0
 
 
+@dataclass(frozen=True, eq=False)
+class Weighing:
+    """How clients find their own weights from their own losses, by thresholds that are the same for all.
+
+    Attributes:
+        objective: what it is done for; it has a `separable` form.
+        levels: the thresholds ν.
+        delta: δ, the price of leaving the centre.
+        centre: the number under which clients keep the centre; 0 is the prior.
+        mass: Σ of the weights that they keep under that number; the centre is those over it.
+        name: the number under which to keep these weights; 0 to forget them.
+    """
+
+    objective: Any
+    levels: tuple[float, ...]
+    delta: float = 0.0
+    centre: int = 0
+    mass: float = 1.0
+    name: int = 0
+
+
 @dataclass
 class Traffic:
     """Communication since the start, summed over clients, as the method needs it; evaluation is not counted."""

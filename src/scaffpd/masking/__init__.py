@@ -1,21 +1,144 @@
-"""Secure aggregation: a server learns Σ_i w_i v_i and no single v_i (after Bonawitz et al., 2017; Bell et al., 2020).
+r"""Secure aggregation: a server learns Σ_i w_i v_i and no single v_i (after Bonawitz et al., 2017; Bell et al., 2020).
 
 terms     who takes part in a sum, who shares masks with whom, and the number format
 keys      identities of clients, what two of them agree on, and key streams
-exchange  a client's answer; the server adds them up
+
+Here is a client's part in a sum: one answer, hidden under streams that cancel in the sum of all.
+
+    y_i = q_i + Σ_{j>i} stream(k_ij, h) − Σ_{j<i} stream(k_ij, h)   (mod 2⁶⁴)
+
+over its neighbours j, with k_ij the secret of the two (`keys`) and h a digest of the whole question: where it is asked,
+about what, with which weights, in which number format and over which clients. So
+
+    Σ_i y_i = Σ_i q_i
+
+if everybody was asked the same and has answered. A server that tells two clients different things, or leaves somebody
+out, is left with noise, whatever it does: there is nothing else that a client would give away. A client that does not
+answer leaves the sum closed for good; it has to be begun anew.
+
+This is the protocol of Bonawitz et al. (2017) without what it needs to open the sum over those who are left: no shares
+of keys, hence no second mask, no second exchange, and no round in which clients compare lists.
 
 Nothing here knows of models or networks: bytes and arrays go in, bytes and arrays come out.
 """
 
-from importlib.util import find_spec
+from __future__ import annotations
 
-from scaffpd.errors import not_installed
+from collections.abc import Collection, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from scaffpd.errors import InputError, not_installed
 
 if find_spec("cryptography") is None:
     raise not_installed("cryptography", "privacy")
 
-from scaffpd.masking.exchange import Incomplete, Party
-from scaffpd.masking.keys import Card, Identity
-from scaffpd.masking.terms import FixedPoint, Terms
+from scaffpd.masking.keys import Authority, Card, Identity, add_stream, derive_key, sign
+from scaffpd.masking.terms import Accused, FixedPoint, Forgotten, Ring, Terms
 
 __all__ = ["Card", "FixedPoint", "Identity", "Incomplete", "Party", "Terms"]
+
+MOST_CARDS = 4096  # of clients that meet
+
+
+class Party:
+    """One client.
+
+    Args:
+        identity: its keys.
+        pins: fingerprints of all others' keys, by their names; with any of them, every other card is refused.
+        authority: checks the signatures on cards; `None` where cards are not signed.
+        least: the smallest number of colluding clients that this client wants to be safe from.
+        roster: the clients that may take part; empty for anybody.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        pins: Mapping[str, str] | None = None,
+        authority: Authority | None = None,
+        least: int = 1,
+        roster: Collection[str] = (),
+    ) -> None:
+        self.identity, self.name = identity, identity.name
+        self._pins, self._authority, self._least, self._roster = dict(pins or {}), authority, least, set(roster)
+        self._cards: dict[str, Card] = {}
+        self._agreed: dict[str, bytes] = {}
+
+    @property
+    def known(self) -> Collection[str]:
+        """The others that this client has met."""
+        return self._cards.keys()
+
+    def meet(self, cards: Sequence[Card]) -> None:
+        """Take the others' cards; a name keeps its long-term key for as long as this client lives."""
+        if len({*self._cards, *(card.name for card in cards)}) > MOST_CARDS:
+            raise InputError(f"Secure sums are made by {MOST_CARDS} clients at most.")
+        for card in cards:
+            if card.name == self.name:
+                if card.key != self.identity.card.key:
+                    raise InputError(f"Somebody else shows a card in the name of {self.name!r}.")
+                continue
+            self._check(card)
+            if self._cards.get(card.name) != card:
+                self._agreed.pop(card.name, None)
+            self._cards[card.name] = card
+
+    def _check(self, card: Card) -> None:
+        """Refuse a card that is not the one that its name should have."""
+        if self._cards.get(card.name, card).key != card.key:
+            raise Accused(card.name, f"{card.name!r} shows another key than before.")
+        if self._roster and card.name not in self._roster:
+            raise Accused(card.name, f"{card.name!r} is not on the roster of {self.name!r}.")
+        if self._pins and card.name not in self._pins:
+            raise Accused(card.name, f"{self.name!r} has pins, and none for {card.name!r}: pin every other key.")
+        if self._pins.get(card.name, card.fingerprint) != card.fingerprint:
+            raise Accused(card.name, f"The key of {card.name!r} is not the one that is pinned here.")
+        if self._authority is not None:
+            try:
+                self._authority.check(card)
+            except InputError as why:
+                raise Accused(card.name, str(why)) from None
+
+    def mask(self, terms: Terms, asked: bytes, numbers: FixedPoint, vector: Any) -> Ring:
+        """y_i for the vector; `asked` stands for everything that this client was asked.
+
+        A vector out of range is refused before anything happens.
+        """
+        if self.name not in terms.names or numbers.clients < len(terms.names):
+            raise InputError("This sum is not for this client, or its numbers are for fewer clients.")
+        if terms.colluding < self._least:
+            raise InputError(
+                f"This client takes part in sums that bear {self._least} colluding clients, not {terms.colluding}."
+            )
+        total = numbers.encode(np.ravel(vector))
+        salt = terms.digest + repr(numbers).encode() + asked
+        for other in terms.neighbours(self.name):
+            add_stream(total, derive_key(self._shared(other), salt, "stream"), sign(self.name, other))
+        return total
+
+    def _shared(self, other: str) -> bytes:
+        """k_ij."""
+        if other not in self._cards:
+            raise Forgotten(f"This client has not met {other!r}.")
+        if other not in self._agreed:
+            try:
+                self._agreed[other] = self.identity.agreed(self._cards[other])
+            except ValueError:  # of small order: everybody would know the secret
+                raise Accused(other, f"The key of {other!r} cannot be used.") from None
+        return self._agreed[other]
+
+    def kept(self) -> dict[str, Any]:
+        """What another process of this client needs to go on: it holds a secret, and must not leave the site."""
+        return {"once": self.identity.secret(), "cards": [card.values() for card in self._cards.values()]}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Go on from what `kept` returned."""
+        self.identity = self.identity.resumed(kept["once"])
+        self._cards, self._agreed = {card.name: card for card in map(Card.of, kept["cards"])}, {}
+
+
+class Incomplete(InputError):
+    """A client has left a sum: it stays closed for good."""

@@ -13,7 +13,11 @@
 | `Nash(b)` | λ > 0 | Σ λ_i b_i − p_i − p_i log(λ_i/p_i) | −Σ p_i log(b_i − f_i) |
 """
 
-from scaffpd.errors import unknown
+from typing import Any
+
+import numpy as np
+
+from scaffpd.errors import InputError, unknown
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.chi_square import Agnostic, Average, ChiSquare
 from scaffpd.objectives.chi_square_ball import ChiSquareBall
@@ -39,6 +43,34 @@ def named(name: str) -> Objective:
         raise unknown("objective", name, [known.__name__ for known in kinds.values()])
     strength, value = USUAL.get(kind.__name__, ("", 0.0))
     return kind(**{strength: value}) if strength else kind()
+
+
+WEIGHED = {
+    kind.__name__: kind for kind in (Average, Agnostic, ChiSquare, CVaR, Tilted)
+}  # clients find their own weights
+
+
+def to_values(objective: Objective) -> dict[str, Any]:
+    """Write an objective by which clients find their own weights, as JSON has it."""
+    inner = getattr(objective, "objective", objective)
+    values = {name: value for name, value in vars(inner).items() if value is not None}
+    if inner is not objective:
+        values["offset"] = np.asarray(objective.offset)  # type: ignore[attr-defined]
+    plain = {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in values.items()}
+    return {"kind": type(inner).__name__, **plain}
+
+
+def from_values(values: dict[str, Any]) -> Objective:
+    """Read what `to_values` wrote; refuse anything else."""
+    given = dict(values)
+    kind, offset = WEIGHED.get(str(given.pop("kind", ""))), given.pop("offset", None)
+    try:
+        if kind is None:
+            raise InputError("It has no kind.")
+        made = kind(**given)
+        return made if offset is None else Excess(made, offset)
+    except (TypeError, ValueError, InputError):
+        raise InputError("The objective by which weights are to be found cannot be read.") from None
 
 
 __all__ = [

@@ -205,6 +205,10 @@ class Objective(ABC):
         """The smallest curvature of ψ at λ itself (at least `strong_convexity`)."""
         return self.strong_convexity(len(np.asarray(weights)))
 
+    def separable(self, n: int) -> Any:
+        """The `Separable` form, by which `n` clients find their weights from a common threshold; `None` without one."""
+        return None
+
     def start(self, losses: ArrayLike) -> Vector:
         """λ⁰ for a run whose first losses are `losses`: the prior, unless Λ is not the simplex."""
         return self.weights(len(np.asarray(losses))).copy()

@@ -12,6 +12,7 @@ from scaffpd.errors import InputError
 from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, finite_vector, read_scale, roundings
 from scaffpd.objectives.simplex import (
     EPSILON,
+    Separable,
     distance_above,
     dual_above,
     in_simplex,
@@ -117,6 +118,11 @@ class ChiSquare(Objective):
         free = weights > 0.0 if caps is None else (weights > 0.0) & (weights < caps)
         return simplex_step(weights, rate * free)
 
+    def separable(self, n: int) -> Separable:
+        """q_i = ρ/p_i, and the cap."""
+        p = self.weights(n)
+        return Separable.of(p, price=self.rho / p, high=1.0 if self.cap is None else self.cap)
+
     def strong_convexity(self, n: int) -> float:
         """ρ / max_i p_i."""
         return float(self.rho / self.weights(n).max())
@@ -188,6 +194,10 @@ class Agnostic(Objective):
         weights = self._prox(s, old, sigma)
         return simplex_step(weights, np.where(weights > 0.0, sigma, 0.0))
 
+    def separable(self, n: int) -> Separable:
+        """ψ_i = 0."""
+        return Separable.of(self.weights(n))
+
 
 class Average(Objective):
     r"""Λ = {p}, ψ = 0:  min_x Σ p_i f_i(x).
@@ -222,3 +232,8 @@ class Average(Objective):
         """Zero: the step never moves."""
         weights = self._prox(s, old, sigma)
         return ProxStep(weights, np.zeros(len(weights)), np.empty((0, len(weights))))
+
+    def separable(self, n: int) -> Separable:
+        """No choice: low_i = high_i = p_i."""
+        p = self.weights(n)
+        return Separable.of(p, low=p, high=p)

@@ -11,6 +11,7 @@ from scaffpd.errors import InputError
 from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, read_scale, roundings
 from scaffpd.objectives.simplex import (
     UNEQUAL,
+    Separable,
     in_simplex,
     normalised,
     project_capped,
@@ -87,6 +88,10 @@ class CVaR(Objective):
         weights = self._prox(s, old, sigma)
         free = (weights > 0.0) & (weights < self.caps(len(weights)))
         return simplex_step(weights, np.where(free, sigma, 0.0))
+
+    def separable(self, n: int) -> Separable:
+        """high_i = p_i/α."""
+        return Separable.of(self.weights(n), high=self.weights(n) / self.alpha)
 
     def _quantile(self, losses: Vector) -> float:
         """The loss down to which the clients, worst first, have prior weight α."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,11 @@ class Excess(Objective):
 
     def _origin(self) -> float:
         return self.objective._origin() + 2.0 * float(np.abs(self.levels(np.size(self.offset))).max())
+
+    def separable(self, n: int) -> Any:
+        """That of the objective, with offset b."""
+        found = self.objective.separable(n)
+        return None if found is None else replace(found, offset=self.levels(n))
 
     def strong_convexity(self, n: int) -> float:
         """As the objective's: ⟨b, λ⟩ is linear."""

@@ -21,6 +21,7 @@ from scaffpd.objectives.base import (
 )
 from scaffpd.objectives.simplex import (
     EPSILON,
+    Separable,
     corrected,
     in_simplex,
     inner,
@@ -119,6 +120,10 @@ class Tilted(Objective):
         weights = self._prox(s, old, sigma)
         steps = np.asarray(sigma, dtype=np.float64)
         return simplex_step(weights, steps * (weights / (weights + steps * self.rho)))
+
+    def separable(self, n: int) -> Separable:
+        """λ_i(ν) = p_i exp((L_i − ν)/ρ)."""
+        return Separable.of(self.weights(n), tilt=self.rho)
 
     def strong_convexity(self, n: int) -> float:
         """ρ, because ψ'' = ρ/λ_i and λ_i ≤ 1 on the simplex."""

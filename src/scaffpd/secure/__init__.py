@@ -4,13 +4,12 @@ A round of Scaff-PD needs Σ λ_i c_i and Σ λ_i d_i; λ_i goes to client i, wh
 losses L_i, weights λ_i and a few scalars. docs/secure-aggregation.md says against whom this helps, and what it does
 not hide.
 
-parties      clients with keys of their own, and what each of them checks before it answers
-
-A secure sum Σ_i w_i v_i takes one exchange, for the masked vectors. The clip 2ᵉ follows the vectors: with its y_i a
-client says which e would have been enough for it, and the next sum of the same kind leaves `HEADROOM` binary digits
-above the largest. Whose vector is larger than that says so instead of sending it; then the sum stays closed, and is
-begun anew. So it is where all vectors have become so much smaller that more than `WASTE` digits would be lost. Of 64
-binary digits log₂ N and those are lost: with N ≤ 64 clients a sum is off by less than 10⁻¹² of its largest term.
+`parties` has clients with keys of their own, and what each of them checks before it answers. Here is one secure sum
+Σ_i w_i v_i, which is one exchange. The clip 2ᵉ follows the vectors: with its y_i a client says which e would have
+been enough for it, and the next sum of the same kind leaves `HEADROOM` binary digits above the largest. Whose vector
+is larger than that says so instead of sending it; then the sum stays closed, and is begun anew. So it is where all
+vectors have become so much smaller that more than `WASTE` digits would be lost. Of 64 binary digits log₂ N and those
+are lost: with N ≤ 64 clients a sum is off by less than 10⁻¹² of its largest term.
 """
 
 from __future__ import annotations
@@ -24,14 +23,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import InputError, real
+from scaffpd.errors import InputError, real, unknown
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.answers import ClientSelection
-from scaffpd.federation.questions import Question, Reply, Vectors
+from scaffpd.federation.questions import Question, Reply, Scores, Vectors
 from scaffpd.masking import FixedPoint, Incomplete, Terms
 from scaffpd.masking.terms import LARGEST, SMALLEST
-from scaffpd.secure.parties import LocalParties, MaskedReply, Parties, SumRequest, Weighting, coarse, weightings
+from scaffpd.secure.parties import (
+    STEP,
+    LocalParties,
+    MaskedReply,
+    Parties,
+    SumRequest,
+    Weighting,
+    coarse,
+    weightings,
+)
 
+CLEAR, HIDDEN = LOSSES = ("clear", "hidden")
 HEADROOM, WASTE = 3, 10
 DIGITS = 2**24  # by so much a masked vector may change where floating point rounds differently
 ATTEMPTS = 4
@@ -60,12 +69,17 @@ class SecureSums:
         self._exponents: dict[tuple[str, int], int] = {}
         self.last: FixedPoint | None = None  # the format of the last sum
 
-    def sum(self, kind: str, held: Any, weights: dict[str, float], length: int) -> NDArray[np.float64]:
-        """Σ w_i v_i over the clients that have a weight; `kind` names what is summed, for its number format."""
+    def sum(
+        self, kind: str, held: Any, weights: dict[str, float], length: int, first: int | None = None
+    ) -> NDArray[np.float64]:
+        """Σ w_i v_i over the clients that have a weight; `kind` names what is summed, for its number format.
+
+        `first` is the size that the first of them is expected to have; where it is not given, clients are asked.
+        """
         key, n = (kind, len(weights)), len(weights)
         weighting = Weighting(Terms.usual(tuple(weights), self._colluding), np.array([*weights.values()]))
         for _ in range(ATTEMPTS):
-            exponent = self._exponents.get(key)
+            exponent = self._exponents.get(key, first)
             numbers = None if exponent is None else FixedPoint.finest(n, exponent)
             request = SumRequest(held, weighting, numbers)
             replies = self.parties.mask(request, length)
@@ -124,16 +138,19 @@ class MaskedSums:
         quantum: losses leave as multiples of it; 0 where clients elsewhere see to that themselves.
         projections: whether clients show their gradients along directions that the server chooses.
         terms: who takes part.
+        silent: whether losses stay with their clients too.
     """
 
     hides = True
 
-    def __init__(self, sums: SecureSums, quantum: float, projections: bool, terms: Terms) -> None:
-        self.sums, self.quantum, self.projections = sums, quantum, projections
+    def __init__(self, sums: SecureSums, quantum: float, projections: bool, terms: Terms, silent: bool = False) -> None:
+        self.sums, self.quantum, self.projections, self.silent = sums, quantum, projections, silent
         self.twice = weightings(terms) > 1
 
     def shown(self, question: Question, reply: Reply) -> Reply:
-        """Numbers, with losses as coarse as the quantum."""
+        """Numbers, with losses as coarse as the quantum; none where losses are hidden, but for scores."""
+        if self.silent and question.scalars and not isinstance(question, Scores):
+            raise InputError('Losses are hidden: use fair(...), MinimaxSums, or losses="clear".')
         return coarse(question, reply, self.quantum)
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
@@ -142,8 +159,10 @@ class MaskedSums:
             return self._shared(part, vectors, asked, weights)
         own = {asked.names[i]: float(weights[i]) for i in asked.chosen}
         shape = vectors.shape or asked.like.shape
-        total = self.sums.sum(part, vectors, own, int(np.prod(shape)))
-        return torch.from_numpy(total.reshape(shape)).to(asked.like)
+        length, first = int(np.prod(shape)), STEP + HEADROOM if vectors.padded else None
+        total = self.sums.sum(part, vectors, own, length + vectors.padded, first)[:length]
+        found = torch.from_numpy(total.reshape(shape))
+        return found if vectors.padded and vectors.fine else found.to(asked.like)
 
     def _shared(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """Add up what clients have weighted and noised themselves.
@@ -180,6 +199,8 @@ class SecureAggregation(Federation):
         quantum: losses are rounded to multiples of it before they leave a client; certificates allow for it.
         projections: whether clients may show their gradients along directions that the server chooses: the subspace
             saddle method needs that.
+        losses: "clear", or "hidden": then clients find their own weights, and nothing of a single client is shown
+            before the end of a run. `fair` takes `MinimaxSums` there; other methods need the losses.
         record: is handed everything that the server receives of a vector, as (kind, client, array), for tests.
     """
 
@@ -190,12 +211,15 @@ class SecureAggregation(Federation):
         share: float = 0.9,
         quantum: float = 0.0,
         projections: bool = False,
+        losses: str = "clear",
         record: Callable[[str, str, Any], None] | None = None,
     ) -> None:
         if not 0 < real("SecureAggregation", "share", share) <= 1:
             raise InputError(f"SecureAggregation needs 0 < share <= 1, got {share!r}.")
         if not 0 <= real("SecureAggregation", "quantum", quantum) < float("inf"):
             raise InputError(f"SecureAggregation needs quantum >= 0, got {quantum!r}.")
+        if losses not in LOSSES:
+            raise unknown("losses", losses, LOSSES)
         if not isinstance(federation, Federation) or federation.sums.hides:
             given = type(federation).__name__
             raise InputError(f"SecureAggregation takes a Cohort or a deployed federation, got {given}.")
@@ -207,7 +231,7 @@ class SecureAggregation(Federation):
         else:
             quantum = 0.0
         sums = SecureSums(parties, colluding, self._counted, record)
-        super().__init__(channel, MaskedSums(sums, float(quantum), projections, terms))
+        super().__init__(channel, MaskedSums(sums, float(quantum), projections, terms, losses == HIDDEN))
         self.inner = federation
 
     def _counted(self, exchanges: int, up: int, down: int) -> None:

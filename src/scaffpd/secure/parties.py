@@ -34,6 +34,7 @@ from scaffpd.masking.terms import LARGEST, SMALLEST, Ring, exponent_of
 
 REMEMBERED = 256  # sums that a client in this process remembers
 SHARPNESS = 1000.0  # two sums of one vector show it to a thousandth of its length at best
+STEP = 8  # of exponents that clients tell, where the size of a vector is hidden
 WEIGHTINGS = 2  # of one vector: λ, and equal weights, which set a dual rate, or the last λ, which shows curvature
 
 
@@ -180,6 +181,26 @@ class TooLarge(InputError):
     """A sum would nearly be a client's own vector."""
 
 
+class Bare(NamedTuple):
+    """A vector that a client has weighted itself, and the weight; all weights together are one, or `mass` if less."""
+
+    vector: NDArray[np.float64]
+    weight: float
+    mass: float = 1.0
+
+    def among(self, terms: Terms, name: str) -> tuple[NDArray[np.float64], float, Weighting]:
+        """What there is to check: the others' weights are not known, but their sum is."""
+        rest = max(self.mass - self.weight, 0.0) / (len(terms.names) - 1)
+        values = np.where(np.array(terms.names) == name, self.weight, rest)
+        return np.asarray(self.vector, dtype=np.float64).ravel(), self.weight, Weighting(terms, values)
+
+
+def padded(vector: Any) -> NDArray[np.float64]:
+    """The vector with one more entry, by which its size is known no better than to a power of 2⁸."""
+    own = np.asarray(vector, dtype=np.float64).ravel()
+    return np.append(own, math.ldexp(1.0, STEP * math.ceil(exponent_of(own) / STEP)))
+
+
 class GuardedParty(NamedTuple):
     """A client in secure sums.
 
@@ -193,14 +214,21 @@ class GuardedParty(NamedTuple):
     guard: DisclosureGuard
     share: float
 
-    def answer(self, weights: Weighting, numbers: FixedPoint | None, vector: Any, asked: bytes) -> MaskedReply:
-        """Its masked vector; without a number format, or where the vector does not fit it, the vector's size alone."""
+    def answer(
+        self, weights: Weighting, numbers: FixedPoint | None, vector: Any, asked: bytes, bare: Bare | None = None
+    ) -> MaskedReply:
+        """Its masked vector; without a number format, or where the vector does not fit it, the vector's size alone.
+
+        `bare` is the vector without the weight that the client has given it itself.
+        """
         weight = weights.of(self.party.name, self.share)
         own = np.asarray(vector, dtype=np.float64).ravel()
+        seen = (own, weight, weights) if bare is None else bare.among(weights.terms, self.party.name)
+        seen[2].of(self.party.name, self.share)
         exponent = _exponent(own, weight)
         if numbers is None or exponent > numbers.exponent:
             return MaskedReply(exponent, None)
-        record = self.guard.check(own, weight, weights)
+        record = self.guard.check(*seen)
         masked = self.party.mask(weights.terms, asked + weights.values.tobytes(), numbers, weight * own)
         self.guard.remember(record)
         return MaskedReply(exponent, masked)
@@ -250,8 +278,14 @@ class LocalParties:
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Everybody's masked vector, or its size; every question here is a new one."""
         asked, names = os.urandom(16), wanted.weights.terms.names
-        rows = (vector.detach().cpu().numpy() for vector in wanted.held.each())
+        rows = [vector.detach().cpu().numpy() for vector in wanted.held.each()]
+        bare: list[Bare | None] = [None] * len(rows)
+        if wanted.held.own is not None:
+            vectors, own = wanted.held.own()
+            bare = [Bare(row.detach().cpu().numpy(), float(w)) for row, w in zip(vectors, own, strict=True)]
+        if wanted.held.padded:
+            rows = [padded(row) for row in rows]
         return {
-            name: self.members[name].answer(wanted.weights, wanted.numbers, row, asked)
-            for name, row in zip(names, rows, strict=True)
+            name: self.members[name].answer(wanted.weights, wanted.numbers, row, asked, known)
+            for name, row, known in zip(names, rows, bare, strict=True)
         }

@@ -35,6 +35,7 @@ LEFT = {  # what an answer to a question is, in words
     "hello": "its name and version", "describe": "names of columns, categories and labels",
     "totals": "sums over columns", "setup": "how curved its loss is, and one loss", "start": "where a model begins",
     "losses": "losses", "gradients": "losses and gradients", "local_updates": "local updates",
+    "thresholds": "weights for thresholds", "response": "weighted gradients", "weighed_steps": "weighted updates",
     "proximal_steps": "local updates", "curvature": "curvatures along directions", "diagonal": "diagonals of Hessians",
     "project": "gradients along directions", "optima": "smallest losses", "evaluate": "loss and accuracy",
     "held_out_loss": "losses of folds", "joining_scores": "scores alone and together", "card": "its public key",
@@ -188,6 +189,8 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
             "Once: how curved the loss is, as three numbers: most, least, and at the steepest single row; and the loss "
             "at one arbitrary point, which tells whether the data are still the same when a run is resumed."
         )
+    if secure.losses == "hidden":
+        rounded = ", in sums over all silos alone"
     lines.append(
         f"Per question: the loss (one number{rounded}), and a gradient or a local update (each a vector of d numbers; "
         f"d is {d}). They are over all {train} training rows or a random part of them, never fewer than {limits.rows} "
@@ -292,6 +295,12 @@ def dishonest(file: SiloFile) -> str:
         f"the start and no more than {limits.path:g} apart in all, in {limits.runs} runs; from losses at points close "
         f"together it can work out your gradient there; your accuracy at {limits.scores} points a run"
     )
+    if secure.losses == "hidden":
+        losses = (
+            f"the largest loss of all silos, without a name, at {limits.points:,} points of its choice a run, and from "
+            "points close together the gradient of the silo that has it; your loss and accuracy at "
+            f"{min(limits.scores, 2)} points a run"
+        )
     if not secure.required:
         return (
             f"A coordinator that breaks the rules learns {losses}; and your gradients and updates at those points, as "

@@ -7,6 +7,9 @@ A coordinator chooses the points x, and answers tell as much as the points let t
   loss shows which rows lie on which side of a plane (quadratic losses do not; there x may go anywhere);
 - accuracies at `limits.scores` points: they show as much near as far out;
 - gradients and local work only where the loss has been asked for;
+- where losses are hidden: thresholds, and what silos weigh by them, for sums alone; `LEVELS` questions for thresholds
+  and two for a gradient at one point, for `OBJECTIVES` objectives; scores at `SCORED` points, if `limits.scores` allows
+  as many;
 - where vectors are masked: ‖c_i‖² where a run begins, ‖d_i‖² where the algorithm needs it and of local work without a
   correction alone, and at one point no more than `CORRECTIONS` corrections.
 
@@ -35,7 +38,7 @@ from scaffpd.algorithms.base import SIZES as MEASURED
 from scaffpd.config.model_file import Setup
 from scaffpd.config.reading import algorithm_kind
 from scaffpd.config.silo import SiloFile
-from scaffpd.deploy.messages import SIZES, digest
+from scaffpd.deploy.messages import MASKED, SIZES, WEIGHT, digest
 from scaffpd.errors import InputError
 from scaffpd.federation import Key, Vector
 from scaffpd.federation.questions import (
@@ -47,15 +50,22 @@ from scaffpd.federation.questions import (
     Optima,
     Project,
     Question,
+    Response,
     Scores,
+    Thresholds,
+    WeighedQuestion,
+    WeighedSteps,
 )
 from scaffpd.federation.values import Sketch
+from scaffpd.objectives import to_values
 from scaffpd.system import lock_file
 
 ATTEMPTS = {  # of one process, while silos go away
     "schema": 4, "mean": 4, "agreement": 1, "cut into folds": 1, "choice of strengths": 1000, "set of strengths": 1,
 }  # fmt: skip
+WEIGHED = {Thresholds.kind, Response.kind, WeighedSteps.kind}
 BEGINNINGS = 8  # points at which ‖c_i‖² is told: where a run begins, or begins anew without somebody
+LEVELS, RESPONSES, OBJECTIVES, SCORED = 12, 4, 3, 2  # questions at one point; objectives, and points with scores
 CORRECTIONS = 3  # at one point: a run that begins anew there has another
 
 
@@ -190,6 +200,8 @@ class SiloGuard:
             raise InputError("This silo sends vectors masked only, and the agreement has no secure sums.")
         if self.file.privacy.required and not setup.privacy:
             raise InputError("This silo takes part with differential privacy only, and the agreement has none.")
+        if secure.losses == "hidden" and setup.secure.get("losses") != "hidden":
+            raise InputError("This silo keeps its losses to itself (secure.losses), and the agreement has them shown.")
         if setup.secure.get("projections") and not secure.projections:
             raise InputError("This silo does not show its gradient along directions that the coordinator chooses.")
         self.attempt("agreement", setup.columns)
@@ -211,6 +223,10 @@ class SiloGuard:
     def check_kind(self, setup: Setup, kind: str) -> None:
         """Refuse what the algorithm does not ask."""
         answered = self.asked_by(setup.algorithm)
+        if setup.secure.get("losses") == "hidden":
+            if kind not in (answered & WEIGHED) | {Scores.kind, JoiningScores.kind}:
+                raise InputError(f"Losses are hidden in this run: {kind!r} is not answered.")
+            return
         shown = {Project.kind} if setup.secure.get("projections") else set()
         more = {Optima.kind, *shown} if GradientsAt.kind in answered else set()
         more |= {HeldOutLoss.kind} if "fold" in setup.model else {JoiningScores.kind}
@@ -255,6 +271,8 @@ class SiloGuard:
         run, hides = self.run, bool(setup.secure)
         with self.journal.turn():
             at = question if isinstance(question, GradientsAt) and use else getattr(question, "at", None)
+            if isinstance(question, WeighedQuestion):
+                self._weighed(setup, question, use, start)
             if isinstance(at, GradientsAt) and _name(at) not in self.journal.known(run, GradientsAt.kind):
                 raise InputError("This silo has not been asked for its loss at that point.")
             if isinstance(question, Losses):
@@ -263,7 +281,7 @@ class SiloGuard:
                 self._reach(setup, question.x, start, (None, (0,)))
             if isinstance(question, GradientsAt):
                 self.journal.note(run, GradientsAt.kind, _name(question))
-            self._scored(run, question)
+            self._scored(run, question, setup.secure.get("losses") == "hidden")
             if self.file.secure.projections:  # then gradients are shown along any direction
                 return
             if use == SIZES:
@@ -271,16 +289,59 @@ class SiloGuard:
             if hides and isinstance(question, LocalSteps):
                 self._corrected(run, question)
 
-    def _scored(self, run: str, question: Question) -> None:
-        """Let few accuracies leave, also those of models that are compared at the end."""
+    def _weighed(self, setup: Setup, question: WeighedQuestion, use: str, start: Tensor) -> None:
+        """Let few thresholds be tried at a point, and few gradients be weighed by them; for sums alone."""
+        if setup.secure and use != MASKED:
+            raise InputError("What silos weigh themselves leaves in sums only.")
+        at, about = question.at, question.weighing
+        goal = json.dumps(to_values(about.objective), sort_keys=True)
+        self._few(self.run, "objective", goal, OBJECTIVES, f"its weights for {OBJECTIVES} objectives")
+        how = f"{about.levels} {about.delta} {about.centre} {about.mass}"
+        if isinstance(question, Thresholds):
+            self._reach(setup, at.x, start, (at.batch_size, at.key))
+            self.journal.note(self.run, GradientsAt.kind, _name(at))
+            words = f"its weight for {LEVELS} sets of thresholds at that point"
+            return self._few(self.run, f"thresholds {_name(at)}", how, LEVELS, words)
+        self._few(self.run, f"response {_name(at)}", how, RESPONSES, f"{RESPONSES} of its weights at that point")
+        if isinstance(question, WeighedSteps):
+            what, words = f"correction {_name(at)}", f"its local work for {CORRECTIONS} corrections at that point"
+            self._few(self.run, what, _digest(question.correction), CORRECTIONS, words)
+        return None
+
+    def remember_masses(self, name: str) -> None:
+        """Remember a masked answer about thresholds, by its name."""
+        with self.journal.turn():
+            self.journal.note(self.run, "masses", name)
+
+    def has_masses(self, name: str) -> bool:
+        """Whether this silo has given such an answer."""
+        with self.journal.turn():
+            return name in self.journal.known(self.run, "masses")
+
+    def keep_weight(self, name: int, weight: Vector) -> None:
+        """Keep the silo's own weight for another process of it."""
+        with self.journal.turn():
+            self.journal.note(self.run, WEIGHT, str(name), as_text(weight))
+
+    def kept_weight(self, name: int) -> Vector | None:
+        """The weight that was kept under a number."""
+        with self.journal.turn():
+            kept = self.journal.known(self.run, WEIGHT).get(str(name))
+        return None if kept is None else as_numbers(kept)
+
+    def _scored(self, run: str, question: Question, hidden: bool) -> None:
+        """Let few accuracies leave, also those of models that are compared at the end; few losses, where they hide."""
+        if isinstance(question, Scores) and hidden:
+            most = min(self.limits.scores, SCORED)
+            return self._few(run, "hidden scores", _digest(question.x), most, f"its scores at {most} points")
         if isinstance(question, Scores) and question.accuracy:
             name = f"{_digest(question.x)} {question.split}"
         elif isinstance(question, JoiningScores):
             name = " ".join(map(_digest, (question.average, question.fair, question.personal)))
         else:
-            return
+            return None
         words = f"its accuracy at {self.limits.scores} points, which is all that limits.scores allows"
-        self._few(run, "scores", name, self.limits.scores, words)
+        return self._few(run, "scores", name, self.limits.scores, words)
 
     def _few(self, run: str, what: str, name: str, most: int, words: str) -> None:
         """Count something that a run may have a few of."""

@@ -3,11 +3,18 @@ r"""A silo's part in secure sums: its keys, its rules, and the one gate through 
 While vectors are to be masked, an answer leaves with the numbers that its question shows and nothing else: what has
 none is refused, not answered in the clear. The masks of a vector are made from everything that the silo was asked, so
 that a coordinator that asks others something else gets no sum.
+
+Where silos weigh their vectors themselves, by a threshold that the coordinator names, one of them could be all of a
+sum: at a high threshold the worst-served silo alone has weight. So the coordinator shows everybody all masked answers
+to its question for Σ λ_j at a few thresholds. They add up to Σ λ_j; a silo finds its own answer among them, and all
+have to be shown the same, for it is part of the question. Then it knows the sum at the next higher threshold, which is
+no larger than the one at hand, and compares its own weight with that.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
@@ -21,11 +28,21 @@ from scaffpd.deploy import messages
 from scaffpd.deploy.messages import Array, Message, MissingVectors, asked_digest, names_of, number
 from scaffpd.deploy.silo.guard import SiloGuard, as_numbers, as_text
 from scaffpd.errors import ExposedError, InputError
-from scaffpd.federation.questions import QUESTIONS, Curvature, Question, Reply
+from scaffpd.federation.questions import QUESTIONS, Curvature, Question, Reply, Thresholds, WeighedQuestion
 from scaffpd.masking import Card, FixedPoint, Identity, Party, Terms
 from scaffpd.masking.keys import Authority
 from scaffpd.masking.terms import LARGEST, Accused, Forgotten
-from scaffpd.secure.parties import DisclosureGuard, GuardedParty, SumRecord, TooLarge, Weighting, coarse, quantised
+from scaffpd.secure.parties import (
+    Bare,
+    DisclosureGuard,
+    GuardedParty,
+    SumRecord,
+    TooLarge,
+    Weighting,
+    coarse,
+    padded,
+    quantised,
+)
 
 RELEASED: dict[str, tuple[str, ...]] = {
     "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), messages.CARD: (), messages.MEET: (),
@@ -34,6 +51,7 @@ RELEASED: dict[str, tuple[str, ...]] = {
 TOTALS = (["n", "sum"], ["n", "squares"])
 PROBE = 3  # the place of a loss among the constants
 REMEMBERED = 20_000  # sums of one run
+UNSEEN = "The question does not show what everybody has answered for thresholds above its own."
 NAMELESS = "There is nothing to be masked in the answer to {!r}."
 
 
@@ -127,6 +145,12 @@ class SiloMasking:
         if not set(parts) <= set(found):
             raise InputError(NAMELESS.format(about))
         vector = np.concatenate([np.asarray(found[part], dtype=np.float64).ravel() for part in parts])
+        if issubclass(QUESTIONS.get(about, Question), WeighedQuestion):
+            vector = padded(vector)
+        bare = None
+        if messages.BARE in found and sums is not None:
+            mass = self._mass(asked, vectors(asked), sums.terms)
+            bare = Bare(found[messages.BARE], float(found[messages.WEIGHT][0]), mass)
         if sums is None:
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
         if "beyond" in asked.values:  # the digits that a coarser sum has left
@@ -134,7 +158,29 @@ class SiloMasking:
             vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
         if computed.values.get("shared"):  # the silo has weighted its part itself, before it added noise
             sums = Weighting(sums.terms, np.ones(len(sums.values)))
-        return self._masked(asked, sums, vector, asked_digest(asked, vectors(asked)))
+        reply = self._masked(asked, sums, vector, asked_digest(asked, vectors(asked)), bare)
+        if about == Thresholds.kind and "masked" in reply.arrays:
+            name = _weighed(asked.values, asked.values["weighing"]["levels"], vectors(asked))
+            self._guard.remember_masses(f"{name} {messages.digest(reply.arrays['masked'])}")
+        return reply
+
+    def _mass(self, asked: Message, vectors: Mapping[str, Array], terms: Terms) -> float:
+        """Return a number that Σ λ_j is not below, from everybody's masked answers for thresholds at this point."""
+        seen, rows = asked.values.get("seen"), asked.arrays.get("seen")
+        read = read_values({"levels": list[FiniteFloat], "numbers": dict[str, Any]}, seen, UNSEEN)
+        levels, numbers = read["levels"], FixedPoint.of(read["numbers"])
+        if rows is None or rows.dtype != np.int64 or rows.shape != (len(terms.names), 3 + 2 * len(levels)):
+            raise InputError(UNSEEN)
+        own = np.ascontiguousarray(rows[terms.names.index(self.party.name)])
+        name = _weighed(asked.values, levels, vectors)
+        if not self._guard.has_masses(f"{name} {messages.digest(own)}"):
+            raise InputError("This silo's own answer is not among those that it is shown.")
+        total = numbers.decode(rows.view(np.uint64).sum(0, dtype=np.uint64))
+        nu = asked.values["weighing"]["levels"][0]
+        higher = [float(total[2 + 2 * k]) for k, level in enumerate(levels) if level >= nu]
+        if not higher:
+            raise InputError(UNSEEN)
+        return min(max(higher), 1.0)
 
     def _drill(self, asked: Message) -> Message:
         """Answer with masked ones: nothing is hidden under them, and their masks are used for nothing else."""
@@ -152,11 +198,12 @@ class SiloMasking:
             raise Forgotten("This client has not met everybody in that sum.")
         if len(names) < self.rules.members or self.party.name not in names or len(read["weights"]) != len(names):
             raise InputError(f"This silo takes part in sums over {self.rules.members} silos or more, itself included.")
-        if about == "totals" and set(read["weights"]) != {1.0}:
-            raise InputError("Sums over columns have equal weights.")
+        weighed = about == "totals" or issubclass(QUESTIONS.get(about, Question), WeighedQuestion)
+        if weighed and set(read["weights"]) != {1.0}:
+            raise InputError("Sums over columns, and of what silos weigh themselves, have equal weights.")
         return Weighting(Terms(tuple(names), read["colluding"]), np.array(read["weights"]))
 
-    def _masked(self, asked: Message, sums: Weighting, vector: Array, digest: bytes) -> Message:
+    def _masked(self, asked: Message, sums: Weighting, vector: Array, digest: bytes, bare: Bare | None) -> Message:
         """Answer with the masked vector, or with its size."""
         given = asked.values.get("numbers")
         numbers = None if given is None else FixedPoint.of(given)
@@ -164,7 +211,8 @@ class SiloMasking:
         if run not in self._sums:
             self._sums[run] = JournalledGuard(self.rules, self._guard, run)
         try:
-            found = GuardedParty(self.party, self._sums[run], self.rules.share).answer(sums, numbers, vector, digest)
+            party = GuardedParty(self.party, self._sums[run], self.rules.share)
+            found = party.answer(sums, numbers, vector, digest, bare)
         except (TooLarge, ExposedError) as refusal:  # an answer: it is about the sum, and not about this silo
             return Message("answer", {"declined": str(refusal), "exposed": isinstance(refusal, ExposedError)})
         sent = {} if found.vector is None else {"masked": found.vector.view(np.int64)}
@@ -188,3 +236,10 @@ class SiloMasking:
         if kind == "setup":
             arrays["constants"][PROBE] = quantised(arrays["constants"][PROBE], self.rules.quantum)
         return Message(message.kind, message.values, arrays)
+
+
+def _weighed(values: Mapping[str, Any], levels: list[float], vectors: Mapping[str, Array]) -> str:
+    """A name for a question about thresholds: the point, the thresholds, and how weights follow from them."""
+    about = {name: value for name, value in values["weighing"].items() if name not in ("levels", "name")}
+    said = json.dumps([about, levels, messages.digest(vectors["at"])], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()

@@ -31,9 +31,11 @@ from scaffpd.config.model_file import TRIAL, Setup, linear, read_values
 from scaffpd.config.silo import SiloFile
 from scaffpd.data.silos import fold_numbers
 from scaffpd.deploy.messages import (
+    BARE,
     MASKED,
     SECRET,
     SPENT,
+    WEIGHT,
     Array,
     Message,
     MissingVectors,
@@ -42,6 +44,7 @@ from scaffpd.deploy.messages import (
     decode,
     digest,
     encode,
+    names_of,
     own_steps,
     reply_arrays,
 )
@@ -50,7 +53,15 @@ from scaffpd.deploy.silo.disclosure import AuditLog
 from scaffpd.deploy.silo.guard import SiloGuard
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger, check_shared, shared_parts
 from scaffpd.errors import InputError
-from scaffpd.federation.questions import QUESTIONS, GradientsAt, JoiningScores, Question, Scores
+from scaffpd.federation.questions import (
+    QUESTIONS,
+    GradientsAt,
+    JoiningScores,
+    Question,
+    Response,
+    Scores,
+    WeighedQuestion,
+)
 from scaffpd.gains import own_scores
 from scaffpd.models.numerics import limit_threads
 from scaffpd.models.personal import Personal
@@ -255,7 +266,8 @@ class Silo:
         self._bind(Setup.of(asked.values.get("setup")))
         cohort, start = self.cohort, self.cohort.start().numpy(force=True)
         known, d, probe = cohort.constants(), cohort.dimension, 0.0
-        if not self._private:  # the loss at an arbitrary point, by which the data are known again
+        hidden = self._setup is not None and self._setup.secure.get("losses") == "hidden"
+        if not self._private and not hidden:  # the loss at an arbitrary point, by which the data are known again
             probe = float(cohort.evaluate(np.random.default_rng(0).standard_normal(d) / np.sqrt(d)).loss[0])
         values = {
             "dimension": d, "dtype": str(start.dtype), "convex": known.convex, "quadratic": known.quadratic,
@@ -311,12 +323,29 @@ class Silo:
         channel = self.cohort.channel
         if isinstance(question, JoiningScores):
             return Message("answer", {}, self._compared(setup, question))
+        if isinstance(question, WeighedQuestion):
+            self._weigh(question, values)
         with self._noted(), limit_threads(channel.work):
             reply = channel.ask(question, [0])
+            if isinstance(question, Response) and (name := question.weighing.name):
+                self.guard.keep_weight(name, channel.weights[name])
             shown = self.masking.coarse(question, reply) if self._masks else reply
             arrays = reply_arrays(question, shown, self.cohort.start())
             shared = shared_parts(self.name, reply, values) if use == MASKED else {}
+            own = next((part.own for part in reply.vectors.values()), None)
+            if use == MASKED and own is not None:  # for the guard, which sees to it that nothing of it leaves
+                bare, weight = own()
+                arrays |= {BARE: bare[0].double().numpy(force=True), WEIGHT: weight}
             return Message("answer", {"shared": True} if shared else {}, arrays | shared)
+
+    def _weigh(self, question: WeighedQuestion, values: Mapping[str, Any]) -> None:
+        """Tell this silo's place among the others, and the weight that it has kept, to its cohort of one."""
+        channel, names, centre = self.cohort.channel, names_of(values, "names"), question.weighing.centre
+        if self.name not in names:
+            raise InputError("This silo is none of those who are to find their weights.")
+        channel.place = names.index(self.name), len(names)
+        if centre and centre not in channel.weights and (kept := self.guard.kept_weight(centre)) is not None:
+            channel.weights[centre] = kept
 
     def _compared(self, setup: Setup, question: JoiningScores) -> dict[str, Array]:
         """Scores of models alone and together on the held-out rows: means and covariances, no row's own."""
