@@ -447,3 +447,44 @@ def test_directions_of_the_coordinators_own_are_refused(required):
     reply = decode(transport.silos["va"].answer(question), 2**31)
     assert reply.kind == "refused"
     assert "needs no question 'project'" in reply.values["sentence"]
+
+
+HIDDEN = 'losses = "hidden"\n'
+
+
+@pytest.mark.parametrize("objective", ["ChiSquare", "CVaR"])
+def test_hidden_losses_give_the_same_optimum_and_nothing_of_a_single_silo_leaves(tmp_path, objective):
+    """Every process answers one question: what silos keep is in their journals."""
+    goal = {} if objective == "ChiSquare" else {OBJECTIVE: '[objective]\nkind = "CVaR"\nalpha = 0.5\n'}
+    path, places = secured(tmp_path, more=HIDDEN, rules=REQUIRED + HIDDEN, replacing=goal)
+    transport = EveryTime(places)
+    outcome = coordinate(path, transport)
+    is_right(path, places, outcome)
+    assert "losses are hidden" in outcome.sentence
+    assert leaks(transport.log) == []
+    shown = {decode(question, 2**31).kind for _, question, answer in transport.log if b"scalars" in answer}
+    assert shown == {"evaluate"}  # the last table
+    assert {"gradients", "losses", "sizes", "local_updates"}.isdisjoint(kinds(transport))
+
+
+def test_a_killed_coordinator_goes_on_with_hidden_losses(tmp_path):
+    path, places = secured(tmp_path, more=HIDDEN, replacing={})
+    transport = Faulty(places, {30: [("crash",)]})
+    with pytest.raises(Killed):
+        coordinate(path, transport)
+    outcome = coordinate(path, transport)
+    is_right(path, places, outcome)
+    assert leaks(transport.log) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (SCAFF_PD, "ScaffPD goes by losses"),
+        ({'kind = "ChiSquare"\nrho = 0.1': 'kind = "QFair"\nq = 1.0'}, "QFair has no"),
+    ],
+)
+def test_hidden_losses_need_a_method_that_can(tmp_path, change, sentence):
+    path, _ = secured(tmp_path, more=HIDDEN, replacing=change)
+    with pytest.raises(InputError, match=sentence):
+        FederationFile.read(path)
