@@ -196,9 +196,12 @@ class Bare(NamedTuple):
 
 
 def padded(vector: Any) -> NDArray[np.float64]:
-    """The vector with one more entry, by which its size is known no better than to a power of 2⁸."""
+    """The vector with one more entry, by which its size is known no better than to a power of 2⁸, and not below that.
+
+    So a client without weight looks like all others.
+    """
     own = np.asarray(vector, dtype=np.float64).ravel()
-    return np.append(own, math.ldexp(1.0, STEP * math.ceil(exponent_of(own) / STEP)))
+    return np.append(own, math.ldexp(1.0, STEP * max(1, math.ceil(exponent_of(own) / STEP))))
 
 
 class GuardedParty(NamedTuple):
