@@ -162,7 +162,7 @@ class Fair(MinimaxMethod):
     def _sums(self) -> MinimaxSums:
         if self.batch_size is not None:
             raise InputError("Losses that are hidden are those of all rows: leave batch_size out.")
-        return MinimaxSums(self.objective, min(self.local_steps, HIDDEN_STEPS))
+        return MinimaxSums(self.objective, min(self.local_steps or HIDDEN_STEPS, HIDDEN_STEPS))
 
     def _scaff_pd(self, known: Constants) -> ScaffPD:
         steps = self._steady(known) if known.noisy else Auto()
