@@ -277,11 +277,11 @@ def _shown(tables: FederationTables, algorithm: Algorithm) -> str | None:
 def _sums_twice(tables: FederationTables) -> bool:
     """Whether silos let one vector into two sums."""
     from scaffpd.masking import Terms  # needs a package that plain sums do not
-    from scaffpd.secure.parties import weightings
 
     colluding = None if tables.secure is None else tables.secure.colluding
     try:
-        return weightings(Terms.usual([str(i) for i in range(len(tables.silos))], colluding)) > 1
+        terms = Terms.usual([str(i) for i in range(len(tables.silos))], colluding)
+        return len(terms.names) - terms.colluding > 2  # as `weightings` of secure/parties.py counts
     except InputError:
         return True  # the sentence about that comes later
 
