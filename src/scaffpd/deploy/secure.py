@@ -157,10 +157,6 @@ ATTEMPTS, EXACT = 5, 1e-15
 class EarlyParties(SiloParties):
     """Silos that mask their sums over columns, before there is a run: one that does not go along is left out of it."""
 
-    def declined(self, name: str, why: InputError, wanted: SumRequest) -> None:
-        """Go on without it."""
-        raise Unusable(name, f"it declines a sum: {why}")
-
     def disputed(self, name: str, why: str, members: int) -> None:
         """Go on without a silo that alone does not take a card which others take."""
         if members > WITNESSES:
