@@ -132,7 +132,7 @@ def audit(
 
     Examples:
         scaffpd silo audit silo.toml
-        scaffpd silo audit silo.toml --noted 5f0c…
+        scaffpd silo audit silo.toml --noted 5f0c89e1
         scaffpd silo audit silo.toml --serve 9465
     """
     from scaffpd.config.silo import SiloFile
