@@ -121,8 +121,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if not given.tables:
         place = Place(given.data, given.cache, str(device_of(given.device)), False)
         complete = decide(pieces, place, out, given.workers, given.seconds)
-    options = [f"--{name} {value}" for name, value in wanted.items() if value is not None]
-    command = " ".join([COMMAND, given.dataset, *(["--small"] if given.small else []), *options])
+    command = " ".join([COMMAND, given.dataset, *(["--small"] if given.small else [])])  # the page has all pieces
     for path in image_findings.write(out, given.dataset, command):
         print(path)
     print("" if complete else "Time was up: the same command goes on.", end="\n" * (not complete))
