@@ -38,6 +38,11 @@ CONTRASTS: dict[str, tuple[tuple[str, str], ...]] = {
         (OURS, "Scaff-PD, Fixed"),
         (table.HELD, table.ONE),
         (table.HELD, table.ONE_FAIR),
+        ("AFL", OURS),
+        ("DRFA", OURS),
+        ("Δ-FL, by samples", "FedAvg, by samples"),
+        ("Δ-FL, by clients", "FedAvg, by clients"),
+        *((f"{name}, {words}", f"FedAvg, {words}") for words in table.COUNTED for name in ("FedProx", "q-FFL")),
     ),
     "Whose average": (
         ("FedAvg, by clients", "FedAvg, by samples"),
