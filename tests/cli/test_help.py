@@ -144,6 +144,7 @@ def site(tmp_path_factory):
     (folder / "patients.csv").write_text("\n".join(["hospital,age,sex,ill", *rows]) + "\n")
     (folder / "run").mkdir()
     shutil.copy(FederationFile.read(path).folder / "model.safetensors", folder / "run" / "model.safetensors")
+    shutil.copytree(FederationFile.read(path).folder, folder / "scaffpd-deployment" / "run")
     shutil.copy(folder / "patients.csv", folder / "new-patients.csv")
     table = [
         "train",

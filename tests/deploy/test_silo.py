@@ -84,6 +84,10 @@ def test_algorithms_ask_what_they_say_they_ask(exchanged):
         pairs, _, algorithm = exchanged(name, "squared")
         asked[algorithm] |= {question.kind for question, _ in pairs} & set().union(*declared.values())
     asked["Fair"] |= {"local_updates"}  # where it chooses Scaff-PD
+    for name in ("ScaffPD", "Fair"):
+        asked[name] |= {"losses"}  # on networks
+    for name in ("MinimaxSums", "Fair"):
+        asked[name] |= {"thresholds", "response", "weighed_steps"}  # where losses are hidden
     assert declared == asked
 
 
@@ -118,7 +122,7 @@ def test_sound_questions_are_answered(ready):
 @pytest.mark.parametrize(
     ("kind", "values", "sentence"),
     [
-        ("losses", {}, "ScaffPD needs no question 'losses'"),
+        ("curvature", {}, "ScaffPD needs no question 'curvature'"),
         ("diagonal", {}, "ScaffPD needs no question"),
         ("rows", {}, "ScaffPD needs no question 'rows'"),
         ("local_updates", {"plan": {**PLAN, "steps": 10_001}}, "10001 local steps are asked for"),

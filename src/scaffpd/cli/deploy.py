@@ -147,7 +147,7 @@ def status(
 
     Examples:
         scaffpd deploy status scaffpd-deployment/run
-        scaffpd deploy status federation.toml --serve 9464
+        scaffpd deploy status scaffpd-deployment/run --json
     """
     from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.deployed_run import DeployedRun, run_metrics

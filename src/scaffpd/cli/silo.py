@@ -132,8 +132,7 @@ def audit(
 
     Examples:
         scaffpd silo audit silo.toml
-        scaffpd silo audit silo.toml --noted 5f0c89e1
-        scaffpd silo audit silo.toml --serve 9465
+        scaffpd silo audit silo.toml --json
     """
     from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.silo import disclosure
