@@ -123,7 +123,7 @@ ALGORITHMS = (
     *("FedAvg", "FedProx", "FedNova", "FedAvgM", "FedAdam", "FedYogi", "Scaffold", "FedDyn", "ProxSkip", "AFL"),
     *("DRFA", "QFFL", "DeltaFL", "GradientDescentAscent", "Extragradient", "AcceleratedPrimalDual"),
     *("MinimaxGradient", "QuasiNewtonMinimax", "MinimaxNewton", "ScaffPD", "SubspaceSaddle"),
-    *("SampledSubspaceSaddle", "Fair"),
+    *("SampledSubspaceSaddle", "MinimaxSums", "Fair"),
 )
 OBJECTIVES = ("Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted")
 ENGINES = ("flare", "flower")
