@@ -90,7 +90,7 @@ def prepare(folder: Path) -> list[str]:
 def turns(names: tuple[str, ...], count: int, rounds: int, pythons: Mapping[str, str]) -> dict[str, list[Answer]]:
     """Every candidate in every turn, in changing order; one that is not there is asked once.
 
-    One that takes long makes fewer rounds in later turns: it has shown what it learns in the first.
+    One that takes long makes fewer rounds in later turns: it has shown what it learns in the first (see `problem`).
     """
     found: dict[str, list[Answer]] = {name: [] for name in names}
     wanted = dict.fromkeys(names, rounds)
@@ -138,13 +138,18 @@ def judged(found: Mapping[str, list[Answer]]) -> list[Row]:
 
 
 def problem(answers: list[Answer], loop: list[Answer]) -> str:
-    """Why a candidate's answers do not count; empty if they do."""
-    for turn, (answer, other) in enumerate(zip(answers, loop, strict=False)):
+    """Why a candidate's answers do not count; empty if they do.
+
+    Every turn has to learn as well as the loop does; of one with another number of rounds than the loop's, all that can
+    be said is whether it has an accuracy at all.
+    """
+    for answer, other in zip(answers, loop, strict=False):
         if isinstance(answer, str):
             return answer
-        if turn > 0 or isinstance(other, str):
-            continue  # later turns may be shorter; and where the loop has no answer, that is said of the loop
-        if not answer["accuracy"] >= other["accuracy"] - SHORTFALL:
+        if isinstance(other, str):
+            continue  # the loop has no answer: that is said of the loop
+        least = other["accuracy"] - SHORTFALL if answer["rounds"] == other["rounds"] else 0.0
+        if not answer["accuracy"] >= least:
             return f"failed: accuracy {answer['accuracy']:.3f}, the plain loop's is {other['accuracy']:.3f}"
     return ""
 

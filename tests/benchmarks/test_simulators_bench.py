@@ -18,8 +18,8 @@ def simulators(monkeypatch):
     return simulators
 
 
-def answer(speed, accuracy=0.87):
-    values = {"version": "1", "train_accuracy": accuracy, "startup_seconds": 1.0, "setting": ""}
+def answer(speed, accuracy=0.87, rounds=20):
+    values = {"version": "1", "rounds": rounds, "train_accuracy": accuracy, "startup_seconds": 1.0, "setting": ""}
     return {"steps_per_second": speed, "accuracy": accuracy, **values}
 
 
@@ -48,6 +48,22 @@ def test_who_learns_worse_than_the_loop_has_no_speed(simulators, accuracy):
 def test_a_little_noise_is_no_failure(simulators):
     rows = simulators.judged({"scaffpd": three(9.0), "loop": three(3.0), "pfl": three(3.0, accuracy=0.86)})
     assert rows[2]["time ÷ scaffpd's"] == pytest.approx(3)
+
+
+def test_who_is_slow_makes_later_turns_shorter_and_is_judged_by_the_first(simulators, monkeypatch):
+    """After five rounds nobody has to be as good as the loop after twenty; without an accuracy a turn has failed."""
+
+    def judged(first, later):
+        slow = [answer(3.0, first), *[answer(3.0, later, rounds=5) for _ in range(2)]]
+        return simulators.judged({"scaffpd": three(9.0), "loop": three(3.0), "pfl": slow})[2]
+
+    assert judged(0.87, 0.7)["time ÷ scaffpd's"] == pytest.approx(3)
+    assert judged(0.87, float("nan"))["steps/s"] is None
+    assert judged(0.7, 0.87)["steps/s"] is None
+    monkeypatch.setattr(simulators, "LONG", -1.0)
+    monkeypatch.setattr(simulators, "ask", lambda name, python, rounds: answer(3.0, rounds=rounds))
+    made = simulators.turns(("scaffpd", "loop"), 3, 20, {})
+    assert [[one["rounds"] for one in answers] for answers in made.values()] == [[20, 5, 5]] * 2
 
 
 def test_we_may_not_fail_silently(simulators):

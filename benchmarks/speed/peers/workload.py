@@ -93,6 +93,7 @@ def report(name: str, version: str, rounds: int, took: float, model: Model, star
     line = {
         "name": name,
         "version": version,
+        "rounds": rounds,
         "steps_per_second": rounds * CLIENTS * STEPS / took,
         "accuracy": accuracy(model, X_held_out, y_held_out),
         "train_accuracy": accuracy(model, X, y),
