@@ -357,7 +357,7 @@ class Optimum:
 
 def _dual(q: Quadratics, objective: Objective, weights: Vector) -> tuple[float, float, Tensor, Tensor, Vector]:
     """min_x Σ λ_i f_i(x) − ψ(λ), the gap at that x, x, the Cholesky factor and the losses."""
-    lam = torch.from_numpy(weights).to(q.k)
+    lam = torch.tensor(weights).to(q.k)
     X, L = q.minimum(lam)
     losses = q.losses(X, q.spectra.W @ X).cpu().numpy()
     value = float(losses @ weights) - objective.value(weights)
@@ -408,9 +408,9 @@ def equilibrium(
     answer; x is the minimum for its λ up to rounding. Both are zero at an equilibrium, and nothing else is claimed.
     """
     weights, share, last = objective.weights(len(q.k)), 0.5, np.inf
-    best = Optimum(q.minimum(torch.from_numpy(weights).to(q.k))[0], weights, np.inf)
+    best = Optimum(q.minimum(torch.tensor(weights).to(q.k))[0], weights, np.inf)
     for _ in range(DAMPED):
-        X, _ = q.minimum(torch.from_numpy(weights).to(q.k))
+        X, _ = q.minimum(torch.tensor(weights).to(q.k))
         seen = held_out(X)
         answer = objective.maximizer(seen)
         gap = objective.support(seen) - float(seen @ weights) + objective.value(weights)
@@ -441,4 +441,4 @@ def fine_tuned(spectra: Spectra, l2: float, X: Tensor, steps: int) -> Tensor:
 
 def with_weights(best: Optimum, q: Quadratics) -> Optimum:
     """The minimum on other rows for the weights that were found."""
-    return replace(best, X=q.minimum(torch.from_numpy(best.weights).to(q.k))[0])
+    return replace(best, X=q.minimum(torch.tensor(best.weights).to(q.k))[0])
