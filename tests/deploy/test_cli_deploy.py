@@ -80,7 +80,7 @@ def test_defaults(tmp_path):
     assert file.policy.quorum == 2
     assert file.tol == 1e-6
     assert file.folder == tmp_path / "run"
-    assert repr(file.algorithm) == "Fair(objective=Agnostic(), local_steps=100, batch_size=None)"
+    assert repr(file.algorithm) == "Fair(objective=Agnostic(), local_steps=None, batch_size=None)"
 
 
 @pytest.mark.parametrize("engine", ["flare", "flower"])
