@@ -33,14 +33,37 @@ def test_a_resumed_run_is_the_same_run_at_the_same_price(method, tmp_path):
 
 
 def test_with_another_secret_the_questions_that_are_asked_again_are_paid_again(tmp_path):
-    """x⁰ and the last point are asked about anew: two gradients and two losses more, by other noise."""
-    method = METHODS[0]
+    """x⁰ and the last point are asked about anew: two gradients and two losses more, by other noise.
+
+    Fixed steps are taken whatever the noise is, so that the last point is another one than x⁰.
+    """
+    method = sp.ScaffPD(CHI, local_steps=3, steps=sp.Fixed(tau=0.3, sigma=0.1))
     first = cohort(1)
-    sp.train(method, first, rounds=4, progress=False, checkpoint=tmp_path / "run")
+    before = sp.train(method, first, rounds=4, progress=False, checkpoint=tmp_path / "run")
+    assert np.any(before.x != first.start().numpy())
     second = cohort(2)
     result = sp.train(method, second, rounds=4, progress=False, checkpoint=tmp_path / "run")
+    assert first.account.total == 3 * (2 * 5 + 2 * 4)
     assert second.account.total == first.account.total + 3 * 4
     assert result.privacy.worst > first.privacy.worst
+
+
+class Rejecting(sp.Fixed):
+    """No step is taken."""
+
+    def judge(self, state, trial):
+        return state, False
+
+
+def test_one_question_with_another_secret_is_paid_again_once(tmp_path):
+    """Of a run that has stayed at x⁰ that is the last point: one gradient and one loss more."""
+    method = sp.ScaffPD(CHI, local_steps=3, steps=Rejecting(tau=0.3, sigma=0.1))
+    first, second = cohort(1), cohort(2)
+    for asked in (first, second):
+        result = sp.train(method, asked, rounds=4, progress=False, checkpoint=tmp_path / "run")
+        assert np.array_equal(result.x, first.start().numpy())
+    assert second.account.total == first.account.total + 3 * 2
+    assert second.privacy.worst > first.privacy.worst
 
 
 def test_what_was_spent_before_a_budget_ran_out_is_in_the_checkpoint(tmp_path):
