@@ -92,3 +92,9 @@ def test_minibatches_need_no_word_on_sizes():
 def test_what_cannot_be_private_is_refused(settings, sentence):
     with pytest.raises(sp.InputError, match=sentence):
         sp.FairFederatedClassifier(**settings).fit(X, LABELS, clients=CLIENTS)
+
+
+@pytest.mark.parametrize("estimator", [sp.FairFederatedClassifier, sp.FairFederatedRegressor])
+def test_weights_of_rows_are_refused_in_private(estimator):
+    with pytest.raises(sp.InputError, match="Private does not take weighted rows"):
+        estimator(epsilon=4).fit(X, LABELS[0] == LABELS, clients=CLIENTS, sample_weight=np.arange(len(X)))
