@@ -270,8 +270,9 @@ class _TrainingRun:
         return Status.STALLED if self._unmoved() else Status.ROUND_LIMIT
 
     def _unmoved(self) -> bool:
-        """Return whether nothing is proven and no loss has moved since the start."""
-        if len(self.history) <= FEW or np.isfinite(self.state.certificate):
+        """Return whether nothing is proven and no loss has moved since the start; losses with noise cannot tell."""
+        noisy = self.account is not None or getattr(getattr(self.state, "constants", None), "noisy", False)
+        if noisy or len(self.history) <= FEW or np.isfinite(self.state.certificate):
             return False
         before, after = self.history.first_losses, np.asarray(self.state.losses)
         return bool(np.all(np.abs(after - before) <= MOVED * np.abs(before)))

@@ -173,3 +173,13 @@ def test_a_network_that_cannot_be_taken_record_by_record_gets_a_sentence():
     cohort = sp.Cohort(clients(), sp.Private(sp.Module(Odd()), noise=1.0, smoothness=1.0))
     with pytest.raises(sp.InputError, match="record by record"):
         cohort.gradients(cohort.start())
+
+
+def test_clipped_and_noisy_losses_that_stay_do_not_say_that_nothing_moves():
+    """All records' losses are above the clip, wherever x is."""
+    model = sp.Private(linear(), noise=0.1, loss_noise=1e-4, loss_clip=0.1, radius=2.0, secret=1)
+    method = sp.ScaffPD(CHI, local_steps=1, steps=sp.Fixed(tau=0.02, sigma=0.1))
+    result = sp.train(method, sp.Cohort(clients(), model), rounds=5, progress=False)
+    np.testing.assert_allclose(result.history.losses, 0.1, rtol=4e-4)
+    assert np.abs(result.x).max() > 1e-3
+    assert result.status is sp.Status.ROUND_LIMIT
