@@ -17,9 +17,9 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
+import scaffpd.masking as party_module
 from scaffpd.errors import InputError
 from scaffpd.masking import Card, FixedPoint, Identity, Party, Terms
-from scaffpd.masking import exchange as party_module
 from scaffpd.masking.keys import Authority, add_stream, derive_key
 from scaffpd.masking.terms import Forgotten
 
