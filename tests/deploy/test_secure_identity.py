@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
-from deploy_cases import is_right, run
+from deploy_cases import events, is_right, run
 from secure_silos import leaks, secured
 from typer.testing import CliRunner
 
@@ -109,6 +109,17 @@ def test_pins_that_fit_and_one_that_does_not(tmp_path):
     outcome, transport = run(path, places)
     nothing_trained(path, outcome, "The key of 'cleveland' is not the one that is pinned here")
     assert leaks(transport.log) == ["nothing was masked"]
+
+
+def test_a_run_that_may_drop_silos_begins_without_the_one_whose_pin_does_not_fit(tmp_path):
+    path, places = secured(tmp_path, drop=True)
+    add(places["va"], f'\n[secure.pins]\ncleveland = "{"0" * 64}"\n')
+    outcome, _ = run(path, places)
+    is_right(path, places, outcome)
+    assert set(outcome.members) == set(places) - {"va"}
+    first = events(path)[0]
+    assert first["silo"] == "va"
+    assert "The key of 'cleveland' is not the one that is pinned here" in first["sentence"]
 
 
 def test_a_pin_that_is_none(tmp_path):

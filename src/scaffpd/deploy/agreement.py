@@ -143,7 +143,7 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
         return Setup(algorithm, file.model, schema, np.zeros(0), np.zeros(0), "", file.secure, noise)
     scale, numbers = declared_scale(schema), str(file.features.get("numbers", ""))
     if scale is None:  # else no row has a part in it, and nothing has to be asked
-        totals = _totals(ask, members, file.secure)
+        totals = _totals(ask, members, file)
         about = {"schema": schema, "private": bool(file.privacy)}
         mean = mean_of(totals(SiloRequest("totals", about)), schema)
         squares = totals(SiloRequest("totals", about, arrays={"mean": mean}))
@@ -172,13 +172,13 @@ def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, An
     return {**about, **dict(zip(("noise", "loss_noise"), map(float, noise), strict=True))}
 
 
-def _totals(ask: Ask, members: Sequence[str], secure: Mapping[str, Any]) -> Callable[[SiloRequest], Any]:
+def _totals(ask: Ask, members: Sequence[str], file: FederationFile) -> Callable[[SiloRequest], Any]:
     """Totals of every silo; or, where they are masked, of all of them together."""
-    if not secure:
+    if not file.secure:
         return lambda request: {name: reply.arrays for name, reply in ask(request).items()}
     from scaffpd.deploy.secure import secure_totals  # needs a package that plain sums do not
 
-    return secure_totals(ask, members, secure)
+    return secure_totals(ask, members, file)
 
 
 def _completed(model: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:

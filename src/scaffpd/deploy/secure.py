@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.config.federation import PAUSE
+from scaffpd.config.federation import PAUSE, FederationFile
 from scaffpd.config.model_file import linear
 from scaffpd.deploy import messages
 from scaffpd.deploy.agreement import TOGETHER, Facts, Unusable
@@ -155,7 +155,7 @@ ATTEMPTS, EXACT = 5, 1e-15
 
 
 class EarlyParties(SiloParties):
-    """Silos that mask their sums over columns, before there is a run: one that does not go along is left out of it."""
+    """Silos that mask their sums over columns before a run that may go on without one that does not go along."""
 
     def disputed(self, name: str, why: str, members: int) -> None:
         """Go on without a silo that alone does not take a card which others take."""
@@ -165,7 +165,7 @@ class EarlyParties(SiloParties):
 
 
 def secure_totals(
-    ask: Callable[[SiloRequest], dict[str, Message]], members: Sequence[str], secure: Mapping[str, Any]
+    ask: Callable[[SiloRequest], dict[str, Message]], members: Sequence[str], file: FederationFile
 ) -> Callable[[SiloRequest], Totals]:
     """Return a function that puts a question for totals, and returns those of all silos together."""
 
@@ -175,9 +175,9 @@ def secure_totals(
             raise Unusable(name, why)
         return replies
 
-    parties = EarlyParties(checked)
+    parties = (SiloParties if file.policy.missing == PAUSE else EarlyParties)(checked)
     parties.meet(members)
-    sums = SecureSums(parties, secure.get("colluding"), lambda exchanges, up, down: None)
+    sums = SecureSums(parties, file.secure.get("colluding"), lambda exchanges, up, down: None)
 
     def added(kind: str, about: SiloRequest, length: int) -> Any:
         return sums.sum(kind, about, dict.fromkeys(members, 1.0), length)
