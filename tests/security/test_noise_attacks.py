@@ -57,10 +57,14 @@ def test_the_audit_stays_below_what_is_claimed_and_notices_noise_that_is_too_sma
 
 
 @pytest.mark.parametrize(
-    ("releases", "near"), [(120, 1.0), pytest.param(3000, 4.0, marks=pytest.mark.long)], ids=["small", "full"]
+    ("releases", "near"), [(400, 1.0), pytest.param(3000, 4.0, marks=pytest.mark.long)], ids=["small", "full"]
 )
 def test_sums_with_shared_noise_hide_a_record_from_a_server_with_helpers(releases, near):
-    """One helper, where one was allowed for, learns no more than ε; three, where none was, learn more."""
+    """One helper, where one was allowed for, learns no more than ε; three, where none was, learn more.
+
+    Which noise is drawn changes with every setting that `Private` has. With 120 sums the attack shows nothing for six
+    secrets of twenty; with 400 it shows an ε above 2 for each of them.
+    """
     z = 0.7
     claimed = epsilon({Release(z): 1}, DELTA)
     found = from_sums(z, releases, colluding=1, helpers=1)
