@@ -181,9 +181,11 @@ def test_parts_are_asked_for_once(coordinator):
     """Before: ["c", "c"] was another vector to the silo, and so had further sums; many parts took much memory."""
     at = GradientsAt(point(X))
     coordinator.ask("north", at)
-    for parts in (["c", "c"], [], ["scalars"], ["c"] * 10**6, ["d"]):
+    for parts in (["c", "c"], [], ["scalars"], ["c"] * 10**5, ["d"]):
         words = sentence(lambda p=parts: masked(coordinator, "north", at, "c", np.ones(4), NUMBERS, parts=p))
         assert "nothing to be masked" in words
+    many = sentence(lambda: masked(coordinator, "north", at, "c", np.ones(4), NUMBERS, parts=["c"] * 10**6))
+    assert many == "the silo cannot read the question: The message has too many values."
 
 
 def test_gradients_from_scalars(coordinator):

@@ -167,12 +167,14 @@ class Session:
             message = decode(reply, self.largest)
         except WireError as error:
             return Failure(f"an unreadable answer: {error}", garbage=True)
-        if message.values.get("question") != number:
+        unread = message.kind == "refused" and message.values.get("question") is None  # not even its number
+        if message.values.get("question") != number and not unread:
             return Failure("an answer to another question", garbage=True)
         if not anyone and message.values.get("silo") != name:
             return Failure(f"an answer in the name of {plain(message.values.get('silo'))!r}", garbage=True)
         if message.kind not in ("answer", "missing", "refused", "failed"):
             return Failure("an answer of an unknown kind", garbage=True)
-        if message.kind == "failed":
-            return Failure(f"the silo failed: {plain(message.values.get('sentence'), 200)}")
+        if message.kind == "failed" or unread:
+            what = "cannot read the question" if unread else "failed"
+            return Failure(f"the silo {what}: {plain(message.values.get('sentence'), 200)}", garbage=unread)
         return message
