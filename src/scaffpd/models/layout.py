@@ -31,6 +31,7 @@ from scaffpd.models.numerics import (
     gamma,
     norm_above,
     parallel_map,
+    quiet,
     tensor_cores,
     thread_count,
 )
@@ -504,6 +505,7 @@ class StackedSamples:
         return self._part(self.A[rows], rows, self.layout.lengths[first:last], self.share[rows])
 
 
+@quiet
 def from_left(V: Tensor, A: Tensor) -> Tensor:
     """V_iᵀA_i, (n, k, features), of n clients; small ones by NumPy's loop over BLAS."""
     if V.is_cuda or V.shape[1] * V.shape[2] * A.shape[2] > ALONE_VECTOR:

@@ -32,6 +32,7 @@ from torch import Tensor
 
 Item = TypeVar("Item")
 SMALL = 2**20  # numbers in the data up to which all cores together are slower at one pass over them than one is
+quiet = np.errstate(over="ignore", invalid="ignore")  # infinite numbers pass, as they do in torch
 _allowed: ContextVar[int] = ContextVar("allowed", default=1)
 
 
@@ -276,6 +277,7 @@ def gram(B: Tensor) -> tuple[Tensor, int]:
     return G + squared(B[:, cut:]) if cut < rows else G, block + rows // block + 1
 
 
+@quiet
 def squared(B: Tensor) -> Tensor:
     """BᵀB of n matrices; small ones by NumPy's loop over BLAS, which takes half of the time of torch.bmm."""
     if B.is_cuda or B.shape[1] * B.shape[2] ** 2 > ALONE:
