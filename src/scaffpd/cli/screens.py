@@ -216,7 +216,8 @@ class DeploymentScreen(LiveScreen):
 
     def _words(self, line: Mapping[str, Any]) -> str:
         worst = max(zip(line["losses"], line["members"], strict=True))
-        return f"round {line['round']:4d}  {self._gap(line)}  worst {worst[1]} {worst[0]:.4f}  {line['seconds']:.1f} s"
+        loss = "" if math.isnan(worst[0]) else f"  worst {worst[1]} {worst[0]:.4f}"  # hidden losses are not known here
+        return f"round {line['round']:4d}  {self._gap(line)}{loss}  {line['seconds']:.1f} s"
 
     def _picture(self, line: Mapping[str, Any]) -> Group:
         table = Table(box=None, pad_edge=False)
@@ -228,6 +229,9 @@ class DeploymentScreen(LiveScreen):
                 table.add_row(name, "", "", "dropped", style="dim")
                 continue
             loss, weight = numbers[name]
+            if math.isnan(loss):
+                table.add_row(name, "hidden", "", "  away" if name in line["absent"] else "")
+                continue
             away = "  away" if name in line["absent"] else ""
             bar = "█" * round(SILO_BAR * max(0.0, min(weight, 1.0)))
             table.add_row(name, f"{loss:.4f}", f"{weight:.3f}", f"{bar}{away}", style="yellow" if away else "")
