@@ -112,6 +112,18 @@ def student(freedom: float) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
+def disagree(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> bool:
+    """Tell whether two models differ by more than chance in which rows they get right.
+
+    Of the rows that exactly one of the two gets right, either should have half if nothing had changed (McNemar's test,
+    exact: a binomial with probability ½).
+    """
+    from scipy.stats import binomtest  # slow to import
+
+    gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
+    return gained + lost > 0 and bool(binomtest(gained, gained + lost).pvalue < 1 - CONFIDENCE)
+
+
 class PairedDifference(NamedTuple):
     """By how much a measure is lower than `base`, half of the 95 % interval, and `base`."""
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 from scaffpd.errors import InputError, plural, several
-from scaffpd.metrics import CONFIDENCE, NO, NOISE, YES, HeldOutMoments, RelativeGain, a_fifth, every, worst_fifth
+from scaffpd.metrics import NO, NOISE, YES, HeldOutMoments, RelativeGain, a_fifth, disagree, every, worst_fifth
 from scaffpd.report import read
 from scaffpd.report.data import NOTHING, ReportData, brief, measured
 from scaffpd.report.predictions import PredictionReport
@@ -65,9 +64,7 @@ class Paired:
         """Whether a client's change from run a to run b is clear of noise: McNemar's test of labels, else the loss."""
         if self.wrong is None:
             return self.client(a, b, i).pays != NOISE
-        old, new = self.wrong[i][a] > 0, self.wrong[i][b] > 0
-        gained, lost = int((old & ~new).sum()), int((new & ~old).sum())
-        return gained + lost > 0 and bool(binomtest(gained, gained + lost).pvalue < 1 - CONFIDENCE)
+        return disagree(self.wrong[i][a] == 0, self.wrong[i][b] == 0)
 
 
 def read_several(folders: Sequence[Path]) -> ReportData:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 from scaffpd.algorithms import Fair
 from scaffpd.choosing import ROUNDS, WORST, Choice, search, short
@@ -27,7 +26,7 @@ from scaffpd.federation import ClientScores
 from scaffpd.folds import FOLDS, Folds
 from scaffpd.gains import PATH, PERSONAL, Joining, finite, joining
 from scaffpd.history import Checkpoint
-from scaffpd.metrics import Spread, spread
+from scaffpd.metrics import Spread, disagree, spread
 from scaffpd.models import Linear, Personal
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
@@ -39,7 +38,6 @@ from scaffpd.training import Callback, Result, RoundInfo, Status, train
 
 SECRET = "noise.secret"
 OTHERS = 0o077  # permissions that nobody but the owner should have
-CONFIDENCE = 0.95
 SPREAD = ("mean", "worst_20", "worst")
 Scored = dict[str, float]  # what SPREAD names, after a round
 ALL, PACE = 50, 1.05  # after so many rounds, score only when their number has grown by 5 %
@@ -64,13 +62,12 @@ def noise_secret(folder: Path) -> bytes:
 def clear(prepared: Prepared, before: NDArray[Any], after: NDArray[Any]) -> tuple[bool, ...] | None:
     """Tell whether each client's change in accuracy is more than chance, by the rows on which two models disagree.
 
-    Of the held-out rows that exactly one of the two gets right, either should have half if nothing had changed
-    (McNemar's test, exact: a binomial with probability ½). `None` without labels, held-out rows or a linear model.
+    `None` without labels, held-out rows or a linear model.
     """
     model = prepared.model
     if prepared.task != CLASSIFICATION or not prepared.test or not isinstance(model, Linear):
         return None
-    return tuple(_differs(_right(model, before, *pair), _right(model, after, *pair)) for pair in prepared.test)
+    return tuple(disagree(_right(model, before, *pair), _right(model, after, *pair)) for pair in prepared.test)
 
 
 def _right(model: Linear, x: NDArray[Any], X: Any, y: Any) -> NDArray[np.bool_]:
@@ -78,11 +75,6 @@ def _right(model: Linear, x: NDArray[Any], X: Any, y: Any) -> NDArray[np.bool_]:
     z = model.outputs(x, np.asarray(X, dtype=np.float64))
     found: NDArray[np.bool_] = (z[:, 0] > 0 if model.loss == "logistic" else z.argmax(1)) == np.asarray(y)
     return found
-
-
-def _differs(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> bool:
-    gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
-    return gained + lost > 0 and bool(binomtest(gained, gained + lost).pvalue < 1 - CONFIDENCE)
 
 
 @dataclass(frozen=True)
