@@ -283,6 +283,14 @@ def write_file(path: Path, content: str | bytes) -> None:
         raise InputError(f"Cannot write {str(path)!r}: {error.strerror}.") from None
 
 
+def append_line(path: Path, line: str) -> int:
+    """Append a line to a file that only its owner reads, and return how many bytes it takes."""
+    written = f"{line}\n".encode()
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
+        file.write(written)
+    return len(written)
+
+
 def make_folder(folder: Path) -> Path:
     """Make a folder, or refuse in one sentence."""
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.messages import Message
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.errors import InputError
-from scaffpd.system import lock_file
+from scaffpd.system import append_line, lock_file
 from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
 from scaffpd.tabular.columns import CATEGORY, DataColumn
 from scaffpd.tabular.encode import named_categories
@@ -342,13 +341,10 @@ class AuditLog:
                     "left": left, **told, **about,
                 }  # fmt: skip
                 link = _link(self._link, line)
-                written = (json.dumps({**line, "link": link}) + "\n").encode()
-                handle = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                with os.fdopen(handle, "ab") as file:
-                    file.write(written)
+                self._size += append_line(self._file, json.dumps({**line, "link": link}))
         except OSError:
             raise InputError(f"The silo's log {self._file.name!r} cannot be written.") from None
-        self._size, self._number, self._link = self._size + len(written), line["number"], link
+        self._number, self._link = line["number"], link
 
     def _refresh(self) -> None:
         """Go on after the last whole line, whoever has written it; of a line that a crash cut off, nothing has left."""

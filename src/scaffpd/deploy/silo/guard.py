@@ -21,7 +21,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -58,7 +57,7 @@ from scaffpd.federation.questions import (
 )
 from scaffpd.federation.values import Sketch
 from scaffpd.objectives import to_values
-from scaffpd.system import lock_file
+from scaffpd.system import append_line, lock_file
 
 ATTEMPTS = {  # of one process, while silos go away
     "schema": 4, "mean": 4, "agreement": 1, "cut into folds": 1, "choice of strengths": 1000, "set of strengths": 1,
@@ -111,15 +110,11 @@ class AnswerJournal:
         """Remember something before an answer leaves."""
         if name in self._known[run, what]:
             return
-        line = (json.dumps([run, what, name, more]) + "\n").encode()
         try:
-            handle = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(handle, "ab") as file:
-                file.write(line)
+            self._read += append_line(self._file, json.dumps([run, what, name, more]))
         except OSError:
             raise InputError(f"The silo's file of earlier answers, {self._file.name!r}, cannot be written.") from None
         self._known[run, what][name] = more
-        self._read += len(line)
 
 
 def as_text(numbers: Vector) -> str:
