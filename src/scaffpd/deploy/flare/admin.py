@@ -208,8 +208,8 @@ def outside(session: Any, job: str) -> list[str]:
 def unfinished(session: Any, name: str) -> list[str]:
     """Return the jobs of that name that are waiting or running, oldest first."""
     jobs = sorted(session.list_jobs(), key=lambda job: str(job.get("submit_time", "")))
-    own = [str(job["job_id"]) for job in jobs if job.get("job_name") == name]
-    return [job for job in own if not status(session, job).startswith(OVER)]
+    own = [job for job in jobs if job.get("job_name") == name and not str(job.get("status", "")).startswith(OVER)]
+    return [str(job["job_id"]) for job in own if not status(session, str(job["job_id"])).startswith(OVER)]
 
 
 def status(session: Any, job: str) -> str:
