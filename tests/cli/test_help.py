@@ -16,9 +16,9 @@ from scaffpd.cli import EXIT_CODES
 from scaffpd.config.federation import FederationFile
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
-# Examples that need images and a GPU or start an engine's processes: their command lines are parsed, and no more. What
-# they do is tested elsewhere (tests/features, tests/deploy with the mark `deploy`).
-HEAVY = ("scaffpd features ", "scaffpd deploy local", "scaffpd deploy resume")
+# Examples that need images and a GPU, download packages or start an engine's processes: their command lines are parsed,
+# and no more. What they do is tested elsewhere (tests/features, test_bundle.py, tests/deploy with the mark `deploy`).
+HEAVY = ("scaffpd features ", "scaffpd deploy local", "scaffpd deploy resume", "scaffpd bundle")
 
 
 # Examples that are run with a little less work: fewer splits, and without processes of their own.

@@ -23,7 +23,7 @@ from scaffpd.cli.compare import compare, features
 from scaffpd.cli.data import data, init
 from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
-from scaffpd.cli.doctor import doctor
+from scaffpd.cli.doctor import bundle, doctor
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
 from scaffpd.cli.train import path, train
@@ -56,6 +56,7 @@ for _command in (demo, init, train, path, predict, report, data, doctor, compare
     add(app, _command, panel=COMPARE if _command in (compare, features) else START)
 app.add_typer(silo, name="silo", rich_help_panel=ORGANISATIONS)
 app.add_typer(deploy, name="deploy", rich_help_panel=ORGANISATIONS)
+add(app, bundle, panel=ORGANISATIONS)
 
 
 @app.command("reproduce", hidden=True, context_settings=ANYTHING)

@@ -1,16 +1,31 @@
-"""`scaffpd doctor`: what is installed, what this machine has, and whether training works on it."""
+"""`scaffpd doctor`: what is installed, and whether training works here; `scaffpd bundle`: all of it for elsewhere."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
+import subprocess
 import sys
-from typing import Annotated, Any
+import sysconfig
+import tempfile
+import tomllib
+import uuid
+import zipfile
+from collections.abc import Sequence
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 
-from scaffpd.cli.screens import facts
-from scaffpd.cli.typer_ext import FAILED, print_json
+from scaffpd.cli.screens import facts, say
+from scaffpd.cli.typer_ext import FAILED, checked, listed, option, print_json
+from scaffpd.errors import InputError, several
+from scaffpd.system import format_bytes, make_folder, write_file
 
 EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell that it is there
     "report": ("report.html, and its pictures", ("jinja2", "vl-convert-python")),
@@ -178,3 +193,199 @@ def _check(found: dict[str, Any]) -> Lines:
 
 def _size(number: int) -> str:
     return f"{number / 1e9:.3g} GB"
+
+
+# --- a bundle for machines without internet
+
+
+PINS, SUMS, BILL = "requirements.txt", "SHA256SUMS", "sbom.cdx.json"
+SCRIPT = """\
+#!/bin/sh
+# Install what is in this folder into a new virtual environment, hashes checked, without a network: sh install.sh VENV
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+venv=${1:-scaffpd-venv}
+"${PYTHON:-python3}" -m venv "$venv"
+"$venv/bin/python" -m pip --isolated --disable-pip-version-check install \\
+    --no-index --find-links "$here/wheels" --require-hashes -r "$here/requirements.txt"
+"""
+REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(?P<versions>.*)")
+
+
+class Wheel(NamedTuple):
+    """A file of the bundle: its hash, and what it says of itself."""
+
+    file: Path
+    sha256: str
+    about: Message
+
+    @property
+    def name(self) -> str:
+        """Its name, as indexes compare names."""
+        return _normal(self.about["Name"])
+
+    @property
+    def url(self) -> str:
+        """Its package URL."""
+        return f"pkg:pypi/{self.name}@{self.about['Version'].replace('+', '%2B')}"
+
+
+def bundle(
+    folder: Annotated[Path, typer.Argument(help="The bundle: a new folder.")] = Path("scaffpd-bundle"),
+    extras: Annotated[
+        str, option("Extras to bundle, joined by commas.", (*EXTRAS, "all"), several=True)
+    ] = "flare,privacy,report",
+    source: Annotated[
+        str | None, typer.Option(help="A clone, or a requirement; left out, this clone or version.")
+    ] = None,
+    constraints: Annotated[
+        Path | None, typer.Option(help="Pinned versions; left out, those of the clone.", show_default=False)
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check a bundle, hash by hash; write nothing.")] = False,
+    noted: Annotated[str, typer.Option(help="The print that the bundle must have, with --verify.")] = "",
+) -> None:
+    """Collect wheels, hashes and an SBOM for machines without internet; or check such a folder.
+
+    Indexes and proxies are pip's own settings. The bundle is for machines with the same system and Python version.
+
+    Examples:
+        scaffpd bundle scaffpd-bundle --extras flare,privacy
+        scaffpd bundle --verify scaffpd-bundle
+    """
+    console = Console(highlight=False)
+    if not verify:
+        if source is None:
+            for name in listed(extras):
+                checked("extra", name, (*EXTRAS, "all"))
+        say(console, "pip collects and builds wheels; this may take minutes.")
+        write_bundle(folder, source or _this_source(), listed(extras), constraints)
+    size, found = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()), verified(folder)
+    if noted and noted != found:
+        raise InputError(f"The bundle's print is {found}, not the one that was noted down: it is another bundle.")
+    wheels = several(len(list((folder / "wheels").iterdir())), "wheel")
+    say(console, f"{folder} has {wheels}, {format_bytes(size)}, and every file is as {SUMS} says.")
+    say(console, "Note down its print, and send it by another way than the bundle:")
+    typer.echo(found)
+    say(console, f"At the site: sh {folder.name}/install.sh VENV")
+
+
+def write_bundle(folder: Path, source: str, extras: Sequence[str], constraints: Path | None = None) -> None:
+    """Write the folder, all of it or nothing: wheels, pins with hashes, a bill of materials, sums and a script."""
+    if folder.exists():
+        raise InputError(f"The folder {str(folder)!r} is there already: name another one.")
+    clone, named = Path(source), REQUIREMENT.fullmatch(source)
+    wanted = f"[{','.join(extras)}]" if extras else ""
+    if (clone / "pyproject.toml").is_file():
+        root = tomllib.loads((clone / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+        wanted = f"{clone.resolve()}{wanted}"
+        pins = constraints or next((file for file in [clone / "constraints.txt"] if file.is_file()), None)
+    elif named is not None:
+        root, wanted, pins = named["name"], f"{named['name']}{wanted}{named['versions']}", constraints
+    else:
+        raise InputError(f"--source needs a clone or a requirement such as scaffpd==0.2.0, got {source!r}.")
+    with tempfile.TemporaryDirectory(dir=make_folder(folder.resolve().parent), prefix=".bundle-") as work:
+        made = Path(work, "bundle")
+        options = [] if pins is None else ["--constraint", str(pins)]
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(made / "wheels")]
+        if subprocess.run([*command, *options, wanted], stdin=subprocess.DEVNULL, check=False).returncode:
+            raise InputError("pip could not collect the wheels, and has said why. It finds indexes and proxies by its "
+                             "own settings, such as PIP_INDEX_URL and HTTPS_PROXY.")  # fmt: skip
+        wheels = [_wheel(file) for file in sorted((made / "wheels").iterdir())]
+        where = f"# for Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}\n"
+        pinned = (f"{w.name}=={w.about['Version']} --hash=sha256:{w.sha256}\n" for w in wheels)
+        write_file(made / PINS, where + "".join(pinned))
+        write_file(made / BILL, json.dumps(bill_of_materials(wheels, _normal(root)), indent=1) + "\n")
+        write_file(made / "install.sh", SCRIPT)
+        write_file(made / SUMS, "".join(f"{_sha256(made / name)}  {name}\n" for name in _files(made)))
+        made.rename(folder)
+
+
+def bill_of_materials(wheels: Sequence[Wheel], root: str) -> dict[str, Any]:
+    """Return a CycloneDX 1.6 document; the same wheels make the same document."""
+    known = {wheel.name: wheel for wheel in wheels}
+    parts = {wheel.name: {
+        "type": "library", "bom-ref": wheel.url, "name": wheel.about["Name"], "version": wheel.about["Version"],
+        "purl": wheel.url, "hashes": [{"alg": "SHA-256", "content": wheel.sha256}], **_licence(wheel.about),
+    } for wheel in wheels}  # fmt: skip
+    needs = {
+        wheel.url: sorted({known[name].url for name in _required(wheel.about) if name in known and name != wheel.name})
+        for wheel in wheels
+    }
+    return {
+        "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, ' '.join(w.sha256 for w in wheels))}",
+        "metadata": {"component": parts[root] | {"type": "application"}},
+        "components": [part for name, part in parts.items() if name != root],
+        "dependencies": [{"ref": url, "dependsOn": on} for url, on in needs.items()],
+    }  # fmt: skip
+
+
+def verified(folder: Path) -> str:
+    """Return the print of a bundle whose files are all there, unchanged and alone; refuse any other."""
+    try:
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        raise InputError(f"{str(folder)!r} is no bundle: it has no {SUMS} that can be read.") from None
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    there = set(_files(folder))
+    pinned = {line.rpartition(":")[2] for line in _text(folder / PINS).splitlines() if "--hash=" in line}
+    found = {
+        "is missing": sorted(sums.keys() - there),
+        f"is not in {SUMS}": sorted(there - sums.keys()),
+        "was changed": sorted(name for name in there & sums.keys() if _sha256(folder / name) != sums[name]),
+        f"is not what {PINS} pins": sorted(
+            n for n, digest in sums.items() if n.startswith("wheels/") and digest not in pinned
+        ),
+    }
+    for what, names in found.items():
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise InputError(f"Do not install {str(folder)!r}: {names[0]}{more} {what}.")
+    return _sha256(folder / SUMS)
+
+
+def _this_source() -> str:
+    """The clone that runs, or this version on an index."""
+    from scaffpd import __file__, __version__
+
+    clone = Path(__file__).resolve().parents[2]
+    return str(clone) if (clone / "pyproject.toml").is_file() else f"scaffpd=={__version__}"
+
+
+def _wheel(file: Path) -> Wheel:
+    with zipfile.ZipFile(file) as content:
+        name = next(name for name in content.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
+        return Wheel(file, _sha256(file), Parser().parsestr(content.read(name).decode("utf-8", "replace")))
+
+
+def _required(about: Message) -> list[str]:
+    """Names of all that a package may require."""
+    found = (REQUIREMENT.match(line) for line in about.get_all("Requires-Dist", []))
+    return [_normal(match["name"]) for match in found if match is not None]
+
+
+def _licence(about: Message) -> dict[str, Any]:
+    if expression := about["License-Expression"]:
+        return {"licenses": [{"expression": expression}]}
+    named = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier", []) if line.startswith("License ::")]
+    own = (about["License"] or "").strip()
+    words = named or ([own] if own and "\n" not in own else [])
+    return {"licenses": [{"license": {"name": name}} for name in words]} if words else {}
+
+
+def _files(folder: Path) -> list[str]:
+    files = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir())
+    return sorted(name for name in files if name != SUMS)
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
