@@ -22,6 +22,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
+import scaffpd
 from scaffpd.cli.screens import facts, say
 from scaffpd.cli.typer_ext import FAILED, checked, listed, option, print_json
 from scaffpd.errors import InputError, several
@@ -346,10 +347,8 @@ def verified(folder: Path) -> str:
 
 def _this_source() -> str:
     """The clone that runs, or this version on an index."""
-    from scaffpd import __file__, __version__
-
-    clone = Path(__file__).resolve().parents[2]
-    return str(clone) if (clone / "pyproject.toml").is_file() else f"scaffpd=={__version__}"
+    clone = Path(scaffpd.__file__).resolve().parents[2]
+    return str(clone) if (clone / "pyproject.toml").is_file() else f"scaffpd=={scaffpd.__version__}"
 
 
 def _wheel(file: Path) -> Wheel:
