@@ -1,6 +1,6 @@
 r"""The decisive tables of a data set: which pieces there are, and how they are carried out side by side.
 
-    python -m experiments.image_decisive cifar100 --data D --device cuda --workers 7 [--seconds 470] [--small]
+    python -m experiments.image_decisive cifar100 --data D --device cuda --workers 16 [--seconds 470] [--small]
 
 A call that is stopped, by `--seconds` or otherwise, is continued by the same command; `--tables` only writes the page
 and the figures again. `--backbone`, `--kind`, `--loss`, `--alpha` and `--balanced` pick single pieces.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from experiments import image_findings
 from experiments.image_divisions import LOSSES, Piece
-from experiments.image_pieces import carry_out
+from experiments.image_pieces import LANES, carry_out
 from experiments.image_plans import PLANS, Plan, plan
 from experiments.image_rows import MOST, TUNED
 from experiments.image_study import Place, ground
@@ -29,7 +29,6 @@ from scaffpd.features.extract import KINDS
 from scaffpd.features.extract import place as device_of
 
 COMMAND = "python -m experiments.image_decisive"
-ALPHAS = (0.01, 0.1)
 SEEDS, COORDINATES = 10, 4000  # of the eNTK: as many rows as clients have samples
 FEW = ("FedAvg, by clients", "FedAvg, by samples", "SCAFFOLD, by clients", "Scaff-PD, average", "Scaff-PD, Auto")
 SOFTMAX = (*FEW[:3], "Scaff-PD, Auto")
@@ -37,23 +36,22 @@ SMALL = (*FEW[:2], "Scaff-PD, average", "Scaff-PD, Auto", TUNED)
 
 
 def of(dataset: str, small: bool = False, backbone: str | None = None) -> list[Piece]:
-    """The pieces, the most telling first: both networks and α whole; eNTK, other losses and sizes with fewer rows.
+    """The pieces: both networks, the paper's smallest and largest α, whole; eNTK, other losses and sizes in part.
 
     A small study is one piece, of the narrower network unless another one is asked for.
     """
     base = replace(plan(dataset, small), seeds=SEEDS, tune=MOST, stored="float32", kind="penultimate")
     if small:
         base = replace(base, seeds=3, stops=(5, 10, 20), tune=6, backbone=backbone or BACKBONES[1])
-        return [Piece(base, 0.1, choosing=2, rows=SMALL, l2s=(1e-4, 1e-2))]
+        return [Piece(base, base.alphas[-1], choosing=2, rows=SMALL, l2s=(1e-4, 1e-2))]
     lite, resnet = (replace(base, backbone=name) for name in BACKBONES)
-    entk = replace(base, kind="entk", coordinates=COORDINATES)
-    whole = [Piece(net, alpha) for alpha in ALPHAS for net in (lite, resnet)]
+    first, last = base.alphas[0], base.alphas[-1]  # the same where there is one only
     return [
-        *whole,
-        Piece(replace(lite, balanced=True), ALPHAS[0], rows=FEW, extras=False),
-        Piece(lite, ALPHAS[0], "tct", rows=FEW, extras=False),
-        Piece(resnet, ALPHAS[0], "softmax", rows=SOFTMAX, extras=False),
-        Piece(entk, ALPHAS[0], rows=FEW),
+        *(Piece(net, alpha) for net in (resnet, lite) for alpha in dict.fromkeys((first, last))),
+        Piece(resnet, first, "softmax", rows=SOFTMAX, extras=False),
+        Piece(replace(lite, balanced=True), first, rows=FEW, extras=False),
+        Piece(lite, first, "tct", rows=FEW, extras=False),
+        Piece(replace(base, kind="entk", coordinates=COORDINATES), first, rows=FEW),
     ]
 
 
@@ -72,7 +70,7 @@ def chosen(pieces: Sequence[Piece], **wanted: str | float | bool | None) -> list
 
 
 def decide(pieces: Sequence[Piece], place: Place, out: Path, workers: int = 1, seconds: float | None = None) -> bool:
-    """Carry out what is left of all pieces, at most so many at a time and so many seconds; whether all is done."""
+    """Carry out what is left of all pieces in so many processes and seconds; whether all is done."""
     deadline = time.time() + (seconds or float("inf"))
     sources = dict[Plan, list[Piece]]()
     for piece in pieces:
@@ -89,9 +87,9 @@ def decide(pieces: Sequence[Piece], place: Place, out: Path, workers: int = 1, s
             here = ground(source, place)
             print(f"features of {source.backbone}, {source.kind}: {here.seconds:.0f} s", flush=True)
             waiting += [
-                pool.submit(carry_out, piece, replace(here, plan=piece.plan), place.device, out, deadline)
-                for piece in some
-            ]
+                pool.submit(carry_out, piece, replace(here, plan=piece.plan), place.device, out, deadline, [lane])
+                for piece in some for lane in LANES
+            ]  # fmt: skip
     return all(future.result() for future in waiting)
 
 
@@ -103,7 +101,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for results; results/decisive/DATASET")
     parser.add_argument("--cache", type=Path, default=Path("features"), help="folder for features")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--workers", type=int, default=1, help="pieces at a time, each a process")
+    parser.add_argument("--workers", type=int, default=1, help="processes, up to five for a piece")
     parser.add_argument("--seconds", type=float, help="stop after so long")
     parser.add_argument("--small", action="store_true", help="one piece of few images: minutes on two cores")
     parser.add_argument("--tables", action="store_true", help="only write the page and the figures again")

@@ -8,8 +8,10 @@ choosing.
 from __future__ import annotations
 
 import csv
+import fcntl
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -200,13 +202,21 @@ class Work:
         """The partitions that choices are made on."""
         return self.divisions[: self.piece.choosing]
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of the folder's files."""
+        with (self.folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def append(self, file: str, header: Sequence[str], lines: Sequence[Sequence[Any]]) -> None:
         """Add lines to a CSV file, all or none of them."""
         path = self.folder / file
-        fresh = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as out:
-            writer = csv.writer(out, lineterminator="\n")
-            writer.writerows([header, *lines] if fresh else lines)
+        with self.locked():
+            fresh = not path.exists()
+            with path.open("a", newline="", encoding="utf-8") as out:
+                writer = csv.writer(out, lineterminator="\n")
+                writer.writerows([header, *lines] if fresh else lines)
 
     def there(self, file: str, *columns: str) -> set[tuple[str, ...]]:
         """What a file has already, by some of its columns."""

@@ -9,7 +9,8 @@ all training images of all ten, and scored on test images. Clients alone choose 
     fit.csv       Scaff-PD by l2, rounds and ρ, and the optimum (rounds 0): who gains from fairness, and when
     held.csv      exact fair models whose λ answers training losses or losses on held-out rows, by l2 and ρ
 
-Files grow row by row, and the same command goes on where the last one stopped.
+Files grow row by row, and the same command goes on where the last one stopped. Rows that do not wait for one another
+are lanes: several processes may work on one piece.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from experiments.image_divisions import FIT_RHO, RUNS, Division, OutOfTimeError,
 from experiments.image_exact import exact_row, exact_rows
 from experiments.image_rows import Axis, Row, Values, search
 from experiments.image_study import Ground, hardware
-from experiments.spectral import Quadratics, equilibrium, fine_tuned, saddle, with_weights
+from experiments.spectral import Quadratics, dual_value, equilibrium, fine_tuned, saddle, with_weights
 from scaffpd.algorithms import ScaffPD
 from scaffpd.federation import Federation
 from scaffpd.objectives import Average, ChiSquare
@@ -103,17 +104,23 @@ def with_rounds(work: Work, row: Row) -> table.Found:
         seen, result = followed(row, found.values, clients, (rounds,), division.seed)
         x = seen[rounds][0] if rounds in seen else clients.start()
         accuracy, fitted = division.accuracy(x, "test", "all")
-        losses = clients.evaluate(x, accuracy=False).loss
-        lines.append(line(
-            row.name, division, accuracy, fitted, losses, result.certificate, rounds, time.perf_counter() - begin,
-            chosen,
-        ))  # fmt: skip
+        losses, seconds = clients.evaluate(x, accuracy=False).loss, time.perf_counter() - begin
+        gap = proven(row.make(found.values, clients), division, found.values["l2"], losses, result)
+        lines.append(line(row.name, division, accuracy, fitted, losses, gap, rounds, seconds, chosen))
     best = (found.values, rounds)
     work.append("tuning.csv", ("row", "values", "rounds", "worst_20", "chosen"), [
         (row.name, shown(v), r, f"{100 * s:.4f}", int((v, r) == best)) for v, s, r in found.tried
     ])  # fmt: skip
     work.append("runs.csv", RUNS, lines)
     return found
+
+
+def proven(method: Any, division: Division, l2: float, losses: Any, result: Any) -> float:
+    """Bound how far x is from the optimum: by the dual value of the run's own λ, exactly, where losses are squared."""
+    if not isinstance(method, ScaffPD) or division.loss == "softmax" or result.status is Status.DIVERGED:
+        return float(result.certificate)
+    q = Quadratics.shared(division.spectra("all"), l2)
+    return method.objective.support(losses) - dual_value(q, method.objective, result.weights)
 
 
 def fit_lines(work: Work) -> None:
@@ -173,16 +180,21 @@ def held_lines(work: Work) -> None:
 
 
 FIRST = ("FedAvg, by clients", "FedAvg, by samples", "SCAFFOLD, by clients", "SCAFFOLD, by samples", "Scaff-PD, Auto")
+LANES = ("exact", table.CLIENTS, table.SAMPLES, "Scaff-PD", "curves")
 
 
-def steps(work: Work) -> Iterator[Callable[[], Any]]:
-    """What a piece consists of, the most telling first."""
+def lane(name: str) -> str:
+    """Where a row with rounds belongs: beside the rows that its search starts from."""
+    return "Scaff-PD" if name.startswith("Scaff-PD") else table.SAMPLES if name.endswith(table.SAMPLES) else LANES[1]
+
+
+def steps(work: Work, lanes: Sequence[str] = LANES) -> Iterator[Callable[[], Any]]:
+    """What is left of some lanes of a piece, the most telling first."""
     piece, rows = work.piece, table.rows(work.piece.plan.local_steps, work.piece.loss)
     order = (*FIRST, *(name for name in reversed(rows) if name not in FIRST))
-    wanted = [name for name in order if piece.rows is None or name in piece.rows]
-    done = {name for (name,) in work.there("runs.csv", "row")}
-
-    tuning = piece.loss != "softmax" and (piece.rows is None or table.TUNED in piece.rows) and table.TUNED not in done
+    wanted = [name for name in order if (piece.rows is None or name in piece.rows) and lane(name) in lanes]
+    done, exact = {name for (name,) in work.there("runs.csv", "row")}, piece.loss != "softmax"
+    tuning = exact and (piece.rows is None or table.TUNED in piece.rows) and table.TUNED not in done
 
     def row(name: str) -> Callable[[], Any]:
         def make() -> None:
@@ -192,12 +204,14 @@ def steps(work: Work) -> Iterator[Callable[[], Any]]:
 
         return make
 
-    if piece.loss != "softmax":
+    if exact and "exact" in lanes and not {*table.EXACT} - {table.TUNED} <= done:
         yield lambda: exact_rows(work)
     yield from (row(n) for n in wanted if n in FIRST and (n not in done or (n == FIRST[0] and tuning)))
-    if piece.extras:
-        yield lambda: fit_lines(work)
-        if piece.loss != "softmax":
+    if piece.extras and "curves" in lanes:
+        if len(work.there("fit.csv", "objective", "l2")) < len(piece.l2s) * (1 + len(FIT_RHO)):
+            yield lambda: fit_lines(work)
+        weak = [l2 for l2 in piece.l2s if l2 <= WEAK]
+        if exact and len(work.there("held.csv", "l2", "rho")) < len(weak) * len(ASIDE_RHO):
             yield lambda: held_lines(work)
     yield from (row(name) for name in wanted if name not in FIRST and name not in done)
 
@@ -217,31 +231,42 @@ def fine_tuning(work: Work, row: Row, found: table.Found) -> None:
     exact_row(work, table.TUNED, {"steps": Axis(16.0, 2.0, 1.0, 2.0**20)}, fit)
 
 
-def carry_out(piece: Piece, here: Ground, device: str, out: Path, deadline: float = float("inf")) -> bool:
-    """Do what is left of a piece; whether all of it is done now."""
+def carry_out(
+    piece: Piece, here: Ground, device: str, out: Path, deadline: float = float("inf"), lanes: Sequence[str] = LANES
+) -> bool:
+    """Do what is left of some lanes of a piece; whether all of that is done now."""
     if not device.startswith("cuda"):
         torch.set_num_threads(max(1, (os.cpu_count() or 1)))
     folder = out / piece.name
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    values = np.asarray(here.table.values, dtype=np.float64)
-    F = torch.from_numpy(values).to(device) * here.table.scale
-    labels = torch.from_numpy(np.concatenate([here.train, here.test]).astype(np.int64)).to(device)
-    divisions = [Division(here, F, labels, piece, seed) for seed in range(piece.plan.seeds)]
-    work = Work(piece, divisions, folder, deadline)
+    work = Work(piece, [], folder, deadline)
+    if next(steps(work, lanes), None) is None:
+        return True
     complete, log = False, folder / "log.txt"
     try:
-        for k, step in enumerate(steps(work)):
+        work.check()
+        work.divisions = divided(piece, here, device)
+        for k, step in enumerate(steps(work, lanes)):
             work.check()
             step()
             with log.open("a", encoding="utf-8") as file:
-                file.write(f"step {k}: {time.perf_counter() - begin:.1f} s\n")
+                file.write(f"{' and '.join(lanes)}, step {k}: {time.perf_counter() - begin:.1f} s\n")
         complete = True
     except OutOfTimeError:
         pass
-    seconds = time.perf_counter() - begin
-    about(piece, here, device, folder, complete, seconds)
+    about(work, here, device, complete, time.perf_counter() - begin)
+    work.divisions = []
+    torch.cuda.empty_cache()
     return complete
+
+
+def divided(piece: Piece, here: Ground, device: str) -> list[Division]:
+    """All partitions, over one copy of the features."""
+    values = np.asarray(here.table.values, dtype=np.float64)
+    F = torch.from_numpy(values).to(device) * here.table.scale
+    labels = torch.from_numpy(np.concatenate([here.train, here.test]).astype(np.int64)).to(device)
+    return [Division(here, F, labels, piece, seed) for seed in range(piece.plan.seeds)]
 
 
 def commit() -> str:
@@ -250,14 +275,17 @@ def commit() -> str:
     return os.environ.get("SCAFFPD_COMMIT") or done.stdout.strip() or "unknown"
 
 
-def about(piece: Piece, here: Ground, device: str, folder: Path, complete: bool, seconds: float) -> None:
-    """Write how the numbers came about; seconds add up over the calls that it took."""
-    path = folder / "about.json"
-    before = json.loads(path.read_text(encoding="utf-8"))["seconds"] if path.exists() else 0.0
-    facts = {
-        "piece": asdict(piece), "complete": complete, "seconds": round(before + seconds, 1),
-        "hardware": hardware(device), "commit": commit(), "images": here.source,
-        "features": list(here.table.values.shape),
-        "precision": "features in TF32 on a GPU, all else in double precision",
-    }  # fmt: skip
-    path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def about(work: Work, here: Ground, device: str, complete: bool, seconds: float) -> None:
+    """Write how the numbers came about; commits and seconds add up over the processes and calls that it took."""
+    path, piece = work.folder / "about.json", work.piece
+    with work.locked():
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"seconds": 0.0, "commit": ""}
+        commits = [*filter(None, before["commit"].split(", ")), commit()]
+        facts = {
+            "piece": asdict(piece), "complete": complete and next(steps(work), None) is None,
+            "seconds": round(before["seconds"] + seconds, 1),
+            "hardware": hardware(device), "commit": ", ".join(dict.fromkeys(commits)), "images": here.source,
+            "features": list(here.table.values.shape),
+            "precision": "features in TF32 on a GPU, softmax in single precision, all else in double precision",
+        }  # fmt: skip
+        path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -31,11 +31,12 @@ from scaffpd.federation import Constants, Federation, LocalPlan, Vector, same_po
 from scaffpd.models.local_steps import local_gain
 from scaffpd.models.numerics import gamma
 from scaffpd.objectives.base import Objective
+from scaffpd.objectives.excess import equilibrium as answer
 from scaffpd.saddle import solve_saddle
 
 TARGETS = ("one-hot", "tct")  # e_y with factor 1, as in `Linear`; e_y − 1/C with factor 1/2, as in TCT
 LEAST = 1e-9  # of the largest eigenvalue: rows below are left out, they are not orthogonal to the others
-NEWTON, HALVINGS, DAMPED = 40, 12, 80
+NEWTON, HALVINGS = 40, 12
 
 
 @dataclass(frozen=True)
@@ -364,6 +365,11 @@ def _dual(q: Quadratics, objective: Objective, weights: Vector) -> tuple[float, 
     return value, objective.support(losses) - value, X, L, losses
 
 
+def dual_value(q: Quadratics, objective: Objective, weights: Vector) -> float:
+    """min_x Σ λ_i f_i(x) − ψ(λ): no model has a smaller value, so what a model is above it bounds its distance."""
+    return _dual(q, objective, weights)[0]
+
+
 def saddle(q: Quadratics, objective: Objective, tol: float = 1e-7, start: Vector | None = None) -> Optimum:
     """min_x max_{λ∈Λ} Σ λ_i f_i(x) − ψ(λ) by Newton's method on λ, to a duality gap of `tol`.
 
@@ -402,25 +408,17 @@ def _root(K: Any) -> Any:
 def equilibrium(
     q: Quadratics, objective: Objective, held_out: Callable[[Tensor], Vector], tol: float = 1e-5
 ) -> Optimum:
-    """λ answers losses on rows kept aside: x = argmin Σ λ_i f_i and λ = argmax ⟨held_out(x), λ⟩ − ψ(λ), by damping.
+    """λ answers losses on rows kept aside (`scaffpd.objectives.excess`); `gap` is what another answer would gain."""
+    start: Vector | None = None
 
-    There is no saddle point, for the two players see different losses. `gap` is what λ could still gain by another
-    answer; x is the minimum for its λ up to rounding. Both are zero at an equilibrium, and nothing else is claimed.
-    """
-    weights, share, last = objective.weights(len(q.k)), 0.5, np.inf
-    best = Optimum(q.minimum(torch.tensor(weights).to(q.k))[0], weights, np.inf)
-    for _ in range(DAMPED):
-        X, _ = q.minimum(torch.tensor(weights).to(q.k))
-        seen = held_out(X)
-        answer = objective.maximizer(seen)
-        gap = objective.support(seen) - float(seen @ weights) + objective.value(weights)
-        if gap < best.gap:
-            best = Optimum(X, weights, gap)
-        if best.gap <= tol:
-            break
-        share = min(1.0, 1.2 * share) if gap < last else max(0.02, 0.5 * share)
-        weights, last = weights + share * (answer - weights), gap
-    return best
+    def solve(goal: Objective) -> tuple[Optimum, Vector, Vector, Vector]:
+        nonlocal start
+        found = saddle(q, goal, 0.01 * tol, start)
+        start = found.weights
+        return found, start, q.losses(found.X, q.spectra.W @ found.X).cpu().numpy(), held_out(found.X)
+
+    found, gain, _ = answer(objective, len(q.k), solve, tol)
+    return replace(found, gap=gain)
 
 
 def own_models(spectra: Spectra, l2: float, pull: Tensor, X: Tensor) -> Tensor:

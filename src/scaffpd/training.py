@@ -22,12 +22,14 @@ from scaffpd.federation import Federation, Traffic, Vector
 from scaffpd.history import MANY, Checkpoint, History
 from scaffpd.models.numerics import limit_threads
 from scaffpd.objectives import Excess
+from scaffpd.objectives.excess import equilibrium
 from scaffpd.privacy.accountant import Account, Spent
 from scaffpd.system import Progress
 
 PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
 LOOKING = 2  # passes of local steps for one pass that looks up all losses, where there are many clients
 FEW, MOVED = 3, 1e-3  # more rounds than this, in which no loss has moved by such a share, are no progress
+ANSWERED = 0.1  # of `tol`: how exact the models are that λ's answer to held-out losses is judged by
 EXPLOSION = 1e10  # growth of the largest loss beyond which a run is called diverged
 
 
@@ -154,6 +156,11 @@ def train(
     if keeper is not None and not isinstance(keeper, Checkpoint):
         raise InputError(f"train needs a path or Checkpoint(...) for checkpoint, got {checkpoint!r}.")
     if isinstance(objective := getattr(algorithm, "objective", None), Excess):
+        if objective.by_held_out:
+            if keeper is not None:
+                raise InputError("Weights that answer held-out losses take several runs: leave checkpoint out.")
+            settings = {"seed": seed, "progress": progress, "callbacks": callbacks, "every_client": every_client}
+            return _answering(algorithm, objective.objective, federation, rounds, tol, x0, settings)
         algorithm = replace(cast(Any, algorithm), objective=objective.settled(federation))
     whole = len(federation.names) <= MANY if every_client is None else bool(every_client)
     run = _TrainingRun(algorithm, federation, seed, keeper, whole)
@@ -165,6 +172,47 @@ def train(
         with Progress(progress, rounds, tol) as bar:
             status = run.until(rounds, tol, [*callbacks, bar.show])
         return run.result(status)
+
+
+def _answering(
+    algorithm: Any, objective: Any, federation: Federation, rounds: int, tol: float | None, x0: Any,
+    settings: dict[str, Any],
+) -> Result:  # fmt: skip
+    """Let λ answer the losses on held-out rows: runs with fixed levels, each from where the last one ended."""
+    channel = federation.channel
+    if not channel.here or federation.sums.hides or federation.account is not None:
+        raise InputError("Weights that answer held-out losses need clients in this process, not masked or private.")
+    if channel.test is None:
+        raise InputError("Weights that answer held-out losses need rows that are kept aside: Cohort(..., test=...).")
+    known, wanted = x0, 1e-6 if tol is None else tol
+
+    def keep(info: RoundInfo) -> None:
+        nonlocal known
+        known = info.state
+
+    def solve(goal: Excess) -> tuple[Result, Vector, Vector, Vector]:
+        own = settings | {"x0": known, "callbacks": [*settings["callbacks"], keep]}
+        found = train(replace(algorithm, objective=goal), federation, rounds, tol and ANSWERED * tol, **own)
+        if found.status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
+            raise _EndedError(found)
+        x = torch.as_tensor(found.x).to(federation.start())
+        return found, found.weights, federation.losses(x), federation.evaluate(x, "test", accuracy=False).loss
+
+    try:
+        result, gain, turns = equilibrium(objective, len(federation.names), solve, wanted)
+    except _EndedError as ended:
+        last: Result = ended.args[0]
+        return last
+    said = (
+        f"λ answers held-out losses after {turns} run{'s' * (turns > 1)}: no other λ would gain more than {gain:.1e}."
+    )
+    return replace(
+        result, status=result.status if gain <= wanted else Status.STALLED, message=f"{result.message} {said}"
+    )
+
+
+class _EndedError(Exception):
+    """A run that the next one does not go on from."""
 
 
 class _TrainingRun:

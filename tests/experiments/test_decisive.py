@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,25 @@ def test_a_piece_is_written_row_by_row_and_goes_on(tmp_path):
     before = (tmp_path / piece.name / "runs.csv").read_bytes()
     assert image_pieces.carry_out(piece, here, "cpu", tmp_path)
     assert (tmp_path / piece.name / "runs.csv").read_bytes() == before
+
+
+def test_processes_that_share_a_piece_write_what_one_would(tmp_path):
+    piece, here = ground()
+    piece = replace(piece, rows=("FedAvg, by samples", "Scaff-PD, Auto", "Scaff-PD, average"), extras=True)
+    piece = replace(piece, plan=replace(piece.plan, seeds=1), choosing=1, l2s=(1e-3,))
+    assert image_pieces.carry_out(piece, here, "cpu", tmp_path / "one")
+    for lane in image_pieces.LANES:
+        assert image_pieces.carry_out(piece, here, "cpu", tmp_path / "many", lanes=[lane])
+    same = ("row", "partition", "worst_20", "certificate", "chosen")
+    for file, columns in (("runs.csv", same), ("fit.csv", image_pieces.FIT), ("held.csv", image_pieces.HELD)):
+        one, many = (read(tmp_path / place / piece.name / file) for place in ("one", "many"))
+        assert sorted([row[c] for c in columns] for row in one) == sorted([row[c] for c in columns] for row in many)
+    about = json.loads((tmp_path / "many" / piece.name / "about.json").read_text(encoding="utf-8"))
+    assert about["complete"]
+    assert len(about["commit"].split(", ")) == 1
+    for run in read(tmp_path / "one" / piece.name / "runs.csv"):
+        if run["row"].startswith("Scaff-PD"):  # the dual value of the run's own λ
+            assert -1e-12 <= float(run["certificate"]) < 0.5
 
 
 def test_one_average_model_is_a_weighted_ridge_regression():

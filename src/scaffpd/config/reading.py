@@ -33,6 +33,7 @@ from scaffpd import objectives, steps
 from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.errors import InputError, shortened, unknown
 from scaffpd.objectives import Excess, Objective
+from scaffpd.objectives.excess import HELD_OUT
 
 LARGEST = 2**20  # bytes: nobody writes more than that by hand
 
@@ -237,6 +238,8 @@ def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
     """Make the objective that [objective] describes."""
     values = dict(given)
     offset = values.pop("offset", None)
+    if offset == HELD_OUT:
+        raise InputError(f"offset = {HELD_OUT!r} is not for settings files such as {file.name!r}: train it in Python.")
     made: Objective = _made("objective", values, objectives, file)
     return made if offset is None else called(Excess, "objective", {"objective": made, "offset": offset}, file)
 

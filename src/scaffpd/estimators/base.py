@@ -29,12 +29,13 @@ from scaffpd.folds import FOLDS, Folds
 from scaffpd.gains import Joining, joining
 from scaffpd.metrics import a_fifth
 from scaffpd.models import Linear
-from scaffpd.objectives import ChiSquare, named
+from scaffpd.objectives import Average, ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent
 from scaffpd.training import Result, Status, train
 
 BUDGET = 300  # rounds of choosing
+ASIDE, SMALLEST = 0.25, 1e-12  # share of rows that λ answers the losses of, and of the largest λ_i that counts as none
 ALONE = "all"  # the name of the one client where nobody was named
 
 
@@ -259,6 +260,11 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             )  # fmt: skip
         cohort = Cohort(pairs, trained, names=group.names)
         seed, tol = _seed(self.random_state), self._tol
+        if getattr(getattr(algorithm, "objective", None), "by_held_out", False):
+            few, aside = self._apart(pairs, group, ASIDE)
+            part = Cohort(few, trained, names=group.names, test=aside)
+            weights = train(algorithm, part, rounds, tol, seed, progress=bool(self.verbose)).weights
+            algorithm = fair(Average(prior=np.maximum(weights, weights.max() * SMALLEST)))
         result = train(algorithm, cohort, rounds, tol, seed, progress=bool(self.verbose))
         self.result_, self.history_, self.status_ = result, result.history, str(result.status)
         self.certificate_, self.privacy_ = result.certificate, result.privacy
@@ -277,6 +283,14 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             raise InputError("held_out trains models without noise: leave it or epsilon out.")
         if model.weighted:
             raise InputError("held_out compares models on rows that count alike: leave it or the weights out.")
+        train, test = self._apart(pairs, group, share)
+        goal, chosen = getattr(self._algorithm(self._objective()), "objective", None), self._choice(train, model, group)
+        if chosen is not None:  # by the rows that are not held out
+            model, goal = replace(model, l2=chosen.l2), chosen.objective
+        return joining(train, test, model, goal, names=group.names, unit=float(outputs.deviation[0]))
+
+    def _apart(self, pairs: list[Any], group: Grouping, share: float) -> tuple[list[Any], list[Any]]:
+        """The rows of every client but for a share of them, and that share."""
         random, parts = np.random.default_rng(_seed(self.random_state)), []
         for name, (X, y) in zip(group.names, pairs, strict=True):
             if len(y) <= FOLDS:
@@ -284,11 +298,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             order = random.permutation(len(y))
             cut = min(max(round(share * len(y)), 1), len(y) - FOLDS)
             parts.append([(X[rows], y[rows]) for rows in (np.sort(order[cut:]), np.sort(order[:cut]))])
-        train, test = ([part[k] for part in parts] for k in (0, 1))
-        goal, chosen = getattr(self._algorithm(self._objective()), "objective", None), self._choice(train, model, group)
-        if chosen is not None:  # by the rows that are not held out
-            model, goal = replace(model, l2=chosen.l2), chosen.objective
-        return joining(train, test, model, goal, names=group.names, unit=float(outputs.deviation[0]))
+        return [part[0] for part in parts], [part[1] for part in parts]
 
     def _choice(self, pairs: list[Any], model: Linear, group: Grouping) -> Choice | None:
         """l2 and the strength of the objective by folds of these rows; `None` where they are given."""

@@ -1,7 +1,8 @@
-"""Excess losses: an objective of what clients lose beyond a level of their own."""
+"""Excess losses: an objective of what clients lose beyond a level of their own, or of what they lose on other rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,9 @@ from numpy.typing import ArrayLike
 from scaffpd.errors import InputError
 from scaffpd.objectives.base import LARGEST, Objective, ProxStep, Scale, Vector, above, finite_vector, roundings
 from scaffpd.objectives.base import inner as product
+
+HELD_OUT = "held-out"
+TURNS, LEAST_SHARE = 60, 0.05
 
 
 class Excess(Objective):
@@ -24,7 +28,8 @@ class Excess(Objective):
     Args:
         objective: (Λ, ψ), such as `CVaR(0.2)`.
         offset: b, one number per client or one for all; or "own", each client's own optimum min_u f_i(u), which the
-            clients solve for by themselves when `train` begins (N numbers go up).
+            clients solve for by themselves when `train` begins (N numbers go up); or "held-out", by which λ answers the
+            losses h_i on rows kept aside (`Cohort(..., test=...)`, no test rows any more), see `equilibrium`.
     """
 
     def __init__(self, objective: Objective, offset: float | ArrayLike | str) -> None:
@@ -32,8 +37,8 @@ class Excess(Objective):
             raise InputError(f"Excess needs an objective such as CVaR(0.2), got {objective!r}.")
         self.objective, self.offset = objective, offset
         if isinstance(offset, str):
-            if offset != "own":
-                raise InputError(f"Excess needs numbers in offset, or 'own', got {offset!r}.")
+            if offset not in ("own", HELD_OUT):
+                raise InputError(f"Excess needs numbers in offset, {HELD_OUT!r} or 'own', got {offset!r}.")
         else:
             self.offset = finite_vector("Excess", "offset", np.atleast_1d(np.asarray(offset)), LARGEST)
 
@@ -47,6 +52,11 @@ class Excess(Objective):
         """As the objective's."""
         return self.objective.prior
 
+    @property
+    def by_held_out(self) -> bool:
+        """Whether λ answers losses on rows kept aside."""
+        return isinstance(self.offset, str) and self.offset == HELD_OUT
+
     def settled(self, federation: Any) -> Excess:
         """The same with numbers, for which clients are asked where the offset is their own optimum."""
         if not isinstance(self.offset, str):
@@ -56,7 +66,7 @@ class Excess(Objective):
     def levels(self, n: int) -> Vector:
         """The levels b for `n` clients."""
         if isinstance(self.offset, str):
-            raise InputError("offset='own' has no numbers before `train` has asked the clients for them.")
+            raise InputError(f"offset={self.offset!r} has no numbers before `train` has asked the clients for them.")
         b = np.asarray(self.offset)
         if len(b) not in (1, n):
             raise InputError(f"Excess has an offset for {len(b)} clients, but there are {n}.")
@@ -125,3 +135,35 @@ class Excess(Objective):
         """Refuse excess losses that the objective is not defined for."""
         found = np.asarray(losses)
         self.objective.check(found - self.levels(len(found)), names)
+
+
+def equilibrium(
+    objective: Objective, clients: int, solve: Callable[[Excess], tuple[Any, Vector, Vector, Vector]], tol: float
+) -> tuple[Any, float, int]:
+    r"""Let λ answer losses h_i(x) on rows kept aside, while x minimises Σ λ_i f_i over training rows.
+
+    The two players see different losses, so there is no saddle point, but an equilibrium: one at which the levels are
+    b = f(x) − h(x), for then λ maximises ⟨f(x) − b, λ⟩ − ψ(λ) = ⟨h(x), λ⟩ − ψ(λ). For given levels x and λ are those
+    of a convex problem, with its certificate, which bounds what another x could take off Σ λ_i f_i; the levels follow,
+
+        b ← b + s (f(x) − h(x) − b),      s = 1, or less where the last turn was too long,
+
+    until no other λ would gain more than `tol`: support(h) − ⟨h, λ⟩ + ψ(λ). Where h = f nothing changes: b = 0.
+
+    Args:
+        objective: (Λ, ψ).
+        clients: N.
+        solve: from the objective with levels, a model, λ, f(x) and h(x).
+        tol: what λ may still gain.
+
+    Returns:
+        The best model, what λ could gain there, and how often `solve` was called.
+    """
+    levels, share, last, best, turns = np.zeros(clients), 1.0, np.inf, (None, np.inf), 0
+    while turns < TURNS and not best[1] <= tol:
+        model, weights, losses, aside = solve(Excess(objective, levels))
+        gain = objective.support(aside) - product(aside, weights) + objective.value(weights)
+        best, turns = (model, gain) if best[0] is None or gain < best[1] else best, turns + 1
+        share = min(1.0, 1.2 * share) if gain < last else max(LEAST_SHARE, 0.5 * share)
+        levels, last = levels + share * (losses - aside - levels), gain
+    return *best, turns
