@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 from collections import defaultdict
 from functools import cache
@@ -26,6 +27,9 @@ import typer.main  # noqa: E402
 torch.set_num_threads(1)
 gc.disable()  # until everything is imported; see below
 os.fsync = lambda file: None  # no test pulls the plug, and thousands of small files wait for the disk otherwise
+MEMORY = "/dev/shm"  # the folders of tests are there, where it has room, and go with each test that passes
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 typer.main.get_command = cache(typer.main.get_command)  # what it makes of an app is the same for every command line
 

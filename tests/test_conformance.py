@@ -52,8 +52,8 @@ def traffic(federation):
 class Both:
     """One question to a runtime and to the cohort; what both have sent for it."""
 
-    def __init__(self, runtime, model, folder):
-        self.runtime, self.here, self.there = runtime, measure(model), federation_of(runtime, model, folder)
+    def __init__(self, runtime, model, there):
+        self.runtime, self.here, self.there = runtime, measure(model), there
 
     def __call__(self, question):
         out = []
@@ -75,9 +75,15 @@ def runtime(request):
     return request.param
 
 
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """A runtime of a model, made once: no question changes what another one is answered."""
+    return cache(lambda runtime, model: federation_of(runtime, model, tmp_path_factory.mktemp("silos")))
+
+
 @pytest.fixture(params=MODELS)
-def both(request, runtime, tmp_path):
-    return Both(runtime, request.param, tmp_path)
+def both(request, runtime, asked):
+    return Both(runtime, request.param, asked(runtime, request.param))
 
 
 def gradients(federation, batch=(None, (0,)), clients=None, seed=1):
@@ -250,8 +256,8 @@ def test_own_optima(both):
         both.agree(lambda f: f.optima())
 
 
-def test_points_belong_to_those_who_were_asked(runtime, tmp_path):
-    federation, question = federation_of(runtime, "squared", tmp_path), None
+def test_points_belong_to_those_who_were_asked(runtime, asked):
+    federation, question = asked(runtime, "squared"), None
     question = GradientsAt(point(federation))
     everybody = federation.gradients(question.x).losses
     for clients in ([0], [1], [2, 0]):
@@ -271,9 +277,8 @@ def test_constants(both):
     assert tuple(both.there.names) == NAMES
 
 
-@pytest.mark.parametrize("model", ["squared"])
-def test_refusals(runtime, model, tmp_path):
-    federation = federation_of(runtime, model, tmp_path)
+def test_refusals(runtime, asked):
+    federation = asked(runtime, "squared")
     x = point(federation)
     for wrong in ([], [0, 0], [N], [-1]):
         with pytest.raises(InputError, match=f"distinct numbers from 0 to {N - 1}"):

@@ -25,6 +25,6 @@ class FakeClock:
 def fake_clock(monkeypatch):
     clock = FakeClock()
     monkeypatch.setattr(import_module("scaffpd.deploy.coordinate"), "time", clock)
-    guard = import_module("scaffpd.deploy.silo.guard")
-    monkeypatch.setattr(guard, "lock_file", lambda path: nullcontext())  # there is no other process
+    for name in ("guard", "disclosure", "privacy_ledger"):  # there is no other process
+        monkeypatch.setattr(import_module(f"scaffpd.deploy.silo.{name}"), "lock_file", lambda path: nullcontext())
     return clock

@@ -182,11 +182,6 @@ def takes(*shared: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return add_to
 
 
-def _declared(options: type) -> list[inspect.Parameter]:
-    hints, kind = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    return [inspect.Parameter(n, kind, default=getattr(options, n, None), annotation=hint) for n, hint in hints.items()]
-
-
 def completing(*names: str, several: bool = False) -> Callable[[str], list[str]]:
     """Return what `autocompletion=` wants: the names that begin as the word does."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Self
@@ -25,7 +26,6 @@ from scaffpd.data.silos import enough_rows, fold_numbers
 from scaffpd.estimators.base import Array, FairFederated, Grouping, check_columns, dense, grouping, owners, row_weights
 from scaffpd.folds import FOLDS
 from scaffpd.models.losses import loss_named
-from scaffpd.objectives.base import Objective
 
 __all__ = ["FairFederatedClassifier", "FairFederatedRegressor"]
 
@@ -39,6 +39,7 @@ def _sigmoid(model: Any, z: Array) -> Array:
     return p
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[misc]
     """Logistic (two classes) or softmax regression whose optimum is fair to the clients that own the rows.
 
@@ -102,35 +103,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         feature_names_in_: their names, where X had any.
     """
 
-    def __init__(
-        self,
-        objective: Objective | str | None = None,
-        *,
-        l2: float = 1e-3,
-        fit_intercept: bool = True,
-        standardise: bool = True,
-        tol: float | None = 1e-6,
-        max_rounds: int | None = None,
-        algorithm: Any = None,
-        random_state: Any = None,
-        verbose: int = 0,
-        epsilon: float | None = None,
-        delta: float = 1e-5,
-        clip: float = 1.0,
-        noise_seed: int | None = None,
-        held_out: float = 0.0,
-        choose: str | None = None,
-        class_weight: dict[Any, float] | str | None = None,
-        calibrate: str | None = None,
-    ) -> None:
-        super().__init__(
-            objective, l2=l2, fit_intercept=fit_intercept, standardise=standardise, tol=tol,
-            max_rounds=max_rounds, algorithm=algorithm, random_state=random_state, verbose=verbose,
-            epsilon=epsilon, delta=delta, clip=clip, noise_seed=noise_seed, held_out=held_out,
-            choose=choose,
-        )  # fmt: skip
-        self.class_weight = class_weight
-        self.calibrate = calibrate
+    class_weight: dict[Any, float] | str | None = None
+    calibrate: str | None = None
 
     def fit(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> Self:
         """Train on rows X with labels y.
@@ -268,92 +242,29 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         return labels
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[misc]
     """Ridge regression whose optimum is fair to the clients that own the rows.
 
     It solves min_x max_λ Σ λ_i f_i(x) − ψ(λ) with f_i the mean squared error of client i plus (l2/2)‖x‖², and proves
     how far from the optimum it is. With one client it is scikit-learn's `Ridge` with alpha = l2 · rows / 2.
-    Weights of rows count among the rows of one client: f_i is a weighted mean.
+    Weights of rows count among the rows of one client: f_i is a weighted mean. Parameters and attributes are those of
+    `FairFederatedClassifier`, without `class_weight`, `calibrate` and `classes_`, and with these:
 
     Args:
-        objective: (Λ, ψ), such as `Agnostic()`, or its name, such as "cvar"; `None` is `ChiSquare(rho=0.1)`. Its
-            `prior` is in the order of `clients_`, which are sorted. A search reaches its arguments: `objective__alpha`.
-            With `Excess(objective, "held-out")` λ answers losses on a quarter of every client's rows; the model is then
-            that of all rows with this λ, and the certificate says how near.
-        l2: the regulariser, for columns as they are trained on; `tol` needs l2 > 0.
-        fit_intercept: whether there is a constant term.
         standardise: scale every column and the target to mean zero and deviation one, by sums over clients (without an
             intercept, to deviation one only); losses, `tol` and the objective's parameters are then in units of the
             target's variance, else in its units squared.
-        tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds, and so does `epsilon`,
-            because with noise nothing can be proven.
-        max_rounds: the most communication rounds; `None` is 1000, and 30 with `epsilon`.
-        algorithm: `None` is `fair(objective)`; else a function of the objective, such as `ScaffPD`, or a ready
-            algorithm, which has its own objective.
-        random_state: seeds algorithms that draw minibatches or clients.
-        verbose: show a progress bar.
-        epsilon: differential privacy of every row: ε of all that the clients send in `fit`. Standardised rows longer
-            than 3 are shortened for it. Not covered: means and deviations of the columns, the labels there are,
-            `client_scores_`, `client_losses_`, and whoever chooses settings by scores on the same rows.
-        delta: its δ.
-        clip: C, the largest norm of a row's gradient.
-        noise_seed: of noise that can be repeated, for experiments; it protects nobody. `None` takes a secret of the
-            operating system, whatever `random_state` is.
-        held_out: a share of every client's rows, such as 0.3, to find out what joining brings, before the model is
-            trained on all rows.
-        choose: "mean" or "worst fifth": l2, whatever it is, and the strength of an objective that is given by its name,
-            or not at all, are those with the lowest held-out loss by this measure, in three folds of every client's
-            rows and at most 300 rounds.
         loss: "squared", or "poisson" for counts: their likelihood, with the mean log(1 + e^z) of a linear z. Columns
             are standardised, counts are not.
 
     Attributes:
         coef_: (features,), in the units of X and y.
         intercept_: a number.
-        clients_: the clients, sorted.
-        client_weights_: client → λ, its weight in the worst mixture.
-        client_losses_: client → f_i(x) on its training rows, regulariser included.
         client_scores_: client → share of the variance explained on its training rows; see `score_by_client`.
-        certificate_: the optimality gap is proven to be at most this.
-        privacy_: what has been spent, a `Spent`; `None` without `epsilon`.
-        joining_: a `Joining`: alone, one average or fair model, or a personal one, client by client; `None` without
-            `held_out`.
-        choice_: a `Choice`, all points that were tried; `None` without `choose`.
-        n_rounds_: rounds made (`n_iter_` is the same).
-        history_: the table of all rounds.
-        status_: how the run ended.
-        result_: the `Result` of `train`; its x is in standardised units.
-        n_features_in_: the number of columns.
-        feature_names_in_: their names, where X had any.
     """
 
-    def __init__(
-        self,
-        objective: Objective | str | None = None,
-        *,
-        l2: float = 1e-3,
-        fit_intercept: bool = True,
-        standardise: bool = True,
-        tol: float | None = 1e-6,
-        max_rounds: int | None = None,
-        algorithm: Any = None,
-        random_state: Any = None,
-        verbose: int = 0,
-        epsilon: float | None = None,
-        delta: float = 1e-5,
-        clip: float = 1.0,
-        noise_seed: int | None = None,
-        held_out: float = 0.0,
-        choose: str | None = None,
-        loss: str = "squared",
-    ) -> None:
-        super().__init__(
-            objective, l2=l2, fit_intercept=fit_intercept, standardise=standardise, tol=tol,
-            max_rounds=max_rounds, algorithm=algorithm, random_state=random_state, verbose=verbose,
-            epsilon=epsilon, delta=delta, clip=clip, noise_seed=noise_seed, held_out=held_out,
-            choose=choose,
-        )  # fmt: skip
-        self.loss = loss
+    loss: str = "squared"
 
     def fit(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> Self:
         """Train on rows X with targets y.

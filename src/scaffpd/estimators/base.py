@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -152,52 +152,35 @@ def in_units(weights: Array, intercept: Array, inputs: Scale, outputs: Scale) ->
     return W, intercept * outputs.deviation + outputs.mean - inputs.mean @ W
 
 
+@dataclass(eq=False, repr=False)
 class FairFederated(BaseEstimator):  # type: ignore[misc]
     """A linear model that serves every client, as scikit-learn knows models; see the two that are made of it."""
 
     __metadata_request__fit: ClassVar = {"clients": True}  # where scikit-learn routes metadata, `fit` asks for clients
     __metadata_request__score: ClassVar = {"clients": False}  # and `score` only where `set_score_request` says so
 
-    coef_: Array
-    result_: Result
-    privacy_: Spent | None
-    joining_: Joining | None
-    choice_: Choice | None
+    objective: Objective | str | None = None
+    _: KW_ONLY
+    l2: float = 1e-3
+    fit_intercept: bool = True
+    standardise: bool = True
+    tol: float | None = 1e-6
+    max_rounds: int | None = None
+    algorithm: Any = None
+    random_state: Any = None
+    verbose: int = 0
+    epsilon: float | None = None
+    delta: float = 1e-5
+    clip: float = 1.0
+    noise_seed: int | None = None
+    held_out: float = 0.0
+    choose: str | None = None
 
-    def __init__(
-        self,
-        objective: Objective | str | None = None,
-        *,
-        l2: float = 1e-3,
-        fit_intercept: bool = True,
-        standardise: bool = True,
-        tol: float | None = 1e-6,
-        max_rounds: int | None = None,
-        algorithm: Any = None,
-        random_state: Any = None,
-        verbose: int = 0,
-        epsilon: float | None = None,
-        delta: float = 1e-5,
-        clip: float = 1.0,
-        noise_seed: int | None = None,
-        held_out: float = 0.0,
-        choose: str | None = None,
-    ) -> None:
-        self.objective = objective
-        self.l2 = l2
-        self.fit_intercept = fit_intercept
-        self.standardise = standardise
-        self.tol = tol
-        self.max_rounds = max_rounds
-        self.algorithm = algorithm
-        self.random_state = random_state
-        self.verbose = verbose
-        self.epsilon = epsilon
-        self.delta = delta
-        self.clip = clip
-        self.noise_seed = noise_seed
-        self.held_out = held_out
-        self.choose = choose
+    coef_: Array = field(init=False)
+    result_: Result = field(init=False)
+    privacy_: Spent | None = field(init=False)
+    joining_: Joining | None = field(init=False)
+    choice_: Choice | None = field(init=False)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters; `deep` adds those of the objective, as in `objective__alpha`."""
