@@ -240,9 +240,16 @@ def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
     return dataclasses.replace(like, **values)  # type: ignore[type-var]
 
 
+def series() -> str:
+    """Return this package's major and minor version: states of a method may differ from one to the next."""
+    import scaffpd
+
+    return ".".join(scaffpd.__version__.split(".")[:2])
+
+
 def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -> None:
     """Write all of it or nothing."""
-    text = np.array(json.dumps({"format": FORMAT, **about}))
+    text = np.array(json.dumps({"format": FORMAT, "version": series(), **about}))
     with atomic_write(Path(path)) as file:
         np.savez(file, about=text, **arrays)  # type: ignore[arg-type]
 

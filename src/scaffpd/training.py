@@ -348,6 +348,9 @@ class _TrainingRun:
     def _resume(self) -> None:
         assert self.keeper is not None
         arrays, about = disk.read(self.keeper.path)
+        if about.get("version") != disk.series():
+            self._follow(arrays, about)
+            return
         for name, value in self._about().items():
             if about.get(name) != value:
                 raise InputError(
@@ -368,6 +371,25 @@ class _TrainingRun:
         self.saved = self.state.rounds
         self.released = 0 if self.account is None else self.account.total
         self.rejected = rejected - (not self.state.accepted)  # `_complete` counts the last round again
+
+    def _follow(self, arrays: disk.Arrays, about: dict[str, Any]) -> None:
+        """Go on from the x of another version's checkpoint with a new state, if its losses are those of the clients."""
+        assert self.keeper is not None
+        version, x = about.get("version", "0.1"), arrays.get("state.x")
+        words = f"The checkpoint {str(self.keeper.path)!r} was written by version {version}"
+        if self.account is not None or self.federation.sums.silent:
+            raise InputError(f"{words}, and a run with noise or hidden losses ends with its version; use another file.")
+        known = about.get("names") == list(self.federation.names)
+        if not known or x is None or x.shape != tuple(self.state.x.shape) or "history.losses" not in arrays:
+            raise InputError(f"{words}, and is of another problem; remove it, or use another file.")
+        start = torch.from_numpy(x).to(self.state.x)
+        losses = self.federation.evaluate(start).loss
+        if not np.allclose(losses, arrays["history.losses"][-1], rtol=1e-5, atol=1e-8):
+            raise InputError(f"{words}, and clients have other losses than it says; remove it, or use another file.")
+        self.federation.traffic.restore(Traffic())
+        self.state = self.algorithm.init(self.federation, self.seed, start)
+        self.refusal = f" It began at the x of a checkpoint that version {version} had written."
+        self._record()
 
     def result(self, status: Status) -> Result:
         """The outcome; of a diverged run the last finite point."""

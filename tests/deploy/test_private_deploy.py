@@ -16,6 +16,7 @@ from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
 from scaffpd.deploy.silo.dataset import predict
+from scaffpd.deploy.silo.disclosure import audit
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
@@ -229,6 +230,20 @@ def test_restarts_neither_forget_nor_spend_again(tmp_path):
     other = coordinate(again, Forgetful(opened(places)))
     assert np.array_equal(model_of(again), x)
     assert other.privacy == steady.privacy  # every question had been answered before, and costs nothing again
+
+
+def test_a_secret_that_is_replaced_costs_again_and_no_more_than_the_budget(tmp_path):
+    """With other noise the same questions are other releases: the ledger, which stays, counts them."""
+    path, places = private(tmp_path, silo=WILLING.replace("epsilon = 20", "epsilon = 9"))
+    steady = coordinate(path, InProcess(opened(places)))
+    again = path.with_name("again.toml")
+    again.write_text(path.read_text().replace('folder = "run"', 'folder = "again"'))
+    (places["va"].parent / "privacy.key").unlink()
+    other = coordinate(again, InProcess(opened(places)))
+    assert other.privacy is None or other.privacy["epsilon"] <= 8 + 1e-9
+    spent = next(why for why in audit(places["va"].parent / "audit.jsonl")["refused"] if "ε" in why)
+    assert "budget" in spent or "cost" in spent, spent
+    assert steady.privacy["epsilon"] <= 8
 
 
 def test_books_that_outlive_runs_stop_at_the_silo_s_own_budget(tmp_path):

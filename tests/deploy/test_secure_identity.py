@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
-from deploy_cases import events, is_right, run
-from secure_silos import leaks, secured
+from deploy_cases import events, is_right, model_of, run
+from secure_silos import REQUIRED, leaks, secured
 from typer.testing import CliRunner
 
 from scaffpd.cli import app
@@ -222,3 +223,63 @@ def test_a_silo_that_another_one_plays_is_noticed(tmp_path):
 
     outcome, _ = run(path, places, {1: [("lie", "va", swapped)]})
     nothing_trained(path, outcome, "Somebody else shows a card in the name of 'va'")
+
+
+# --- keys that are replaced while a run waits
+
+
+def halfway(path, places):
+    """Three rounds of a run, and the model that it would reach if nothing were replaced."""
+    whole = path.with_name("whole.toml")
+    whole.write_text(path.read_text().replace("rounds = 500", "rounds = 8").replace('"run"', '"whole"'))
+    run(whole, places)
+    path.write_text(path.read_text().replace("rounds = 500", "rounds = 3"))
+    assert run(path, places)[0].rounds == 3
+    path.write_text(path.read_text().replace("rounds = 3", "rounds = 8"))
+    return model_of(whole)
+
+
+def test_a_silo_s_own_key_is_replaced_and_the_run_goes_on_with_the_same_numbers(tmp_path):
+    path, places = secured(tmp_path)
+    x, before = halfway(path, places), shown(places["va"])
+    (places["va"].parent / "identity.key").unlink()
+    outcome, transport = run(path, places)
+    assert (outcome.rounds, shown(places["va"]) == before) == (8, False)
+    np.testing.assert_allclose(model_of(path), x, rtol=1e-10, atol=1e-12)
+    assert leaks(transport.log) == []
+
+
+@pytest.mark.parametrize("pinned_first", [True, False])
+def test_a_key_that_is_pinned_is_replaced_where_the_others_pin_the_new_one_first(tmp_path, pinned_first):
+    path, places = secured(tmp_path, rules=REQUIRED)
+    x, old = halfway(path, places), shown(places["va"])
+    (places["va"].parent / "identity.key").unlink()
+    for place in places.values() if pinned_first else ():
+        place.write_text(place.read_text().replace(old, shown(places["va"])))
+    outcome, _ = run(path, places)
+    if pinned_first:
+        assert outcome.rounds == 8
+        np.testing.assert_allclose(model_of(path), x, rtol=1e-10, atol=1e-12)
+    else:
+        assert outcome.rounds == 3
+        found = next(event["sentence"] for event in events(path) if event["what"] == "quarantined")
+        assert "The key of 'va' is not the one that is pinned here" in found
+
+
+@pytest.mark.parametrize("all_of_them", [True, False])
+def test_kits_are_provisioned_anew(tmp_path, all_of_them):
+    """Certificates and their authority may change between two jobs of a run, all at once."""
+    path, places = certified(tmp_path)
+    x, office = halfway(path, places), Office(tmp_path / "office")  # in the place of the old one
+    for name, place in places.items():
+        if all_of_them or name != "va":
+            office.issue(name, place.parent)
+    outcome, _ = run(path, places)
+    if all_of_them:
+        assert outcome.rounds == 8
+        np.testing.assert_allclose(model_of(path), x, rtol=1e-10, atol=1e-12)
+    else:
+        assert outcome.rounds == 3
+        assert "not signed by a site that this authority knows" in " ".join(
+            [outcome.sentence, *(event["sentence"] for event in events(path))]
+        )

@@ -84,7 +84,7 @@ def with_header(header):
 @pytest.mark.parametrize(
     ("header", "sentence"),
     [
-        ({"protocol": 0, "kind": "a", "values": {}}, "speaks protocol 0"),
+        ({"protocol": 0, "kind": "a", "values": {}}, r"an unknown version \(protocol 0\)"),
         ({"protocol": PROTOCOL, "kind": 3, "values": {}}, "no readable header"),
         ({"protocol": PROTOCOL, "kind": "a", "values": []}, "no readable header"),
         ({"kind": "a"}, "not a message"),

@@ -48,6 +48,13 @@ joining = false                   # true: its scores alone, and with the models 
 # runs = 20                       # most runs that it ever takes part in; answered.jsonl counts them
 # audit = "audit.jsonl"           # the log of all that leaves; `scaffpd silo audit` checks and sums it up
 
+[consent]                         # to which runs this silo agrees: `scaffpd silo consent` shows, grants and withdraws
+policy = "always"                 # "ask": a person here agrees to every run; "once": to every run but the first
+# expires = 2027-12-31            # no run after that day
+# federations = ["hospitals"]     # whose runs; any if left out
+# rounds = 500                    # most rounds of a run
+# epsilon = 4                     # largest ε of a run; runs without noise are refused then
+
 [secure]                          # sums of vectors without anybody's own: see "Secure sums" in the documentation
 required = false                  # true: take part with masked vectors only
 # identity = "identity.key"       # this silo's own key, made with its first use; `scaffpd silo key` shows its print
@@ -156,6 +163,46 @@ def audit(
         raise InputError(found["broken"])
 
 
+def consent(
+    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
+    grant: Annotated[str, typer.Option(help="Agree to this request; its first digits are enough.")] = "",
+    revoke: Annotated[str, typer.Option(help="Withdraw consent to this request, also while its run goes on.")] = "",
+    until: Annotated[str, typer.Option(help="The last day on which a consent holds, such as 2027-12-31.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Show what runs ask of this site and what became of each; agree to one, or withdraw, from any shell.
+
+    Examples:
+        scaffpd silo consent silo.toml
+        scaffpd silo consent silo.toml --json
+    """
+    import getpass
+    from datetime import date
+
+    from scaffpd.config.silo import SiloFile
+    from scaffpd.deploy.silo import decide, requests
+
+    settings = SiloFile.read(file)
+    wanted, known = grant or revoke, requests(settings)
+    if (grant and revoke) or (until and not grant):
+        raise InputError("Give --grant or --revoke, not both; --until goes with --grant.")
+    if wanted:
+        matching = [own["request"] for own in known if own["request"].startswith(wanted.lower())]
+        if len(matching) != 1:
+            names = ", ".join(own["request"] for own in known) or "none has come yet"
+            raise InputError(f"{wanted!r} is not the beginning of one request: {names}.")
+        try:
+            last = date.fromisoformat(until) if until else None
+        except ValueError:
+            raise InputError(f"{until!r} is not a date such as 2027-12-31.") from None
+        decide(settings.consent.file, matching[0], bool(grant), getpass.getuser(), last)
+        known = [own for own in requests(settings) if own["request"] == matching[0]]
+    if as_json:
+        print_json(known)
+    else:
+        show_requests(known)
+
+
 def predict(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     model: Annotated[Path, typer.Argument(help="A run's model.safetensors.", show_default=False)],
@@ -182,7 +229,7 @@ silo = group(
     Examples:
         scaffpd silo init
     """,
-    *(init, check, key, audit, predict),
+    *(init, check, key, consent, audit, predict),
 )
 
 
@@ -251,6 +298,30 @@ def show_audit(found: dict[str, Any]) -> None:
             "before it was removed.",
         )
         typer.echo(found["link"])
+
+
+def show_requests(known: list[dict[str, Any]]) -> None:
+    """Show what every run asks for, and what became of that."""
+    console = Console(highlight=False)
+    if not known:
+        say(console, "No run has asked anything of this site yet.")
+    for own in known:
+        asks = own["asks"]
+        loss = asks["model"].get("loss", "")
+        lines = {
+            "is": own["state"],
+            "federation": f"{asks['federation']}, with {', '.join(asks['silos'])}",
+            "model": f"{asks['model'].get('kind', 'linear')} {loss}".strip(),
+            "columns": ", ".join(own["columns"]) or "not agreed on yet: at most those of silo.toml",
+            "method": f"{asks['algorithm']}, {asks['rounds']} rounds at most",
+            "objective": asks["objective"] or "none",
+            "vectors": "masked" if asks["secure"] else "in the clear",
+            "noise": "none" if asks["epsilon"] is None else f"ε = {asks['epsilon']:g}, δ = {asks['delta']:g}",
+            "asked": f"{own['first'][:19]} to {own['last'][:19]} UTC",
+        }
+        console.print(f"Request {own['request']}", style="bold", markup=False)
+        facts(console, [(name, printable(text).plain, "") for name, text in lines.items()])
+        console.print()
 
 
 def _facts(found: dict[str, Any]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
 from scaffpd.algorithms.minimax_sums import able
 from scaffpd.config import reading as key
-from scaffpd.config.reading import SettingsTable, algorithm_of, called, read_toml, validated
+from scaffpd.config.reading import SettingsTable, algorithm_of, called, kind_of, read_toml, validated
 from scaffpd.config.run import LinearSettings, Loss, PrivacyBudget, Tolerance
 from scaffpd.errors import InputError
 from scaffpd.models import Linear
@@ -200,6 +200,17 @@ class FederationFile:
             {} if privacy is None else privacy.model_dump(exclude_none=True), tables.server, tables.choosing,
             tables.training.joining, tables.choosing is None or len(tables.objective or {}) > 1,
         )  # fmt: skip
+
+    def request(self) -> dict[str, Any]:
+        """Return what the run asks of silos, for them to consent to."""
+        trials = 0 if self.choosing is None else self.choosing.budget
+        objective = getattr(self.algorithm, "objective", None)
+        return {
+            "federation": self.name, "silos": list(self.silos), "algorithm": kind_of(self.algorithm),
+            "objective": "" if objective is None else repr(objective), "model": dict(self.model),
+            "rounds": self.rounds * (3 if self.joining else 1) + trials, "secure": dict(self.secure),
+            "epsilon": self.privacy.get("epsilon"), "delta": self.privacy.get("delta"),
+        }  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
         """Return what makes a run another run: everything but how long it goes and what it does about faults."""

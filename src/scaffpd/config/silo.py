@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -189,6 +190,24 @@ class PrivacyRules(SettingsTable):
         return self
 
 
+class ConsentRules(SettingsTable):
+    """[consent]: to which runs the silo agrees, and who has to say so."""
+
+    # "always" takes part in all that the file allows, "once" in the first run, "ask" where a person has agreed
+    policy: Annotated[str, key.one_of(("always", "once", "ask"))] = "always"
+    expires: Annotated[date, Field(description="a date such as 2027-12-31 (no quotes)")] | None = None  # the last day
+    federations: key.Texts | None = None  # names of federations; `None` for any
+    rounds: key.Count | None = None  # the most rounds of a run, strengths and comparisons included
+    epsilon: key.Positive | None = None  # the largest ε of a run; one without noise is refused then
+    # decisions, which `scaffpd silo consent` writes: whoever may write it may grant
+    file: key.FileName = Field(default="consents.jsonl", validate_default=True)
+
+    @property
+    def strict(self) -> bool:
+        """Whether there is any rule."""
+        return self.policy != "always" or any((self.expires, self.federations, self.rounds, self.epsilon))
+
+
 class SiloFile(SettingsTable):
     """A silo's own settings."""
 
@@ -198,6 +217,7 @@ class SiloFile(SettingsTable):
     limits: SiloLimits = Field(default_factory=dict, validate_default=True)  # what the silo agrees to
     secure: SecureRules = Field(default_factory=dict, validate_default=True)  # how its vectors are masked
     privacy: PrivacyRules = Field(default_factory=dict, validate_default=True)  # how much its rows may cost
+    consent: ConsentRules = Field(default_factory=dict, validate_default=True)  # to which runs it agrees
     # entries "module:function" of networks, by the names under which a coordinator may ask for them
     models: dict[str, key.Entry] = Field(default_factory=dict)
     _path: Path

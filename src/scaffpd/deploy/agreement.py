@@ -117,11 +117,11 @@ class Unusable(Unanswered):
 
 
 class Refusal(InputError):
-    """A silo does not take the agreement, and says why."""
+    """A silo does not take the agreement, and says why; `waits` where a person there has to agree first."""
 
-    def __init__(self, name: str, sentence: str) -> None:
-        super().__init__(f"Silo {name!r} refuses: {sentence}")
-        self.name = name
+    def __init__(self, name: str, sentence: str, waits: bool = False) -> None:
+        super().__init__(f"Silo {name!r} refuses{' for now' * waits}: {sentence}")
+        self.name, self.waits = name, waits
 
 
 def negotiate(session: Session, members: Sequence[str], file: FederationFile) -> Setup:
@@ -261,7 +261,7 @@ def _asker(session: Session, members: Sequence[str], timeout: float) -> Ask:
             if reply.kind == "missing":
                 raise Unanswered(name, "it was started anew")
             if not answered(reply):
-                raise Refusal(name, plain(reply.values.get("sentence")))
+                raise Refusal(name, plain(reply.values.get("sentence")), reply.values.get("waits") is True)
             answers[name] = reply
         return answers
 

@@ -27,7 +27,7 @@ from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, Unu
 from scaffpd.deploy.byzantine import FEWEST, absurd_facts, influence_shares
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.membership import STRIKES, Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
-from scaffpd.deploy.messages import SPENT, Message, Transport
+from scaffpd.deploy.messages import SPENT, Failure, Message, Transport
 from scaffpd.deploy.remote import Remote, RemoteChannel
 from scaffpd.deploy.session import Session, SiloRequest, answered
 from scaffpd.errors import InputError
@@ -35,7 +35,7 @@ from scaffpd.fairness_path import PARAMETERS
 from scaffpd.federation import Federation
 from scaffpd.federation.questions import JoiningScores, Scores
 from scaffpd.gains import of_silos
-from scaffpd.history import Checkpoint
+from scaffpd.history import Checkpoint, series
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.training import Result, RoundInfo, Status, train
 
@@ -87,13 +87,17 @@ def finished(file: FederationFile, folder: DeployedRun) -> Outcome | None:
     """Return the outcome of a run that needs nothing more; otherwise `None`, and remove its outcome.
 
     A run goes on after a failure, and where more rounds or another tolerance are asked for. A folder is for one
-    federation.
+    federation; one of another minor version goes on with a new state, whatever its method's settings were called.
     """
-    about = file.identity()
-    settings: dict[str, Any] = {"about": about, "rounds": file.rounds, "tol": file.tol}
+    about, version = file.identity(), series()
+    settings: dict[str, Any] = {"about": about, "rounds": file.rounds, "tol": file.tol, "version": version}
     before = folder.read("settings.json") or settings
-    if before.get("about") != about:
-        other = next((name for name in about if before.get("about", {}).get(name) != about[name]), "federation")
+    told = dict(before.get("about") or {})
+    if told and before.get("version") != version:
+        told["algorithm or objective"], before["version"] = about["algorithm or objective"], version
+        before["about"] = told
+    if told != about:
+        other = next((name for name in about if told.get(name) != about[name]), "federation")
         raise InputError(f"The run in {str(folder.path)!r} is of another {other}: use a new folder.")
     folder.write("settings.json", settings)
     if folder.final() and before == settings and (outcome := Outcome.of(folder)).status != FAILED:
@@ -139,10 +143,12 @@ class Coordination:
     def __init__(self, file: FederationFile, folder: DeployedRun, transport: Transport) -> None:
         self.file, self.folder, self.policy = file, folder, file.policy
         self.session, self.started = Session(transport), time.monotonic()
-        self.session.barred = folder.quarantined()
+        self.session.barred, self.session.asks = folder.quarantined(), file.request()
         self.fewest = max(self.policy.quorum, _fewest(file))
         self.absences: Counter[str] = Counter()
         self.strikes: Counter[str] = Counter()
+        self.unread: dict[str, str] = {}  # why silos whose answers cannot be read have no part
+        self.waited: set[str] = set()  # silos at which a person has to agree first
         self.changed: set[str] = set()  # silos with other data than the run began with
 
     def run(self) -> Outcome:
@@ -158,6 +164,10 @@ class Coordination:
                 absurd = absurd_facts(facts, self.policy.outlier, setup)
                 accuse({members[i]: why for i, why in absurd.items()}, self.folder.rounds(), self.folder.event)
             except (Unanswered, Refusal, Changed) as trouble:
+                if isinstance(trouble, Refusal) and trouble.waits:
+                    if not self._consent_awaited(trouble):
+                        return self._pause(str(trouble))
+                    continue
                 members = self._without(members, trouble)
                 continue
             except Quarantined as found:
@@ -173,10 +183,12 @@ class Coordination:
         away = [name for name in self.file.silos if name not in members]
         if away and self.policy.missing == PAUSE:
             fate = "quarantined" if away[0] in self.session.barred else "not there"
-            return str(Changed(away[0])) if away[0] in self.changed else f"Silo {away[0]!r} is {fate}."
+            words = self.unread.get(away[0], f"Silo {away[0]!r} is {fate}.")
+            return str(Changed(away[0])) if away[0] in self.changed else words
         if len(members) < self.fewest:
             barred = "".join(f"; {name} is quarantined" for name in self._in_order(self.session.barred))
-            return f"Fewer than {self.fewest} silos are there ({', '.join(members) or 'nobody'}{barred})."
+            why = "".join(f" {self.unread[name]}" for name in away if name in self.unread)
+            return f"Fewer than {self.fewest} silos are there ({', '.join(members) or 'nobody'}{barred}).{why}"
         return None
 
     def _bar(self, members: Sequence[str], found: Quarantined) -> list[str]:
@@ -195,6 +207,9 @@ class Coordination:
             for name, reply in self.session.greet(min(self.policy.timeout, max(left, 1.0)), here).items():
                 if answered(reply) and name in awaited and name not in here:
                     here.append(name)
+                elif isinstance(reply, Failure) and reply.garbage and name not in self.unread:
+                    self.unread[name] = f"Silo {name!r} cannot take part: {reply.reason.rstrip('.')}."
+                    self.folder.event(SiloEvent(self.folder.rounds(), name, "garbage", self.unread[name]))
             if len(here) < len(awaited):
                 time.sleep(min(PAUSE_SECONDS, max(left, 0)))
         return self._in_order({*here})
@@ -251,6 +266,14 @@ class Coordination:
             raise Changed(min(self.changed))
         self.folder.write("constants.json", before | now)
 
+    def _consent_awaited(self, trouble: Refusal) -> bool:
+        """Wait a little for a person at a silo to agree to the run; return whether there is time for that."""
+        if trouble.name not in self.waited:
+            self.waited.add(trouble.name)
+            self.folder.event(SiloEvent(self.folder.rounds(), trouble.name, "waits", str(trouble)))
+        time.sleep(self.policy.probe)
+        return time.monotonic() - self.started < self.policy.start_timeout
+
     def _without(self, members: Sequence[str], trouble: Unanswered | Refusal | Changed) -> list[str]:
         """Leave out a silo that does not take the agreement; the first agreement has no exceptions."""
         if isinstance(trouble, Refusal) and not self.folder.segments():
@@ -262,10 +285,11 @@ class Coordination:
         return [name for name in members if name != trouble.name]
 
     def _segment(self, members: Sequence[str]) -> Segment:
-        """Return the last segment, if it had these members and answers of all of them; or begin a new one."""
+        """Return the last segment, if it had these members, their answers and this version; or begin a new one."""
         segments = self.folder.segments()
         last = segments[-1] if segments else Segment(-1, tuple(members), 0)
-        if segments and last.members == tuple(members) and not self.folder.stood_in(last):
+        same = segments and last.members == tuple(members)
+        if same and not self.folder.stood_in(last) and not self.folder.foreign(last):
             return last
         x, rounds = self.folder.reached(last) if segments else (None, 0)
         segment = Segment(len(segments), tuple(members), last.before + rounds)

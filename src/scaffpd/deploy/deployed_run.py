@@ -134,10 +134,15 @@ class DeployedRun:
         arrays, _ = disk.read(path)
         return arrays["state.x"], int(arrays["state.rounds"])
 
+    def foreign(self, segment: Segment) -> bool:
+        """Whether another minor version has written a part's state, which may differ from ours."""
+        path = self.checkpoint(segment)
+        return path.exists() and disk.read(path)[1].get("version") != disk.series()
+
     def stood_in(self, segment: Segment) -> bool:
         """Whether a lower bound has stood in for an absent silo in a part."""
         path = self.checkpoint(segment)
-        return path.exists() and bool(np.any(disk.read(path)[0]["history.absent"]))
+        return path.exists() and bool(np.any(disk.read(path)[0].get("history.absent", 0)))
 
     def progress(self, line: Mapping[str, Any]) -> None:
         """Append a line for whoever watches."""

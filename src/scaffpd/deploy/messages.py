@@ -35,6 +35,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
+import scaffpd
 from scaffpd.config.model_file import read_values
 from scaffpd.errors import InputError
 from scaffpd.federation import Key, LocalPlan, ProximalPlan
@@ -42,6 +43,7 @@ from scaffpd.federation.questions import GradientsAt, Question, Reply
 from scaffpd.federation.values import Weighing
 from scaffpd.objectives import from_values, to_values
 
+ASKING = ("describe", "totals", "setup")  # questions with which a coordinator says what its run asks for
 SPENT = "spent"  # (ε, δ) so far
 CARD, MEET = "card", "meet"  # who a silo is, to the other silos; everybody's cards
 SCALE = "scale"  # of a sum to which silos add shares of noise: at least everybody's weight per row
@@ -52,7 +54,8 @@ SECRET = frozenset({CARD, MEET, MASKED, SIZES})
 BARE, WEIGHT = "bare", "weight"  # a vector and the silo's own weight of it, which never leave
 
 
-PROTOCOL = 2  # silos and coordinators that differ in this refuse each other
+PROTOCOL = 2  # silos and coordinators that differ in this refuse each other; others may differ in their versions
+VERSION = scaffpd.__version__
 HEADER = "header"
 LONGEST_HEADER = 256 * 2**20  # lists of categories are the longest thing in there
 LONGEST_LIST = 2**16  # bytes in which a message names its arrays
@@ -78,7 +81,7 @@ class WireError(InputError):
 
 def encode(message: Message) -> bytes:
     """The bytes of a message."""
-    about = {"protocol": PROTOCOL, "kind": message.kind, "values": dict(message.values)}
+    about = {"protocol": PROTOCOL, "version": VERSION, "kind": message.kind, "values": dict(message.values)}
     header = np.frombuffer(json.dumps(about, allow_nan=False).encode(), dtype=np.uint8)
     # safetensors copies memory as it lies there, so it has to lie there in order
     arrays = {name: np.ascontiguousarray(array) for name, array in message.arrays.items()}
@@ -108,7 +111,11 @@ def decode(data: bytes, most: int) -> Message:
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError, AttributeError):
         raise WireError("These bytes are not a message of scaffpd.") from None
     if protocol != PROTOCOL:
-        raise WireError(f"The other side speaks protocol {protocol!r}, this one {PROTOCOL}: use the same version.")
+        theirs = plain(about.get("version", "0.1" if protocol == 1 else "of an unknown version"), 30)
+        raise WireError(
+            f"The other side has scaffpd {theirs} (protocol {plain(protocol, 20)}), this one {VERSION} (protocol "
+            f"{PROTOCOL}): versions with different protocols do not work together; upgrade the earlier one."
+        )
     if not isinstance(kind, str) or not isinstance(values, dict):
         raise WireError("The message has no readable header.")
     for name, array in arrays.items():

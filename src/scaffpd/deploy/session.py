@@ -12,6 +12,7 @@ from torch import Tensor
 
 from scaffpd.config.model_file import Setup
 from scaffpd.deploy.messages import (
+    ASKING,
     SPENT,
     Array,
     Failure,
@@ -72,11 +73,13 @@ class Session:
         constants: what every silo said about its losses when it took the agreement.
         spread: Σ ‖a‖² over the standardised rows of every silo, or of all silos, as sums over columns have it.
         largest: the most bytes of a reply.
+        asks: what the run is, for silos to consent to.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.transport, self.wire, self.largest = transport, Traffic(), LARGEST_REPLY
         self.sites: dict[str, str] = {}
+        self.asks: dict[str, Any] = {}
         self.barred: set[str] = set()
         self.setup: Setup | None = None
         self.constants: dict[str, Array] = {}
@@ -154,6 +157,8 @@ class Session:
     def _message(self, name: str, request: SiloRequest, lacking: Mapping[str, Array], number: str) -> Message:
         roles = {**request.vectors, **request.own.get(name, {})}
         values = {**request.values, "question": number}
+        if self.asks and request.kind in ASKING:
+            values["asks"] = self.asks
         if self.setup is not None and (roles or request.kind in ("start", SPENT, *QUESTIONS)):
             values |= {"setup": self.setup.digest, "vectors": {role: self._name(v) for role, v in roles.items()}}
         return Message(request.kind, values, {**lacking, **request.arrays})

@@ -331,7 +331,7 @@ class AuditLog:
     def note(self, asked: Message | None, reply: Message, size: int, about: Mapping[str, Any]) -> None:
         """Append a line: the question, what is about to leave (`size` bytes in all), and what else there is to know."""
         left = {name: list(array.shape) for name, array in reply.arrays.items()}
-        told = {name: reply.values[name] for name in ("sentence", "epsilon", "delta") if name in reply.values}
+        told = {name: reply.values[name] for name in ("sentence", "waits", "epsilon", "delta") if name in reply.values}
         try:
             with lock_file(self._file.with_suffix(".lock")):  # other processes of the silo write to it as well
                 self._refresh()

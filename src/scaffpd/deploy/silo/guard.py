@@ -139,6 +139,7 @@ class SiloGuard:
         self.file, self.limits, self.journal = file, file.limits, AnswerJournal(file.limits.answered)
         self.agreed: dict[str, list[str]] = {}
         self.run = ""
+        self.promised: int | None = None  # the most points of the run that the silo has consented to
         self._questions: dict[str, frozenset[str]] = {}
 
     @cached_property
@@ -351,6 +352,8 @@ class SiloGuard:
         name, way = f"{_digest(x)} {batch}", 0.0
         if name in known:
             return
+        if self.promised is not None and len(known) >= self.promised:
+            raise InputError(f"This silo has answered at {self.promised} points: that is beyond the rounds asked for.")
         if len(known) >= limits.points:
             raise InputError(f"This silo has answered at {limits.points} points, which is all that its file allows.")
         if not bool(torch.isfinite(x).all()):

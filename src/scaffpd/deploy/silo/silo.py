@@ -31,6 +31,7 @@ from scaffpd.config.model_file import TRIAL, Setup, linear, read_values
 from scaffpd.config.silo import SiloFile
 from scaffpd.data.silos import fold_numbers
 from scaffpd.deploy.messages import (
+    ASKING,
     BARE,
     MASKED,
     SECRET,
@@ -48,6 +49,7 @@ from scaffpd.deploy.messages import (
     own_steps,
     reply_arrays,
 )
+from scaffpd.deploy.silo import AwaitsConsent, SiloConsent
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.disclosure import AuditLog
 from scaffpd.deploy.silo.guard import SiloGuard
@@ -85,6 +87,7 @@ class Silo:
         self._setup: Setup | None = None
         self._vectors = VectorCache()
         self.guard, self.audit = SiloGuard(file), AuditLog(file.limits.audit)
+        self.consent = SiloConsent(file, self.guard.journal)
         self._points: dict[Any, GradientsAt] = {}
 
     @classmethod
@@ -191,7 +194,8 @@ class Silo:
             reply = Message("missing", {"names": list(missing.names)})
         except InputError as error:
             log.warning("refused: %s", error)
-            reply = Message("refused", {"sentence": str(error)})
+            waits = {"waits": True} if isinstance(error, AwaitsConsent) else {}
+            reply = Message("refused", {"sentence": str(error), **waits})
         except Exception as error:
             log.exception("a question failed")  # the details stay here: they may speak of data
             reply = Message("failed", {"sentence": f"{type(error).__name__}; the silo's log says more."})
@@ -201,8 +205,11 @@ class Silo:
         """Return the reply as bytes once the log has it; without that, nothing but a refusal leaves."""
         sent, setup = encode(Message(reply.kind, {**reply.values, **names}, reply.arrays)), self._setup
         about = {"run": "", "algorithm": ""} if setup is None else {"run": setup.columns, "algorithm": setup.algorithm}
+        more: dict[str, Any] = {"masked": self._masks, "private": self._private}
+        if asked is not None and asked.kind in ASKING and self.consent.asks is not None:
+            more |= {"asks": self.consent.asks, "columns": _columns(setup)}
         try:
-            self.audit.note(asked, reply, len(sent), {**about, "masked": self._masks, "private": self._private})
+            self.audit.note(asked, reply, len(sent), {**about, **more})
         except InputError as error:
             log.error("%s", error)
             return encode(Message("refused", {"sentence": "The silo's own log cannot be written.", **names}))
@@ -210,6 +217,8 @@ class Silo:
 
     def _reply(self, asked: Message) -> Message:
         """Return the answer, as far as it may leave: where vectors are masked, all of it goes through one gate."""
+        if asked.kind != "hello":
+            self.consent.check(asked.kind, asked.values.get("asks") if asked.kind in ASKING else None)
         hides = self._masks or asked.kind in SECRET
         if asked.kind in SECRET:
             self.guard.check_trust()
@@ -279,6 +288,7 @@ class Silo:
 
     def _bind(self, setup: Setup) -> None:
         """Take an agreement, if this silo's file allows it."""
+        self.guard.promised = self.consent.match(setup)
         self.guard.check_agreement(setup)
         check_shared(self.file.secure, setup.privacy, self.data.cohort is not None)
         if "fold" in setup.model:
@@ -413,7 +423,7 @@ class Silo:
 
     def kept(self) -> bytes:
         """Return what another process of this site needs to go on: agreements, vectors, secrets of sums; no rows."""
-        values: dict[str, Any] = {"agreed": self.guard.agreed, "stamp": self._stamp()}
+        values: dict[str, Any] = {"agreed": self.guard.agreed, "stamp": self._stamp(), "asks": self.consent.asks}
         if self._setup is not None:
             values["setup"] = self._setup.values()
         if "masking" in vars(self):
@@ -435,6 +445,7 @@ class Silo:
             agreed = message.values.get("agreed")
             if isinstance(agreed, dict):
                 self.guard.agreed = {str(what): [str(name) for name in names] for what, names in agreed.items()}
+            self.consent.asks = message.values.get("asks")
             if "secrets" in message.values:
                 self.masking.restore(message.values["secrets"])
             if "setup" in message.values and message.values.get("stamp") == self._stamp():
@@ -442,3 +453,8 @@ class Silo:
                 self._vectors.put(message.arrays)
         except InputError as error:
             log.warning("earlier work of this site is lost: %s", error)
+
+
+def _columns(setup: Setup | None) -> list[str]:
+    """Return the names of the columns that an agreement is about."""
+    return [] if setup is None else [str(column["name"]) for column in setup.schema.get("columns") or ()]

@@ -1,0 +1,269 @@
+"""Consent: what a run asks for is shown and stored, and a silo goes by what its file and its people have decided."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+
+import pytest
+from deploy_cases import QUICK, Faulty, events, federation, is_right, opened, run
+from secure_silos import SCAFF_PD, secured
+from typer.testing import CliRunner
+
+from scaffpd.cli import app
+from scaffpd.config.federation import FederationFile
+from scaffpd.config.silo import SiloFile
+from scaffpd.deploy import silo as consents
+from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.messages import ASKING, Message, decode, encode
+from scaffpd.deploy.silo import decide, request_name, requests
+from scaffpd.deploy.silo.disclosure import audit
+from scaffpd.deploy.silo.silo import Silo
+from scaffpd.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("fake_clock")
+DROP = "\n[faults]\nquorum = 2\nmax_age = 0\nstart_timeout = 0.2\nprobe = 0.1\ntimeout = 5.0\n"
+
+
+def with_consent(places, name, text):
+    places[name].write_text(places[name].read_text() + f"\n[consent]\n{text}\n")
+    return SiloFile.read(places[name])
+
+
+def asked(file):
+    return requests(file)[-1]
+
+
+def test_without_a_table_everything_is_as_before_and_the_request_is_stored(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    outcome, _ = run(path, places)
+    is_right(path, places, outcome)
+    found = asked(SiloFile.read(places["va"]))
+    assert found["asks"] == FederationFile.read(path).request()
+    assert "age" in found["columns"]
+    assert found["state"] == 'taken, as consent.policy = "always" says'
+
+
+def test_a_person_agrees_and_the_run_goes_on(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    file = with_consent(places, "va", 'policy = "ask"')
+    outcome, transport = run(path, places)
+    assert (outcome.status, outcome.final) == ("paused", False)
+    assert "refuses for now: Nobody at this silo has agreed" in outcome.sentence
+    assert [event["what"] for event in events(path)] == ["waits"]
+    kinds = {
+        decode(q, 2**20).kind for site, q, a in transport.log if site == "va" and decode(a, 2**20).kind == "answer"
+    }
+    assert kinds == {"hello"}  # neither names of columns nor sums have left
+    granted = CliRunner().invoke(app, ["silo", "consent", str(places["va"]), "--grant", asked(file)["request"][:8]])
+    assert granted.exit_code == 0, granted.output
+    assert "granted by" in granted.output
+    outcome, _ = run(path, places)
+    is_right(path, places, outcome)
+    assert len(outcome.members) == 4
+
+
+def test_once_is_the_first_run_and_no_other(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    with_consent(places, "va", 'policy = "once"')
+    is_right(path, places, run(path, places)[0])
+    path.write_text(path.read_text().replace("rho = 0.1", "rho = 0.2").replace('"run"', '"second"'))
+    assert "Nobody at this silo has agreed" in run(path, places)[0].sentence
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "ended"])
+def test_a_consent_that_is_withdrawn_or_ends_during_a_run_stops_the_next_answer(tmp_path, monkeypatch, how):
+    path, places = federation(tmp_path, more=DROP)
+    file = with_consent(places, "va", 'policy = "ask"')
+    run(path, places)
+    name = asked(file)["request"]
+    decide(file.consent.file, name, True, "dpo", date(2999, 12, 31))
+
+    class Midway(Faulty):
+        def stop(self):
+            if how == "withdrawn":
+                decide(file.consent.file, name, False, "dpo")
+            else:
+                monkeypatch.setattr(consents, "_today", lambda: date(3000, 1, 1))
+
+    transport = Midway(places, {12: [("stop",)]})
+    outcome = coordinate(path, transport)
+    is_right(path, places, outcome)
+    assert outcome.members == ("cleveland", "hungarian", "switzerland")
+    sentence = next(event["sentence"] for event in events(path) if event["what"] == "refused")
+    assert f"({name}) " + ("was withdrawn" if how == "withdrawn" else "ended on 2999-12-31") in sentence
+    assert any(how in why for why in audit(file.limits.audit)["refused"])
+    kinds = [decode(a, 2**20).kind for site, q, a in transport.log if site == "va"]
+    assert set(kinds[kinds.index("refused") :]) <= {"refused", "answer"}
+    later = [(decode(q, 2**20).kind, decode(a, 2**20).kind) for site, q, a in transport.log if site == "va"]
+    after = later[[answer for _, answer in later].index("refused") :]
+    assert all(answer == "refused" or question == "hello" for question, answer in after)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        ("expires = 2020-01-31", "ended on 2020-01-31"),
+        ('federations = ["banks"]', "takes part in banks, not in a federation 'hospitals'"),
+        ("rounds = 10", "asks for 500 rounds, and consent.rounds is 10"),
+        ("epsilon = 2.0", "asks for no noise, and consent.epsilon is 2"),
+    ],
+)
+def test_rules_hold_whoever_has_agreed(tmp_path, rule, sentence):
+    path, places = federation(tmp_path, more=QUICK)
+    file = with_consent(places, "va", rule)
+    decide(file.consent.file, request_name(FederationFile.read(path).request()), True, "dpo")
+    outcome, _ = run(path, places)
+    assert outcome.status == "failed"
+    assert sentence in outcome.sentence
+
+
+def test_rules_that_allow_the_run_change_no_number(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    with_consent(places, "va", 'federations = ["hospitals"]\nrounds = 500\nexpires = 2999-01-01')
+    is_right(path, places, run(path, places)[0])
+
+
+def test_with_masks_and_a_restart_too(tmp_path):
+    path, places = secured(tmp_path, replacing={**SCAFF_PD, "500": "3"})
+    names = [*places]
+    files = [with_consent(places, name, 'policy = "ask"') for name in names]
+    assert "Nobody at this silo has agreed" in run(path, places)[0].sentence
+    for file in files:
+        decide(file.consent.file, request_name(FederationFile.read(path).request()), True, "dpo")
+    outcome, _ = run(path, places, {14: [("restart", names[0])]})
+    assert outcome.rounds == 3, outcome
+    assert all(own["asks"]["secure"] for own in map(asked, files))
+
+
+# --- a coordinator that does not keep to what it has asked for
+
+
+def settled(tmp_path, rule='policy = "ask"'):
+    """A silo that has consented to a run, and the questions of that run."""
+    path, places = federation(tmp_path, more=QUICK)
+    file = with_consent(places, "va", rule)
+    decide(file.consent.file, request_name(FederationFile.read(path).request()), True, "dpo")
+    _, transport = run(path, places)
+    questions = [decode(question, 2**20) for site, question, _ in transport.log if site == "va"]
+    return places["va"], questions
+
+
+def put(silo, message, **values):
+    return decode(silo.answer(encode(Message(message.kind, {**message.values, **values}, message.arrays))), 2**20)
+
+
+def fresh(tmp_path, file):
+    for name in ("answered.jsonl", "audit.jsonl"):
+        (file.parent / name).unlink(missing_ok=True)
+    return Silo.open(file)
+
+
+def test_an_agreement_on_something_else_is_refused(tmp_path):
+    file, questions = settled(tmp_path)
+    setup = next(q for q in questions if q.kind == "setup")
+    for change, word in (
+        ({"algorithm": "ScaffPD"}, "method"),
+        ({"model": {**setup.values["setup"]["model"], "loss": "squared"}}, "model"),
+        ({"secure": {"colluding": 1}}, "masks"),
+        ({"privacy": {"epsilon": 9.0}}, "ε"),
+    ):
+        reply = put(fresh(tmp_path, file), setup, setup={**setup.values["setup"], **change})
+        assert f"another {word}" in reply.values["sentence"], reply
+    assert put(fresh(tmp_path, file), setup).kind == "answer"
+    asks = {**setup.values["asks"], "rounds": 10_000}
+    assert put(fresh(tmp_path, file), setup, asks=asks).values["waits"] is True
+    for bad in (3, {}, {**setup.values["asks"], "rounds": "many"}, {**setup.values["asks"], "objective": "x" * 10**5}):
+        reply = put(fresh(tmp_path, file), setup, asks=bad)
+        assert reply.kind == "refused"
+        assert "waits" not in reply.values
+
+
+def test_no_question_is_answered_before_the_request(tmp_path):
+    file, questions = settled(tmp_path)
+    silo = fresh(tmp_path, file)
+    for question in questions:
+        values = {name: value for name, value in question.values.items() if name != "asks"}
+        reply = decode(silo.answer(encode(Message(question.kind, values, question.arrays))), 2**20)
+        assert reply.kind == (
+            "answer" if question.kind == "hello" else "refused" if question.kind in ASKING else "missing"
+        )
+        assert not reply.arrays
+
+
+def test_more_points_than_the_rounds_need_are_refused(tmp_path):
+    file, questions = settled(tmp_path)
+    silo = fresh(tmp_path, file)
+    setup, asked_for = (next(q for q in questions if q.kind == kind) for kind in ("setup", "gradients"))
+    assert put(silo, setup).kind == "answer"
+    silo.guard.promised = 3
+    role, name = next(iter(asked_for.values["vectors"].items()))
+    for k in range(3):
+        moved = asked_for.arrays[name] + 1e-3 * (k + 1)
+        again = Message("gradients", {**asked_for.values, "vectors": {role: f"n{k}"}}, {f"n{k}": moved})
+        assert put(silo, again).kind == "answer"
+    reply = put(silo, Message("gradients", {**asked_for.values, "vectors": {role: "n9"}}, {"n9": moved + 1}))
+    assert "beyond the rounds" in reply.values["sentence"]
+
+
+def test_the_rounds_asked_for_leave_room_for_an_honest_run(tmp_path):
+    """Points per round, measured: a run has one a round, and one where it begins."""
+    path, places = federation(tmp_path, more=QUICK)
+    outcome, transport = run(path, places)
+    silo = transport.silos["va"]
+    points = silo.guard.journal.known(silo.guard.run, "point")
+    assert len(points) <= outcome.rounds + 2
+
+
+# --- files
+
+
+def test_a_file_of_consents_that_cannot_be_read_is_no_consent(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    file = with_consent(places, "va", 'policy = "ask"')
+    decide(file.consent.file, request_name(FederationFile.read(path).request()), True, "dpo")
+    with file.consent.file.open("a") as half:
+        half.write('{"request": ')
+    outcome, _ = run(path, places)
+    assert "'consents.jsonl', cannot be read" in outcome.sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--grant", "ff"], "not the beginning of one request"),
+        (["--grant", "a", "--revoke", "b"], "not both"),
+        (["--until", "2027-01-01"], "goes with --grant"),
+    ],
+)
+def test_mistakes_get_one_sentence(tmp_path, arguments, words):
+    _, places = federation(tmp_path)
+    done = CliRunner().invoke(app, ["silo", "consent", str(places["va"]), *arguments])
+    assert done.exit_code != 0
+    assert words in str(done.exception) + done.output
+    with pytest.raises(InputError, match="did you mean 'ask'"):
+        with_consent(places, "va", 'policy = "asc"')
+
+
+def test_the_command_lists_what_is_asked(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    file = with_consent(places, "va", 'policy = "ask"')
+    assert "No run has asked" in CliRunner().invoke(app, ["silo", "consent", str(places["va"])]).output
+    run(path, places)
+    shown = " ".join(CliRunner().invoke(app, ["silo", "consent", str(places["va"])]).output.split())
+    for words in (
+        "waits for somebody here",
+        "ChiSquare",
+        "Fair, 500 rounds",
+        "in the clear",
+        "hospitals, with cleveland",
+    ):
+        assert words in shown
+    read = json.loads(CliRunner().invoke(app, ["silo", "consent", str(places["va"]), "--json"]).output)
+    assert read[0]["request"] == asked(file)["request"]
+    name = read[0]["request"]
+    done = CliRunner().invoke(app, ["silo", "consent", str(places["va"]), "--grant", name, "--until", "2999-02-30"])
+    assert "not a date" in str(done.exception) + done.output
+    assert CliRunner().invoke(app, ["silo", "consent", str(places["va"]), "--revoke", name]).exit_code == 0
+    assert asked(file)["state"].startswith("withdrawn by")
+    assert opened(places)  # the file is whole
