@@ -185,12 +185,12 @@ LOCK_NAME = "lock"
 
 
 @contextmanager
-def lock_folder(folder: Path | None, busy: str) -> Iterator[None]:
-    """Hold the lock of a folder, or refuse with the sentence `busy`; it is released when the process ends."""
+def lock_folder(folder: Path | None, busy: str, seconds: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a folder, or refuse after `seconds` with the sentence `busy`; it ends with the process."""
     if folder is None:
         yield
         return
-    with _locked(folder / LOCK_NAME, f"Cannot write to the folder {str(folder)!r}", busy):
+    with _locked(folder / LOCK_NAME, f"Cannot write to the folder {str(folder)!r}", busy, seconds):
         yield
 
 
@@ -200,13 +200,13 @@ def lock_file(path: Path) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _locked(path: Path, refused: str, busy: str | None = None) -> Iterator[None]:
+def _locked(path: Path, refused: str, busy: str | None = None, seconds: float = -1) -> Iterator[None]:
     try:
         from filelock import FileLock, Timeout
     except ImportError:  # numerics alone are installed
         yield
         return
-    lock = FileLock(path, timeout=-1 if busy is None else 0)
+    lock = FileLock(path, timeout=seconds)
     try:
         lock.acquire()
     except Timeout:

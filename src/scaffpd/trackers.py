@@ -324,7 +324,9 @@ def page_server(pages: Mapping[str, Callable[[], str]], host: str, port: int) ->
                 code, text = 500, f"{problem}\n"
             body = text.encode()
             self.send_response(code)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            html = text[:9].lower() == "<!doctype"
+            kind = "text/html" if html else "text/plain; version=0.0.4"
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

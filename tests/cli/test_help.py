@@ -18,7 +18,7 @@ from scaffpd.config.federation import FederationFile
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
 # Examples that need images and a GPU, download packages or start an engine's processes: their command lines are parsed,
 # and no more. What they do is tested elsewhere (tests/features, test_bundle.py, tests/deploy with the mark `deploy`).
-HEAVY = ("scaffpd features ", "scaffpd deploy local", "scaffpd deploy resume", "scaffpd bundle")
+HEAVY = ("scaffpd features ", "scaffpd deploy local", "scaffpd deploy resume", "scaffpd deploy start", "scaffpd bundle")
 
 
 # Examples that are run with a little less work: fewer splits, and without processes of their own.

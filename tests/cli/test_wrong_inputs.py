@@ -103,7 +103,7 @@ LINES = [
     ("silo predict good.toml", "scaffpd silo predict needs MODEL: a run's model.safetensors."),
     (
         "deploy resume",
-        "scaffpd deploy resume needs FOLDER: the folder of an earlier `deploy local`, or a federation.toml.",
+        "scaffpd deploy resume needs FOLDER: the folder of an earlier `deploy local`, of a coordinator, or a",
     ),
     ("deploy flare", "scaffpd deploy flare needs FEDERATION: the coordinator's federation.toml."),
     # numbers

@@ -16,12 +16,14 @@ import pytest
 pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd[flare]'")
 
 import yaml
+from deploy_cases import federation
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.fuel.utils import fobs
 
+from scaffpd import cli
 from scaffpd.deploy import supervise
 from scaffpd.deploy.flare import client, provision, server
-from scaffpd.deploy.flare.admin import AdminSession
+from scaffpd.deploy.flare.admin import AdminSession, LostError, _adopted
 from scaffpd.deploy.flare.local import FlareEngine
 from scaffpd.deploy.flare.provision import FlareProject, write_project
 from scaffpd.deploy.messages import Failure
@@ -397,3 +399,47 @@ def test_time_is_limited():
     scripted = Scripted([(n, False) for n in range(1, 10_000)])
     with pytest.raises(InputError, match=r"not over after 0\.05 seconds"):
         supervised(scripted, seconds=0.05)
+
+
+# --- a folder for every part
+
+
+def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, capsys):
+    path, places = federation(tmp_path / "f", 2)
+    assert cli.run(["deploy", "flare", str(path), "--out", str(tmp_path / "o"), "--provision"]) == 0
+    assert f"deploy resume {tmp_path / 'o' / 'parts' / 'coordinator'}" in capsys.readouterr().out
+    parts = tmp_path / "o" / "parts"
+    assert {part.name for part in parts.iterdir()} == {*places, "coordinator"}
+    assert all(part.stat().st_mode & 0o077 == 0 for part in (tmp_path / "o" / "kits", *parts.iterdir()))
+    keys = [file.read_bytes() for file in (tmp_path / "o").rglob("*.key")]
+    assert len(keys) == len(set(keys)) == len(places) + 2  # silos, server and administrator
+    assert (parts / "coordinator" / "federation.toml").read_text() == path.read_text()
+    assert cli.run(["deploy", "flare", str(path), "--out", str(tmp_path / "o"), "--provision"]) == 2
+    assert "already" in capsys.readouterr().err
+
+
+def test_a_part_without_a_kit_is_not_started(tmp_path, capsys):
+    assert cli.run(["deploy", "start", str(tmp_path)]) == 2
+    assert "no startup kit" in capsys.readouterr().err
+
+
+class SlowServer:
+    """A server that answers the third request."""
+
+    def __init__(self, answers):
+        self.left = answers
+
+    def adopt(self):
+        self.left -= 1
+        if self.left > 0:
+            raise LostError("FLARE's server did not answer.")
+        return True
+
+
+def test_a_run_is_handed_in_once_the_server_is_up(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    said = []
+    assert _adopted(SlowServer(3), float("inf"), said.append)
+    assert said == ["FLARE's server does not answer yet."]
+    with pytest.raises(InputError, match="Start the server"):
+        _adopted(SlowServer(3), 0.0, said.append)

@@ -6,22 +6,29 @@ import contextlib
 import itertools
 import json
 import re
+import shutil
 import threading
 from collections import Counter
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 from deploy_cases import QUICK, federation, opened
 from secure_silos import SCAFF_PD, secured
 from typer.testing import CliRunner
 
+from scaffpd import report
 from scaffpd.cli import app
+from scaffpd.cli.deploy import run_pages
+from scaffpd.cli.silo import silo_pages
+from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun, run_metrics
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
-from scaffpd.deploy.silo.disclosure import audit, silo_metrics
+from scaffpd.deploy.silo.disclosure import audit, silo_metrics, silo_status
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
+from scaffpd.system import lock_folder
 from scaffpd.trackers import page_server, prometheus
 
 HELLO = encode(Message("hello", {"question": "1"}))
@@ -208,6 +215,74 @@ def fetched(server, path):
         connection.request("GET", path)
         reply = connection.getresponse()
         return reply.status, reply.read()
+
+
+@contextlib.contextmanager
+def served(pages):
+    with page_server(pages, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_the_report_of_a_run_that_goes_on_is_served_and_refreshed_until_it_has_ended(tapped, tmp_path, monkeypatch):
+    monkeypatch.setattr("scaffpd.report.library", lambda: "")
+    ended = tapped[0]["va"].parents[1] / "run"
+    going = Path(shutil.copytree(ended, tmp_path / "going"))
+    for name in ("outcome.json", "clients.csv", "rounds.csv", "model.safetensors"):
+        (going / name).unlink()
+    lines = (going / "progress.jsonl").read_text().splitlines()[:3]
+    last = json.loads(lines[-1])
+    half = [*lines[:2], lines[1], lines[-1].replace(f"{last['losses'][0]}", "NaN"), lines[-1][:40]]
+    (going / "progress.jsonl").write_text("\n".join(half))
+    with served(run_pages(DeployedRun(going))) as server:
+        code, body = fetched(server, "/")
+        assert code == 200, body
+        assert body.count(b'http-equiv="refresh"') == 1
+        assert f"round {last['round']} is done".encode() in body
+        assert fetched(server, "/healthz") == (200, b"interrupted\n")
+    shown = report.opened([going])
+    assert [r.number for r in shown.rounds] == [json.loads(line)["round"] for line in lines]
+    assert len(shown.rounds[-1].losses) == len(last["losses"]) - 1
+    with served(run_pages(DeployedRun(ended))) as server:
+        assert b'http-equiv="refresh"' not in fetched(server, "/")[1]
+        assert fetched(server, "/healthz") == (200, b"converged\n")
+
+
+def test_a_silo_says_how_it_does_from_another_shell(tapped, tmp_path):
+    file = tapped[0]["va"]
+    done = CliRunner().invoke(app, ["silo", "status", str(file)])
+    assert done.exit_code == 0
+    assert "answering, last asked" in done.output
+    now = json.loads(CliRunner().invoke(app, ["silo", "status", str(file), "--json"]).output)
+    found = audit(file.parent / "audit.jsonl")
+    assert (now["bytes"], now["answers"], now["run"]) == (found["bytes"], found["lines"], found["runs"][-1]["run"])
+    assert now["asked"] == now["answered"] == sum(row["asked"] for row in found["runs"][-1]["questions"])
+    for name in ("silo.toml", "audit.jsonl"):
+        shutil.copy(file.parent / name, tmp_path / name)
+    log = tmp_path / "audit.jsonl"
+    log.write_text(re.sub(r"T\d\d:", "T00:", log.read_text().replace("2026-", "2020-")))
+    settings = SiloFile.read(tmp_path / "silo.toml")
+    assert "was changed" in silo_status(settings)["broken"]
+    with served(silo_pages(settings)) as server:
+        assert fetched(server, "/healthz")[0] == 500
+        assert b"log_whole 0" in fetched(server, "/metrics")[1]
+        log.unlink()
+        assert fetched(server, "/healthz") == (200, b"not asked yet\n")
+
+
+def test_a_look_at_a_run_does_not_keep_a_coordinator_from_it(tmp_path):
+    run, held = DeployedRun(tmp_path / "run"), threading.Event()
+
+    def look():
+        with lock_folder(run.path, ""):
+            held.set()
+            threading.Event().wait(0.3)
+
+    threading.Thread(target=look).start()
+    held.wait()
+    with run.locked():
+        assert run.busy()
 
 
 def test_pages_are_made_anew_and_a_mistake_is_one_line():

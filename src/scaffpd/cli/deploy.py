@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
     from scaffpd.cli.screens import DeploymentScreen
     from scaffpd.config.federation import FederationFile, Server
     from scaffpd.deploy.coordinate import Outcome
+    from scaffpd.deploy.deployed_run import DeployedRun
 
 EngineOption = Annotated[str, option("flare (NVIDIA FLARE) or flower.", typer_ext.ENGINES)]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")]
 Seconds = Annotated[float, typer.Option(help="Give up after so many seconds.")]
 FederationFileArgument = Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")]
-Serve = Annotated[int | None, typer.Option(help="Serve /metrics and /health on this port.", min=0, max=65535)]
+Serve = Annotated[int | None, typer.Option(help="Serve /metrics and /healthz on this port.", min=0, max=65535)]
 Host = Annotated[str, typer.Option(help="The address to serve on; other machines reach 0.0.0.0.")]
+REFRESH = 5  # seconds between two looks of a browser at a run
 Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")]
 
 
@@ -40,6 +43,7 @@ def local(
         typer.Option(help="Folder of the deployment, to resume it by; results go to the federation's own `folder`."),
     ] = Path("scaffpd-deployment"),
     plaintext: Annotated[bool, typer.Option("--plaintext", help="Without TLS (Flower only).")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the hospitals' files, and start nothing.")] = False,
     keep: Keep = False,
     seconds: Seconds = 3600.0,
     quiet: QuietOption = False,
@@ -63,11 +67,15 @@ def local(
         deployment = LocalDeployment.hospitals(out, engine, silos, not plaintext)
     else:
         deployment = LocalDeployment.of(out, engine, federation, silo or [], not plaintext)
-    _see_through(deployment, seconds, keep, quiet)
+    if not write:
+        _see_through(deployment, seconds, keep, quiet)
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of an earlier `deploy local`, or a federation.toml.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="The folder of an earlier `deploy local`, of a coordinator, or a federation.toml."),
+    ],
     kit: Annotated[Path | None, typer.Option(help="FLARE in production: the administrator's startup kit.")] = None,
     job: Annotated[Path | None, typer.Option(help="FLARE in production: the job folder of `deploy flare`.")] = None,
     seconds: Seconds = 3600.0,
@@ -82,6 +90,8 @@ def resume(
     _positive(seconds)
     from scaffpd.deploy.local import LocalDeployment
 
+    if kit is None and job is None and (folder / "admin").is_dir():
+        folder, kit, job = folder / "federation.toml", folder / "admin", next((folder / "job").iterdir())
     if kit is None and job is None:
         _see_through(LocalDeployment.read(folder), seconds, keep, quiet)
         return
@@ -90,11 +100,54 @@ def resume(
     _supervise(folder, kit, job, seconds, quiet)
 
 
-def flare(federation: FederationFileArgument, out: Out = Path("flare")) -> None:
+def start(
+    folder: Annotated[Path, typer.Argument(help="Folder with kit and federation.toml, or kit and silo.toml.")],
+    serve: Serve = None,
+    host: Host = "127.0.0.1",
+) -> None:
+    """Run FLARE's server or a silo in the foreground, for containers and service managers, until it is ended.
+
+    Examples:
+        scaffpd deploy start flare/parts/coordinator --serve 9464
+    """
+    from scaffpd.cli.silo import silo_pages
+    from scaffpd.config.federation import FederationFile
+    from scaffpd.config.silo import SiloFile
+    from scaffpd.deploy.deployed_run import DeployedRun
+    from scaffpd.deploy.local import engine_module
+    from scaffpd.trackers import page_server
+
+    flare, pages, options = engine_module("flare", "local"), dict[str, Callable[[], str]](), {}
+    if not (folder / "kit" / "startup").is_dir():
+        raise InputError(f"There is no startup kit in {str(folder / 'kit')!r}: the coordinator sends it.")
+    if (file := folder / "federation.toml").is_file():
+        variable, pages = flare.server.VARIABLE, run_pages(DeployedRun(FederationFile.read(file).folder))
+    else:
+        settings, variable = SiloFile.read(file := folder / "silo.toml"), flare.client.VARIABLE
+        options, pages = {"uid": settings.name}, silo_pages(settings)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    server = None if serve is None else page_server(pages, host, serve)
+    if server is not None:
+        threading.Thread(target=server.serve_forever, daemon=True, name="pages").start()
+    try:
+        code = flare.serve(folder / "kit", options, file, variable)
+    except KeyboardInterrupt:
+        code = 0  # whoever ends a service wants it to end
+    raise typer.Exit(code)
+
+
+def flare(
+    federation: FederationFileArgument,
+    out: Out = Path("flare"),
+    provision: Annotated[
+        bool, typer.Option("--provision", help="Make keys and kits at once, a folder for every part.")
+    ] = False,
+) -> None:
     """Write FLARE's project and job files, and show the commands that bring them to life.
 
     Examples:
         scaffpd deploy flare federation.toml --out flare
+        scaffpd deploy flare federation.toml --out provisioned --provision
     """
     from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.local import engine_module
@@ -106,6 +159,16 @@ def flare(federation: FederationFileArgument, out: Out = Path("flare")) -> None:
         file.name, list(file.silos), server.host, server.port, server.admin_port, file.policy.quorum
     )
     written = project.write_project(described, out, file.path)
+    if provision:
+        parts, own = project.write_parts(described, out, file.path), project.COORDINATOR
+        _steps("1. Send every silo its folder over a channel that you trust: it holds a private key",
+               tuple(str(parts / name) for name in file.silos))  # fmt: skip
+        _steps("2. At every silo, NAME being its own, beside its data", (
+            "cp silo.toml NAME/", "scaffpd silo check NAME/silo.toml", "scaffpd deploy start NAME --serve 9465"
+        ))  # fmt: skip
+        _steps("3. At the server", (f"scaffpd deploy start {parts / own} --serve 9464",
+                                    f"scaffpd deploy resume {parts / own}"))  # fmt: skip
+        return
     *before, last = written.coordinator
     _steps("1. At the coordinator", tuple(before))
     _steps("2. At every silo, NAME being its own", written.silo)
@@ -143,27 +206,38 @@ def status(
     host: Host = "127.0.0.1",
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
-    """Say how a run goes, from another shell while it does; or serve that to Prometheus.
+    """Say how a run goes, from another shell while it does; or serve that, with its report at /, refreshed.
 
     Examples:
         scaffpd deploy status scaffpd-deployment/run
         scaffpd deploy status scaffpd-deployment/run --json
     """
     from scaffpd.config.federation import FederationFile
-    from scaffpd.deploy.deployed_run import DeployedRun, run_metrics
+    from scaffpd.deploy.deployed_run import DeployedRun
 
     place = FederationFile.read(folder).folder if folder.is_file() else folder
     if not place.is_dir():
         raise InputError(f"There is no run in {str(place)!r}.")
     run = DeployedRun(place)
     if serve is not None:
-        serve_pages(
-            {"/metrics": lambda: run_metrics(run.status()), "/health": lambda: run.status()["state"]}, host, serve
-        )
+        serve_pages(run_pages(run), host, serve)
     elif as_json:
         typer_ext.print_json(run.status())
     else:
         _show_status(run.status())
+
+
+def run_pages(run: DeployedRun) -> dict[str, Callable[[], str]]:
+    """Return what is served of a run: its report, numbers for Prometheus, and its state in a word."""
+    from scaffpd import report
+    from scaffpd.deploy.deployed_run import run_metrics
+
+    def page() -> str:
+        text = report.page(report.opened([run.path]), report.library())
+        again = f'<head><meta http-equiv="refresh" content="{REFRESH}">'
+        return text if run.final() else text.replace("<head>", again, 1)
+
+    return {"/": page, "/metrics": lambda: run_metrics(run.status()), "/healthz": lambda: run.status()["state"] + "\n"}
 
 
 def serve_pages(pages: Mapping[str, Callable[[], str]], host: str, port: int) -> None:
@@ -208,7 +282,7 @@ deploy = group(
     Examples:
         scaffpd deploy local --engine flower
     """,
-    *(local, resume, status, flare, flower),
+    *(local, resume, status, start, flare, flower),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,8 +132,6 @@ def key(
 def audit(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     noted: Annotated[str, typer.Option(help="A link that was noted down earlier and must be in the log.")] = "",
-    serve: Serve = None,
-    host: Host = "127.0.0.1",
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Check this site's log link by link, and show what has left in every run and what was refused.
@@ -144,17 +143,7 @@ def audit(
     from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.silo import disclosure
 
-    log = SiloFile.read(file).limits.audit
-
-    def metrics() -> str:
-        return disclosure.silo_metrics(disclosure.audit(log, noted), time.time())
-
-    if serve is not None:
-        serve_pages(
-            {"/metrics": metrics, "/health": lambda: disclosure.audit(log, noted)["broken"] or "whole"}, host, serve
-        )
-        return
-    found = disclosure.audit(log, noted)
+    found = disclosure.audit(SiloFile.read(file).limits.audit, noted)
     if as_json:
         print_json(found)
     else:
@@ -203,6 +192,49 @@ def consent(
         show_requests(known)
 
 
+def status(
+    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
+    serve: Serve = None,
+    host: Host = "127.0.0.1",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Say whether this silo is being asked, by which run, and what it answered last; or serve that to Prometheus.
+
+    Examples:
+        scaffpd silo status silo.toml
+        scaffpd silo status silo.toml --json
+    """
+    from scaffpd.config.silo import SiloFile
+    from scaffpd.deploy.silo.disclosure import silo_status
+
+    settings = SiloFile.read(file)
+    if serve is not None:
+        serve_pages(silo_pages(settings), host, serve)
+    elif as_json:
+        print_json(silo_status(settings))
+    else:
+        now = silo_status(settings)
+        console = Console(highlight=False)
+        console.print(f"Silo {now['silo']}", style="bold", markup=False)
+        facts(console, [(name, text, "") for name, text in now["words"].items()])
+
+
+def silo_pages(settings: Any) -> dict[str, Callable[[], str]]:
+    """Return what is served of a silo: numbers for Prometheus, and its state; a log that was changed is an error."""
+    from scaffpd.deploy.silo import disclosure
+
+    def health() -> str:
+        now = disclosure.silo_status(settings)
+        if now["broken"]:
+            raise InputError(now["broken"])
+        return f"{now['state']}\n"
+
+    def metrics() -> str:
+        return disclosure.silo_metrics(disclosure.audit(settings.limits.audit), time.time())
+
+    return {"/metrics": metrics, "/healthz": health}
+
+
 def predict(
     file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
     model: Annotated[Path, typer.Argument(help="A run's model.safetensors.", show_default=False)],
@@ -230,6 +262,7 @@ silo = group(
         scaffpd silo init
     """,
     *(init, check, key, consent, audit, predict),
+    *(init, check, key, status, audit, predict),
 )
 
 

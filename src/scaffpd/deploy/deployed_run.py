@@ -34,6 +34,7 @@ from scaffpd.system import atomic_write, csv_text, lock_folder, make_folder, wri
 from scaffpd.trackers import prometheus
 
 MODEL = "deployed"  # what the tables call the one model of a deployed run
+GLANCE = 2.0  # seconds to wait for a lock that somebody may hold for a moment, to see whether it is free
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class DeployedRun:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Let one coordinator work at a time."""
-        with lock_folder(self.path, f"Another coordinator is at work in {str(self.path)!r}."):
+        with lock_folder(self.path, f"Another coordinator is at work in {str(self.path)!r}.", GLANCE):
             for half in self.path.glob(".*"):  # files that a killed coordinator had begun to write
                 half.unlink(missing_ok=True)
             yield

@@ -37,14 +37,16 @@ class Processes:
         return {MARK: f"{self.mark}:{part}"}
 
     def start(
-        self, part: str, command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path | None = None
-    ) -> int:
-        """Run a Python module or script, in a session of its own, with its output in `log`; it ends when we end."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as stream:
+        self, part: str, command: Sequence[str], log: Path | None, environment: Mapping[str, str],
+        folder: Path | None = None,
+    ) -> int:  # fmt: skip
+        """Run a Python module or script in a session of its own, its output in `log` or ours; it ends when we end."""
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") if log else contextlib.nullcontext() as stream:
             process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "scaffpd.deploy.processes", str(os.getpid()), *command],
-                cwd=folder or log.parent, env={**environment, **self.environment(part)},
+                cwd=folder or (log and log.parent), env={**environment, **self.environment(part)},
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.started.setdefault(part, []).append(process)
@@ -54,6 +56,10 @@ class Processes:
         """Tell whether all that was started for a part is still running."""
         started = self.started.get(part, [])
         return bool(started) and all(process.poll() is None for process in started)
+
+    def wait(self, part: str) -> int:
+        """Wait for the process that was started last for a part, and return its exit code."""
+        return self.started[part][-1].wait()
 
     def members(self, part: str | None = None) -> list[psutil.Process]:
         """Return every living process of a part, or of all parts."""

@@ -291,8 +291,9 @@ def _deployed(folder: Path) -> ReportData:
     measure = "accuracy" if not rows or number(rows[0], f"{split}_accuracy") is not None else "loss"
     name = "deployed"
     scores = _scores([{**row, "model": name} for row in rows], f"{split}_{measure}", [name])
-    rounds = _rounds(folder / "rounds.csv", measure, name)
-    sentence = str(outcome.get("sentence") or "The run has no outcome yet.")
+    rounds = () if outcome else _live_rounds(folder / "progress.jsonl", name)
+    rounds = rounds or _rounds(folder / "rounds.csv", measure, name)
+    sentence = str(outcome.get("sentence") or _so_far(rounds))
     silos = about.get("list of silos") or []
     shape = ", ".join(f"{key} = {value}" for key, value in (about.get("model") or {}).items())
     method, masked = about.get("algorithm or objective"), about.get("way of masking")
@@ -320,6 +321,28 @@ def _deployed(folder: Path) -> ReportData:
         joining=_joining(folder, read_json(folder / "joining.json") or None),
         remarks=(sentence[:1].upper() + sentence[1:],),
     )  # fmt: skip
+
+
+def _live_rounds(path: Path, model: str) -> tuple[Round, ...]:
+    """Read the rounds of a run that goes on; of a round that was made twice, the later one."""
+    found: dict[int, Round] = {}
+    for text in read_text(path).split("\n")[:-1]:  # the last line may be half of one
+        line = json.loads(text)
+        if "round" in line:
+            own = {what: dict(zip(line["members"], line[what], strict=True)) for what in ("losses", "weights")}
+            known = {what: {name: v for name, v in values.items() if v == v} for what, values in own.items()}
+            sent = (line["messages_up"] + line["messages_down"]) / 1e6
+            about = line["certificate"], line["exchanges"], sent, len(line["absent"]), None, None
+            found[line["round"]] = Round(model, line["round"], *about, **known)
+    return tuple(found[number] for number in sorted(found))
+
+
+def _so_far(rounds: Sequence[Round]) -> str:
+    last = rounds[-1] if rounds else None
+    if last is None:
+        return "The run has made no round yet."
+    gap = "nothing is certified yet" if last.certificate is None else f"the certified gap is {last.certificate:.1e}"
+    return f"The run has no outcome yet: round {last.number} is done, {gap}."
 
 
 def _deployed_model(

@@ -14,6 +14,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.coordinate import Outcome
 
+PATIENCE = 300.0  # seconds for the server to come up
 OVER = ("FINISHED", "ABANDONED", "LOST")  # FLARE's statuses that begin so, and ours for a job that nobody runs any more
 
 
@@ -161,9 +163,24 @@ def resume(
         return done
     with contextlib.closing(AdminSession(kit, file.folder / "admin.log")) as session:
         deployed = FlareJob(session, job)
-        if deployed.adopt():
+        if _adopted(deployed, time.monotonic() + min(seconds, PATIENCE), say):
             say("The job is running already.")
         return supervise(deployed, file, seconds, say, look)
+
+
+def _adopted(deployed: FlareJob, deadline: float, say: Callable[[str], object]) -> bool:
+    """Return whether the job is running already, as soon as the server is up."""
+    said = False
+    while True:
+        try:
+            return deployed.adopt()
+        except LostError as problem:
+            if time.monotonic() > deadline:
+                raise InputError(f"{problem} Start the server, then resume.") from None
+        if not said:
+            say("FLARE's server does not answer yet.")
+        said = True
+        time.sleep(1.0)
 
 
 # --- what the session's own process does

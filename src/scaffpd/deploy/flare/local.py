@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from scaffpd.deploy.flare import client, server
 from scaffpd.deploy.flare.admin import AdminSession, FlareJob
-from scaffpd.deploy.flare.provision import FlareProject, write_project
+from scaffpd.deploy.flare.provision import FlareProject, provision, write_project
 from scaffpd.deploy.processes import Processes, free_ports
 from scaffpd.errors import InputError
 
@@ -33,6 +31,24 @@ QUICK = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
 }
+
+
+def command(kit: Path, options: Mapping[str, str]) -> list[str]:
+    """Return the module that a kit's scripts would start, and its arguments: the server's, or with `uid` a site's."""
+    part = "client" if "uid" in options else "server"
+    settings = [f"{key}={value}" for key, value in (TOGETHER | dict(options)).items()]
+    module = f"nvflare.private.fed.app.{part}.{part}_train"
+    return [module, "-m", str(kit.resolve()), "-s", f"fed_{part}.json", "--set", *settings]
+
+
+def serve(kit: Path, options: Mapping[str, str], file: Path, variable: str) -> int:
+    """Run a server or a site from its kit until it ends; whatever ends us takes all of its processes along."""
+    processes = Processes()
+    try:
+        processes.start(SERVER, command(kit, options), None, os.environ | {variable: str(file.resolve())}, kit)
+        return processes.wait(SERVER)
+    finally:
+        processes.kill()
 
 
 class FlareEngine:
@@ -58,7 +74,7 @@ class FlareEngine:
         for old in ("kits", "job", "store"):  # of an earlier start
             shutil.rmtree(self.work / old, ignore_errors=True)
         write_project(self._project, self.work)
-        self._provision()
+        provision(self.work)
         try:
             self.start_server()
             for name in self.silos:
@@ -74,15 +90,6 @@ class FlareEngine:
             self._job.session.close()
             self._job = None
         self.processes.kill()
-
-    def _provision(self) -> None:
-        command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"]
-        done = subprocess.run(
-            command, cwd=self.work, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
-        (self.work / "provision.log").write_text(done.stdout + done.stderr, encoding="utf-8")
-        if done.returncode or not self.kit(HOST).is_dir():
-            raise InputError(f"FLARE could not be provisioned: {self.work / 'provision.log'} says why.")
 
     def kit(self, name: str) -> Path:
         """Return the startup kit of the server, a silo or the administrator."""
@@ -101,8 +108,7 @@ class FlareEngine:
 
     def start_server(self) -> None:
         """Start the server's process, and an administrator's session for the engine's own use."""
-        kit = self.kit(HOST)
-        self._start(SERVER, "server.server_train", kit, "fed_server.json", TOGETHER, {server.VARIABLE: self.federation})
+        self._start(SERVER, self.kit(HOST), {}, {server.VARIABLE: self.federation})
         if self._job is None:
             log, environment = self.logs()[ADMIN], self.processes.environment(ADMIN)
             session = AdminSession(self.kit(self._project.admin), log, environment)
@@ -110,20 +116,15 @@ class FlareEngine:
 
     def start_silo(self, name: str) -> None:
         """Start a site's process with its silo's file."""
-        options = TOGETHER | {"uid": name, "heart_beat_interval": str(BEAT)}
-        extra = {client.VARIABLE: self.silos[name]}
-        self._start(name, "client.client_train", self.kit(name), "fed_client.json", options, extra)
+        options = {"uid": name, "heart_beat_interval": str(BEAT)}
+        self._start(name, self.kit(name), options, {client.VARIABLE: self.silos[name]})
 
-    def _start(
-        self, role: str, module: str, kit: Path, file: str, options: Mapping[str, str], extra: Mapping[str, Path]
-    ) -> None:
+    def _start(self, role: str, kit: Path, options: Mapping[str, str], extra: Mapping[str, Path]) -> None:
         if self.processes.pids(role):
             raise InputError(f"{role!r} is running already: stop it first.")
         self.processes.kill(role)  # forget what has ended by itself
-        arguments = [f"nvflare.private.fed.app.{module}", "-m", str(kit), "-s", file, "--set"]
-        arguments += [f"{key}={value}" for key, value in options.items()]
         environment = os.environ | QUICK | {key: str(path) for key, path in extra.items()}
-        self.processes.start(role, arguments, self.logs()[role], environment, kit)
+        self.processes.start(role, command(kit, options), self.logs()[role], environment, kit)
 
     def connected(self) -> set[str]:
         """Return the silos that the server takes for connected and that have a process; none when it is down."""

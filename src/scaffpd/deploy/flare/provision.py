@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -169,6 +171,43 @@ class FlareProject:
                 {"path": f"{impl}.signature.SignatureBuilder"},
             ],
         }
+
+
+KIT, ADMINISTRATOR, JOB, COORDINATOR = "kit", "admin", "job", "coordinator"  # what a part's folder holds; its name
+
+
+def provision(folder: Path) -> None:
+    """Let FLARE make certificates and startup kits of the project.yml in a folder."""
+    command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    (folder / "provision.log").write_text(done.stdout + done.stderr, encoding="utf-8")
+    if done.returncode or not (folder / "kits").is_dir():
+        raise InputError(f"FLARE could not be provisioned: {folder / 'provision.log'} says why.")
+
+
+def write_parts(project: FlareProject, out: Path, federation: Path) -> Path:
+    """Provision, and give the coordinator and every silo a folder of its own; return where these are.
+
+    A silo's has its startup kit, to which its operator adds silo.toml; the coordinator's has the server's and the
+    administrator's, the job and federation.toml.
+    """
+    parts = out / "parts"
+    if parts.exists():
+        raise InputError(f"There are keys in {str(parts)!r} already: choose another --out, or remove it.")
+    if COORDINATOR in project.silos:
+        raise InputError(f"A silo called {COORDINATOR!r} cannot have a folder of that name: rename it.")
+    provision(out)
+    kits = out / "kits" / project.name / "prod_00"
+    for name in (*project.silos, COORDINATOR):
+        (parts / name).mkdir(parents=True)
+        shutil.move(kits / (project.host if name == COORDINATOR else name), parts / name / KIT)
+    own = parts / COORDINATOR
+    shutil.move(kits / project.admin, own / ADMINISTRATOR)
+    shutil.copytree(out / JOB / project.name, own / JOB / project.name)
+    shutil.copyfile(federation, own / "federation.toml")
+    for folder in (out / "kits", *parts.iterdir()):
+        folder.chmod(0o700)  # private keys are in there, and in kits the one of the root
+    return parts
 
 
 class FlareFiles(NamedTuple):

@@ -20,8 +20,8 @@ import numpy as np
 from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.messages import Message
 from scaffpd.deploy.silo.dataset import Dataset
-from scaffpd.errors import InputError
-from scaffpd.system import append_line, lock_file
+from scaffpd.errors import InputError, several
+from scaffpd.system import append_line, format_bytes, lock_file
 from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
 from scaffpd.tabular.columns import CATEGORY, DataColumn
 from scaffpd.tabular.encode import named_categories
@@ -29,6 +29,7 @@ from scaffpd.trackers import prometheus
 
 SHOWN = 30  # names in a list before it is cut off
 NAMED = 5  # so many columns are named in a warning, and then counted
+RECENT = 60.0  # seconds after a question in which a silo counts as answering
 LONGEST_LINE = 2**20  # bytes of a line of the log
 LEFT = {  # what an answer to a question is, in words
     "hello": "its name and version", "describe": "names of columns, categories and labels",
@@ -413,6 +414,31 @@ def _left(run: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "run": run, "algorithm": next((line["algorithm"] for line in own if line["algorithm"]), ""),
         "masked": any(line["masked"] for line in own), "private": any(line["private"] for line in own),
         "epsilon": spent[-1] if spent else None, "from": own[0]["time"], "to": own[-1]["time"], "questions": rows,
+        "last": own[-1]["question"],
+    }  # fmt: skip
+
+
+def silo_status(file: SiloFile) -> dict[str, Any]:
+    """Return how a silo does, for whoever asks while a run goes on: when it was last asked, by which run, for what."""
+    found = audit(file.limits.audit)
+    quiet = (datetime.now(UTC) - datetime.fromisoformat(found["to"])).total_seconds() if found["to"] else None
+    state = "not asked yet" if quiet is None else "answering" if quiet < RECENT else "quiet"
+    last: dict[str, Any] = max(found["runs"], key=lambda run: str(run["to"]), default={})
+    asked, answered = (sum(row[name] for row in last.get("questions", ())) for name in ("asked", "answered"))
+    refused, spent, most = sum(found["refused"].values()), last.get("epsilon"), file.privacy.epsilon
+    ago = "" if quiet is None else f", last asked {quiet:.0f} s ago for {LEFT.get(last['last'], last['last'])}"
+    words = {
+        "state": state + ago, "run": f"{last['run'][:12]}, {last['algorithm']}" if last.get("run") else "none",
+        "this run": f"{answered} of {several(asked, 'question')} answered", "refused": several(refused, "question"),
+        "sent": f"{format_bytes(found['bytes'])} in {several(found['lines'], 'answer')}, all runs",
+        "log": found["broken"] or "no line was changed",
+    }  # fmt: skip
+    if spent is not None:
+        words["privacy"] = f"ε = {spent:.3g} spent" + ("" if most is None else f" of {most:g}")
+    return {
+        "silo": file.name, "state": state, "quiet_seconds": quiet, "run": last.get("run", ""),
+        "algorithm": last.get("algorithm", ""), "asked": asked, "answered": answered, "refused": refused,
+        "bytes": found["bytes"], "answers": found["lines"], "epsilon": spent, "broken": found["broken"], "words": words,
     }  # fmt: skip
 
 
