@@ -261,8 +261,7 @@ silo = group(
     Examples:
         scaffpd silo init
     """,
-    *(init, check, key, consent, audit, predict),
-    *(init, check, key, status, audit, predict),
+    *(init, check, key, consent, status, audit, predict),
 )
 
 
