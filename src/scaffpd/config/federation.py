@@ -147,6 +147,7 @@ class FederationTables(SettingsTable):
     privacy: DeployedPrivacy | None = None
     faults: FaultPolicy = FaultPolicy()
     server: Server = Field(default_factory=dict, validate_default=True)
+    log: key.LogSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ class FederationFile:
     choosing: ChoosingSettings | None = None  # how strengths are chosen; `None` where they are given
     joining: bool = False  # whether silos are asked what joining brings them
     given_strength: bool = True  # whether the file gives the strength of the objective
+    log: key.LogSettings | None = None  # a log of JSON lines; `None` for none
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:
@@ -199,6 +201,7 @@ class FederationFile:
             _policy(tables, _fewest(secure, len(tables.silos)), file), secure,
             {} if privacy is None else privacy.model_dump(exclude_none=True), tables.server, tables.choosing,
             tables.training.joining, tables.choosing is None or len(tables.objective or {}) > 1,
+            tables.log,
         )  # fmt: skip
 
     def request(self) -> dict[str, Any]:

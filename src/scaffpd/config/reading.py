@@ -49,6 +49,7 @@ class SettingsTable(BaseModel):
 
 
 T = TypeVar("T", bound=SettingsTable)
+LEVELS = ("info", "warning", "error")
 
 
 def one_of(names: Collection[str]) -> AfterValidator:
@@ -110,6 +111,15 @@ Between = Annotated[float, Field(ge=1e-300, lt=1, description="a number between 
 Range = Annotated[list[float], Field(min_length=2, max_length=2, description="[least, largest]")]
 HeldOut = Annotated[float, Field(ge=0, lt=1, description="a share from 0 to below 1")]
 Numbers = Annotated[str, one_of(("float32", "float64"))]
+
+
+class LogSettings(SettingsTable):
+    """[log] of a coordinator or a silo: a file of JSON lines, which begins anew when it is full."""
+
+    file: FileName  # beside the settings' own file
+    level: Annotated[str, one_of(LEVELS)] = "info"  # what is of less weight is not written
+    size_mb: Count = 10  # the largest file, in megabytes
+    keep: Whole = 5  # how many full ones are kept, as FILE.1, FILE.2, …
 
 
 def read_toml(path: Path, others: Mapping[str, str]) -> dict[str, Any]:

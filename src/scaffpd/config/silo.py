@@ -218,6 +218,7 @@ class SiloFile(SettingsTable):
     secure: SecureRules = Field(default_factory=dict, validate_default=True)  # how its vectors are masked
     privacy: PrivacyRules = Field(default_factory=dict, validate_default=True)  # how much its rows may cost
     consent: ConsentRules = Field(default_factory=dict, validate_default=True)  # to which runs it agrees
+    log: key.LogSettings | None = None  # a log of JSON lines; `None` for none
     # entries "module:function" of networks, by the names under which a coordinator may ask for them
     models: dict[str, key.Entry] = Field(default_factory=dict)
     _path: Path

@@ -37,6 +37,7 @@ from scaffpd.federation.questions import JoiningScores, Scores
 from scaffpd.gains import of_silos
 from scaffpd.history import Checkpoint, series
 from scaffpd.objectives import Average, ChiSquare
+from scaffpd.trackers import RunLog
 from scaffpd.training import Result, RoundInfo, Status, train
 
 PAUSED, FAILED = "paused", "failed"
@@ -70,6 +71,7 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
     """Carry out the federation of a federation.toml, or resume it; the run's folder has the result."""
     file = FederationFile.read(path)
     folder = DeployedRun(file.folder)
+    folder.log = RunLog(file.log)
     with folder.locked():
         try:
             if (done := finished(file, folder)) is not None:
@@ -80,6 +82,8 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
             words = f" The model of round {rounds} is kept." if rounds else ""
             outcome = Outcome(FAILED, True, f"{error}{words}", rounds=rounds)
         folder.write("outcome.json", asdict(outcome))
+        level = "error" if outcome.status == FAILED else "warning" if outcome.status == PAUSED else "info"
+        folder.log.note(level, outcome.sentence, number=outcome.rounds)
     return outcome
 
 
@@ -222,6 +226,8 @@ class Coordination:
             self.folder.write("spread.json", self.session.spread)
             self.folder.write("setup.json", setup.values())
         self.session.spread = self.folder.read("spread.json") or {}
+        self.folder.log.run = setup.columns
+        self.folder.log.note("info", f"The silos agree: {', '.join(members)}.", number=self.folder.rounds())
         return setup
 
     def _strengthened(self, members: Sequence[str], setup: Setup) -> Setup:

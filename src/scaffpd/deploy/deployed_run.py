@@ -31,7 +31,7 @@ from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
 from scaffpd.system import atomic_write, csv_text, lock_folder, make_folder, write_file
-from scaffpd.trackers import prometheus
+from scaffpd.trackers import RunLog, prometheus
 
 MODEL = "deployed"  # what the tables call the one model of a deployed run
 GLANCE = 2.0  # seconds to wait for a lock that somebody may hold for a moment, to see whether it is free
@@ -50,7 +50,7 @@ class DeployedRun:
     """The folder of one run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = make_folder(path)
+        self.path, self.log = make_folder(path), RunLog(None)
 
     def busy(self) -> bool:
         """Tell whether a coordinator is at work here."""
@@ -149,6 +149,8 @@ class DeployedRun:
         """Append a line for whoever watches."""
         if "round" in line:
             write_file(self.path / "round", str(line["round"]))
+            gap = "nothing is certified" if line["certificate"] is None else f"certified gap {line['certificate']:.2e}"
+            self.log.note("info", f"The round is done: {gap}, {line['exchanges']} exchanges.", number=line["round"])
         with (self.path / "progress.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -179,6 +181,7 @@ class DeployedRun:
         with path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([row, row.values()] if new else [row.values()])
         self.progress({"event": row})
+        self.log.note("warning", event.sentence, event.silo, event.round)
 
     def quarantined(self) -> set[str]:
         """Return the silos that are quarantined in this run: for good, whoever coordinates it."""

@@ -69,6 +69,7 @@ from scaffpd.models.numerics import limit_threads
 from scaffpd.models.personal import Personal
 from scaffpd.tabular.agree import checked_schema
 from scaffpd.tabular.encode import expanded_names
+from scaffpd.trackers import RunLog
 
 if TYPE_CHECKING:
     from scaffpd.deploy.silo.masking import SiloMasking
@@ -86,7 +87,7 @@ class Silo:
         self.file, self.name = file, file.name
         self._setup: Setup | None = None
         self._vectors = VectorCache()
-        self.guard, self.audit = SiloGuard(file), AuditLog(file.limits.audit)
+        self.guard, self.audit, self.log = SiloGuard(file), AuditLog(file.limits.audit), RunLog(file.log)
         self.consent = SiloConsent(file, self.guard.journal)
         self._points: dict[Any, GradientsAt] = {}
 
@@ -213,6 +214,9 @@ class Silo:
         except InputError as error:
             log.error("%s", error)
             return encode(Message("refused", {"sentence": "The silo's own log cannot be written.", **names}))
+        self.log.run, level = about["run"], {"refused": "warning", "failed": "error"}.get(reply.kind, "info")
+        question, why = "unreadable" if asked is None else asked.kind, reply.values.get("sentence", "")
+        self.log.note(level, f"{question}: {reply.kind}, {len(sent)} bytes. {why}".strip(), self.name)
         return sent
 
     def _reply(self, asked: Message) -> Message:

@@ -1,0 +1,23 @@
+#!/bin/sh
+# Write an example federation of three hospitals into OUT: a folder for the coordinator and one for every silo, with
+# files, certificates and startup kits. sh prepare.sh OUT
+#
+# SERVER_HOST is the server's name as silos see it (coordinator), SERVER_PORT and ADMIN_PORT its ports; PART_OWNER, if
+# set, gets all of it.
+set -eu
+out=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+scaffpd deploy local --silos 3 --out "$work/files" --write
+printf '\n[server]\nhost = "%s"\nport = %s\nadmin_port = %s\n' \
+    "${SERVER_HOST:-coordinator}" "${SERVER_PORT:-8002}" "${ADMIN_PORT:-8003}" >> "$work/files/federation.toml"
+scaffpd deploy flare "$work/files/federation.toml" --out "$work/flare" --provision
+for part in "$work"/flare/parts/*; do
+    name=$(basename "$part")
+    test ! -e "$out/$name/kit" || { echo "$out/$name has a startup kit already." >&2; exit 1; }
+    mkdir -p "$out/$name"
+    cp -R "$part/." "$out/$name/"
+    test ! -d "$work/files/$name" || cp -R "$work/files/$name/." "$out/$name/"
+    chmod 700 "$out/$name"
+    test -z "${PART_OWNER:-}" || chown -R "$PART_OWNER" "$out/$name"
+done
