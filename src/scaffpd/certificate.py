@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ def certify(
     objective: Objective,
     losses: Vector,
     weights: Vector,
-    gradient: float,
+    gradient: SupportsFloat,
     strong_convexity: Vector,
     rounding: tuple[Vector, Vector],
 ) -> Certificate:
@@ -79,7 +80,7 @@ def certify(
         objective: (Λ, ψ).
         losses: L_i = f_i(x).
         weights: λ.
-        gradient: ‖Σ λ_i ∇f_i(x)‖, see `length`.
+        gradient: ‖Σ λ_i ∇f_i(x)‖, see `length`; on a GPU it is waited for at the end.
         strong_convexity: μ_i.
         rounding: bounds on the rounding errors of each L_i and of each ∇f_i(x) (its norm).
     """
@@ -87,7 +88,7 @@ def certify(
     if not all(bool(np.all(np.isfinite(bounds))) for bounds in rounding):  # a silo does not answer
         return nothing
     modulus, error = inner(weights, strong_convexity), inner(weights, rounding[1])
-    if not (np.all(np.abs(losses) < LARGEST / 4) and np.isfinite(gradient) and modulus > 0):
+    if not (np.all(np.abs(losses) < LARGEST / 4) and modulus > 0):
         return nothing
     if weights.min() < 0 or (outside := objective._stretch(weights)) > MOST:
         return nothing
@@ -96,7 +97,8 @@ def certify(
     # Squares of quotients, for a square alone may underflow.
     mass = float(weights.sum()) if objective.simplex else 1.0
     room, wide = (2 * modulus * mass) ** 0.5, 1 + EPSILON * (2 * roundings(len(losses)) + 16)
-    primal, most = (gradient / room) ** 2, (gradient + error) / room * wide
+    size_of_gradient = float(gradient)
+    primal, most = (size_of_gradient / room) ** 2, (size_of_gradient + error) / room * wide
     floor += outside * size + max(most**2 - primal, 0.0) + 4 * EPSILON * (abs(dual) + most**2) + LEAST
     gap = max(dual, 0.0) + primal + floor
     return Certificate(gap, dual, primal, floor) if np.isfinite(gap) else nothing
@@ -119,11 +121,11 @@ def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> t
     return dual - raised, raised + arithmetic
 
 
-def length(c: Tensor) -> float:
+def length(c: Tensor) -> SupportsFloat:
     """A number that ‖c‖ does not exceed, whatever the format of c, and however many of its entries have underflowed."""
     least = UNDERFLOW if c.dtype == torch.float64 else torch.finfo(c.dtype).tiny
-    size: float = c.double().norm().item()
-    return size * (1 + EPSILON * (len(c) + 4)) + 2 * math.sqrt(len(c)) * least
+    size = c.double().norm()
+    return (size if c.is_cuda else size.item()) * (1 + EPSILON * (len(c) + 4)) + 2 * math.sqrt(len(c)) * least
 
 
 def no_certificate(exact: bool, constants: Constants, weights: Vector) -> str | None:

@@ -10,7 +10,7 @@ bounds how far λ is from the best: two terms that are never negative, so nothin
 nested methods, each with a reason:
 
 * proximal points in λ: λ⁺ = argmax of the same less (π/2)‖λ − k‖² from k = λ, with π → 0, because support alone is not
-  differentiable (π = 0 will do where every w_i > 0);
+  differentiable (π = 0 will do where every w_i > 0, or where ψ bends as strongly as the first π would);
 * a semismooth Newton method with line search for that step's dual,
 
       φ(z) = ½‖z‖² + max_{λ∈Λ} ⟨a + Eᵀz, λ⟩ − ψ(λ) − ½ Σ w_i² (λ_i − l_i)² − (π/2)‖λ − k‖²,
@@ -131,7 +131,7 @@ class _SaddleProblem:
     def __init__(self, objective: Objective, a: Vector, E: Matrix, l: Vector, square: Vector) -> None:  # noqa: E741
         self.objective, self.a, self.E, self.l, self.square = objective, a, E, l, square
         self.shared, self.held = float(np.minimum.reduce(square)), bool(square.any())
-        self.squares = (E * E).sum(0)
+        self.squares, self.smooth = (E * E).sum(0), False
         self.reach = float(np.maximum.reduce(self.squares)) ** 0.5
 
     def solve(self, tol: float) -> Saddle:
@@ -165,6 +165,9 @@ class _SaddleProblem:
             E = self.E - self.E.mean(1, keepdims=True)
             squares = (E * E).sum(0)
         coupling = float(np.maximum.reduce(squares)) if len(self.E) else 0.0
+        self.smooth = not self.held and self.objective.strong_convexity(len(self.a)) >= FIRST * coupling
+        if self.smooth:
+            return SMALLEST
         return min(max(FIRST * coupling - self.shared, 0.0 if self.shared > 0 else SMALLEST), HIGHEST)
 
     def _last(self, pi: float, point: _Iterate) -> float:
@@ -180,13 +183,13 @@ class _SaddleProblem:
         return v - self.square * (point.weights - self.l) if self.held else v
 
     def _proof(self, point: _Iterate) -> tuple[Saddle, float]:
-        """The gap of (z, λ), and what of it may be rounding."""
+        """The gap of (z, λ), and what of it may be rounding; with π = 0, λ is the maximiser of ⟨v, λ⟩ − ψ(λ)."""
         z, weights, v = point.z, point.weights, self._forces(point)
         v = v - (float(v @ weights) if self.objective.simplex else 0.0)  # a common shift changes but the rounding
         if not np.maximum.reduce(np.abs(v)) <= LARGEST:
             return Saddle(weights, z, np.inf, np.inf, 0), 0.0
         away, pulled = weights - self.l, self.E @ weights
-        gap = self.objective._support(v) - float(v @ weights) + point.penalty
+        gap = 0.0 if self.smooth else self.objective._support(v) - float(v @ weights) + point.penalty
         gap = max(gap, 0.0) + 0.5 * float(point.gradient @ point.gradient)
         held = float(self.square @ away**2)
         below = float(self.a @ weights) - point.penalty - 0.5 * (float(pulled @ pulled) + held)
@@ -253,9 +256,12 @@ class _SaddleProblem:
     def _newton(self, point: _Iterate) -> Vector:
         """−(I + E P Eᵀ)⁻¹ ∇φ, over the clients whose weights can move."""
         root, Q = point.step.factors()
-        free = root > 0
-        G, Q = self.E[:, free] * root[free], Q[:, free]
-        G = G - (G @ Q.T) @ Q
+        G = self.E * root
+        if 2 * np.count_nonzero(root) < len(root):  # else to leave out who stays costs more than it saves
+            free = root > 0
+            G, Q = G[:, free], Q[:, free]
+        if len(Q):
+            G -= (G @ Q.T) @ Q
         B = G @ G.T
         B.flat[:: len(B) + 1] += 1.0
         direction: Vector
@@ -278,7 +284,7 @@ class _Quadratics:
 
     def __init__(self, objective: Objective, a: Vector, E: Matrix, H: Matrix) -> None:
         self.objective, self.a, self.E, self.H = objective, a, E, H
-        self.flat, self.known = H.reshape(len(a), -1), (np.empty(0), E)
+        self.flat, self.known = H.reshape(len(a), -1), (np.empty(0), E, E)
 
     def solve(self, weights: Vector, share: float, least: float) -> Saddle:
         """Newton steps from z = 0, until the lowest F is near enough to the best bound from below."""
@@ -315,20 +321,19 @@ class _Quadratics:
         sane = bool(np.maximum.reduce(np.abs(losses)) <= LARGEST)
         return _Place(z, losses, slopes, self.objective._support(losses) if sane else np.inf)
 
-    def _bend(self, weights: Vector) -> Matrix:
-        """B(λ), and as much more as rounding needs; remembered for the last λ."""
+    def _bend(self, weights: Vector) -> tuple[Matrix, Matrix]:
+        """B(λ), and as much more as rounding needs, and its Cholesky factor; remembered for the last λ."""
         if self.known[0] is not weights:
             B = (weights @ self.flat).reshape(len(self.E), -1)
             B.flat[:: len(B) + 1] += TINY * B.trace()
-            self.known = weights, B
-        return self.known[1]
+            self.known = weights, B, factor(B)
+        return self.known[1:]
 
     def _step(self, here: _Place, weights: Vector, more: float, tol: float) -> Saddle:
         """Newton's step from here with B(λ) + `more` times the curvature of all clients alike."""
-        B = self._bend(weights)
+        B, root = self._bend(weights)
         if more > 0:
-            B = B + more * self._bend(np.full(len(weights), weights.sum() / len(weights)))
-        root = factor(B)
+            root = factor(B + more * self._bend(np.full(len(weights), weights.sum() / len(weights)))[0])
         E = lapack.dtrtrs(root, here.slopes.T, lower=1)[0]
         found = _solved(self.objective, here.losses, E, weights, tol, np.zeros(len(weights)))
         return replace(found, z=lapack.dtrtrs(root, found.z, lower=1, trans=1)[0])
@@ -339,7 +344,7 @@ class _Quadratics:
         lower = float(place.losses @ weights) - self.objective._value(weights)
         if not np.isfinite(lower):
             return -np.inf
-        half = lapack.dtrtrs(factor(self._bend(weights)), g, lower=1)[0]
+        half = lapack.dtrtrs(self._bend(weights)[1], g, lower=1)[0]
         return lower - 0.5 * float(half @ half)
 
 

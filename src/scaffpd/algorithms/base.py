@@ -245,7 +245,7 @@ class MinimaxMethod(Algorithm):
         if self.uncertified(state):
             return replace(state, certificate=np.inf, floor=np.inf)
         c, mu = at.sum(state.weights) if c is None else c, state.constants.strong_convexity
-        rounding = at.rounding  # before anybody waits for the length of c
+        rounding = at.rounding
         proof = certify(self.objective, state.losses, state.weights, length(c), mu, rounding)
         return replace(state, certificate=proof.gap, floor=proof.floor)
 

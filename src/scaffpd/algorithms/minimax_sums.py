@@ -279,7 +279,7 @@ class MinimaxSums(MinimaxMethod):
             _gain(form, state.nu, bound + slack, gained - slack, moment + off, m)
             for off in (slack, -slack) for m in (least, most)
         )  # fmt: skip
-        size, wide = length(state.direction), 1 + 16 * (n + 4) * EPSILON
+        size, wide = float(length(state.direction)), 1 + 16 * (n + 4) * EPSILON
         primal = size**2 * mass / modulus / 2
         longest = (size * mass + rounding + 2 * error * math.sqrt(len(state.x) + SUMMARY)) / least * wide
         floor = max(*ends, dual) - dual + max(longest**2 * most / (modulus - slack) / 2 * wide - primal, 0.0)

@@ -166,10 +166,10 @@ class ScaffPD(MinimaxMethod):
         d, before = self._local_work(federation, state, rates), state.at
         assert before is not None
         step = rates.primal(total, self.local_steps)
-        x = state.x - step * d
+        x, slope = state.x - step * d, state.direction @ d
         at, hidden = self._ask(federation, x, state.seed, r), state.constants.first_order
         trial = Trial(
-            self.objective, state.losses, at.losses, state.weights, step, float(state.direction @ d), _precision(x),
+            self.objective, state.losses, at.losses, state.weights, step, float(slope), _precision(x),
             secants=None if hidden else lambda: (before.project(x - state.x), at.project(x - state.x)),
             bend=(lambda: _bend(state, at, x)) if federation.sums.twice else None,
         )  # fmt: skip

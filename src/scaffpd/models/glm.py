@@ -21,6 +21,7 @@ from scaffpd.models.numerics import (
     LEAST,
     SAFE,
     SINGLE,
+    UNDERFLOW,
     UNIT,
     Draws,
     gamma,
@@ -53,7 +54,8 @@ class LinearPoint:
         y, share = fine.exact
         self.predictions = fine.products.times(x.view(-1, outputs).to(fine.A.dtype))
         self.z = self.predictions.to(x.dtype)
-        self.losses = fine.layout.total(loss.value(self.predictions, y) * share) + l2 / 2 * squares(x)
+        self.square = squares(x)
+        self.losses = fine.layout.total(loss.value(self.predictions, y) * share) + l2 / 2 * self.square
         if constant is not None:
             self.losses = self.losses + constant
 
@@ -72,6 +74,9 @@ class LinearPoint:
         if self.fine is None:
             scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
             return transposed(self.rows.A, scale * self.residual).flatten() + self.l2 * weights.sum() * self.x
+        if self.fine.products.halves:
+            scaled = self.fine.layout.scaled(self.residual, (weights.double() * self.fine.shares).to(self.x.dtype))
+            return torch.addcmul((self.fine.A.T @ scaled).flatten(), (self.l2 * weights.sum()).to(self.x), self.x)
         weights, x = weights.double(), self.x.double()
         scaled = self.fine.layout.scaled(self.slopes, weights * self.fine.shares)
         out = self.fine.products.transposed(scaled).flatten() + self.l2 * weights.sum() * x
@@ -145,8 +150,8 @@ class LinearPoint:
     @cached_property
     def size(self) -> Tensor | float:
         """‖x‖, from above; on a GPU nobody waits for it."""
-        size = norm_above(self.x, 0)
-        return size if size.is_cuda else float(size)
+        size = self.square.sqrt() if self.x.is_cuda else float(self.square) ** 0.5
+        return size * (1 + gamma(len(self.x) + 8)) + len(self.x) ** 0.5 * UNDERFLOW
 
     def arithmetic(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
         """Bound what sums may be off, where the rows multiply vectors of this length.
@@ -180,8 +185,10 @@ class LinearPoint:
         return SAFE * (gamma(len(self.rows.layout) + CLIENTS + 8) + self._format()) * size
 
     def _format(self) -> float:
-        """What vectors and weights lose in the format of x: λ_i, c_i, their sum."""
-        return 0.0 if self.x.dtype == torch.float64 else 4 * SINGLE
+        """What vectors and weights lose in the format of x: λ_i, r_i, c_i, l2 x and their sum."""
+        if self.x.dtype == torch.float64:
+            return 0.0
+        return (8 if self.fine is not None and self.fine.products.halves else 4) * SINGLE
 
     def _least(self) -> float:
         return LEAST if self._format() == 0 else 2.0**-126

@@ -103,7 +103,7 @@ class GraphReplay:
         function: operations on the device and nothing else; what it uses besides its arguments stays in place.
     """
 
-    def __init__(self, function: Callable[..., Tensor]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self._forget()
 
@@ -119,10 +119,10 @@ class GraphReplay:
         self.key, self.calls = key, 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: list[Tensor] = []
-        self.out: Tensor | None = None
+        self.out: Tensor | tuple[Tensor, ...] | None = None
 
-    def __call__(self, *tensors: Tensor) -> Tensor:
-        """Compute the function, record it or replay it."""
+    def __call__(self, *tensors: Tensor) -> Any:
+        """Compute the function, a tensor or several, record it or replay it."""
         if not tensors[0].is_cuda:
             return self.function(*tensors)
         key = tuple((t.shape, t.dtype, t.device) for t in tensors)
@@ -138,7 +138,7 @@ class GraphReplay:
         for held, given in zip(self.inputs, tensors, strict=True):
             held.copy_(given)
         self.graph.replay()
-        return self.out.clone()
+        return self.out.clone() if isinstance(self.out, Tensor) else tuple(t.clone() for t in self.out)
 
     def _record(self, tensors: tuple[Tensor, ...]) -> None:
         inputs, graph, collecting = [t.clone() for t in tensors], torch.cuda.CUDAGraph(), gc.isenabled()
@@ -324,8 +324,10 @@ def largest_eigenvalues(A: Tensor) -> Tensor:
     return torch.stack([_approached(a) for a in A])
 
 
-def extreme_values(A: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def extreme_values(A: Tensor, noise: Tensor, G: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """λ_max(A_iᵀA_i) of n matrices, and a bound on λ_min from below, for A_iᵀA_i known up to noise_i·‖A_i‖_F².
+
+    `G` is AᵀA, where it is there already.
 
     Rounding must not enter a certificate. Where G − cI has a Cholesky factor in floating point, no eigenvalue of G is
     below c − γ_{d+2} tr G (Rump 2006, "Verification of positive definiteness"). Where that is not enough, the singular
@@ -335,7 +337,7 @@ def extreme_values(A: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     if rows < columns:
         return largest_eigenvalues(A), noise.new_zeros(len(A), dtype=torch.float64)
     A = A.double()
-    G, trace = squared(A), norm_above(A, (1, 2)).square()
+    G, trace = squared(A) if G is None else G.clone(), norm_above(A, (1, 2)).square()
     w = torch.linalg.eigvalsh(G).clamp_min(0)
     slack = SAFE * (gamma(rows + 2) + 2 * gamma(columns + 4)) * trace
     bottom = w[:, 0] - 2 * slack

@@ -21,7 +21,7 @@ and Σ_i λ_i d_i is two matrix products on the stack of all clients, whatever N
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -51,6 +51,7 @@ from scaffpd.models.tables import MappedMatrix
 
 WORTH = 1.2  # as many times the features must a client's samples be
 FEW = 2**15  # numbers in all features up to which a pass over them takes no longer than one over fewer rows
+KEPT = 2**22  # numbers in all RᵀR up to which they are kept
 TOGETHER = 4  # times as many rows as columns are decomposed at a time where rows are read piece by piece
 
 
@@ -64,6 +65,7 @@ class Compressed:
         constant: ‖ρ‖²/m per client.
         noise: what [A y]ᵀ[A y] is off at most, relative to the norms of two columns, per client.
         fewer: whether anything is compressed; else constant and noise are zero.
+        grams: RᵀR of blocks of clients, where eigenvalues have needed it and it is not large.
     """
 
     rows: StackedSamples
@@ -71,6 +73,7 @@ class Compressed:
     constant: Tensor
     noise: Tensor
     fewer: bool = True
+    grams: dict[int | None, Tensor] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> tuple[Tensor, Tensor]:
@@ -183,7 +186,10 @@ class CompressedPoint(LinearPoint):
             return super().curvatures(V)
         out = V.new_empty(len(self.rows.layout), k, k)
         for block in self.rows.blocks:
-            out[block.clients] = squared(self.rows.of(block)[0] * (2 * block.weight).sqrt()[..., None])
+            if V.dtype == torch.float64 and (G := self.data.grams.get(block.number)) is not None:
+                out[block.clients] = (2 * self.rows.shares[block.clients])[:, None, None] * G
+            else:
+                out[block.clients] = squared(self.rows.of(block)[0] * (2 * block.weight).sqrt()[..., None])
         out.diagonal(dim1=1, dim2=2).add_(self.l2)
         return out
 
@@ -311,7 +317,11 @@ class QuadraticOracle(LinearOracle):
 
         def work(block: PaddedBlock) -> None:
             who = block.clients
-            largest, smallest = extreme_values(rows.alone(block)[0], self.compressed.noise[who])
+            A = rows.alone(block)[0].double()
+            G = squared(A) if A.shape[1] >= d else None
+            largest, smallest = extreme_values(A, self.compressed.noise[who], G)
+            if G is not None and len(rows.layout) * d**2 <= KEPT and not rows.stored:
+                self.compressed.grams[block.number] = G
             top[who] = 2 * share[who] * largest
             bottom[who] = torch.where(rows.layout.sizes[who] >= d, (1 - 8 * UNIT) * 2 * share[who] * smallest, 0)
 

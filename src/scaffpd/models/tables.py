@@ -31,7 +31,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from scaffpd.data.table import FORMATS, Selection, Table
 from scaffpd.errors import InputError
@@ -217,19 +216,19 @@ class StoredMatrix(TableMatrix):
         if self._split(X):
             halves, factor = split_halves(X, self.rough)
             products = [_mm(part, halves, self.rough) for part in self.parts]
-            return join_halves(torch.cat(products), self.scale * factor, X.shape[-1], self.rough)
+            product = products[0] if len(products) == 1 else torch.cat(products)
+            return join_halves(product, self.scale * factor, X.shape[-1], self.rough)
         return self.scale * torch.cat([piece @ X for piece in self._pieces()])
 
     def transposed(self, V: Tensor) -> Tensor:
         """AᵀV."""
-        start, out = 0, V.new_zeros(self.shape[1], V.shape[1])
         if self._split(V):
             halves, factor = split_halves(V, self.rough)
-            for part in self.parts:
-                product = _mm(part.T, halves[start : start + len(part)], self.rough)
-                out += join_halves(product, self.scale * factor, V.shape[-1], self.rough)
-                start += len(part)
-            return out
+            pairs = zip(self.parts, torch.split(halves, [len(part) for part in self.parts]), strict=True)
+            products = [join_halves(_mm(part.T, v, self.rough), self.scale * factor, V.shape[-1], self.rough)
+                        for part, v in pairs]  # fmt: skip
+            return products[0] if len(products) == 1 else torch.stack(products).sum(0)
+        start, out = 0, V.new_zeros(self.shape[1], V.shape[1])
         for piece in self._pieces():
             out += piece.T @ V[start : start + len(piece)]
             start += len(piece)
@@ -327,12 +326,15 @@ class StoredMatrix(TableMatrix):
 
 def split_halves(X: Tensor, rough: bool = False) -> tuple[Tensor, Tensor]:
     """[h l] (or h alone) and 2^e with X = 2^e (h + 2⁻¹¹ l); zero columns fill up to a multiple of what GPUs like."""
-    exponent = (torch.frexp(X.abs().amax()).exponent - LARGEST).clamp_min(SMALLEST)
-    factor = torch.ldexp(torch.ones((), device=X.device), exponent)
-    scaled = X / factor
-    high = scaled.half()
-    both = high if rough else torch.cat([high, ((scaled - high) * 2**DIGITS).half()], -1)
-    return pad(both, (0, -both.shape[-1] % COLUMNS)), factor
+    exponent = (torch.frexp(torch.stack(X.aminmax()).abs().amax()).exponent - LARGEST).clamp_min(SMALLEST)
+    factor, columns = torch.ldexp(torch.ones((), device=X.device), exponent), X.shape[-1]
+    scaled, width = X / factor, columns if rough else 2 * columns
+    both = torch.empty(*X.shape[:-1], width + -width % COLUMNS, dtype=torch.float16, device=X.device)
+    high = both[..., :columns].copy_(scaled)
+    if not rough:
+        torch.mul(scaled.sub_(high), 2**DIGITS, out=both[..., columns:width])
+    both[..., width:] = 0
+    return both, factor
 
 
 def join_halves(both: Tensor, factor: Tensor, columns: int, rough: bool = False) -> Tensor:

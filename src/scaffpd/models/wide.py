@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 import numpy as np
@@ -114,6 +114,7 @@ class SpectralFunction:
         gain = phi(spectrum.curvature + least, owner) - self.base[owner]
         self.gain = torch.where(s > 0, gain / torch.where(s > 0, s, 1), 0)[:, None]
         self.inner = GraphReplay(self._inner)
+        self.sums: GraphReplay | None = None
 
     def _inner(self, T: Tensor) -> Tensor:
         """U diag(gain) UᵀT, for T = A g."""
@@ -149,8 +150,63 @@ class WideDisplacements:
         return out
 
 
+class CommonDisplacements(WideDisplacements):
+    """d_i = ϕ(H_i) c of all clients; on a GPU their sum is recorded as a whole."""
+
+    def __init__(self, rows: StackedSamples, phi: SpectralFunction, c: Tensor) -> None:
+        self.rows, self.phi, self.c, self.common = rows, phi, c, [(phi.base, c)]
+
+    @cached_property
+    def B(self) -> Tensor:  # type: ignore[override]  # noqa: N802
+        """U diag(gain) Uᵀ A c."""
+        return cast(Tensor, self.phi.inner(self.rows.A @ self.c.view(self.rows.A.shape[1], -1)))
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i d_i: two passes over the data."""
+        if not self.rows.products.halves:
+            return super().sum(weights)
+        if self.phi.sums is None:
+            self.phi.sums = GraphReplay(partial(common_sum, self.rows, self.phi))
+        return cast(Tensor, self.phi.sums(self.c, weights))
+
+
+def common_sum(rows: StackedSamples, phi: SpectralFunction, c: Tensor, weights: Tensor) -> Tensor:
+    """Σ_i w_i ϕ(H_i) c, by operations on the device alone."""
+    B = phi._inner(rows.A @ c.view(rows.A.shape[1], -1))
+    return WideDisplacements(rows, B, [(phi.base, c)]).sum(weights)
+
+
 class WidePoint(LinearPoint):
-    """All clients at one x."""
+    """All clients at one x, in one recorded piece of work on a GPU: then L_i and their bounds are on the host."""
+
+    @classmethod
+    def recorded(cls, oracle: WideOracle, x: Tensor) -> WidePoint:
+        """The same as the constructor makes."""
+        point = object.__new__(cls)
+        point.rows = point.fine = oracle.rows
+        point.loss, point.l2, point.x, point.outputs = oracle.loss, oracle.l2, x, oracle.outputs
+        point.z, point.residual, numbers = oracle.answers(x)
+        point.losses, *point.bounds = numbers.cpu()
+        point.oracle = oracle
+        return point
+
+    bounds: Sequence[Tensor] = ()
+    oracle: WideOracle | None = None
+
+    @cached_property
+    def predictions(self) -> Tensor:  # type: ignore[override]
+        """The same numbers as z, in double precision."""
+        return self.z.double()
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """Bounds that were found with the losses, or are found now."""
+        return (self.bounds[0], self.bounds[1]) if self.bounds else super().rounding()
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Σ_i w_i c_i, recorded too."""
+        if self.oracle is None:
+            return super().sum(weights)
+        return cast(Tensor, self.oracle.sums(self.residual, self.x, weights))
 
     def each(self) -> Tensor:
         """The c_i themselves, (N, d)."""
@@ -188,6 +244,19 @@ class WideOracle(LinearOracle):
         self.dimension = features[0].shape[1] * outputs
         self.recent: list[tuple[WidePoint, int]] = []
         self._functions: LastPlan[SpectralFunction] = LastPlan()
+        self.answers, self.sums = GraphReplay(self._answers), GraphReplay(self._sums)
+
+    def _answers(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Predictions, residuals, and L_i with the bounds on rounding."""
+        point = WidePoint(self.rows, self.loss, self.l2, x, self.outputs, self.rows)
+        return point.z, point.residual, torch.stack([point.losses, *point.rounding()])
+
+    def _sums(self, residual: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+        """Σ_i w_i c_i at x."""
+        point = object.__new__(WidePoint)
+        point.rows = point.fine = self.rows
+        point.x, point.l2, point.residual = x, self.l2, residual
+        return point.sum(weights)
 
     @cached_property
     def rows(self) -> StackedSamples:  # type: ignore[override]
@@ -248,7 +317,10 @@ class WideOracle(LinearOracle):
         for point, version in self.recent:
             if point.x is x and version == x._version:
                 return point
-        point = WidePoint(self.rows, self.loss, self.l2, x, self.outputs, self.rows)
+        if self.rows.products.halves:
+            point = WidePoint.recorded(self, x)
+        else:
+            point = WidePoint(self.rows, self.loss, self.l2, x, self.outputs, self.rows)
         self.recent = [(point, x._version), *self.recent[: RECENT - 1]]
         return point
 
@@ -279,8 +351,7 @@ class WideOracle(LinearOracle):
 
     def common_steps(self, phi: SpectralFunction, c: Tensor) -> Displacements:
         """ϕ_i(H_i) c for one c."""
-        inner = phi.inner(self._local.A @ c.view(-1, self.outputs))
-        return WideDisplacements(self._local, inner, [(phi.base, c)])
+        return CommonDisplacements(self._local, phi, c)
 
     @cached_property
     def _local(self) -> StackedSamples:
