@@ -222,7 +222,7 @@ class ScaffPD(MinimaxMethod):
         weights = state.centre
         if rates.sigma > 0 and np.all(np.abs(state.losses) < LARGEST / 4):  # beyond, the run is about to be ended
             s = state.losses + rates.theta * (state.losses - state.previous)
-            weights = self.objective.prox(s, state.centre, rates.sigma)
+            weights = self.objective._prox(s, state.centre, rates.sigma)
         if state.at is None:
             return replace(state, weights=weights)
         state = replace(state, weights=weights, direction=state.at.sum(weights))

@@ -137,7 +137,8 @@ class Auto:
             return Nonconvex().judge(state, trial)
         if not np.isfinite(trial.slope):
             return replace(state, local_scale=state.local_scale / 2), False
-        value = trial.objective.support(trial.after) if np.all(np.isfinite(trial.after)) else np.inf
+        sane = bool(np.all(np.abs(trial.after) < LARGEST / 4))
+        value = trial.objective._support(trial.after) if sane else np.inf
         if not np.isfinite(value):
             return replace(
                 state, step=max(state.step / 10, LEAST_STEP)
@@ -220,9 +221,9 @@ def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
     """g_λ of a proximal step of length 1/K², and the rounding error in it."""
     objective, weights = trial.objective, trial.weights
     losses = trial.after - weights @ trial.after / weights.sum() if objective.simplex else trial.after
-    better = objective.prox(losses, weights, float(np.clip(1 / coupling, 1 / LARGEST, LARGEST)))
+    better = objective._prox(losses, weights, float(np.clip(1 / coupling, 1 / LARGEST, LARGEST)))
     move = better - weights
-    penalties = objective.value(better), objective.value(weights)
+    penalties = objective._value(better), objective._value(weights)
     gain = float(move @ losses) - penalties[0] + penalties[1] - coupling / 2 * float(move @ move)
     return gain, 4 * trial.precision * (abs(penalties[0]) + abs(penalties[1])) + 1e-300
 
