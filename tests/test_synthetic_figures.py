@@ -237,7 +237,7 @@ def test_tuning_with_and_without_giving_up_chooses_the_same(monkeypatch):
 
 @pytest.fixture(scope="module")
 def done():
-    return study.study(quick(3), processes=1, progress=False)
+    return study.study(replace(quick(3), rounds=5, scaled_rounds=5), processes=1, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +279,7 @@ def test_the_pictures_can_be_read_at_800_pixels(folder):
 
 def test_every_curve_is_in_the_csv_and_is_right(folder):
     place = bench(replace(PLAN.paper, seed=3))
-    own = scaff_pd(place.setting, 12).errors
+    own = scaff_pd(place.setting, 5).errors
     for name, panels in (("rho", 2), ("heterogeneity", 1), ("local_steps", 3), ("badly_scaled", 1)):
         rows = read(folder / f"{name}.csv")
         starts = [row for row in rows if row["round"] == "0"]

@@ -171,8 +171,9 @@ def best_value(path, places, members):
     return _BEST[key]
 
 
-def is_right(path, places, outcome, tol=1e-6):
+def is_right(path, places, outcome):
     """The result is the optimum among its members, and its certificate is true."""
+    tol = FederationFile.read(path).tol
     assert outcome.final
     assert outcome.status == "converged", outcome
     gap = value(path, places, outcome.members, model_of(path)) - best_value(path, places, outcome.members)

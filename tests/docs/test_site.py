@@ -105,6 +105,7 @@ def build(folder):
     mkdocs_build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True, **chosen))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="MkDocs Material is not installed")
 def test_it_builds_strictly_and_links_hold(tmp_path, monkeypatch):

@@ -220,7 +220,7 @@ def _tiles(run: ReportData) -> list[dict[str, str]]:
     if run.pair:
         names = [model.name for model in run.pair]
         old, new = (run.overall[name] for name in names)
-        for name, which in ((f"The {verdict.bottom(run)}", "worst_20"), ("The average", "mean")):
+        for name, which in ((f"The {run.bottom}", "worst_20"), ("The average", "mean")):
             was, now = getattr(old, which), getattr(new, which)
             moved = change(now - was, run.measure) + (" points" if run.upwards else "")
             old_value, value, more = measured(was, run.measure), measured(now, run.measure), " → ".join(names)
@@ -232,7 +232,7 @@ def _tiles(run: ReportData) -> list[dict[str, str]]:
     else:
         one = next(iter(run.overall.values()))
         fifth, mean = (measured(value, run.measure) for value in (one.worst_20, one.mean))
-        tiles.append({"name": f"The {verdict.bottom(run)}", "value": fifth, "more": one.worst_client})
+        tiles.append({"name": f"The {run.bottom}", "value": fifth, "more": one.worst_client})
         tiles.append({"name": "The average", "value": mean, "more": f"over {len(run.clients)}"})
     if run.privacy is not None:
         pair = run.privacy.pair.replace(", ", ",\u00a0")

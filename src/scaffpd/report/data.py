@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from scaffpd.errors import plural
 from scaffpd.metrics import NO, NOISE, YES, RelativeGain, a_fifth
 
 if TYPE_CHECKING:
@@ -306,6 +307,17 @@ class ReportData:
             return tuple(score.client for score in next(iter(self.scores.values())))
         named = [share.client for share in self.partition] or [c for r in self.rounds for c in r.losses]
         return tuple(dict.fromkeys(named))
+
+    @property
+    def bottom(self) -> str:
+        """'worst-served fifth of clients', or 'worst-served client' where that is one."""
+        return f"worst-served {self.word if a_fifth(len(self.clients)) <= 1 else f'fifth of {plural(self.word)}'}"
+
+    def moved(self, before: str, after: str) -> tuple[str, str]:
+        """How the worst-served fifth and the mean change from one model to another, as they are written."""
+        ends = [(getattr(self.overall[before], it), getattr(self.overall[after], it)) for it in ("worst_20", "mean")]
+        fifth, mean = (f"{measured(a, self.measure)} → {measured(b, self.measure)}" for a, b in ends)
+        return fifth, mean
 
     def role(self, role: str) -> ModelSummary | None:
         """The model with this role that has scores."""

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.errors import InputError, plural, several
-from scaffpd.metrics import NO, NOISE, YES, HeldOutMoments, RelativeGain, a_fifth, disagree, every, worst_fifth
+from scaffpd.errors import InputError, several
+from scaffpd.metrics import NO, NOISE, YES, HeldOutMoments, RelativeGain, disagree, every, worst_fifth
 from scaffpd.report import read
-from scaffpd.report.data import NOTHING, ReportData, brief, measured
+from scaffpd.report.data import NOTHING, ReportData, brief
 from scaffpd.report.predictions import PredictionReport
 
 HELD_OUT = "held_out.npz"
@@ -224,7 +224,7 @@ def _words(run: ReportData, paired: Paired | None, before: str, after: str) -> d
     gain, lose = ([c for c, own in zip(run.clients, pays, strict=True) if own == wanted] for wanted in (YES, NO))
     much = (
         f"With {new} the mean loss on held-out rows is {mean.than(old)} ({mean.range}); for the "
-        f"{_bottom(run)} it is {fifth.words} ({fifth.range})."
+        f"{run.bottom} it is {fifth.words} ({fifth.range})."
     )
     do = f"Use {new}." if chosen else f"Keep {old}: no other run is clearly better."
     cost = f"Nobody: no {run.word} has a clearly higher loss with {new} than with {old}."
@@ -234,10 +234,6 @@ def _words(run: ReportData, paired: Paired | None, before: str, after: str) -> d
     answers = {"who": f"{who} {best_for}", "much": much, "do": do, "cost": cost}
     against = {x: f"{own[0].words} ({own[0].range})" for x, own in gains.items()}
     return {"verdict": (do, moved), "answers": answers, "against": against}
-
-
-def _bottom(run: ReportData) -> str:
-    return f"worst-served {run.word}" if a_fifth(len(run.clients)) == 1 else f"worst-served fifth of {plural(run.word)}"
 
 
 def _best(run: ReportData) -> str:
@@ -252,9 +248,5 @@ def _best(run: ReportData) -> str:
 
 
 def _moved(run: ReportData, before: str, after: str) -> str:
-    old, new = run.overall[before], run.overall[after]
-    fifth, mean = (
-        f"{measured(a, run.measure)} → {measured(b, run.measure)}"
-        for a, b in ((old.worst_20, new.worst_20), (old.mean, new.mean))
-    )
-    return f"From “{brief(before)}” to “{brief(after)}”: the {_bottom(run)} {fifth}, the mean {mean}."
+    fifth, mean = run.moved(before, after)
+    return f"From “{brief(before)}” to “{brief(after)}”: the {run.bottom} {fifth}, the mean {mean}."

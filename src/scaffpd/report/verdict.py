@@ -90,13 +90,6 @@ def verdict(run: ReportData) -> tuple[str, ...]:
     return ("There is no result yet.", run.models[0].message or "The run has not ended.")
 
 
-def bottom(run: ReportData) -> str:
-    """'worst-served fifth of clients', or 'worst-served client' where that is one."""
-    if a_fifth(len(run.clients)) <= 1:
-        return f"worst-served {run.word}"
-    return f"worst-served fifth of {plural(run.word)}"
-
-
 def optimised(run: ReportData) -> Difference | None:
     """What was optimised, the loss of the worst-served fifth on training rows; `None` where it is not known."""
     if not run.pair or run.kind not in ("train", "path", "runs") or run.privacy is not None:
@@ -114,7 +107,7 @@ def optimised(run: ReportData) -> Difference | None:
 def _headline(run: ReportData, before: data.Overall, after: data.Overall) -> str:
     worst = Difference.of(run, before.worst_20, after.worst_20)
     mean = Difference.of(run, before.mean, after.mean)
-    subject = f"the {bottom(run)}"
+    subject = f"the {run.bottom}"
     where = ""
     if run.kind == "path" and run.path:
         where = f"at {str(run.path['knee']).replace(' ', NARROW)}, which is suggested, "
@@ -185,7 +178,7 @@ def _ranking(run: ReportData, first: data.Overall, best: data.Overall) -> tuple[
             also = f", {before} among them" if before in near and len(near) > 1 else ""
             who = f"{near[0]} is" if len(near) == 1 else f"{len(near)} of the {len(ranked) - 1} others are"
             second = f"{who} within one standard deviation of it{also}."
-    return f"{after} serves the {bottom(run)} best, with {value}: {_against(run, first, best, before)}.", second
+    return f"{after} serves the {run.bottom} best, with {value}: {_against(run, first, best, before)}.", second
 
 
 def _against(run: ReportData, first: data.Overall, best: data.Overall, name: str) -> str:
@@ -291,7 +284,7 @@ def _chance(run: ReportData) -> str:
         return ""
     about = "one" if moved < 1.5 else "two" if moved < 2.5 else "three" if moved < 3.5 else "four"
     return (
-        f"For the {bottom(run)}, that is about {about} of {rows} test rows: chance could do as much. "
+        f"For the {run.bottom}, that is about {about} of {rows} test rows: chance could do as much. "
         f"More held-out rows would tell."
     )
 
@@ -378,12 +371,8 @@ def _paired(run: ReportData) -> dict[str, str]:
         do = f"Use “{brief(after.name)}”: it costs nobody clearly." if judged else f"Use “{brief(after.name)}”."
     clear = sum(judged.values())
     sure = "not tested" if not judged else f"{clear or 'none'} of {several(len(judged), 'change')} clear of noise"
-    was, now = run.overall[before.name], run.overall[after.name]
-    fifth, mean = (
-        f"{measured(a, run.measure)} → {measured(b, run.measure)}"
-        for a, b in ((was.worst_20, now.worst_20), (was.mean, now.mean))
-    )
-    much = f"The {bottom(run)} {fifth}, the mean over {plural(run.word)} {mean}; {sure}."
+    fifth, mean = run.moved(before.name, after.name)
+    much = f"The {run.bottom} {fifth}, the mean over {plural(run.word)} {mean}; {sure}."
     return {"who": who, "much": much, "do": do, "cost": cost}
 
 
