@@ -17,6 +17,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from experiments import image_findings
 from experiments.image_divisions import LOSSES, Piece
 from experiments.image_pieces import LANES, carry_out
@@ -85,6 +87,7 @@ def decide(pieces: Sequence[Piece], place: Place, out: Path, workers: int = 1, s
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         for source, some in sources.items():
             here = ground(source, place)
+            torch.cuda.empty_cache()  # the workers need it
             print(f"features of {source.backbone}, {source.kind}: {here.seconds:.0f} s", flush=True)
             waiting += [
                 pool.submit(carry_out, piece, replace(here, plan=piece.plan), place.device, out, deadline, [lane])

@@ -269,7 +269,7 @@ def page(folder: Path, pieces: Sequence[Made], dataset: str, command: str) -> st
         "of their images), mean ± half of the 95 % interval. l2, rates, strengths and rounds "
         f"({', '.join(map(str, plan['stops']))}) were chosen for every row by itself, on a quarter of every client's "
         f"training images, on the first {pieces[0].about['piece']['choosing']} partitions; no choice lies at the edge "
-        "of what was tried (one that does says `open`), but for 100 rounds, which are everybody's budget. "
+        "of what was tried (one that does says `open`), but for rounds, of which nobody has more or fewer. "
         "“By samples” and “by clients” say what a client counts for. Rows without rounds are exact optima.",
         "",
         "![Who is served](rows.png)",
@@ -369,7 +369,8 @@ def rows_figure(pieces: Sequence[Made], dataset: str, path: Path) -> Path:
         if any((dataset, alpha) in NUMBERS for alpha in alphas):
             first.plot([], [], "x", color=BLACK, label="the paper's number, with a whole ResNet-18")
         names_of = first.get_legend_handles_labels()
-        figure.legend(*names_of, loc="outside lower center", ncols=len(names_of[0]), frameon=False, fontsize=9)
+        columns = len(names_of[0]) if len(alphas) > 1 else 1
+        figure.legend(*names_of, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return _save(figure, path)
 
 
@@ -403,7 +404,7 @@ def fit_figure(pieces: Sequence[Made], path: Path) -> Path:
     kinds = list(dict.fromkeys(made.kind for made in pieces))
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
-            2, len(alphas), figsize=(1 + 4 * len(alphas), 6), sharex=True, sharey="row", squeeze=False,
+            2, len(alphas), figsize=(1 + 4 * max(1.5, len(alphas)), 6), sharex=True, sharey="row", squeeze=False,
             layout="constrained",
         )  # fmt: skip
         for k, alpha in enumerate(alphas):
@@ -433,10 +434,8 @@ def fit_figure(pieces: Sequence[Made], path: Path) -> Path:
         for rho, mark in (("0.5", "^"), ("0.1", "o"), ("0.03", "v")):
             last.plot([], [], mark, color=QUIET, label=f"χ² with ρ = {rho} (above)")
         figure.legend(*last.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-        words = (
-            "What fairness gains, over five l2 and 5 to 100 rounds, and what training losses know of who is badly off"
-        )
-        figure.suptitle(words, fontsize=10, color=QUIET, x=0.01, ha="left")
+        words = "What fairness gains, over l2 and 5 to 100 rounds, and what training losses know of who is badly off"
+        figure.suptitle(words, fontsize=10 if len(alphas) > 1 else 8, color=QUIET, x=0.01, ha="left")
     return _save(figure, path)
 
 
@@ -453,7 +452,7 @@ def rounds_figure(pieces: Sequence[Made], path: Path) -> Path:
     with plt.rc_context(STYLE):
         columns = min(3, len(pieces))
         lines = -(-len(pieces) // columns)
-        size = 0.6 + 2.9 * columns, 0.4 + 2.9 * lines
+        size = 0.6 + (2.9 if columns > 2 else 3.4) * columns, 0.4 + 2.9 * lines
         figure, panels = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
         for panel in panels.flat[len(pieces) :]:
             panel.set_visible(False)

@@ -255,6 +255,8 @@ def carry_out(
         complete = True
     except OutOfTimeError:
         pass
+    except torch.OutOfMemoryError:
+        print(f"{piece.name}, {' and '.join(lanes)}: out of GPU memory; take fewer --workers.", flush=True)
     about(work, here, device, complete, time.perf_counter() - begin)
     work.divisions = []
     torch.cuda.empty_cache()
