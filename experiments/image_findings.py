@@ -175,7 +175,7 @@ def contrast_lines(pieces: Sequence[Made]) -> Iterator[tuple[Any, ...]]:
             for a, b in pairs:
                 low, mean = (made.difference(a, b, column) for column in ("worst_20", "average"))
                 if low is not None and mean is not None:
-                    numbers = [f"{v:.3f}" for d in (low, mean) for v in (d.mean(), half_interval(d))]
+                    numbers = [round(float(v), 3) for d in (low, mean) for v in (d.mean(), half_interval(d))]
                     each = " ".join(f"{d:.2f}" for d in low)
                     yield (made.folder.name, question, a, b, *numbers, each)
 
