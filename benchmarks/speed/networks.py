@@ -6,15 +6,24 @@ large batch makes as many steps with all clients' images of a step at once and a
 device achieves without clients. Ratios are of times in one run, turn by turn; loop and side by side reach the same
 models.
 
-    PYTHONPATH=src python benchmarks/speed/networks.py [--device cuda] [--clients 100] [--turns 5] [--quick]
+`--rounds` measures whole rounds of FedAvg instead: 100 clients with 100 images of CIFAR-10 each, ten clients a round
+and 20 steps of 32 images, two convolutions and a ResNet-8 with group norm, against a plain loop over the same clients
+and minibatches; test accuracies after the last round stand beside each other.
+
+    PYTHONPATH=src python benchmarks/speed/networks.py [--device cuda] [--clients 100] [--turns 5] [--rounds 20]
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
+import functools
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +33,7 @@ import scaffpd as sp
 from scaffpd.federation import LocalPlan
 from scaffpd.models.numerics import Draws
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 STEPS, BATCH, RATE, EACH = 20, 32, 0.05, 100
 AIMS = {"cpu": (2.5, 0.0), "cuda": (15.0, 0.5)}  # times the loop, and share of the large batch
 
@@ -113,6 +123,118 @@ class Contest:
         return {name: float(np.median(found[-turns:])) for name, found in times.items()}
 
 
+@functools.cache
+def everything() -> Any:
+    """All images of CIFAR-10, decoded once."""
+    from experiments.packed import cifar10
+
+    return cifar10()
+
+
+class Rounds:
+    """Rounds of FedAvg with ten of a hundred clients, ours and as a loop.
+
+    Args:
+        network: whose parameters all start from.
+        device: where.
+        clients: N, of which a tenth takes part in a round.
+        precision: see `Module`.
+    """
+
+    def __init__(self, network: nn.Module, device: str, clients: int = 100, precision: str | None = None) -> None:
+        images, random = everything(), np.random.default_rng(0)
+        rows = random.permutation(len(images.train.y))[: clients * EACH].reshape(clients, EACH)
+        X, V = (
+            torch.tensor(part.x.transpose(0, 3, 1, 2) / np.float32(255) - np.float32(0.5))
+            for part in (images.train, images.test)
+        )
+        y, w = (torch.tensor(np.asarray(part.y, dtype=np.int64)) for part in (images.train, images.test))
+        model = sp.Module(network, precision=precision)
+        self.cohort = sp.Cohort([(X[p].numpy(), y[p].numpy()) for p in rows], model, device=device)
+        self.X, self.y = (part[torch.from_numpy(rows)].to(device) for part in (X, y))
+        self.test, self.model, self.device = (V[:2000].to(device), w[:2000].to(device)), model, device
+        self.network = copy.deepcopy(network).to(device)
+        self.method = sp.FedAvg(local_steps=STEPS, batch_size=BATCH, local_rate=RATE, clients_per_round=clients // 10)
+
+    def ours(self, rounds: int) -> Tensor:
+        """The package's own rounds; losses, which a loop would not compute either, are not looked up."""
+        state = dataclasses.replace(self.method.init(self.cohort), every=10**9)
+        return self._timed(lambda: self._ours(state, rounds))
+
+    def _ours(self, state: Any, rounds: int) -> Tensor:
+        for _ in range(rounds):
+            state = self.method.round(self.cohort, state)
+        return state.x
+
+    def loop(self, rounds: int) -> Tensor:
+        """One client after the other, with the clients and the minibatches of ours."""
+        return self._timed(lambda: self._loop(rounds))
+
+    def _loop(self, rounds: int) -> Tensor:
+        own = copy.deepcopy(self.network)
+        for r in range(1, rounds + 1):
+            chosen = np.random.default_rng([0, r, 2]).choice(len(self.X), len(self.X) // 10, replace=False)
+            start, total = copy.deepcopy(own.state_dict()), None
+            for i in np.sort(chosen):
+                own.load_state_dict(start)
+                optimizer = torch.optim.SGD(own.parameters(), RATE)
+                drawn = Draws((0, r, 1), [self.cohort.names[i]]).uniform(STEPS * BATCH)[0]
+                for batch in (drawn * EACH).long().view(STEPS, BATCH).to(self.device):
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(own(self.X[i][batch]), self.y[i][batch]).backward()
+                    optimizer.step()
+                reached = [p.detach().clone() for p in own.parameters()]
+                total = reached if total is None else [a + b for a, b in zip(total, reached, strict=True)]
+            own.load_state_dict(start)
+            with torch.no_grad():
+                for p, value in zip(own.parameters(), total or [], strict=True):
+                    p.copy_(value / len(chosen))
+        return torch.cat([p.detach().flatten() for p in own.parameters()])
+
+    def _timed(self, work: Callable[[], Tensor]) -> Tensor:
+        clock = time.perf_counter if self.device == "cuda" else time.process_time
+        began = clock()
+        x = work()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        self.seconds = clock() - began
+        return x
+
+    def accuracy(self, x: Tensor) -> float:
+        """On test images."""
+        with torch.no_grad():
+            output = self.model.network(x.cpu()).to(self.device).eval()(self.test[0])
+        return float((output.argmax(1) == self.test[1]).float().mean())
+
+    def row(self, title: str, rounds: int, turns: int) -> str:
+        """One line: seconds of a round, the median over turns, and the accuracies that came of it."""
+        self.ours(2)  # graphs are recorded
+        self.loop(1)
+        times: dict[str, list[float]] = {"ours": [], "loop": []}
+        found: dict[str, Tensor] = {}
+        for _ in range(turns):
+            for name, way in (("ours", self.ours), ("loop", self.loop)):
+                found[name] = way(rounds)
+                times[name].append(self.seconds / rounds)
+        ours, loop = (float(np.median(times[name])) for name in ("ours", "loop"))
+        scores = " | ".join(f"{self.accuracy(found[name]):.1%}" for name in ("ours", "loop"))
+        return f"| {title} | {1000 * ours:,.1f} ms | {1000 * loop:,.1f} ms | {loop / ours:.1f} × | {scores} |"
+
+
+def measure_rounds(device: str, rounds: int, turns: int, quick: bool) -> None:
+    """Print the table of rounds."""
+    from experiments.tct_end_to_end import ResNet8
+
+    mean, std = (0.0,) * 3, (1.0,) * 3
+    print(f"| a round of FedAvg on {device}, {rounds} rounds | ours | loop | ratio | accuracy, ours | loop |")
+    print("|---|---|---|---|---|---|")
+    for name, make in (("two convolutions", larger), ("ResNet-8, group norm", lambda: ResNet8(10, 16, mean, std))):
+        for precision in (None, "bf16") if device == "cuda" else (None,):
+            torch.manual_seed(0)
+            contest = Rounds(make(), device, 20 if quick else 100, precision)
+            print(contest.row(name + (", bf16" if precision else ""), rounds, turns), flush=True)
+
+
 def row(title: str, contest: Contest, turns: int, exact: bool) -> str:
     """One line of the table, and a verdict against the aims."""
     if exact:  # rounding may turn a ReLU or a maximum of single clients: half of them have none
@@ -148,7 +270,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="a few clients, to see that it runs")
     parser.add_argument("--profile", action="store_true", help="say where the time goes")
+    parser.add_argument("--rounds", type=int, help="whole rounds of FedAvg on CIFAR-10, so many of them")
     given = parser.parse_args()
+    if given.rounds:
+        measure_rounds(given.device, given.rounds, 1 if given.quick else given.turns, given.quick)
+        return
     torch.manual_seed(0)
     clients = given.clients or (3 if given.quick else 20 if given.device == "cpu" else 100)
     turns = 1 if given.quick else given.turns

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from scaffpd.gains import joining as joining
     from scaffpd.history import Checkpoint as Checkpoint
     from scaffpd.history import History as History
+    from scaffpd.models import Augment as Augment
     from scaffpd.models import Linear as Linear
     from scaffpd.models import LocalAdam as LocalAdam
     from scaffpd.models import LocalSGD as LocalSGD
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from scaffpd.steps import Auto as Auto
     from scaffpd.steps import Fixed as Fixed
     from scaffpd.steps import Nonconvex as Nonconvex
+    from scaffpd.steps import Schedule as Schedule
     from scaffpd.steps import Theory as Theory
     from scaffpd.trackers import MLflow as MLflow
     from scaffpd.trackers import TensorBoard as TensorBoard
@@ -102,13 +104,13 @@ _HOME = {
     "scaffpd.federation": ("Federation",),
     "scaffpd.gains": ("Joining", "joining"),
     "scaffpd.history": ("Checkpoint", "History"),
-    "scaffpd.models": ("Linear", "LocalAdam", "LocalSGD", "Module", "Personal", "personalise"),
+    "scaffpd.models": ("Augment", "Linear", "LocalAdam", "LocalSGD", "Module", "Personal", "personalise"),
     "scaffpd.objectives": (
         "Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Excess", "Nash", "QFair", "Tilted",
     ),
     "scaffpd.privacy": ("Private", "Spent"),
     "scaffpd.secure": ("SecureAggregation",),
-    "scaffpd.steps": ("Auto", "Fixed", "Nonconvex", "Theory"),
+    "scaffpd.steps": ("Auto", "Fixed", "Nonconvex", "Schedule", "Theory"),
     "scaffpd.convexify": ("Convexified", "tct"),
     "scaffpd.trackers": ("MLflow", "TensorBoard"),
     "scaffpd.training": ("Result", "Status", "train"),

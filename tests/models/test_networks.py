@@ -282,6 +282,10 @@ def test_half_precision_is_near():
         (lambda: sp.LocalSGD(weight_decay=-1.0), "weight_decay >= 0"),
         (lambda: sp.Module(nn.Linear(2, 2), optimizer="adam"), "optimizer=LocalSGD"),
         (lambda: sp.Module(nn.Linear(2, 2), precision="int8"), "precision"),
+        (lambda: sp.Module(nn.Linear(2, 2), statistics="mine"), "statistics"),
+        (lambda: sp.Schedule(rounds=3, warmup=3), "rounds > warmup"),
+        (lambda: sp.Schedule(drop=0.0), "0 < drop"),
+        (lambda: sp.FedAvg(schedule="cosine"), "schedule=Schedule"),
         (lambda: sp.Module(nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False))), "requires a gradient|running"),
         (lambda: sp.Module(nn.Sequential(nn.Linear(2, 2), nn.AlphaDropout(0.5))), "cannot be seeded"),
     ],
@@ -289,3 +293,228 @@ def test_half_precision_is_near():
 def test_mistakes_get_a_sentence(make, words):
     with pytest.raises(sp.InputError, match=words):
         make()
+
+
+def zoo():
+    """Every method of the package, as short as it can be."""
+    fair = sp.ChiSquare(0.1)
+    short = {"local_steps": 3, "batch_size": 4}
+    plain = [sp.FedAvg, sp.FedProx, sp.FedNova, sp.FedDyn, sp.FedAvgM, sp.FedAdam, sp.FedYogi, sp.DeltaFL, sp.QFFL]
+    found = [
+        *(kind(**short) for kind in (*plain, sp.Scaffold, sp.ProxSkip, sp.AFL, sp.DRFA)),
+        sp.FedAvg(local_epochs=2),
+    ]
+    found += [sp.ScaffPD(fair, **short), sp.ScaffPD(sp.Average(), local_steps=3), sp.fair(fair, **short)]
+    found += [
+        sp.GradientDescentAscent(fair),
+        sp.Extragradient(fair),
+        sp.AcceleratedPrimalDual(fair),
+        sp.MinimaxGradient(fair),
+    ]
+    return [*found, sp.SubspaceSaddle(fair), sp.QuasiNewtonMinimax(fair)]
+
+
+@pytest.mark.parametrize("method", zoo(), ids=lambda m: type(m).__name__)
+def test_every_method_trains_a_network(method):
+    cohort = sp.Cohort(pictures(), sp.Module(network("plain")), test=pictures(1))
+    result = sp.train(method, cohort, rounds=3)
+    losses = result.history.losses
+    assert np.isfinite(result.x).all()
+    assert losses[-1].mean() < losses[0].mean()
+
+
+def test_a_schedule_is_a_factor_on_the_rate_of_every_round():
+    cosine = sp.Schedule(rounds=12, warmup=2, last=0.1)
+    assert [cosine(r) for r in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert [cosine(r) for r in (8, 13, 40)] == pytest.approx([0.55, 0.1, 0.1])
+    steps = sp.Schedule(at=(2, 4), drop=0.5)
+    assert [steps(r) for r in range(1, 7)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    cohort = sp.Cohort(pictures(), sp.Module(network("plain")))
+    whole = sp.train(sp.FedAvg(local_steps=2, batch_size=4, local_rate=0.1, schedule=steps), cohort, rounds=5).x
+    x = cohort.start()
+    for r in range(1, 6):
+        plan = LocalPlan(2, 0.1 * steps(r), batch_size=4, key=(0, r, 1))
+        updates = cohort._oracle.local_updates(x, None, None, plan).each()
+        x = x - torch.tensor(SIZES, dtype=x.dtype) @ updates / sum(SIZES)
+    np.testing.assert_allclose(whole, x, rtol=1e-10, atol=1e-12)
+    halved = sp.ScaffPD(sp.Average(), 3, 4, sp.Nonconvex(sp.Schedule(rounds=5)))
+    ends = [np.linalg.norm(np.diff([p.x for p in path(halved, cohort, 6)], axis=0)[k]) for k in (0, -1)]
+    assert ends[1] < 0.1 * ends[0]  # the last rate is a hundredth
+
+
+def path(method, cohort, rounds):
+    states = []
+    sp.train(method, cohort, rounds=rounds, callbacks=[lambda info: states.append(info.state) and None])
+    return states
+
+
+@pytest.mark.parametrize("method", [sp.Scaffold, sp.ProxSkip])
+def test_control_variates_stay_gradients_under_a_schedule(method):
+    """One full step a round: c_i is the gradient at x, whatever the rate."""
+    cohort = sp.Cohort(pictures(), sp.Module(network("plain")))
+    states = path(method(local_steps=1, local_rate=0.1, schedule=sp.Schedule(rounds=3, last=0.2)), cohort, 3)
+    kept = states[-1].variates if method is sp.Scaffold else states[-1].shifts
+    c = cohort._oracle.evaluate(states[-2].x).each()
+    if method is sp.ProxSkip:  # h_i are c_i less their mean
+        c = c - c.mean(0)
+    np.testing.assert_allclose(kept.vectors, c, rtol=1e-8, atol=1e-11)
+
+
+def test_epochs_are_steps_of_each_clients_own_number():
+    cohort = sp.Cohort(pictures(), sp.Module(network("plain")))
+    states = path(sp.FedAvg(local_epochs=2, batch_size=4, local_rate=0.1), cohort, 1)
+    np.testing.assert_array_equal(states[0].steps, [4, 7, 10, 4, 7])  # 2 n_i/4, rounded to even
+    plan = LocalPlan(10, 0.1, batch_size=4, key=(0, 1, 1), each=(4, 7, 10, 4, 7))
+    d = cohort._oracle.local_updates(cohort.start(), None, None, plan).each()
+    expected = cohort.start() - torch.tensor(SIZES, dtype=d.dtype) @ d / sum(SIZES)
+    np.testing.assert_allclose(states[0].x, expected, rtol=1e-12, atol=1e-13)
+    with pytest.raises(sp.InputError, match="local_epochs"):
+        sp.FedAvg(local_epochs=0)
+
+
+def by_pytorch(x, model, rows, held):
+    """The loss on `held` of a network whose batch norm has seen `rows` once."""
+    own = model.network(x)
+    for part in own.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.reset_running_stats()
+            part.momentum = None
+    with torch.no_grad():
+        own.train()(torch.tensor(rows[0]))
+        return float(nn.functional.cross_entropy(own.eval()(torch.tensor(held[0])), torch.tensor(held[1])))
+
+
+def test_own_statistics_are_those_that_pytorch_sees_in_a_clients_rows():
+    """FedBN: nothing of batch norm's statistics is sent, and test rows are scored with those of the training rows."""
+    data, held = pictures(), pictures(1)
+    model = sp.Module(network("batch norm"), statistics="own")
+    cohort = sp.Cohort(data, model, test=held)
+    assert cohort.dimension == sum(p.numel() for p in model.module.parameters())
+    x = sp.train(sp.FedAvg(local_steps=5, batch_size=4, local_rate=0.1), cohort, rounds=4).x
+    for split, rows in (("train", data), ("test", held)):
+        expected = [by_pytorch(x, model, *pair) for pair in zip(data, rows, strict=True)]
+        np.testing.assert_allclose(cohort.evaluate(x, split).loss, expected, rtol=1e-9)
+    single = cohort._oracle.only([2])
+    assert float(single.losses(torch.tensor(x))[0]) == pytest.approx(cohort.evaluate(x).loss[2], rel=1e-12)
+    loss, _ = cohort._oracle.gradient(2, torch.tensor(x))
+    assert float(loss) == pytest.approx(cohort.evaluate(x).loss[2], rel=1e-12)
+    averaged = sp.Cohort(data, sp.Module(network("batch norm")))
+    first = averaged._oracle.local_updates(averaged.start(), None, None, LocalPlan(3, 0.1, key=(1, 1))).each()
+    own = cohort._oracle.local_updates(cohort.start(), None, None, LocalPlan(3, 0.1, key=(1, 1))).each()
+    np.testing.assert_allclose(own, first[:, : cohort.dimension], rtol=1e-12, atol=1e-14)  # local steps are the same
+
+
+def test_own_statistics_in_chunks_are_nearly_those_of_all_rows(monkeypatch):
+    cohort = sp.Cohort(pictures(), sp.Module(network("batch norm"), statistics="own"))
+    x = cohort.start()
+    whole = cohort._oracle.completed(x)
+    monkeypatch.setattr(network_oracle, "SAMPLED", 5)
+    parts = cohort._oracle.only([0, 1, 2, 3, 4]).completed(x)
+    np.testing.assert_allclose(parts[:, -8:-4], whole[:, -8:-4], rtol=1e-9)  # means of the first layer are exact
+    np.testing.assert_allclose(parts[:, -4:], whole[:, -4:], rtol=0.01)  # variances but for n/(n − 1)
+
+
+class Crossed(nn.Module):
+    """Batch norms that are passed in another order than they are named in."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.second, self.first = nn.BatchNorm2d(4), nn.BatchNorm2d(1)
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(64, 3)
+        self.double()
+
+    def forward(self, X):
+        return self.fc(self.second(self.conv(self.first(3 + 2 * X))).flatten(1))
+
+
+def test_statistics_belong_to_their_layers_whichever_comes_first():
+    model = sp.Module(Crossed())
+    cohort = sp.Cohort(pictures(), model)
+    trained = model.network(cohort.start() - steps(cohort._oracle, 4, 40)[2])
+    assert float(trained.first.running_mean) == pytest.approx(3, abs=0.2)
+
+
+FLIP = sp.Augment(lambda X, u: torch.where(u[:, :1, None, None] < 0.5, X.flip(-1), X))
+
+
+def test_random_transforms_follow_from_client_round_and_step(monkeypatch):
+    oracle = sp.Cohort(pictures(), sp.Module(nn.Sequential(FLIP, network("plain"))))._oracle
+    plain = sp.Cohort(pictures(), sp.Module(network("plain")))._oracle
+    x = oracle.start()
+    np.testing.assert_array_equal(oracle.losses(x), plain.losses(x))  # losses see the rows as they are
+    beside = steps(oracle, 4)
+    assert oracle.function.together
+    assert float((beside - steps(plain, 4)).abs().max()) > 1e-4
+    np.testing.assert_allclose(steps(oracle.only([3, 1]), 4), beside[[3, 1]], rtol=1e-9, atol=1e-11)
+    monkeypatch.setitem(network_oracle.TOGETHER, "cpu", 1)
+    np.testing.assert_allclose(steps(oracle, 4), beside, rtol=1e-9, atol=1e-11)
+    share = FLIP.train().uniform(4000, 1).lt(0.5).double().mean()
+    assert float(share) == pytest.approx(0.5, abs=0.03)
+
+
+class Made(Dataset):
+    """Large rows that exist only while they are read."""
+
+    def __len__(self):
+        return 900
+
+    def __getitem__(self, row):
+        return np.full(40_000, row / 900, dtype=np.float32), row % 2
+
+
+def test_a_client_may_be_larger_than_memory():
+    """Losses and steps over 288 MB of rows hold some 10 MB of them at a time."""
+    net = nn.Sequential(nn.Linear(40_000, 2), nn.Tanh())
+    oracle = sp.Cohort([Made(), Made()], sp.Module(net), dtype=torch.float32)._oracle
+    read, most = oracle.rows.read, []
+    oracle.rows.read = lambda source, rows: (most.append(len(rows)), read(source, rows))[1]
+    x = oracle.start()
+    oracle.losses(x)
+    oracle.local_updates(x, None, None, LocalPlan(2, 0.1, batch_size=8, key=(1, 1)))
+    assert sum(most) == 2 * 900 + 2 * 2 * 8 + 5  # five rows to find out how large they are, and whether they batch
+    assert max(most) <= 60
+
+
+def test_a_personal_head_is_fitted_and_the_rest_is_shared(monkeypatch):
+    from scaffpd.models import personal
+
+    usual = personal.pace
+    monkeypatch.setattr(personal, "pace", lambda *parts: usual(*parts)._replace(steps=150))  # to the minimum
+    data = pictures()
+    cohort = sp.Cohort(data, sp.Personal(sp.Module(network("plain"), l2=0.01), strength=20.0, columns="4"))
+    x = cohort.start()
+    head = network("plain")[4].weight.numel() + 3
+    own = cohort._oracle.own(x)
+    assert torch.equal(own[:, :-head], x[:-head].expand(len(data), -1))
+    assert float((own[:, -head:] - x[-head:]).abs().min(0).values.max()) > 1e-4
+    direction = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    h = 1e-5
+    slope = (cohort._oracle.losses(x + h * direction) - cohort._oracle.losses(x - h * direction)) / (2 * h)
+    np.testing.assert_allclose(cohort._oracle.evaluate(x).each() @ direction, slope, rtol=1e-5, atol=1e-7)
+    with pytest.raises(sp.InputError, match="Unknown layer 'fc'"):
+        sp.Cohort(data, sp.Personal(sp.Module(network("plain")), 1.0, columns=["fc"]))
+
+
+def test_personal_networks_serve_clients_that_disagree():
+    """Labels of two clients are turned round: fine-tuning, Ditto, a personal head and pFedMe all help them."""
+    random = np.random.default_rng(0)
+    data = []
+    for i in range(4):
+        X = random.standard_normal((60, 6))
+        y = (X[:, 0] > 0).astype(int)
+        data.append((X, 1 - y if i < 2 else y))
+    torch.manual_seed(0)
+    model = sp.Module(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double())
+    shared = sp.Cohort(data, model)
+    x = sp.train(sp.fair(sp.ChiSquare(0.1)), shared, rounds=5).x
+    before = shared.evaluate(x).loss
+    for strength in (1e-6, 6.0):  # fine-tuning, and Ditto, after a run that knows of neither
+        own = [sp.personalise(x, X, y, sp.Personal(model, strength)) for X, y in data]
+        after = [shared._oracle.only([i]).losses(torch.tensor(u)).item() for i, u in enumerate(own)]
+        assert np.all(np.array(after) < before)
+    for columns in (None, ["2"]):  # pFedMe, and a personal head: x is trained for them
+        cohort = sp.Cohort(data, sp.Personal(model, 0.6, columns))
+        result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=2), cohort, rounds=3)
+        assert np.all(cohort.evaluate(result.x).accuracy > shared.evaluate(x).accuracy - 1e-9)
+        assert cohort.evaluate(result.x).loss.max() < before.min()

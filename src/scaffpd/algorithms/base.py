@@ -23,6 +23,7 @@ from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, Local
 from scaffpd.objectives.base import LARGEST, Objective
 from scaffpd.privacy.accountant import ReleaseCounts
 from scaffpd.saddle import solve_saddle
+from scaffpd.steps.base import Schedule
 
 STEPS, CLIENTS = 1, 2  # what a round's random numbers are for: rows of minibatches, and who takes part
 CERTIFIED = 0.1  # accuracy of the certificate's λ, as a share of what another λ proves
@@ -288,6 +289,7 @@ class LocalMethod(Algorithm):
         local_steps: how many local steps a client makes per round.
         batch_size: samples per local gradient; `None` uses all of them.
         local_rate: η_ℓ; left out, it is 1/max_i L_i, with the expected smoothness of minibatches in place of L_i.
+        schedule: `Schedule(...)`, a factor on η_ℓ in every round.
     """
 
     questions: ClassVar[frozenset[str]] = frozenset({UPDATES})
@@ -296,6 +298,7 @@ class LocalMethod(Algorithm):
     local_steps: int = 10
     batch_size: int | None = None
     local_rate: float | None = None
+    schedule: Schedule | None = None
 
     def automatic(self, federation: Federation) -> dict[str, float]:
         """The rate that is used where none is given."""
@@ -308,7 +311,11 @@ class LocalMethod(Algorithm):
 
     def _plan(self, state: ServerState, **more: Any) -> LocalPlan:
         key = (state.seed, state.rounds + 1, STEPS)
-        return LocalPlan(self.local_steps, state.local_rate, batch_size=self.batch_size, key=key, **more)
+        return LocalPlan(self.local_steps, self._eta(state), batch_size=self.batch_size, key=key, **more)
+
+    def _eta(self, state: ServerState) -> float:
+        """η_ℓ of the next round."""
+        return state.local_rate * (1.0 if self.schedule is None else self.schedule(state.rounds + 1))
 
     def _rate(self, federation: Federation) -> float:
         return safe_rate(federation, self.batch_size) if self.local_rate is None else float(self.local_rate)
@@ -322,6 +329,7 @@ class AveragingMethod(LocalMethod):
         local_steps: see `LocalMethod`.
         batch_size: see `LocalMethod`.
         local_rate: see `LocalMethod`.
+        schedule: see `LocalMethod`.
         server_rate: η_g, the factor on the averaged update.
         clients_per_round: how many clients take part in a round, drawn uniformly without replacement; `None` for all.
         weights: "samples" counts a client by its n_i, "uniform" every client alike.
@@ -441,6 +449,8 @@ def check_settings(method: Any) -> None:
             positive(owner, name, value)
         if name in COUNTS and value is not None:
             count(owner, name, value)
+        if name == "schedule" and value is not None and not isinstance(value, Schedule):
+            raise InputError(f"{owner} needs schedule=Schedule(...), got {value!r}.")
         if name == "weights" and value not in WEIGHTS:
             raise unknown("weights", value, WEIGHTS)
         if name == "objective":

@@ -50,16 +50,27 @@ all of its samples whatever the minibatches of local steps are. As in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import LOSSES, SIZES, UPDATES, AveragingMethod, ServerState, begin, moved, safe_rate
-from scaffpd.errors import InputError, real
-from scaffpd.federation import Federation, Vector
+from scaffpd.algorithms.base import (
+    LOSSES,
+    SIZES,
+    UPDATES,
+    Algorithm,
+    AveragingMethod,
+    ServerState,
+    begin,
+    moved,
+    safe_rate,
+)
+from scaffpd.errors import InputError, positive, real
+from scaffpd.federation import Federation, LocalPlan, Vector
+from scaffpd.privacy.accountant import ReleaseCounts
 
 TIE = 1e-6
 TINY = 1e-300  # a loss of zero has no q−1 st power
@@ -67,26 +78,46 @@ TINY = 1e-300  # a loss of zero has no q−1 st power
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgState(ServerState):
-    """Adds p_i, what clients count for.
+    """Adds p_i, what clients count for, and how many local steps each makes.
 
     Attributes:
         prior: p_i.
+        steps: J_i.
     """
 
     prior: Vector
+    steps: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(AveragingMethod):
-    """FedAvg; see `AveragingMethod` for the arguments."""
+    """FedAvg; see `AveragingMethod` for the other arguments.
+
+    Args:
+        local_epochs: E passes over a client's rows in place of `local_steps`: J_i = E n_i/b, rounded, and at least 1.
+    """
 
     published: ClassVar[str] = "FedAvg"
+
+    local_epochs: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local_epochs is not None:
+            positive(type(self).__name__, "local_epochs", self.local_epochs)
+
+    def releases(self, rounds: int) -> ReleaseCounts:
+        """Those of J local steps; epochs follow from a client's rows, and are not known beforehand."""
+        return super().releases(rounds) if self.local_epochs is None else Algorithm.releases(self, rounds)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedAvgState:
         """Nothing but the rate and the weights is needed."""
         x, losses, samples = begin(federation, x0)
         prior = self._prior(federation, samples)
-        return FedAvgState(x=x, weights=prior, losses=losses, seed=seed, local_rate=self._rate(federation), prior=prior)
+        return FedAvgState(
+            x=x, weights=prior, losses=losses, seed=seed, local_rate=self._rate(federation), prior=prior,
+            steps=self._steps(samples),
+        )  # fmt: skip
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """Local steps of some clients, and their average."""
@@ -95,9 +126,21 @@ class FedAvg(AveragingMethod):
 
     def _average(self, federation: Federation, state: FedAvgState, clients: Any, p: Vector) -> FedAvgState:
         weights = p / p.sum()
-        updates = federation.local_updates(state.x, None, None, self._plan(state, **self._extra()), clients)
+        updates = federation.local_updates(state.x, None, None, self._work(state, clients), clients)
         x = state.x - self.server_rate * updates.sum(weights)
         return moved(federation, state, x, weights)
+
+    def _steps(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """J_i."""
+        if self.local_epochs is None:
+            return np.full(len(samples), self.local_steps)
+        batch = samples if self.batch_size is None else np.minimum(self.batch_size, samples)
+        return np.maximum(1, np.rint(self.local_epochs * samples / batch)).astype(np.int64)
+
+    def _work(self, state: FedAvgState, clients: Any) -> LocalPlan:
+        """The local steps of these clients."""
+        plan, each = self._plan(state, **self._extra()), tuple(int(number) for number in state.steps[clients])
+        return plan if set(each) == {plan.steps} else replace(plan, steps=max(each), each=each)
 
     def _extra(self) -> dict[str, Any]:
         """What a relative of FedAvg adds to the local plan."""
@@ -199,9 +242,9 @@ class QFFL(FedAvg):
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """Local steps of some clients, weighted by F^q, with the step length that q asks for."""
         clients, p = self._participants(state, state.prior)
-        L = 1 / state.local_rate
+        L = 1 / self._eta(state)
         F = federation.losses(state.x, clients=clients, alone=False)
-        updates = federation.local_updates(state.x, None, None, self._plan(state), clients)
+        updates = federation.local_updates(state.x, None, None, self._work(state, clients), clients)
         weights, h = self._scaled(F[clients], L**2 * updates.norms()[clients], L)
         weights, h = (spread(clients, p[clients] * part, len(p)) for part in (weights, h))
         if not h.sum() > 0:  # nobody has a loss: all is done

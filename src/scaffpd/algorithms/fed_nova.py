@@ -20,24 +20,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from scaffpd.algorithms.base import WEIGHTS, Algorithm, moved
 from scaffpd.algorithms.fed_avg import FedAvgState, FedProx
 from scaffpd.errors import InputError, count, unknown
 from scaffpd.federation import Federation, Vector
 from scaffpd.privacy.accountant import ReleaseCounts
-
-
-@dataclass(frozen=True, kw_only=True)
-class FedNovaState(FedAvgState):
-    """Adds who makes how many local steps.
-
-    Attributes:
-        steps: τ_i.
-    """
-
-    steps: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,37 +64,30 @@ class FedNova(FedProx):
         most = self.local_steps if isinstance(self.work, str) else max(self.work)
         return super(FedProx, replace(self, local_steps=most, work="uniform")).releases(rounds)
 
-    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedNovaState:
-        """As FedAvg; and τ_i."""
-        state = super().init(federation, seed, x0)
-        return FedNovaState(**vars(state), steps=self._steps(federation))
-
-    def round(self, federation: Federation, state: FedNovaState) -> FedNovaState:  # type: ignore[override]
+    def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """τ_i local steps of some clients, and the average of what each does in one step, τ_eff times."""
         clients, p = self._participants(state, state.prior)
-        weights, own = p / p.sum(), state.steps[clients]
-        each = tuple(int(number) for number in own)
-        plan = self._plan(state, prox=self.mu, each=each)
-        updates = federation.local_updates(state.x, None, None, replace(plan, steps=max(each)), clients)
+        weights = p / p.sum()
+        updates = federation.local_updates(state.x, None, None, self._work(state, clients), clients)
         lengths = self._lengths(state)
         effective = float(weights @ lengths)
         x = state.x - self.server_rate * updates.sum(effective * weights / lengths)
         return moved(federation, state, x, weights)
 
-    def _lengths(self, state: FedNovaState) -> Vector:
+    def _lengths(self, state: FedAvgState) -> Vector:
         """‖a_i‖₁."""
-        keep = 1 - state.local_rate * self.mu
+        keep = 1 - self._eta(state) * self.mu
         lengths: Any = state.steps if keep == 1 else (1 - keep**state.steps) / (1 - keep)
         return np.asarray(lengths, dtype=np.float64)
 
-    def _steps(self, federation: Federation) -> NDArray[np.int64]:
-        n = len(federation.names)
-        if self.work == "uniform":
-            return np.full(n, self.local_steps)
+    def _steps(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.local_epochs is not None or self.work == "uniform":
+            return super()._steps(samples)
         if self.work == "samples":
-            samples = federation.constants().samples
             rounded: NDArray[np.int64] = np.rint(self.local_steps * samples / samples.mean()).astype(np.int64)
             return np.maximum(1, rounded)
-        if len(self.work) != n:
-            raise InputError(f"FedNova has the local steps of {len(self.work)} clients in work=, but there are {n}.")
+        if len(self.work) != len(samples):
+            raise InputError(
+                f"FedNova has the local steps of {len(self.work)} clients in work=, but there are {len(samples)}."
+            )
         return np.array(self.work, dtype=np.int64)

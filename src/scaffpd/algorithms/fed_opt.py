@@ -70,7 +70,7 @@ class FedAvgM(FedAvg):
         """Local steps of some clients; their average is the server's gradient."""
         clients, p = self._participants(state, state.prior)
         weights = p / p.sum()
-        delta = -federation.local_updates(state.x, None, None, self._plan(state), clients).sum(weights)
+        delta = -federation.local_updates(state.x, None, None, self._work(state, clients), clients).sum(weights)
         m, v, step = self._step(state, delta)
         return moved(federation, state, state.x + self.server_rate * step, weights, momentum=m, second=v)
 

@@ -118,7 +118,7 @@ class Scaffold(AveragingMethod):
         if self.option == "I":
             renewed, change = variates.replaced(at), at.sum(p) - variates.sum(p)
         else:
-            scale = 1 / (self.local_steps * state.local_rate)
+            scale = 1 / (self.local_steps * self._eta(state))
             renewed = variates.plus(-1.0, c, clients).plus(scale, updates)
             change = share * (scale * d - c)
         x = state.x - self.server_rate * d
@@ -174,7 +174,7 @@ class ProxSkip(LocalMethod):
         plan = replace(self._plan(state), steps=int(random.geometric(1 / state.expected_steps)))
         updates = federation.local_updates(state.x, state.shifts, None, plan)
         d = updates.sum(state.weights)
-        scale = 1 / (state.expected_steps * state.local_rate)  # p/γ, on x − x̂_i = d_i − d
+        scale = 1 / (state.expected_steps * self._eta(state))  # p/γ, on x − x̂_i = d_i − d
         shifts = state.shifts.plus(scale, updates).plus(-scale, d)
         return moved(federation, state, state.x - d, state.weights, shifts=shifts)
 

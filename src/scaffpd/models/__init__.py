@@ -1,7 +1,7 @@
 """Models: what x parametrises."""
 
 from scaffpd.models.linear import Coefficients, Linear
-from scaffpd.models.module import LocalAdam, LocalSGD, Module
+from scaffpd.models.module import Augment, LocalAdam, LocalSGD, Module
 from scaffpd.models.personal import Personal, personalise
 
-__all__ = ["Coefficients", "Linear", "LocalAdam", "LocalSGD", "Module", "Personal", "personalise"]
+__all__ = ["Augment", "Coefficients", "Linear", "LocalAdam", "LocalSGD", "Module", "Personal", "personalise"]

@@ -11,6 +11,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from scaffpd.errors import InputError, positive, real, unknown
+from scaffpd.errors import InputError, count, positive, real, unknown
 from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
 from scaffpd.models.network import SEEN, MeanLoss, NetworkFunction, StackedRows, StreamedRows
 from scaffpd.models.network_oracle import Correct, ModuleOracle
@@ -26,6 +27,7 @@ from scaffpd.models.numerics import uniform_at
 from scaffpd.models.oracle import Arrays, ClientData, Oracle, dtype_name
 
 TRIED = 16  # samples on which a network is tried out before any work
+STATISTICS = ("averaged", "own")
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LOSSES: dict[str, type[Loss]] = {
     "cross_entropy": Softmax,
@@ -133,22 +135,56 @@ def _check_optimizer(own: LocalSGD, **shares: float) -> None:
         positive(name, "clip", own.clip)
 
 
-class SeededDropout(nn.Module):
-    """Dropout whose mask is a function of `seed`: a client's draw for a step, whoever is computed beside it."""
+class SeededLayer(nn.Module):
+    """A layer whose random numbers are a function of `seed`: a client's for a step, whoever is computed beside it."""
 
     seeded = True
 
-    def __init__(self, p: float, whole: bool, layer: int) -> None:
+    def __init__(self, layer: int = 0) -> None:
         super().__init__()
-        self.p, self.whole, self.layer = p, whole, layer
+        self.layer = layer
         self.seed: Tensor
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Numbers in [0, 1)."""
+        return uniform_at(self.seed + self.layer * 1_000_003, shape)
+
+
+class SeededDropout(SeededLayer):
+    """Dropout of entries, or of whole channels."""
+
+    def __init__(self, p: float, whole: bool, layer: int) -> None:
+        super().__init__(layer)
+        self.p, self.whole = p, whole
 
     def forward(self, X: Tensor) -> Tensor:
         """Drop entries, or whole channels, and scale up the others."""
         shape = (*X.shape[:2], *(1 for _ in X.shape[2:])) if self.whole else X.shape
-        keep = uniform_at(self.seed + self.layer * 1_000_003, shape) >= self.p
-        return X * keep.to(X.dtype) / (1 - self.p)
+        return X * (self.uniform(*shape) >= self.p).to(X.dtype) / (1 - self.p)
+
+
+class Augment(SeededLayer):
+    """A layer that changes its input at random in local steps, and leaves it as it is in losses.
+
+        flip = sp.Augment(lambda X, u: torch.where(u[:, :1, None, None] < 0.5, X.flip(-1), X))
+        model = sp.Module(nn.Sequential(flip, network))
+
+    Args:
+        function: (batch, u) ↦ batch of the same shape, with `numbers` independent u in [0, 1) for every sample, which
+            follow from the client's name, the round and the step.
+        numbers: how many.
+    """
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], numbers: int = 1) -> None:
+        super().__init__()
+        self.function, self.numbers = function, count("Augment", "numbers", numbers)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """The changed batch in training mode."""
+        if not self.training:
+            return X
+        return self.function(X, self.uniform(len(X), self.numbers).float())
 
 
 class SeenBatchNorm(nn.Module):
@@ -156,10 +192,12 @@ class SeenBatchNorm(nn.Module):
 
     Args:
         layer: the layer whose parameters and statistics it has, under the same names.
+        number: its place among the network's layers, whichever of them comes first in a pass.
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, number: int = 0) -> None:
         super().__init__()
+        self.number = number
         self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
         self.register_buffer("running_mean", layer.running_mean)
         self.register_buffer("running_var", layer.running_var)
@@ -170,7 +208,7 @@ class SeenBatchNorm(nn.Module):
         axes = [k for k in range(X.ndim) if k != 1]
         count, shape = X.numel() // X.shape[1], [1, -1, *(1 for _ in X.shape[2:])]
         mean, variance = X.mean(axes), X.var(axes, correction=0)
-        SEEN.found += [mean.detach(), variance.detach() * (count / max(count - 1, 1))]
+        SEEN.found[self.number] = mean.detach(), variance.detach() * (count / max(count - 1, 1))
         out: Tensor = (X - mean.view(shape)) / (variance.view(shape) + self.eps).sqrt()
         return out if self.weight is None else out * self.weight.view(shape) + self.bias.view(shape)
 
@@ -180,10 +218,12 @@ def training_copy(network: nn.Module) -> nn.Module:
     trained = copy.deepcopy(network)
     for number, (path, part) in enumerate(list(trained.named_modules())):
         new: nn.Module | None = None
+        if isinstance(part, Augment):
+            part.layer = number
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0:
             new = SeededDropout(part.p, not isinstance(part, nn.Dropout), number)
         elif isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
-            new = SeenBatchNorm(part)
+            new = SeenBatchNorm(part, number)
         if new is not None and not path:
             return new
         if new is not None:
@@ -196,9 +236,9 @@ def training_copy(network: nn.Module) -> nn.Module:
 class Module:
     """A network, described; bind it to data with a `Cohort`.
 
-    Dropout is on in local steps, with masks that follow from the client's name and the round, and off in losses. Batch
-    norm normalises local steps by their batch; its statistics are averaged as part of x, and losses use those. Layers
-    in .eval() mode stay as they are, and parameters that require no gradient stay out of x.
+    Dropout is on in local steps, with masks that follow from the client's name and the round, and off in losses, and so
+    is `Augment`. Batch norm normalises local steps by their batch; losses use statistics, see below. Layers in .eval()
+    mode stay as they are, and parameters that require no gradient stay out of x.
 
     Args:
         module: any `torch.nn.Module` from a batch of features to outputs; a copy is kept, x⁰ are its parameters.
@@ -208,6 +248,8 @@ class Module:
         optimizer: what local steps do with a gradient, `LocalSGD(...)` or `LocalAdam(...)`.
         transform: a function of a batch of features, before the network (`lambda X: X.float() / 255` for bytes).
         precision: "bf16" or "fp16" computes products in that format (autocast); x keeps its own.
+        statistics: of batch norm: "averaged" as part of x, or "own" (FedBN): a client's losses, and those of its
+            held-out rows, use what the layers see in its training rows at x.
     """
 
     module: nn.Module
@@ -216,6 +258,7 @@ class Module:
     optimizer: LocalSGD = field(default_factory=LocalSGD)
     transform: Callable[[Tensor], Tensor] | None = None
     precision: str | None = None
+    statistics: str = "averaged"
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -230,6 +273,8 @@ class Module:
             raise InputError(f"Module needs a function for transform, got {self.transform!r}.")
         if self.precision is not None and self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
+        if self.statistics not in STATISTICS:
+            raise unknown("statistics", self.statistics, STATISTICS)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.module.parameters()):
             raise InputError("Module needs a network whose lazy layers know their sizes: run it once first.")
         if not any(p.requires_grad for p in self.module.parameters()):
@@ -247,14 +292,17 @@ class Module:
             said.append(f"optimizer={self.optimizer!r}")
         if self.transform is not None:
             said.append(f"transform={_name(self.transform)}")
+        if self.statistics != "averaged":
+            said.append(f"statistics={self.statistics!r}")
         return ", ".join(said if self.precision is None else [*said, f"precision={self.precision!r}"]) + ")"
 
     def network(self, x: NDArray[np.floating[Any]] | Tensor) -> nn.Module:
         """Return a copy of the network with the parameters x, and its statistics where x has them."""
         network, flat = copy.deepcopy(self.module), torch.as_tensor(x).detach()
         function = self._function(network)
-        if flat.shape != (sum(function.sizes),):
-            raise InputError(f"x has shape {tuple(flat.shape)}, but the network has {sum(function.sizes)} parameters.")
+        length = function.length if self.statistics == "own" else sum(function.sizes)
+        if flat.shape != (length,):
+            raise InputError(f"x has shape {tuple(flat.shape)}, but the network has {length} parameters.")
         with torch.no_grad():
             for name, values in function.unflatten(flat).items():
                 target = function.parameters.get(name, network.state_dict(keep_vars=True).get(name))
@@ -279,20 +327,24 @@ class Module:
         function = self._function(network)
         network.eval()
         kind = next(iter(function.parameters.values())).dtype
+        held = like if isinstance(like, ModuleOracle) else None
+        bind = partial(ModuleOracle, names=names, optimizer=self.optimizer, fed_bn=self.statistics == "own", like=held)
         if not data.labels:
-            return self._streamed(function, data, kind)
+            return self._streamed(function, data, kind, bind)
         features = _stacked([np.asarray(a) for a in data.features], device, kind)
         outputs = _try_out(function, features[: min(TRIED, len(data.features[0]))])
         sizes = [len(a) for a in data.features]
         if function.named is None:
             y = _stacked(data.labels, device, kind)
             _try_out_loss(function.loss, outputs, y[: len(outputs)])
-            return ModuleOracle(function, class_correct, StackedRows(features, y, sizes), names, self.optimizer)
+            return bind(function, class_correct, StackedRows(features, y, sizes))
         arrays = _encoded(str(self.loss), function.named, data.labels, names, outputs)
         rows = StackedRows(features, _stacked(arrays, device, kind), sizes)
-        return ModuleOracle(function, loss_correct(function.named), rows, names, self.optimizer)
+        return bind(function, loss_correct(function.named), rows)
 
-    def _streamed(self, function: NetworkFunction, data: ClientData, kind: torch.dtype) -> ModuleOracle:
+    def _streamed(
+        self, function: NetworkFunction, data: ClientData, kind: torch.dtype, bind: Callable[..., ModuleOracle]
+    ) -> ModuleOracle:
         """Bind to clients whose rows are read when they are needed."""
         correct = class_correct if function.named is None else loss_correct(function.named)
         name, width = str(self.loss), list[Tensor]()
@@ -311,7 +363,7 @@ class Module:
         width.append(_try_out(function, X))
         if function.named is None:
             _try_out_loss(function.loss, width[0], y)
-        return ModuleOracle(function, correct, rows, data.names, self.optimizer)
+        return bind(function, correct, rows)
 
 
 def _name(function: Any) -> str:

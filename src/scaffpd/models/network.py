@@ -31,7 +31,7 @@ class _SeenStatistics(threading.local):
     """What batch norm layers have seen in the pass that this thread makes."""
 
     def __init__(self) -> None:
-        self.found: list[Tensor] = []
+        self.found: dict[int, tuple[Tensor, Tensor]] = {}
 
 
 SEEN, LOCK = _SeenStatistics(), threading.Lock()
@@ -158,8 +158,13 @@ class NetworkFunction:
         return torch.cat([t.detach().flatten() for t in (*self.parameters.values(), *self.statistics.values())])
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
-        """A flat x as the network's named parameters, and its statistics, which have no derivative."""
-        parts = zip(self.names, self.shapes, torch.split(x, self.sizes), strict=True)
+        """A flat x as the network's named parameters, and its statistics, which have no derivative.
+
+        An x without statistics leaves them to the network.
+        """
+        some = len(self.parameters) if x.shape[-1] == self.length else len(self.sizes)
+        split = torch.split(x, self.sizes[:some])
+        parts = zip(self.names[:some], self.shapes[:some], split, strict=True)
         return {
             k: (part if k in self.parameters else _statistic(k, part.detach())).view(shape) for k, shape, part in parts
         }
@@ -210,9 +215,9 @@ class NetworkFunction:
         self, x: Tensor, X: Tensor, y: Tensor, weight: Tensor, seed: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The same as in a local step, and the statistics that layers have seen."""
-        SEEN.found = []
+        SEEN.found = {}
         value = self.weighed(self.outputs(x, X, seed), y, weight)
-        found, SEEN.found = tuple(SEEN.found), []
+        found, SEEN.found = tuple(part for _, pair in sorted(SEEN.found.items()) for part in pair), {}
         return value, found
 
     def gradient(self, x: Tensor, piece: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:

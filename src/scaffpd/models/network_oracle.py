@@ -91,6 +91,8 @@ class ModuleOracle:
         rows: the clients' samples.
         names: the clients.
         optimizer: how local steps use a gradient (`LocalSGD`, `LocalAdam`).
+        fed_bn: whether x has no statistics of batch norm, and every client those of its own rows at x.
+        like: the clients' training rows, where these are held out and have the statistics of those.
     """
 
     most_rows: float | None = None
@@ -102,9 +104,13 @@ class ModuleOracle:
         rows: StackedRows | StreamedRows,
         names: list[str],
         optimizer: Any,
+        fed_bn: bool = False,
+        like: ModuleOracle | None = None,
     ) -> None:
         self.function, self.correct, self.rows, self.names, self.optimizer = function, correct, rows, names, optimizer
-        self.dimension = sum(function.sizes)
+        self.fed_bn, self.like = fed_bn and function.momenta is not None, like
+        self.dimension = function.length if self.fed_bn else sum(function.sizes)
+        self._seen: tuple[Tensor, Tensor] | None = None
         self.device = next(iter(function.parameters.values())).device
         self.dtype = function.start().dtype
         self._smoothness: Vector | None = None
@@ -128,7 +134,7 @@ class ModuleOracle:
 
     def start(self) -> Tensor:
         """x⁰: the network's own parameters, flattened."""
-        return self.function.start()
+        return self.function.start()[: self.dimension]
 
     def contents(self) -> list[Tensor]:
         """The network's parameters and buffers, and the samples."""
@@ -138,7 +144,8 @@ class ModuleOracle:
         """The same for some of the clients."""
         chosen = copy.copy(self)
         chosen.rows, chosen.names = self.rows.only(clients), [self.names[i] for i in clients]
-        chosen._streams = self._streams[clients]
+        chosen._streams, chosen._seen = self._streams[clients], None
+        chosen.like = None if self.like is None else self.like.only(clients)
         if self._smoothness is not None:
             chosen._smoothness = self._smoothness[clients]
         return chosen
@@ -167,6 +174,29 @@ class ModuleOracle:
             v = w / value.clamp_min(torch.finfo(x.dtype).tiny)[:, None]
         found: Vector = 1.02 * value.double().cpu().numpy()
         return np.maximum(found, max(self.l2, 1e-6))
+
+    def completed(self, x: Tensor) -> Tensor:
+        """x, or [x, s_i(x)] of every client, (N, ·), with the statistics that batch norm sees in its training rows."""
+        if not self.fed_bn:
+            return x
+        if self.like is not None:
+            return self.like.completed(x)
+        if self._seen is None or self._seen[0].shape != x.shape or not torch.equal(self._seen[0], x):
+            each = x.detach().expand(len(self.names), self.dimension)
+            found = [self._statistics(i, u) for i, u in enumerate(each)]
+            self._seen = x.detach().clone(), torch.cat([each, torch.stack(found)], 1)
+        return self._seen[1]
+
+    def _statistics(self, client: int, x: Tensor) -> Tensor:
+        """Means and variances of every layer's input over the client's rows, a chunk after the other."""
+        sums: list[list[Tensor]] = []
+        for X, y, share in self._chunks(client, None, SAMPLED):
+            weight = X.new_full((len(y),), 1 / len(y), dtype=self.dtype)
+            with torch.no_grad():
+                seen = self.function.local_value(x, X, y, weight, self._streams[client])[1]
+            sums.append([share * (s if k % 2 == 0 else s + seen[k - 1] ** 2) for k, s in enumerate(seen)])
+        total = [torch.stack(parts).sum(0) for parts in zip(*sums, strict=True)]
+        return torch.cat([s if k % 2 == 0 else s - total[k - 1] ** 2 for k, s in enumerate(total)])
 
     # ------------------------------------------------------------------ which rows go together
 
@@ -197,15 +227,24 @@ class ModuleOracle:
         """About how many numbers a gradient of one sample takes."""
         return self.function.width or self.function.room(self.rows.part(0, 0, 1)[0])
 
+    @property
+    def _budget(self) -> int:
+        return TOGETHER.get(self.device.type, TOGETHER["cuda"])
+
+    @property
+    def _chunk(self) -> int:
+        """Samples at a time of one client; where rows are streamed, as many as a group of clients may take."""
+        return CHUNK if self.rows.stored else max(1, min(CHUNK, self._budget // self._room()))
+
     def _groups(self, lengths: Sequence[int], passes: int = 1) -> Iterator[list[int]]:
         """Clients that are computed together: about equally many rows each, and as many as memory allows."""
         waste = WASTE if self.function.named is not None and self.function.momenta is None else 1.0
-        budget, room = TOGETHER.get(self.device.type, TOGETHER["cuda"]), self._room()
+        budget, room = self._budget, self._room()
         cores = thread_count() if self.device.type == "cpu" and passes > 1 else 1
         most, group = -(-len(lengths) // cores), list[int]()
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
             longest = lengths[group[0]] if group else lengths[i]
-            numbers = (len(group) + 1) * (min(longest, CHUNK) * room + ROOM * self.dimension)
+            numbers = (len(group) + 1) * (min(longest, self._chunk) * room + ROOM * self.dimension)
             if group and (numbers > budget or longest > waste * lengths[i] or len(group) >= most):
                 yield group
                 group = []
@@ -226,7 +265,10 @@ class ModuleOracle:
                 own = rows[i]
                 positions[k, : lengths[i]] = torch.arange(lengths[i], device=self.device) if own is None else own
                 weight[k, : lengths[i]] = 1 / lengths[i]
-            who, step = torch.tensor(group, device=self.device), CHUNK if exact or self.function.named else longest
+            who, step = (
+                torch.tensor(group, device=self.device),
+                self._chunk if exact or self.function.named else longest,
+            )
             for first in range(0, longest, step):
                 yield RowGroup(who, positions[:, first : first + step], weight[:, first : first + step])
 
@@ -234,12 +276,12 @@ class ModuleOracle:
         """f_i and ∇f_i of all clients over the given rows, at one x or at each client's own, (N, d)."""
         n, flat = len(rows), x.detach()
         self._settle(flat if x.ndim == 1 else flat[0])
-        losses, gradients = flat.new_zeros(n), flat.new_zeros(n, self.dimension)
+        losses, gradients, points = flat.new_zeros(n), flat.new_zeros(n, self.dimension), self.completed(flat)
         for who, positions, weight in self._pieces(rows):
             X, y = self.rows.take(who, positions)
-            values, own = self.function.gradient(flat if x.ndim == 1 else flat[who], (X, y, weight))
+            values, own = self.function.gradient(points if points.ndim == 1 else points[who], (X, y, weight))
             losses.index_add_(0, who, values.detach())
-            gradients.index_add_(0, who, own)
+            gradients.index_add_(0, who, own[:, : self.dimension])
         return losses + self.function.penalty(flat), gradients + self.function.pull(flat)
 
     # ------------------------------------------------------------------ what clients answer
@@ -275,7 +317,7 @@ class ModuleOracle:
         together: list[tuple[int, Tensor, Tensor, float]] = []
         for i, own in enumerate(rows):
             for X, y, share in self._chunks(i, own):
-                if together and sum(len(part[1]) for part in together) + len(X) > CHUNK:
+                if together and sum(len(part[1]) for part in together) + len(X) > self._chunk:
                     yield from self._passed(x, together)
                     together = []
                 together.append((i, X, y, share))
@@ -284,7 +326,10 @@ class ModuleOracle:
     def _passed(
         self, x: Tensor, parts: list[tuple[int, Tensor, Tensor, float]]
     ) -> list[tuple[int, Tensor, Tensor, float]]:
+        points = self.completed(x)
         with torch.no_grad():
+            if points.ndim == 2:
+                return [(i, self.function.outputs(points[i], X), y, share) for i, X, y, share in parts]
             outputs = self.function.outputs(x, torch.cat([X for _, X, _, _ in parts]))
         split = torch.split(outputs, [len(X) for _, X, _, _ in parts])
         return [(i, output, y, share) for output, (i, _, y, share) in zip(split, parts, strict=True)]
@@ -376,7 +421,7 @@ class ModuleOracle:
         """J steps u ← u − η direction(g_i(u) − c_i + c + μ(u − x)), from d = x − u = 0."""
         D, function = torch.zeros_like(pull), self.function
         state, length = self.optimizer.start(D), function.length
-        chunk = CHUNK if function.named is not None else positions.shape[2]
+        chunk = self._chunk if function.named is not None else positions.shape[2]
         for j in range(steps):
             U, g, seen = x - D, torch.zeros_like(D), None
             for k in range(0, positions.shape[2], chunk):
@@ -388,7 +433,7 @@ class ModuleOracle:
             direction, state = self.optimizer.direction(g, U, state, j)
             made = (counts > j).to(D)  # clients may make unequal numbers of steps
             D = D + made * eta * direction
-            if function.momenta is not None and seen is not None:
+            if function.momenta is not None and not self.fed_bn and seen is not None:
                 D = torch.cat([D[:, :length], D[:, length:] - made * function.momenta * (seen - U[:, length:])], 1)
         return D
 
@@ -447,13 +492,14 @@ class ModuleOracle:
 
     def _values(self, client: int, x: Tensor, rows: Tensor | None) -> Iterator[Tensor]:
         """The mean loss in parts: one for every chunk of samples, their sum is f_i without the regulariser."""
+        here = torch.cat([x, self.only([client]).completed(x)[0, self.dimension :]]) if self.fed_bn else x
         for X, y, share in self._chunks(client, rows):
-            yield share * self._mean(self.function.outputs(x, X), y)
+            yield share * self._mean(self.function.outputs(here, X), y)
 
-    def _chunks(self, client: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, float]]:
-        m = self.rows.sizes[client] if rows is None else len(rows)
-        for first in range(0, m, CHUNK):
-            last = min(first + CHUNK, m)
+    def _chunks(self, client: int, rows: Tensor | None, size: int = 0) -> Iterator[tuple[Tensor, Tensor, float]]:
+        m, size = self.rows.sizes[client] if rows is None else len(rows), size or self._chunk
+        for first in range(0, m, size):
+            last = min(first + size, m)
             if rows is None:
                 X, y = self.rows.part(client, first, last)
             else:

@@ -72,8 +72,8 @@ class Personal:
         model: `Linear(...)`, or `Module(...)`, whose own parameters are approached by at most 30 gradient steps and
             which has no certificate.
         strength: κ in γ_i = κ/n_i, with n_i rows at client i.
-        columns: the features whose coefficients are personal, by name (of data frames) or number, and "intercept"; all
-            of them if not given. The others are shared.
+        columns: the features whose coefficients are personal, by name (of data frames) or number, and "intercept"; of a
+            network the layers, by name ("fc" is a personal head). All of them if not given. The others are shared.
     """
 
     model: Linear | Module
@@ -92,8 +92,6 @@ class Personal:
             raise InputError("Personal takes a number for strength, such as 100; `sp.choose(...)` finds one by folds.")
         positive("Personal", "strength", self.strength)
         if self.columns is not None:
-            if isinstance(self.model, Module):
-                raise InputError("Personal takes columns= with Linear models only: all parameters of a network are.")
             given = [self.columns] if isinstance(self.columns, str | int) else list(self.columns)
             if not given:
                 raise InputError("Personal needs at least one column in columns=, or none given for all of them.")
@@ -103,16 +101,28 @@ class Personal:
         """Bind to the clients' checked data; held-out rows are scored with the models that training rows make."""
         if isinstance(training := cast(Any, like), Envelopes):
             return cast(Oracle, HeldOutModels(self.model.oracle(data, training.inner), training))
-        if self.columns is not None:
+        if self.columns is not None and isinstance(self.model, Linear):
             data = replace(data, features=[np.asarray(x) for x in data.features])
         inner = self.model.oracle(data, like)
         sizes = torch.tensor([len(x) for x in data.features])
         gamma = float(self.strength) / sizes.to(inner.start())
         if isinstance(inner, ModuleOracle):
-            return cast(Oracle, PersonalModuleOracle(inner, Anchor(inner.l2, gamma)))
+            return cast(Oracle, PersonalModuleOracle(inner, Anchor(inner.l2, gamma, self._layers(inner))))
         assert isinstance(inner, LinearOracle)
         own = None if self.columns is None else self._own(data, inner.rows.A.shape[1]).to(gamma.device)
         return cast(Oracle, bound(inner, Anchor(inner.l2, gamma, own)))
+
+    def _layers(self, inner: ModuleOracle) -> Tensor | None:
+        """Which numbers of x belong to personal layers."""
+        if self.columns is None:
+            return None
+        function, chosen = inner.function, cast(tuple[Any], self.columns)
+        inside = [[name == layer or name.startswith(f"{layer}.") for name in function.names] for layer in chosen]
+        for layer, found in zip(chosen, inside, strict=True):
+            if not any(found[: len(function.parameters)]):
+                raise unknown("layer", layer, [name.rpartition(".")[0] for name in function.parameters])
+        own = torch.tensor([any(found) for found in zip(*inside, strict=True)])
+        return torch.repeat_interleave(own, torch.tensor(function.sizes))[: inner.dimension].to(inner.device)
 
     def _own(self, data: ClientData, features: int) -> Tensor:
         """Which features are personal."""
@@ -404,10 +414,10 @@ class HeldOutModels:
 
 
 class NetworkPoint(StackedPoint):
-    """Networks of the clients' own: F_i and γ_i(x − u_i) as far as training has come, from d_i = x − u_i."""
+    """Networks of the clients' own: F_i and its gradient as far as training has come, from d_i = x − u_i."""
 
-    def __init__(self, x: Tensor, losses: Tensor, steps: Tensor, gamma: Tensor) -> None:
-        super().__init__(x, losses, gamma[:, None] * steps)
+    def __init__(self, x: Tensor, losses: Tensor, steps: Tensor, gradients: Tensor) -> None:
+        super().__init__(x, losses, gradients)
         self.steps = steps
 
     def models(self) -> Tensor:
@@ -436,15 +446,22 @@ class PersonalModuleOracle(Envelopes):
         return self._trained(x.expand(len(draws), -1), draws)
 
     def _trained(self, X: Tensor, draws: list[Tensor | None]) -> NetworkPoint:
-        """Accelerated steps on f_i(u) + (γ/2)‖u − x_i‖², from every client's x_i."""
+        """Accelerated steps on f_i(u) + (γ/2)‖u − x_i‖², from every client's x_i; shared layers stay where they are.
+
+        The gradient of F_i is γ(x − u) in personal layers, and that of f_i at u in shared ones.
+        """
         losses, steps, L = X.new_empty(len(X)), torch.empty_like(X), self.inner.constants().smoothness
+        own, gradients = self.anchor.own, torch.empty_like(X)
         for i, (x, rows, gamma) in enumerate(zip(X, draws, self.anchor.gamma.tolist(), strict=True)):
             plan = ProximalPlan(gamma, torch.ones_like(x), INNER)
-            go, gradient = pace(plan, L[[i]], 0.0), partial(self.inner.gradient, i, rows=rows)
-            model = LocalModel(gradient, x, float(gradient(x)[0]), torch.zeros_like(x), plan)
+            go, whole = pace(plan, L[[i]], 0.0), partial(self.inner.gradient, i, rows=rows)
+            personal = whole if own is None else partial(_within, whole, own)
+            model = LocalModel(personal, x, float(whole(x)[0]), torch.zeros_like(x), plan)
             steps[i] = model.approach(float(go.rates[0]), float(go.momenta[0]), go.steps)
-            losses[i] = model.descent(steps[i])[0]
-        return NetworkPoint(X[0], losses, steps, self.anchor.gamma)
+            losses[i], gradients[i] = model.descent(steps[i])[0], gamma * steps[i]
+            if own is not None:
+                gradients[i] = torch.where(own, gradients[i], whole(x - steps[i])[1])
+        return NetworkPoint(X[0], losses, steps, gradients)
 
     def local_updates(
         self, x: Tensor, at: NetworkPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
@@ -461,6 +478,12 @@ class PersonalModuleOracle(Envelopes):
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
         """Refuse."""
         return at.refuse()  # type: ignore[no-any-return]
+
+
+def _within(gradient: Any, own: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """A loss and its gradient, zero outside of personal layers."""
+    loss, g = gradient(u)
+    return loss, torch.where(own, g, 0)
 
 
 def lowest(oracle: Any) -> Tensor:

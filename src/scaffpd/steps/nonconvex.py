@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scaffpd.federation import Vector
-from scaffpd.steps.base import Rates, StepProblem, Trial
+from scaffpd.steps.base import Rates, Schedule, StepProblem, Trial
 
 KAPPA = 0.3
 FLAT = 0.05  # the spread counts as at least this share of the losses
@@ -47,6 +47,7 @@ class NonconvexState:
         correction: of local steps, see `Rates`.
         best: the best value of the objective so far.
         since: rounds since then, or since something was changed.
+        rounds: made so far, for a schedule.
     """
 
     rate: float
@@ -58,6 +59,7 @@ class NonconvexState:
     correction: str = "none"
     best: float = np.inf
     since: int = 0
+    rounds: int = 0
 
     @property
     def stalled(self) -> bool:
@@ -67,7 +69,13 @@ class NonconvexState:
 
 @dataclass(frozen=True)
 class Nonconvex:
-    """Steps for Scaff-PD on networks; `Auto` takes them by itself where losses are not known to be convex."""
+    """Steps for Scaff-PD on networks; `Auto` takes them by itself where losses are not known to be convex.
+
+    Args:
+        schedule: a further factor on η in every round.
+    """
+
+    schedule: Schedule | None = None
 
     def start(self, problem: StepProblem) -> NonconvexState:
         """FedAvg's rate, and λ as it is."""
@@ -80,11 +88,13 @@ class Nonconvex:
 
     def rates(self, state: NonconvexState) -> Rates:
         """Everyone's rate; the server takes the mean by λ as it is."""
-        local_rate = state.rate * state.scale * state.cooling
+        factor = 1.0 if self.schedule is None else self.schedule(state.rounds + 1)
+        local_rate = state.rate * state.scale * state.cooling * factor
         return Rates(state.sigma, 0.0, step=1.0, local_rate=local_rate, correction=state.correction)
 
     def judge(self, state: NonconvexState, trial: Trial) -> tuple[NonconvexState, bool]:
         """Take every step that does not leap, or, without noise, every one that descends."""
+        state = replace(state, rounds=state.rounds + 1)
         value = trial.objective.support(trial.after) if np.all(np.isfinite(trial.after)) else np.inf
         size = max(abs(state.best), 1e-12)
         if not np.isfinite(value):

@@ -1,0 +1,427 @@
+r"""Train, convexify, train, end to end: a ResNet by FedAvg, its eNTK where it stands, and fair training of that.
+
+    python -m experiments.tct_end_to_end cifar10 --alpha 0.1 --data D [--device cuda] [--seconds 500] [--small]
+
+1. FedAvg trains a ResNet-8 with group norm, from random weights, for `rounds` rounds.
+2. Every image becomes the gradient of the network at `coordinates` random parameters.
+3. Scaff-PD trains a linear model on them for `final` rounds: average, χ², and personal models under χ². l2, ρ and κ are
+   chosen by the worst fifth of the clients on a quarter of the training images, which stage 1 has seen like the others.
+
+Beside it: FedAvg that goes on for `final` rounds more, and one network trained on everybody's images. Classes are
+divided by Dirichlet(α) and 30 % of the clients lose 70 % of their images, as in the other tables on images. The folder
+`--out` has a file per stage: a call that is stopped, by `--seconds` or otherwise, is continued by the same command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from experiments.image_divisions import Division, OutOfTimeError, Piece, shown, worst
+from experiments.image_pieces import commit
+from experiments.image_plans import Plan
+from experiments.image_study import LOADERS, TITLES, Ground, hardware
+from experiments.spectral import Quadratics, federation, own_models
+from scaffpd.algorithms import FedAvg, ScaffPD
+from scaffpd.cohort import Cohort
+from scaffpd.convexify import gradients, representation
+from scaffpd.data import Table, like_training
+from scaffpd.features.extract import place
+from scaffpd.history import Checkpoint
+from scaffpd.models import LocalSGD, Module
+from scaffpd.objectives import Average, ChiSquare
+from scaffpd.training import RoundInfo, Status, train
+
+STAGE_1, LONGER, CENTRAL = "FedAvg, stage 1", "FedAvg, all rounds", "centralised"
+MEAN, FAIR, OWN = "TCT + average", "TCT + fair", "TCT + personal fair"
+ROWS = (STAGE_1, LONGER, MEAN, FAIR, OWN, CENTRAL)
+L2S, RHOS, KAPPAS = (1e-5, 1e-4, 1e-3), (0.1, 0.5), (1.0, 10.0, 100.0, 1000.0)
+COLUMNS = ("dataset", "alpha", "seed", "row", "average", "worst_20", "rounds", "chosen", "seconds", "accuracies")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One division of one data set, and how much of everything.
+
+    Attributes:
+        dataset: "cifar10" or "cifar100".
+        alpha: of Dirichlet(α).
+        seed: of the division and of the first weights.
+        clients: N.
+        width: channels of the first layers.
+        rounds: of stage 1.
+        final: of stage 3.
+        local_steps: J of stage 1, and of stage 3.
+        batch: images of a local step in stage 1.
+        rate: η of stage 1, with momentum 0.9.
+        epochs: of the centralised network.
+        coordinates: of the gradient.
+        per_class: training and test images of a class; `None` for all.
+    """
+
+    dataset: str
+    alpha: float
+    seed: int = 0
+    clients: int = 10
+    width: int = 16
+    rounds: int = 40
+    final: int = 30
+    local_steps: int = 50
+    batch: int = 64
+    rate: float = 0.3
+    epochs: int = 30
+    coordinates: int = 2000
+    per_class: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """The folder."""
+        return f"{self.dataset}-alpha-{self.alpha:g}-seed-{self.seed}"
+
+
+def setting(dataset: str, alpha: float, seed: int, small: bool) -> Setting:
+    """The full size, or one for two processor cores."""
+    full = Setting(dataset, alpha, seed, clients=10 if dataset == "cifar10" else 20)
+    if not small:
+        return full
+    few = (120, 60) if dataset == "cifar10" else (16, 10)
+    return replace(
+        full, clients=5, width=8, rounds=6, final=10, local_steps=12, batch=32, epochs=4, coordinates=400, per_class=few
+    )  # fmt: skip
+
+
+class Block(nn.Module):
+    """Two convolutions with group norm, and a way around them."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.GroupNorm(out // 8, out)
+        self.conv2, self.norm2 = nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.GroupNorm(out // 8, out)
+        around = channels != out or stride != 1
+        self.around: nn.Module = nn.Conv2d(channels, out, 1, stride, bias=False) if around else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """relu(around(x) + norm(conv(relu(norm(conv(x))))))."""
+        inner = nn.functional.relu(self.norm1(self.conv1(x)))
+        return nn.functional.relu(self.around(x) + self.norm2(self.conv2(inner)))
+
+
+class ResNet8(nn.Module):
+    """The smallest residual network of He et al. (2016) for 32 × 32 pixels, with group norm; takes bytes."""
+
+    def __init__(self, classes: int, width: int = 16, mean: Sequence[float] = (0,) * 3, std: Any = (255,) * 3) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.GroupNorm(max(1, width // 8), width)
+        self.blocks = nn.Sequential(Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 4 * width, 2))
+        self.fc = nn.Linear(4 * width, classes)
+        self.mean: Tensor
+        self.std: Tensor
+        for name, value in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(value, dtype=torch.float32).view(3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3, h, w), 0 to 255, to one output per class."""
+        x = nn.functional.relu(self.norm(self.first((x.to(self.mean.dtype) - self.mean) / self.std)))
+        return self.fc(self.blocks(x).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@dataclass
+class Study:
+    """One setting under way.
+
+    Attributes:
+        setting: what.
+        folder: its files.
+        device: where to compute.
+        data: where images are; `None` for SCAFFPD_DATA.
+        deadline: when to stop.
+        images: the data set, where it has been loaded.
+    """
+
+    setting: Setting
+    folder: Path
+    device: str
+    data: Path | None = None
+    deadline: float = float("inf")
+    images: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.images is None:
+            self.images = LOADERS[self.setting.dataset](self.data)
+        if self.setting.per_class is not None:
+            self.images = self.images.subset(*self.setting.per_class)
+        self.plan = Plan("tct", self.setting.dataset, self.setting.clients, balanced=True, kind="entk")
+        empty, labels = Table(np.zeros((0, 1), dtype=np.float32)), (self.images.train.y, self.images.test.y)
+        self.ground = Ground(self.plan, empty, *map(np.asarray, labels), len(self.images.classes), "", 0.0)
+
+    # ------------------------------------------------------------------ stage 1
+
+    @cached_property
+    def parts(self) -> tuple[list[Any], list[Any]]:
+        """The numbers of every client's training and test images."""
+        train = self.ground.cut(self.setting.alpha).parts(self.setting.seed)
+        return train, like_training(train, self.ground.train, self.ground.test, self.setting.seed)
+
+    @cached_property
+    def pixels(self) -> tuple[Any, Any]:
+        """All training and test images, (n, 3, h, w)."""
+        train, test = (
+            np.ascontiguousarray(part.x.transpose(0, 3, 1, 2)) for part in (self.images.train, self.images.test)
+        )
+        return train, test
+
+    def cohort(self, together: bool = False) -> Cohort:
+        """The clients with their images, or all images as one client's; test images always by client."""
+        (rows, held), (X, V), here = self.parts, self.pixels, self.ground
+        rows = [np.sort(np.concatenate(rows))] if together else rows
+        test = None if together else [(V[p], here.test[p]) for p in held]
+        return Cohort(
+            [(X[p], here.train[p]) for p in rows], self.model, test=test, device=self.device, dtype=torch.float32
+        )
+
+    @cached_property
+    def model(self) -> Module:
+        """The network before any training."""
+        x = self.images.train.x[::7]
+        torch.manual_seed(self.setting.seed)
+        net = ResNet8(self.ground.classes, self.setting.width, x.mean((0, 1, 2)).tolist(), x.std((0, 1, 2)).tolist())
+        return Module(
+            net, optimizer=LocalSGD(momentum=0.9), precision="bf16" if self.device.startswith("cuda") else None
+        )
+
+    def fed_avg(self, rounds: int) -> Any:
+        """Train up to this many rounds in all, from the last checkpoint; Σ n_i u_i/n, every client in every round."""
+        s = self.setting
+        method = FedAvg(local_steps=s.local_steps, batch_size=s.batch, local_rate=s.rate)
+        return self._trained(method, self._clients, rounds, "fed_avg.npz")
+
+    @cached_property
+    def _clients(self) -> Cohort:
+        return self.cohort()
+
+    def _trained(self, method: Any, cohort: Cohort, rounds: int, file: str) -> Any:
+        keeper = Checkpoint(self.folder / file, every=10)
+        result = train(
+            method, cohort, rounds, seed=self.setting.seed, progress=False, checkpoint=keeper, callbacks=[self._late],
+            every_client=False,
+        )  # fmt: skip
+        if result.status is Status.STOPPED and result.rounds < rounds:
+            raise OutOfTimeError
+        if result.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
+        return result.x
+
+    def _late(self, _: RoundInfo) -> bool:
+        return time.time() > self.deadline
+
+    def stage_1(self) -> Any:
+        """Return x of the network whose gradients are taken."""
+        path = self.folder / "stage_1.npy"
+        if not path.exists():
+            np.save(path, self.fed_avg(self.setting.rounds))
+        return np.load(path)
+
+    def central(self) -> Any:
+        """One network on all clients' images, as many passes over them as `epochs`, batches of 256."""
+        s, batch = self.setting, 256
+        cohort = self.cohort(together=True)
+        n = sum(map(len, self.parts[0]))
+        method = FedAvg(local_steps=max(1, n // batch // 2), batch_size=batch, local_rate=s.rate)
+        return self._trained(method, cohort, 2 * s.epochs, "central.npz")
+
+    # ------------------------------------------------------------------ stages 2 and 3
+
+    @cached_property
+    def division(self) -> Division:
+        """The same clients with rows of gradients, standardised by sums over all clients' training images."""
+        s, device = self.setting, torch.device(self.device)
+        network, (rows, _), (X, V) = self.model.network(self.stage_1()), self.parts, self.pixels
+        found = representation(network, [X[p] for p in rows], "fc", s.coordinates, device, None, s.seed)
+        F = torch.empty(len(X) + len(V), found.entk.coordinates, dtype=torch.float64, device=device)
+        first = 0
+        for part in (X, V):
+            for g in gradients(found.entk, part, found.chunk):
+                F[first : first + len(g)] = (g - found.mean) / found.deviation
+                first += len(g)
+        labels = torch.from_numpy(np.concatenate([self.ground.train, self.ground.test]).astype(np.int64)).to(device)
+        return Division(self.ground, F * F.shape[1] ** -0.5, labels, Piece(self.plan, s.alpha), s.seed)
+
+    def linear(self, part: str, values: dict[str, float]) -> tuple[Any, bool]:
+        """Stage 3: one model, or every client's own, (N, d, C), where there is a κ; and whether it is their own."""
+        if time.time() > self.deadline:
+            raise OutOfTimeError
+        s, division = self.setting, self.division
+        spectra = division.spectra(part)
+        method = ScaffPD(ChiSquare(values["rho"]) if "rho" in values else Average(), local_steps=s.local_steps)
+        own = "kappa" in values
+        pull = division.pull(values["kappa"], part) if own else None
+        losses = (
+            Quadratics.shared(spectra, values["l2"])
+            if pull is None
+            else Quadratics.personal(spectra, values["l2"], pull)
+        )
+        found = train(method, federation(losses), s.final, seed=s.seed, progress=False)
+        X = torch.as_tensor(found.x).to(division.F).view(division.F.shape[1], -1)
+        return (X, False) if pull is None else (own_models(spectra, values["l2"], pull, X), True)
+
+    def accuracy(self, model: Any, own: bool, part: str) -> Any:
+        """By client."""
+        return self.division.own_accuracy(model, part) if own else self.division.accuracy(model, part)[0]
+
+    def chosen(self, **grid: Sequence[float]) -> dict[str, float]:
+        """The values of which the worst fifth does best on held-out training images."""
+        points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        scores = [worst(self.accuracy(*self.linear("fit", point), "held")) for point in points]
+        return points[int(np.argmax(scores))]
+
+    # ------------------------------------------------------------------ rows
+
+    def steps(self) -> Iterator[tuple[str, Callable[[], tuple[Any, int, str]]]]:
+        """Every row: its accuracies by client, its rounds and what was chosen."""
+        s = self.setting
+        whole, fair = s.rounds + s.final, dict[str, float]()
+
+        def network(x: Any, rounds: int) -> tuple[Any, int, str]:
+            return self._clients.evaluate(x, "test").accuracy, rounds, f"rate={s.rate:g}"
+
+        def linear(**grid: Sequence[float]) -> tuple[Any, int, str]:
+            values = self.chosen(**grid)
+            fair.update({k: v for k, v in values.items() if k == "rho"})
+            return self.accuracy(*self.linear("all", values), "test"), whole, shown(values)
+
+        def rho() -> Sequence[float]:
+            if not fair:
+                words = {row["row"]: row["chosen"] for row in self.done()}[FAIR]
+                fair["rho"] = float(dict(word.split("=") for word in words.split())["rho"])
+            return [fair["rho"]]
+
+        yield STAGE_1, lambda: network(self.stage_1(), s.rounds)
+        yield MEAN, lambda: linear(l2=L2S)
+        yield FAIR, lambda: linear(l2=L2S, rho=RHOS)
+        yield OWN, lambda: linear(l2=L2S, rho=rho(), kappa=KAPPAS)
+        yield LONGER, lambda: network(self.fed_avg(whole), whole)
+        yield CENTRAL, lambda: network(self.central(), 0)
+
+    def done(self) -> list[dict[str, str]]:
+        """The rows that are written."""
+        return read(self.folder / "runs.csv")
+
+    def carry_out(self) -> bool:
+        """Make the rows that are missing; return whether all are there."""
+        path = self.folder / "runs.csv"
+        try:
+            for name, make in self.steps():
+                if name in {row["row"] for row in self.done()}:
+                    continue
+                begin = time.perf_counter()
+                accuracy, rounds, chosen = make()
+                s, fresh = self.setting, not path.exists()
+                numbers = [f"{100 * v:.3f}" for v in (accuracy.mean(), worst(accuracy))]
+                line = [
+                    s.dataset,
+                    s.alpha,
+                    s.seed,
+                    name,
+                    *numbers,
+                    rounds,
+                    chosen,
+                    f"{time.perf_counter() - begin:.1f}",
+                ]
+                with path.open("a", newline="", encoding="utf-8") as out:
+                    writer = csv.writer(out, lineterminator="\n")
+                    writer.writerows([COLUMNS] * fresh + [[*line, " ".join(f"{100 * a:.2f}" for a in accuracy)]])
+                print(*line, flush=True)
+        except OutOfTimeError:
+            return False
+        facts = {"setting": asdict(self.setting), "hardware": hardware(self.device), "commit": commit()}
+        facts |= {"sizes": [len(p) for p in self.parts[0]], "parameters": self._clients.dimension}
+        (self.folder / "about.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        return True
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file, none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as rows:
+        return list(csv.DictReader(rows))
+
+
+def page(out: Path) -> str:
+    """One table of all settings in a folder: average and worst fifth of the clients' test accuracies, in per cent."""
+    found: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
+    for path in sorted(out.glob("*/runs.csv")):
+        for row in read(path):
+            here = found.setdefault((row["dataset"], row["alpha"]), {}).setdefault(row["row"], [])
+            here.append((float(row["average"]), float(row["worst_20"])))
+    heads = [f"{TITLES[name]}, α = {alpha}" for name, alpha in found]
+    lines = [
+        f"| average / worst 20 % | {' | '.join(heads)} |",
+        "|---" * (1 + len(heads)) + "|",
+    ]
+    for row in ROWS:
+        cells = [
+            " / ".join(f"{np.mean(each):.1f}" for each in zip(*rows[row], strict=True)) if row in rows else "not run"
+            for rows in found.values()
+        ]
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write(out: Path, command: str) -> str:
+    """Write README.md beside the folders, and return the table."""
+    table, facts = page(out), [json.loads(p.read_text(encoding="utf-8")) for p in sorted(out.glob("*/about.json"))]
+    said = sorted({f"{f['hardware']}, commit {f['commit']}" for f in facts})
+    sizes = [f"{f['setting']['dataset']}, α = {f['setting']['alpha']:g}: {f['sizes']}" for f in facts]
+    text = [
+        "# Train, convexify, train, end to end\n", f"`{command}`; {'; '.join(said) or 'not complete'}.\n",
+        "Per cent of test images in every client's own mixture of classes: the mean over clients, and over the worst "
+        "fifth of them. `runs.csv` in each folder has every client, `about.json` the setting.\n", table, "",
+        "Training images by client:\n", *(f"- {line}" for line in sizes),
+    ]  # fmt: skip
+    (out / "README.md").write_text("\n".join(text) + "\n", encoding="utf-8")
+    return table
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Carry out what is left of what a command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", choices=("cifar10", "cifar100"))
+    parser.add_argument("--alpha", type=float, nargs="+", default=[0.1, 0.01])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--data", type=Path, help="folder of images; else SCAFFPD_DATA")
+    parser.add_argument("--out", type=Path, default=Path("results") / "tct")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--small", action="store_true", help="few images: minutes on two cores")
+    given = parser.parse_args(words)
+    device, end = str(place(given.device)), time.time() + given.seconds
+    if device == "cpu":
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+    images, complete = LOADERS[given.dataset](given.data), True
+    for seed in range(given.seeds):
+        for alpha in given.alpha:
+            what = setting(given.dataset, alpha, seed, given.small)
+            complete &= Study(what, given.out / what.name, device, given.data, end, images).carry_out()
+    print(write(given.out, "python -m experiments.tct_end_to_end cifar10|cifar100" + " --small" * given.small))
+    print("" if complete else "Time was up: the same command goes on.", end="\n" * (not complete))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
