@@ -152,7 +152,7 @@ class Rounds:
         model = sp.Module(network, precision=precision)
         self.cohort = sp.Cohort([(X[p].numpy(), y[p].numpy()) for p in rows], model, device=device)
         self.X, self.y = (part[torch.from_numpy(rows)].to(device) for part in (X, y))
-        self.test, self.model, self.device = (V[:2000].to(device), w[:2000].to(device)), model, device
+        self.test, self.model, self.device = (V[::5].to(device), w[::5].to(device)), model, device
         self.network = copy.deepcopy(network).to(device)
         self.method = sp.FedAvg(local_steps=STEPS, batch_size=BATCH, local_rate=RATE, clients_per_round=clients // 10)
 

@@ -1,4 +1,4 @@
-"""Train, convexify, train, end to end, on made-up images: all rows, and a run in pieces gives what a single one does."""
+"""Train, convexify, train, end to end, on made-up images: all rows; a run in pieces gives what a single one does."""
 
 from __future__ import annotations
 
