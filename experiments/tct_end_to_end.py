@@ -95,7 +95,8 @@ class Setting:
 
 def setting(dataset: str, alpha: float, seed: int, small: bool) -> Setting:
     """The full size, or one for two processor cores."""
-    full = Setting(dataset, alpha, seed, clients=10 if dataset == "cifar10" else 20)
+    clients, rate = (10, 0.3) if dataset == "cifar10" else (20, 0.1)
+    full = Setting(dataset, alpha, seed, clients, rate=rate)
     if not small:
         return full
     few = (120, 60) if dataset == "cifar10" else (16, 10)
