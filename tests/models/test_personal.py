@@ -551,7 +551,7 @@ LINEAR = sp.Linear("logistic", l2=L2)
     (lambda: sp.Personal(sp.Private(LINEAR), 1.0), "costs no ε"),
     (lambda: sp.Personal(sp.Personal(LINEAR, 1.0), 1.0), "needs a model"),
     (lambda: sp.Personal(LINEAR, 1.0, []), "at least one column"),
-    (lambda: sp.Personal(sp.Module(nn.Linear(2, 2)), 1.0, [0]), "Linear models only"),
+    (lambda: sp.Cohort([(np.eye(2), [0, 1])], sp.Personal(sp.Module(nn.Linear(2, 2)), 1.0, [0])), "Unknown layer '0'"),
     (lambda: bound("logistic", clients("logistic"), 1.0, [9]), "from 0 to 3"),
     (lambda: bound("logistic", clients("logistic"), 1.0, "age"), "have no names"),
     (lambda: bound("logistic", clients("logistic"), 1.0, "intercept", intercept=False), "intercept=True"),

@@ -120,7 +120,7 @@ class Personal:
         inside = [[name == layer or name.startswith(f"{layer}.") for name in function.names] for layer in chosen]
         for layer, found in zip(chosen, inside, strict=True):
             if not any(found[: len(function.parameters)]):
-                raise unknown("layer", layer, [name.rpartition(".")[0] for name in function.parameters])
+                raise unknown("layer", str(layer), {name.rpartition(".")[0] or name: 0 for name in function.parameters})
         own = torch.tensor([any(found) for found in zip(*inside, strict=True)])
         return torch.repeat_interleave(own, torch.tensor(function.sizes))[: inner.dimension].to(inner.device)
 
