@@ -29,7 +29,7 @@ from scaffpd.system import Progress
 PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
 LOOKING = 2  # passes of local steps for one pass that looks up all losses, where there are many clients
 FEW, MOVED = 3, 1e-3  # more rounds than this, in which no loss has moved by such a share, are no progress
-ANSWERED = 0.1  # of `tol`: how exact the models are that λ's answer to held-out losses is judged by
+ANSWERED, UNASKED = 0.1, 1e-4  # of `tol`: how exact models are where λ answers held-out losses; what it may then gain
 EXPLOSION = 1e10  # growth of the largest loss beyond which a run is called diverged
 
 
@@ -184,7 +184,7 @@ def _answering(
         raise InputError("Weights that answer held-out losses need clients in this process, not masked or private.")
     if channel.test is None:
         raise InputError("Weights that answer held-out losses need rows that are kept aside: Cohort(..., test=...).")
-    known, wanted = x0, 1e-6 if tol is None else tol
+    known, wanted = x0, UNASKED if tol is None else tol
 
     def keep(info: RoundInfo) -> None:
         nonlocal known
@@ -198,17 +198,15 @@ def _answering(
         x = torch.as_tensor(found.x).to(federation.start())
         return found, found.weights, federation.losses(x), federation.evaluate(x, "test", accuracy=False).loss
 
+    result: Result
     try:
         result, gain, turns = equilibrium(objective, len(federation.names), solve, wanted)
     except _EndedError as ended:
-        last: Result = ended.args[0]
-        return last
-    said = (
-        f"λ answers held-out losses after {turns} run{'s' * (turns > 1)}: no other λ would gain more than {gain:.1e}."
-    )
-    return replace(
-        result, status=result.status if gain <= wanted else Status.STALLED, message=f"{result.message} {said}"
-    )
+        result = ended.args[0]
+        return result
+    runs = f"{turns} run{'s' * (turns > 1)}"
+    said = f"{result.message} λ answers held-out losses after {runs}: another would gain at most {gain:.1e}."
+    return replace(result, status=result.status if gain <= wanted else Status.STALLED, message=said)
 
 
 class _EndedError(Exception):

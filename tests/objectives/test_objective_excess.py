@@ -11,6 +11,7 @@ from objective_cases import ALL, build
 
 import scaffpd as sp
 from scaffpd.config.reading import objective_of
+from scaffpd.objectives.excess import IDLE, equilibrium
 from scaffpd.reference import reference_optimum
 
 LOSSES, B = np.array([0.9, 0.4, 1.3, 0.7]), np.array([0.5, 0.1, 1.1, 0.2])
@@ -145,6 +146,21 @@ def test_held_out_rows_that_are_the_training_rows_change_nothing():
     assert "after 1 run" in turned.message
 
 
+def test_turns_that_bring_nothing_end():
+    asked = []
+
+    def deaf(goal):
+        asked.append(goal)
+        return len(asked), np.full(4, 0.25), LOSSES, B
+
+    model, gain, turns = equilibrium(sp.ChiSquare(0.1), 4, deaf, 1e-6)
+    assert (model, turns, len(asked)) == (1, 1 + IDLE, 1 + IDLE)
+    assert gain == pytest.approx(sp.ChiSquare(0.1).support(B) - B.mean())
+    cohort = sp.Cohort(clients("logistic"), sp.Linear("logistic", l2=0.05), test=aside("logistic"))
+    method = sp.ScaffPD(sp.Excess(sp.ChiSquare(0.1), "held-out"))
+    assert sp.train(method, cohort, callbacks=[lambda info: info.rounds >= 2]).status == "stopped"
+
+
 def test_an_estimator_refits_all_rows_with_the_weights_that_were_found():
     pairs = clients("squared")
     X, y = (np.concatenate(part) for part in zip(*pairs, strict=True))
@@ -156,6 +172,7 @@ def test_an_estimator_refits_all_rows_with_the_weights_that_were_found():
     same = sp.FairFederatedRegressor(sp.Average(prior=weights), standardise=False, l2=0.05).fit(X, y, clients=who)
     np.testing.assert_allclose(fitted.coef_, same.coef_, atol=1e-3)
     assert fitted.certificate_ <= 1e-6
+    assert "another would gain at most" in fitted.result_.message
     other = sp.FairFederatedRegressor(sp.ChiSquare(0.3), standardise=False, l2=0.05).fit(X, y, clients=who)
     assert np.abs(weights - np.array(list(other.client_weights_.values()))).max() > 1e-3
 

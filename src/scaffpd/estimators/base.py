@@ -243,12 +243,15 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             )  # fmt: skip
         cohort = Cohort(pairs, trained, names=group.names)
         seed, tol = _seed(self.random_state), self._tol
+        found: Result | None = None
         if getattr(getattr(algorithm, "objective", None), "by_held_out", False):
             few, aside = self._apart(pairs, group, ASIDE)
             part = Cohort(few, trained, names=group.names, test=aside)
-            weights = train(algorithm, part, rounds, tol, seed, progress=bool(self.verbose)).weights
-            algorithm = fair(Average(prior=np.maximum(weights, weights.max() * SMALLEST)))
+            found = train(algorithm, part, rounds, tol, seed, progress=bool(self.verbose))
+            algorithm = fair(Average(prior=np.maximum(found.weights, found.weights.max() * SMALLEST)))
         result = train(algorithm, cohort, rounds, tol, seed, progress=bool(self.verbose))
+        if found is not None:
+            result = replace(result, message=f"{result.message} Its weights: {found.message}")
         self.result_, self.history_, self.status_ = result, result.history, str(result.status)
         self.certificate_, self.privacy_ = result.certificate, result.privacy
         self.n_rounds_ = self.n_iter_ = result.rounds

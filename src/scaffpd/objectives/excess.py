@@ -14,7 +14,7 @@ from scaffpd.objectives.base import LARGEST, Objective, ProxStep, Scale, Vector,
 from scaffpd.objectives.base import inner as product
 
 HELD_OUT = "held-out"
-TURNS, LEAST_SHARE = 60, 0.05
+TURNS, IDLE, LEAST_SHARE = 60, 12, 0.05
 
 
 class Excess(Objective):
@@ -148,7 +148,8 @@ def equilibrium(
 
         b ← b + s (f(x) − h(x) − b),      s = 1, or less where the last turn was too long,
 
-    until no other λ would gain more than `tol`: support(h) − ⟨h, λ⟩ + ψ(λ). Where h = f nothing changes: b = 0.
+    until no other λ would gain more than `tol`: support(h) − ⟨h, λ⟩ + ψ(λ), or a dozen turns gain nothing. Where h = f
+    nothing changes: b = 0.
 
     Args:
         objective: (Λ, ψ).
@@ -159,11 +160,14 @@ def equilibrium(
     Returns:
         The best model, what λ could gain there, and how often `solve` was called.
     """
-    levels, share, last, best, turns = np.zeros(clients), 1.0, np.inf, (None, np.inf), 0
-    while turns < TURNS and not best[1] <= tol:
+    best: tuple[Any, float] = (None, np.inf)
+    levels, share, last, turns, found = np.zeros(clients), 1.0, np.inf, 0, 0
+    while turns < min(TURNS, found + IDLE) and not best[1] <= tol:
         model, weights, losses, aside = solve(Excess(objective, levels))
         gain = objective.support(aside) - product(aside, weights) + objective.value(weights)
-        best, turns = (model, gain) if best[0] is None or gain < best[1] else best, turns + 1
+        turns += 1
+        if best[0] is None or gain < best[1]:
+            best, found = (model, gain), turns
         share = min(1.0, 1.2 * share) if gain < last else max(LEAST_SHARE, 0.5 * share)
         levels, last = levels + share * (losses - aside - levels), gain
     return *best, turns
