@@ -11,7 +11,7 @@ trap 'rm -rf "$work"' EXIT
 scaffpd deploy local --silos 3 --out "$work/files" --write
 printf '\n[server]\nhost = "%s"\nport = %s\nadmin_port = %s\n' \
     "${SERVER_HOST:-coordinator}" "${SERVER_PORT:-8002}" "${ADMIN_PORT:-8003}" >> "$work/files/federation.toml"
-scaffpd deploy flare "$work/files/federation.toml" --out "$work/flare" --provision
+scaffpd deploy flare "$work/files/federation.toml" --out "$work/flare" --provision > "$work/said" || { cat "$work/said"; exit 1; }
 for part in "$work"/flare/parts/*; do
     name=$(basename "$part")
     test ! -e "$out/$name/kit" || { echo "$out/$name has a startup kit already." >&2; exit 1; }
@@ -21,3 +21,4 @@ for part in "$work"/flare/parts/*; do
     chmod 700 "$out/$name"
     test -z "${PART_OWNER:-}" || chown -R "$PART_OWNER" "$out/$name"
 done
+echo "Written to $out: $(ls "$out" | tr "\n" " ")"
