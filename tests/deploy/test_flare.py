@@ -395,6 +395,24 @@ def test_too_few_sites_are_waited_for_and_then_given_up():
         supervised(scripted, quorum=2, waiting=0.05)
 
 
+class Late(Scripted):
+    """Its second site connects after some looks."""
+
+    def connected(self):
+        self.sites |= {"b"} if len(self.events) >= 20 else set()
+        self.events.append(f"{len(self.sites)} there")
+        return self.sites
+
+
+def test_all_silos_are_waited_for_before_the_first_submission_as_nobody_can_join_later():
+    late = Late([(10, True)], sites=("a",))
+    supervised(late, quorum=1, silos=2, waiting=60.0)
+    assert late.events[late.events.index("submit") - 1] == "2 there"
+    never = Scripted([(10, True)], sites=("a",))
+    supervised(never, quorum=1, silos=2, waiting=0.05)
+    assert never.events == ["submit"]
+
+
 def test_time_is_limited():
     scripted = Scripted([(n, False) for n in range(1, 10_000)])
     with pytest.raises(InputError, match=r"not over after 0\.05 seconds"):

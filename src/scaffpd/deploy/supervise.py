@@ -39,6 +39,7 @@ class RetryPolicy:
     quorum: int = 1  # the job is not handed in with fewer sites
     attempts: int = 5  # submissions in a row without a new round in between, before giving up
     waiting: float = 300.0  # seconds with too few sites, before giving up
+    silos: int = 1  # so many are waited for as long before the job is first handed in: FLARE lets nobody in later
     seconds: float = float("inf")  # for everything
     every: float = 0.5  # seconds between two looks
     settle: float = 30.0  # seconds that a job gets before it is ended on behalf of a site that is back
@@ -112,8 +113,10 @@ class Supervisor:
         self._submitted, self._ending, self._outside = time.monotonic(), False, {}
 
     def _wait_for_sites(self) -> None:
-        policy = self.policy
-        if not wait_for(lambda: len(self.job.connected()) >= policy.quorum, policy.waiting, policy.every):
+        policy, left = self.policy, self.policy.waiting
+        if self._seen < 0 and not wait_for(lambda: len(self.job.connected()) >= policy.silos, left, policy.every):
+            left = 0.0
+        if not wait_for(lambda: len(self.job.connected()) >= policy.quorum, left, policy.every):
             raise InputError(
                 f"Only {len(self.job.connected())} of at least {policy.quorum} silos are connected after "
                 f"{policy.waiting:g} seconds: start the others (and the server), then resume."
@@ -129,7 +132,8 @@ def supervise(
 ) -> Outcome:
     """Keep the job of a federation going, by the federation's own policy, and return its outcome."""
     folder = DeployedRun(file.folder)
-    policy = RetryPolicy(quorum=file.policy.quorum, waiting=file.policy.start_timeout, seconds=seconds)
+    wait, silos = file.policy.start_timeout, len(file.silos)
+    policy = RetryPolicy(quorum=file.policy.quorum, waiting=wait, silos=silos, seconds=seconds)
     Supervisor(job, folder, policy, say, look).run()
     look()
     return Outcome.of(folder)

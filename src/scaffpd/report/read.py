@@ -329,11 +329,11 @@ def _live_rounds(path: Path, model: str) -> tuple[Round, ...]:
     for text in read_text(path).split("\n")[:-1]:  # the last line may be half of one
         line = json.loads(text)
         if "round" in line:
-            own = {what: dict(zip(line["members"], line[what], strict=True)) for what in ("losses", "weights")}
-            known = {what: {name: v for name, v in values.items() if v == v} for what, values in own.items()}
+            own = [dict(zip(line["members"], line[what], strict=True)) for what in ("losses", "weights")]
+            losses, weights = ({name: v for name, v in values.items() if v == v} for values in own)
             sent = (line["messages_up"] + line["messages_down"]) / 1e6
-            about = line["certificate"], line["exchanges"], sent, len(line["absent"]), None, None
-            found[line["round"]] = Round(model, line["round"], *about, **known)
+            about = line["certificate"], line["exchanges"], sent, len(line["absent"])
+            found[line["round"]] = Round(model, line["round"], *about, None, None, losses, weights)
     return tuple(found[number] for number in sorted(found))
 
 
