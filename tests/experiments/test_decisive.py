@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -230,6 +231,21 @@ def test_the_published_page_is_that_of_the_published_runs(folder):
             found = made.difference(image_rows.OWN_FAIR, others[0]["row"], column)
             assert len(found) == len(others)
             assert np.abs(found).max() <= 0.3
+
+
+def test_every_interval_that_the_page_on_images_cites_is_one_of_the_results():
+    known = {("4.0", "1.2")}  # of an earlier run, which the page says
+    for folder in RESULTS.glob("*/"):
+        for row in read(folder / "contrasts.csv"):
+            for value, half in (("worst_20", "half"), ("average", "average_half")):
+                known.add((f"{abs(float(row[value])):.1f}", f"{float(row[half]):.1f}"))
+        for made in image_findings.load(folder):
+            for point in (point for rho in ("0.03", "0.1", "0.5") for point in image_findings.gains(made, rho)):
+                known.add((f"{abs(point['gain']):.1f}", f"{point['half']:.1f}"))
+    page = (RESULTS.parents[1] / "docs" / "images.md").read_text(encoding="utf-8").split("## Data")[0]
+    cited = re.findall(r"(\d+\.\d) ± (\d+\.\d)", page)
+    assert len(cited) > 80
+    assert [pair for pair in cited if pair not in known] == []
 
 
 def test_a_small_study_asks_for_one_piece_and_a_wrong_choice_is_refused(capsys):
