@@ -170,7 +170,7 @@ def test_a_silo_that_greets_but_never_works_costs_less_and_less(tmp_path):
     path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-10"}, more=QUICK + "max_age = 1\n")
 
     def mute(answer):
-        return answer if b'"version"' in answer else b""
+        return answer if b'"values": {"version"' in answer else b""
 
     outcome, _ = run(path, places, {9: [("lie", "va", mute)]})
     assert outcome.final
@@ -471,3 +471,35 @@ def test_a_finished_run_stays_finished(tmp_path):
     again, transport = run(path, places)
     assert again == first
     assert transport.count == 0
+
+
+def test_a_checkpoint_that_cannot_be_read_ends_the_run_with_its_name(tmp_path):
+    """The failure is an outcome, not an exception: on FLARE the job would be handed in again and again."""
+    path, places = federation(tmp_path, more=QUICK)
+    with pytest.raises(Killed):
+        run(path, places, {14: [("crash",)]})
+    file = FederationFile.read(path).folder / "segment-0.npz"
+    file.write_bytes(file.read_bytes()[:500])
+    outcome, _ = run(path, places)
+    assert (outcome.status, outcome.final) == ("failed", True)
+    assert "segment-0.npz' is not a readable scaffpd checkpoint; remove it" in outcome.sentence
+    file.unlink()
+    is_right(path, places, run(path, places)[0])
+
+
+def test_rows_that_a_private_silo_has_lost_are_noticed_by_their_number(tmp_path):
+    """Its constants say nothing of its rows: without the count the run would end over "another problem"."""
+    noisy = {
+        "rounds = 500\ntol = 1e-6\n": "rounds = 6\n",
+        "[objective]": '[algorithm]\nkind = "ScaffPD"\n\n[objective]',
+    }
+    path, places = federation(tmp_path, replacing=noisy, more="[privacy]\nepsilon = 8\n" + QUICK)
+    for place in places.values():
+        place.write_text(place.read_text() + '\n[privacy]\nepsilon = 20\ndelta = 1e-5\ncolumns = "exact"\n')
+    with pytest.raises(Killed):
+        run(path, places, {12: [("crash",)]})
+    table = places["va"].parent / "patients.csv"
+    table.write_text("\n".join(table.read_text().splitlines()[:-5]) + "\n")
+    outcome, _ = run(path, places)
+    assert outcome.members == ("cleveland", "hungarian", "switzerland")
+    assert [event["silo"] for event in events(path) if event["what"] == "changed"] == ["va"]

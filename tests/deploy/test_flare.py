@@ -88,6 +88,34 @@ def test_a_site_that_fails_does_not_keep_the_others_back(reply, words):
     assert words in answers["b"].reason
 
 
+class Wired(Proxy):
+    """One whose connection FLARE can tell about; `codes` are what pings return, the last one for good."""
+
+    def __init__(self, reply, *codes):
+        super().__init__(reply)
+        self.codes = list(codes)
+        cell = types.SimpleNamespace(core_cell=types.SimpleNamespace(send_request=self.ping))
+        self.backend = types.SimpleNamespace(cell=cell, target_fqcn="b.job")
+
+    def ping(self, channel, topic, target, request, timeout, optional):
+        code = self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
+        return types.SimpleNamespace(get_header=lambda name: code)
+
+
+@pytest.mark.parametrize(
+    ("codes", "gone"),
+    [(["comm_error"], True), (["target_unreachable"], True), (["timeout"], False), (["comm_error", "ok"], False)],
+)
+def test_a_closed_connection_is_not_waited_for_and_a_busy_site_is(monkeypatch, codes, gone):
+    """What FLARE returns is one thing: a ping to a closed connection comes back; a late one says nothing."""
+    monkeypatch.setattr(server, "LOOK", 0.05)
+    transport = server.CollabTransport({"a": Proxy(lambda q, t: q), "b": Wired(hangs, *codes)})
+    start = time.monotonic()
+    answers = transport.ask({"a": b"1", "b": b"2"}, 1.5)
+    assert answers["a"] == b"1"
+    assert (answers["b"].gone, time.monotonic() - start < 1.4) == (gone, gone)
+
+
 def test_a_site_of_no_job_is_gone():
     answer = server.CollabTransport({}).ask({"z": b"1"}, 0.2)["z"]
     assert isinstance(answer, Failure)

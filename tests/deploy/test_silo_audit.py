@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from deploy_cases import QUICK, federation, opened
 from secure_silos import SCAFF_PD, secured
+from test_private_deploy import WILLING, another_run, private
 from typer.testing import CliRunner
 
 from scaffpd import report
@@ -86,6 +87,18 @@ def test_with_masks_too(tmp_path):
     run = accounted(places, transport)["runs"][-1]
     assert run["masked"]
     assert "masked vectors" in {row["what"] for row in run["questions"]}
+
+
+def test_with_noise_and_over_restarts_and_refusals_too(tmp_path):
+    path, places = private(tmp_path, silo=WILLING.replace("epsilon = 20", "epsilon = 9"))
+    transport = Tapped(places)
+    coordinate(path, transport)
+    transport.silos = opened(places)  # every silo is started anew, for another run, which its budget does not allow
+    path.write_text(another_run(path))
+    coordinate(path, transport)
+    found = accounted(places, transport)
+    assert [run["private"] for run in found["runs"] if run["run"]] == [True, True]
+    assert any("budget" in why for why in found["refused"])
 
 
 @pytest.mark.parametrize(

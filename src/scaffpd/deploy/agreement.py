@@ -207,7 +207,7 @@ def settle(session: Session, members: Sequence[str], setup: Setup, timeout: floa
         start = reply.arrays.get("x", start)
         if start.shape != shape or digest(start) != read[first]["start"]:
             raise Refusal(first, "it sent another starting point than it had announced.")
-    session.constants |= {name: read[name]["constants"] for name in members}
+    session.constants |= {name: np.append(read[name]["constants"], read[name]["samples"]) for name in members}
     session.largest = max(LARGEST_REPLY, 3 * 8 * len(start))
     column = {what: np.array([read[name][what] for name in members]) for what in (*FACTS, "noisy")}
     L, mu, steepest, probes = np.array([read[name]["constants"] for name in members]).T

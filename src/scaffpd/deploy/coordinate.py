@@ -112,12 +112,15 @@ def finished(file: FederationFile, folder: DeployedRun) -> Outcome | None:
 
 def _rescued(folder: DeployedRun) -> int:
     """After a failure, write the model of the last finished round, for a budget may be spent on it; which round."""
-    setup, segments = folder.setup(), folder.segments()
-    x = None if not segments else folder.reached(segments[-1])[0]
-    if setup is None or x is None:
+    try:
+        setup, segments = folder.setup(), folder.segments()
+        x = None if not segments else folder.reached(segments[-1])[0]
+        if setup is None or x is None:
+            return 0
+        folder.write_model(x, setup)
+        return folder.rounds()
+    except InputError:  # a file of the folder cannot be read, which is why the run has failed
         return 0
-    folder.write_model(x, setup)
-    return folder.rounds()
 
 
 def _fewest(file: FederationFile) -> int:
@@ -267,7 +270,8 @@ class Coordination:
         """Remember what every silo says of its losses by this agreement; refuse one that said something else before."""
         before = self.folder.read("constants.json") or {}
         now = {name: self.session.constants[name].tolist() for name in members}
-        self.changed = {name for name in members if before.get(name, now[name]) != now[name]}
+        told = {name: before.get(name, now[name]) for name in members}  # version 0.1 had no number of rows
+        self.changed = {name for name in members if told[name] != now[name][: len(told[name])]}
         if self.changed:
             raise Changed(min(self.changed))
         self.folder.write("constants.json", before | now)
@@ -330,7 +334,8 @@ class Coordination:
                     return self._in_order({*segment.members} - {*reason.names})
                 there = self._wait(membership)
                 if self._too_few(there) is not None:
-                    return self._pause(str(reason))
+                    words = f"No answer of {reason}." if isinstance(reason, Lost) else str(reason)
+                    return self._pause(words)
                 if channel.stood_in or there != list(segment.members):
                     return there
 

@@ -70,7 +70,7 @@ class Session:
         wire: every byte of every message so far, evaluation and set-up included.
         barred: silos whose answers are ignored from now on.
         setup: the agreement.
-        constants: what every silo said about its losses when it took the agreement.
+        constants: what every silo said about its losses when it took the agreement, and how many rows it has.
         spread: Σ ‖a‖² over the standardised rows of every silo, or of all silos, as sums over columns have it.
         largest: the most bytes of a reply.
         asks: what the run is, for silos to consent to.
@@ -126,7 +126,9 @@ class Session:
         """Fail a silo that takes the agreement once more and says something else about its losses than before."""
         if not answered(reply) or name not in self.constants:
             return reply
-        same = np.array_equal(reply.arrays.get("constants", np.zeros(0)), self.constants[name])
+        rows = reply.values.get("samples")
+        now = np.append(reply.arrays.get("constants", np.zeros(0)), rows if isinstance(rows, int) else np.nan)
+        same = np.array_equal(now, self.constants[name])
         return reply if same else Failure("its data are not those that the run began with", garbage=True)
 
     def _ask(self, request: SiloRequest, sites: Mapping[str, str], timeout: float, anyone: bool = False) -> Replies:

@@ -10,12 +10,15 @@ import os
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from scaffpd.deploy.flare.client import REFUSAL, site_root
 from scaffpd.deploy.messages import Failure
@@ -23,6 +26,9 @@ from scaffpd.errors import InputError
 
 VARIABLE = "SCAFFPD_FEDERATION"
 GRACE = 2.0  # seconds that FLARE gets for its own timeout before it is not waited for any more
+LOOK, LOOKS = 1.0, 2  # seconds between two looks for a connection, and how many have to find none
+NET_CHANNEL, PING = "_net_manager", "echo"  # what every process of FLARE answers
+CLOSED = (ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
 GONE = ("target_unreachable", "no connection", "cannot send")
 
 
@@ -48,6 +54,8 @@ class CollabTransport:
         late = Failure(f"No reply within {timeout:g} seconds.")
         answers: dict[str, bytes | Failure] = dict.fromkeys(questions, late)
         waiting, deadline = set(questions), time.monotonic() + timeout + GRACE
+        watch = threading.Thread(target=self._watch, args=(waiting, deadline, arrived), name="watch", daemon=True)
+        watch.start()
         while waiting and (left := deadline - time.monotonic()) > 0:
             if self._aborted():
                 raise RunAborted("The job was aborted.")
@@ -57,9 +65,37 @@ class CollabTransport:
                 continue
             if isinstance(reply, RunAborted):
                 raise reply
-            answers[site] = reply
-            waiting.discard(site)
+            if site in waiting:
+                answers[site] = reply
+                waiting.discard(site)
+        waiting.clear()  # nobody is watched any more
         return answers
+
+    def _watch(self, waiting: set[str], deadline: float, arrived: queue.SimpleQueue[Any]) -> None:
+        """Look whether a connection still leads to the sites that are waited for: a dead one needs no timeout."""
+        seen = Counter[str]()
+        while waiting and time.monotonic() < deadline:
+            time.sleep(LOOK)
+            for site in sorted(waiting.copy()):
+                seen[site] = seen[site] + 1 if self._cut_off(site) else 0
+                if seen[site] == LOOKS:
+                    arrived.put((site, Failure("No connection leads to the site any more.", gone=True)))
+
+    def _cut_off(self, site: str) -> bool:
+        """Tell whether FLARE has no connection to a site.
+
+        Its server returns a ping to a closed connection at once; a question, which goes by FLARE's stream, gets lost in
+        silence. A ping that is late tells nothing: the site may be busy.
+        """
+        try:
+            backend = self._proxies[site].backend
+            ping = new_cell_message({}, {})
+            reply = backend.cell.core_cell.send_request(
+                NET_CHANNEL, PING, backend.target_fqcn, ping, timeout=LOOK, optional=True
+            )
+            return reply.get_header(MessageHeaderKey.RETURN_CODE) in CLOSED
+        except Exception:  # FLARE's own affairs: without them a site has its whole timeout
+            return False
 
     def _deliver(self, site: str, question: bytes, timeout: float, arrived: queue.SimpleQueue[Any]) -> None:
         try:
