@@ -1,7 +1,7 @@
 """Random faults thrown at deployed runs, each judged: a right, certified answer, or a stop with a reason and a resume.
 
     python benchmarks/faults.py --trials 40 --seed 1             # silos in this process, faults on the way to them
-    python benchmarks/faults.py --trials 0 --flare 4 --seed 1    # FLARE's own processes, killed and stopped
+    python benchmarks/faults.py --trials 0 --flare 10 --seed 2   # FLARE's own processes, killed and stopped
 
 writes benchmarks/FAULTS.md and faults.csv (`--out` says where). What is right is decided by the second-order
 solver of `scaffpd.reference`, which shares nothing with the silos. In this process a clock stands in for waiting, so
