@@ -54,10 +54,14 @@ class LinearPoint:
         y, share = fine.exact
         self.predictions = fine.products.times(x.view(-1, outputs).to(fine.A.dtype))
         self.z = self.predictions.to(x.dtype)
-        self.square = squares(x)
         self.losses = fine.layout.total(loss.value(self.predictions, y) * share) + l2 / 2 * self.square
         if constant is not None:
             self.losses = self.losses + constant
+
+    @cached_property
+    def square(self) -> Tensor:
+        """‖x‖²."""
+        return squares(self.x)
 
     @cached_property
     def slopes(self) -> Tensor:
