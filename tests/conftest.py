@@ -8,6 +8,7 @@ once; k = 2: every pair). One marked `sample(n)`, whose parameters only repeat, 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -67,8 +68,12 @@ def pytest_collection_finish():
     """Leave what was imported and collected out of every later search for garbage.
 
     From now on nothing is cached as bytecode either: tests write modules anew within a second, and Python would take
-    the old one.
+    the old one. All loggers pass on what they log: to each that does not, such as fifty of PyTorch's, pytest would add
+    its handlers six times a test.
     """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.freeze()
     gc.enable()
     sys.dont_write_bytecode = True
