@@ -124,8 +124,9 @@ def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> t
 def length(c: Tensor) -> SupportsFloat:
     """A number that ‖c‖ does not exceed, whatever the format of c, and however many of its entries have underflowed."""
     least = UNDERFLOW if c.dtype == torch.float64 else torch.finfo(c.dtype).tiny
-    size = c.double().norm()
-    return (size if c.is_cuda else size.item()) * (1 + EPSILON * (len(c) + 4)) + 2 * math.sqrt(len(c)) * least
+    norm = c.double().norm()
+    size: Tensor | float = norm if c.is_cuda else norm.item()
+    return size * (1 + EPSILON * (len(c) + 4)) + 2 * math.sqrt(len(c)) * least
 
 
 def no_certificate(exact: bool, constants: Constants, weights: Vector) -> str | None:

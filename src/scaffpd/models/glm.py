@@ -154,8 +154,10 @@ class LinearPoint:
     @cached_property
     def size(self) -> Tensor | float:
         """‖x‖, from above; on a GPU nobody waits for it."""
-        size = self.square.sqrt() if self.x.is_cuda else float(self.square) ** 0.5
-        return size * (1 + gamma(len(self.x) + 8)) + len(self.x) ** 0.5 * UNDERFLOW
+        root = self.square.sqrt()
+        size: Tensor | float = root if self.x.is_cuda else root.item()
+        wide: Tensor | float = size * (1 + gamma(len(self.x) + 8)) + len(self.x) ** 0.5 * UNDERFLOW
+        return wide
 
     def arithmetic(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
         """Bound what sums may be off, where the rows multiply vectors of this length.

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -402,7 +402,7 @@ class ModuleOracle:
         key = plan.steps, positions.shape
         if key not in self._replays:
             self._replays[key] = GraphReplay(partial(self._run, plan.steps))
-        return self._replays[key](*parts)
+        return cast(Tensor, self._replays[key](*parts))
 
     def _first(self, who: Tensor) -> Tensor:
         """Where a client's rows begin in the stack, or the client itself where rows are streamed."""
