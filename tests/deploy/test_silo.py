@@ -363,5 +363,6 @@ def test_a_convolution_on_two_silos_gives_the_cohorts_numbers(tmp_path):
     cohort = sp.Cohort({name: spaces["images"](seed) for seed, name in enumerate(places)}, spaces["make"]())
     file = FederationFile.read(path)
     here = sp.train(file.algorithm, cohort, rounds=4, seed=0)
-    np.testing.assert_allclose(model_of(path), here.x, rtol=1e-9, atol=1e-11)
+    # η comes from differences of gradients, which lose half of the digits of what one silo or two round differently
+    np.testing.assert_allclose(model_of(path), here.x, rtol=1e-6, atol=1e-9)
     assert here.history.losses[-1].max() < here.history.losses[0].max()
