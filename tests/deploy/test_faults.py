@@ -191,6 +191,21 @@ def test_what_silos_say_is_printable_in_tables(tmp_path):
     assert all(text.isprintable() for e in events(path) for text in e.values())
 
 
+def test_silos_that_fail_at_every_question_end_the_run(tmp_path):
+    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
+
+    def failing(answer):
+        message = decode(answer, 2**31)
+        if message.kind != "answer" or not message.arrays:  # they greet as ever
+            return answer
+        return encode(Message("failed", {**message.values, "sentence": "MemoryError"}))
+
+    outcome, _ = run(path, places, {9: [("lie", name, failing) for name in places]})
+    assert not outcome.final
+    assert outcome.status == "paused"
+    assert len([e for e in events(path) if e["what"] == "absent"]) <= 3 * len(places)
+
+
 @pytest.mark.parametrize("moment", mostly_long([1, 2, 3, 4, 5], 3))
 def test_a_silo_that_dies_while_the_agreement_is_made(tmp_path, moment):
     path, places = federation(tmp_path, more=QUICK)

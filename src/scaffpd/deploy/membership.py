@@ -71,7 +71,7 @@ def accuse(verdicts: Mapping[str, str], number: int, record: Callable[[SiloEvent
         raise Quarantined(list(verdicts))
 
 
-STRIKES = 3  # answers that cannot be used, or refusals, after which a silo is not asked again
+STRIKES = 3  # answers that cannot be used, failures or refusals, after which a silo is not asked again
 
 
 class Membership:
@@ -125,7 +125,7 @@ class Membership:
         troubles = check(answers)
         for name, reply in replies.items():
             if isinstance(reply, Failure):
-                self.leave(name, "garbage" if reply.garbage else "absent", reply.reason)
+                self.leave(name, "garbage" if reply.garbage else "absent", reply.reason, reply.failed)
             elif name not in answers:
                 lost = reply.kind == "missing"  # started anew, and without what cannot be sent again
                 words = "it lacks what it was just sent" if lost else plain(reply.values.get("sentence"))
@@ -142,11 +142,11 @@ class Membership:
             name, sentence = next(iter(replies)), plain(refusals[0].values.get("sentence"))
             raise InputError(f"Silo {name!r} refuses: {sentence}")
 
-    def leave(self, name: str, what: str, reason: str) -> None:
-        """Count a silo as absent, and write down why."""
+    def leave(self, name: str, what: str, reason: str, failed: bool = False) -> None:
+        """Count a silo as absent, and write down why; one that fails at every question is not asked for ever."""
         self.absent.add(name)
         self._absences[name] += 1
-        self._strikes[name] += what != "absent"
+        self._strikes[name] += failed or what != "absent"
         words = plain(reason).rstrip(".")
         self.record(SiloEvent(self.round, name, what, f"Silo {name!r} does not take part: {words}."))
 

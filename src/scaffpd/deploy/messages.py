@@ -222,11 +222,13 @@ class Failure:
         reason: what happened, in words.
         gone: whether the engine knows that the site is not there any more (and not just slow).
         garbage: whether there was a reply, and it could not be used.
+        failed: whether the silo says that it could not work the question out.
     """
 
     reason: str
     gone: bool = False
     garbage: bool = False
+    failed: bool = False
 
 
 class Transport(Protocol):

@@ -183,5 +183,6 @@ class Session:
             return Failure("an answer of an unknown kind", garbage=True)
         if message.kind == "failed" or unread:
             what = "cannot read the question" if unread else "failed"
-            return Failure(f"the silo {what}: {plain(message.values.get('sentence'), 200)}", garbage=unread)
+            words = f"the silo {what}: {plain(message.values.get('sentence'), 200)}"
+            return Failure(words, garbage=unread, failed=not unread)
         return message
