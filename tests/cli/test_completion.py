@@ -51,7 +51,7 @@ def bash(monkeypatch, capsys):
         ("scaffpd compare d", {"digits"}),
         ("scaffpd compare --methods FedAvg,S", {"FedAvg,SCAFFOLD", "FedAvg,Scaff-PD", "FedAvg,Subspace-saddle"}),
         ("scaffpd compare --cl", {"--client", "--clients"}),
-        ("scaffpd silo c", {"check"}),
+        ("scaffpd silo c", {"check", "consent"}),
         ("scaffpd features cifar10 --backbone r", {"resnet18-layer3"}),
         ("scaffpd features t", {"tiny-imagenet"}),
         ("scaffpd deploy local --engine fl", {"flare", "flower"}),
