@@ -131,7 +131,8 @@ class _SaddleProblem:
     def __init__(self, objective: Objective, a: Vector, E: Matrix, l: Vector, square: Vector) -> None:  # noqa: E741
         self.objective, self.a, self.E, self.l, self.square = objective, a, E, l, square
         self.shared, self.held = float(np.minimum.reduce(square)), bool(square.any())
-        self.squares, self.smooth = (E * E).sum(0), False
+        self.bends = 0.0 if self.held else objective.strong_convexity(len(a))
+        self.squares = (E * E).sum(0)
         self.reach = float(np.maximum.reduce(self.squares)) ** 0.5
 
     def solve(self, tol: float) -> Saddle:
@@ -146,7 +147,7 @@ class _SaddleProblem:
                 continue
             if point is None:
                 break
-            found, rounding = self._proof(point)
+            found, rounding = self._proof(point, pi)
             moving = converged and np.abs(point.weights - anchor).max() > 1e-3 * point.weights.max()
             going = moving or found.gap < 0.5 * best.gap or best.gap == np.inf
             steps, stalled = steps + used, 0 if going else stalled + 1
@@ -165,8 +166,7 @@ class _SaddleProblem:
             E = self.E - self.E.mean(1, keepdims=True)
             squares = (E * E).sum(0)
         coupling = float(np.maximum.reduce(squares)) if len(self.E) else 0.0
-        self.smooth = not self.held and self.objective.strong_convexity(len(self.a)) >= FIRST * coupling
-        if self.smooth:
+        if self.bends > 0 and self.bends >= FIRST * coupling:
             return SMALLEST
         return min(max(FIRST * coupling - self.shared, 0.0 if self.shared > 0 else SMALLEST), HIGHEST)
 
@@ -182,14 +182,15 @@ class _SaddleProblem:
         v: Vector = self.a + point.z @ self.E
         return v - self.square * (point.weights - self.l) if self.held else v
 
-    def _proof(self, point: _Iterate) -> tuple[Saddle, float]:
+    def _proof(self, point: _Iterate, pi: float) -> tuple[Saddle, float]:
         """The gap of (z, λ), and what of it may be rounding; with π = 0, λ is the maximiser of ⟨v, λ⟩ − ψ(λ)."""
         z, weights, v = point.z, point.weights, self._forces(point)
         v = v - (float(v @ weights) if self.objective.simplex else 0.0)  # a common shift changes but the rounding
         if not np.maximum.reduce(np.abs(v)) <= LARGEST:
             return Saddle(weights, z, np.inf, np.inf, 0), 0.0
         away, pulled = weights - self.l, self.E @ weights
-        gap = 0.0 if self.smooth else self.objective._support(v) - float(v @ weights) + point.penalty
+        known = pi == SMALLEST and self.bends > 0
+        gap = 0.0 if known else self.objective._support(v) - float(v @ weights) + point.penalty
         gap = max(gap, 0.0) + 0.5 * float(point.gradient @ point.gradient)
         held = float(self.square @ away**2)
         below = float(self.a @ weights) - point.penalty - 0.5 * (float(pulled @ pulled) + held)
@@ -324,16 +325,20 @@ class _Quadratics:
     def _bend(self, weights: Vector) -> tuple[Matrix, Matrix]:
         """B(λ), and as much more as rounding needs, and its Cholesky factor; remembered for the last λ."""
         if self.known[0] is not weights:
-            B = (weights @ self.flat).reshape(len(self.E), -1)
-            B.flat[:: len(B) + 1] += TINY * B.trace()
+            B = self._mixed(weights)
             self.known = weights, B, factor(B)
         return self.known[1:]
+
+    def _mixed(self, weights: Vector) -> Matrix:
+        B: Matrix = (weights @ self.flat).reshape(len(self.E), -1)
+        B.flat[:: len(B) + 1] += TINY * B.trace()
+        return B
 
     def _step(self, here: _Place, weights: Vector, more: float, tol: float) -> Saddle:
         """Newton's step from here with B(λ) + `more` times the curvature of all clients alike."""
         B, root = self._bend(weights)
         if more > 0:
-            root = factor(B + more * self._bend(np.full(len(weights), weights.sum() / len(weights)))[0])
+            root = factor(B + more * self._mixed(np.full(len(weights), weights.sum() / len(weights))))
         E = lapack.dtrtrs(root, here.slopes.T, lower=1)[0]
         found = _solved(self.objective, here.losses, E, weights, tol, np.zeros(len(weights)))
         return replace(found, z=lapack.dtrtrs(root, found.z, lower=1, trans=1)[0])
