@@ -100,13 +100,18 @@ def sentences(rows: list[Row]) -> list[str]:
     out = []
     for loss, limit in LIMITS.items():
         mine = [row for row in rows if row["loss"] == loss]
-        worst = max(mine, key=lambda row: row["of its unit"])
         unit = "one full gradient" if loss == "squared" else "J + 1 full gradients"
-        held = "holds" if worst["of its unit"] <= limit else "DOES NOT HOLD"
-        out.append(
-            f"{loss}: a round takes at most {worst['of its unit']:.2f} times {unit} "
-            f"(N = {worst['N']:,}, J = {worst['J']}); the aim of {limit} {held}."
-        )
+        most = max(row["N"] for row in mine)
+        for rows_of, where in (
+            (mine, "a round"),
+            ([r for r in mine if r["N"] == most], f"with {most:,} clients a round"),
+        ):
+            worst = max(rows_of, key=lambda row: row["of its unit"])
+            held = "holds" if worst["of its unit"] <= limit else "DOES NOT HOLD"
+            out.append(
+                f"{loss}: {where} takes at most {worst['of its unit']:.2f} times {unit} "
+                f"(N = {worst['N']:,}, J = {worst['J']}); the aim of {limit} {held}."
+            )
         by_steps = {J: np.median([r["round/gradient"] for r in mine if r["J"] == J]) for J in {r["J"] for r in mine}}
         if len(by_steps) > 2:
             out.append(f"{loss}: a round's cost grows like J^{exponent(by_steps, by_steps.values()):.2f}.")
