@@ -459,7 +459,7 @@ def write(out, trials):
 A run waits {TIMEOUT:g} s for an answer and {START:g} s for silos to come back; the longest that one waited in all, by
 its own clock, was {longest:.0f} s in process (messages lost to the end of the run). *stopped, resumed, right*: it ended
 with the reason under "what was said", whoever is in charge put that right, and the resumed run gave the certified
-answer. On FLARE "silo" is the site that was hurt, in a round that was drawn, and seconds are those on the wall.
+answer. On FLARE "silo" is the site that was affected, in a round that was drawn, and seconds are those on the wall.
 
 {HEAD}
 """

@@ -5,6 +5,7 @@
 # SERVER_HOST is the server's name as silos see it (coordinator), SERVER_PORT and ADMIN_PORT its ports; PART_OWNER, if
 # set, gets all of it.
 set -eu
+umask 077  # there are private keys in all of it
 out=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -16,9 +17,9 @@ for part in "$work"/flare/parts/*; do
     name=$(basename "$part")
     test ! -e "$out/$name/kit" || { echo "$out/$name has a startup kit already." >&2; exit 1; }
     mkdir -p "$out/$name"
+    chmod 700 "$out/$name"  # a volume is there already
     cp -R "$part/." "$out/$name/"
     test ! -d "$work/files/$name" || cp -R "$work/files/$name/." "$out/$name/"
-    chmod 700 "$out/$name"
     test -z "${PART_OWNER:-}" || chown -R "$PART_OWNER" "$out/$name"
 done
 echo "Written to $out: $(ls "$out" | tr "\n" " ")"

@@ -14,6 +14,7 @@ from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.remote import Remote
 from scaffpd.deploy.session import Session
 from scaffpd.deploy.silo.silo import Silo
+from scaffpd.tabular.agree import PREPARED, VERSION
 
 NAMES, SIZES, FEATURES = ("a", "b", "c", "d"), (8, 13, 21, 10), 3
 MODELS = ("squared", "logistic", "softmax", "module")
@@ -83,7 +84,8 @@ def remote_of(model, folder, runtime, projections, algorithm):
     session, nothing = Session(InProcess(silos)), np.zeros(0)
     session.greet(60.0)
     secure = {"projections": projections} if "masked" in runtime else {}
-    setup = Setup("everything:Everything", {}, {"task": "prepared"}, nothing, nothing, "", secure)
+    schema = {"version": VERSION, "task": PREPARED, "standardise": False, "dimension": 1}
+    setup = Setup("everything:Everything", {}, schema, nothing, nothing, "", secure)
     facts = settle(session, NAMES, setup, 60.0)
     policy = FaultPolicy(quorum=1)
     return Remote(Membership(session, NAMES, policy, lambda event: None), facts)

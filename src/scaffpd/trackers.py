@@ -301,6 +301,7 @@ def _terminate(client: Any, run_id: str) -> None:
 
 
 Labels = tuple[tuple[str, str], ...]
+LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def prometheus(prefix: str, numbers: Mapping[str, float | Mapping[Labels, float] | None]) -> str:
@@ -318,15 +319,25 @@ def prometheus(prefix: str, numbers: Mapping[str, float | Mapping[Labels, float]
 
 
 def page_server(pages: Mapping[str, Callable[[], str]], host: str, port: int) -> ThreadingHTTPServer:
-    """Return a server whose paths are made anew with every request; a page that fails is an error 500."""
+    """Return a server whose paths are made anew with every request; a page that fails is an error 500.
+
+    Why it fails goes to standard error. On loopback only local names are answered: a name of somebody else's that
+    leads here (DNS rebinding) would let that one's pages in a browser read ours.
+    """
+    local = {*LOCAL, host} if host == "localhost" or host.startswith("127.") else None
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            name = re.sub(r":\d*$", "", self.headers.get("Host", "localhost")).strip("[]").lower()
             page = pages.get(self.path.split("?")[0])
             try:
-                code, text = (404, "There is no such page.\n") if page is None else (200, page())
+                if local is not None and name not in local:
+                    code, text = 403, "This is not the host that you asked for.\n"
+                else:
+                    code, text = (404, "There is no such page.\n") if page is None else (200, page())
             except Exception as problem:
-                code, text = 500, f"{problem}\n"
+                logging.getLogger("scaffpd.pages").error("%s cannot be shown: %s", self.path, problem)
+                code, text = 500, f"This page cannot be shown ({type(problem).__name__}): standard error says why.\n"
             body = text.encode()
             self.send_response(code)
             html = text[:9].lower() == "<!doctype"
@@ -367,7 +378,7 @@ class _JsonLines(RotatingFileHandler):
 class RunLog:
     """The log of a coordinator or a silo: lines of JSON with time, level, run, round, silo and message.
 
-    It is given sentences that a run has for others anyway, and never an exception's text, a value or a key.
+    It is given the sentences that the other side gets too, and never an unexpected exception's text, a value or a key.
     """
 
     def __init__(self, settings: LogSettings | None) -> None:

@@ -149,7 +149,36 @@ def empty(bundle):
     return "is no bundle"
 
 
-@pytest.mark.parametrize("spoil", [spoil_wheel, swap_wheel_and_sums, remove_wheel, add_wheel, change_bill, empty])
+def link_wheel(bundle):
+    wheel = next((bundle / "wheels").glob("tiny_more*"))
+    wheel.rename(bundle.parent / "elsewhere")
+    wheel.symlink_to(bundle.parent / "elsewhere")
+    return "is a link"
+
+
+def forget(bundle, *words):
+    sums = bundle / "SHA256SUMS"
+    lines = [line for line in sums.read_text().splitlines() if not any(word in line for word in words)]
+    sums.write_text("".join(f"{line}\n" for line in lines))
+
+
+def forget_wheel(bundle):
+    remove_wheel(bundle)
+    forget(bundle, "tiny_more")
+    return "tiny-more is pinned by requirements.txt, and has no wheel"
+
+
+def forget_all_wheels(bundle):
+    shutil.rmtree(bundle / "wheels")
+    (bundle / "requirements.txt").unlink()
+    forget(bundle, "wheels/", "requirements.txt")
+    return "pins nothing"
+
+
+SPOILT = [spoil_wheel, swap_wheel_and_sums, remove_wheel, add_wheel, change_bill, empty]
+
+
+@pytest.mark.parametrize("spoil", [*SPOILT, link_wheel, forget_wheel, forget_all_wheels])
 def test_whatever_is_not_as_it_was_made_shows(spoil, bundle, capsys):
     assert cli.run(["bundle", "--verify", str(bundle)]) == 0
     words = spoil(bundle)
@@ -164,11 +193,11 @@ def test_pip_refuses_a_wheel_that_was_changed(bundle, tmp_path):
     assert "hash" in done.stderr.lower()
 
 
-def test_the_print_tells_one_bundle_from_another(bundle, capsys):
+def test_the_fingerprint_tells_one_bundle_from_another(bundle, capsys):
     own = hashlib.sha256((bundle / "SHA256SUMS").read_bytes()).hexdigest()
     assert cli.run(["bundle", "--verify", str(bundle), "--noted", own]) == 0
     assert cli.run(["bundle", "--verify", str(bundle), "--noted", "0" * 64]) == 2
-    assert "another bundle" in capsys.readouterr().err
+    assert "not the one that was noted down" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

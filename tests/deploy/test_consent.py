@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from datetime import date
 
 import pytest
@@ -11,12 +13,13 @@ from secure_silos import SCAFF_PD, secured
 from typer.testing import CliRunner
 
 from scaffpd.cli import app
+from scaffpd.cli.silo import show_requests
 from scaffpd.config.federation import FederationFile
 from scaffpd.config.silo import SiloFile
 from scaffpd.deploy import silo as consents
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import ASKING, Message, decode, encode
-from scaffpd.deploy.silo import decide, request_name, requests
+from scaffpd.deploy.silo import decide, decisions, request_name, requests
 from scaffpd.deploy.silo.disclosure import audit
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
@@ -71,6 +74,28 @@ def test_once_is_the_first_run_and_no_other(tmp_path):
     assert "Nobody at this silo has agreed" in run(path, places)[0].sentence
 
 
+def test_what_was_taken_once_is_asked_for_again_where_the_policy_is_to_ask(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    with_consent(places, "va", 'policy = "once"')
+    is_right(path, places, run(path, places)[0])
+    places["va"].write_text(places["va"].read_text().replace('policy = "once"', 'policy = "ask"'))
+    path.write_text(path.read_text().replace('"run"', '"second"'))
+    assert "Nobody at this silo has agreed" in run(path, places)[0].sentence
+
+
+def test_a_decision_is_about_the_whole_name_of_a_request_and_has_the_account_that_made_it(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    file, name = with_consent(places, "va", 'policy = "ask"'), request_name(FederationFile.read(path).request())
+    decide(file.consent.file, name[:20], True, "dpo")  # another request could be made with as many of its digits
+    assert f"(request {name[:20]})" in run(path, places)[0].sentence
+    words = ["silo", "consent", str(places["va"]), "--grant", name[:12]]
+    done = CliRunner().invoke(app, words, env={"LOGNAME": "mallory"})
+    assert f"Request {name[:20]}\n" in done.output
+    found = decisions(file.consent.file)[name]
+    assert (found["granted"], found["by"]) == (True, pwd.getpwuid(os.getuid()).pw_name)
+    is_right(path, places, run(path, places)[0])
+
+
 @pytest.mark.parametrize("how", ["withdrawn", "ended"])
 def test_a_consent_that_is_withdrawn_or_ends_during_a_run_stops_the_next_answer(tmp_path, monkeypatch, how):
     path, places = federation(tmp_path, more=DROP)
@@ -91,7 +116,7 @@ def test_a_consent_that_is_withdrawn_or_ends_during_a_run_stops_the_next_answer(
     is_right(path, places, outcome)
     assert outcome.members == ("cleveland", "hungarian", "switzerland")
     sentence = next(event["sentence"] for event in events(path) if event["what"] == "refused")
-    assert f"({name}) " + ("was withdrawn" if how == "withdrawn" else "ended on 2999-12-31") in sentence
+    assert f"({name[:20]}) " + ("was withdrawn" if how == "withdrawn" else "ended on 2999-12-31") in sentence
     assert any(how in why for why in audit(file.limits.audit)["refused"])
     kinds = [decode(a, 2**20).kind for site, q, a in transport.log if site == "va"]
     assert set(kinds[kinds.index("refused") :]) <= {"refused", "answer"}
@@ -177,6 +202,60 @@ def test_an_agreement_on_something_else_is_refused(tmp_path):
         reply = put(fresh(tmp_path, file), setup, asks=bad)
         assert reply.kind == "refused"
         assert "waits" not in reply.values
+
+
+def test_an_agreement_has_no_setting_of_the_model_that_was_not_asked_for(tmp_path):
+    file, questions = settled(tmp_path)
+    setup = next(q for q in questions if q.kind == "setup")
+    own = setup.values["setup"]["model"]
+    asks = {**setup.values["asks"], "model": {name: value for name, value in own.items() if name != "kind"}}
+    decide(SiloFile.read(file).consent.file, request_name(asks), True, "dpo")
+    assert put(fresh(tmp_path, file), setup, asks=asks).kind == "answer"  # a model without a kind is linear
+    for more in ({"kind": "small"}, {"depth": 3}):
+        agreed = {**setup.values["setup"], "model": {**own, **more}}
+        reply = put(fresh(tmp_path, file), setup, asks=asks, setup=agreed)
+        assert "another model" in reply.values.get("sentence", ""), reply
+
+
+def test_columns_that_cannot_be_read_are_refused_and_nothing_of_them_is_kept(tmp_path):
+    file, questions = settled(tmp_path)
+    setup = next(q for q in questions if q.kind == "setup")
+    agreed, silo = setup.values["setup"], fresh(tmp_path, file)
+    for schema in ({"columns": [{}]}, {"columns": 5}):
+        assert put(silo, setup, setup={**agreed, "schema": schema}).kind == "refused"
+    assert put(silo, setup).kind == "answer"
+    odd = {**agreed["schema"], "task": "prepared", "dimension": 3, "columns": 5}
+    assert put(fresh(tmp_path, file), setup, setup={**agreed, "schema": odd}).kind in ("refused", "failed")
+
+
+def test_what_is_too_long_is_refused_and_the_next_process_goes_on(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    asks = {**FederationFile.read(path).request(), "objective": "x" * 2_000_000}
+    silo, describe = Silo.open(places["va"]), Message("describe", {"question": "1"})
+    assert "too long" in put(silo, describe, asks=asks).values["sentence"]
+    put(silo, Message("x" * 2_000_000, {}))
+    assert put(Silo.open(places["va"]), describe).kind == "answer"
+    file = SiloFile.read(places["va"])
+    assert requests(file) == []
+    found = audit(file.limits.audit)
+    assert (found["whole"], found["lines"]) == (True, 3)
+    with pytest.raises(InputError, match="too long"):
+        silo.audit.note(describe, Message("answer"), 0, {"run": "x" * 2**20})
+    assert audit(file.limits.audit)["lines"] == 3
+
+
+NO_NOISE = {"no δ": (1.0, None), "large δ": (1.0, 2.0), "no ε": (0.0, 1e-5), "huge ε": (10**400, 1e-5)}
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), NO_NOISE.values(), ids=NO_NOISE)
+def test_noise_that_makes_no_sense_is_no_request(tmp_path, epsilon, delta):
+    path, places = federation(tmp_path, more=QUICK)
+    asks = {**FederationFile.read(path).request(), "epsilon": epsilon, "delta": delta}
+    reply = put(Silo.open(places["va"]), Message("describe", {"question": "1"}), asks=asks)
+    assert "ε" in reply.values["sentence"]
+    assert requests(SiloFile.read(places["va"])) == []
+    time = "2026-01-01T00:00:00"  # a line of a log that has it is shown all the same
+    show_requests([{"asks": asks, "state": "", "columns": [], "request": "0", "first": time, "last": time}])
 
 
 def test_no_question_is_answered_before_the_request(tmp_path):

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import scaffpd
 from scaffpd.deploy.processes import free_ports
 from snippets import ROOT, blocks, understood
 
@@ -82,6 +83,7 @@ def test_every_part_has_a_volume_of_its_own_and_no_rights():
         assert "no-new-privileges:true" in part["security_opt"]
     assert services["train"]["volumes"] == services["coordinator"]["volumes"]
     understood(["scaffpd", *services["train"]["command"]])
+    assert services["train"]["healthcheck"] == {"disable": True}  # it serves nothing
     given = {mount.split(":")[1] for mount in services["prepare"]["volumes"]}
     assert given == {"/prepare.sh", *(f"/parts/{name}" for name in PARTS)}
 
@@ -119,15 +121,37 @@ def test_manifests_fit_the_image():
             v["metadata"]["name"] for v in one["spec"]["volumeClaimTemplates"]
         }
         for part in (*pod["containers"], *pod["initContainers"]):
+            assert (part["image"], part["imagePullPolicy"]) == (f"scaffpd:{scaffpd.__version__}", "IfNotPresent")
             assert part["securityContext"]["readOnlyRootFilesystem"]
             assert part["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert {mount["name"] for mount in part["volumeMounts"]} <= volumes
         (main,) = pod["containers"]
-        assert main["args"] == json.loads(value(runtime, "CMD"))
+        home = value(runtime, "VOLUME")
+        assert main["args"] == [f"{home}/part" if word == home else word for word in json.loads(value(runtime, "CMD"))]
         asked = json.loads(value(runtime, "HEALTHCHECK").partition("CMD ")[2])
-        assert main["livenessProbe"]["exec"]["command"] == asked
+        # a log that was changed must not have the silo started again and again
+        assert main["livenessProbe"]["exec"]["command"] == [word.replace("healthz", "livez") for word in asked]
+        if one["metadata"]["name"] == "scaffpd-silo":
+            assert main["readinessProbe"]["exec"]["command"] == asked
         mounted = {mount["mountPath"] for mount in main["volumeMounts"]}
         assert mounted == {value(runtime, "VOLUME"), "/tmp"}
+
+
+def test_a_part_is_unpacked_all_of_it_or_not_at_all(tmp_path):
+    manifests = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    (home := tmp_path / "home").mkdir()
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "key").write_bytes(os.urandom(100_000))
+    subprocess.run(["tar", "-C", tmp_path, "-czf", tmp_path / "part.tgz", "kit"], check=True)
+    whole = (tmp_path / "part.tgz").read_bytes()
+    commands = {one["spec"]["template"]["spec"]["initContainers"][0]["command"][-1] for one in manifests[1:]}
+    (command,) = commands
+    command = command.replace("/var/lib/scaffpd", str(home)).replace("/part/part.tgz", str(tmp_path / "part.tgz"))
+    for content, code, there in ((whole[:50_000], 2, []), (whole, 0, ["part"]), (b"", 0, ["part"])):
+        (tmp_path / "part.tgz").write_bytes(content)
+        done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+        assert (done.returncode, [file.name for file in home.iterdir() if file.name != "new"]) == (code, there)
+    assert (home / "part" / "kit" / "key").read_bytes() == (tmp_path / "kit" / "key").read_bytes()
 
 
 def test_the_pages_commands_exist():

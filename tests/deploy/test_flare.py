@@ -464,6 +464,27 @@ def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, c
     assert "already" in capsys.readouterr().err
 
 
+def test_keys_are_written_where_nobody_else_can_look(tmp_path, monkeypatch):
+    seen = []
+
+    def fail(command, cwd, **_):
+        seen.append((cwd / "kits").stat().st_mode & 0o777)
+        return types.SimpleNamespace(returncode=1, stdout="", stderr="")
+
+    monkeypatch.setattr(provision.subprocess, "run", fail)
+    (tmp_path / "kits").mkdir(mode=0o755)
+    with pytest.raises(InputError, match="could not be provisioned"):
+        provision.provision(tmp_path)
+    assert seen == [0o700]
+
+
+def test_a_coordinators_folder_without_a_job_is_not_resumed(tmp_path, capsys):
+    for name in ("admin", "job"):
+        (tmp_path / name).mkdir()
+    assert cli.run(["deploy", "resume", str(tmp_path)]) == 2
+    assert "There is no job" in capsys.readouterr().err
+
+
 def test_a_part_without_a_kit_is_not_started(tmp_path, capsys):
     assert cli.run(["deploy", "start", str(tmp_path)]) == 2
     assert "no startup kit" in capsys.readouterr().err

@@ -148,6 +148,11 @@ def test_a_log_that_cannot_be_written_ends_no_run(tmp_path, capsys):
     assert "Cannot write" in capsys.readouterr().err
 
 
+def test_a_log_keeps_at_least_one_full_file(tmp_path):
+    with pytest.raises(ValueError, match="keep"):  # with none, Python never begins a new file
+        settings(tmp_path, keep=0)
+
+
 def test_a_misspelt_level_is_refused(logged, tmp_path):
     file = tmp_path / "silo.toml"
     file.write_text(logged[1]["va"].read_text() + 'level = "warn"\n')

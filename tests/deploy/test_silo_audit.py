@@ -223,9 +223,9 @@ def test_a_silo_is_watched_and_names_cannot_break_the_format(tapped):
     }
 
 
-def fetched(server, path):
+def fetched(server, path, **headers):
     with contextlib.closing(HTTPConnection("127.0.0.1", server.server_port, timeout=20)) as connection:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers)
         reply = connection.getresponse()
         return reply.status, reply.read()
 
@@ -280,6 +280,7 @@ def test_a_silo_says_how_it_does_from_another_shell(tapped, tmp_path):
     with served(silo_pages(settings)) as server:
         assert fetched(server, "/healthz")[0] == 500
         assert b"log_whole 0" in fetched(server, "/metrics")[1]
+        assert fetched(server, "/livez") == (200, b"up\n")
         log.unlink()
         assert fetched(server, "/healthz") == (200, b"not asked yet\n")
 
@@ -300,11 +301,14 @@ def test_a_look_at_a_run_does_not_keep_a_coordinator_from_it(tmp_path):
 
 def test_pages_are_made_anew_and_a_mistake_is_one_line():
     count = itertools.count()
-    pages = {"/metrics": lambda: f"scaffpd_x {next(count)}\n", "/bad": lambda: str(1 / 0)}
+    pages = {"/metrics": lambda: f"scaffpd_x {next(count)}\n", "/bad": lambda: Path("/secret/place").read_text()}
     with page_server(pages, "127.0.0.1", 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         assert [fetched(server, "/metrics") for _ in range(2)] == [(200, b"scaffpd_x 0\n"), (200, b"scaffpd_x 1\n")]
-        assert fetched(server, "/bad") == (500, b"division by zero\n")
+        code, text = fetched(server, "/bad")
+        assert (code, text.count(b"\n"), b"secret" in text, b"FileNotFoundError" in text) == (500, 1, False, True)
+        assert fetched(server, "/metrics", Host="evil.example:80")[0] == 403  # a name that somebody lets lead here
+        assert fetched(server, "/metrics", Host="LocalHost")[0] == fetched(server, "/metrics", Host="[::1]:9")[0] == 200
         assert fetched(server, "/etc/passwd")[0] == 404
         with pytest.raises(InputError, match="in use"):
             page_server(pages, "127.0.0.1", server.server_port)

@@ -171,7 +171,25 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
 
 def test_one_that_had_ended_is_not_trained_again_and_another_federation_is_refused(tmp_path):
     path, places = begun(tmp_path / "a", **{"rounds = 500": "rounds = 3"})
+    file = tmp_path / "a" / "run" / "settings.json"
+    settings, goal = json.loads(file.read_text()), "algorithm or objective"
+    settings["about"][goal] = FederationFile.read(path).identity()[goal]  # a method whose settings are called the same
+    file.write_text(json.dumps(settings))
     outcome, transport = run(path, places)
     assert (outcome.rounds, outcome.status, transport.log) == (3, "round limit", [])
+    assert events(path) == []
     path, places = begun(tmp_path / "b", **{"l2 = 0.03": "l2 = 0.04"})
     assert "is of another model" in run(path, places)[0].sentence
+
+
+def test_an_outcome_of_another_objective_is_no_answer(tmp_path):
+    path, places = begun(tmp_path, **{"rounds = 500": "rounds = 3", "rho = 0.1": "rho = 0.5"})
+    outcome, transport = run(path, places)
+    assert outcome.rounds > 3
+    assert transport.log
+    (said,) = events(path)
+    assert said["what"] == "upgraded"
+    assert "rho=0.1" in said["sentence"]
+    assert "rho=0.5" in said["sentence"]
+    again, transport = run(path, places)  # it is ours now
+    assert (again.sentence, transport.log, len(events(path))) == (outcome.sentence, [], 1)

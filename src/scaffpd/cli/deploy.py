@@ -25,7 +25,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing 
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")]
 Seconds = Annotated[float, typer.Option(help="Give up after so many seconds.")]
 FederationFileArgument = Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")]
-Serve = Annotated[int | None, typer.Option(help="Serve /metrics and /healthz on this port.", min=0, max=65535)]
+Serve = Annotated[int | None, typer.Option(help="Serve /metrics, /healthz and /livez on this port.", min=0, max=65535)]
 Host = Annotated[str, typer.Option(help="The address to serve on; other machines reach 0.0.0.0.")]
 REFRESH = 5  # seconds between two looks of a browser at a run
 Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")]
@@ -91,7 +91,10 @@ def resume(
     from scaffpd.deploy.local import LocalDeployment
 
     if kit is None and job is None and (folder / "admin").is_dir():
-        folder, kit, job = folder / "federation.toml", folder / "admin", next((folder / "job").iterdir())
+        job = next((folder / "job").glob("*/"), None)
+        if job is None:
+            raise InputError(f"There is no job in {str(folder / 'job')!r}: `deploy flare --provision` writes it.")
+        folder, kit = folder / "federation.toml", folder / "admin"
     if kit is None and job is None:
         _see_through(LocalDeployment.read(folder), seconds, keep, quiet)
         return
@@ -228,7 +231,7 @@ def status(
 
 
 def run_pages(run: DeployedRun) -> dict[str, Callable[[], str]]:
-    """Return what is served of a run: its report, numbers for Prometheus, and its state in a word."""
+    """Return what is served of a run: its report, numbers for Prometheus, its state in a word, and that this is up."""
     from scaffpd import report
     from scaffpd.deploy.deployed_run import run_metrics
 
@@ -237,7 +240,8 @@ def run_pages(run: DeployedRun) -> dict[str, Callable[[], str]]:
         again = f'<head><meta http-equiv="refresh" content="{REFRESH}">'
         return text if run.final() else text.replace("<head>", again, 1)
 
-    return {"/": page, "/metrics": lambda: run_metrics(run.status()), "/healthz": lambda: run.status()["state"] + "\n"}
+    health = {"/healthz": lambda: run.status()["state"] + "\n", "/livez": lambda: "up\n"}
+    return {"/": page, "/metrics": lambda: run_metrics(run.status()), **health}
 
 
 def serve_pages(pages: Mapping[str, Callable[[], str]], host: str, port: int) -> None:

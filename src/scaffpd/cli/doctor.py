@@ -243,7 +243,7 @@ def bundle(
         Path | None, typer.Option(help="Pinned versions; left out, those of the clone.", show_default=False)
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check a bundle, hash by hash; write nothing.")] = False,
-    noted: Annotated[str, typer.Option(help="The print that the bundle must have, with --verify.")] = "",
+    noted: Annotated[str, typer.Option(help="The fingerprint that the bundle must have, with --verify.")] = "",
 ) -> None:
     """Collect wheels, hashes and an SBOM for machines without internet; or check such a folder.
 
@@ -262,10 +262,10 @@ def bundle(
         write_bundle(folder, source or _this_source(), listed(extras), constraints)
     size, found = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()), verified(folder)
     if noted and noted != found:
-        raise InputError(f"The bundle's print is {found}, not the one that was noted down: it is another bundle.")
+        raise InputError(f"The bundle's fingerprint is {found}, not the one that was noted down.")
     wheels = several(len(list((folder / "wheels").iterdir())), "wheel")
     say(console, f"{folder} has {wheels}, {format_bytes(size)}, and every file is as {SUMS} says.")
-    say(console, "Note down its print, and send it by another way than the bundle:")
+    say(console, "Note down its fingerprint, and send it by another way than the bundle:")
     typer.echo(found)
     say(console, f"At the site: sh {folder.name}/install.sh VENV")
 
@@ -322,14 +322,19 @@ def bill_of_materials(wheels: Sequence[Wheel], root: str) -> dict[str, Any]:
 
 
 def verified(folder: Path) -> str:
-    """Return the print of a bundle whose files are all there, unchanged and alone; refuse any other."""
+    """Return the fingerprint of a bundle whose files are all there, unchanged and alone; refuse any other."""
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         raise InputError(f"{str(folder)!r} is no bundle: it has no {SUMS} that can be read.") from None
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    there = set(_files(folder))
-    pinned = {line.rpartition(":")[2] for line in _text(folder / PINS).splitlines() if "--hash=" in line}
+    there, wheels = set(_files(folder)), {digest for name, digest in sums.items() if name.startswith("wheels/")}
+    pins = [line for line in _text(folder / PINS).splitlines() if "--hash=" in line]
+    pinned = {line.rpartition(":")[2]: line.partition("==")[0] for line in pins}
+    if not pinned:
+        raise InputError(f"{str(folder)!r} is no bundle: its {PINS} pins nothing.")
+    if links := sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_symlink()):
+        raise InputError(f"Do not install {str(folder)!r}: {links[0]} is a link.")
     found = {
         "is missing": sorted(sums.keys() - there),
         f"is not in {SUMS}": sorted(there - sums.keys()),
@@ -337,6 +342,7 @@ def verified(folder: Path) -> str:
         f"is not what {PINS} pins": sorted(
             n for n, digest in sums.items() if n.startswith("wheels/") and digest not in pinned
         ),
+        f"is pinned by {PINS}, and has no wheel": sorted(pinned[digest] for digest in pinned.keys() - wheels),
     }
     for what, names in found.items():
         if names:

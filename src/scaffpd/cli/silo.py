@@ -50,7 +50,7 @@ joining = false                   # true: its scores alone, and with the models 
 # audit = "audit.jsonl"           # the log of all that leaves; `scaffpd silo audit` checks and sums it up
 
 [consent]                         # to which runs this silo agrees: `scaffpd silo consent` shows, grants and withdraws
-policy = "always"                 # "ask": a person here agrees to every run; "once": to every run but the first
+policy = "always"                 # "ask": a person here agrees to every run; "once": the first run needs nobody
 # expires = 2027-12-31            # no run after that day
 # federations = ["hospitals"]     # whose runs; any if left out
 # rounds = 500                    # most rounds of a run
@@ -165,11 +165,10 @@ def consent(
         scaffpd silo consent silo.toml
         scaffpd silo consent silo.toml --json
     """
-    import getpass
     from datetime import date
 
     from scaffpd.config.silo import SiloFile
-    from scaffpd.deploy.silo import decide, requests
+    from scaffpd.deploy.silo import SHOWN, decide, requests
 
     settings = SiloFile.read(file)
     wanted, known = grant or revoke, requests(settings)
@@ -178,18 +177,29 @@ def consent(
     if wanted:
         matching = [own["request"] for own in known if own["request"].startswith(wanted.lower())]
         if len(matching) != 1:
-            names = ", ".join(own["request"] for own in known) or "none has come yet"
+            names = ", ".join(matching or (own["request"][:SHOWN] for own in known)) or "none has come yet"
             raise InputError(f"{wanted!r} is not the beginning of one request: {names}.")
         try:
             last = date.fromisoformat(until) if until else None
         except ValueError:
             raise InputError(f"{until!r} is not a date such as 2027-12-31.") from None
-        decide(settings.consent.file, matching[0], bool(grant), getpass.getuser(), last)
+        decide(settings.consent.file, matching[0], bool(grant), _account(), last)
         known = [own for own in requests(settings) if own["request"] == matching[0]]
     if as_json:
         print_json(known)
     else:
         show_requests(known)
+
+
+def _account() -> str:
+    """Name the account that runs this command, whatever the environment says."""
+    import os
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # an account without a name, as containers may have
+        return f"user {os.getuid()}"
 
 
 def status(
@@ -220,7 +230,7 @@ def status(
 
 
 def silo_pages(settings: Any) -> dict[str, Callable[[], str]]:
-    """Return what is served of a silo: numbers for Prometheus, and its state; a log that was changed is an error."""
+    """Return what is served of a silo: that it is up, its state (a log that was changed is an error), and numbers."""
     from scaffpd.deploy.silo import disclosure
 
     def health() -> str:
@@ -232,7 +242,7 @@ def silo_pages(settings: Any) -> dict[str, Callable[[], str]]:
     def metrics() -> str:
         return disclosure.silo_metrics(disclosure.audit(settings.limits.audit), time.time())
 
-    return {"/metrics": metrics, "/healthz": health}
+    return {"/metrics": metrics, "/healthz": health, "/livez": lambda: "up\n"}
 
 
 def predict(
@@ -334,6 +344,8 @@ def show_audit(found: dict[str, Any]) -> None:
 
 def show_requests(known: list[dict[str, Any]]) -> None:
     """Show what every run asks for, and what became of that."""
+    from scaffpd.deploy.silo import SHOWN
+
     console = Console(highlight=False)
     if not known:
         say(console, "No run has asked anything of this site yet.")
@@ -348,10 +360,10 @@ def show_requests(known: list[dict[str, Any]]) -> None:
             "method": f"{asks['algorithm']}, {asks['rounds']} rounds at most",
             "objective": asks["objective"] or "none",
             "vectors": "masked" if asks["secure"] else "in the clear",
-            "noise": "none" if asks["epsilon"] is None else f"ε = {asks['epsilon']:g}, δ = {asks['delta']:g}",
+            "noise": "none" if asks["epsilon"] is None else f"ε = {asks['epsilon']}, δ = {asks['delta']}",
             "asked": f"{own['first'][:19]} to {own['last'][:19]} UTC",
         }
-        console.print(f"Request {own['request']}", style="bold", markup=False)
+        console.print(f"Request {own['request'][:SHOWN]}", style="bold", markup=False)
         facts(console, [(name, printable(text).plain, "") for name, text in lines.items()])
         console.print()
 

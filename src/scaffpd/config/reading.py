@@ -119,7 +119,7 @@ class LogSettings(SettingsTable):
     file: FileName  # beside the settings' own file
     level: Annotated[str, one_of(LEVELS)] = "info"  # what is of less weight is not written
     size_mb: Count = 10  # the largest file, in megabytes
-    keep: Whole = 5  # how many full ones are kept, as FILE.1, FILE.2, …
+    keep: Count = 5  # how many full ones are kept, as FILE.1, FILE.2, …
 
 
 def read_toml(path: Path, others: Mapping[str, str]) -> dict[str, Any]:

@@ -91,20 +91,26 @@ def finished(file: FederationFile, folder: DeployedRun) -> Outcome | None:
     """Return the outcome of a run that needs nothing more; otherwise `None`, and remove its outcome.
 
     A run goes on after a failure, and where more rounds or another tolerance are asked for. A folder is for one
-    federation; one of another minor version goes on with a new state, whatever its method's settings were called.
+    federation. One of another minor version goes on with a new state; where its method or objective reads otherwise, as
+    settings may be called otherwise now, its outcome is no answer to what is asked for, and an event says so.
     """
-    about, version = file.identity(), series()
+    about, version, goal = file.identity(), series(), "algorithm or objective"
     settings: dict[str, Any] = {"about": about, "rounds": file.rounds, "tol": file.tol, "version": version}
     before = folder.read("settings.json") or settings
     told = dict(before.get("about") or {})
+    was = told.get(goal)
     if told and before.get("version") != version:
-        told["algorithm or objective"], before["version"] = about["algorithm or objective"], version
+        told[goal], before["version"] = about[goal], version
         before["about"] = told
     if told != about:
         other = next((name for name in about if told.get(name) != about[name]), "federation")
         raise InputError(f"The run in {str(folder.path)!r} is of another {other}: use a new folder.")
+    if was != about[goal]:
+        words = f"Another version of scaffpd began this run as {was}. From here on it is {about[goal]}."
+        folder.event(SiloEvent(folder.rounds(), "", "upgraded", words))
     folder.write("settings.json", settings)
-    if folder.final() and before == settings and (outcome := Outcome.of(folder)).status != FAILED:
+    same = before == settings and was == about[goal]
+    if folder.final() and same and (outcome := Outcome.of(folder)).status != FAILED:
         return outcome
     (folder.path / "outcome.json").unlink(missing_ok=True)
     return None

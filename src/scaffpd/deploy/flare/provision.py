@@ -178,10 +178,13 @@ KIT, ADMINISTRATOR, JOB, COORDINATOR = "kit", "admin", "job", "coordinator"  # w
 
 def provision(folder: Path) -> None:
     """Let FLARE make certificates and startup kits of the project.yml in a folder."""
+    kits = folder / "kits"
+    kits.mkdir(mode=0o700, exist_ok=True)
+    kits.chmod(0o700)  # before there are keys in it, the one of the root among them
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     (folder / "provision.log").write_text(done.stdout + done.stderr, encoding="utf-8")
-    if done.returncode or not (folder / "kits").is_dir():
+    if done.returncode or not any(kits.iterdir()):
         raise InputError(f"FLARE could not be provisioned: {folder / 'provision.log'} says why.")
 
 
@@ -197,16 +200,15 @@ def write_parts(project: FlareProject, out: Path, federation: Path) -> Path:
     if COORDINATOR in project.silos:
         raise InputError(f"A silo called {COORDINATOR!r} cannot have a folder of that name: rename it.")
     provision(out)
+    parts.mkdir(mode=0o700)
     kits = out / "kits" / project.name / "prod_00"
     for name in (*project.silos, COORDINATOR):
-        (parts / name).mkdir(parents=True)
+        (parts / name).mkdir(mode=0o700)
         shutil.move(kits / (project.host if name == COORDINATOR else name), parts / name / KIT)
     own = parts / COORDINATOR
     shutil.move(kits / project.admin, own / ADMINISTRATOR)
     shutil.copytree(out / JOB / project.name, own / JOB / project.name)
     shutil.copyfile(federation, own / "federation.toml")
-    for folder in (out / "kits", *parts.iterdir()):
-        folder.chmod(0o700)  # private keys are in there, and in kits the one of the root
     return parts
 
 

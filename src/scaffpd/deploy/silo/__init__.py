@@ -30,6 +30,7 @@ ASKS = {
 }  # fmt: skip
 FREE = ("l2", "strength", "classes", "fold", "folds", "seed")  # settings of a model that silos find out together
 LONGEST = 20_000  # characters of a request
+SHOWN = 20  # digits of a request's name in sentences and lists: enough for people, never for a decision
 SLACK = 20  # points beyond two a round: where a run begins, and begins anew
 
 
@@ -38,8 +39,8 @@ class AwaitsConsent(InputError):
 
 
 def request_name(asks: Mapping[str, Any]) -> str:
-    """Return the name of a request: 20 digits, the same on both sides."""
-    return hashlib.sha256(json.dumps(asks, sort_keys=True).encode()).hexdigest()[:20]
+    """Return the name of a request: 64 digits, so that nobody can make two requests with one name."""
+    return hashlib.sha256(json.dumps(asks, sort_keys=True).encode()).hexdigest()
 
 
 def decisions(file: Path) -> dict[str, dict[str, Any]]:
@@ -71,9 +72,13 @@ class SiloConsent:
     def check(self, kind: str, given: Any) -> None:
         """Refuse a question unless the site has agreed to its run; `given` is what the question says of that."""
         if given is not None:
-            self.asks = read_values(ASKS, given, "What the run asks for is not complete, or cannot be read.")
-            if len(json.dumps(self.asks)) > LONGEST:
+            self.asks = None  # what is refused here is nobody's request: the log must not have it
+            asks = read_values(ASKS, given, "What the run asks for is not complete, or cannot be read.")
+            if len(json.dumps(asks)) > LONGEST:
                 raise InputError("What the run asks for is too long.")
+            if asks["epsilon"] is not None and not (0 < asks["epsilon"] < 1e300 and 0 < (asks["delta"] or 0) < 1):
+                raise InputError("What the run asks for has an ε that is not above 0, or no δ between 0 and 1 with it.")
+            self.asks = asks
         if not self.rules.strict and not self.rules.file.exists():
             return
         if self.asks is None and kind not in ASKING:
@@ -102,36 +107,43 @@ class SiloConsent:
 
     def _decided(self, name: str) -> None:
         """Refuse what was withdrawn or has ended; where nobody has decided, go by the policy."""
-        said = decisions(self.rules.file).get(name)
+        said, short = decisions(self.rules.file).get(name), name[:SHOWN]
         if said is not None and not said["granted"]:
-            raise InputError(f"Consent to this run ({name}) was withdrawn on {said['time'][:10]}.")
+            raise InputError(f"Consent to this run ({short}) was withdrawn on {said['time'][:10]}.")
         if said is not None and said["until"] and _today().isoformat() > said["until"]:
-            raise InputError(f"Consent to this run ({name}) ended on {said['until']}.")
-        if said is not None or self.rules.policy == "always":
+            raise InputError(f"Consent to this run ({short}) ended on {said['until']}.")
+        if said is not None or self.rules.policy == "always" or (self.rules.policy == "once" and self._first(name)):
             return
+        raise AwaitsConsent(
+            f"Nobody at this silo has agreed to the run yet (request {short}): `scaffpd silo consent` shows it."
+        )
+
+    def _first(self, name: str) -> bool:
+        """Whether a request is the first that has ever come while the policy was "once"."""
         with self.journal.turn():
             taken = self.journal.known("", "consent")
-            if self.rules.policy == "once" and not taken:
+            if not taken:
                 self.journal.note("", "consent", name)
-            if name not in taken:
-                raise AwaitsConsent(
-                    f"Nobody at this silo has agreed to the run yet (request {name}): `scaffpd silo consent` shows it."
-                )
+            return name in taken
 
     def match(self, setup: Setup) -> int | None:
         """Refuse an agreement on something else than the run has asked for; return the most points that it may ask."""
         if self.asks is None or not self.rules.strict:
             return None
-        asked = self.asks["model"].items()
         same = {
             "method": setup.algorithm == self.asks["algorithm"], "masks": dict(setup.secure) == self.asks["secure"],
             "ε": setup.privacy.get("epsilon") == self.asks["epsilon"],
             "δ": setup.privacy.get("delta") == self.asks["delta"],
-            "model": all(setup.model.get(name) == value for name, value in asked if name not in FREE),
+            "model": _fixed(setup.model) == _fixed(self.asks["model"]),
         }  # fmt: skip
         if wrong := [name for name, is_same in same.items() if not is_same]:
             raise InputError(f"The agreement has another {wrong[0]} than this silo was asked to consent to.")
         return 2 * int(self.asks["rounds"]) + SLACK
+
+
+def _fixed(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a model silos do not find out together; one without a kind is linear."""
+    return {"kind": "linear", **{name: value for name, value in model.items() if name not in FREE}}
 
 
 def _today() -> date:

@@ -30,7 +30,7 @@ from scaffpd.trackers import prometheus
 SHOWN = 30  # names in a list before it is cut off
 NAMED = 5  # so many columns are named in a warning, and then counted
 RECENT = 60.0  # seconds after a question in which a silo counts as answering
-LONGEST_LINE = 2**20  # bytes of a line of the log
+LONGEST_LINE, LONGEST_TEXT = 2**20, 2000  # bytes of a line of the log; characters of a sentence in it
 LEFT = {  # what an answer to a question is, in words
     "hello": "its name and version", "describe": "names of columns, categories and labels",
     "totals": "sums over columns", "setup": "how curved its loss is, and one loss", "start": "where a model begins",
@@ -333,16 +333,20 @@ class AuditLog:
         """Append a line: the question, what is about to leave (`size` bytes in all), and what else there is to know."""
         left = {name: list(array.shape) for name, array in reply.arrays.items()}
         told = {name: reply.values[name] for name in ("sentence", "waits", "epsilon", "delta") if name in reply.values}
+        told |= {"sentence": told["sentence"][:LONGEST_TEXT]} if "sentence" in told else {}
         try:
             with lock_file(self._file.with_suffix(".lock")):  # other processes of the silo write to it as well
                 self._refresh()
                 line = {
                     "number": self._number + 1, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    "question": "unreadable" if asked is None else asked.kind, "reply": reply.kind, "bytes": size,
-                    "left": left, **told, **about,
+                    "question": "unreadable" if asked is None else asked.kind[:LONGEST_TEXT], "reply": reply.kind,
+                    "bytes": size, "left": left, **told, **about,
                 }  # fmt: skip
                 link = _link(self._link, line)
-                self._size += append_line(self._file, json.dumps({**line, "link": link}))
+                text = json.dumps({**line, "link": link})
+                if len(text) >= LONGEST_LINE:  # no process of this silo could go on after it
+                    raise InputError(f"A line of the silo's log {self._file.name!r} would be too long.")
+                self._size += append_line(self._file, text)
         except OSError:
             raise InputError(f"The silo's log {self._file.name!r} cannot be written.") from None
         self._number, self._link = line["number"], link

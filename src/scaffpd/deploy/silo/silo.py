@@ -76,6 +76,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scaffpd.silo")
 MEGABYTE = 2**20
+NAMED = 500  # columns that a line of the log names, by 100 characters at most
 CARRIED = 2  # vectors that another process of the silo is handed: x and c; it asks for what it lacks
 POINTS = 2  # how many points' answers are kept: this round's and, where a step is rejected, the last one's
 
@@ -291,7 +292,8 @@ class Silo:
         return Message("answer", values, {"constants": scalars})
 
     def _bind(self, setup: Setup) -> None:
-        """Take an agreement, if this silo's file allows it."""
+        """Take an agreement, if it can be read and this silo's file allows it."""
+        checked_schema(setup.schema)  # before anything is kept of it: the log names its columns
         self.guard.promised = self.consent.match(setup)
         self.guard.check_agreement(setup)
         check_shared(self.file.secure, setup.privacy, self.data.cohort is not None)
@@ -461,4 +463,5 @@ class Silo:
 
 def _columns(setup: Setup | None) -> list[str]:
     """Return the names of the columns that an agreement is about."""
-    return [] if setup is None else [str(column["name"]) for column in setup.schema.get("columns") or ()]
+    names = [] if setup is None else [column["name"][:100] for column in checked_schema(setup.schema)["columns"]]
+    return names if len(names) <= NAMED else [*names[:NAMED], f"and {len(names) - NAMED} more"]
