@@ -95,9 +95,9 @@ class Result:
         certificate: the duality gap of (x, weights) is at most this; +∞ where nothing is proven.
         status: how the run ended.
         message: the same in a sentence or two.
-        history: the table of all rounds.
+        history: the table of all rounds; with `Excess(objective, "held-out")` those of the run that x is from.
         names: the clients.
-        rounds: rounds made.
+        rounds: rounds made, in all runs together where there are several.
         privacy: what the clients' answers have cost, all runs on the same federation together; `None` where they are
             not `Private`.
         personal: u_i, the model of client `names[i]`, for a `Personal` model; (N, d).
@@ -138,7 +138,8 @@ def train(
     Args:
         algorithm: such as `fair(ChiSquare(rho=0.1))`.
         federation: such as a `Cohort`.
-        rounds: the most communication rounds to make, rounds of an earlier part of a resumed run included.
+        rounds: the most communication rounds to make, rounds of an earlier part of a resumed run included. With
+            `Excess(objective, "held-out")`, which takes several runs (at most 60), the most of each of them.
         tol: stop as soon as the proven optimality gap is at most this.
         seed: seeds all randomness.
         x0: where to start; by default the federation's own choice. The state of an earlier run on the same clients (a
@@ -184,15 +185,17 @@ def _answering(
         raise InputError("Weights that answer held-out losses need clients in this process, not masked or private.")
     if channel.test is None:
         raise InputError("Weights that answer held-out losses need rows that are kept aside: Cohort(..., test=...).")
-    known, wanted = x0, UNASKED if tol is None else tol
+    known, wanted, made = x0, UNASKED if tol is None else tol, 0
 
     def keep(info: RoundInfo) -> None:
         nonlocal known
         known = info.state
 
     def solve(goal: Excess) -> tuple[Result, Vector, Vector, Vector]:
+        nonlocal made
         own = settings | {"x0": known, "callbacks": [*settings["callbacks"], keep]}
         found = train(replace(algorithm, objective=goal), federation, rounds, tol and ANSWERED * tol, **own)
+        made += found.rounds
         if found.status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
             raise _EndedError(found)
         x = torch.as_tensor(found.x).to(federation.start())
@@ -202,11 +205,11 @@ def _answering(
     try:
         result, gain, turns = equilibrium(objective, len(federation.names), solve, wanted)
     except _EndedError as ended:
-        result = ended.args[0]
-        return result
-    runs = f"{turns} run{'s' * (turns > 1)}"
+        return replace(cast(Result, ended.args[0]), rounds=made)
+    runs = f"{turns} run{'s' * (turns > 1)}, {made} round{'s' * (made != 1)} in all"
     said = f"{result.message} λ answers held-out losses after {runs}: another would gain at most {gain:.1e}."
-    return replace(result, status=result.status if gain <= wanted else Status.STALLED, message=said)
+    status = result.status if gain <= wanted else Status.STALLED
+    return replace(result, status=status, message=said, rounds=made)
 
 
 class _EndedError(Exception):

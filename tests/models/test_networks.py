@@ -252,6 +252,63 @@ def test_data_sets_are_streamed_and_give_the_same_numbers():
         sp.Cohort([Rows(*data[0]), data[1]], model)
 
 
+class Tutorial(nn.Module):
+    """A network that lays images out by hand, as given or after a convolution, in training mode alone if `trained`."""
+
+    def __init__(self, channels, convolved, flat, trained=False):
+        super().__init__()
+        torch.manual_seed(2)
+        self.conv, self.fc = nn.Conv2d(channels, 4, 3), nn.Linear(64 if convolved else 36 * channels, 3)
+        self.convolved, self.flat, self.only_trained = convolved, flat, trained
+        self.double()
+
+    def forward(self, X):
+        X = self.conv(X).relu() if self.convolved else X
+        return self.fc(X.flatten(1) if self.only_trained and not self.training else self.flat(X))
+
+
+def colours(channels):
+    return [(np.concatenate([(c + 1) * X + c for c in range(channels)], 1), y) for X, y in pictures()]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("convolved", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_view_of_images_is_a_flatten(channels, convolved, trained):
+    """`.view` needs images channel by channel, whereas others are stored with their channels last."""
+
+    def numbers(flat, kind):
+        data = [kind(X, y) for X, y in colours(channels)]
+        oracle = sp.Cohort(data, sp.Module(Tutorial(channels, convolved, flat, trained)))._oracle
+        x = oracle.start()
+        return oracle.losses(x), oracle.evaluate(x).gradients, steps(oracle, 4), steps(oracle, None)
+
+    expected = numbers(lambda X: X.flatten(1), lambda X, y: (X, y))
+    for flat in (lambda X: X.view(len(X), -1), lambda X: X.view(-1, X[0].numel())):
+        for kind in (lambda X, y: (X, y), Rows):
+            for own, right in zip(numbers(flat, kind), expected, strict=True):
+                np.testing.assert_allclose(own, right, rtol=1e-9, atol=1e-11)
+
+
+def test_a_loss_may_view_outputs_and_targets_that_are_images():
+    data = [(X, X[:, :2, 1:5, 1:5]) for X, _ in colours(3)]
+
+    def numbers(flat):
+        torch.manual_seed(0)
+        net = nn.Conv2d(3, 2, 3).double()
+        cohort = sp.Cohort(data, sp.Module(net, lambda out, y: (flat(out) - flat(y)).square().mean()))
+        return cohort._oracle.losses(cohort.start()), steps(cohort._oracle, 4)
+
+    for own, right in zip(numbers(lambda X: X.view(len(X), -1)), numbers(lambda X: X.flatten(1)), strict=True):
+        np.testing.assert_allclose(own, right, rtol=1e-9, atol=1e-11)
+
+
+def test_images_have_their_channels_last_where_the_network_can_take_them():
+    for flat, last in ((lambda X: X.flatten(1), True), (lambda X: X.view(len(X), -1), False)):
+        rows = sp.Cohort(colours(3), sp.Module(Tutorial(3, True, flat)))._oracle.rows
+        assert rows.all_X.is_contiguous(memory_format=torch.channels_last) == last
+
+
 def test_bytes_stay_bytes_until_they_are_transformed():
     random = np.random.default_rng(0)
     raw = [(random.integers(0, 256, (m, 1, 6, 6)).astype(np.uint8), random.integers(0, 3, m)) for m in SIZES]
@@ -412,6 +469,29 @@ def test_own_statistics_in_chunks_are_nearly_those_of_all_rows(monkeypatch):
     parts = cohort._oracle.only([0, 1, 2, 3, 4]).completed(x)
     np.testing.assert_allclose(parts[:, -8:-4], whole[:, -8:-4], rtol=1e-9)  # means of the first layer are exact
     np.testing.assert_allclose(parts[:, -4:], whole[:, -4:], rtol=0.01)  # variances but for n/(n − 1)
+
+
+def test_own_statistics_of_inputs_far_from_zero(monkeypatch):
+    """Inputs of mean 2000 and deviation 0.1 in single precision, where E v² − (E v)² is noise."""
+    data = [((2000 + 0.1 * X).astype(np.float32), y) for X, y in pictures()]
+    net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(36, 3))
+    monkeypatch.setattr(network_oracle, "SAMPLED", 5)
+    oracle = sp.Cohort(data, sp.Module(net, statistics="own"), dtype=torch.float32)._oracle
+    found = oracle.completed(oracle.start())[:, -2:]
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found[:, 0], [X.astype(float).mean() for X, _ in data], rtol=3e-7)
+    np.testing.assert_allclose(found[:, 1], [X.astype(float).var() for X, _ in data], rtol=0.02)  # but for n/(n − 1)
+
+
+def test_own_statistics_know_neither_dropout_nor_random_transforms():
+    noise = [sp.Augment(lambda X, u: X + 9 * u[:, :, None, None]), nn.Dropout(0.5), *network("batch norm")]
+    noisy, plain = (
+        sp.Cohort(pictures(), sp.Module(net, statistics="own"))._oracle
+        for net in (nn.Sequential(*noise), network("batch norm"))
+    )
+    x = noisy.start()
+    np.testing.assert_array_equal(noisy.completed(x), plain.completed(x))
+    assert float((steps(noisy, 4) - steps(plain, 4)).abs().max()) > 1e-3  # which are on in local steps
 
 
 class Crossed(nn.Module):

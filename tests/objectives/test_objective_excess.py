@@ -161,6 +161,17 @@ def test_turns_that_bring_nothing_end():
     assert sp.train(method, cohort, callbacks=[lambda info: info.rounds >= 2]).status == "stopped"
 
 
+def test_rounds_of_all_runs_are_counted():
+    cohort = sp.Cohort(clients("logistic"), sp.Linear("logistic", l2=0.05), test=aside("logistic"))
+    method, made = sp.fair(sp.Excess(sp.ChiSquare(0.3), "held-out")), []
+    found = sp.train(method, cohort, tol=1e-7, callbacks=[made.append])
+    assert found.rounds == len(made) > len(found.history) - 1
+    assert f"runs, {len(made)} rounds in all" in found.message
+    again, most = [], len(made) - 1
+    stopped = sp.train(method, cohort, tol=1e-7, callbacks=[lambda info: again.append(info) or len(again) >= most])
+    assert (stopped.status, stopped.rounds) == ("stopped", most)
+
+
 def test_an_estimator_refits_all_rows_with_the_weights_that_were_found():
     pairs = clients("squared")
     X, y = (np.concatenate(part) for part in zip(*pairs, strict=True))
@@ -173,6 +184,7 @@ def test_an_estimator_refits_all_rows_with_the_weights_that_were_found():
     np.testing.assert_allclose(fitted.coef_, same.coef_, atol=1e-3)
     assert fitted.certificate_ <= 1e-6
     assert "another would gain at most" in fitted.result_.message
+    assert fitted.n_rounds_ == fitted.result_.rounds > len(fitted.history_) - 1  # those for the weights count too
     other = sp.FairFederatedRegressor(sp.ChiSquare(0.3), standardise=False, l2=0.05).fit(X, y, clients=who)
     assert np.abs(weights - np.array(list(other.client_weights_.values()))).max() > 1e-3
 

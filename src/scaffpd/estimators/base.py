@@ -251,7 +251,8 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             algorithm = fair(Average(prior=np.maximum(found.weights, found.weights.max() * SMALLEST)))
         result = train(algorithm, cohort, rounds, tol, seed, progress=bool(self.verbose))
         if found is not None:
-            result = replace(result, message=f"{result.message} Its weights: {found.message}")
+            said = f"{result.message} Its weights: {found.message}"
+            result = replace(result, message=said, rounds=found.rounds + result.rounds)
         self.result_, self.history_, self.status_ = result, result.history, str(result.status)
         self.certificate_, self.privacy_ = result.certificate, result.privacy
         self.n_rounds_ = self.n_iter_ = result.rounds

@@ -220,6 +220,21 @@ class NetworkFunction:
         found, SEEN.found = tuple(part for _, pair in sorted(SEEN.found.items()) for part in pair), {}
         return value, found
 
+    def seen(self, x: Tensor, X: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Mean and variance of what every batch norm layer gets, in a pass without dropout and `Augment`."""
+        modes = [(part, part.training) for part in self._own()[1].modules()]
+        SEEN.found = {}
+        try:
+            for part, _ in modes:
+                part.training = False
+            with torch.no_grad():
+                self.outputs(x, X, torch.zeros((), dtype=torch.int64, device=x.device))
+        finally:
+            for part, mode in modes:
+                part.training = mode
+        found, SEEN.found = [pair for _, pair in sorted(SEEN.found.items())], {}
+        return found
+
     def gradient(self, x: Tensor, piece: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Values and gradients of n clients at one x, (d,), or each at its own, (n, d)."""
         if not self.together or len(piece[0]) == 1:

@@ -188,15 +188,15 @@ class ModuleOracle:
         return self._seen[1]
 
     def _statistics(self, client: int, x: Tensor) -> Tensor:
-        """Means and variances of every layer's input over the client's rows, a chunk after the other."""
-        sums: list[list[Tensor]] = []
-        for X, y, share in self._chunks(client, None, SAMPLED):
-            weight = X.new_full((len(y),), 1 / len(y), dtype=self.dtype)
-            with torch.no_grad():
-                seen = self.function.local_value(x, X, y, weight, self._streams[client])[1]
-            sums.append([share * (s if k % 2 == 0 else s + seen[k - 1] ** 2) for k, s in enumerate(seen)])
-        total = [torch.stack(parts).sum(0) for parts in zip(*sums, strict=True)]
-        return torch.cat([s if k % 2 == 0 else s - total[k - 1] ** 2 for k, s in enumerate(total)])
+        """Means and variances of every layer's input over the client's rows: those of chunks, by Chan's formula."""
+        chunks = [(share, self.function.seen(x, X)) for X, _, share in self._chunks(client, None, SAMPLED)]
+        shares = x.new_tensor([share for share, _ in chunks], dtype=torch.float64)[:, None]
+        found: list[Tensor] = []
+        for layer in zip(*(seen for _, seen in chunks), strict=True):
+            means, variances = (torch.stack(part).double() for part in zip(*layer, strict=True))
+            mean = (shares * means).sum(0)
+            found += [mean, (shares * (variances + (means - mean).square())).sum(0)]
+        return torch.cat(found).to(x)
 
     # ------------------------------------------------------------------ which rows go together
 
