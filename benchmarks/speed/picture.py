@@ -101,6 +101,7 @@ def scale(axes: Any, rows: list[Row]) -> None:
     axes.set_title("More clients")
     axes.set_xlabel("N, clients")
     axes.set_ylabel("seconds a round")
+    axes.set_ylim(top=8 * axes.get_ylim()[1])  # room for the legend
     finish(axes)
 
 
