@@ -18,6 +18,7 @@ from scaffpd.data import breast_cancer, digits
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, LocalPlan, Updates
 
+torch.manual_seed(0)  # a network's L_i come from differences of gradients: for some starts they have fewer digits
 MODELS = {
     "squared": (sp.Linear("squared", l2=0.02), 1),
     "several outputs": (sp.Linear("squared", l2=0.02, intercept=True), 3),
