@@ -18,7 +18,7 @@ from scaffpd.data import breast_cancer, digits
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, LocalPlan, Updates
 
-torch.manual_seed(0)  # a network's L_i come from differences of gradients: for some starts they have fewer digits
+torch.manual_seed(0)
 MODELS = {
     "squared": (sp.Linear("squared", l2=0.02), 1),
     "several outputs": (sp.Linear("squared", l2=0.02, intercept=True), 3),
@@ -62,8 +62,9 @@ def test_a_cohort_of_all_equals_cohorts_of_one(name, batch_size):
             for cohort, a, w in zip(alone, ats, weights, strict=True)
         ]
         assert relative(d, sum(parts)) < 1e-11
+    digits = 1e-7 if name == "module" else 1e-10  # a network's L_i come from differences of gradients
     np.testing.assert_allclose(
-        together.constants().smoothness, [cohort.constants().smoothness[0] for cohort in alone], rtol=1e-10
+        together.constants().smoothness, [cohort.constants().smoothness[0] for cohort in alone], rtol=digits
     )
     scores = together.evaluate(x)
     np.testing.assert_allclose(scores.loss, [cohort.evaluate(x).loss[0] for cohort in alone], rtol=1e-12)
