@@ -31,7 +31,16 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "deploy"), str(ROOT / "benchmarks")]
 
-from deploy_cases import Faulty, Killed, encoded, events, federation, model_of, opened  # noqa: E402
+from deploy_cases import (  # noqa: E402
+    FakeClock,
+    Faulty,
+    Killed,
+    encoded,
+    events,
+    federation,
+    model_of,
+    opened,
+)
 from secure_silos import secured  # noqa: E402 - silos and faults are those of the tests
 
 from scaffpd.config.federation import FederationFile  # noqa: E402
@@ -39,7 +48,6 @@ from scaffpd.deploy.coordinate import coordinate  # noqa: E402
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode  # noqa: E402
 from scaffpd.deploy.silo.disclosure import audit  # noqa: E402
 from scaffpd.reference import reference_optimum  # noqa: E402
-from silos import Clock  # noqa: E402
 
 TIMEOUT, START, TOL, EPSILON = 5.0, 30.0, 1e-6, 8.0
 PLACE = re.compile(r"(?<=')/\S*/(?=run/)")  # where temporary folders are
@@ -290,7 +298,7 @@ def hang(*_):
 
 def in_process(trial, random):
     """One trial with silos in this process."""
-    clock, began = Clock(), time.perf_counter()
+    clock, began = FakeClock(), time.perf_counter()
     import_module("scaffpd.deploy.coordinate").time = clock
     signal.signal(signal.SIGALRM, hang)
     signal.alarm(LIMIT)

@@ -27,7 +27,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "deploy")]
 
-from deploy_cases import encoded, federation, model_of  # noqa: E402 - silos are those of the tests
+from deploy_cases import FakeClock, encoded, federation, model_of  # noqa: E402 - silos are those of the tests
 
 import scaffpd as sp  # noqa: E402
 from scaffpd.config.federation import FederationFile  # noqa: E402
@@ -39,22 +39,6 @@ from scaffpd.deploy.silo.silo import Silo  # noqa: E402
 from scaffpd.federation import Constants, Federation  # noqa: E402
 from scaffpd.federation.questions import GradientsAt, LocalSteps, ProximalSteps, Reply, Vectors  # noqa: E402
 from scaffpd.reference import reference_optimum  # noqa: E402
-
-
-class Clock:
-    """`time` for a coordinator: nothing passes but what it sleeps."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def monotonic(self):
-        """Return the seconds so far."""
-        return self.now
-
-    def sleep(self, seconds):
-        """Let them pass."""
-        self.now += seconds
-
 
 # --- a federation whose members are federations
 
@@ -231,7 +215,7 @@ class Late(InProcess):
 
 def simulated(path, places, seconds, loss=0.0, seed=0):
     """A run on the simulated clock: its outcome, transport, clock and CPU seconds before and in training."""
-    clock = import_module("scaffpd.deploy.coordinate").time = Clock()
+    clock = import_module("scaffpd.deploy.coordinate").time = FakeClock()
     silos = {name: Silo.open(place) for name, place in places.items()}
     transport, began = Late(silos, clock, seconds, loss, seed), time.process_time()
     try:

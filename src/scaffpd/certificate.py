@@ -97,8 +97,8 @@ def certify(
     # Squares of quotients, for a square alone may underflow.
     mass = float(weights.sum()) if objective.simplex else 1.0
     room, wide = (2 * modulus * mass) ** 0.5, 1 + EPSILON * (2 * roundings(len(losses)) + 16)
-    size_of_gradient = float(gradient)
-    primal, most = (size_of_gradient / room) ** 2, (size_of_gradient + error) / room * wide
+    g = float(gradient)
+    primal, most = (g / room) ** 2, (g + error) / room * wide
     floor += outside * size + max(most**2 - primal, 0.0) + 4 * EPSILON * (abs(dual) + most**2) + LEAST
     gap = max(dual, 0.0) + primal + floor
     return Certificate(gap, dual, primal, floor) if np.isfinite(gap) else nothing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from deploy_cases import FakeClock
 
 import faults
 import scaffpd as sp
@@ -31,7 +32,7 @@ def test_regions_that_sum_for_their_clients_give_the_flat_run_s_numbers(method):
 
 def test_a_wrong_model_is_called_wrong(tmp_path):
     trial = faults.Trial(1, "in process", "clear", "Fair", "drop", "silo killed", "va", 12)
-    path, places, outcome = faults.play(trial, tmp_path, np.random.default_rng(0), silos.Clock())
+    path, places, outcome = faults.play(trial, tmp_path, np.random.default_rng(0), FakeClock())
     assert faults.judge(trial, path, places, outcome) == "right"
     assert trial.members == 3
     file = path.parent / "run" / "model.safetensors"

@@ -6,19 +6,7 @@ from contextlib import nullcontext
 from importlib import import_module
 
 import pytest
-
-
-class FakeClock:
-    """`time` for a coordinator: nothing passes but what it sleeps."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
+from deploy_cases import FakeClock
 
 
 @pytest.fixture

@@ -97,6 +97,21 @@ class Faulty(InProcess):
         raise Killed
 
 
+class FakeClock:
+    """`time` for a coordinator: nothing passes but what it sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        """Return the seconds so far."""
+        return self.now
+
+    def sleep(self, seconds):
+        """Let them pass."""
+        self.now += seconds
+
+
 class Killed(BaseException):
     """The coordinator's process is gone."""
 

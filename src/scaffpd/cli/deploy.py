@@ -27,6 +27,7 @@ Seconds = Annotated[float, typer.Option(help="Give up after so many seconds.")]
 FederationFileArgument = Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")]
 Serve = Annotated[int | None, typer.Option(help="Serve /metrics, /healthz and /livez on this port.", min=0, max=65535)]
 Host = Annotated[str, typer.Option(help="The address to serve on; other machines reach 0.0.0.0.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the same as JSON.")]
 REFRESH = 5  # seconds between two looks of a browser at a run
 Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")]
 
@@ -207,7 +208,7 @@ def status(
     folder: Annotated[Path, typer.Argument(help="The run's folder, or its federation.toml.")],
     serve: Serve = None,
     host: Host = "127.0.0.1",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say how a run goes, from another shell while it does; or serve that, with its report at /, refreshed.
 

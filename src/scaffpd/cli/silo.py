@@ -10,12 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from scaffpd.cli.deploy import Host, Serve, serve_pages
+from scaffpd.cli.deploy import AsJson, Host, Serve, serve_pages
 from scaffpd.cli.results import write_predictions
 from scaffpd.cli.screens import bullets, facts, plain_table, printable, say
 from scaffpd.cli.typer_ext import group, print_json
 from scaffpd.errors import InputError, several
 from scaffpd.system import write_file
+
+SiloToml = Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)]
 
 MOST = 40  # columns of data that are listed
 TEMPLATE = """\
@@ -91,8 +93,8 @@ def init(
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    file: SiloToml,
+    as_json: AsJson = False,
 ) -> None:
     """Read the data, show what was found, what would leave this site and what never does; nothing is sent.
 
@@ -115,7 +117,7 @@ def check(
 
 
 def key(
-    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
+    file: SiloToml,
 ) -> None:
     """Make this silo's key for secure sums, if it has none, and show the print by which others can pin it.
 
@@ -130,9 +132,9 @@ def key(
 
 
 def audit(
-    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
+    file: SiloToml,
     noted: Annotated[str, typer.Option(help="A link that was noted down earlier and must be in the log.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check this site's log link by link, and show what has left in every run and what was refused.
 
@@ -153,11 +155,11 @@ def audit(
 
 
 def consent(
-    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
+    file: SiloToml,
     grant: Annotated[str, typer.Option(help="Agree to this request; its first digits are enough.")] = "",
     revoke: Annotated[str, typer.Option(help="Withdraw consent to this request, also while its run goes on.")] = "",
     until: Annotated[str, typer.Option(help="The last day on which a consent holds, such as 2027-12-31.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what runs ask of this site and what became of each; agree to one, or withdraw, from any shell.
 
@@ -203,10 +205,10 @@ def _account() -> str:
 
 
 def status(
-    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
+    file: SiloToml,
     serve: Serve = None,
     host: Host = "127.0.0.1",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say whether this silo is being asked, by which run, and what it answered last; or serve that to Prometheus.
 
@@ -246,7 +248,7 @@ def silo_pages(settings: Any) -> dict[str, Callable[[], str]]:
 
 
 def predict(
-    file: Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)],
+    file: SiloToml,
     model: Annotated[Path, typer.Argument(help="A run's model.safetensors.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
 ) -> None:

@@ -21,13 +21,13 @@ from scaffpd.models.numerics import (
     LEAST,
     SAFE,
     SINGLE,
-    UNDERFLOW,
     UNIT,
     Draws,
     gamma,
     largest_eigenvalues,
     norm_above,
     parallel_map,
+    root_above,
     streams,
 )
 from scaffpd.models.oracle import Displacements, StackedDisplacements, SubspaceDerivatives, shift
@@ -154,10 +154,8 @@ class LinearPoint:
     @cached_property
     def size(self) -> Tensor | float:
         """‖x‖, from above; on a GPU nobody waits for it."""
-        root = self.square.sqrt()
-        size: Tensor | float = root if self.x.is_cuda else root.item()
-        wide: Tensor | float = size * (1 + gamma(len(self.x) + 8)) + len(self.x) ** 0.5 * UNDERFLOW
-        return wide
+        size = root_above(self.square, len(self.x))
+        return size if size.is_cuda else float(size)
 
     def arithmetic(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
         """Bound what sums may be off, where the rows multiply vectors of this length.

@@ -233,8 +233,12 @@ def norm_above(v: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     n = math.prod(v.shape[k] for k in axes)
     if n == 1:
         return v.double().abs().squeeze(axes)
-    norm: Tensor = v.double().square().sum(axes).sqrt()
-    return norm.mul_(1 + gamma(n + 8)).add_(float(n) ** 0.5 * UNDERFLOW)
+    return root_above(v.double().square().sum(axes), n)
+
+
+def root_above(square: Tensor, n: int) -> Tensor:
+    """‖v‖ from above, from the sum of n squares in double precision, in whatever order it was formed."""
+    return square.sqrt().mul_(1 + gamma(n + 8)).add_(float(n) ** 0.5 * UNDERFLOW)
 
 
 ALONE, ALONE_VECTOR = 2**18, 9000  # multiplications of a product up to which NumPy's BLAS takes one thread

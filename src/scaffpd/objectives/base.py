@@ -85,10 +85,6 @@ class ProxStep:
     def factors(self) -> tuple[Vector, Matrix]:
         """D^½ and Q, QQᵀ = I, with  ∂λ/∂s = D^½ (I − QᵀQ) D^½."""
         root = np.sqrt(self.slope)
-        if len(self.normals) == 1:
-            row = self.normals[0] * root
-            size = math.sqrt(row @ row)
-            return root, row[None] / size if size > 0 else row[None, :0].reshape(0, len(root))
         rows: list[Vector] = []
         for row in self.normals * root:
             size = float(np.sqrt(row @ row))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -110,14 +109,7 @@ def project_capped(z: Vector, caps: Vector, w: Vector) -> tuple[Vector, float]:
 
 def simplex_step(weights: Vector, slope: Vector) -> ProxStep:
     """The step to λ_i = h_i(s_i − ν) with Σ λ_i = 1, of slope d_i = h_i'."""
-    return ProxStep(weights, slope, _ones(len(weights)))
-
-
-@lru_cache(maxsize=8)
-def _ones(n: int) -> Vector:
-    row = np.ones((1, n))
-    row.flags.writeable = False
-    return row
+    return ProxStep(weights, slope, np.ones((1, len(weights))))
 
 
 def share_above(weights: Vector, caps: Vector) -> float:

@@ -137,8 +137,7 @@ class Auto:
             return Nonconvex().judge(state, trial)
         if not np.isfinite(trial.slope):
             return replace(state, local_scale=state.local_scale / 2), False
-        sane = bool(np.all(np.abs(trial.after) < LARGEST / 4))
-        value = trial.objective._support(trial.after) if sane else np.inf
+        value = trial.value()
         if not np.isfinite(value):
             return replace(
                 state, step=max(state.step / 10, LEAST_STEP)

@@ -41,7 +41,7 @@ import numpy as np
 
 from scaffpd.errors import InputError, count, positive, real, unknown
 from scaffpd.federation import Constants, Vector
-from scaffpd.objectives.base import Objective
+from scaffpd.objectives.base import LARGEST, Objective
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,11 @@ class Trial:
     precision: float
     secants: Callable[[], tuple[Vector, Vector]] | None
     bend: Callable[[], float] | None = None
+
+    def value(self) -> float:
+        """The objective at x⁺; +∞ where losses are no numbers, or so large that the run diverges."""
+        sane = bool(np.all(np.abs(self.after) < LARGEST / 4))
+        return self.objective._support(self.after) if sane else np.inf
 
 
 class StepRule(Protocol):

@@ -95,7 +95,7 @@ class Nonconvex:
     def judge(self, state: NonconvexState, trial: Trial) -> tuple[NonconvexState, bool]:
         """Take every step that does not leap, or, without noise, every one that descends."""
         state = replace(state, rounds=state.rounds + 1)
-        value = trial.objective.support(trial.after) if np.all(np.isfinite(trial.after)) else np.inf
+        value = trial.value()
         size = max(abs(state.best), 1e-12)
         if not np.isfinite(value):
             return replace(state, scale=state.scale / 8), False
