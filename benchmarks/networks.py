@@ -6,15 +6,17 @@ table says after how many rounds each has had FedAvg's last mean loss. Losses ar
 accuracies over test images with its mixture of labels; mean and worst are over clients, then averaged over seeds.
 
 `--full` takes all 50,000 images, Dirichlet(0.1) and as many rounds for everyone, and compares the worst fifth of the
-clients on test images, method by method in pairs over seeds.
+clients on test images, method by method in pairs over seeds. Every run is a file in the folder `--out`: what is there
+is not run again, so that a call that was stopped goes on, and two calls may have different seeds.
 
-    python benchmarks/networks.py [--device cuda] [--seeds 5] [--images 5000] [--full] [--out NETWORKS.md]
+    python benchmarks/networks.py [--device cuda] [--seeds 0 1 2 3 4] [--images 5000] [--full --out results/networks]
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -102,27 +104,41 @@ def one_seed(seed: int, number: int, device: str, rounds: int) -> dict[str, dict
     return rows
 
 
-def in_full(seeds: int, device: str, rounds: int, number: int) -> str:
-    """FedAvg, DRFA and Scaff-PD on all images, after equally many rounds: a table, and differences in pairs."""
-    worst: dict[str, list[float]] = {name: [] for name in METHODS if name != "SCAFFOLD"}
-    mean: dict[str, list[float]] = {name: [] for name in worst}
-    for seed in range(seeds):
+def in_full(seeds: list[int], device: str, rounds: int, number: int, out: Path) -> str:
+    """Run FedAvg, DRFA and Scaff-PD on all images, and compare what is in the folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    names = [name for name in METHODS if name != "SCAFFOLD"]
+    for seed in seeds:
+        missing = {name: path for i, name in enumerate(names) if not (path := out / f"{seed}-{i}.json").exists()}
+        if not missing:
+            continue
         train, test = images(number, seed, alpha=0.1)
         cohort = sp.Cohort(train, sp.Module(network(seed)), test=test, device=device)
-        for name in worst:
+        for name, path in missing.items():
             x = sp.train(METHODS[name](), cohort, rounds=rounds, seed=seed, progress=False, every_client=False).x
-            scores = cohort.evaluate(x, "test").accuracy
-            mean[name].append(100 * float(scores.mean()))
-            worst[name].append(100 * float(worst_fifth(-scores) @ scores))
-            print(f"seed {seed}  {name:24s} {mean[name][-1]:.2f} {worst[name][-1]:.2f}", flush=True)
-    lines = [
-        f"| after {rounds} rounds, {seeds} seeds | test accuracy, mean | worst 20 % | less FedAvg's | less DRFA's |",
-        "|---|---|---|---|---|",
-    ]
-    for name in worst:
-        paired = [np.array(worst[name]) - np.array(worst[other]) for other in ("FedAvg", "DRFA")]
-        cells = [f"{d.mean():+.1f} ± {half_interval(d):.1f}" if d.any() else "" for d in paired]
-        lines.append(f"| {name} | {np.mean(mean[name]):.1f} | {np.mean(worst[name]):.1f} | {' | '.join(cells)} |")
+            scores = (100 * cohort.evaluate(x, "test").accuracy).round(3).tolist()
+            run = {"seed": seed, "method": name, "rounds": rounds, "images": number, "accuracies": scores}
+            path.write_text(json.dumps(run) + "\n", encoding="utf-8")
+            print(f"seed {seed}  {name:24s}", *scores, flush=True)
+    return in_pairs([json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))], names)
+
+
+def in_pairs(runs: list[dict[str, Any]], names: list[str]) -> str:
+    """Make the table: seed by seed, means, and differences of the worst fifth over the seeds that all methods have."""
+    if len({(run["rounds"], run["images"]) for run in runs}) != 1:
+        raise SystemExit("The folder has runs of different lengths or numbers of images; take another --out.")
+    found = {(run["seed"], run["method"]): np.array(run["accuracies"]) for run in runs}
+    seeds = sorted({seed for seed, _ in found if all((seed, name) in found for name in names)})
+    mean = {name: np.array([found[s, name].mean() for s in seeds]) for name in names}
+    worst = {name: np.array([worst_fifth(-found[s, name]) @ found[s, name] for s in seeds]) for name in names}
+    lines = [f"| after {runs[0]['rounds']} rounds | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for i, seed in enumerate(seeds):
+        lines.append(f"| seed {seed} | {' | '.join(f'{mean[n][i]:.1f} / {worst[n][i]:.1f}' for n in names)} |")
+    lines.append(f"| mean | {' | '.join(f'{mean[n].mean():.1f} / {worst[n].mean():.1f}' for n in names)} |")
+    for other in ("FedAvg", "DRFA"):
+        apart = {n: worst[n] - worst[other] for n in names}
+        cells = [f"{d.mean():+.1f} ± {half_interval(d):.1f}" if n != other else "" for n, d in apart.items()]
+        lines.append(f"| worst 20 %, less {other}'s | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -154,20 +170,18 @@ def main() -> None:
     """Run all seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="folder of runs with --full, else a file for the table")
     parser.add_argument("--full", action="store_true", help="all images, Dirichlet(0.1)")
     given = parser.parse_args()
     if given.full:
         number = 50_000 if given.images == 5000 else given.images
-        rounds = 40 if given.rounds == ROUNDS else given.rounds
-        print(text := in_full(given.seeds, given.device, rounds, number))
-        if given.out is not None:
-            given.out.write_text(text + "\n", encoding="utf-8")
+        rounds = 30 if given.rounds == ROUNDS else given.rounds
+        print(in_full(given.seeds, given.device, rounds, number, given.out or Path("results") / "networks"))
         return
-    text = report([one_seed(s, given.images, given.device, given.rounds) for s in range(given.seeds)], given.rounds)
+    text = report([one_seed(s, given.images, given.device, given.rounds) for s in given.seeds], given.rounds)
     print(text)
     if given.out is not None:
         given.out.write_text(text + "\n", encoding="utf-8")

@@ -83,6 +83,13 @@ def worst(accuracy: Accuracy) -> float:
     return float(worst_fifth(-accuracy) @ accuracy)
 
 
+def halves(rows: NDArray[np.int64], seed: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All but a quarter, and that quarter."""
+    order = np.random.default_rng(seed).permutation(len(rows))
+    cut = max(1, round(HELD_OUT * len(rows)))
+    return np.sort(rows[order[cut:]]), np.sort(rows[order[:cut]])
+
+
 class Division:
     """One partition: its clients' rows, their losses, and the accuracy of models on them."""
 
@@ -91,21 +98,14 @@ class Division:
         self.n, cut = len(here.train), here.cut(piece.alpha)
         parts = cut.parts(seed)
         tests = [p + self.n for p in like_training(parts, here.train, here.test, seed)]
-        fit, held = zip(*(self._halves(p, [seed, i, 8]) for i, p in enumerate(parts)), strict=True)
-        inner, aside = zip(*(self._halves(p, [seed, i, 9]) for i, p in enumerate(fit)), strict=True)
+        fit, held = zip(*(halves(p, [seed, i, 8]) for i, p in enumerate(parts)), strict=True)
+        inner, aside = zip(*(halves(p, [seed, i, 9]) for i, p in enumerate(fit)), strict=True)
         named = {"all": parts, "test": tests, "fit": fit, "held": held, "inner": inner, "aside": aside}
         self.rows = {
             name: [torch.from_numpy(np.ascontiguousarray(p)).to(F.device) for p in chosen]
             for name, chosen in named.items()
         }
         self._kept: dict[Any, Any] = {}
-
-    @staticmethod
-    def _halves(rows: NDArray[np.int64], seed: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All but a quarter, and that quarter."""
-        order = np.random.default_rng(seed).permutation(len(rows))
-        cut = max(1, round(HELD_OUT * len(rows)))
-        return np.sort(rows[order[cut:]]), np.sort(rows[order[:cut]])
 
     def pairs(self, part: str) -> list[tuple[Tensor, Tensor]]:
         """(features, labels) of every client."""

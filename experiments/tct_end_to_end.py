@@ -2,10 +2,11 @@ r"""Train, convexify, train, end to end: a ResNet by FedAvg, its eNTK where it s
 
     python -m experiments.tct_end_to_end cifar10 --alpha 0.1 --data D [--device cuda] [--seconds 500] [--small]
 
-1. FedAvg trains a ResNet-8 with group norm, from random weights, for `rounds` rounds.
+1. FedAvg trains a ResNet-8 with group norm, from random weights, for `rounds` rounds. Its rate is that of `RATES` with
+   which half as many rounds on three quarters of every client's training images name most of the others right.
 2. Every image becomes the gradient of the network at `coordinates` random parameters.
 3. Scaff-PD trains a linear model on them for `final` rounds: average, χ², and personal models under χ². l2, ρ and κ are
-   chosen by the worst fifth of the clients on a quarter of the training images, which stage 1 has seen like the others.
+   chosen by the worst fifth of the clients on that quarter of the training images, which stage 1 has seen by then.
 
 Beside it: FedAvg that goes on for `final` rounds more, one network trained on everybody's images, and naming every
 client's commonest class, which with small α is right for most of its images. Classes are
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.image_divisions import Division, OutOfTimeError, Piece, shown, worst
+from experiments.image_divisions import Division, OutOfTimeError, Piece, halves, shown, worst
 from experiments.image_pieces import commit
 from experiments.image_plans import Plan
 from experiments.image_study import LOADERS, TITLES, Ground, hardware
@@ -51,6 +52,7 @@ STAGE_1, LONGER, CENTRAL = "FedAvg, stage 1", "FedAvg, all rounds", "centralised
 COMMON = "every client's commonest class"
 MEAN, FAIR, OWN = "TCT + average", "TCT + fair", "TCT + personal fair"
 ROWS = (STAGE_1, LONGER, MEAN, FAIR, OWN, CENTRAL, COMMON)
+RATES = (0.03, 0.1, 0.3)
 L2S, RHOS, KAPPAS = (1e-5, 1e-4, 1e-3), (0.1, 0.5), (1.0, 10.0, 100.0, 1000.0)
 COLUMNS = ("dataset", "alpha", "seed", "row", "average", "worst_20", "rounds", "chosen", "seconds", "accuracies")
 
@@ -69,7 +71,7 @@ class Setting:
         final: of stage 3.
         local_steps: J of stage 1, and of stage 3.
         batch: images of a local step in stage 1.
-        rate: η of stage 1, with momentum 0.9.
+        rate: η of the centralised network, with momentum 0.9.
         epochs: of the centralised network.
         coordinates: of the gradient.
         per_class: training and test images of a class; `None` for all.
@@ -190,12 +192,14 @@ class Study:
 
     def cohort(self, together: bool = False) -> Cohort:
         """The clients with their images, or all images as one client's; test images always by client."""
-        (rows, held), (X, V), here = self.parts, self.pixels, self.ground
-        rows = [np.sort(np.concatenate(rows))] if together else rows
-        test = None if together else [(V[p], here.test[p]) for p in held]
-        return Cohort(
-            [(X[p], here.train[p]) for p in rows], self.model, test=test, device=self.device, dtype=torch.float32
-        )
+        (rows, held), (_, V), here = self.parts, self.pixels, self.ground
+        if together:
+            return self._cohort([np.sort(np.concatenate(rows))], None)
+        return self._cohort(rows, [(V[p], here.test[p]) for p in held])
+
+    def _cohort(self, rows: Sequence[Any], test: Any) -> Cohort:
+        X, y = self.pixels[0], self.ground.train
+        return Cohort([(X[p], y[p]) for p in rows], self.model, test=test, device=self.device, dtype=torch.float32)
 
     @cached_property
     def model(self) -> Module:
@@ -209,9 +213,25 @@ class Study:
 
     def fed_avg(self, rounds: int) -> Any:
         """Train up to this many rounds in all, from the last checkpoint; Σ n_i u_i/n, every client in every round."""
-        s = self.setting
-        method = FedAvg(local_steps=s.local_steps, batch_size=s.batch, local_rate=s.rate)
-        return self._trained(method, self._clients, rounds, "fed_avg.npz")
+        return self._trained(self._method(self.rate), self._clients, rounds, "fed_avg.npz")
+
+    def _method(self, rate: float) -> FedAvg:
+        return FedAvg(local_steps=self.setting.local_steps, batch_size=self.setting.batch, local_rate=rate)
+
+    @cached_property
+    def rate(self) -> float:
+        """η of stage 1, chosen once: the best mean accuracy over clients on images that were held out."""
+        path, s = self.folder / "rates.json", self.setting
+        scores = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if missing := [rate for rate in RATES if f"{rate:g}" not in scores]:
+            X, y = self.pixels[0], self.ground.train
+            fit, held = zip(*(halves(p, [s.seed, i, 8]) for i, p in enumerate(self.parts[0])), strict=True)
+            trial = self._cohort(fit, [(X[p], y[p]) for p in held])
+            for rate in missing:
+                x = self._trained(self._method(rate), trial, max(1, s.rounds // 2), f"rate-{rate:g}.npz")
+                scores[f"{rate:g}"] = float(trial.evaluate(x, "test").accuracy.mean())
+                path.write_text(json.dumps(scores) + "\n", encoding="utf-8")
+        return max(RATES, key=lambda rate: scores[f"{rate:g}"])
 
     @cached_property
     def _clients(self) -> Cohort:
@@ -299,8 +319,8 @@ class Study:
         s = self.setting
         whole, fair = s.rounds + s.final, dict[str, float]()
 
-        def network(x: Any, rounds: int) -> tuple[Any, int, str]:
-            return self._clients.evaluate(x, "test").accuracy, rounds, f"rate={s.rate:g}"
+        def network(x: Any, rounds: int, rate: float) -> tuple[Any, int, str]:
+            return self._clients.evaluate(x, "test").accuracy, rounds, f"rate={rate:g}"
 
         def linear(**grid: Sequence[float]) -> tuple[Any, int, str]:
             values = self.chosen(**grid)
@@ -313,12 +333,12 @@ class Study:
                 fair["rho"] = float(dict(word.split("=") for word in words.split())["rho"])
             return [fair["rho"]]
 
-        yield STAGE_1, lambda: network(self.stage_1(), s.rounds)
+        yield STAGE_1, lambda: network(self.stage_1(), s.rounds, self.rate)
         yield MEAN, lambda: linear(l2=L2S)
         yield FAIR, lambda: linear(l2=L2S, rho=RHOS)
         yield OWN, lambda: linear(l2=L2S, rho=rho(), kappa=KAPPAS)
-        yield LONGER, lambda: network(self.fed_avg(whole), whole)
-        yield CENTRAL, lambda: network(self.central(), 0)
+        yield LONGER, lambda: network(self.fed_avg(whole), whole, self.rate)
+        yield CENTRAL, lambda: network(self.central(), 0, s.rate)
         yield COMMON, lambda: (self.commonest(), 0, "")
 
     def commonest(self) -> Any:

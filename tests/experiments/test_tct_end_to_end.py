@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ TINY = tct.Setting(
 
 @pytest.fixture
 def _few(monkeypatch):
+    monkeypatch.setattr(tct, "RATES", (0.01, 0.1))
     monkeypatch.setattr(tct, "L2S", (1e-4, 1e-2))
     monkeypatch.setattr(tct, "RHOS", (0.1,))
     monkeypatch.setattr(tct, "KAPPAS", (1.0, 100.0))
@@ -41,12 +43,15 @@ def test_all_rows_and_a_run_in_pieces(root, tmp_path):
         assert float(row["average"]) == pytest.approx(each.mean(), abs=0.01)
         assert float(row["worst_20"]) == pytest.approx(each.min(), abs=0.01)  # one of three clients
     cohort = whole.cohort()
-    method = sp.FedAvg(local_steps=3, batch_size=8, local_rate=0.1)
+    tried = json.loads((tmp_path / "whole" / "rates.json").read_text(encoding="utf-8"))
+    assert whole.rate == float(max(tried, key=tried.get))
+    assert found[tct.LONGER]["chosen"] == f"rate={whole.rate:g}"
+    method = sp.FedAvg(local_steps=3, batch_size=8, local_rate=whole.rate)
     longer = sp.train(method, cohort, rounds=4).x  # the same network by itself, in one go
     accuracy = cohort.evaluate(longer, "test").accuracy
     assert found[tct.LONGER]["accuracies"] == " ".join(f"{100 * a:.2f}" for a in accuracy)
 
-    for _ in range(3):  # a call that is late has time for one round, and for no row of stage 3
+    for _ in range(4):  # a call that is late has time for one round (one for each rate), and for no row of stage 3
         assert not tct.Study(TINY, tmp_path / "pieces", "cpu", root, deadline=0.0).carry_out()
     assert set(rows(tmp_path / "pieces")) == {tct.STAGE_1}
     assert not (tmp_path / "pieces" / "about.json").exists()
