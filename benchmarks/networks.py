@@ -6,8 +6,9 @@ table says after how many rounds each has had FedAvg's last mean loss. Losses ar
 accuracies over test images with its mixture of labels; mean and worst are over clients, then averaged over seeds.
 
 `--full` takes all 50,000 images, Dirichlet(0.1) and as many rounds for everyone, and compares the worst fifth of the
-clients on test images, method by method in pairs over seeds. Every run is a file in the folder `--out`: what is there
-is not run again, so that a call that was stopped goes on, and two calls may have different seeds.
+clients on test images, method by method in pairs over seeds; a network that has just visited other clients swings from
+round to round, so the mean over the last five rounds stands beside the last one. Every run is a file in the folder
+`--out`: what is there is not run again, so that a call that was stopped goes on, and two calls may share the seeds.
 
     python benchmarks/networks.py [--device cuda] [--seeds 0 1 2 3 4] [--images 5000] [--full --out results/networks]
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import sys
 import time
@@ -31,7 +33,7 @@ import scaffpd as sp
 from scaffpd.metrics import half_interval, worst_fifth
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-CLIENTS, STEPS, BATCH, ROUNDS, LONGER = 10, 62, 32, 8, 1.5
+CLIENTS, STEPS, BATCH, ROUNDS, LONGER, LAST = 10, 62, 32, 8, 1.5, 5
 METHODS: dict[str, Callable[[], Any]] = {
     "FedAvg": lambda: sp.FedAvg(local_steps=STEPS, batch_size=BATCH),
     "SCAFFOLD": lambda: sp.Scaffold(local_steps=STEPS, batch_size=BATCH),
@@ -115,11 +117,15 @@ def in_full(seeds: list[int], device: str, rounds: int, number: int, out: Path) 
         train, test = images(number, seed, alpha=0.1)
         cohort = sp.Cohort(train, sp.Module(network(seed)), test=test, device=device)
         for name, path in missing.items():
-            x = sp.train(METHODS[name](), cohort, rounds=rounds, seed=seed, progress=False, every_client=False).x
-            scores = (100 * cohort.evaluate(x, "test").accuracy).round(3).tolist()
+            points: list[Any] = []
+            callbacks = [functools.partial(_keep, points)]
+            sp.train(
+                METHODS[name](), cohort, rounds, seed=seed, progress=False, every_client=False, callbacks=callbacks
+            )
+            scores = [(100 * cohort.evaluate(x, "test").accuracy).round(3).tolist() for x in points[-LAST:]]
             run = {"seed": seed, "method": name, "rounds": rounds, "images": number, "accuracies": scores}
             path.write_text(json.dumps(run) + "\n", encoding="utf-8")
-            print(f"seed {seed}  {name:24s}", *scores, flush=True)
+            print(f"seed {seed}  {name:24s}", *scores[-1], flush=True)
     return in_pairs([json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))], names)
 
 
@@ -129,16 +135,24 @@ def in_pairs(runs: list[dict[str, Any]], names: list[str]) -> str:
         raise SystemExit("The folder has runs of different lengths or numbers of images; take another --out.")
     found = {(run["seed"], run["method"]): np.array(run["accuracies"]) for run in runs}
     seeds = sorted({seed for seed, _ in found if all((seed, name) in found for name in names)})
-    mean = {name: np.array([found[s, name].mean() for s in seeds]) for name in names}
-    worst = {name: np.array([worst_fifth(-found[s, name]) @ found[s, name] for s in seeds]) for name in names}
-    lines = [f"| after {runs[0]['rounds']} rounds | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    for i, seed in enumerate(seeds):
-        lines.append(f"| seed {seed} | {' | '.join(f'{mean[n][i]:.1f} / {worst[n][i]:.1f}' for n in names)} |")
-    lines.append(f"| mean | {' | '.join(f'{mean[n].mean():.1f} / {worst[n].mean():.1f}' for n in names)} |")
-    for other in ("FedAvg", "DRFA"):
-        apart = {n: worst[n] - worst[other] for n in names}
+
+    def fifth(each: Any) -> list[float]:
+        return [float(worst_fifth(-a) @ a) for a in each]
+
+    mean = {name: np.array([found[s, name][-1].mean() for s in seeds]) for name in names}
+    worst = {
+        "the last round": {name: np.array([fifth(found[s, name])[-1] for s in seeds]) for name in names},
+        f"the last {LAST} rounds": {name: np.array([np.mean(fifth(found[s, name])) for s in seeds]) for name in names},
+    }
+    columns = {name: np.stack([mean[name], *(w[name] for w in worst.values())]) for name in names}
+    lines = [f"| {runs[0]['rounds']} rounds | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for title, which in [*((f"seed {s}", [i]) for i, s in enumerate(seeds)), ("mean", range(len(seeds)))]:
+        cells = [" / ".join(f"{v:.1f}" for v in columns[name][:, which].mean(1)) for name in names]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    for (when, of), other in itertools.product(worst.items(), ("FedAvg", "DRFA")):
+        apart = {name: of[name] - of[other] for name in names}
         cells = [f"{d.mean():+.1f} ± {half_interval(d):.1f}" if n != other else "" for n, d in apart.items()]
-        lines.append(f"| worst 20 %, less {other}'s | {' | '.join(cells)} |")
+        lines.append(f"| worst 20 % in {when}, less {other}'s | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -52,7 +52,7 @@ STAGE_1, LONGER, CENTRAL = "FedAvg, stage 1", "FedAvg, all rounds", "centralised
 COMMON = "every client's commonest class"
 MEAN, FAIR, OWN = "TCT + average", "TCT + fair", "TCT + personal fair"
 ROWS = (STAGE_1, LONGER, MEAN, FAIR, OWN, CENTRAL, COMMON)
-RATES = (0.03, 0.1, 0.3)
+RATES = (0.03, 0.1, 0.3, 1.0)
 L2S, RHOS, KAPPAS = (1e-5, 1e-4, 1e-3), (0.1, 0.5), (1.0, 10.0, 100.0, 1000.0)
 COLUMNS = ("dataset", "alpha", "seed", "row", "average", "worst_20", "rounds", "chosen", "seconds", "accuracies")
 
