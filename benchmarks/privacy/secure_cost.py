@@ -31,9 +31,8 @@ from scaffpd.data import beijing_air, digits, heart_disease, synthetic
 from scaffpd.deploy.messages import Message, encode
 from scaffpd.deploy.secure import SiloParties
 from scaffpd.deploy.session import SiloRequest
-from scaffpd.federation.values import Sketch
 from scaffpd.masking import FixedPoint, Identity, Party, Terms
-from scaffpd.secure.parties import DisclosureGuard, GuardedParty, MaskedReply, SumRequest, Weighting
+from scaffpd.secure.parties import DisclosureGuard, GuardedParty, MaskedReply, Sketch, SumRequest, Weighting
 
 CLIENTS, LENGTHS = (4, 10, 32, 100), (10**3, 10**5, 10**6, 5 * 10**6)
 TIMED = 3  # clients whose masks are timed

@@ -120,7 +120,7 @@ class LocalChannel:
         self._everyone = list(range(len(self.names)))
         self._whole: Sequence[int] = self._everyone  # the last list that was found to be everyone's
         self._some: tuple[list[int], Oracle] = (self._everyone, train.oracle)  # those who were asked last
-        self._points: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], EvaluatedPoint]] = WeakKeyDictionary()
+        self.points: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], EvaluatedPoint]] = WeakKeyDictionary()
         self._constants: Constants | None = None
         self._fingerprint: str | None = None
         self.place: tuple[int, int] | None = None  # the number of this process' one client among how many
@@ -174,29 +174,25 @@ class LocalChannel:
         """The answers of the chosen clients."""
         if chosen is self._whole or (len(chosen) == len(self._everyone) and list(chosen) == self._everyone):
             self._whole = chosen
-            return question.answer(_Answering(self, self.train.oracle))
+            return question.answer(AnsweringClients(self, self.train.oracle))
         if self._some[0] != chosen:
             self._some = list(chosen), self.train.oracle.only(list(chosen))
-        return question.answer(_Answering(self, self._some[1], tuple(chosen)))
-
-    def evaluated(self, at: GradientsAt, oracle: Oracle, chosen: tuple[int, ...]) -> EvaluatedPoint:
-        """Everything at a point, computed once for these clients, for as long as somebody holds the question."""
-        points = self._points.setdefault(at, {})
-        if chosen not in points:
-            points[chosen] = oracle.evaluate(at.x, at.batch_size, at.key)
-        return points[chosen]
+        return question.answer(AnsweringClients(self, self._some[1], tuple(chosen)))
 
 
-class _Answering(NamedTuple):
-    """Some clients of a channel."""
+class AnsweringClients(NamedTuple):
+    """Some clients of a channel, as questions are put to them: an `Oracle`, and what it has computed before."""
 
     channel: LocalChannel
     oracle: Oracle
     chosen: tuple[int, ...] = ()  # empty for everyone
 
     def point(self, at: GradientsAt) -> EvaluatedPoint:
-        """Everything at a point."""
-        return self.channel.evaluated(at, self.oracle, self.chosen)
+        """Everything at a point, computed once for these clients, for as long as somebody holds the question."""
+        points = self.channel.points.setdefault(at, {})
+        if self.chosen not in points:
+            points[self.chosen] = self.oracle.evaluate(at.x, at.batch_size, at.key)
+        return points[self.chosen]
 
     def lowest(self) -> Tensor:
         """min_u f_i(u), which every client solves for by itself."""

@@ -12,8 +12,8 @@ from dishonest import NAMES, Coordinator, RefusedError, learn, masked, meet, poi
 from scaffpd.config.model_file import read_model
 from scaffpd.deploy.session import SiloRequest
 from scaffpd.federation import LocalPlan
-from scaffpd.federation.questions import GradientsAt, LocalSteps, Losses, Optima, Response, Scores, Thresholds
-from scaffpd.federation.values import Weighing
+from scaffpd.federation.questions import GradientsAt, LocalSteps, Losses, Optima, Scores
+from scaffpd.federation.weighed import Response, Thresholds, Weighing
 from scaffpd.masking import FixedPoint
 from scaffpd.objectives import ChiSquare
 

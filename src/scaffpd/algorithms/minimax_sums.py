@@ -44,8 +44,8 @@ from scaffpd.algorithms.base import MinimaxMethod, MinimaxState
 from scaffpd.certificate import EPSILON, length
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, LocalPlan, Vector
-from scaffpd.federation.questions import SUMMARY, GradientsAt, Response, Thresholds, WeighedSteps
-from scaffpd.federation.values import Weighing
+from scaffpd.federation.questions import GradientsAt
+from scaffpd.federation.weighed import SUMMARY, Response, Thresholds, WeighedSteps, Weighing
 from scaffpd.objectives.base import LEAST, Objective
 
 GRID = (-8.0, -2.0, -0.5, -0.1, 0.1, 0.5, 2.0, 8.0)  # thresholds that are tried, in widths from where ν is expected

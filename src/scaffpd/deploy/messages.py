@@ -40,7 +40,7 @@ from scaffpd.config.model_file import read_values
 from scaffpd.errors import InputError
 from scaffpd.federation import Key, LocalPlan, ProximalPlan
 from scaffpd.federation.questions import GradientsAt, Question, Reply
-from scaffpd.federation.values import Weighing
+from scaffpd.federation.weighed import Weighing
 from scaffpd.objectives import from_values, to_values
 
 ASKING = ("describe", "totals", "setup")  # questions with which a coordinator says what its run asks for

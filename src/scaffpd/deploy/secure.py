@@ -33,18 +33,8 @@ from scaffpd.deploy.messages import SCALE, Array, Message, plain
 from scaffpd.deploy.remote import RemoteChannel, itself
 from scaffpd.deploy.session import SiloRequest
 from scaffpd.errors import ExposedError, InputError
-from scaffpd.federation.questions import (
-    GradientsAt,
-    Losses,
-    Question,
-    Reply,
-    Response,
-    Scores,
-    Thresholds,
-    Vectors,
-    WeighedQuestion,
-    WeighedSteps,
-)
+from scaffpd.federation.questions import GradientsAt, Losses, Question, Reply, Scores, Vectors
+from scaffpd.federation.weighed import Response, Thresholds, WeighedQuestion, WeighedSteps
 from scaffpd.masking import FixedPoint, Terms
 from scaffpd.masking.terms import FEWEST as MASKED_FEWEST
 from scaffpd.masking.terms import LARGEST, SMALLEST

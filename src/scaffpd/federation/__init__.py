@@ -18,28 +18,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation.answers import Answers, ClientSelection, Gradients, Memory, Updates
+from scaffpd.federation import weighed as weighed  # its questions are known by their kinds
+from scaffpd.federation.answers import (
+    Answers,
+    ClientScores,
+    ClientSelection,
+    Constants,
+    Gradients,
+    Memory,
+    Restriction,
+    Traffic,
+    Updates,
+)
 from scaffpd.federation.questions import (
+    Clients,
     GradientsAt,
+    Key,
+    LocalPlan,
     LocalSteps,
     Losses,
     Optima,
+    ProximalPlan,
     ProximalSteps,
     Question,
     Reply,
     Scores,
-    Vectors,
-)
-from scaffpd.federation.values import (
-    Clients,
-    ClientScores,
-    Constants,
-    Key,
-    LocalPlan,
-    ProximalPlan,
-    Restriction,
-    Traffic,
     Vector,
+    Vectors,
     same_point,
 )
 

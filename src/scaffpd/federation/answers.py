@@ -1,11 +1,11 @@
-"""What a server has of its clients' answers: numbers of each, and vectors that it may add up."""
+"""What a server has of its clients' answers: constants, numbers of each, vectors that it may add up; and their cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -13,11 +13,110 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, Project, Question, Reply, Vectors
-from scaffpd.federation.values import Clients, Restriction, Vector
+from scaffpd.federation.questions import (
+    Clients,
+    Curvature,
+    Diagonal,
+    GradientsAt,
+    Project,
+    Question,
+    Reply,
+    Vector,
+    Vectors,
+)
 
 if TYPE_CHECKING:
     from scaffpd.federation import Federation
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is known of the clients' losses before the first round (N scalars each).
+
+    Attributes:
+        smoothness: L_i, the Lipschitz constant of ∇f_i (an estimate where the loss is not convex).
+        strong_convexity: μ_i with f_i μ_i-strongly convex; 0 where there is none.
+        convex: whether every f_i is convex.
+        steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter steps.
+        samples: n_i, how many samples a client has.
+        quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
+        noisy: whether clients clip their answers and add noise to them, for privacy.
+        first_order: whether clients answer no questions about curvature, for their vectors are masked.
+        corrects: whether local steps can be corrected; Adam's cannot.
+    """
+
+    smoothness: Vector
+    strong_convexity: Vector
+    convex: bool
+    steepest: Vector
+    samples: NDArray[np.int64]
+    quadratic: bool = False
+    noisy: bool = field(default=False, metadata={"transient": True})  # known before a run is resumed
+    first_order: bool = field(default=False, metadata={"transient": True})
+    corrects: bool = field(default=True, metadata={"transient": True})
+
+    def expected_smoothness(self, batch_size: int | None) -> Vector:
+        """L_i + (max_j L_ij − L_i)/b: how steep the mean of b random samples is (all samples: L_i itself)."""
+        if batch_size is None:
+            return self.smoothness
+        mixed = self.smoothness + np.maximum(self.steepest - self.smoothness, 0) / batch_size
+        return np.where(self.samples <= batch_size, self.smoothness, mixed)
+
+
+@dataclass
+class Traffic:
+    """Communication since the start, summed over clients, as the method needs it; evaluation is not counted."""
+
+    exchanges: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def add(self, *, up: int = 0, down: int = 0, exchanges: int = 0) -> None:
+        """Count one message pattern: bytes from clients, bytes to clients, request-reply turns."""
+        self.exchanges += exchanges
+        self.bytes_up += up
+        self.bytes_down += down
+
+    def snapshot(self) -> Traffic:
+        """A copy that later traffic does not change."""
+        return replace(self)
+
+    def restore(self, earlier: Traffic) -> None:
+        """Go back to `earlier` (a resumed or interrupted run)."""
+        vars(self).update(vars(earlier))
+
+
+class Restriction(NamedTuple):
+    """The clients' losses at one point to second order, seen in the span of V = [v_1 … v_k].
+
+    Clients compute with tensors, the server with arrays.
+
+    Attributes:
+        slopes: g_i = Vᵀc_i, (N, k).
+        curvature: Q = Σ w_i VᵀH_iV, (k, k).
+        sizes: ‖c_i‖² in the metric D⁻¹, (N,).
+    """
+
+    slopes: Any
+    curvature: Any
+    sizes: Any
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """How one model does on every client.
+
+    Attributes:
+        names: the clients.
+        loss: f_i(x) on the chosen split, regulariser included.
+        accuracy: share of right labels; NaN for regression.
+        counts: number of samples.
+    """
+
+    names: tuple[str, ...]
+    loss: Vector
+    accuracy: Vector
+    counts: NDArray[np.int64] = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ like those here: docs/extending.md adds one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +21,76 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation.values import Key, LocalPlan, ProximalPlan, Vector, Weighing, same_point
+
+Vector = NDArray[np.float64]
+Clients = Sequence[int] | NDArray[np.int64] | None  # which clients a question goes to; `None` is all of them
+Key = tuple[int, ...]
+
+
+def same_point(a: Tensor, b: Tensor) -> bool:
+    """Whether two points are one."""
+    return a is b or torch.equal(a, b)
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """What every client does between two exchanges: J steps u ← u − η_i (g_i(u) − c_i + c + μ(u − x)) from u = x.
+
+    Algorithm 2 of the paper has μ = 0; without c_i and c these are the plain local steps of FedAvg.
+
+    Attributes:
+        steps: J, the number of local steps.
+        rate: η_ℓ; `None` lets each client take its own `scale`/L_i.
+        scale: the factor on 1/L_i when `rate` is `None`.
+        batch_size: samples per local gradient; `None` for all of them.
+        key: seeds the choice of minibatches: the same key, the same batches.
+        prox: μ, the pull back to x (FedProx).
+        snapshot: t', a step whose iterate is handed up as well (DRFA).
+        each: J_i of the clients that are asked, in their order (FedNova); `steps` is the largest of them.
+    """
+
+    steps: int
+    rate: float | None = None
+    scale: float = 1.0
+    batch_size: int | None = None
+    key: Key = (0,)
+    prox: float = 0.0
+    snapshot: int | None = None
+    each: tuple[int, ...] | None = None
+
+    def of(self, client: int) -> int:
+        """Return J of one client, by its place among those that are asked."""
+        return self.steps if self.each is None else self.each[client]
+
+    def up_to(self, steps: int) -> LocalPlan:
+        """Return the plan of the first steps."""
+        return replace(self, steps=steps, each=self.each and tuple(min(own, steps) for own in self.each))
+
+    def counts(self, like: Tensor) -> Tensor | int:
+        """Return J, or every J_i as a tensor beside `like`."""
+        return self.steps if self.each is None else torch.tensor(self.each, device=like.device)
+
+    def makes(self, step: int, like: Tensor) -> Tensor | float:
+        """Return 1 for clients that make this step, counted from 0, and 0 for the others, to multiply (n, d)."""
+        return 1.0 if self.each is None else (torch.tensor(self.each)[:, None] > step).to(like)
+
+
+@dataclass(frozen=True)
+class ProximalPlan:
+    """A local model to be solved: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩, in place of a number of local steps.
+
+    Attributes:
+        pull: β.
+        metric: D, the diagonal of a matrix.
+        limit: the most local steps where the model is not solved in closed form.
+        steepest: the largest L_i of all who take part. All make the same number of steps, and a client that computes
+            by itself does not know the others.
+    """
+
+    pull: float
+    metric: Tensor
+    limit: int = 30
+    steepest: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,38 +142,6 @@ class Reply:
     vectors: Mapping[str, Vectors] = field(default_factory=dict)
 
 
-class Answering(Protocol):
-    """Clients that compute: an oracle, and what it has computed before."""
-
-    @property
-    def oracle(self) -> Any:
-        """An `Oracle` over these clients (models/oracle.py)."""
-
-    def point(self, at: GradientsAt) -> Any:
-        """Everything at a point that was asked about, computed once."""
-
-    def lowest(self) -> Tensor:
-        """min_u f_i(u) of every client."""
-
-    def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
-        """Loss, accuracy and number of samples of a split."""
-
-    def own(self, x: Tensor) -> Tensor | None:
-        """u_i(x) of every client, (n, d), where the model is `Personal`."""
-
-    def form(self, objective: Any) -> Any:
-        """The `Separable` form of an objective, for these clients."""
-
-    def moduli(self) -> Vector:
-        """μ_i of every client."""
-
-    def centre(self, name: int) -> Vector:
-        """The weights that these clients keep under a name."""
-
-    def keep(self, name: int, weights: Vector) -> None:
-        """Keep weights under a name."""
-
-
 SPLITS = ("train", "test")
 COMPARED = 5  # constant, alone, average, fair, personal
 QUESTIONS: dict[str, type[Question]] = {}
@@ -128,7 +165,8 @@ class Question:
 
     def __init_subclass__(cls) -> None:
         known = QUESTIONS.get(cls.kind, cls)
-        if not cls.kind or (known.__module__ == __name__ != cls.__module__):
+        ours = known.__module__.startswith(f"{__package__}.") > cls.__module__.startswith(f"{__package__}.")
+        if not cls.kind or ours:
             raise InputError(f"A question of your own needs a kind of its own, not {cls.kind!r}.")
         QUESTIONS[cls.kind] = cls
 
@@ -136,14 +174,14 @@ class Question:
         """The parts of one client's answer besides `scalars`, and their shapes; x has length d."""
         return dict.fromkeys(self.vectors, (d,))
 
-    def answer(self, clients: Answering) -> Reply:
-        """Answer for all clients."""
+    def answer(self, clients: Any) -> Reply:
+        """Answer for all clients, which are `AnsweringClients` of cohort.py."""
         raise NotImplementedError
 
     @property
     def sent(self) -> Tensor | None:
-        """The point that goes down with the question, to clients that have not just been sent it."""
-        return None
+        """The point that goes down with the question, to clients that have not just been sent it: x, if it has one."""
+        return getattr(self, "x", None)
 
     def down(self, d: int) -> int:
         """How many numbers go down to a client besides that point."""
@@ -168,12 +206,7 @@ class Losses(Question):
     batch_size: int | None = None
     key: Key = (0,)
 
-    @property
-    def sent(self) -> Tensor:
-        """The point x."""
-        return self.x
-
-    def answer(self, clients: Answering) -> Reply:
+    def answer(self, clients: Any) -> Reply:
         """L_i."""
         losses = clients.oracle.losses(self.x, self.batch_size, self.key)
         return Reply({"loss": lambda: losses})
@@ -187,7 +220,7 @@ class GradientsAt(Losses):
     scalars = ("loss", "loss_error", "gradient_error")
     vectors = ("c",)
 
-    def answer(self, clients: Answering) -> Reply:
+    def answer(self, clients: Any) -> Reply:
         """Everything at x; rounding is bounded when somebody asks for it."""
         point = clients.point(self)
         rounding = cache(point.rounding)
@@ -225,7 +258,7 @@ class LocalSteps(Question):
         """The correction."""
         return 0 if self.correction is None else d
 
-    def answer(self, clients: Answering) -> Reply:
+    def answer(self, clients: Any) -> Reply:
         """All local steps; the snapshot's are the first t' of them once more, with the same minibatches."""
         held = clients.point(self.at) if isinstance(self.at, GradientsAt) else self.at
 
@@ -235,141 +268,6 @@ class LocalSteps(Question):
         steps = {"d": self.plan.steps} | ({} if self.plan.snapshot is None else {"snapshot": self.plan.snapshot})
         done = {part: work(number) for part, number in steps.items()}
         return Reply({}, {part: Vectors.of(found) for part, found in done.items()})
-
-
-SUMMARY = 6  # numbers that go with λ_i c_i: see `Response`
-
-
-@dataclass(frozen=True, eq=False)
-class WeighedQuestion(Question):
-    """A question whose clients weigh themselves: nothing of a single client leaves, not even its loss.
-
-    Attributes:
-        at: where.
-        weighing: how.
-    """
-
-    kind = "weighed"
-
-    at: GradientsAt
-    weighing: Weighing
-
-    @property
-    def sent(self) -> Tensor | None:
-        """The point x."""
-        return self.at.x
-
-    def down(self, d: int) -> int:
-        """Thresholds, δ and the centre's mass."""
-        return len(self.weighing.levels) + 2
-
-    def losses(self, clients: Answering) -> tuple[Any, Any, Vector, Vector]:
-        """The point, the objective's form, L_i, and the centre."""
-        point, form, about = clients.point(self.at), clients.form(self.weighing.objective), self.weighing
-        centre = clients.centre(about.centre) / about.mass if about.centre else form.prior
-        return point, form, point.losses.double().cpu().numpy(), centre
-
-    def weights(self, clients: Answering) -> Vector:
-        """λ_i at the first threshold."""
-        _, form, losses, centre = self.losses(clients)
-        weights: Vector = form.weights(losses, self.weighing.levels[0], self.weighing.delta, centre)
-        return weights
-
-
-@dataclass(frozen=True, eq=False)
-class Thresholds(WeighedQuestion):
-    """p_i L_i, p_i L_i², and for every ν λ_i(ν) and max_l (L_i − ν) l − ψ_i(l) − (δ/2)(l − m_i)²: for sums."""
-
-    kind = "thresholds"
-    vectors = ("masses",)
-
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Two numbers, and two for every threshold."""
-        return {"masses": (2 + 2 * len(self.weighing.levels),)}
-
-    def answer(self, clients: Answering) -> Reply:
-        """All of it from L_i."""
-        _, form, losses, centre = self.losses(clients)
-        rows = [form.prior * losses, form.prior * losses**2]
-        for nu in self.weighing.levels:
-            rows += [made(losses, nu, self.weighing.delta, centre) for made in (form.weights, form.conjugate)]
-        return Reply({}, {"masses": _stacked(np.stack(rows, 1))})
-
-
-@dataclass(frozen=True, eq=False)
-class Response(WeighedQuestion):
-    """λ_i c_i, and with it what a certificate is made of: for sums.
-
-    The numbers are λ_i; λ_i (L_i − b_i), from below; what ψ is made of (`Separable.moment`); ψ_i*(L_i − ν), from above;
-    λ_i μ_i; and λ_i times the bound on the rounding error of c_i.
-    """
-
-    kind = "response"
-    vectors = ("weighted",)
-
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """A vector and the numbers."""
-        return {"weighted": (d + SUMMARY,)}
-
-    def answer(self, clients: Answering) -> Reply:
-        """λ_i is kept where it has a name."""
-        point, form, losses, centre = self.losses(clients)
-        about, nu = self.weighing, self.weighing.levels[0]
-        weights = form.weights(losses, nu, about.delta, centre)
-        if about.name:
-            clients.keep(about.name, weights)
-        e, error = (bound.double().cpu().numpy() for bound in point.rounding())
-        e = e * (1 + 1e-12) + 1e-15 * (np.abs(losses) + np.abs(form.offset))
-        numbers = [
-            weights, weights * (losses - form.offset - e), form.moment(weights),
-            form.conjugate(losses + e, nu, 0.0, centre), weights * clients.moduli(),
-            weights * error * (1 + 1e-12),
-        ]  # fmt: skip
-        summary = np.stack(numbers, 1)
-
-        def each() -> Tensor:
-            c = point.each().double().cpu()
-            return torch.cat([torch.from_numpy(weights)[:, None] * c, torch.from_numpy(summary)], 1)
-
-        made = Vectors(lambda w: w.double().cpu() @ each(), each, shape=(len(self.at.x) + SUMMARY,), fine=True)
-        return Reply({}, {"weighted": replace(made, own=lambda: (point.each(), weights), padded=True)})
-
-
-@dataclass(frozen=True, eq=False)
-class WeighedSteps(WeighedQuestion):
-    """λ_i d_i with d_i = x − u_{i,J} after J local steps from x: for sums."""
-
-    kind = "weighed_steps"
-    vectors = ("weighted_d",)
-
-    correction: Tensor
-    plan: LocalPlan
-
-    @property
-    def sent(self) -> None:
-        """Clients have answered at x."""
-
-    def down(self, d: int) -> int:
-        """The correction too."""
-        return d + super().down(d)
-
-    def answer(self, clients: Answering) -> Reply:
-        """The local steps that `LocalSteps` asks for, weighted."""
-        made, point = self.weights(clients), clients.point(self.at)
-        done = clients.oracle.local_updates(self.at.x, point, self.correction, self.plan)
-        weights = torch.from_numpy(made).to(self.at.x)
-
-        def each() -> Tensor:
-            return weights[:, None] * cast(Tensor, done.each())
-
-        held = Vectors(lambda w: cast(Tensor, done.sum(w.to(weights) * weights)), each)
-        return Reply({}, {"weighted_d": replace(held, own=lambda: (done.each(), made), padded=True)})
-
-
-def _stacked(rows: NDArray[np.float64]) -> Vectors:
-    """Numbers of every client, (n, k), that leave in sums only."""
-    table = torch.from_numpy(rows)
-    return Vectors(lambda w: w.double().cpu() @ table, lambda: table, shape=rows.shape[1:], fine=True, padded=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,7 +285,7 @@ class ProximalSteps(Question):
         """The correction and β."""
         return d + 1
 
-    def answer(self, clients: Answering) -> Reply:
+    def answer(self, clients: Any) -> Reply:
         """All local models, solved."""
         done = clients.oracle.proximal_steps(clients.point(self.at), self.correction, self.plan)
         return Reply({}, {"d": Vectors(done.sum, done.each)})
@@ -419,7 +317,7 @@ class Curvature(Question):
         k = self.V.shape[1]
         return k + 1 + (0 if masked else k * (k + 1) // 2)
 
-    def answer(self, clients: Answering) -> Reply:
+    def answer(self, clients: Any) -> Reply:
         """All of it in one pass over the data, which the sum of curvatures makes where it comes first."""
         point, seen = clients.point(self.at), list[Any]()
 
@@ -444,7 +342,7 @@ class Diagonal(Question):
 
     at: GradientsAt
 
-    def answer(self, clients: Answering) -> Reply:
+    def answer(self, clients: Any) -> Reply:
         """The diagonals, or their weighted sum."""
         point = clients.point(self.at)
         return Reply({}, {"diagonal": Vectors(point.diagonal, point.diagonals)})
@@ -461,7 +359,7 @@ class Project(Question):
     at: GradientsAt
     direction: Tensor
 
-    def answer(self, clients: Answering) -> Reply:
+    def answer(self, clients: Any) -> Reply:
         """One number a client."""
         slopes = clients.point(self.at).project(self.direction)
         return Reply({"slope": lambda: slopes})
@@ -475,7 +373,7 @@ class Optima(Question):
     scalars = ("lowest",)
     loss = "lowest"
 
-    def answer(self, clients: Answering) -> Reply:
+    def answer(self, clients: Any) -> Reply:
         """One number a client."""
         return Reply({"lowest": clients.lowest})
 
@@ -500,7 +398,7 @@ class Scores(Question):
         if self.split not in SPLITS:
             raise unknown("split", self.split, SPLITS)
 
-    def answer(self, clients: Answering) -> Reply:
+    def answer(self, clients: Any) -> Reply:
         """Three numbers a client."""
         loss, right, count = clients.scores(self.x, self.split)
         parts = zip(self.scalars, (loss, right if self.accuracy else right * np.nan, count), strict=True)
@@ -519,12 +417,7 @@ class HeldOutLoss(Question):
     x: Tensor
     l2: float
 
-    @property
-    def sent(self) -> Tensor:
-        """The point x."""
-        return self.x
-
-    def answer(self, clients: Answering) -> Reply:
+    def answer(self, clients: Any) -> Reply:
         """f_i(u_i) − (l2/2)‖u_i‖² on held-out rows, with u_i = x where there is one model for all."""
         own = clients.own(self.x)
         models = self.x[None] if own is None else own
@@ -553,6 +446,6 @@ class JoiningScores(Question):
         """Of losses, then of errors."""
         return {"means": (2, COMPARED), "covariances": (2, COMPARED, COMPARED)}
 
-    def answer(self, clients: Answering) -> Reply:
+    def answer(self, clients: Any) -> Reply:
         """A silo answers from its rows (`deploy/silo/silo.py`)."""
         raise InputError("Clients in this process are compared by sp.joining(...).")

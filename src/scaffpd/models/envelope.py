@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
+from scaffpd.federation import Restriction
 from scaffpd.models.glm import LinearPoint
 from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
 from scaffpd.models.losses import Loss, Squared
@@ -39,7 +40,6 @@ from scaffpd.models.numerics import (
     skewness,
     unexplained,
 )
-from scaffpd.models.oracle import SubspaceDerivatives
 from scaffpd.models.quadratic import Compressed, Rotated, in_format
 from scaffpd.models.tables import StoredMatrix
 from scaffpd.models.wide import Spectrum, WideOracle, clients, spread, store
@@ -172,12 +172,12 @@ class PersonalPoint(LinearPoint):
         pull = self.anchor.ridges[:, 0] * (self.x @ V) if flat is None else (flat * self.x) @ V
         return self.rows.layout.segment_sum(slope) + pull
 
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
         """Σ_i w_i VᵀH_iV = Σ_i w_i T_iᵀS_iT_i + Vᵀ(Σ w_i ridges)V, and the slopes, from one product T = A D V."""
         T = self._along(V)
         inner = T.flatten(0, 1).mT @ (self._weighted(weights)[..., None] * self.bend(T)).flatten(0, 1)
         ridge = self._ridge(weights).expand(*self.X.shape).flatten()
-        return SubspaceDerivatives(self._slopes(V, T), inner + V.mT @ (ridge[:, None] * V), self.norms(1 / metric))
+        return Restriction(self._slopes(V, T), inner + V.mT @ (ridge[:, None] * V), self.norms(1 / metric))
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Every client's VᵀH_iV = T_iᵀS_iT_i + Vᵀ(ridges)V, (N, k, k)."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector, same_point
 from scaffpd.models.batches import FeatureSteps, FullBatches, Minibatches
 from scaffpd.models.layout import SHORT, PaddedBlock, StackedSamples, product, transposed
 from scaffpd.models.local_steps import NearbyGradients, SampleSpaces, pace, proximal_steps
@@ -30,7 +30,7 @@ from scaffpd.models.numerics import (
     root_above,
     streams,
 )
-from scaffpd.models.oracle import Displacements, StackedDisplacements, SubspaceDerivatives, shift
+from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
 from scaffpd.models.tables import MappedMatrix
 
 CLIENTS = 2**13  # vectors that a server adds up in double precision, one by one
@@ -105,13 +105,13 @@ class LinearPoint:
         squares = self._vectors(self.residual).square()
         return squares.sum(1) if scale is None else squares @ scale
 
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
         """Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + l2 (Σ w) VᵀV, and the slopes, from one product T = A V."""
         T = self._along(V)
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None, None]
         inner = T.flatten(0, 1).mT @ (scale * self.loss.bend(self.z, self.rows.y, T)).flatten(0, 1)
         curvature = inner + self.l2 * weights.sum() * (V.mT @ V)
-        return SubspaceDerivatives(self._slopes(V, T), curvature, self.norms(1 / metric))
+        return Restriction(self._slopes(V, T), curvature, self.norms(1 / metric))
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Every client's VᵀH_iV = Σ_j T_jᵀ ℓ''_j T_j / m_i + l2 VᵀV, (N, k, k), T = A V block by block."""

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector
 from scaffpd.models.local_steps import LocalModel, pace
 from scaffpd.models.network import ROOM, NetworkFunction, StackedRows, StreamedRows
 from scaffpd.models.numerics import Draws, GraphReplay, parallel_map, random_direction, streams, thread_count
-from scaffpd.models.oracle import StackedDisplacements, StackedPoint, SubspaceDerivatives, shift
+from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
 CHUNK = 8192  # samples at a time of one client
@@ -61,13 +61,13 @@ class ModulePoint(StackedPoint):
         """Σ_k s_k c_ik² per client."""
         return torch.stack([c @ (c if scale is None else scale * c) for c in self.gradients])
 
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
         """By k Hessian-vector products of every client that has weight."""
         Q = V.new_zeros(V.shape[1], V.shape[1])
         for i, w in enumerate(weights.tolist()):
             if w != 0:
                 Q += w * self.oracle.curvature(i, self.x, V, self.rows[i])
-        return SubspaceDerivatives(self.project(V), Q, self.norms(1 / metric))
+        return Restriction(self.project(V), Q, self.norms(1 / metric))
 
     def curvatures(self, V: Tensor) -> Tensor:
         """By k Hessian-vector products of every client."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,21 +17,7 @@ from torch import Tensor
 
 from scaffpd.data.table import Selection
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-
-
-class SubspaceDerivatives(NamedTuple):
-    """What all clients see of their losses in the span of V = [v_1 … v_k], to second order.
-
-    Attributes:
-        slopes: g_i = Vᵀc_i, (N, k).
-        curvature: Q = Σ w_i VᵀH_iV, (k, k).
-        sizes: ‖c_i‖² in the metric D⁻¹, (N,).
-    """
-
-    slopes: Tensor
-    curvature: Tensor
-    sizes: Tensor
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector
 
 
 class EvaluatedPoint(Protocol):
@@ -51,7 +37,7 @@ class EvaluatedPoint(Protocol):
     def each(self) -> Tensor:
         """The c_i themselves, (N, d)."""
 
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
         """Slopes, curvature and sizes along the columns of V, (d, k), for weights w and the diagonal D."""
 
     def curvatures(self, V: Tensor) -> Tensor:

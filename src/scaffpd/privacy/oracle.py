@@ -36,8 +36,8 @@ import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
-from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, SubspaceDerivatives, shift
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector, same_point
+from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, shift
 from scaffpd.privacy.accountant import Account, Release, ReleaseEntry
 from scaffpd.privacy.mechanism import SPARE, Clip, ClippedSums
 from scaffpd.privacy.noise import PrivateQuestion, digest, discrete_gaussians, drawn
@@ -59,7 +59,7 @@ class PrivatePoint(StackedPoint):
         """‖c_i‖² per client, noise included."""
         return self.gradients.square().sum(1)
 
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> SubspaceDerivatives:
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
         """Refuse: second derivatives are not released."""
         raise InputError(SECOND_ORDER)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,15 +28,33 @@ import torch
 from numpy.typing import NDArray
 
 from scaffpd.errors import ExposedError, InputError
-from scaffpd.federation.questions import Question, Reply
-from scaffpd.federation.values import Sketch, Vector
+from scaffpd.federation.questions import Question, Reply, Vector
 from scaffpd.masking import FixedPoint, Identity, Party, Terms
 from scaffpd.masking.terms import LARGEST, SMALLEST, Ring, exponent_of
 
 REMEMBERED = 256  # sums that a client in this process remembers
 SHARPNESS = 1000.0  # two sums of one vector show it to a thousandth of its length at best
 STEP = 8  # of exponents that clients tell, where the size of a vector is hidden
+BUCKETS = 32  # of a sketch
 WEIGHTINGS = 2  # of one vector: λ, and equal weights, which set a dual rate, or the last λ, which shows curvature
+
+
+class Sketch:
+    """Random sums of a vector's entries: distances of sketches are nearly those of vectors; `seed` is secret."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = secrets.randbits(64) if seed is None else seed
+        self._drawn: dict[int, tuple[NDArray[np.int64], Vector]] = {}
+
+    def __call__(self, vector: NDArray[Any]) -> Vector:
+        """Return the sketch of a vector; short vectors keep their distances exactly."""
+        own = np.asarray(vector, dtype=np.float64).ravel()
+        if len(own) not in self._drawn:
+            random = np.random.default_rng([self.seed, len(own)])
+            signs = np.where(random.integers(0, 2, len(own)) == 0, 1.0, -1.0)
+            self._drawn[len(own)] = random.permutation(len(own)) % BUCKETS, signs
+        places, signs = self._drawn[len(own)]
+        return np.bincount(places, signs * own, BUCKETS).astype(np.float64)
 
 
 def weightings(terms: Terms) -> int:

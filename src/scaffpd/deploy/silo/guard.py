@@ -49,14 +49,11 @@ from scaffpd.federation.questions import (
     Optima,
     Project,
     Question,
-    Response,
     Scores,
-    Thresholds,
-    WeighedQuestion,
-    WeighedSteps,
 )
-from scaffpd.federation.values import Sketch
+from scaffpd.federation.weighed import Response, Thresholds, WeighedQuestion, WeighedSteps
 from scaffpd.objectives import to_values
+from scaffpd.secure.parties import Sketch
 from scaffpd.system import append_line, lock_file
 
 ATTEMPTS = {  # of one process, while silos go away

@@ -28,7 +28,8 @@ from scaffpd.deploy import messages
 from scaffpd.deploy.messages import Array, Message, MissingVectors, asked_digest, names_of, number
 from scaffpd.deploy.silo.guard import SiloGuard, as_numbers, as_text
 from scaffpd.errors import ExposedError, InputError
-from scaffpd.federation.questions import QUESTIONS, Curvature, Question, Reply, Thresholds, WeighedQuestion
+from scaffpd.federation.questions import QUESTIONS, Curvature, Question, Reply
+from scaffpd.federation.weighed import Thresholds, WeighedQuestion
 from scaffpd.masking import Card, FixedPoint, Identity, Party, Terms
 from scaffpd.masking.keys import Authority
 from scaffpd.masking.terms import LARGEST, Accused, Forgotten

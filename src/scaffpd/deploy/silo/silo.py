@@ -55,15 +55,8 @@ from scaffpd.deploy.silo.disclosure import AuditLog
 from scaffpd.deploy.silo.guard import SiloGuard
 from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger, check_shared, shared_parts
 from scaffpd.errors import InputError
-from scaffpd.federation.questions import (
-    QUESTIONS,
-    GradientsAt,
-    JoiningScores,
-    Question,
-    Response,
-    Scores,
-    WeighedQuestion,
-)
+from scaffpd.federation.questions import QUESTIONS, GradientsAt, JoiningScores, Question, Scores
+from scaffpd.federation.weighed import Response, WeighedQuestion
 from scaffpd.gains import own_scores
 from scaffpd.models.numerics import limit_threads
 from scaffpd.models.personal import Personal

@@ -1,0 +1,169 @@
+r"""Questions whose clients weigh themselves, for `MinimaxSums`: what leaves a client leaves in a sum, even its loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.federation.questions import GradientsAt, LocalPlan, Question, Reply, Vector, Vectors
+
+
+@dataclass(frozen=True, eq=False)
+class Weighing:
+    """How clients find their own weights from their own losses, by thresholds that are the same for all.
+
+    Attributes:
+        objective: what it is done for; it has a `separable` form.
+        levels: the thresholds ν.
+        delta: δ, the price of leaving the centre.
+        centre: the number under which clients keep the centre; 0 is the prior.
+        mass: Σ of the weights that they keep under that number; the centre is those over it.
+        name: the number under which to keep these weights; 0 to forget them.
+    """
+
+    objective: Any
+    levels: tuple[float, ...]
+    delta: float = 0.0
+    centre: int = 0
+    mass: float = 1.0
+    name: int = 0
+
+
+SUMMARY = 6  # numbers that go with λ_i c_i: see `Response`
+
+
+@dataclass(frozen=True, eq=False)
+class WeighedQuestion(Question):
+    """A question whose clients weigh themselves: nothing of a single client leaves, not even its loss.
+
+    Attributes:
+        at: where.
+        weighing: how.
+    """
+
+    kind = "weighed"
+
+    at: GradientsAt
+    weighing: Weighing
+
+    @property
+    def sent(self) -> Tensor | None:
+        """The point x."""
+        return self.at.x
+
+    def down(self, d: int) -> int:
+        """Thresholds, δ and the centre's mass."""
+        return len(self.weighing.levels) + 2
+
+    def losses(self, clients: Any) -> tuple[Any, Any, Vector, Vector]:
+        """The point, the objective's form, L_i, and the centre."""
+        point, form, about = clients.point(self.at), clients.form(self.weighing.objective), self.weighing
+        centre = clients.centre(about.centre) / about.mass if about.centre else form.prior
+        return point, form, point.losses.double().cpu().numpy(), centre
+
+    def weights(self, clients: Any) -> Vector:
+        """λ_i at the first threshold."""
+        _, form, losses, centre = self.losses(clients)
+        weights: Vector = form.weights(losses, self.weighing.levels[0], self.weighing.delta, centre)
+        return weights
+
+
+@dataclass(frozen=True, eq=False)
+class Thresholds(WeighedQuestion):
+    """p_i L_i, p_i L_i², and for every ν λ_i(ν) and max_l (L_i − ν) l − ψ_i(l) − (δ/2)(l − m_i)²: for sums."""
+
+    kind = "thresholds"
+    vectors = ("masses",)
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Two numbers, and two for every threshold."""
+        return {"masses": (2 + 2 * len(self.weighing.levels),)}
+
+    def answer(self, clients: Any) -> Reply:
+        """All of it from L_i."""
+        _, form, losses, centre = self.losses(clients)
+        rows = [form.prior * losses, form.prior * losses**2]
+        for nu in self.weighing.levels:
+            rows += [made(losses, nu, self.weighing.delta, centre) for made in (form.weights, form.conjugate)]
+        return Reply({}, {"masses": _stacked(np.stack(rows, 1))})
+
+
+@dataclass(frozen=True, eq=False)
+class Response(WeighedQuestion):
+    """λ_i c_i, and with it what a certificate is made of: for sums.
+
+    The numbers are λ_i; λ_i (L_i − b_i), from below; what ψ is made of (`Separable.moment`); ψ_i*(L_i − ν), from above;
+    λ_i μ_i; and λ_i times the bound on the rounding error of c_i.
+    """
+
+    kind = "response"
+    vectors = ("weighted",)
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """A vector and the numbers."""
+        return {"weighted": (d + SUMMARY,)}
+
+    def answer(self, clients: Any) -> Reply:
+        """λ_i is kept where it has a name."""
+        point, form, losses, centre = self.losses(clients)
+        about, nu = self.weighing, self.weighing.levels[0]
+        weights = form.weights(losses, nu, about.delta, centre)
+        if about.name:
+            clients.keep(about.name, weights)
+        e, error = (bound.double().cpu().numpy() for bound in point.rounding())
+        e = e * (1 + 1e-12) + 1e-15 * (np.abs(losses) + np.abs(form.offset))
+        numbers = [
+            weights, weights * (losses - form.offset - e), form.moment(weights),
+            form.conjugate(losses + e, nu, 0.0, centre), weights * clients.moduli(),
+            weights * error * (1 + 1e-12),
+        ]  # fmt: skip
+        summary = np.stack(numbers, 1)
+
+        def each() -> Tensor:
+            c = point.each().double().cpu()
+            return torch.cat([torch.from_numpy(weights)[:, None] * c, torch.from_numpy(summary)], 1)
+
+        made = Vectors(lambda w: w.double().cpu() @ each(), each, shape=(len(self.at.x) + SUMMARY,), fine=True)
+        return Reply({}, {"weighted": replace(made, own=lambda: (point.each(), weights), padded=True)})
+
+
+@dataclass(frozen=True, eq=False)
+class WeighedSteps(WeighedQuestion):
+    """λ_i d_i with d_i = x − u_{i,J} after J local steps from x: for sums."""
+
+    kind = "weighed_steps"
+    vectors = ("weighted_d",)
+
+    correction: Tensor
+    plan: LocalPlan
+
+    @property
+    def sent(self) -> None:
+        """Clients have answered at x."""
+
+    def down(self, d: int) -> int:
+        """The correction too."""
+        return d + super().down(d)
+
+    def answer(self, clients: Any) -> Reply:
+        """The local steps that `LocalSteps` asks for, weighted."""
+        made, point = self.weights(clients), clients.point(self.at)
+        done = clients.oracle.local_updates(self.at.x, point, self.correction, self.plan)
+        weights = torch.from_numpy(made).to(self.at.x)
+
+        def each() -> Tensor:
+            return weights[:, None] * cast(Tensor, done.each())
+
+        held = Vectors(lambda w: cast(Tensor, done.sum(w.to(weights) * weights)), each)
+        return Reply({}, {"weighted_d": replace(held, own=lambda: (done.each(), made), padded=True)})
+
+
+def _stacked(rows: NDArray[np.float64]) -> Vectors:
+    """Numbers of every client, (n, k), that leave in sums only."""
+    table = torch.from_numpy(rows)
+    return Vectors(lambda w: w.double().cpu() @ table, lambda: table, shape=rows.shape[1:], fine=True, padded=True)
