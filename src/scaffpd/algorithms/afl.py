@@ -15,7 +15,7 @@ prove their rate for the mean of the iterates (`average=True`); the last iterate
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -27,15 +27,62 @@ from scaffpd.algorithms.base import (
     LocalMethod,
     ServerState,
     begin,
-    dual_releases,
     dual_step,
     moved,
     safe_dual_rate,
 )
+from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import Agnostic
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy.accountant import ReleaseCounts
+
+
+class DualMethod(LocalMethod):
+    """A method whose clients make plain local steps, while the server takes a proximal step for λ from their losses.
+
+    Attributes:
+        objective: (Λ, ψ).
+        server_rate: η_g.
+        dual_rate: γ of the step for λ; `None` for an automatic one.
+    """
+
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, LOSSES, UPDATES})
+    knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")
+
+    objective: Objective
+    server_rate: float
+    dual_rate: float | None
+
+    def automatic(self, federation: Federation) -> dict[str, float]:
+        """The rates that are used where none are given."""
+        rate = self._rate(federation)
+        return {"local_rate": rate, "dual_rate": self._dual_rate(federation, federation.start(), rate)}
+
+    def releases(self, rounds: int) -> ReleaseCounts:
+        """Local steps and a loss in every round; the coupling at x⁰ where the dual rate is left out."""
+        if not self.objective.simplex:
+            raise InputError(
+                f"{type(self).__name__} starts from exact losses where weights are not on the simplex: "
+                f"{self.objective!r} cannot be private with it; use ScaffPD."
+            )
+        start = ReleaseCounts.points(1) if self.dual_rate is None else ReleaseCounts()
+        return start + ReleaseCounts.over(self.batch_size, gradients=rounds * self.local_steps, losses=rounds)
+
+    def _first(self, federation: Federation, seed: int, x0: Tensor | None) -> dict[str, Any]:
+        """What a state has before the first round; λ⁰ is the objective's prior."""
+        self.objective.weights(len(federation.names))
+        x, losses, _ = begin(federation, x0)
+        self.objective.check(losses, federation.names)
+        rate = self._rate(federation)
+        dual_rate = self._dual_rate(federation, x, rate) if self.dual_rate is None else self.dual_rate
+        weights = self.objective.start(losses)
+        return {"x": x, "weights": weights, "losses": losses, "seed": seed, "local_rate": rate, "dual_rate": dual_rate}
+
+    def _dual_rate(self, federation: Federation, x: Tensor, local_rate: float) -> float:
+        """0.45/(K² η_g J η_ℓ), with K the coupling of x and λ at x⁰."""
+        at = federation.gradients(x)
+        return safe_dual_rate(self.objective, at, self.server_rate * self.local_steps * local_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +101,7 @@ class AFLState(ServerState):
 
 
 @dataclass(frozen=True)
-class AFL(LocalMethod):
+class AFL(DualMethod):
     """AFL, for any objective.
 
     Args:
@@ -68,8 +115,6 @@ class AFL(LocalMethod):
     """
 
     published: ClassVar[str] = "AFL"
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, LOSSES, UPDATES})
-    knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")
 
     objective: Objective = field(default_factory=Agnostic)
     local_steps: int = field(default=1, kw_only=True)
@@ -77,15 +122,10 @@ class AFL(LocalMethod):
     dual_rate: float | None = field(default=None, kw_only=True)
     average: bool = field(default=False, kw_only=True)
 
-    def automatic(self, federation: Federation) -> dict[str, float]:
-        """The rates that are used where none are given."""
-        rate = self._rate(federation)
-        return {"local_rate": rate, "dual_rate": self._dual_rate(federation, federation.start(), rate)}
-
     def releases(self, rounds: int) -> ReleaseCounts:
         """A loss and J local steps a round; those at x⁰ are known from the coupling there."""
         known = self.dual_rate is None and self.batch_size is None
-        return dual_releases(self, rounds) + ReleaseCounts(losses=-int(known))
+        return super().releases(rounds) + ReleaseCounts(losses=-int(known))
 
     @classmethod
     def usual(cls, objective: Objective, local_steps: int, batch_size: int | None) -> dict[str, Self]:
@@ -94,16 +134,9 @@ class AFL(LocalMethod):
         return {"AFL": cls(batch_size=batch_size), "AFL + local steps": several}
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> AFLState:
-        """λ⁰ is the objective's prior."""
-        self.objective.weights(len(federation.names))
-        x, losses, _ = begin(federation, x0)
-        self.objective.check(losses, federation.names)
-        weights, rate = self.objective.start(losses), self._rate(federation)
-        dual_rate = self._dual_rate(federation, x, rate) if self.dual_rate is None else self.dual_rate
-        return AFLState(
-            x=x, weights=weights, losses=losses, seed=seed, local_rate=rate,
-            iterate=x, multipliers=weights, dual_rate=dual_rate,
-        )  # fmt: skip
+        """Both players stand at (x⁰, λ⁰)."""
+        known = self._first(federation, seed, x0)
+        return AFLState(**known, iterate=known["x"], multipliers=known["weights"])
 
     def round(self, federation: Federation, state: AFLState) -> AFLState:
         """One step of both players."""
@@ -117,7 +150,3 @@ class AFL(LocalMethod):
         mean = state.x + (x - state.x) / r
         mean_weights = state.weights + (weights - state.weights) / r
         return moved(federation, state, mean, mean_weights, iterate=x, multipliers=weights)
-
-    def _dual_rate(self, federation: Federation, x: Tensor, local_rate: float) -> float:
-        at = federation.gradients(x)
-        return safe_dual_rate(self.objective, at, at.losses, self.server_rate * self.local_steps * local_rate)

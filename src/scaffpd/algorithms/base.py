@@ -339,10 +339,15 @@ class AveragingMethod(LocalMethod):
     clients_per_round: int | None = None
     weights: str = "samples"
 
-    def _prior(self, federation: Federation, samples: NDArray[np.int64]) -> Vector:
-        """p_i = n_i/n or 1/N."""
+    def _first(
+        self, federation: Federation, seed: int, x0: Tensor | None, rate: float | None = None
+    ) -> tuple[dict[str, Any], NDArray[np.int64]]:
+        """What a state has before the first round, p_i = n_i/n or 1/N among it; and n_i."""
+        x, losses, samples = begin(federation, x0)
         check_participation(self, self.clients_per_round, federation)
-        return client_weights(self.weights, samples)
+        prior, rate = client_weights(self.weights, samples), self._rate(federation) if rate is None else rate
+        known = {"x": x, "weights": prior, "prior": prior, "losses": losses, "seed": seed, "local_rate": rate}
+        return known, samples
 
     def _participants(self, state: ServerState, prior: Vector) -> tuple[NDArray[np.int64], Vector]:
         """Who takes part in the next round, and p_i of those (0 for the others)."""
@@ -395,12 +400,12 @@ def steepest(smoothness: Vector) -> float:
     return float(smoothness.max())
 
 
-def safe_dual_rate(objective: Objective, at: Gradients, losses: Vector, primal_rate: float) -> float:
+def safe_dual_rate(objective: Objective, at: Gradients, primal_rate: float) -> float:
     """σ with σ τ K² < 1/2, for K² ≥ ‖∂(∇_x Φ)/∂λ‖² at x⁰: on the simplex only differences of gradients matter.
 
     K² = Σ ‖c_i‖² − N‖c̄‖² there, and Σ ‖c_i‖² elsewhere: N scalars and a sum.
     """
-    n = len(losses)
+    n = len(at.losses)
     coupling = float(at.norms().sum())
     if objective.simplex:
         mean = float(at.sum(np.full(n, 1 / n)).norm())
@@ -421,25 +426,6 @@ def dual_step(objective: Objective, s: Vector, weights: Vector, rate: float) -> 
     return objective.prox(s, weights, rate) if sane else weights
 
 
-def dual_releases(method: Any, rounds: int) -> ReleaseCounts:
-    """Local steps and a loss in every round; the coupling at x⁰ where the dual rate is left out."""
-    if not method.objective.simplex:
-        raise InputError(
-            f"{type(method).__name__} starts from exact losses where weights are not on the simplex: "
-            f"{method.objective!r} cannot be private with it; use ScaffPD."
-        )
-    start = ReleaseCounts.points(1) if method.dual_rate is None else ReleaseCounts()
-    steps = rounds * method.local_steps
-    return start + ReleaseCounts.over(method.batch_size, gradients=steps, losses=rounds)
-
-
-def check_objective(method: Any, objective: Any) -> None:
-    """Refuse what is no objective."""
-    if not isinstance(objective, Objective):
-        name = type(method).__name__
-        raise InputError(f"{name} needs an objective such as ChiSquare(rho=0.1), got {objective!r}.")
-
-
 def check_settings(method: Any) -> None:
     """Refuse what the arguments with common names cannot be."""
     owner = type(method).__name__
@@ -453,8 +439,8 @@ def check_settings(method: Any) -> None:
             raise InputError(f"{owner} needs schedule=Schedule(...), got {value!r}.")
         if name == "weights" and value not in WEIGHTS:
             raise unknown("weights", value, WEIGHTS)
-        if name == "objective":
-            check_objective(method, value)
+        if name == "objective" and not isinstance(value, Objective):
+            raise InputError(f"{owner} needs an objective such as ChiSquare(rho=0.1), got {value!r}.")
     if "local_steps" in given and given["local_steps"] is None and type(method).local_steps is not None:
         raise InputError(f"{owner} needs a whole number local_steps >= 1, got None.")
     if "server_rate" in given and given["server_rate"] is None and type(method).server_rate is not None:

@@ -91,7 +91,7 @@ class CentralMethod(MinimaxMethod):
 
     def _rates(self, constants: Constants, at: Gradients) -> tuple[float, float]:
         tau = self.server_rate or 1 / (2 * steepest(constants.smoothness))
-        return tau, self.dual_rate or safe_dual_rate(self.objective, at, at.losses, tau)
+        return tau, self.dual_rate or safe_dual_rate(self.objective, at, tau)
 
     def _moved(self, federation: Federation, state: State, x: Tensor, weights: Vector) -> State:
         at = federation.gradients(x)

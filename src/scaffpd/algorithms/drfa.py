@@ -23,24 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import (
-    CLIENTS,
-    GRADIENTS,
-    LOSSES,
-    UPDATES,
-    LocalMethod,
-    ServerState,
-    begin,
-    check_participation,
-    dual_releases,
-    dual_step,
-    moved,
-    safe_dual_rate,
-)
+from scaffpd.algorithms.afl import DualMethod
+from scaffpd.algorithms.base import CLIENTS, ServerState, check_participation, dual_step, moved
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import Agnostic
 from scaffpd.objectives.base import Objective
-from scaffpd.privacy.accountant import ReleaseCounts
 
 PLACE = 0  # what a round's minibatches of losses are for
 
@@ -57,7 +44,7 @@ class DRFAState(ServerState):
 
 
 @dataclass(frozen=True)
-class DRFA(LocalMethod):
+class DRFA(DualMethod):
     """DRFA, for any objective.
 
     Args:
@@ -71,32 +58,16 @@ class DRFA(LocalMethod):
     """
 
     published: ClassVar[str] = "DRFA"
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, LOSSES, UPDATES})
-    knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")
 
     objective: Objective = field(default_factory=Agnostic)
     server_rate: float = field(default=1.0, kw_only=True)
     clients_per_round: int | None = field(default=None, kw_only=True)
     dual_rate: float | None = field(default=None, kw_only=True)
 
-    def automatic(self, federation: Federation) -> dict[str, float]:
-        """The rates that are used where none are given."""
-        rate = self._rate(federation)
-        return {"local_rate": rate, "dual_rate": self._dual_rate(federation, federation.start(), rate)}
-
-    def releases(self, rounds: int) -> ReleaseCounts:
-        """A loss and J local steps a round."""
-        return dual_releases(self, rounds)
-
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DRFAState:
         """λ⁰ is the objective's prior."""
         check_participation(self, self.clients_per_round, federation)
-        self.objective.weights(len(federation.names))
-        x, losses, _ = begin(federation, x0)
-        self.objective.check(losses, federation.names)
-        weights, rate = self.objective.start(losses), self._rate(federation)
-        dual_rate = self._dual_rate(federation, x, rate) if self.dual_rate is None else self.dual_rate
-        return DRFAState(x=x, weights=weights, losses=losses, seed=seed, local_rate=rate, dual_rate=dual_rate)
+        return DRFAState(**self._first(federation, seed, x0))
 
     def round(self, federation: Federation, state: DRFAState) -> DRFAState:
         """Local steps of clients drawn by λ; losses of clients drawn uniformly; the dual step."""
@@ -126,5 +97,4 @@ class DRFA(LocalMethod):
         return n / m * np.nan_to_num(federation.losses(x, self.batch_size, key, uniform), nan=0.0)
 
     def _dual_rate(self, federation: Federation, x: Tensor, local_rate: float) -> float:
-        at, tau = federation.gradients(x), self.local_steps
-        return safe_dual_rate(self.objective, at, at.losses, self.server_rate * tau * local_rate) / tau
+        return super()._dual_rate(federation, x, local_rate) / self.local_steps

@@ -64,7 +64,6 @@ from scaffpd.algorithms.base import (
     Algorithm,
     AveragingMethod,
     ServerState,
-    begin,
     moved,
     safe_rate,
 )
@@ -112,12 +111,8 @@ class FedAvg(AveragingMethod):
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedAvgState:
         """Nothing but the rate and the weights is needed."""
-        x, losses, samples = begin(federation, x0)
-        prior = self._prior(federation, samples)
-        return FedAvgState(
-            x=x, weights=prior, losses=losses, seed=seed, local_rate=self._rate(federation), prior=prior,
-            steps=self._steps(samples),
-        )  # fmt: skip
+        known, samples = self._first(federation, seed, x0)
+        return FedAvgState(**known, steps=self._steps(samples))
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
         """Local steps of some clients, and their average."""
@@ -125,10 +120,18 @@ class FedAvg(AveragingMethod):
         return self._average(federation, state, clients, p)
 
     def _average(self, federation: Federation, state: FedAvgState, clients: Any, p: Vector) -> FedAvgState:
-        weights = p / p.sum()
-        updates = federation.local_updates(state.x, None, None, self._work(state, clients), clients)
-        x = state.x - self.server_rate * updates.sum(weights)
-        return moved(federation, state, x, weights)
+        """Take the step that these clients' local work makes together."""
+        weights, plan = p / p.sum(), self._work(state, clients)
+        d = federation.local_updates(state.x, None, None, plan, clients).sum(self._shares(state, weights))
+        return moved(federation, state, weights=weights, **self._stepped(state, d))
+
+    def _shares(self, state: FedAvgState, weights: Vector) -> Vector:
+        """What x − u_i of every client counts for."""
+        return weights
+
+    def _stepped(self, state: FedAvgState, d: Tensor) -> dict[str, Any]:
+        """The new x, and whatever else of the state the server's step changes."""
+        return {"x": state.x - self.server_rate * d}
 
     def _steps(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """J_i."""

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import AveragingMethod, ServerState, begin, moved, safe_rate
+from scaffpd.algorithms.base import AveragingMethod, ServerState, moved, safe_rate
 from scaffpd.errors import positive
 from scaffpd.federation import Federation, Memory, Vector
 
@@ -74,13 +74,11 @@ class FedDyn(AveragingMethod):
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedDynState:
         """All linear terms are zero."""
-        x, losses, samples = begin(federation, x0)
-        prior, found = self._prior(federation, samples), self.automatic(federation)
+        found = self.automatic(federation)
         rate = found["local_rate"] if self.local_rate is None else float(self.local_rate)
-        return FedDynState(
-            x=x, weights=prior, losses=losses, seed=seed, local_rate=rate, alpha=found["alpha"],
-            prior=prior, slope=torch.zeros_like(x), slopes=federation.memory(),
-        )  # fmt: skip
+        known, _ = self._first(federation, seed, x0, rate)
+        slope = torch.zeros_like(known["x"])
+        return FedDynState(**known, alpha=found["alpha"], slope=slope, slopes=federation.memory())
 
     def round(self, federation: Federation, state: FedDynState) -> FedDynState:
         """The local problems of some clients; then h_i, h and x."""

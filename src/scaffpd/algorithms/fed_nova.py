@@ -21,10 +21,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.algorithms.base import WEIGHTS, Algorithm, moved
+from scaffpd.algorithms.base import WEIGHTS, Algorithm
 from scaffpd.algorithms.fed_avg import FedAvgState, FedProx
 from scaffpd.errors import InputError, count, unknown
-from scaffpd.federation import Federation, Vector
+from scaffpd.federation import Vector
 from scaffpd.privacy.accountant import ReleaseCounts
 
 
@@ -64,21 +64,12 @@ class FedNova(FedProx):
         most = self.local_steps if isinstance(self.work, str) else max(self.work)
         return super(FedProx, replace(self, local_steps=most, work="uniform")).releases(rounds)
 
-    def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
-        """τ_i local steps of some clients, and the average of what each does in one step, τ_eff times."""
-        clients, p = self._participants(state, state.prior)
-        weights = p / p.sum()
-        updates = federation.local_updates(state.x, None, None, self._work(state, clients), clients)
-        lengths = self._lengths(state)
-        effective = float(weights @ lengths)
-        x = state.x - self.server_rate * updates.sum(effective * weights / lengths)
-        return moved(federation, state, x, weights)
-
-    def _lengths(self, state: FedAvgState) -> Vector:
-        """‖a_i‖₁."""
+    def _shares(self, state: FedAvgState, weights: Vector) -> Vector:
+        """τ_eff p_i/‖a_i‖₁: the average of what each client does in one step, τ_eff times."""
         keep = 1 - self._eta(state) * self.mu
         lengths: Any = state.steps if keep == 1 else (1 - keep**state.steps) / (1 - keep)
-        return np.asarray(lengths, dtype=np.float64)
+        shares: Vector = float(weights @ lengths) * weights / lengths
+        return shares
 
     def _steps(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.local_epochs is not None or self.work == "uniform":

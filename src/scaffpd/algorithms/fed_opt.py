@@ -18,12 +18,11 @@ the server sees the sum alone, so all three work with secure sums. As in FedAvg,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import moved
 from scaffpd.algorithms.fed_avg import FedAvg, FedAvgState
 from scaffpd.errors import InputError, positive, real
 from scaffpd.federation import Federation
@@ -66,13 +65,10 @@ class FedAvgM(FedAvg):
         state = super().init(federation, seed, x0)
         return ServerOptimizerState(**vars(state), momentum=torch.zeros_like(state.x), second=self._second(state.x))
 
-    def round(self, federation: Federation, state: ServerOptimizerState) -> ServerOptimizerState:  # type: ignore[override]
-        """Local steps of some clients; their average is the server's gradient."""
-        clients, p = self._participants(state, state.prior)
-        weights = p / p.sum()
-        delta = -federation.local_updates(state.x, None, None, self._work(state, clients), clients).sum(weights)
-        m, v, step = self._step(state, delta)
-        return moved(federation, state, state.x + self.server_rate * step, weights, momentum=m, second=v)
+    def _stepped(self, state: FedAvgState, d: Tensor) -> dict[str, Any]:
+        """The average is the server's gradient."""
+        m, v, step = self._step(cast(ServerOptimizerState, state), -d)
+        return {"x": state.x + self.server_rate * step, "momentum": m, "second": v}
 
     def _second(self, x: Tensor) -> Tensor:
         """Return v before the first round."""

@@ -1,4 +1,4 @@
-r"""Minimax gradient: the server solves for λ exactly, on the Gram matrix of the clients' gradients.
+r"""Minimax gradient: the server solves for λ exactly, from the clients' gradients at one point.
 
 Y. Nesterov, "Introductory Lectures on Convex Optimization", 2004, section 2.3 (the gradient mapping of a maximum of
 smooth functions), carried over to (Λ, ψ), with momentum, restarts and backtracking:
@@ -18,10 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import MinimaxMethod, MinimaxState, steepest
+from scaffpd.algorithms.base import MinimaxMethod, MinimaxState, compact, steepest
 from scaffpd.federation import Federation, Gradients, Vector
 from scaffpd.objectives.base import LARGEST
 from scaffpd.privacy.accountant import ReleaseCounts
@@ -29,7 +28,6 @@ from scaffpd.saddle import solve_saddle
 
 GROW, SHRINK = 1.6, 0.97  # of L̂ after a rejected and an accepted step
 SLACK = 1e-14  # rounding in the acceptance test, and accuracy of the problem in λ
-ROUNDING = 1e-15  # eigenvalues, as a share of the largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +84,8 @@ class MinimaxGradient(MinimaxMethod):
         """Solve the model at y, try its minimiser, extrapolate."""
         at, tau = state.at, 1 / (state.smoothness * state.total)
         scale = SLACK * max(1.0, float(np.abs(at.losses).max()))
-        weights = solve_saddle(self.objective, at.losses, factor(tau * at.gram()), state.weights, scale).weights
+        E = compact(at.each().double().mT * tau**0.5).cpu().numpy()
+        weights = solve_saddle(self.objective, at.losses, E, state.weights, scale).weights
         c = at.sum(weights)
         x = state.y - tau * c
         here = federation.gradients(x)
@@ -115,11 +114,3 @@ class MinimaxGradient(MinimaxMethod):
         following = (1 + np.sqrt(1 + 4 * t * t)) / 2
         q = np.sqrt(min(1.0, float(state.constants.strong_convexity.min()) / state.smoothness))
         return float(min((t - 1) / following, (1 - q) / (1 + q))), float(following)
-
-
-def factor(gram: NDArray[np.float64]) -> NDArray[np.float64]:
-    """E with EᵀE = G, without rows that are nothing but rounding."""
-    values, vectors = np.linalg.eigh(gram)
-    kept = values > ROUNDING * max(float(values[-1]), 0.0)
-    root: NDArray[np.float64] = np.sqrt(values[kept])[:, None] * vectors[:, kept].T
-    return root

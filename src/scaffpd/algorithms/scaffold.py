@@ -99,12 +99,8 @@ class Scaffold(AveragingMethod):
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffoldState:
         """All control variates are zero."""
-        x, losses, samples = begin(federation, x0)
-        prior, rate = self._prior(federation, samples), self._rate(federation)
-        return ScaffoldState(
-            x=x, weights=prior, losses=losses, seed=seed, local_rate=rate,
-            prior=prior, variate=torch.zeros_like(x), variates=federation.memory(),
-        )  # fmt: skip
+        known, _ = self._first(federation, seed, x0)
+        return ScaffoldState(**known, variate=torch.zeros_like(known["x"]), variates=federation.memory())
 
     def round(self, federation: Federation, state: ScaffoldState) -> ScaffoldState:
         """Corrected local steps of some clients; then x, c and their c_i."""

@@ -12,33 +12,18 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from scaffpd.data import images
 from scaffpd.data.folder import Files, data_root, reading
-from scaffpd.data.images import SUFFIXES, Images, Raw, class_folders, is_class_folders, tiny_published
+from scaffpd.data.images import ClassFolders, Images, PickledBatches, Published, Raw, TinyFolders
 from scaffpd.errors import InputError
 
 T = TypeVar("T")
 Folder = str | os.PathLike[str] | None
 Layout = tuple[Callable[[Path], bool], Callable[[Path, Files], Raw]]
-
-
-@dataclass(frozen=True)
-class Published:
-    """What the authors published: classes, pixels a side, images a class, and names of its folders."""
-
-    name: str
-    classes: int
-    side: int
-    train: int
-    test: int
-    folders: tuple[str, ...]
-    accepted: str
 
 
 CIFAR10 = Published(
@@ -89,7 +74,7 @@ def load_images(which: Published, folder: Folder, more: Sequence[Layout] = ()) -
     """Read the first layout that any place has, after ours those of `more`, and check it against what was published."""
     root = data_root(folder, which.name)
     with reading(root):
-        place, read = located(which, root, [*((there, read) for there, read, _ in LAYOUTS[which.name]), *more])
+        place, read = located(which, root, [*((one.there, one.read) for one in LAYOUTS[which.name]), *more])
         raw = read(place, Files.between(root, place))
     _check_classes(which, len(raw.classes), place)
     return Images(which.name, raw.train, raw.test, raw.classes, f"{raw.words}: {_share(which, raw)}.")
@@ -131,9 +116,6 @@ def _share(which: Published, raw: Raw) -> str:
     )
 
 
-Counting = Callable[[Published, Path], "Counts"]
-
-
 @dataclass(frozen=True)
 class Counts:
     """What was found, and where."""
@@ -147,8 +129,8 @@ class Counts:
 def inspect(which: Published, root: Path) -> Counts:
     """What the loader would read, or the sentence with which it would refuse."""
     with reading(root):
-        place, count = located(which, root, [(there, count) for there, _, count in LAYOUTS[which.name]])
-        counts = count(which, place)
+        place, layout = located(which, root, [(one.there, one) for one in LAYOUTS[which.name]])
+        counts = Counts(*layout.count(place, Files.between(root, place), which), place)
     _check_classes(which, counts.classes, place)
     return counts
 
@@ -158,43 +140,16 @@ def _check_classes(which: Published, found: int, place: Path) -> None:
         raise InputError(f"{which.name} has {which.classes} classes, but the files in {str(place)!r} name {found}.")
 
 
-def _batches(which: Published, place: Path) -> Counts:
-    """Python batches: what was published, if the files are large enough to hold it."""
-    if which is CIFAR10:
-        train, test = [place / f"data_batch_{k}" for k in range(1, 6)], place / "test_batch"
-    else:
-        train, test = [place / "train"], place / "test"
-    rows = which.train * which.classes // len(train)
-    for file, number in [*((file, rows) for file in train), (test, which.test * which.classes)]:
-        if not file.is_file():
-            raise InputError(f"{str(file)!r} is missing.")
-        if file.stat().st_size < number * 3 * which.side**2:
-            raise InputError(f"{str(file)!r} is truncated or damaged: it is too small for {number:,} images.")
-    return Counts(which.train * which.classes, which.test * which.classes, which.classes, place)
-
-
-def _folders(which: Published, place: Path, test: str) -> Counts:
-    classes = [entry for entry in (place / "train").iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    return Counts(_images(place / "train"), _images(place / test), len(classes), place)
-
-
-def _images(folder: Path) -> int:
-    """Image files in the folders below, or in a folder `images` of those."""
-    patterns = ("*/*", "*/images/*")
-    number = sum(file.suffix.lower() in SUFFIXES for pattern in patterns for file in folder.glob(pattern))
-    if not number:
-        raise InputError(f"{str(folder)!r} has no images that end in {', '.join(SUFFIXES)}.")
-    return number
-
-
-LAYOUTS: dict[str, list[tuple[Callable[[Path], bool], Callable[[Path, Files], Raw], Counting]]] = {  # the first wins
+LAYOUTS: dict[str, list[PickledBatches | ClassFolders]] = {  # the first wins
     CIFAR10.name: [
-        (images.is_cifar10, images.cifar10_batches, _batches),
-        (is_class_folders, partial(class_folders, side=CIFAR10.side), partial(_folders, test="test")),
+        PickledBatches(
+            tuple(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta", "labels", "label_names"
+        ),
+        ClassFolders(CIFAR10.side),
     ],
     CIFAR100.name: [
-        (images.is_cifar100, images.cifar100_batches, _batches),
-        (is_class_folders, partial(class_folders, side=CIFAR100.side), partial(_folders, test="test")),
+        PickledBatches(("train",), "test", "meta", "fine_labels", "fine_label_names"),
+        ClassFolders(CIFAR100.side),
     ],
-    TINY.name: [(is_class_folders, partial(tiny_published, side=TINY.side), partial(_folders, test="val"))],
+    TINY.name: [TinyFolders(TINY.side)],
 }

@@ -160,38 +160,58 @@ def short(wnids: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:
     return tuple(name if often[name] == 1 else f"{name} ({wnid})" for wnid, name in zip(wnids, first, strict=True))
 
 
-SIDE = 32
+SIDE = 32  # of CIFAR's images
 
 
-def is_cifar10(place: Path) -> bool:
-    """Whether this looks like `cifar-10-batches-py`."""
-    return any((place / name).is_file() for name in ("data_batch_1", "test_batch", "batches.meta"))
+@dataclass(frozen=True)
+class Published:
+    """What the authors published: classes, pixels a side, images a class, and names of its folders."""
+
+    name: str
+    classes: int
+    side: int
+    train: int
+    test: int
+    folders: tuple[str, ...]
+    accepted: str
 
 
-def cifar10_batches(place: Path, files: Files) -> Raw:
-    """data_batch_1 … data_batch_5, test_batch and batches.meta."""
-    train = [place / f"data_batch_{k}" for k in range(1, 6)]
-    return _raw(files, train, place / "test_batch", place / "batches.meta", "labels", "label_names")
+@dataclass(frozen=True)
+class PickledBatches:
+    """CIFAR's python files in one folder: batches for training, one to test, and the names of classes by two keys."""
 
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    labels: str
+    names: str
 
-def is_cifar100(place: Path) -> bool:
-    """Whether this looks like `cifar-100-python`."""
-    return (place / "meta").is_file() or all((place / name).is_file() for name in ("train", "test"))
+    def there(self, place: Path) -> bool:
+        """Whether this looks like such a folder."""
+        return any((place / name).is_file() for name in (self.train[0], self.test, self.meta))
 
+    def read(self, place: Path, files: Files) -> Raw:
+        """All of it."""
+        meta = place / self.meta
+        classes = _entry(_unpickled(files, meta), self.names, meta)
+        if not isinstance(classes, list):
+            raise InputError(f"{str(meta)!r} needs a list of class names under {self.names!r}.")
+        words = tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in classes)
+        parts = [_batch(files, place / name, self.labels) for name in self.train]
+        joined = Pictures(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+        test = _batch(files, place / self.test, self.labels)
+        return Raw(joined, test, words, f"The python batches in {place.name!r}")
 
-def cifar100_batches(place: Path, files: Files) -> Raw:
-    """The files train, test and meta; the hundred fine labels."""
-    return _raw(files, [place / "train"], place / "test", place / "meta", "fine_labels", "fine_label_names")
-
-
-def _raw(files: Files, train: Sequence[Path], test: Path, meta: Path, labels: str, names: str) -> Raw:
-    classes = _entry(_unpickled(files, meta), names, meta)
-    if not isinstance(classes, list):
-        raise InputError(f"{str(meta)!r} needs a list of class names under {names!r}.")
-    words = tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in classes)
-    parts = [_batch(files, file, labels) for file in train]
-    joined = Pictures(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
-    return Raw(joined, _batch(files, test, labels), words, f"The python batches in {meta.parent.name!r}")
+    def count(self, place: Path, files: Files, which: Published) -> tuple[int, int, int]:
+        """Images to train on and to test on, and classes: those published, if the files are large enough for them."""
+        train, test = which.train * which.classes, which.test * which.classes
+        for name, number in [*((name, train // len(self.train)) for name in self.train), (self.test, test)]:
+            file = place / name
+            if not file.is_file():
+                raise InputError(f"{str(file)!r} is missing.")
+            if file.stat().st_size < number * 3 * SIDE**2:
+                raise InputError(f"{str(file)!r} is truncated or damaged: it is too small for {number:,} images.")
+        return train, test, which.classes
 
 
 def _batch(files: Files, file: Path, key: str) -> Pictures:
@@ -258,41 +278,50 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 Labelled = list[tuple[Path, int]]
 
 
-def is_class_folders(place: Path) -> bool:
-    """Whether there is a folder `train` with folders in it."""
-    return bool(_folders(place / "train"))
-
-
-def class_folders(place: Path, files: Files, side: int) -> Raw:
+class ClassFolders:
     """train/<class>/* and test/<class>/*; labels count the sorted names of the classes."""
-    classes = _folders(place / "train")
-    train, test = (_by_class(place / part, classes) for part in ("train", "test"))
-    return Raw(
-        train=_pictures(files, train, side),
-        test=_pictures(files, test, side),
-        classes=tuple(classes),
-        words=f"Class folders of image files in {place.name!r}",
-    )
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+
+    def there(self, place: Path) -> bool:
+        """Whether there is a folder `train` with folders in it."""
+        return bool(_folders(place / "train"))
+
+    def listed(self, place: Path, files: Files) -> tuple[Labelled, Labelled, tuple[str, ...], str]:
+        """Files to train on and to test on with their labels, the classes, and words on the layout."""
+        classes = _folders(place / "train")
+        train, test = (_by_class(place / part, classes) for part in ("train", "test"))
+        return train, test, tuple(classes), f"Class folders of image files in {place.name!r}"
+
+    def read(self, place: Path, files: Files) -> Raw:
+        """All of it."""
+        train, test, classes, words = self.listed(place, files)
+        return Raw(_pictures(files, train, self.side), _pictures(files, test, self.side), classes, words)
+
+    def count(self, place: Path, files: Files, which: Published) -> tuple[int, int, int]:
+        """Images to train on and to test on, and classes, without opening an image."""
+        train, test, classes, _ = self.listed(place, files)
+        return len(train), len(test), len(classes)
 
 
-def tiny_published(place: Path, files: Files, side: int) -> Raw:
+class TinyFolders(ClassFolders):
     """train/<wnid>/images/*, and val/ with annotations or sorted into folders; labels count the sorted WordNet numbers.
 
     The test images are published without labels, so the validation images serve as test images.
     """
-    listed = place / "wnids.txt"
-    wnids = sorted(line.strip() for line in files.lines(listed)) if listed.is_file() else _folders(place / "train")
-    notes = place / "val" / "val_annotations.txt"
-    folders = set(_folders(place / "val")) - {"images"}
-    if not notes.is_file() and not folders:
-        raise InputError(f"{str(notes)!r} is missing, and {str(place / 'val')!r} is not sorted into class folders.")
-    val = _by_class(place / "val", wnids) if folders else _annotated(files, notes, wnids)
-    return Raw(
-        train=_pictures(files, _by_class(place / "train", wnids), side),
-        test=_pictures(files, val, side),
-        classes=_words(files, place / "words.txt", wnids),
-        words=f"The published layout in {place.name!r}, validation images as test images",
-    )
+
+    def listed(self, place: Path, files: Files) -> tuple[Labelled, Labelled, tuple[str, ...], str]:
+        """The same of this layout."""
+        known = place / "wnids.txt"
+        wnids = sorted(line.strip() for line in files.lines(known)) if known.is_file() else _folders(place / "train")
+        notes = place / "val" / "val_annotations.txt"
+        folders = set(_folders(place / "val")) - {"images"}
+        if not notes.is_file() and not folders:
+            raise InputError(f"{str(notes)!r} is missing, and {str(place / 'val')!r} is not sorted into class folders.")
+        val = _by_class(place / "val", wnids) if folders else _annotated(files, notes, wnids)
+        words = f"The published layout in {place.name!r}, validation images as test images"
+        return _by_class(place / "train", wnids), val, _words(files, place / "words.txt", wnids), words
 
 
 def _words(files: Files, file: Path, wnids: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@ r"""The narrow waist: `Federation`, N clients that keep their data and answer qu
 Two things vary, and nothing else does: where clients are (a `Channel`: in this process, or silos behind a transport)
 and how their vectors are added up (a `Summer`: plain, or masked). Algorithms are written against `Federation` once.
 They ask for vectors only as weighted sums (`.sum(weights)`), so that masked sums can take the place of plain ones; per
-client they see scalars. Those that need more say so: `gram`, `each` and `diagonals` of `Gradients`.
+client they see scalars. Those that need more say so: `each` and `diagonals` of `Gradients`.
 """
 
 from __future__ import annotations

@@ -274,13 +274,6 @@ class Gradients(Answers):
         seen = self._ask(Curvature(self.question, whole, torch.ones_like(self.x)))
         return seen.reply.vectors["curvature"].each().double()
 
-    def gram(self) -> NDArray[np.float64]:
-        """⟨c_i, c_j⟩ for all pairs, in float64 whatever the model's numbers are."""
-        each, n = self.each().double(), len(self.asked.names)
-        out = np.full((n, n), np.nan)
-        out[np.ix_(self.chosen, self.chosen)] = (each @ each.T).cpu().numpy()
-        return out
-
     def _ask(self, question: Question) -> Answers:
         return self.federation.ask(question, self.chosen)
 
