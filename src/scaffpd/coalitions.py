@@ -18,12 +18,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.algorithms.fair import fair
-from scaffpd.cohort import Cohort, named_pairs
+from scaffpd.cohort import Cohort, in_order, named_pairs
 from scaffpd.errors import InputError, count, several
-from scaffpd.folds import with_classes
+from scaffpd.federation.questions import HeldOutLoss
+from scaffpd.folds import base_of, with_classes
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.objectives import Average, Excess, Nash, Objective
 from scaffpd.training import Result, Status
@@ -222,7 +224,7 @@ def coalition(
     if count("coalition", "permutations", permutations) < 2:
         raise InputError("coalition needs permutations >= 2, to know their error.")
     Cohort(train, model, names, test=test)  # refuses what does not fit together
-    held = [test[name] for name in known] if isinstance(test, Mapping) else list(test)
+    held = in_order(test, known)
     groups, orders = _groups(len(pairs), count("coalition", "most", most), permutations, seed)
     clients = list(zip(known, pairs, held, strict=True))
     runs = _runs(groups, clients, with_classes(model, [*pairs, *held]), goal, seed, tol, rounds)
@@ -250,7 +252,7 @@ def _runs(
     tol: float, rounds: int,
 ) -> Iterator[tuple[Group, Array, Result]]:  # fmt: skip
     """The members' held-out losses, group by group; each starts where the last ended, if a proof says when to stop."""
-    base, x = model.model if isinstance(model, Personal) else model, None
+    base, x = base_of(model), None
     proven = None if base.l2 == 0 or isinstance(base, Module) else tol
     for group in groups:
         names, train, test = zip(*(clients[i] for i in group), strict=True)
@@ -259,9 +261,8 @@ def _runs(
         if found.status is Status.INTERRUPTED:
             raise KeyboardInterrupt
         x = None if proven is None else found.x
-        models = found.x[None] if found.personal is None else found.personal
-        losses = cohort.evaluate(found.x, "test").loss - base.l2 / 2 * np.square(models).sum(1)
-        yield group, np.asarray(losses), found
+        ended = torch.as_tensor(found.x).to(cohort.start())
+        yield group, cohort.ask(HeldOutLoss(ended, base.l2)).numbers("loss"), found
 
 
 def _among(objective: Objective, group: Group) -> Objective:

@@ -49,6 +49,15 @@ def named_pairs(
     return [(x, y) for x, y in pairs], labels
 
 
+def in_order(test: Any, names: list[str]) -> list[tuple[Any, Any]]:
+    """Return held-out pairs in the order of the training clients, of whom every one has some."""
+    pairs, given = named_pairs(test, None if isinstance(test, Mapping) else names)
+    if set(given) != set(names):
+        raise InputError(f"Its clients are {given}, those of the training data {names}.")
+    by_name = dict(zip(given, pairs, strict=True))
+    return [by_name[name] for name in names]
+
+
 def _unpacked(client: Any) -> Any:
     """A pair: the two tensors of a `TensorDataset`, or any other `Dataset` and nothing."""
     if isinstance(client, TensorDataset) and len(client.tensors) == 2:
@@ -349,11 +358,7 @@ def _bound_test(
     model: ModelSpec, names: list[str], test: Any, device: torch.device, dtype: torch.dtype | None, train: Split
 ) -> Split:
     try:
-        pairs, given = named_pairs(test, None if isinstance(test, Mapping) else names)
-        if set(given) != set(names):
-            raise InputError(f"Its clients are {given}, those of the training data {names}.")
-        by_name = dict(zip(given, pairs, strict=True))
-        split = bound(model, names, [by_name[name] for name in names], device, dtype, train)
+        split = bound(model, names, in_order(test, names), device, dtype, train)
         if split.oracle.dimension != train.oracle.dimension:
             raise InputError("It has another number of outputs than the training data.")
     except InputError as error:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from scaffpd.algorithms import FedAvg, ScaffPD
-from scaffpd.cohort import Cohort, checked_device, named_pairs
+from scaffpd.cohort import Cohort, checked_device, in_order, named_pairs
 from scaffpd.data import Table
 from scaffpd.errors import InputError, count
 from scaffpd.features import Entk, trunk
@@ -135,8 +135,8 @@ def tct(
         seed: seeds all randomness.
         progress: show progress bars; by default where standard error is a terminal.
     """
-    pairs, labels = _read(clients, names)
-    held = None if test is None else _held_out(test, labels)
+    pairs, labels = _read(*named_pairs(clients, names))
+    held = None if test is None else _read_test(test, labels)
     known = _classes(classes, [*pairs, *(held or [])])
     place, trained, network = checked_device(device), None, module
     linear = Linear("squared", l2=l2, classes=known)
@@ -207,22 +207,19 @@ def linearised(
     return Cohort(rows[: len(pairs)], model, names=names, device=device, test=held)
 
 
-def _read(clients: Clients, names: Sequence[str] | None) -> tuple[Pairs, list[str]]:
-    given, labels = named_pairs(clients, names)
+def _read(given: list[tuple[Any, Any]], names: list[str]) -> tuple[Pairs, list[str]]:
     pairs: Pairs = []
-    for name, (X, y) in zip(labels, given, strict=True):
+    for name, (X, y) in zip(names, given, strict=True):
         features = np.asarray(read_features(name, X))
         pairs.append((features, np.asarray(read_labels(name, y, len(features)))))
-    return pairs, labels
+    return pairs, names
 
 
-def _held_out(test: Clients, names: list[str]) -> Pairs:
-    """In the order of the training clients."""
-    pairs, own = _read(test, None if isinstance(test, Mapping) else names)
-    if set(own) != set(names):
-        raise InputError(f"The test data cannot be used: its clients are {own}, those of the training data {names}.")
-    table = dict(zip(own, pairs, strict=True))
-    return [table[name] for name in names]
+def _read_test(test: Clients, names: list[str]) -> Pairs:
+    try:
+        return _read(in_order(test, names), names)[0]
+    except InputError as error:
+        raise InputError(f"The test data cannot be used: {error}") from None
 
 
 def _classes(given: int | None, pairs: Pairs) -> int:

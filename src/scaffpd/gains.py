@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from scaffpd.algorithms.fair import fair
 from scaffpd.choosing import MEAN, ROUNDS, Choice, GridPoint, search, short
-from scaffpd.cohort import Cohort
+from scaffpd.cohort import Cohort, in_order
 from scaffpd.errors import InputError, count, plural
 from scaffpd.folds import FOLDS, Folds, Pair, answered, lonely, with_classes
 from scaffpd.metrics import (
@@ -313,7 +313,7 @@ def joining(
         count("joining", name, value)
     goal = ChiSquare(rho=0.1) if objective is None else objective
     clients = Cohort(train, model, names, test=test).names  # refuses what does not fit together
-    parts = _parts(train, clients), _parts(test, clients)
+    parts = [_arrays(in_order(pairs, list(clients))) for pairs in (train, test)]
     first = Contest(*parts, with_classes(model, [*parts[0], *parts[1]]), goal, tuple(clients), seed, tol, rounds)
     several = []
     for k in range(splits):
@@ -323,9 +323,8 @@ def joining(
     return several[0] if splits == 1 else Joining.mean(several)
 
 
-def _parts(pairs: Any, names: Sequence[str]) -> list[tuple[Array, NDArray[Any]]]:
-    chosen = [pairs[name] for name in names] if isinstance(pairs, Mapping) else pairs
-    return [(np.asarray(X, dtype=np.float64), np.asarray(y)) for X, y in chosen]
+def _arrays(pairs: list[Pair]) -> list[tuple[Array, NDArray[Any]]]:
+    return [(np.asarray(X, dtype=np.float64), np.asarray(y)) for X, y in pairs]
 
 
 @dataclass(frozen=True)

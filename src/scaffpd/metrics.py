@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -316,16 +316,6 @@ def spread(scores: ClientScores, values: Vector, upwards: bool) -> Spread:
     )
 
 
-class Rounds(Protocol):
-    """What is asked of a `History`."""
-
-    def __len__(self) -> int:
-        """The number of rows; the first is the starting point."""
-
-    def __getitem__(self, column: str, /) -> NDArray[Any]:
-        """One column."""
-
-
 @dataclass(frozen=True)
 class Communication:
     """What was sent from the start up to some round, summed over clients."""
@@ -337,12 +327,12 @@ class Communication:
 
 
 def communication_until(
-    history: Rounds, measure: str | Callable[[Any], ArrayLike], target: float, upwards: bool = False
+    history: Any, measure: str | Callable[[Any], ArrayLike], target: float, upwards: bool = False
 ) -> Communication | None:
     """How much communication it took until a measure first reached a target; `None` where it never did.
 
     Args:
-        history: of a run.
+        history: of a run, a `History`.
         measure: a column such as "certificate", or a function that makes one number per row of the history, such as
             `lambda history: history.losses.max(axis=1)`, the worst training loss.
         target: reached at the first row with measure <= target.
