@@ -22,27 +22,30 @@ from covering import covering, spaced
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-import torch  # noqa: E402 - after the environment is set
-import typer.main  # noqa: E402
-
-torch.set_num_threads(1)
 gc.disable()  # until everything is imported; see below
 os.fsync = lambda file: None  # no test pulls the plug, and thousands of small files wait for the disk otherwise
 MEMORY = "/dev/shm"  # the folders of tests are there, where it has room, and go with each test that passes
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
-typer.main.get_command = cache(typer.main.get_command)  # what it makes of an app is the same for every command line
 
-try:
-    import hypothesis
-except ImportError:  # machines with nothing but the run-time dependencies
-    hypothesis = None
+def pytest_configure(config):
+    """Load what every process that runs tests needs; the one that hands them out (`-n`) runs none."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import torch  # after the environment is set
+    import typer.main
 
-# A landing must not hang on luck: with CI set, every run draws the same examples. Elsewhere they are new each time.
-if hypothesis is not None and os.environ.get("CI"):
-    hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
-    hypothesis.settings.load_profile("ci")
+    torch.set_num_threads(1)
+    typer.main.get_command = cache(typer.main.get_command)  # what it makes of an app is the same for every command line
+    try:
+        import hypothesis
+    except ImportError:  # machines with nothing but the run-time dependencies
+        return
+    # A landing must not hang on luck: with CI set, every run draws the same examples. Elsewhere they are new each time.
+    if os.environ.get("CI"):
+        hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
+        hypothesis.settings.load_profile("ci")
 
 
 @pytest.hookimpl(tryfirst=True)  # before long ones are deselected

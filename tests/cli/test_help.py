@@ -17,7 +17,8 @@ from scaffpd.config.federation import FederationFile
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
 # Examples that need images and a GPU, download packages or start an engine's processes: their command lines are parsed,
-# and no more. What they do is tested elsewhere (tests/features, test_bundle.py, tests/deploy with the mark `deploy`).
+# and no more. What they do is tested elsewhere (tests/features, test_bundle.py, tests/deploy with the mark `deploy`;
+# --provision in tests/deploy/test_flare.py).
 HEAVY = ("scaffpd features ", "scaffpd deploy local", "scaffpd deploy resume", "scaffpd deploy start", "scaffpd bundle")
 
 
@@ -41,7 +42,7 @@ def commands(command=None, path=("scaffpd",)):
 ALL = dict(commands())
 LEAVES = {path: command for path, command in ALL.items() if not isinstance(command, click.Group)}
 EXAMPLES = [example for command in ALL.values() for example in command.examples]
-RUN = [e for e in dict.fromkeys(EXAMPLES) if not e.startswith(HEAVY)]
+RUN = [e for e in dict.fromkeys(EXAMPLES) if not e.startswith(HEAVY) and "--provision" not in e]
 PARSED = [e for e in dict.fromkeys(EXAMPLES) if e not in RUN]
 
 

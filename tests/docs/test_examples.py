@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import runpy
 
-import matplotlib.pyplot as plt
 import pytest
 from sklearn import model_selection
 
@@ -41,6 +40,8 @@ def test_it_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folds = model_selection.StratifiedKFold
     monkeypatch.setattr(model_selection, "StratifiedKFold", lambda n, **more: folds(2, **more))
+    import matplotlib.pyplot as plt  # here: it is slow to import
+
     plt.switch_backend("agg")
     scope = runpy.run_path(str(path), run_name="__main__")
     plt.close("all")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -55,6 +54,8 @@ def chi(weights, p):
 
 
 def test_the_pictures_and_the_table_are_what_the_script_makes(make, tmp_path):
+    import matplotlib.pyplot as plt  # here: it is slow to import
+
     plt.switch_backend("agg")
     table = make.main(tmp_path, points=2)
     assert table in PAGE.read_text(encoding="utf-8")

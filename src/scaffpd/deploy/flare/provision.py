@@ -40,12 +40,14 @@ def recipe(name: str, quorum: int = 1, federation: str = "") -> CollabRecipe:
 def write_job(name: str, folder: Path, quorum: int = 1, federation: str = "") -> Path:
     """Write the job under `folder` and return its own folder.
 
-    FLARE would send along the source of our classes. It is taken out again: then the job needs no right to bring its
-    own code, and every site decides by its list of allowed classes.
+    FLARE would send along the source of our classes. It is told not to: then the job needs no right to bring its own
+    code, and every site decides by its list of allowed classes.
     """
+    built = recipe(name, quorum, federation)
+    built._job.set_app_packages(["scaffpd"])  # installed at every site
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        recipe(name, quorum, federation).export(str(folder))
+        built.export(str(folder))
     job = (folder / name).resolve()
     for code in job.glob("*/custom"):
         shutil.rmtree(code)
