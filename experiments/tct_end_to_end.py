@@ -418,12 +418,17 @@ def page(out: Path) -> str:
 def write(out: Path, command: str) -> str:
     """Write README.md beside the folders, and return the table."""
     table, facts = page(out), [json.loads(p.read_text(encoding="utf-8")) for p in sorted(out.glob("*/about.json"))]
-    said = sorted({f"{f['hardware']}, commit {f['commit']}" for f in facts})
-    sizes = [f"{f['setting']['dataset']}, α = {f['setting']['alpha']:g}: {f['sizes']}" for f in facts]
+    said = [
+        "; ".join(sorted({f["hardware"] for f in facts})),
+        "commits " + ", ".join(sorted({f["commit"] for f in facts})),
+    ]
+    known = [(f["setting"], f["sizes"]) for f in facts]
+    sizes = [f"{s['dataset']}, α = {s['alpha']:g}, seed {s['seed']}: {n}" for s, n in known]
     text = [
-        "# Train, convexify, train, end to end\n", f"`{command}`; {'; '.join(said) or 'not complete'}.\n",
+        "# Train, convexify, train, end to end\n", f"`{command}`; {', '.join(said) if facts else 'not complete'}.\n",
         "Per cent of test images in every client's own mixture of classes: the mean over clients, and over the worst "
-        "fifth of them. `runs.csv` in each folder has every client, `about.json` the setting.\n", table, "",
+        "fifth of them; means over seeds. `runs.csv` in each folder has every client, `rates.json` what FedAvg's rates "
+        "gave, `about.json` the setting.\n", table, "",
         "Training images by client:\n", *(f"- {line}" for line in sizes),
     ]  # fmt: skip
     (out / "README.md").write_text("\n".join(text) + "\n", encoding="utf-8")
@@ -450,7 +455,8 @@ def main(words: Sequence[str] | None = None) -> int:
         for alpha in given.alpha:
             what = setting(given.dataset, alpha, seed, given.small)
             complete &= Study(what, given.out / what.name, device, given.data, end, images).carry_out()
-    print(write(given.out, "python -m experiments.tct_end_to_end cifar10|cifar100" + " --small" * given.small))
+    told = f" --seeds {given.seeds}" * (given.seeds > 1) + " --small" * given.small
+    print(write(given.out, "python -m experiments.tct_end_to_end cifar10|cifar100" + told))
     print("" if complete else "Time was up: the same command goes on.", end="\n" * (not complete))
     return 0
 
