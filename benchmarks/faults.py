@@ -137,7 +137,7 @@ class Network(Faulty):
 
     def _one(self, site, asked, since, fault, timeout):
         if site in self.dead:
-            return Failure("nobody answers", gone=True)
+            return Failure("nobody answers")
         lost = Failure(f"No reply within {timeout:g} seconds.")
         mine = site == self.trial.silo and since >= 0 and not self.over
         loses = fault == "messages lost" and since >= 0 and not self.over
@@ -174,7 +174,7 @@ def full_disk(trial, random):
         return
     modules = {"c": ["scaffpd.system", "scaffpd.history", "scaffpd.deploy.deployed_run"]}.get(trial.fault[0])
     name = "atomic_write" if modules else "append_line"
-    modules = [import_module(m) for m in modules or ("scaffpd.deploy.silo.disclosure", "scaffpd.deploy.silo.guard")]
+    modules = [import_module(m) for m in modules or ("scaffpd.deploy.silo.records",)]
     real, left = getattr(modules[0], name), [int(random.integers(3, 12)) if name == "atomic_write" else trial.exchange]
 
     def bounded(path, *rest):

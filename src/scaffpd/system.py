@@ -1,10 +1,12 @@
-"""The machine under a run: cores, memory, versions, locks, secrets, whole files, and a progress bar."""
+"""The machine under a run: cores, memory, versions, locks, secrets, whole files, logs, and a progress bar."""
 
 from __future__ import annotations
 
 import csv
 import errno
 import io
+import json
+import logging
 import math
 import os
 import platform
@@ -12,7 +14,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime
 from importlib import metadata
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -182,6 +186,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 LOCK_NAME = "lock"
+LONGEST_MESSAGE = 2000  # characters of a line of a log
 
 
 @contextmanager
@@ -313,6 +318,48 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> 
 def _plain_cell(cell: Any) -> Any:
     """Keep spreadsheets from taking a text for a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
+class _JsonLines(RotatingFileHandler):
+    """A file that only its owner reads; several processes may write to it, each line under a lock."""
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line to the file that is there now: another process may have begun a new one."""
+        try:
+            with lock_file(Path(f"{self.baseFilename}.lock")):
+                super().emit(record)
+                self.close()
+        except InputError:
+            self.handleError(record)  # on standard error: a log that cannot be written ends no run
+
+
+class RunLog:
+    """The log of a coordinator or a silo: lines of JSON with time, level, run, round, silo and message.
+
+    It is given the sentences that the other side gets too, and never an unexpected exception's text, a value or a key.
+    """
+
+    def __init__(self, settings: Any) -> None:
+        self.run, self._handler = "", None
+        if settings is not None:
+            size, level = settings.size_mb * 2**20, settings.level.upper()
+            self._handler = _JsonLines(settings.file, maxBytes=size, backupCount=settings.keep, delay=True)
+            self._handler.setLevel(level)
+
+    def note(self, level: str, message: str, silo: str | None = None, number: int | None = None) -> None:
+        """Write a line, if there is a log; `number` is that of the round, where it is known."""
+        if self._handler is None:
+            return
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "level": level, "run": self.run or None,
+            "round": number, "silo": silo, "message": message[:LONGEST_MESSAGE],
+        }  # fmt: skip
+        record = logging.makeLogRecord({"levelno": getattr(logging, level.upper()), "msg": json.dumps(line)})
+        if record.levelno >= self._handler.level:
+            self._handler.handle(record)
 
 
 class Tally(AbstractContextManager["Tally"]):

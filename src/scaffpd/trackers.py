@@ -1,4 +1,4 @@
-"""`TensorBoard` and `MLflow`: what trackers show of a run, when, and where; pages for Prometheus, and logs as JSON."""
+"""`TensorBoard` and `MLflow`: what trackers show of a run, when, and where; and pages for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,23 +13,19 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from datetime import UTC, datetime
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from scaffpd.config.reading import LogSettings
 from scaffpd.errors import InputError, count, not_installed
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.history import History
 from scaffpd.metrics import a_fifth
-from scaffpd.system import lock_file
 from scaffpd.training import RoundInfo
 
 LONGEST = 120
@@ -354,51 +350,3 @@ def page_server(pages: Mapping[str, Callable[[], str]], host: str, port: int) ->
         return ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
         raise InputError(f"Nobody can be served at {host}:{port}: {error.strerror}.") from None
-
-
-# --- logs as JSON
-
-
-class _JsonLines(RotatingFileHandler):
-    """A file that only its owner reads; several processes may write to it, each line under a lock."""
-
-    def _open(self) -> Any:
-        return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a line to the file that is there now: another process may have begun a new one."""
-        try:
-            with lock_file(Path(f"{self.baseFilename}.lock")):
-                super().emit(record)
-                self.close()
-        except InputError:
-            self.handleError(record)  # on standard error: a log that cannot be written ends no run
-
-
-class RunLog:
-    """The log of a coordinator or a silo: lines of JSON with time, level, run, round, silo and message.
-
-    It is given the sentences that the other side gets too, and never an unexpected exception's text, a value or a key.
-    """
-
-    def __init__(self, settings: LogSettings | None) -> None:
-        self.run, self._handler = "", None
-        if settings is not None:
-            size, level = settings.size_mb * 2**20, settings.level.upper()
-            self._handler = _JsonLines(settings.file, maxBytes=size, backupCount=settings.keep, delay=True)
-            self._handler.setLevel(level)
-
-    def note(self, level: str, message: str, silo: str | None = None, number: int | None = None) -> None:
-        """Write a line, if there is a log; `number` is that of the round, where it is known."""
-        if self._handler is None:
-            return
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "level": level, "run": self.run or None,
-            "round": number, "silo": silo, "message": message[:LONGEST_MESSAGE],
-        }  # fmt: skip
-        record = logging.makeLogRecord({"levelno": getattr(logging, level.upper()), "msg": json.dumps(line)})
-        if record.levelno >= self._handler.level:
-            self._handler.handle(record)
-
-
-LONGEST_MESSAGE = 2000  # characters

@@ -13,6 +13,6 @@ from deploy_cases import FakeClock
 def fake_clock(monkeypatch):
     clock = FakeClock()
     monkeypatch.setattr(import_module("scaffpd.deploy.coordinate"), "time", clock)
-    for name in ("guard", "disclosure", "privacy_ledger"):  # there is no other process
-        monkeypatch.setattr(import_module(f"scaffpd.deploy.silo.{name}"), "lock_file", lambda path: nullcontext())
+    records = import_module("scaffpd.deploy.silo.records")
+    monkeypatch.setattr(records, "lock_file", lambda path: nullcontext())  # there is no other process
     return clock

@@ -73,7 +73,7 @@ class Faulty(InProcess):
         replies = {}
         for site, question in questions.items():
             if site in self.dead:
-                replies[site] = Failure("nobody answers", gone=True)
+                replies[site] = Failure("nobody answers")
                 continue
             answer = self.silos[site].answer(question)
             self.log.append((site, question, answer))

@@ -70,7 +70,7 @@ def coordinate(file, transport):
 
 def note(reply, question):
     if not isinstance(reply, bytes):
-        return {"failure": reply.reason, "gone": reply.gone}
+        return {"failure": reply.reason}
     head, _, rest = reply.partition(b"\n")
     return {**json.loads(head), "same": rest == question}
 

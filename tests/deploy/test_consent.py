@@ -16,11 +16,12 @@ from scaffpd.cli import app
 from scaffpd.cli.silo import show_requests
 from scaffpd.config.federation import FederationFile
 from scaffpd.config.silo import SiloFile
-from scaffpd.deploy import silo as consents
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import ASKING, Message, decode, encode
-from scaffpd.deploy.silo import decide, decisions, request_name, requests
-from scaffpd.deploy.silo.disclosure import audit
+from scaffpd.deploy.silo import guard as consents
+from scaffpd.deploy.silo.disclosure import audit, requests
+from scaffpd.deploy.silo.guard import request_name
+from scaffpd.deploy.silo.records import decide, decisions
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 

@@ -201,7 +201,7 @@ def test_a_job_that_only_the_store_remembers_is_handed_in_again(tmp_path):
 
         with contextlib.closing(AdminSession(engine.kit("coordinator@scaffpd.org"), tmp_path / "admin.log")) as session:
             job = FlareJob(session, tmp_path / "work" / "job" / "scaffpd")
-            assert session.call("status", engine._job.current) == "LOST"
+            assert session.call("status", engine.current) == "LOST"
             assert not job.adopt()
             job.submit()
             assert job.running()

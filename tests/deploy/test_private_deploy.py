@@ -17,7 +17,7 @@ from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
 from scaffpd.deploy.silo.dataset import predict
 from scaffpd.deploy.silo.disclosure import audit
-from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger
+from scaffpd.deploy.silo.records import PrivacyLedger
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.privacy.accountant import Release, epsilon

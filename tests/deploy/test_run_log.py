@@ -16,7 +16,7 @@ from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
-from scaffpd.trackers import RunLog
+from scaffpd.system import RunLog
 
 FIELDS = {"time", "level", "run", "round", "silo", "message"}
 SECRET = "patient 4711 has 1234.5678"

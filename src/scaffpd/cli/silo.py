@@ -170,7 +170,9 @@ def consent(
     from datetime import date
 
     from scaffpd.config.silo import SiloFile
-    from scaffpd.deploy.silo import SHOWN, decide, requests
+    from scaffpd.deploy.silo.disclosure import requests
+    from scaffpd.deploy.silo.guard import SHOWN
+    from scaffpd.deploy.silo.records import decide
 
     settings = SiloFile.read(file)
     wanted, known = grant or revoke, requests(settings)
@@ -346,7 +348,7 @@ def show_audit(found: dict[str, Any]) -> None:
 
 def show_requests(known: list[dict[str, Any]]) -> None:
     """Show what every run asks for, and what became of that."""
-    from scaffpd.deploy.silo import SHOWN
+    from scaffpd.deploy.silo.guard import SHOWN
 
     console = Console(highlight=False)
     if not known:

@@ -13,11 +13,10 @@ from pydantic import Field, ValidationInfo, model_validator
 from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
 from scaffpd.algorithms.minimax_sums import able
 from scaffpd.config import reading as key
-from scaffpd.config.reading import SettingsTable, algorithm_of, called, kind_of, read_toml, validated
+from scaffpd.config.reading import SettingsTable, algorithm_of, called, kind_of, read_toml, validated, with_strength
 from scaffpd.config.run import LinearSettings, Loss, PrivacyBudget, Tolerance
 from scaffpd.errors import InputError
 from scaffpd.models import Linear
-from scaffpd.objectives import USUAL
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.tabular.agree import EXPANSIONS
 
@@ -178,7 +177,7 @@ class FederationFile:
         """Read and check a `federation.toml`."""
         file = Path(path).absolute()
         tables = validated(FederationTables, read_toml(file, SILO), file)
-        objective = tables.objective if tables.choosing is None else _completed(tables.objective)
+        objective = tables.objective if tables.choosing is None else with_strength(tables.objective)
         algorithm = algorithm_of(tables.algorithm, objective, file)
         privacy = tables.privacy
         if privacy is not None:
@@ -198,7 +197,7 @@ class FederationFile:
             _features(tables.features), algorithm,
             tables.training.rounds or (1000 if privacy is None else ROUNDS),
             (1e-6 if certified else None) if tol is None else tol or None, tables.training.seed,
-            _policy(tables, _fewest(secure, len(tables.silos)), file), secure,
+            _policy(tables, file), secure,
             {} if privacy is None else privacy.model_dump(exclude_none=True), tables.server, tables.choosing,
             tables.training.joining, tables.choosing is None or len(tables.objective or {}) > 1,
             tables.log,
@@ -242,12 +241,6 @@ def _features(given: FeatureSettings) -> dict[str, Any]:
     return {"standardise": given.standardise, "numbers": given.numbers or "", **more}
 
 
-def _completed(objective: dict[str, Any] | None) -> dict[str, Any] | None:
-    """[objective] with the usual strength where it has none."""
-    name, value = USUAL.get(str((objective or {}).get("kind")), ("", 0.0))
-    return {**(objective or {}), name: value} if name and name not in (objective or {}) else objective
-
-
 def _check_comparing(tables: FederationTables, algorithm: Algorithm, file: Path) -> None:
     """Refuse folds and comparisons of a run that cannot have them."""
     asked = {"[choosing]": tables.choosing is not None, "training.joining": tables.training.joining}
@@ -270,7 +263,7 @@ def _check_private(algorithm: Algorithm, file: Path) -> None:
         )
 
 
-def _shown(tables: FederationTables, algorithm: Algorithm) -> str | None:
+def _shown(tables: FederationTables, algorithm: Algorithm, twice: bool) -> str | None:
     """Say why losses have to be shown; `None` where they can be hidden."""
     if not isinstance(algorithm, Fair | MinimaxSums):
         return f"{type(algorithm).__name__} goes by losses: use Fair or MinimaxSums"
@@ -284,59 +277,35 @@ def _shown(tables: FederationTables, algorithm: Algorithm) -> str | None:
         return "[privacy] has noise on losses already"
     if tables.choosing is not None:
         return "[choosing] compares losses of silos"
-    few = not _sums_twice(tables) and not algorithm.objective.separable(len(tables.silos)).curved
+    few = not twice and not algorithm.objective.separable(len(tables.silos)).curved
     return f"with so few silos {type(algorithm.objective).__name__} needs them" if few else None
-
-
-def _sums_twice(tables: FederationTables) -> bool:
-    """Whether silos let one vector into two sums."""
-    from scaffpd.masking import Terms  # needs a package that plain sums do not
-
-    colluding = None if tables.secure is None else tables.secure.colluding
-    try:
-        terms = Terms.usual([str(i) for i in range(len(tables.silos))], colluding)
-        return len(terms.names) - terms.colluding > 2  # as `weightings` of secure/parties.py counts
-    except InputError:
-        return True  # the sentence about that comes later
 
 
 def _checked_masking(
     secure: MaskingSettings, tables: FederationTables, algorithm: Algorithm, file: Path
 ) -> dict[str, Any]:
+    from scaffpd.masking import Terms  # needs a package that plain sums do not
+
     if algorithm.sees_vectors or algorithm.keeps_vectors:
         raise InputError(
             f"{type(algorithm).__name__} looks at every silo's own vectors, or keeps them: take [secure] out of "
             f"{file.name!r}, or use another algorithm, such as ScaffPD."
         )
-    found, shown = secure.model_dump(), "projections show more than losses" if secure.projections else None
-    if secure.losses == HIDDEN and (shown := shown or _shown(tables, algorithm)) is not None:
-        raise InputError(f"[secure] of {file.name!r} cannot have losses = {HIDDEN!r}: {shown}.")
-    if (why := _unbearable(found, len(tables.silos))) is not None:
-        raise InputError(f"[secure] of {file.name!r}: {why}")
-    return found
-
-
-def _unbearable(secure: Mapping[str, Any], silos: int) -> str | None:
-    """Say why so few silos cannot make secure sums; `None` where they can."""
-    from scaffpd.masking import Terms  # needs a package that plain sums do not
-
     try:
-        Terms.usual([str(i) for i in range(silos)], secure["colluding"])
+        terms = Terms.usual([str(i) for i in range(len(tables.silos))], secure.colluding)
     except InputError as error:
-        return str(error)
-    return None
+        raise InputError(f"[secure] of {file.name!r}: {error}") from None
+    shown = "projections show more than losses" if secure.projections else None
+    twice = len(terms.names) - terms.colluding > 2  # whether silos let one vector into two sums, see `weightings`
+    if secure.losses == HIDDEN and (shown := shown or _shown(tables, algorithm, twice)) is not None:
+        raise InputError(f"[secure] of {file.name!r} cannot have losses = {HIDDEN!r}: {shown}.")
+    return secure.model_dump()
 
 
-def _fewest(secure: Mapping[str, Any], silos: int) -> int:
-    """Return how many silos there have to be at any time."""
-    while secure and _unbearable(secure, silos - 1) is None:
-        silos -= 1
-    return silos if secure else 1
-
-
-def _policy(tables: FederationTables, fewest: int, file: Path) -> FaultPolicy:
+def _policy(tables: FederationTables, file: Path) -> FaultPolicy:
     """Complete [faults]. A silo that leaves masked sums shows its vector by the sums without it: they wait for it."""
     silos, given = len(tables.silos), tables.faults.model_fields_set
+    fewest = 1 if tables.secure is None else (tables.secure.colluding or 1) + 2  # as `Terms` has it
     quorum = max(tables.faults.quorum if "quorum" in given else max(1, silos - 1), fewest)
     if quorum > silos:
         raise InputError(f"{file.name!r} has a quorum of {quorum}, but only {silos} silos.")

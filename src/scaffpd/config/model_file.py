@@ -89,7 +89,7 @@ class Setup:
         model = {name: value for name, value in {**self.model, **changes}.items() if value is not None}
         return replace(self, model=model)
 
-    @property
+    @cached_property
     def columns(self) -> str:
         """The name of all that goes by rows and columns: it is the same for all strengths and all folds."""
         return self.with_model(**dict.fromkeys(("l2", "strength", *TRIAL))).digest

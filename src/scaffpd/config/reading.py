@@ -254,6 +254,12 @@ def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
     return made if offset is None else called(Excess, "objective", {"objective": made, "offset": offset}, file)
 
 
+def with_strength(objective: dict[str, Any] | None) -> dict[str, Any] | None:
+    """[objective] with the usual strength where it has none."""
+    name, value = objectives.USUAL.get(str((objective or {}).get("kind")), ("", 0.0))
+    return objective if objective is None or not name else {**objective, name: objective.get(name, value)}
+
+
 def _made(table: str, given: Mapping[str, Any], module: ModuleType, file: Path) -> Any:
     values = dict(given)
     kind = values.pop("kind", None)

@@ -13,10 +13,18 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from scaffpd.algorithms import Fair
 from scaffpd.config import reading as key
-from scaffpd.config.reading import SettingsTable, algorithm_kind, algorithm_of, kind_of, read_toml, validated
+from scaffpd.config.reading import (
+    SettingsTable,
+    algorithm_kind,
+    algorithm_of,
+    kind_of,
+    read_toml,
+    validated,
+    with_strength,
+)
 from scaffpd.errors import InputError
 from scaffpd.models.losses import LOSSES
-from scaffpd.objectives import USUAL, Objective
+from scaffpd.objectives import Objective
 from scaffpd.privacy import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS, Private
 from scaffpd.tabular.agree import EXPANSIONS, TASKS
 from scaffpd.tabular.formats import SEPARATORS
@@ -225,9 +233,8 @@ class RunConfig(SettingsTable):
         chosen = algorithm_kind(algorithm.get("kind", "Fair"), file.parent, f"algorithm.kind in {file.name!r},")
         if objective is None and isinstance(chosen, type) and chosen.needs_objective():
             objective = {"kind": OBJECTIVE}
-        name, value = USUAL.get((objective or {}).get("kind", ""), ("", 0.0))
-        left_out = {"strength"} if objective is not None and name and name not in objective else set()
-        objective = {**(objective or {}), name: value} if left_out else objective
+        complete = with_strength(objective)
+        left_out, objective = {"strength"} if complete != objective else set[str](), complete
         if found.model.network is None and "l2" not in found.model.model_fields_set:
             left_out.add("l2")
         if found.model.network is None and found.model.strength is None:

@@ -53,17 +53,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class SiloTrials:
-    """Silos that train without a fold of their rows, by an agreement for every fold and every set of strengths.
+    """Silos that train without a fold of their rows, by an agreement for every fold and every set of strengths."""
 
-    Attributes:
-        setup: the agreement on columns.
-        file: the coordinator's settings.
-        federation: gives silos an agreement, and returns them.
-    """
-
-    setup: Setup
-    file: FederationFile
-    federation: Callable[[Setup], Federation]
+    setup: Setup  # the agreement on columns
+    file: FederationFile  # the coordinator's settings
+    federation: Callable[[Setup], Federation]  # gives silos an agreement, and returns them
 
     @property
     def folds(self) -> int:

@@ -109,42 +109,25 @@ EPSILON = float(np.finfo(np.float64).eps)
 
 
 class Claim(NamedTuple):
-    """One answer of a silo.
+    """One answer of a silo."""
 
-    Attributes:
-        x: where it was asked.
-        loss: f(x).
-        gradient: ∇f(x), where it has told it.
-        loose: how far off rounding may have put the loss.
-        slack: and, in norm, the gradient.
-        size: ‖∇f(x)‖.
-    """
-
-    x: Vector
-    loss: float
-    gradient: Vector | None
-    loose: float
-    slack: float
-    size: float
+    x: Vector  # where it was asked
+    loss: float  # f(x)
+    gradient: Vector | None  # ∇f(x), where it has told it
+    loose: float  # how far off rounding may have put the loss
+    slack: float  # and, in norm, the gradient
+    size: float  # ‖∇f(x)‖
 
 
 @dataclass(frozen=True)
 class LossAnchor:
-    """What a silo's loss without its regulariser is, whatever its rows are.
+    """What a silo's loss without its regulariser is, whatever its rows are."""
 
-    Attributes:
-        loss: h(0); `None` where it depends on the targets.
-        start: a bound on ‖∇h(0)‖.
-        slope: a bound on ‖∇h‖ everywhere.
-        bend: a bound on L_i − l2.
-        exact: whether h(0) is that, or at most that (of models that are each silo's own).
-    """
-
-    loss: float | None
-    start: float
-    slope: float
-    bend: float
-    exact: bool = True
+    loss: float | None  # h(0); `None` where it depends on the targets
+    start: float  # a bound on ‖∇h(0)‖
+    slope: float  # a bound on ‖∇h‖ everywhere
+    bend: float  # a bound on L_i − l2
+    exact: bool = True  # whether h(0) is that, or at most that (of models that are each silo's own)
 
     def off(self, distance: float, rest: float, loose: float) -> str | None:
         """Why h(x) cannot be `rest` at this distance from zero, where it may be off by `loose`."""
@@ -178,25 +161,15 @@ def anchors(facts: Facts, setup: Setup | None) -> list[LossAnchor | None]:
 
 @dataclass(frozen=True)
 class Shape:
-    """What is known of a silo's loss before the first round.
+    """What is known of a silo's loss before the first round."""
 
-    Attributes:
-        smoothness: L, as the silo has said.
-        strong_convexity: μ, likewise.
-        samples: n, likewise.
-        dimension: d.
-        epsilon: of the model's number format.
-        l2: the regulariser of a linear model, whose loss is not negative; `None` for any other convex loss.
-        anchor: what the loss is whatever the rows are.
-    """
-
-    smoothness: float
-    strong_convexity: float
-    samples: int
-    dimension: int
-    epsilon: float
-    l2: float | None
-    anchor: LossAnchor | None = None
+    smoothness: float  # L, as the silo has said
+    strong_convexity: float  # μ, likewise
+    samples: int  # n, likewise
+    dimension: int  # d
+    epsilon: float  # of the model's number format
+    l2: float | None  # the regulariser of a linear model, whose loss is not negative; `None` for any other convex loss
+    anchor: LossAnchor | None = None  # what the loss is whatever the rows are
 
     @property
     def steepness(self) -> float:
@@ -292,12 +265,9 @@ def _beside(there: Claim, error: float) -> str:
 
 
 class Consistency:
-    """One silo's last answers over all samples.
+    """One silo's last answers over all samples, beside its loss at an arbitrary point, told with the agreement.
 
-    Args:
-        shape: what it has said about its loss.
-        probe: the loss at an arbitrary point that it has told with that.
-        kept: how many answers of either sort, with a gradient and without, a new one is compared with.
+    A new answer is compared with `kept` of either sort, with a gradient and without.
     """
 
     def __init__(self, shape: Shape, probe: Claim, kept: int = KEPT) -> None:
@@ -483,10 +453,7 @@ def _absurd_beside_others(facts: Facts, outlier: float) -> Verdicts:
 class Judge:
     """Compares every answer with what the members of a segment have said so far.
 
-    Args:
-        facts: what they said when the agreement was made.
-        setup: the agreement.
-        outlier: how many times larger than the others' an answer may be.
+    An answer may be `outlier` times larger than the others'.
     """
 
     def __init__(self, facts: Facts, setup: Setup | None, outlier: float) -> None:

@@ -27,7 +27,7 @@ from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, Unu
 from scaffpd.deploy.byzantine import FEWEST, absurd_facts, influence_shares
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.membership import STRIKES, Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
-from scaffpd.deploy.messages import SPENT, Failure, Message, Transport
+from scaffpd.deploy.messages import SPENT, Failure, Transport
 from scaffpd.deploy.remote import Remote, RemoteChannel
 from scaffpd.deploy.session import Session, SiloRequest, answered
 from scaffpd.errors import InputError
@@ -37,7 +37,7 @@ from scaffpd.federation.questions import JoiningScores, Scores
 from scaffpd.gains import of_silos
 from scaffpd.history import Checkpoint, series
 from scaffpd.objectives import Average, ChiSquare
-from scaffpd.trackers import RunLog
+from scaffpd.system import RunLog
 from scaffpd.training import Result, RoundInfo, Status, train
 
 PAUSED, FAILED = "paused", "failed"
@@ -388,7 +388,7 @@ class Coordination:
         """Write the result, and say how the run ended."""
         remote.membership.ending = True
         spent = self._spent(remote) if self.file.privacy else {}
-        self.folder.write_clients(self._rows(segment, remote, result, spent))
+        self.folder.write_table("clients.csv", self._rows(segment, remote, result, spent))
         self.folder.write_rounds(self.file.silos)
         self.folder.write_model(result.x, setup)
         joining = self._joining(segment.members, setup, result) if self.file.joining else ""
@@ -408,17 +408,13 @@ class Coordination:
             replies = self.session.exchange(SiloRequest.of(question), members, self.policy.timeout)
         except (Lost, Paused, Quarantined, Unanswered, Refusal) as trouble:
             return f" What joining brings was not measured: {trouble}"
-        told, refused = {}, []
-        for name in members:
-            reply, wanted = replies[name], question.shapes(0) | {"scalars": (2,)}
-            usable = answered(reply) and all(
-                part in reply.arrays and reply.arrays[part].shape == shape and np.isfinite(reply.arrays[part]).all()
-                for part, shape in wanted.items()
-            )
-            if isinstance(reply, Message) and usable:
-                told[name] = reply.arrays
-            else:
-                refused.append(name)
+        wanted = question.shapes(0) | {"scalars": (2,)}
+        arrays = {name: reply.arrays for name, reply in replies.items() if answered(reply)}
+        told = {
+            name: own for name, own in arrays.items()
+            if {part: own[part].shape for part in own.keys() & wanted if np.isfinite(own[part]).all()} == wanted
+        }  # fmt: skip
+        refused = [name for name in members if name not in told]
         if not told:
             return " What joining brings was not measured: no silo tells its scores (limits.joining in its file)."
         found = of_silos(told, "accuracy" if setup.schema["labels"] else "rmse", kappa)

@@ -30,8 +30,8 @@ from scaffpd.deploy.membership import QUARANTINED, SiloEvent
 from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
-from scaffpd.system import atomic_write, csv_text, lock_folder, make_folder, write_file
-from scaffpd.trackers import RunLog, prometheus
+from scaffpd.system import RunLog, atomic_write, csv_text, lock_folder, make_folder, write_file
+from scaffpd.trackers import prometheus
 
 MODEL = "deployed"  # what the tables call the one model of a deployed run
 GLANCE = 2.0  # seconds to wait for a lock that somebody may hold for a moment, to see whether it is free
@@ -129,21 +129,22 @@ class DeployedRun:
 
     def reached(self, segment: Segment) -> tuple[Array | None, int]:
         """Return x and the number of rounds that a part has reached."""
+        arrays, _ = self._state(segment)
+        return (arrays["state.x"], int(arrays["state.rounds"])) if arrays else (self.start(segment), 0)
+
+    def _state(self, segment: Segment) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return the arrays and the notes of a part's checkpoint; none where there is no checkpoint yet."""
         path = self.checkpoint(segment)
-        if not path.exists():
-            return self.start(segment), 0
-        arrays, _ = disk.read(path)
-        return arrays["state.x"], int(arrays["state.rounds"])
+        return disk.read(path) if path.exists() else ({}, {})
 
     def foreign(self, segment: Segment) -> bool:
         """Whether another minor version has written a part's state, which may differ from ours."""
-        path = self.checkpoint(segment)
-        return path.exists() and disk.read(path)[1].get("version") != disk.series()
+        arrays, about = self._state(segment)
+        return bool(arrays) and about.get("version") != disk.series()
 
     def stood_in(self, segment: Segment) -> bool:
         """Whether a lower bound has stood in for an absent silo in a part."""
-        path = self.checkpoint(segment)
-        return path.exists() and bool(np.any(disk.read(path)[0].get("history.absent", 0)))
+        return bool(np.any(self._state(segment)[0].get("history.absent", 0)))
 
     def progress(self, line: Mapping[str, Any]) -> None:
         """Append a line for whoever watches."""
@@ -196,10 +197,9 @@ class DeployedRun:
         columns = ["model", "segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
         rows: list[dict[str, Any]] = []
         for segment in self.segments():
-            if self.checkpoint(segment).exists():
-                arrays, about = disk.read(self.checkpoint(segment))
-                history = History.unpack(about["names"], arrays)
-                table = history.table()
+            arrays, about = self._state(segment)
+            if arrays:
+                table = History.unpack(about["names"], arrays).table()
                 for k, number in enumerate(table["round"]):
                     cells = {name: table[name][k] for name in columns if name in table}
                     rows.append(cells | {"model": MODEL, "segment": segment.number, "round": number + segment.before})
@@ -208,10 +208,6 @@ class DeployedRun:
     def write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a table of the result."""
         write_file(self.path / name, csv_text(rows))
-
-    def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the table of silos."""
-        write_file(self.path / "clients.csv", csv_text(rows))
 
     def write_model(self, x: Array, setup: Setup) -> None:
         """Write the parameters, with what they expect of a row."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,30 +25,18 @@ from scaffpd.data.heart_disease import COLUMNS, HOSPITALS, read
 from scaffpd.data.silos import Client
 from scaffpd.deploy.coordinate import FAILED, Outcome, finished
 from scaffpd.deploy.deployed_run import DeployedRun
-from scaffpd.deploy.supervise import SupervisedJob, ended_before, supervise
+from scaffpd.deploy.processes import LocalEngine
+from scaffpd.deploy.supervise import ended_before, supervise
 from scaffpd.errors import InputError, not_installed, unknown
 
 ENGINES = {"flare": "FlareEngine", "flower": "FlowerEngine"}
 
 
-class Engine(SupervisedJob, Protocol):
-    """A server, and a process (tree) for every silo, on loopback."""
-
-    def start(self) -> None:
-        """Bring everything up and wait until all silos are connected."""
-
-    def logs(self) -> dict[str, Path]:
-        """Return the log file of every process."""
-
-    def stop(self) -> None:
-        """Take everything down, whatever state it is in."""
-
-
-def engine_named(kind: str, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> Engine:
+def engine_named(kind: str, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> LocalEngine:
     """Return an engine by its name, or refuse where it is not installed."""
     if kind not in ENGINES:
         raise unknown("engine", kind, ENGINES)
-    made: Engine = getattr(engine_module(kind, "local"), ENGINES[kind])(federation, silos, work, tls)
+    made: LocalEngine = getattr(engine_module(kind, "local"), ENGINES[kind])(federation, silos, work, tls)
     return made
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scaffpd.config.federation import PAUSE, FaultPolicy
 from scaffpd.deploy.messages import Failure, Message, plain
@@ -74,37 +74,24 @@ def accuse(verdicts: Mapping[str, str], number: int, record: Callable[[SiloEvent
 STRIKES = 3  # answers that cannot be used, failures or refusals, after which a silo is not asked again
 
 
+@dataclass
 class Membership:
-    """The members of a segment, which of them are absent, and for how many rounds they have not answered.
+    """The members of a segment, which of them are absent, and for how many rounds they have not answered."""
 
-    Args:
-        session: with all silos.
-        members: whose losses make up the objective.
-        policy: what to do about the absent.
-        record: takes every event.
-        dropped: silos that are no members, and would be if they were back.
-        absences: how often each silo went away so far.
-        strikes: how often its answer could not be used, or was a refusal.
-    """
+    session: Session  # with all silos
+    members: Sequence[str]  # whose losses make up the objective
+    policy: FaultPolicy  # what to do about the absent
+    record: Callable[[SiloEvent], None]  # takes every event
+    dropped: Sequence[str] = ()  # silos that are no members, and would be if they were back
+    absences: Counter[str] = field(default_factory=Counter)  # how often each silo went away so far
+    strikes: Counter[str] = field(default_factory=Counter)  # how often its answer could not be used, or was a refusal
+    absent: set[str] = field(default_factory=set)
+    round: int = 0
+    ending: bool = False  # whether nothing depends on the answers any more but the last tables
+    _welcomed: set[str] = field(default_factory=set)
 
-    def __init__(
-        self,
-        session: Session,
-        members: Sequence[str],
-        policy: FaultPolicy,
-        record: Callable[[SiloEvent], None],
-        dropped: Sequence[str] = (),
-        absences: Counter[str] | None = None,
-        strikes: Counter[str] | None = None,
-    ) -> None:
-        self.session, self.members, self.policy, self.record = session, tuple(members), policy, record
-        self.absent: set[str] = set()
-        self.age = dict.fromkeys([*members, *dropped], 0)
-        self.round = 0
-        self.ending = False  # whether nothing depends on the answers any more but the last tables
-        self._dropped, self._welcomed = tuple(dropped), set[str]()
-        self._absences: Counter[str] = Counter() if absences is None else absences
-        self._strikes: Counter[str] = Counter() if strikes is None else strikes
+    def __post_init__(self) -> None:
+        self.age = dict.fromkeys([*self.members, *self.dropped], 0)
 
     @property
     def present(self) -> list[str]:
@@ -145,8 +132,8 @@ class Membership:
     def leave(self, name: str, what: str, reason: str, failed: bool = False) -> None:
         """Count a silo as absent, and write down why; one that fails at every question is not asked for ever."""
         self.absent.add(name)
-        self._absences[name] += 1
-        self._strikes[name] += failed or what != "absent"
+        self.absences[name] += 1
+        self.strikes[name] += failed or what != "absent"
         words = plain(reason).rstrip(".")
         self.record(SiloEvent(self.round, name, what, f"Silo {name!r} does not take part: {words}."))
 
@@ -158,7 +145,7 @@ class Membership:
     def finish_round(self, number: int) -> None:
         """A round is made: the absent grow older, are asked whether they are back, or have been away too long."""
         self.round = number
-        away = {*self.absent, *self._dropped}
+        away = {*self.absent, *self.dropped}
         self.age = {name: age + 1 if name in away else 0 for name, age in self.age.items()}
         if any(self._due(name) for name in away) and (back := self.welcome()):
             raise Returned(back)
@@ -171,7 +158,7 @@ class Membership:
     def _due(self, name: str) -> bool:
         """Whether to ask if it is back: at ages that are powers of two, the first of them later every time."""
         age = self.age[name]
-        return age & (age - 1) == 0 and age >= 2 ** (self._absences[name] - 1) and self._strikes[name] < self._patience
+        return age & (age - 1) == 0 and age >= 2 ** (self.absences[name] - 1) and self.strikes[name] < self._patience
 
     @property
     def _patience(self) -> int:
@@ -183,14 +170,12 @@ class Membership:
     def welcome(self) -> list[str]:
         """The absent and dropped who are back; those whose answers could not be used again and again are not."""
         replies = self.session.greet(self.policy.probe, self.present)
-        away = {*self.absent, *self._dropped}
-        back = [
-            n for n, reply in replies.items() if n in away and answered(reply) and self._strikes[n] < self._patience
-        ]
+        away = {*self.absent, *self.dropped}
+        back = [n for n, reply in replies.items() if n in away and answered(reply) and self.strikes[n] < self._patience]
         for name in back:
             if name in self._welcomed:
                 continue
-            self._welcomed |= {name} & set(self._dropped)
+            self._welcomed |= {name} & set(self.dropped)
             self.absent.discard(name)
             self.record(SiloEvent(self.round, name, "back", f"Silo {name!r} is back."))
         return back

@@ -4,9 +4,9 @@ A message has a kind, JSON values and plain arrays; nothing in it can execute. I
 length, a JSON table of names, types and places, then the raw numbers), which a reader checks as a whole before it looks
 at a single number. Kind and values travel as one more array, of UTF-8 bytes.
 
-A vector that a site has is not sent again. Vectors are values, never changed in place; so the coordinator gives every
-tensor that it sends a name, once, and both sides remember the last `REMEMBERED` vectors that a question used. The
-coordinator only guesses what a site still has; a site that was restarted answers which vectors it lacks, and gets them.
+A vector that a site has is not sent again. Its name is the session's with a digest of its contents, and both sides
+remember the last `REMEMBERED` vectors that a question used. The coordinator only guesses what a site still has; a site
+that was restarted answers which vectors it lacks, and gets them.
 
 An engine brings a `Transport`, which carries bytes to sites and back. Everything else is the same for every engine.
 
@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
@@ -159,25 +157,6 @@ class MissingVectors(Exception):
         self.names = tuple(names)
 
 
-class TensorNames:
-    """Names for tensors, by identity; those of another coordinator, or of an earlier one, are never the same."""
-
-    def __init__(self) -> None:
-        self._prefix, self._count = secrets.token_hex(8), 0
-        self._known: dict[int, tuple[weakref.ref[Tensor], str]] = {}
-
-    def __call__(self, tensor: Tensor) -> str:
-        """The tensor's name."""
-        key = id(tensor)
-        known = self._known.get(key)
-        if known is not None and known[0]() is tensor:
-            return known[1]
-        self._count += 1
-        name = f"{self._prefix}-{self._count}"
-        self._known[key] = weakref.ref(tensor, lambda _: self._known.pop(key, None)), name
-        return name
-
-
 class VectorCache:
     """The vectors that were used last; the coordinator has one for every site, without the vectors."""
 
@@ -216,19 +195,11 @@ class VectorCache:
 
 @dataclass(frozen=True)
 class Failure:
-    """No reply from a site.
+    """No reply from a site."""
 
-    Attributes:
-        reason: what happened, in words.
-        gone: whether the engine knows that the site is not there any more (and not just slow).
-        garbage: whether there was a reply, and it could not be used.
-        failed: whether the silo says that it could not work the question out.
-    """
-
-    reason: str
-    gone: bool = False
-    garbage: bool = False
-    failed: bool = False
+    reason: str  # what happened, in words
+    garbage: bool = False  # whether there was a reply, and it could not be used
+    failed: bool = False  # whether the silo says that it could not work the question out
 
 
 class Transport(Protocol):
@@ -336,11 +307,11 @@ class WrittenQuestion(NamedTuple):
     names: Mapping[str, str]
     arrays: Mapping[str, Array]
 
-    def read(self, kind: type[Question], point: Callable[[str], GradientsAt]) -> Question:
+    def read(self, kind: Any, point: Callable[[str], GradientsAt]) -> Any:
         """Read what `question_parts` wrote; `point` has the points that clients have answered at, by their roles."""
         if kind is GradientsAt:
             return point("x")
-        hints = _hints(kind)  # type: ignore[arg-type]
+        hints = _hints(kind)
         return kind(**{item.name: self._field(item, hints[item.name], point) for item in fields(kind)})
 
     def _field(self, item: Field[Any], hint: Any, point: Callable[[str], GradientsAt]) -> Any:
@@ -353,8 +324,7 @@ class WrittenQuestion(NamedTuple):
         if hint is Weighing:
             return self.weighing()
         if hint is ProximalPlan:
-            limit, steepest = int(number(self.values, "limit")), number(self.values, "steepest")
-            return ProximalPlan(number(self.values, "pull"), self.vector("metric"), limit, steepest)
+            return self.read(hint, point)
         if "matrix" in item.metadata:
             return self._matrix(name)
         if Tensor in kinds:
@@ -434,5 +404,5 @@ class InProcess:
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
         """One after another; they always answer."""
-        gone = Failure("there is no such site", gone=True)
+        gone = Failure("there is no such site")
         return {s: self.silos[s].answer(asked) if s in self.silos else gone for s, asked in questions.items()}

@@ -17,10 +17,13 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import psutil
+
+from scaffpd.errors import InputError
 
 MARK = "SCAFFPD_ENGINE_PART"
 
@@ -90,6 +93,63 @@ class Processes:
             for started in self.started.pop(name, []):
                 started.kill()  # if it should have lost its mark
                 started.wait()
+
+
+class SupervisedJob(Protocol):
+    """An engine on this machine, or a job in production."""
+
+    def submit(self) -> None:
+        """Hand in the job, or hand it in again."""
+
+    def running(self) -> bool:
+        """Tell whether the job that was handed in last is still going."""
+
+    def abort(self) -> None:
+        """End the job and leave the processes up."""
+
+    def connected(self) -> set[str]:
+        """Return the sites that the server sees now."""
+
+    def outside(self) -> set[str]:
+        """Return those of them that have no part in the running job, and can get one only by starting it again."""
+
+
+class LocalEngine(SupervisedJob):
+    """A server, and a process (tree) for every silo, on loopback, by federation.toml and every silo.toml.
+
+    Engines write into `work`. Each of their parts, the server, the silos and what else there is, has a log.
+    """
+
+    parts: Sequence[str]
+
+    def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path) -> None:
+        self.federation, self.work, self.processes = federation.resolve(), work.resolve(), Processes()
+        self.silos = {name: path.resolve() for name, path in silos.items()}
+
+    def start(self) -> None:
+        """Bring everything up and wait until all silos are connected."""
+
+    def stop(self) -> None:
+        """Take everything down, whatever state it is in; nothing is lost, since every round has its checkpoint."""
+        self.processes.kill()
+
+    def log(self, part: str) -> Path:
+        """Return the log file of a part."""
+        return self.work / f"{part}.log"
+
+    def logs(self) -> dict[str, Path]:
+        """Return the log file of every part."""
+        return {part: self.log(part) for part in self.parts}
+
+    def wait(self, done: Callable[[], bool], sentence: str, seconds: float) -> None:
+        """Wait until something is true, or refuse with a sentence and the log that says why."""
+        end = time.monotonic() + seconds
+        while not done():
+            if dead := [part for part in self.processes.started if not self.processes.alive(part)]:
+                raise InputError(f"{sentence}: {dead[0]} has ended at once, see {self.log(dead[0])}.")
+            if time.monotonic() > end:
+                raise InputError(f"{sentence} within {seconds:g} seconds: see the logs in {self.work}.")
+            time.sleep(0.2)
 
 
 def free_ports(count: int) -> list[int]:

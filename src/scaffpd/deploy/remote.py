@@ -46,24 +46,16 @@ Rows = dict[int, Parts]
 
 
 class RemoteChannel:
-    """Where silos are; a `Channel`.
-
-    Args:
-        membership: the members and how they are reached.
-        facts: what they said when the agreement was made.
-
-    Attributes:
-        stood_in: whether anything has stood in for an absent silo so far.
-    """
+    """Where silos are; a `Channel`."""
 
     work, keeps, here = float("inf"), True, False
     account: Any = None
 
     def __init__(self, membership: Membership, facts: Facts) -> None:
-        self.membership, self.facts, self.names = membership, facts, membership.members
+        self.membership, self.facts, self.names = membership, facts, tuple(membership.members)
         self.like = torch.from_numpy(np.array(facts.start))
         self.judge = Judge(facts, membership.session.setup, membership.policy.outlier)
-        self.stood_in = False
+        self.stood_in = False  # whether anything has stood in for an absent silo so far
         self._last: dict[int, tuple[Tensor, Parts]] = {}  # where a silo gave its last gradient, and what it said
         self._scores: dict[tuple[int, str], NDArray[np.float64]] = {}
         self._losses: dict[int, float] = {}  # the last ones over all samples

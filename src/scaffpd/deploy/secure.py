@@ -41,7 +41,7 @@ from scaffpd.masking.terms import LARGEST, SMALLEST
 from scaffpd.privacy.mechanism import Clip
 from scaffpd.privacy.oracle import SharedSum
 from scaffpd.secure import SecureSums
-from scaffpd.secure.parties import MaskedReply, SumRequest
+from scaffpd.secure.parties import MaskedReply, SumRequest, Weighting
 from scaffpd.tabular.agree import width
 
 Checks = Callable[[Mapping[str, Message]], Mapping[str, str]]
@@ -55,12 +55,12 @@ CHANGES = "is of another size when the same is asked again (masks)"
 class SiloParties:
     """Silos that mask what they send.
 
-    Args:
-        ask: puts a question to silos, and returns the answers that are there and pass the checks.
+    `ask` puts a question to silos, and returns the answers that are there and pass the checks; `leave` raises what goes
+    on without a silo, where the run may.
     """
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, ask: Ask, leave: Callable[[str, str], NoReturn] | None = None) -> None:
+        self._ask, self._leave = ask, leave
 
     def _read(self, request: SiloRequest, names: Sequence[str], read: Callable[[str, Message], Any]) -> dict[str, Any]:
         """Put a question, and return what `read` makes of every answer; one that it refuses is no answer.
@@ -104,6 +104,14 @@ class SiloParties:
 
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Ask for everybody's masked vector, or its size. Everybody is told the same, all weights included."""
+        replies = self._masked(wanted, length)
+        for name, reply in replies.items():
+            if isinstance(reply, InputError):
+                self.declined(name, reply, wanted)
+        return replies
+
+    def _masked(self, wanted: SumRequest, length: int) -> dict[str, Any]:
+        """Return what everybody answers; an error where a silo declines."""
         about: SiloRequest = wanted.held
         terms, numbers = wanted.weights.terms, wanted.numbers
         values = {
@@ -111,18 +119,16 @@ class SiloParties:
             "weights": wanted.weights.values.tolist(), "numbers": None if numbers is None else numbers.values(),
         }  # fmt: skip
         request = SiloRequest(messages.MASKED, values, about.vectors, {}, about.arrays)
-        replies = self._read(request, terms.names, lambda _, reply: _masked(reply, length, numbers))
-        for name, reply in replies.items():
-            if isinstance(reply, InputError):
-                self.declined(name, reply, wanted)
-        return replies
+        return self._read(request, terms.names, lambda _, reply: _masked(reply, length, numbers))
 
     def declined(self, name: str, why: InputError, wanted: SumRequest) -> None:
         """End a sum that a silo does not want to be in."""
         raise type(why)(f"Silo {name!r} declines: {why}")
 
     def disputed(self, name: str, why: str, members: int) -> None:
-        """End a sum in which one silo alone does not take another's card."""
+        """Go on without a silo that alone does not take a card which others take, or end the sum."""
+        if self._leave is not None and members > WITNESSES:
+            self._leave(name, why)
         raise InputError(f"Silo {name!r} says that {why}")
 
 
@@ -144,16 +150,6 @@ Totals = dict[str, Mapping[str, Array]]
 ATTEMPTS, EXACT = 5, 1e-15
 
 
-class EarlyParties(SiloParties):
-    """Silos that mask their sums over columns before a run that may go on without one that does not go along."""
-
-    def disputed(self, name: str, why: str, members: int) -> None:
-        """Go on without a silo that alone does not take a card which others take."""
-        if members > WITNESSES:
-            raise Unusable(name, why)
-        super().disputed(name, why, members)
-
-
 def secure_totals(
     ask: Callable[[SiloRequest], dict[str, Message]], members: Sequence[str], file: FederationFile
 ) -> Callable[[SiloRequest], Totals]:
@@ -162,10 +158,13 @@ def secure_totals(
     def checked(request: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
         replies = ask(request)
         for name, why in check(replies).items():
-            raise Unusable(name, why)
+            unusable(name, why)
         return replies
 
-    parties = (SiloParties if file.policy.missing == PAUSE else EarlyParties)(checked)
+    def unusable(name: str, why: str) -> NoReturn:
+        raise Unusable(name, why)
+
+    parties = SiloParties(checked, None if file.policy.missing == PAUSE else unusable)
     parties.meet(members)
     sums = SecureSums(parties, file.secure.get("colluding"), lambda exchanges, up, down: None)
 
@@ -194,7 +193,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
     keeps = False
 
     def __init__(self, membership: Membership, facts: Facts) -> None:
-        SiloParties.__init__(self, self.put)
+        SiloParties.__init__(self, self.put, None if membership.policy.missing == PAUSE else self._without)
         RemoteChannel.__init__(self, membership, facts)
         self._sizes: tuple[Any, dict[str, int]] = (None, {})  # of the vectors that were asked for last
         self._masses: list[tuple[SiloRequest, FixedPoint, Any]] = []  # answers about thresholds, the last ones
@@ -301,23 +300,13 @@ class MaskedRemote(SiloParties, RemoteChannel):
 
     # --- sums that do not come about, where the run may go on without a silo
 
-    @property
-    def _drops(self) -> bool:
-        return self.membership.policy.missing != PAUSE
-
     def declined(self, name: str, why: InputError, wanted: SumRequest) -> None:
         """Go on without a silo that declines although it has no more weight than others; else the sum is to blame."""
         weights = np.abs(wanted.weights.normalised)
         usual = weights[wanted.weights.terms.names.index(name)] <= 1 / len(weights)
-        if self._drops and usual and not isinstance(why, ExposedError):
-            self._without(name, f"it declines a sum: {why}")
+        if self._leave is not None and usual and not isinstance(why, ExposedError):
+            self._leave(name, f"it declines a sum: {why}")
         super().declined(name, why, wanted)
-
-    def disputed(self, name: str, why: str, members: int) -> None:
-        """Go on without a silo that alone does not take a card which all others take."""
-        if self._drops and members > WITNESSES:
-            self._without(name, why)
-        super().disputed(name, why, members)
 
     def _without(self, name: str, why: str) -> NoReturn:
         self.membership.leave(name, "refused", why)
@@ -339,17 +328,12 @@ class MaskedRemote(SiloParties, RemoteChannel):
     def _adds_up(self, names: Sequence[str]) -> bool:
         """Whether masked ones of these silos add up."""
         numbers, terms = FixedPoint.finest(len(names), 0), Terms.usual(tuple(names), None)
-        values = {
-            "about": messages.DRILL, "once": token_hex(16), "names": list(names), "colluding": terms.colluding,
-            "weights": [1.0] * len(names), "numbers": numbers.values(),
-        }  # fmt: skip
-        request = SiloRequest(messages.MASKED, values)
-        replies = self._read(request, names, lambda _, reply: _masked(reply, messages.DRILLED, numbers))
-        total: Any = np.zeros(1, dtype=np.uint64)
-        for reply in replies.values():
-            if not isinstance(reply, MaskedReply):
-                return False
-            total = total + reply.vector
+        about = SiloRequest(messages.DRILL, {"once": token_hex(16)})
+        wanted = SumRequest(about, Weighting(terms, np.ones(len(names))), numbers)
+        replies = [*self._masked(wanted, messages.DRILLED).values()]
+        if not all(isinstance(reply, MaskedReply) for reply in replies):
+            return False
+        total = np.sum([reply.vector for reply in replies], axis=0, dtype=np.uint64)
         return bool(np.all(numbers.decode(total) == len(names)))
 
     def _with_masses(self, about: SiloRequest) -> SiloRequest:
@@ -360,13 +344,14 @@ class MaskedRemote(SiloParties, RemoteChannel):
             return about
         nu = about.values["weighing"]["levels"][0]
         above = [
-            (min((level for level in _levels(asked) if level >= nu), default=np.inf), k)
+            (min((level for level in asked.values["weighing"]["levels"] if level >= nu), default=np.inf), k)
             for k, (asked, _, _) in enumerate(self._masses) if _same_weighing(asked, about)
         ]  # fmt: skip
         if not above:
             return about
         asked, numbers, rows = self._masses[min(above)[1]]
-        values = {**about.values, "seen": {"levels": _levels(asked), "numbers": numbers.values()}}
+        seen = {"levels": asked.values["weighing"]["levels"], "numbers": numbers.values()}
+        values = {**about.values, "seen": seen}
         return replace(about, values=values, arrays={**about.arrays, "seen": rows})
 
 
@@ -375,12 +360,6 @@ class SiloVectors(Vectors):
     """Vectors that stay at their silos; `about` is the question that each would answer."""
 
     about: SiloRequest = field(kw_only=True)
-
-
-def _levels(asked: SiloRequest) -> list[float]:
-    """The thresholds of a question."""
-    levels: list[float] = asked.values["weighing"]["levels"]
-    return levels
 
 
 def _same_weighing(asked: SiloRequest, about: SiloRequest) -> bool:

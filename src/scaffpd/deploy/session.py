@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -17,11 +18,11 @@ from scaffpd.deploy.messages import (
     Array,
     Failure,
     Message,
-    TensorNames,
     Transport,
     VectorCache,
     WireError,
     decode,
+    digest,
     encode,
     plain,
     question_parts,
@@ -35,21 +36,14 @@ LARGEST_REPLY = 64 * 2**20  # bytes before training: descriptions of columns and
 
 @dataclass(frozen=True)
 class SiloRequest:
-    """A question to several silos at once.
+    """A question to several silos at once."""
 
-    Attributes:
-        kind: see `Question` and `messages`.
-        values: the same for everybody.
-        vectors: by their role; sent to those who lack them.
-        own: further vectors, of one silo each, always sent.
-        arrays: matrices, always sent.
-    """
-
-    kind: str
-    values: Mapping[str, Any] = field(default_factory=dict)
-    vectors: Mapping[str, Tensor] = field(default_factory=dict)
+    kind: str  # see `Question` and `messages`
+    values: Mapping[str, Any] = field(default_factory=dict)  # the same for everybody
+    vectors: Mapping[str, Tensor] = field(default_factory=dict)  # by their role; sent to those who lack them
+    # further vectors, of one silo each, always sent
     own: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    arrays: Mapping[str, Array] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)  # matrices, always sent
 
     @classmethod
     def of(cls, question: Question, own: Mapping[str, Mapping[str, Tensor]] | None = None) -> SiloRequest:
@@ -58,34 +52,31 @@ class SiloRequest:
         return cls(question.kind, values, vectors, own or {}, arrays)
 
 
+NamedVectors = dict[str, tuple[str, Array]]  # by their roles: a name and the numbers
+
+
 def answered(reply: Message | Failure) -> TypeGuard[Message]:
     """Whether it is an answer, and no refusal."""
     return isinstance(reply, Message) and reply.kind == "answer"
 
 
+@dataclass
 class Session:
-    """Silos by their names, over a transport that knows sites.
+    """Silos by their names, over a transport that knows sites."""
 
-    Attributes:
-        wire: every byte of every message so far, evaluation and set-up included.
-        barred: silos whose answers are ignored from now on.
-        setup: the agreement.
-        constants: what every silo said about its losses when it took the agreement, and how many rows it has.
-        spread: Σ ‖a‖² over the standardised rows of every silo, or of all silos, as sums over columns have it.
-        largest: the most bytes of a reply.
-        asks: what the run is, for silos to consent to.
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        self.transport, self.wire, self.largest = transport, Traffic(), LARGEST_REPLY
-        self.sites: dict[str, str] = {}
-        self.asks: dict[str, Any] = {}
-        self.barred: set[str] = set()
-        self.setup: Setup | None = None
-        self.constants: dict[str, Array] = {}
-        self.spread: dict[str, float] = {}
-        self._sent: dict[str, VectorCache] = {}
-        self._name = TensorNames()
+    transport: Transport
+    wire: Traffic = field(default_factory=Traffic)  # every byte of every message so far, evaluation and set-up included
+    largest: int = LARGEST_REPLY  # the most bytes of a reply
+    sites: dict[str, str] = field(default_factory=dict)
+    asks: Mapping[str, Any] = field(default_factory=dict)  # what the run is, for silos to consent to
+    barred: set[str] = field(default_factory=set)  # silos whose answers are ignored from now on
+    setup: Setup | None = None  # the agreement
+    # what every silo said about its losses when it took the agreement, and how many rows it has
+    constants: dict[str, Array] = field(default_factory=dict)
+    # Σ ‖a‖² over the standardised rows of every silo, or of all silos, as sums over columns have it
+    spread: dict[str, float] = field(default_factory=dict)
+    _sent: dict[str, VectorCache] = field(default_factory=dict)
+    _prefix: str = field(default_factory=partial(secrets.token_hex, 8))
 
     def greet(self, timeout: float, present: Sequence[str] = ()) -> Replies:
         """Ask every connected site that is none of `present` who it is, and remember who is where."""
@@ -136,33 +127,39 @@ class Session:
         if not sites:
             return {}
         number, encoded, out = secrets.token_hex(8), dict[tuple[str, ...], bytes](), {}
+        shared = self._named(request.vectors)
         for name, site in sites.items():
-            lacking = self._lacking(name, request)
-            key = (name,) if request.own.get(name) else ("", *lacking)
+            own = self._named(request.own.get(name, {}))
+            roles = shared | own
+            lacking = self._lacking(name, roles)
+            key = (name,) if own else ("", *lacking)
             if key not in encoded:
-                encoded[key] = encode(self._message(name, request, lacking, number))
+                encoded[key] = encode(self._message(request, roles, lacking, number))
             out[site] = encoded[key]
         self.wire.add(exchanges=1, down=sum(map(len, out.values())))
         carried = self.transport.ask(out, timeout)
         return {n: self._checked(n, carried.get(s, Failure("no answer")), number, anyone) for n, s in sites.items()}
 
-    def _lacking(self, name: str, request: SiloRequest) -> dict[str, Array]:
+    def _named(self, vectors: Mapping[str, Tensor]) -> NamedVectors:
+        """Name vectors by their contents; those of another coordinator, or of an earlier one, are never the same."""
+        arrays = {role: vector.detach().numpy() for role, vector in vectors.items()}
+        return {role: (f"{self._prefix}-{digest(array)}", array) for role, array in arrays.items()}
+
+    def _lacking(self, name: str, roles: NamedVectors) -> dict[str, Array]:
         """Return the vectors that this silo lacks, by their names."""
         cache, lacking = self._sent.setdefault(name, VectorCache()), {}
-        for tensor in (*request.vectors.values(), *request.own.get(name, {}).values()):
-            label = self._name(tensor)
+        for label, array in roles.values():
             if label not in cache:
-                lacking[label] = tensor.detach().numpy()
+                lacking[label] = array
             cache.use(label)
         return lacking
 
-    def _message(self, name: str, request: SiloRequest, lacking: Mapping[str, Array], number: str) -> Message:
-        roles = {**request.vectors, **request.own.get(name, {})}
+    def _message(self, request: SiloRequest, roles: NamedVectors, lacking: Mapping[str, Array], number: str) -> Message:
         values = {**request.values, "question": number}
         if self.asks and request.kind in ASKING:
             values["asks"] = self.asks
         if self.setup is not None and (roles or request.kind in ("start", SPENT, *QUESTIONS)):
-            values |= {"setup": self.setup.digest, "vectors": {role: self._name(v) for role, v in roles.items()}}
+            values |= {"setup": self.setup.digest, "vectors": {role: label for role, (label, _) in roles.items()}}
         return Message(request.kind, values, {**lacking, **request.arrays})
 
     def _checked(self, name: str, reply: bytes | Failure, number: str, anyone: bool) -> Message | Failure:

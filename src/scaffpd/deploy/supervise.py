@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import Outcome, finished
 from scaffpd.deploy.deployed_run import DeployedRun
+from scaffpd.deploy.processes import SupervisedJob
 from scaffpd.errors import InputError
-
-
-class SupervisedJob(Protocol):
-    """An engine on this machine, or a job in production."""
-
-    def submit(self) -> None:
-        """Hand in the job, or hand it in again."""
-
-    def running(self) -> bool:
-        """Tell whether the job that was handed in last is still going."""
-
-    def abort(self) -> None:
-        """End the job and leave the processes up."""
-
-    def connected(self) -> set[str]:
-        """Return the sites that the server sees now."""
-
-    def outside(self) -> set[str]:
-        """Return those of them that have no part in the running job, and can get one only by starting it again."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +26,7 @@ class RetryPolicy:
     settle: float = 30.0  # seconds that a job gets before it is ended on behalf of a site that is back
 
 
+@dataclass
 class Supervisor:
     """Keep a job going until its outcome is final.
 
@@ -52,36 +34,33 @@ class Supervisor:
     about what is done, `look` again and again meanwhile.
     """
 
-    def __init__(
-        self,
-        job: SupervisedJob,
-        folder: DeployedRun,
-        policy: RetryPolicy,
-        say: Callable[[str], object] = lambda sentence: None,
-        look: Callable[[], object] = lambda: None,
-    ) -> None:
-        self.job, self.policy, self.say, self.look = job, policy, say, look
-        self.final, self.rounds = folder.final, folder.seen
-        self._fruitless, self._seen = 0, -1
-        self._submitted, self._ending = -float("inf"), False
-        self._outside: dict[str, int] = {}
+    job: SupervisedJob
+    folder: DeployedRun
+    policy: RetryPolicy
+    say: Callable[[str], object]
+    look: Callable[[], object] = lambda: None
+    _fruitless: int = 0
+    _seen: int = -1
+    _submitted: float = -float("inf")
+    _ending: bool = False
+    _outside: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> None:
         """Return once the outcome is final; raise an `InputError` when there is no use in going on."""
         deadline = time.monotonic() + self.policy.seconds
-        while not self.final():
+        while not self.folder.final():
             self.look()
             if time.monotonic() > deadline:
                 raise InputError(f"The run is not over after {self.policy.seconds:g} seconds: resume it later.")
             if self.job.running():
                 self._watch()
-            elif not self.final():
+            elif not self.folder.final():
                 self._submit()
             time.sleep(self.policy.every)
 
     def _watch(self) -> None:
         """Start the job anew for a site that can take part again."""
-        done = self.rounds()
+        done = self.folder.seen()
         if self._ending or time.monotonic() - self._submitted < self.policy.settle or done <= self._seen:
             return
         # A job that is coming to its end has lost its sites already while it still counts as running. So a site is
@@ -94,9 +73,9 @@ class Supervisor:
 
     def _submit(self) -> None:
         self._wait_for_sites()
-        if self.final():
+        if self.folder.final():
             return
-        done = self.rounds()
+        done = self.folder.seen()
         self._fruitless = 0 if done > self._seen else self._fruitless + 1
         if self._fruitless >= self.policy.attempts:
             raise InputError(
@@ -124,11 +103,7 @@ class Supervisor:
 
 
 def supervise(
-    job: SupervisedJob,
-    file: FederationFile,
-    seconds: float = float("inf"),
-    say: Callable[[str], object] = lambda sentence: None,
-    look: Callable[[], object] = lambda: None,
+    job: SupervisedJob, file: FederationFile, seconds: float, say: Callable[[str], object], look: Callable[[], object]
 ) -> Outcome:
     """Keep the job of a federation going, by the federation's own policy, and return its outcome."""
     folder = DeployedRun(file.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -54,6 +55,11 @@ class Constants:
     noisy: bool = field(default=False, metadata={"transient": True})  # known before a run is resumed
     first_order: bool = field(default=False, metadata={"transient": True})
     corrects: bool = field(default=True, metadata={"transient": True})
+
+    def only(self, clients: list[int]) -> Constants:
+        """The same for some of the clients."""
+        names = ("smoothness", "strong_convexity", "steepest", "samples")
+        return replace(self, **{name: getattr(self, name)[clients] for name in names})
 
     def expected_smoothness(self, batch_size: int | None) -> Vector:
         """L_i + (max_j L_ij − L_i)/b: how steep the mean of b random samples is (all samples: L_i itself)."""
@@ -342,3 +348,24 @@ class Memory:
             raise InputError("Clients can only keep vectors that they have.")
         place = {client: k for k, client in enumerate(own)}
         return chosen, each[[place[i] for i in chosen]]
+
+
+BUCKETS = 32  # of a sketch
+
+
+class Sketch:
+    """Random sums of a vector's entries: distances of sketches are nearly those of vectors; `seed` is secret."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = secrets.randbits(64) if seed is None else seed
+        self._drawn: dict[int, tuple[NDArray[np.int64], Vector]] = {}
+
+    def __call__(self, vector: NDArray[Any]) -> Vector:
+        """Return the sketch of a vector; short vectors keep their distances exactly."""
+        own = np.asarray(vector, dtype=np.float64).ravel()
+        if len(own) not in self._drawn:
+            random = np.random.default_rng([self.seed, len(own)])
+            signs = np.where(random.integers(0, 2, len(own)) == 0, 1.0, -1.0)
+            self._drawn[len(own)] = random.permutation(len(own)) % BUCKETS, signs
+        places, signs = self._drawn[len(own)]
+        return np.bincount(places, signs * own, BUCKETS).astype(np.float64)

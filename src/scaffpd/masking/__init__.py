@@ -25,6 +25,7 @@ Nothing here knows of models or networks: bytes and arrays go in, bytes and arra
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -43,29 +44,23 @@ __all__ = ["Card", "FixedPoint", "Identity", "Incomplete", "Party", "Terms"]
 MOST_CARDS = 4096  # of clients that meet
 
 
+@dataclass
 class Party:
-    """One client.
+    """One client."""
 
-    Args:
-        identity: its keys.
-        pins: fingerprints of all others' keys, by their names; with any of them, every other card is refused.
-        authority: checks the signatures on cards; `None` where cards are not signed.
-        least: the smallest number of colluding clients that this client wants to be safe from.
-        roster: the clients that may take part; empty for anybody.
-    """
+    identity: Identity  # its keys
+    # fingerprints of all others' keys, by their names; with any of them, every other card is refused
+    pins: Mapping[str, str] = field(default_factory=dict)
+    authority: Authority | None = None  # checks the signatures on cards; `None` where cards are not signed
+    least: int = 1  # the smallest number of colluding clients that this client wants to be safe from
+    roster: Collection[str] = ()  # the clients that may take part; empty for anybody
+    _cards: dict[str, Card] = field(default_factory=dict, init=False)
+    _agreed: dict[str, bytes] = field(default_factory=dict, init=False)
 
-    def __init__(
-        self,
-        identity: Identity,
-        pins: Mapping[str, str] | None = None,
-        authority: Authority | None = None,
-        least: int = 1,
-        roster: Collection[str] = (),
-    ) -> None:
-        self.identity, self.name = identity, identity.name
-        self._pins, self._authority, self._least, self._roster = dict(pins or {}), authority, least, set(roster)
-        self._cards: dict[str, Card] = {}
-        self._agreed: dict[str, bytes] = {}
+    @property
+    def name(self) -> str:
+        """The client's name."""
+        return self.identity.name
 
     @property
     def known(self) -> Collection[str]:
@@ -90,15 +85,15 @@ class Party:
         """Refuse a card that is not the one that its name should have."""
         if self._cards.get(card.name, card).key != card.key:
             raise Accused(card.name, f"{card.name!r} shows another key than before.")
-        if self._roster and card.name not in self._roster:
+        if self.roster and card.name not in self.roster:
             raise Accused(card.name, f"{card.name!r} is not on the roster of {self.name!r}.")
-        if self._pins and card.name not in self._pins:
+        if self.pins and card.name not in self.pins:
             raise Accused(card.name, f"{self.name!r} has pins, and none for {card.name!r}: pin every other key.")
-        if self._pins.get(card.name, card.fingerprint) != card.fingerprint:
+        if self.pins.get(card.name, card.fingerprint) != card.fingerprint:
             raise Accused(card.name, f"The key of {card.name!r} is not the one that is pinned here.")
-        if self._authority is not None:
+        if self.authority is not None:
             try:
-                self._authority.check(card)
+                self.authority.check(card)
             except InputError as why:
                 raise Accused(card.name, str(why)) from None
 
@@ -109,9 +104,9 @@ class Party:
         """
         if self.name not in terms.names or numbers.clients < len(terms.names):
             raise InputError("This sum is not for this client, or its numbers are for fewer clients.")
-        if terms.colluding < self._least:
+        if terms.colluding < self.least:
             raise InputError(
-                f"This client takes part in sums that bear {self._least} colluding clients, not {terms.colluding}."
+                f"This client takes part in sums that bear {self.least} colluding clients, not {terms.colluding}."
             )
         total = numbers.encode(np.ravel(vector))
         salt = terms.digest + repr(numbers).encode() + asked

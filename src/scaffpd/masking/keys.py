@@ -38,21 +38,13 @@ from scaffpd.system import load_or_create
 
 @dataclass(frozen=True)
 class Card:
-    """What a client shows of itself.
+    """What a client shows of itself."""
 
-    Attributes:
-        name: the client.
-        key: its public key, 32 bytes.
-        once: the public key of its process, 32 bytes.
-        certificate: of the deployment, PEM; empty where there is none.
-        signature: of name and keys, with the certificate's own key.
-    """
-
-    name: str
-    key: bytes
-    once: bytes
-    certificate: bytes = b""
-    signature: bytes = b""
+    name: str  # the client
+    key: bytes  # its public key, 32 bytes
+    once: bytes  # the public key of its process, 32 bytes
+    certificate: bytes = b""  # of the deployment, PEM; empty where there is none
+    signature: bytes = b""  # of name and keys, with the certificate's own key
 
     @property
     def fingerprint(self) -> str:
@@ -116,13 +108,9 @@ class Authority:
 
 
 class Identity:
-    """A client's own long-term key, and the key of its process.
+    """A client's own long-term private key, and that of its process (`once`); new ones by default.
 
-    Args:
-        name: the client.
-        key: its private key; a new one by default.
-        certificate: of the deployment, with its private key (both PEM), to sign the card with.
-        once: the private key of its process; a new one by default.
+    With a certificate of the deployment and its private key, both PEM, the card is signed.
     """
 
     def __init__(

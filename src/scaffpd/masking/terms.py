@@ -43,15 +43,10 @@ class Forgotten(InputError):
 
 @dataclass(frozen=True)
 class Terms:
-    """Who takes part in a sum.
+    """Who takes part in a sum."""
 
-    Attributes:
-        names: the clients.
-        colluding: t, how many of them may show the server all that they know.
-    """
-
-    names: tuple[str, ...]
-    colluding: int
+    names: tuple[str, ...]  # the clients
+    colluding: int  # t, how many of them may show the server all that they know
 
     def __post_init__(self) -> None:
         n, t = len(self.names), self.colluding
@@ -108,17 +103,11 @@ class OutOfRange(InputError):
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """A number format.
+    """A number format."""
 
-    Attributes:
-        clients: N, how many terms a sum has.
-        exponent: of the clip, C = 2ᵉ.
-        bits: f.
-    """
-
-    clients: int
-    exponent: int
-    bits: int
+    clients: int  # N, how many terms a sum has
+    exponent: int  # of the clip, C = 2ᵉ
+    bits: int  # f
 
     def __post_init__(self) -> None:
         if self.clients < 1 or not SMALLEST <= self.exponent <= LARGEST or not -LARGEST <= self.bits <= 2 * LARGEST:

@@ -199,8 +199,8 @@ class Private:
             raise InputError(f"Private shares noise > 0 among more than colluding={self.colluding} clients.")
         clips = Clip.of(float(self.clip), z, most), Clip.of(float(self.loss_clip), z_L, most)
         sums, l2 = self._sums(inner, clips), float(self.model.l2)
-        public, shared = self._public(members), (self.colluding, self.together)
-        return PrivateOracle(inner, sums, clips, l2, public, members, account, *shared)
+        largest = self.together or max(m.samples for m in members)
+        return PrivateOracle(inner, sums, clips, l2, self._public(members), members, account, self.colluding, largest)
 
     @property
     def _open(self) -> bool:

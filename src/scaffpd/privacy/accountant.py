@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -125,13 +125,7 @@ def fresh(releases: Releases) -> Any:
 
 
 def solved(make: Callable[[float], Releases], target: float, delta: float) -> float:
-    """Find the smallest z for which the releases `make(z)` cost at most ε = `target`.
-
-    Args:
-        make: z → the releases; all noise in them is proportional to z.
-        target: ε.
-        delta: δ.
-    """
+    """Find the smallest z for which the releases `make(z)`, all noise in them proportional to z, cost ε ≤ `target`."""
     dp = accounting()
     unit = sum(n / release.noise**2 for release, n in make(1.0).items())
     if unit == 0:
@@ -167,39 +161,30 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class ReleaseEntry(NamedTuple):
-    """A question that a client answers.
+    """A question that a client answers."""
 
-    Attributes:
-        client: its number.
-        mark: of the question.
-        release: what kind of release it is.
-        times: how many of them; a longer plan of local steps contains the shorter one.
-    """
-
-    client: int
-    mark: bytes
-    release: Release
-    times: int = 1
+    client: int  # its number
+    mark: bytes  # of the question
+    release: Release  # what kind of release it is
+    times: int = 1  # how many of them; a longer plan of local steps contains the shorter one
 
 
+@dataclass
 class Account:
-    """What N clients have released.
+    """What N clients have released."""
 
-    Args:
-        names: the clients.
-        delta: δ.
-        budget: the largest ε that a client may spend; `None` counts and never refuses.
-        wider: an account of more than this one, which counts the same releases and has a budget of its own; `None`
-            where there is none. What either cannot afford, neither counts.
-    """
+    names: Sequence[str]  # the clients
+    delta: float  # δ
+    budget: float | None  # the largest ε that a client may spend; `None` counts and never refuses
+    # an account of more than this one, which counts the same releases and has a budget of its own. What either cannot
+    # afford, neither counts.
+    wider: Account | None = None
+    entries: dict[bytes, ReleaseEntry] = field(default_factory=dict, init=False)
 
-    def __init__(self, names: Sequence[str], delta: float, budget: float | None) -> None:
-        self.names, self.delta, self.budget = tuple(names), delta, budget
-        self.wider: Account | None = None
-        self.entries: dict[bytes, ReleaseEntry] = {}
-        self.releases: list[Counter[Release]] = [Counter() for _ in names]
-        self._fits: list[dict[Release, int]] = [{} for _ in names]
-        self._exceeds: list[dict[Release, int]] = [{} for _ in names]
+    def __post_init__(self) -> None:
+        self.releases: list[Counter[Release]] = [Counter() for _ in self.names]
+        self._fits: list[dict[Release, int]] = [{} for _ in self.names]
+        self._exceeds: list[dict[Release, int]] = [{} for _ in self.names]
 
     @property
     def total(self) -> int:
@@ -262,7 +247,7 @@ class Account:
 
     def spent(self) -> Spent:
         """Return what every client has spent."""
-        return Spent(self.names, np.array([epsilon(own, self.delta) for own in self.releases]), self.delta)
+        return Spent(tuple(self.names), np.array([epsilon(own, self.delta) for own in self.releases]), self.delta)
 
     def pack(self) -> Arrays:
         """Return every entry as arrays, for a checkpoint."""

@@ -41,14 +41,10 @@ TOGETHER = 2**22  # numbers in the gradients of single records that are held at 
 
 @dataclass(frozen=True)
 class Clip:
-    """How much of a record counts in a sum.
+    """How much of a record counts in a sum."""
 
-    Attributes:
-        most: C, or B.
-        bits: f; sums are counted in units of C/2ᶠ. `None` where there is no noise: sums are plain numbers.
-    """
-
-    most: float
+    most: float  # C, or B
+    # f; sums are counted in units of C/2ᶠ. `None` where there is no noise: sums are plain numbers
     bits: int | None = None
 
     @classmethod
@@ -84,21 +80,13 @@ class ClippedSums(Protocol):
 
 @dataclass(frozen=True)
 class LinearSums:
-    """Linear models: ∇ℓ_j = a_j ⊗ r_j has the norm ‖a_j‖‖r_j‖, so that clipping scales residuals.
+    """Linear models: ∇ℓ_j = a_j ⊗ r_j has the norm ‖a_j‖‖r_j‖, so that clipping scales residuals."""
 
-    Attributes:
-        rows: the samples, each with the weight 1.
-        whole: the same with ⌊2ᵃ a_j/‖a_j‖⌋ in the place of a_j, where sums are counted in units.
-        loss: ℓ.
-        outputs: k.
-        clips: of gradients and of losses.
-    """
-
-    rows: StackedSamples
-    whole: StackedSamples
-    loss: Loss
-    outputs: int
-    clips: tuple[Clip, Clip]
+    rows: StackedSamples  # the samples, each with the weight 1
+    whole: StackedSamples  # the same with ⌊2ᵃ a_j/‖a_j‖⌋ in the place of a_j, where sums are counted in units
+    loss: Loss  # ℓ
+    outputs: int  # k
+    clips: tuple[Clip, Clip]  # of gradients and of losses
 
     @classmethod
     def of(cls, oracle: LinearOracle, clips: tuple[Clip, Clip], radius: float | None) -> LinearSums:
@@ -153,14 +141,10 @@ class ModuleSums:
 
     Which records are computed together does not depend on the sample that is drawn: a network rounds differently in
     other company. So a sample costs as much as all records, but for pieces of which no record is drawn.
-
-    Attributes:
-        oracle: the network and its data.
-        clips: of gradients and of losses.
     """
 
-    oracle: ModuleOracle
-    clips: tuple[Clip, Clip]
+    oracle: ModuleOracle  # the network and its data
+    clips: tuple[Clip, Clip]  # of gradients and of losses
 
     def losses(self, x: Tensor, drawn: Tensor | None) -> Tensor:
         """Client by client."""

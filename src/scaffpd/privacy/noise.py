@@ -87,9 +87,7 @@ def digest(*parts: Any) -> bytes:
 class PrivateQuestion:
     """A question to one client: what is drawn to answer it.
 
-    Args:
-        key: K_i of the client.
-        content: the `digest` of everything that the answer depends on, besides the data.
+    `key` is K_i of the client, `content` the `digest` of everything that the answer depends on, besides the data.
     """
 
     def __init__(self, key: bytes, content: bytes) -> None:
@@ -135,13 +133,7 @@ def taken(words: Source, size: int, rate: float) -> NDArray[np.bool_]:
 
 
 def discrete_gaussians(words: Source, sigma: int, size: int) -> NDArray[np.int64]:
-    """Draw independent numbers of the discrete Gaussian N_ℤ(0, σ²), from these bits.
-
-    Args:
-        words: where the bits come from.
-        sigma: σ, a whole number from 1 to 2⁵⁰.
-        size: how many numbers.
-    """
+    """Draw independent numbers of the discrete Gaussian N_ℤ(0, σ²), from these bits; σ is from 1 to 2⁵⁰."""
     if not 1 <= sigma <= LARGEST_SIGMA:
         raise ValueError(f"A discrete Gaussian needs a whole sigma from 1 to {LARGEST_SIGMA}, got {sigma}.")
     k = bits_of(sigma)

@@ -28,15 +28,15 @@ which is no number that a computer could tell from zero: σ is above 2²⁰.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector, same_point
+from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, shift
 from scaffpd.privacy.accountant import Account, Release, ReleaseEntry
 from scaffpd.privacy.mechanism import SPARE, Clip, ClippedSums
@@ -48,8 +48,19 @@ SECOND_ORDER = (
 )
 
 
+def refusal(sentence: str) -> Any:
+    """Return a method that refuses with the sentence."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise InputError(sentence)
+
+    return refuse
+
+
 class PrivatePoint(StackedPoint):
     """What all clients have released at one x; sums, projections and norms are made of that."""
+
+    restriction = curvatures = diagonal = diagonals = refusal(SECOND_ORDER)
 
     def __init__(self, x: Tensor, losses: Tensor, gradients: Tensor, whole: bool) -> None:
         super().__init__(x, losses, gradients)
@@ -58,22 +69,6 @@ class PrivatePoint(StackedPoint):
     def norms(self) -> Tensor:
         """‖c_i‖² per client, noise included."""
         return self.gradients.square().sum(1)
-
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
-        """Refuse: second derivatives are not released."""
-        raise InputError(SECOND_ORDER)
-
-    def curvatures(self, V: Tensor) -> Tensor:
-        """Refuse: second derivatives are not released."""
-        raise InputError(SECOND_ORDER)
-
-    def diagonal(self, weights: Tensor) -> Tensor:
-        """Refuse: second derivatives are not released."""
-        raise InputError(SECOND_ORDER)
-
-    def diagonals(self) -> Tensor:
-        """Refuse: second derivatives are not released."""
-        raise InputError(SECOND_ORDER)
 
 
 NO_SMOOTHNESS = (
@@ -90,34 +85,21 @@ SHARED = (
 
 
 class SumTerms(NamedTuple):
-    """The sum that clients add to, some of them elsewhere.
+    """The sum that clients add to, some of them elsewhere."""
 
-    Attributes:
-        clients: n, of all of it.
-        scale: s, at least everybody's |w_j|/m_j.
-        about: who they are and which weights they have: another sum has other noise.
-    """
-
-    clients: int
-    scale: float
-    about: bytes
+    clients: int  # n, of all of it
+    scale: float  # s, at least everybody's |w_j|/m_j
+    about: bytes  # who they are and which weights they have: another sum has other noise
 
 
 class SharedSum(NamedTuple):
-    """A sum of vectors to which every client has added its share of the noise.
+    """A sum of vectors to which every client has added its share of the noise."""
 
-    Attributes:
-        parts: what every client adds, (n, d), whole numbers; only their sum may be seen. A handle on them, where
-            clients are elsewhere.
-        most: a public bound on them, a power of two: how large a part is must not be seen either.
-        unit: the size of a unit.
-        public: what is added to the sum, of public numbers.
-    """
-
+    # what every client adds, (n, d), whole numbers of which only the sum may be seen; a handle where they are elsewhere
     parts: Any
-    most: float
-    unit: float
-    public: Tensor
+    most: float  # a public bound on them, a power of two: how large a part is must not be seen either
+    unit: float  # the size of a unit
+    public: Tensor  # what is added to the sum, of public numbers
 
     def total(self, added: Tensor | None = None) -> Tensor:
         """Return the sum, from the clients' parts as somebody else has added them up, or as they are here."""
@@ -127,6 +109,8 @@ class SharedSum(NamedTuple):
 
 class SharedPoint(PrivatePoint):
     """Losses that clients have released at x, and gradients that leave them in sums with shared noise only."""
+
+    each = norms = project = refusal(SHARED)
 
     def __init__(self, x: Tensor, losses: Tensor, oracle: PrivateOracle) -> None:
         super().__init__(x, losses, x.new_empty(0), whole=True)
@@ -140,21 +124,11 @@ class SharedPoint(PrivatePoint):
         """Σ_i w_i c_i, added up as secure sums do it."""
         return self.shares(weights).total()
 
-    def each(self) -> Tensor:
-        """Refuse: no client's own gradient is released."""
-        raise InputError(SHARED)
-
-    def norms(self) -> Tensor:
-        """Refuse, likewise."""
-        raise InputError(SHARED)
-
-    def project(self, direction: Tensor) -> Tensor:
-        """Refuse, likewise."""
-        raise InputError(SHARED)
-
 
 class SharedStep(StackedDisplacements):
     """One local step, d_i = η_i (c_i + c), of which sums are released."""
+
+    each = refusal(SHARED)
 
     def __init__(self, point: SharedPoint, rates: Tensor, pull: Tensor) -> None:
         super().__init__(point.x.new_empty(0))
@@ -170,52 +144,42 @@ class SharedStep(StackedDisplacements):
         """Σ_i w_i d_i, added up as secure sums do it."""
         return self.shares(weights).total()
 
-    def each(self) -> Tensor:
-        """Refuse: no client's own step is released."""
-        raise InputError(SHARED)
-
 
 class PrivateClient(NamedTuple):
-    """One client.
+    """One client."""
 
-    Attributes:
-        number: its place in the account.
-        key: K_i, of its noise.
-        samples: m_i.
-        noise: z_i of gradients.
-        loss_noise: z_i of losses.
-    """
-
-    number: int
-    key: bytes
-    samples: int
-    noise: float
-    loss_noise: float
+    number: int  # its place in the account
+    key: bytes  # K_i, of its noise
+    samples: int  # m_i
+    noise: float  # z_i of gradients
+    loss_noise: float  # z_i of losses
 
 
+@dataclass(frozen=True)
 class PrivateOracle:
-    """N clients that answer with noise.
+    """N clients that answer with noise."""
 
-    Args:
-        inner: the same clients without; the experimenter's view of them (`scores`) comes from there.
-        sums: their clipped sums.
-        clips: of gradients and of losses.
-        l2: of the regulariser, which is public.
-        known: public constants; `None` where there are none.
-        members: the clients.
-        account: what they have released.
-        colluding: t, how many clients may add no noise where it is shared; `None` where everybody hides its own.
-        largest: a public bound on m_i; by default that of these clients.
-    """
+    inner: Oracle  # the same clients without; the experimenter's view of them (`scores`) comes from there
+    sums: ClippedSums  # their clipped sums
+    clips: tuple[Clip, Clip]  # of gradients and of losses
+    l2: float  # of the regulariser, which is public
+    known: Constants | None  # public constants; `None` where there are none
+    members: list[PrivateClient]
+    account: Account  # what they have released
+    colluding: int | None  # t, how many may add no noise where it is shared; `None` where everybody hides its own
+    largest: int  # a public bound on m_i
 
-    def __init__(
-        self, inner: Oracle, sums: ClippedSums, clips: tuple[Clip, Clip], l2: float, known: Constants | None,
-        members: list[PrivateClient], account: Account, colluding: int | None = None, largest: int | None = None,
-    ) -> None:  # fmt: skip
-        self.inner, self.sums, self.clips, self.l2, self.colluding = inner, sums, clips, l2, colluding
-        self.largest = largest or max(member.samples for member in members)
-        self.known, self.members, self.account = known, members, account
-        self.dimension, self.most_rows = inner.dimension, inner.most_rows
+    proximal_steps = refusal(SECOND_ORDER)
+
+    @property
+    def dimension(self) -> int:
+        """d, the length of x."""
+        return self.inner.dimension
+
+    @property
+    def most_rows(self) -> float | None:
+        """How many of a client's samples a pass over the data reads at most."""
+        return self.inner.most_rows
 
     def start(self) -> Tensor:
         """x⁰ of the model, which depends on no record."""
@@ -233,19 +197,9 @@ class PrivateOracle:
 
     def only(self, clients: list[int]) -> PrivateOracle:
         """The same for some of the clients, on the same account."""
-        known = self.known
-        if known is not None:
-            known = replace(
-                known,
-                smoothness=known.smoothness[clients],
-                strong_convexity=known.strong_convexity[clients],
-                steepest=known.steepest[clients],
-                samples=known.samples[clients],
-            )
         members = [self.members[i] for i in clients]
-        inner, sums = self.inner.only(clients), self.sums.only(clients)
-        shared = self.colluding, self.largest
-        return PrivateOracle(inner, sums, self.clips, self.l2, known, members, self.account, *shared)
+        known = None if self.known is None else self.known.only(clients)
+        return replace(self, inner=self.inner.only(clients), sums=self.sums.only(clients), known=known, members=members)
 
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
         """L_i: one release."""
@@ -328,10 +282,6 @@ class PrivateOracle:
         parts = scaled.trunc().long() + torch.from_numpy(noise).to(x.device)
         most = 2.0 ** math.ceil(math.log2(self.largest * 2.0**clip.bits + 16 * sigma))
         return SharedSum(parts, most, clip.unit * s, self.l2 * float(w.sum()) * x)
-
-    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
-        """Refuse: second derivatives are not released."""
-        raise InputError(SECOND_ORDER)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """f_i(x) and accuracy without noise: the experimenter's view, no part of what clients release."""

@@ -15,8 +15,8 @@ are lost: with N ≤ 64 clients a sum is off by less than 10⁻¹² of its large
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NoReturn, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 import torch
@@ -47,27 +47,16 @@ ATTEMPTS = 4
 SMALL = 16  # bytes: a size, a number format
 
 
+@dataclass
 class SecureSums:
-    """The secure sums of a run.
+    """The secure sums of a run."""
 
-    Args:
-        parties: the clients.
-        colluding: t; `None` for a third of those who take part.
-        count: is told exchanges, bytes up and bytes down.
-        record: is handed every masked vector that the server receives.
-    """
-
-    def __init__(
-        self,
-        parties: Parties,
-        colluding: int | None,
-        count: Callable[[int, int, int], None],
-        record: Callable[[str, str, Any], None] | None = None,
-    ) -> None:
-        self.parties, self._colluding, self._count = parties, colluding, count
-        self._record = record or (lambda kind, name, array: None)
-        self._exponents: dict[tuple[str, int], int] = {}
-        self.last: FixedPoint | None = None  # the format of the last sum
+    parties: Parties  # the clients
+    colluding: int | None  # t; `None` for a third of those who take part
+    count: Callable[[int, int, int], None]  # is told exchanges, bytes up and bytes down
+    record: Callable[[str, str, Any], None] | None = None  # is handed every masked vector that the server receives
+    last: FixedPoint | None = field(default=None, init=False)  # the format of the last sum
+    _exponents: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
 
     def sum(
         self, kind: str, held: Any, weights: dict[str, float], length: int, first: int | None = None
@@ -77,14 +66,14 @@ class SecureSums:
         `first` is the size that the first of them is expected to have; where it is not given, clients are asked.
         """
         key, n = (kind, len(weights)), len(weights)
-        weighting = Weighting(Terms.usual(tuple(weights), self._colluding), np.array([*weights.values()]))
+        weighting = Weighting(Terms.usual(tuple(weights), self.colluding), np.array([*weights.values()]))
         for _ in range(ATTEMPTS):
             exponent = self._exponents.get(key, first)
             numbers = None if exponent is None else FixedPoint.finest(n, exponent)
             request = SumRequest(held, weighting, numbers)
             replies = self.parties.mask(request, length)
             sent = sum(reply.vector is not None for reply in replies.values())
-            self._count(1, 8 * length * sent + SMALL * n, (8 * n + SMALL) * n)
+            self.count(1, 8 * length * sent + SMALL * n, (8 * n + SMALL) * n)
             if set(replies) != set(weights):
                 raise Incomplete(f"{n - len(replies)} clients have left a secure sum: it stays closed.")
             largest = max(reply.exponent for reply in replies.values())
@@ -100,7 +89,8 @@ class SecureSums:
         """Add up what came; `None` where the sum is larger than all of its terms: somebody's masks were false."""
         total: Any = np.zeros(1, dtype=np.uint64)
         for name, reply in replies.items():
-            self._record(kind, name, reply.vector)
+            if self.record is not None:
+                self.record(kind, name, reply.vector)
             total = total + reply.vector
         found = numbers.decode(total)
         most = sum(float(np.ldexp(1.0, reply.exponent)) for reply in replies.values()) + numbers.error
@@ -130,22 +120,16 @@ def _fits(numbers: FixedPoint, largest: int, replies: dict[str, MaskedReply]) ->
     return fine and all(reply.vector is not None for reply in replies.values())
 
 
+@dataclass(frozen=True)
 class MaskedSums:
-    """Sums of masked vectors; a `Summer`.
+    """Sums of masked vectors; a `Summer`."""
 
-    Args:
-        sums: the protocol by which they are made.
-        quantum: losses leave as multiples of it; 0 where clients elsewhere see to that themselves.
-        projections: whether clients show their gradients along directions that the server chooses.
-        terms: who takes part.
-        silent: whether losses stay with their clients too.
-    """
-
-    hides = True
-
-    def __init__(self, sums: SecureSums, quantum: float, projections: bool, terms: Terms, silent: bool = False) -> None:
-        self.sums, self.quantum, self.projections, self.silent = sums, quantum, projections, silent
-        self.twice = weightings(terms) > 1
+    sums: SecureSums  # the protocol by which they are made
+    quantum: float  # losses leave as multiples of it; 0 where clients elsewhere see to that themselves
+    projections: bool  # whether clients show their gradients along directions that the server chooses
+    twice: bool  # whether clients let the same vectors into sums with two different weights
+    silent: bool = False  # whether losses stay with their clients too
+    hides: ClassVar[bool] = True
 
     def shown(self, question: Question, reply: Reply) -> Reply:
         """Numbers, with losses as coarse as the quantum; none where losses are hidden, but for scores."""
@@ -231,7 +215,9 @@ class SecureAggregation(Federation):
         else:
             quantum = 0.0
         sums = SecureSums(parties, colluding, self._counted, record)
-        super().__init__(channel, MaskedSums(sums, float(quantum), projections, terms, losses == HIDDEN))
+        super().__init__(
+            channel, MaskedSums(sums, float(quantum), projections, weightings(terms) > 1, losses == HIDDEN)
+        )
         self.inner = federation
 
     def _counted(self, exchanges: int, up: int, down: int) -> None:

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -28,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from scaffpd.errors import ExposedError, InputError
+from scaffpd.federation.answers import Sketch
 from scaffpd.federation.questions import Question, Reply, Vector
 from scaffpd.masking import FixedPoint, Identity, Party, Terms
 from scaffpd.masking.terms import LARGEST, SMALLEST, Ring, exponent_of
@@ -35,26 +35,7 @@ from scaffpd.masking.terms import LARGEST, SMALLEST, Ring, exponent_of
 REMEMBERED = 256  # sums that a client in this process remembers
 SHARPNESS = 1000.0  # two sums of one vector show it to a thousandth of its length at best
 STEP = 8  # of exponents that clients tell, where the size of a vector is hidden
-BUCKETS = 32  # of a sketch
 WEIGHTINGS = 2  # of one vector: λ, and equal weights, which set a dual rate, or the last λ, which shows curvature
-
-
-class Sketch:
-    """Random sums of a vector's entries: distances of sketches are nearly those of vectors; `seed` is secret."""
-
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = secrets.randbits(64) if seed is None else seed
-        self._drawn: dict[int, tuple[NDArray[np.int64], Vector]] = {}
-
-    def __call__(self, vector: NDArray[Any]) -> Vector:
-        """Return the sketch of a vector; short vectors keep their distances exactly."""
-        own = np.asarray(vector, dtype=np.float64).ravel()
-        if len(own) not in self._drawn:
-            random = np.random.default_rng([self.seed, len(own)])
-            signs = np.where(random.integers(0, 2, len(own)) == 0, 1.0, -1.0)
-            self._drawn[len(own)] = random.permutation(len(own)) % BUCKETS, signs
-        places, signs = self._drawn[len(own)]
-        return np.bincount(places, signs * own, BUCKETS).astype(np.float64)
 
 
 def weightings(terms: Terms) -> int:
@@ -109,21 +90,15 @@ class SumRecord(NamedTuple):
         return float(sum(abs(mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs}))
 
 
+@dataclass
 class DisclosureGuard:
-    """Remembers in which sums a client's vectors have been, and refuses those that would show one.
+    """Remembers in which sums a client's vectors have been, and refuses those that would show one."""
 
-    Args:
-        changing: whether the same vector may be in sums of other clients; those who leave show theirs by it.
-        counted: whether the number of different sums is limited.
-        sketch: makes the sketches.
-        most: how many sums are remembered.
-    """
-
-    def __init__(
-        self, changing: bool = False, counted: bool = True, sketch: Sketch | None = None, most: int = REMEMBERED
-    ) -> None:
-        self.changing, self.counted, self.sketch, self._most = changing, counted, sketch or Sketch(), most
-        self._known: list[SumRecord] = []
+    changing: bool = False  # whether the same vector may be in sums of other clients; those who leave show theirs by it
+    counted: bool = True  # whether the number of different sums is limited
+    sketch: Sketch = field(default_factory=Sketch)
+    most: int = REMEMBERED  # how many sums are remembered
+    _known: list[SumRecord] = field(default_factory=list, init=False)
 
     def check(self, vector: NDArray[np.float64], weight: float, weighting: Weighting) -> SumRecord | None:
         """Let the vector into a sum, or refuse. Return what there is to remember; nothing where it adds nothing."""
@@ -158,35 +133,24 @@ class DisclosureGuard:
     def remember(self, record: SumRecord | None) -> None:
         """Remember a sum that the vector is in from now on."""
         if record is not None:
-            self._known = [*self._known[1 - self._most :], record]
+            self._known = [*self._known[1 - self.most :], record]
 
 
 @dataclass(frozen=True)
 class MaskedReply:
-    """What a client answers to a question for its masked vector.
+    """What a client answers to a question for its masked vector."""
 
-    Attributes:
-        exponent: e, with |w_i v_i| ≤ 2ᵉ.
-        vector: y_i; `None` where the clip of the question is smaller than that, or where it has none.
-    """
-
-    exponent: int
-    vector: Ring | None
+    exponent: int  # e, with |w_i v_i| ≤ 2ᵉ
+    vector: Ring | None  # y_i; `None` where the clip of the question is smaller than that, or where it has none
 
 
 @dataclass(frozen=True)
 class SumRequest:
-    """A sum that is asked for.
+    """A sum that is asked for."""
 
-    Attributes:
-        held: which vector of every client; the channel knows what it means.
-        weights: w_i, of everybody.
-        numbers: the format; `None` asks for the sizes of vectors alone.
-    """
-
-    held: Any
-    weights: Weighting
-    numbers: FixedPoint | None
+    held: Any  # which vector of every client; the channel knows what it means
+    weights: Weighting  # w_i, of everybody
+    numbers: FixedPoint | None  # the format; `None` asks for the sizes of vectors alone
 
 
 class Parties(Protocol):
@@ -224,17 +188,11 @@ def padded(vector: Any) -> NDArray[np.float64]:
 
 
 class GuardedParty(NamedTuple):
-    """A client in secure sums.
+    """A client in secure sums."""
 
-    Attributes:
-        party: its keys.
-        guard: the sums that its vectors have been in.
-        share: the largest share of a sum that it agrees to.
-    """
-
-    party: Party
-    guard: DisclosureGuard
-    share: float
+    party: Party  # its keys
+    guard: DisclosureGuard  # the sums that its vectors have been in
+    share: float  # the largest share of a sum that it agrees to
 
     def answer(
         self, weights: Weighting, numbers: FixedPoint | None, vector: Any, asked: bytes, bare: Bare | None = None
@@ -263,11 +221,6 @@ def _exponent(vector: NDArray[np.float64], weight: float) -> int:
     return int(np.clip(exponent_of(vector) + math.ceil(math.log2(abs(weight))), SMALLEST, LARGEST))
 
 
-def quantised(losses: Any, quantum: float) -> Any:
-    """The nearest multiples of the quantum."""
-    return losses if quantum == 0 else np.rint(losses / quantum) * quantum
-
-
 def coarse(question: Question, reply: Reply, quantum: float) -> Reply:
     """Round losses, and changes of losses, to the quantum, in float64; the bound on their errors allows for it."""
     if quantum == 0 or not question.loss:
@@ -280,19 +233,11 @@ def coarse(question: Question, reply: Reply, quantum: float) -> Reply:
 
 
 class LocalParties:
-    """Clients in this process, each with an identity of its own, none with another's secrets.
-
-    Args:
-        names: the clients.
-        share: the largest share of a sum that a client agrees to.
-        counted: whether a client limits the number of different sums that a vector of its is in.
-    """
+    """Clients in this process, each with an identity of its own, none with another's secrets: see `GuardedParty`."""
 
     def __init__(self, names: Sequence[str], share: float, counted: bool) -> None:
-        sketch = Sketch()
-        guards = (DisclosureGuard(counted=counted, sketch=sketch) for _ in names)
-        made = zip(names, guards, strict=True)
-        self.members = {name: GuardedParty(Party(Identity(name)), guard, share) for name, guard in made}
+        guard = partial(DisclosureGuard, counted=counted, sketch=Sketch())
+        self.members = {name: GuardedParty(Party(Identity(name)), guard(), share) for name in names}
         cards = [member.party.identity.card for member in self.members.values()]
         for member in self.members.values():
             member.party.meet(cards)

@@ -146,13 +146,9 @@ class FlareJob:
 
 
 def resume(
-    kit: Path,
-    job: Path,
-    file: FederationFile,
-    seconds: float = float("inf"),
-    say: Callable[[str], object] = lambda sentence: None,
-    look: Callable[[], object] = lambda: None,
-) -> Outcome:
+    kit: Path, job: Path, file: FederationFile, seconds: float, say: Callable[[str], object],
+    look: Callable[[], object],
+) -> Outcome:  # fmt: skip
     """Supervise a run as the administrator to whom the startup kit belongs, on the machine with the run's folder.
 
     A job that is still running there is taken over; otherwise it is handed in.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 from scaffpd.deploy.flare import client, server
 from scaffpd.deploy.flare.admin import AdminSession, FlareJob
 from scaffpd.deploy.flare.provision import FlareProject, provision, write_project
-from scaffpd.deploy.processes import Processes, free_ports
+from scaffpd.deploy.processes import LocalEngine, Processes, free_ports
 from scaffpd.errors import InputError
 
 HOST, NAME, SERVER, ADMIN = "localhost", "scaffpd", "server", "admin"
@@ -51,20 +51,23 @@ def serve(kit: Path, options: Mapping[str, str], file: Path, variable: str) -> i
         processes.kill()
 
 
-class FlareEngine:
-    """Server and silos as processes on loopback, by federation.toml and every silo.toml; FLARE writes into `work`."""
+class FlareEngine(FlareJob, LocalEngine):
+    """FLARE's server and sites, and their administrator, who hands in the job."""
 
     def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> None:
         if not tls:
             raise InputError("FLARE runs with mutual TLS here: leave it on.")
-        self.federation, self.work = federation.resolve(), work.resolve()
-        self.silos = {name: file.resolve() for name, file in silos.items()}
-        self.processes = Processes()
+        LocalEngine.__init__(self, federation, silos, work)
+        self.folder, self.current, self.parts = self.work / "job" / NAME, None, (SERVER, ADMIN, *self.silos)
         self.port, admin_port = free_ports(2)
         rules: dict[str, float | str] = {"dead_after": DEAD_AFTER, "schedule_every": 0.5, "patience": 3.0}
         rules["store"] = str(self.work / "store")
         self._project = FlareProject(NAME, sorted(silos), HOST, self.port, admin_port, rules=rules)
-        self._job: FlareJob | None = None
+
+    @cached_property
+    def session(self) -> AdminSession:
+        """The administrator's, for the engine's own use."""
+        return AdminSession(self.kit(self._project.admin), self.log(ADMIN), self.processes.environment(ADMIN))
 
     # --- up and down
 
@@ -79,40 +82,27 @@ class FlareEngine:
             self.start_server()
             for name in self.silos:
                 self.start_silo(name)
-            self._wait()
+            self.wait(lambda: self.connected() == set(self.silos), "FLARE did not come up", PATIENCE)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        """Take everything down at once; nothing is lost, since every round has its checkpoint."""
-        if self._job:
-            self._job.session.close()
-            self._job = None
-        self.processes.kill()
+        """End the session, and everything else."""
+        if (session := vars(self).pop("session", None)) is not None:
+            session.close()
+        self.current = None
+        super().stop()
 
     def kit(self, name: str) -> Path:
         """Return the startup kit of the server, a silo or the administrator."""
         return self.work / "kits" / NAME / "prod_00" / name
 
-    def _wait(self) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while missing := set(self.silos) - self.connected():
-            dead = [role for role in (SERVER, *self.silos) if not self.processes.alive(role)]
-            if dead or time.monotonic() > deadline:
-                who, log = (dead or sorted(missing))[0], self.logs()
-                raise InputError(f"FLARE did not come up: {who!r} is not there, and {log[who]} says why.")
-            time.sleep(0.2)
-
     # --- server and silos
 
     def start_server(self) -> None:
-        """Start the server's process, and an administrator's session for the engine's own use."""
+        """Start the server's process."""
         self._start(SERVER, self.kit(HOST), {}, {server.VARIABLE: self.federation})
-        if self._job is None:
-            log, environment = self.logs()[ADMIN], self.processes.environment(ADMIN)
-            session = AdminSession(self.kit(self._project.admin), log, environment)
-            self._job = FlareJob(session, self.work / "job" / NAME)
 
     def start_silo(self, name: str) -> None:
         """Start a site's process with its silo's file."""
@@ -124,38 +114,18 @@ class FlareEngine:
             raise InputError(f"{role!r} is running already: stop it first.")
         self.processes.kill(role)  # forget what has ended by itself
         environment = os.environ | QUICK | {key: str(path) for key, path in extra.items()}
-        self.processes.start(role, command(kit, options), self.logs()[role], environment, kit)
+        self.processes.start(role, command(kit, options), self.log(role), environment, kit)
 
     def connected(self) -> set[str]:
         """Return the silos that the server takes for connected and that have a process; none when it is down."""
         if not self.processes.alive(SERVER):
             return set()
-        return self._started().connected() & {name for name in self.silos if self.processes.alive(name)}
+        return super().connected() & {name for name in self.silos if self.processes.alive(name)}
 
     def outside(self) -> set[str]:
         """Return the connected silos that have no part in the running job."""
-        return self._started().outside() & self.connected()
-
-    # --- the job
-
-    def submit(self) -> None:
-        """Hand in the federation's job."""
-        self._started().submit()
+        return super().outside() & self.connected()
 
     def running(self) -> bool:
         """Tell whether the job that was handed in last is still going; not so when the server is down."""
-        return self.processes.alive(SERVER) and self._started().running()
-
-    def abort(self) -> None:
-        """End the job and leave the processes."""
-        if self.running():
-            self._started().abort()
-
-    def _started(self) -> FlareJob:
-        if self._job is None:
-            raise InputError("The engine has not been started: call start() first.")
-        return self._job
-
-    def logs(self) -> dict[str, Path]:
-        """Return the log file of every process."""
-        return {role: self.work / f"{role}.log" for role in (SERVER, ADMIN, *self.silos)}
+        return self.processes.alive(SERVER) and super().running()

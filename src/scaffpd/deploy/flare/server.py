@@ -29,7 +29,6 @@ GRACE = 2.0  # seconds that FLARE gets for its own timeout before it is not wait
 LOOK, LOOKS = 1.0, 2  # seconds between two looks for a connection, and how many have to find none
 NET_CHANNEL, PING = "_net_manager", "echo"  # what every process of FLARE answers
 CLOSED = (ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
-GONE = ("target_unreachable", "no connection", "cannot send")
 
 
 class CollabTransport:
@@ -79,7 +78,7 @@ class CollabTransport:
             for site in sorted(waiting.copy()):
                 seen[site] = seen[site] + 1 if self._cut_off(site) else 0
                 if seen[site] == LOOKS:
-                    arrived.put((site, Failure("No connection leads to the site any more.", gone=True)))
+                    arrived.put((site, Failure("No connection leads to the site any more.")))
 
     def _cut_off(self, site: str) -> bool:
         """Tell whether FLARE has no connection to a site.
@@ -107,24 +106,17 @@ class CollabTransport:
 
     def _one(self, site: str, question: bytes, timeout: float) -> bytes | Failure:
         if site not in self._proxies:
-            return Failure("The site is not part of this job.", gone=True)
+            return Failure("The site is not part of this job.")
         try:
             reply = self._proxies[site](timeout=timeout).answer(question)
         except CollabCallError as problem:
-            return failure(problem, timeout)
+            late = "timed out" in str(problem)
+            return Failure(f"No reply within {timeout:g} seconds." if late else str(problem))
         if not isinstance(reply, bytes):
             return Failure(f"The site sent {type(reply).__name__} instead of bytes.")
         if reply.startswith(REFUSAL):
             return Failure(reply.removeprefix(REFUSAL).decode("utf-8", "replace"))
         return reply
-
-
-def failure(problem: CollabCallError, timeout: float) -> Failure:
-    """Put FLARE's error into words."""
-    text = str(problem)
-    if "timed out" in text:
-        return Failure(f"No reply within {timeout:g} seconds.")
-    return Failure(text, gone=any(mark in text.lower() for mark in GONE))
 
 
 class Coordinator:

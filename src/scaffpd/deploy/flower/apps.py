@@ -148,11 +148,11 @@ class GridTransport:
         """Push all questions; return {message id: site} for those that are on their way."""
         online = set(self.sites())
         sites = [site for site in questions if site in online]
-        replies.update(dict.fromkeys(set(questions) - online, self._failure("the site is not connected", gone=True)))
+        replies.update(dict.fromkeys(set(questions) - online, self._failure("the site is not connected")))
         messages = [Message(pack(questions[site]), int(site), QUESTION, ttl=timeout + _SKEW) for site in sites]
         keys = list(self._grid.push_messages(messages)) if messages else []
         taken = {key: site for key, site in zip(keys, sites, strict=True) if key} if len(keys) == len(sites) else {}
-        refused = self._failure("the SuperLink did not take the question", gone=True)
+        refused = self._failure("the SuperLink did not take the question")
         replies.update(dict.fromkeys(set(sites) - set(taken.values()), refused))
         return taken
 
@@ -160,8 +160,7 @@ class GridTransport:
         """Return the bytes of a reply, or why there are none."""
         if message.has_error():
             error = message.error
-            known = _GONE.get(error.code)
-            return self._failure(known or f"Flower reports error {error.code}: {error.reason}", gone=known is not None)
+            return self._failure(_GONE.get(error.code, f"Flower reports error {error.code}: {error.reason}"))
         try:
             return unpack(message.content)
         except ValueError as error:

@@ -13,7 +13,7 @@ import secrets
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -42,8 +42,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 import scaffpd
 from scaffpd.deploy.flower.apps import FEDERATION, SETTING
 from scaffpd.deploy.flower.project import write_certificates, write_files, write_node_key, write_private
-from scaffpd.deploy.processes import Processes, free_ports
-from scaffpd.errors import InputError
+from scaffpd.deploy.processes import LocalEngine, free_ports
 
 SERVER = "server"
 _PATIENCE = 120.0  # seconds for the parts to find each other
@@ -127,47 +126,45 @@ class SuperLinkApi:
         return self._authority.read_bytes() if self._authority else None
 
 
-class FlowerEngine:
-    """SuperLink and SuperNodes as processes on loopback, by federation.toml and every silo.toml.
+class FlowerEngine(LocalEngine):
+    """SuperLink and SuperNodes; each part has a folder of its own with Flower's home in it.
 
-    A part is the server or a silo, with a folder of its own in `work` and Flower's home in it. Without `tls` they speak
-    in plaintext and nodes are not authenticated.
+    Without `tls` they speak in plaintext and nodes are not authenticated.
     """
 
     def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> None:
-        self._federation, self._work, self._tls = federation.resolve(), work.resolve(), tls
-        self._silos = {name: path.resolve() for name, path in silos.items()}
-        self._keys = self._work / "keys"
-        self.port, *ports = free_ports(1 + len(self._silos))
-        self._ports = dict(zip(self._silos, ports, strict=True))
-        self.processes = Processes()
+        super().__init__(federation, silos, work)
+        self.parts, self._keys, self._tls = (SERVER, *map(part_of, self.silos)), self.work / "keys", tls
+        self.port, *ports = free_ports(1 + len(self.silos))
+        self._ports = dict(zip(self.silos, ports, strict=True))
         self._api = SuperLinkApi(f"127.0.0.1:{self.port}", self._keys / "ca.pem" if tls else None)
         self._run: int | None = None
         self._going, self._looked = False, 0.0
         self._nodes: dict[str, int] = {}
         self._starts: dict[str, int] = {}
 
+    def log(self, part: str) -> Path:
+        """Return the log file of a part, in its own folder."""
+        return self.work / part / "log.txt"
+
     # --- up and down
 
     def start(self) -> None:
         """Bring everything up and wait until all silos are connected."""
-        write_files(self._work / "app", self._federation)
+        write_files(self.work / "app", self.federation)
         self._keys.mkdir(parents=True, exist_ok=True)
         if self._tls:
             write_certificates(self._keys)
-        for name in self._silos:
+        for name in self.silos:
             write_node_key(self._keys, part_of(name))
             write_private(self._keys / f"{part_of(name)}.secret", secrets.token_bytes(32))
         self.start_server()
-        for name in self._silos:
+        for name in self.silos:
             if self._tls:
                 self._api.register(name, self._keys / f"{part_of(name)}.pub")
             self.start_silo(name)
-        self._wait(lambda: self.connected() == set(self._silos), "The silos do not connect to the SuperLink")
-
-    def stop(self) -> None:
-        """Take everything down, whatever state it is in."""
-        self.processes.kill()
+        sentence = "The silos do not connect to the SuperLink"
+        self.wait(lambda: self.connected() == set(self.silos), sentence, _PATIENCE)
 
     def start_server(self) -> None:
         """Start the SuperLink and wait until it answers; SuperNodes that are up find it again by themselves.
@@ -177,19 +174,19 @@ class FlowerEngine:
         """
         self.processes.kill(SERVER)
         command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--database", str(self._work / "superlink.db"), "--disable-runtime-dependency-installation"]
+        command += ["--database", str(self.work / "superlink.db"), "--disable-runtime-dependency-installation"]
         if self._tls:
             files = {"--ssl-ca-certfile": "ca.pem", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
             command += [word for option, file in files.items() for word in (option, str(self._keys / file))]
         self._start(SERVER, [*command, "--enable-supernode-auth" if self._tls else "--insecure"])
-        self._wait(self._api.ready, "The SuperLink does not start")
+        self.wait(self._api.ready, "The SuperLink does not start", _PATIENCE)
         if self._run is not None:
             self._api.stop(self._run)
             self._run = None
 
     def start_silo(self, name: str) -> None:
         """Start a silo's SuperNode, with the same key and node id as before, and the executor of its ClientApps."""
-        part, log = part_of(name), self._log(part_of(name))
+        part, log = part_of(name), self.log(part_of(name))
         key, secret = self._keys / f"{part}.key", self._keys / f"{part}.secret"
         self.processes.kill(part)
         if self._tls and name in self._nodes:
@@ -198,7 +195,7 @@ class FlowerEngine:
         self._starts[name] = log.stat().st_size if log.exists() else 0
         port, authenticated = str(self._ports[name]), ["--superexec-auth-secret-file", str(secret)]
         command = [_program("flower-supernode"), "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]
-        command += ["--port", port, "--node-config", f'{SETTING}="{self._silos[name]}"', "--isolation", "process"]
+        command += ["--port", port, "--node-config", f'{SETTING}="{self.silos[name]}"', "--isolation", "process"]
         safe = ["--root-certificates", str(self._keys / "ca.pem"), "--auth-supernode-private-key", str(key)]
         parent = self._start(part, [*command, *authenticated, *(safe if self._tls else ["--insecure"])])
         executor = ["scaffpd.deploy.flower.fork_executor", "--insecure", "--parent-pid", str(parent)]
@@ -210,7 +207,7 @@ class FlowerEngine:
             online = self._api.online()
         except httpx.HTTPError:
             return set()
-        return {name for name in self._silos if self.processes.alive(part_of(name)) and self._node(name) in online}
+        return {name for name in self.silos if self.processes.alive(part_of(name)) and self._node(name) in online}
 
     def outside(self) -> set[str]:
         """Return nobody: a silo that is back is part of the run at once."""
@@ -220,7 +217,7 @@ class FlowerEngine:
 
     def submit(self) -> None:
         """Start the federation's run."""
-        self._run = self._api.start(self._work / "app", {FEDERATION: str(self._federation)})
+        self._run = self._api.start(self.work / "app", {FEDERATION: str(self.federation)})
         self._going, self._looked = True, time.monotonic()
 
     def running(self) -> bool:
@@ -245,43 +242,26 @@ class FlowerEngine:
                 if "flwr-serverapp" in " ".join(process.cmdline()):
                     process.kill()
 
-    def logs(self) -> dict[str, Path]:
-        """Return the log file of every part."""
-        return {part: self._log(part) for part in (SERVER, *map(part_of, self._silos))}
-
-    def _log(self, part: str) -> Path:
-        return self._work / part / "log.txt"
-
     def _start(self, part: str, command: list[str]) -> int:
         """Start a process with Flower's home inside the part's folder and our programs and modules first."""
         programs = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         modules = [str(Path(scaffpd.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         own = {
-            "FLWR_HOME": str(self._work / part / "flwr"),
+            "FLWR_HOME": str(self.work / part / "flwr"),
             "PATH": os.pathsep.join(filter(None, programs)),
             "PYTHONPATH": os.pathsep.join(filter(None, modules)),
         }
         environment = os.environ | _SETTINGS | ({} if part == SERVER else _SILO_SETTINGS) | own
-        return self.processes.start(part, command, self._log(part), environment)
+        return self.processes.start(part, command, self.log(part), environment)
 
     def _node(self, name: str) -> int | None:
         """Return the node id that the silo's SuperNode has reported since it was started."""
-        log = self._log(part_of(name))
+        log = self.log(part_of(name))
         text = log.read_bytes()[self._starts.get(name, 0) :] if log.exists() else b""
         found = re.search(rb"SuperNode ID: (\d+)", text)
         if found:
             self._nodes[name] = int(found[1])
         return int(found[1]) if found else None
-
-    def _wait(self, done: Callable[[], bool], sentence: str) -> None:
-        end = time.monotonic() + _PATIENCE
-        while not done():
-            dead = [part for part in self.processes.started if not self.processes.alive(part)]
-            if dead:
-                raise InputError(f"{sentence}: {dead[0]} has ended at once, see {self._log(dead[0])}.")
-            if time.monotonic() > end:
-                raise InputError(f"{sentence} within {_PATIENCE:g} seconds: see the logs in {self._work}.")
-            time.sleep(0.2)
 
 
 def part_of(silo: str) -> str:

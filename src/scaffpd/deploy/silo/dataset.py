@@ -24,12 +24,9 @@ WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
 
 @dataclass(frozen=True)
 class Dataset(ClientRows):
-    """All rows of a silo that have a target.
+    """All rows of a silo that have a target."""
 
-    Attributes:
-        cohort: an entry's own `Cohort`, ready to answer; then there is nothing to agree on and the rest is empty.
-    """
-
+    # an entry's own `Cohort`, ready to answer; then there is nothing to agree on and the rest is empty
     cohort: Cohort | None = None
 
     @classmethod

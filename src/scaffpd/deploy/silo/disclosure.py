@@ -1,13 +1,7 @@
-"""What leaves a silo: what its operator is told before it joins anything, and the log of all that has left since.
-
-Line n of the log (audit.jsonl) says which question came and what left, and has a link: the SHA-256 of the link before
-and of the line. So nobody changes, removes or inserts a line without changing every link after it. That the end was not
-cut off shows by a link that was noted down elsewhere.
-"""
+"""What a silo's operator gets to see: what would leave, what has left since, and what runs have asked for."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from scaffpd.config.silo import SiloFile
-from scaffpd.deploy.messages import Message
 from scaffpd.deploy.silo.dataset import Dataset
+from scaffpd.deploy.silo.guard import request_name
+from scaffpd.deploy.silo.records import decisions, line_link
 from scaffpd.errors import InputError, several
-from scaffpd.system import append_line, format_bytes, lock_file
+from scaffpd.system import format_bytes
 from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
 from scaffpd.tabular.columns import CATEGORY, DataColumn
 from scaffpd.tabular.encode import named_categories
@@ -30,7 +25,6 @@ from scaffpd.trackers import prometheus
 SHOWN = 30  # names in a list before it is cut off
 NAMED = 5  # so many columns are named in a warning, and then counted
 RECENT = 60.0  # seconds after a question in which a silo counts as answering
-LONGEST_LINE, LONGEST_TEXT = 2**20, 2000  # bytes of a line of the log; characters of a sentence in it
 LEFT = {  # what an answer to a question is, in words
     "hello": "its name and version", "describe": "names of columns, categories and labels",
     "totals": "sums over columns", "setup": "how curved its loss is, and one loss", "start": "where a model begins",
@@ -320,55 +314,7 @@ def _cut(names: list[str]) -> str:
     return ", ".join(short) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-# --- what has left
-
-
-class AuditLog:
-    """A silo's log of questions and answers; an answer that cannot be written down does not leave."""
-
-    def __init__(self, file: Path) -> None:
-        self._file, self._size, self._number, self._link = file, 0, 0, ""
-
-    def note(self, asked: Message | None, reply: Message, size: int, about: Mapping[str, Any]) -> None:
-        """Append a line: the question, what is about to leave (`size` bytes in all), and what else there is to know."""
-        left = {name: list(array.shape) for name, array in reply.arrays.items()}
-        told = {name: reply.values[name] for name in ("sentence", "waits", "epsilon", "delta") if name in reply.values}
-        told |= {"sentence": told["sentence"][:LONGEST_TEXT]} if "sentence" in told else {}
-        try:
-            with lock_file(self._file.with_suffix(".lock")):  # other processes of the silo write to it as well
-                self._refresh()
-                line = {
-                    "number": self._number + 1, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    "question": "unreadable" if asked is None else asked.kind[:LONGEST_TEXT], "reply": reply.kind,
-                    "bytes": size, "left": left, **told, **about,
-                }  # fmt: skip
-                link = _link(self._link, line)
-                text = json.dumps({**line, "link": link})
-                if len(text) >= LONGEST_LINE:  # no process of this silo could go on after it
-                    raise InputError(f"A line of the silo's log {self._file.name!r} would be too long.")
-                self._size += append_line(self._file, text)
-        except OSError:
-            raise InputError(f"The silo's log {self._file.name!r} cannot be written.") from None
-        self._number, self._link = line["number"], link
-
-    def _refresh(self) -> None:
-        """Go on after the last whole line, whoever has written it; of a line that a crash cut off, nothing has left."""
-        size = self._file.stat().st_size if self._file.exists() else 0
-        if size == self._size:
-            return
-        with self._file.open("r+b") as file:
-            file.seek(max(0, size - LONGEST_LINE))
-            *whole, rest = file.read().split(b"\n")
-            file.truncate(size - len(rest))
-        try:
-            last: dict[str, Any] = json.loads(whole[-1]) if whole else {"number": 0, "link": ""}
-        except ValueError:
-            raise InputError(f"The last line of the silo's log {self._file.name!r} cannot be read.") from None
-        self._size, self._number, self._link = size - len(rest), int(last["number"]), str(last["link"])
-
-
-def _link(before: str, line: Mapping[str, Any]) -> str:
-    return hashlib.sha256((before + json.dumps(line, sort_keys=True)).encode()).hexdigest()
+# --- what has left, and what was asked for
 
 
 def audit(file: Path, noted: str = "") -> dict[str, Any]:
@@ -382,7 +328,7 @@ def audit(file: Path, noted: str = "") -> dict[str, Any]:
     for number, written in enumerate(text, 1):
         try:
             line = json.loads(written)
-            link = _link(link, {name: value for name, value in line.items() if name != "link"})
+            link = line_link(link, {name: value for name, value in line.items() if name != "link"})
             if line.get("link") != link or line.get("number") != number:
                 raise ValueError
         except (ValueError, AttributeError):
@@ -459,3 +405,36 @@ def silo_metrics(found: Mapping[str, Any], now: float) -> str:
         "refused_total": sum(found["refused"].values()), "epsilon": spent[-1] if spent else None,
         "quiet_seconds": now - datetime.fromisoformat(found["to"]).timestamp() if found["to"] else None,
     })  # fmt: skip
+
+
+def requests(file: SiloFile) -> list[dict[str, Any]]:
+    """Return every request that has come, by the silo's log: what it asks, and what became of it."""
+    found: dict[str, dict[str, Any]] = {}
+    log, decided = file.limits.audit, decisions(file.consent.file)
+    try:
+        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+    except (OSError, ValueError):
+        raise InputError(f"The log {str(log)!r} cannot be read: `scaffpd silo audit` says where.") from None
+    for line in lines:
+        if "asks" in line:
+            name = request_name(line["asks"])
+            own = found.setdefault(name, {"request": name, "first": line["time"], "columns": [], "asks": line["asks"]})
+            own |= {"last": line["time"], "refused": line.get("sentence", ""), "waits": "waits" in line}
+            own |= {"columns": line["columns"]} if line.get("columns") else {}
+    for name, own in found.items():
+        own["decision"] = decided.get(name)
+        own["state"] = _state(own, file)
+    return list(found.values())
+
+
+def _state(own: Mapping[str, Any], file: SiloFile) -> str:
+    """Say what became of a request."""
+    said = own["decision"]
+    if said is not None:
+        until = f", until {said['until']}" if said["until"] else ""
+        return f"{'granted' if said['granted'] else 'withdrawn'} by {said['by']} on {said['time'][:10]}{until}"
+    if own["waits"]:
+        return "waits for somebody here to agree"
+    return (
+        f"refused: {own['refused']}" if own["refused"] else f'taken, as consent.policy = "{file.consent.policy}" says'
+    )

@@ -14,19 +14,22 @@ A coordinator chooses the points x, and answers tell as much as the points let t
   correction alone, and at one point no more than `CORRECTIONS` corrections.
 
 All this is remembered by agreements, in a file that outlives the process (`limits.answered`).
+
+And it answers nothing of a run to which nobody here has agreed. A coordinator says what its run is with the first
+question and with the agreement (`asks`: model, method, objective, rounds, ε, masks). The name of a request is the
+SHA-256 of that, so another objective, or more rounds, is another request. Decisions are lines of a file that `scaffpd
+silo consent` alone writes: whoever may write that file may grant. The silo reads it before every answer, so that a
+consent that is withdrawn ends its part with the next question.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import secrets
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,12 +37,14 @@ import torch
 from torch import Tensor
 
 from scaffpd.algorithms.base import SIZES as MEASURED
-from scaffpd.config.model_file import Setup
+from scaffpd.config.model_file import Setup, read_values
 from scaffpd.config.reading import algorithm_kind
 from scaffpd.config.silo import SiloFile
-from scaffpd.deploy.messages import MASKED, SIZES, WEIGHT, digest
+from scaffpd.deploy.messages import ASKING, MASKED, SIZES, MissingVectors, digest
+from scaffpd.deploy.silo.records import AnswerJournal, as_numbers, as_text, decisions
 from scaffpd.errors import InputError
-from scaffpd.federation import Key, Vector
+from scaffpd.federation import Key
+from scaffpd.federation.answers import Sketch
 from scaffpd.federation.questions import (
     GradientsAt,
     HeldOutLoss,
@@ -53,8 +58,6 @@ from scaffpd.federation.questions import (
 )
 from scaffpd.federation.weighed import Response, Thresholds, WeighedQuestion, WeighedSteps
 from scaffpd.objectives import to_values
-from scaffpd.secure.parties import Sketch
-from scaffpd.system import append_line, lock_file
 
 ATTEMPTS = {  # of one process, while silos go away
     "schema": 4, "mean": 4, "agreement": 1, "cut into folds": 1, "choice of strengths": 1000, "set of strengths": 1,
@@ -63,79 +66,121 @@ WEIGHED = {Thresholds.kind, Response.kind, WeighedSteps.kind}
 BEGINNINGS = 8  # points at which ‖c_i‖² is told: where a run begins, or begins anew without somebody
 LEVELS, RESPONSES, OBJECTIVES, SCORED = 12, 4, 3, 2  # questions at one point; objectives, and points with scores
 CORRECTIONS = 3  # at one point: a run that begins anew there has another
+ASKS = {
+    "federation": str, "silos": list[str], "algorithm": str, "objective": str, "model": dict[str, Any], "rounds": int,
+    "secure": dict[str, Any], "epsilon": float | int | None, "delta": float | None,
+}  # fmt: skip
+FREE = ("l2", "strength", "classes", "fold", "folds", "seed")  # settings of a model that silos find out together
+LONGEST = 20_000  # characters of a request
+SHOWN = 20  # digits of a request's name in sentences and lists: enough for people, never for a decision
+SLACK = 20  # points beyond two a round: where a run begins, and begins anew
 
 
-class AnswerJournal:
-    """A file of lines [run, what, name, more] that only grows; other processes of the silo write to it as well."""
+class AwaitsConsent(InputError):
+    """Nobody at this site has agreed to the run yet."""
 
-    def __init__(self, file: Path) -> None:
-        self._file, self._read, self._held = file, 0, False
-        self._known: defaultdict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Keep other processes of this silo out, and read what they have written."""
-        if self._held:
-            yield
+def request_name(asks: Mapping[str, Any]) -> str:
+    """Return the name of a request: 64 digits, so that nobody can make two requests with one name."""
+    return hashlib.sha256(json.dumps(asks, sort_keys=True).encode()).hexdigest()
+
+
+class SiloConsent:
+    """Decides whether one silo takes part in a run at all; `asks` is what the run said that it asks for."""
+
+    def __init__(self, file: SiloFile, journal: AnswerJournal) -> None:
+        self.rules, self.journal, self._strict = file.consent, journal, file.consent.strict
+        self.asks: dict[str, Any] | None = None
+
+    def check(self, kind: str, given: Any) -> None:
+        """Refuse a question unless the site has agreed to its run; `given` is what the question says of that."""
+        if given is not None:
+            self.asks = None  # what is refused here is nobody's request: the log must not have it
+            asks = read_values(ASKS, given, "What the run asks for is not complete, or cannot be read.")
+            if len(json.dumps(asks)) > LONGEST:
+                raise InputError("What the run asks for is too long.")
+            if asks["epsilon"] is not None and not (0 < asks["epsilon"] < 1e300 and 0 < (asks["delta"] or 0) < 1):
+                raise InputError("What the run asks for has an ε that is not above 0, or no δ between 0 and 1 with it.")
+            self.asks = asks
+        if not self._strict and not self.rules.file.exists():
             return
-        with lock_file(self._file.with_suffix(".lock")):
-            self._refresh()
-            self._held = True
-            try:
-                yield
-            finally:
-                self._held = False
+        if self.asks is None and kind not in ASKING:
+            raise MissingVectors(["setup"])  # a new process of this silo: the agreement comes with it
+        if self.asks is None:
+            raise InputError(
+                "This silo takes part with consent ([consent] in its file), and the coordinator does not say what its "
+                "run asks for: it needs version 0.2 or later."
+            )
+        self._within_rules(self.asks)
+        self._decided(request_name(self.asks))
 
-    def _refresh(self) -> None:
-        try:
-            with self._file.open("rb") as lines:
-                lines.seek(self._read)
-                for line in lines:
-                    run, what, name, more = json.loads(line)
-                    self._known[run, what][name] = more
-                    self._read += len(line)
-        except FileNotFoundError:
+    def _within_rules(self, asks: Mapping[str, Any]) -> None:
+        """Refuse what the silo's file rules out, whoever has agreed."""
+        rules = self.rules
+        if rules.expires is not None and _today() > rules.expires:
+            raise InputError(f"This silo's consent to all runs ended on {rules.expires}.")
+        if rules.federations is not None and asks["federation"] not in rules.federations:
+            known = ", ".join(rules.federations)
+            raise InputError(f"This silo takes part in {known}, not in a federation {asks['federation']!r}.")
+        if rules.rounds is not None and asks["rounds"] > rules.rounds:
+            raise InputError(f"The run asks for {asks['rounds']} rounds, and consent.rounds is {rules.rounds}.")
+        if rules.epsilon is not None and not 0 < (asks["epsilon"] or 0) <= rules.epsilon:
+            cost = "no noise" if asks["epsilon"] is None else f"ε = {asks['epsilon']:g}"
+            raise InputError(f"The run asks for {cost}, and consent.epsilon is {rules.epsilon:g}.")
+
+    def _decided(self, name: str) -> None:
+        """Refuse what was withdrawn or has ended; where nobody has decided, go by the policy."""
+        said, short = decisions(self.rules.file).get(name), name[:SHOWN]
+        if said is not None and not said["granted"]:
+            raise InputError(f"Consent to this run ({short}) was withdrawn on {said['time'][:10]}.")
+        if said is not None and said["until"] and _today().isoformat() > said["until"]:
+            raise InputError(f"Consent to this run ({short}) ended on {said['until']}.")
+        if said is not None or self.rules.policy == "always" or (self.rules.policy == "once" and self._first(name)):
             return
-        except (OSError, ValueError):
-            raise InputError(f"The silo's file of earlier answers, {self._file.name!r}, cannot be read.") from None
+        raise AwaitsConsent(
+            f"Nobody at this silo has agreed to the run yet (request {short}): `scaffpd silo consent` shows it."
+        )
 
-    def known(self, run: str, what: str) -> dict[str, Any]:
-        """Return what there is of a kind, by its names, the oldest first."""
-        return self._known[run, what]
+    def _first(self, name: str) -> bool:
+        """Whether a request is the first that has ever come while the policy was "once"."""
+        with self.journal.turn():
+            taken = self.journal.known("", "consent")
+            if not taken:
+                self.journal.note("", "consent", name)
+            return name in taken
 
-    def note(self, run: str, what: str, name: str, more: Any = None) -> None:
-        """Remember something before an answer leaves."""
-        if name in self._known[run, what]:
-            return
-        try:
-            self._read += append_line(self._file, json.dumps([run, what, name, more]))
-        except OSError:
-            raise InputError(f"The silo's file of earlier answers, {self._file.name!r}, cannot be written.") from None
-        self._known[run, what][name] = more
+    def match(self, setup: Setup) -> int | None:
+        """Refuse an agreement on something else than the run has asked for; return the most points that it may ask."""
+        if self.asks is None or not self._strict:
+            return None
+        same = {
+            "method": setup.algorithm == self.asks["algorithm"], "masks": dict(setup.secure) == self.asks["secure"],
+            "ε": setup.privacy.get("epsilon") == self.asks["epsilon"],
+            "δ": setup.privacy.get("delta") == self.asks["delta"],
+            "model": _fixed(setup.model) == _fixed(self.asks["model"]),
+        }  # fmt: skip
+        if wrong := [name for name, is_same in same.items() if not is_same]:
+            raise InputError(f"The agreement has another {wrong[0]} than this silo was asked to consent to.")
+        return 2 * int(self.asks["rounds"]) + SLACK
 
 
-def as_text(numbers: Vector) -> str:
-    """Numbers as a line of the journal has them."""
-    return base64.b64encode(np.asarray(numbers, dtype="<f8").tobytes()).decode()
+def _fixed(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a model silos do not find out together; one without a kind is linear."""
+    return {"kind": "linear", **{name: value for name, value in model.items() if name not in FREE}}
 
 
-def as_numbers(text: str) -> Vector:
-    """What `as_text` made."""
-    return np.frombuffer(base64.b64decode(text), dtype="<f8")
+def _today() -> date:
+    return datetime.now(UTC).date()
 
 
 class SiloGuard:
-    """Decides what one silo answers.
-
-    Attributes:
-        agreed: the attempts at an agreement that this process, or the one whose place it takes, has answered.
-        run: the name of the run, which is the same for all strengths and folds that it tries.
-    """
+    """Decides what one silo answers."""
 
     def __init__(self, file: SiloFile) -> None:
         self.file, self.limits, self.journal = file, file.limits, AnswerJournal(file.limits.answered)
+        # the attempts at an agreement that this process, or the one whose place it takes, has answered
         self.agreed: dict[str, list[str]] = {}
-        self.run = ""
+        self.run = ""  # the name of the run, which is the same for all strengths and folds that it tries
         self.promised: int | None = None  # the most points of the run that the silo has consented to
         self._questions: dict[str, frozenset[str]] = {}
 
@@ -274,13 +319,13 @@ class SiloGuard:
                 self._reach(setup, question.x, start, (None, (0,)))
             if isinstance(question, GradientsAt):
                 self.journal.note(run, GradientsAt.kind, _name(question))
-            self._scored(run, question, setup.secure.get("losses") == "hidden")
+            self._scored(question, setup.secure.get("losses") == "hidden")
             if self.file.secure.projections:  # then gradients are shown along any direction
                 return
             if use == SIZES:
                 self._measured(setup, question)
             if hides and isinstance(question, LocalSteps):
-                self._corrected(run, question)
+                self._corrected(question)
 
     def _weighed(self, setup: Setup, question: WeighedQuestion, use: str, start: Tensor) -> None:
         """Let few thresholds be tried at a point, and few gradients be weighed by them; for sums alone."""
@@ -288,45 +333,24 @@ class SiloGuard:
             raise InputError("What silos weigh themselves leaves in sums only.")
         at, about = question.at, question.weighing
         goal = json.dumps(to_values(about.objective), sort_keys=True)
-        self._few(self.run, "objective", goal, OBJECTIVES, f"its weights for {OBJECTIVES} objectives")
+        self._few("objective", goal, OBJECTIVES, f"its weights for {OBJECTIVES} objectives")
         how = f"{about.levels} {about.delta} {about.centre} {about.mass}"
         if isinstance(question, Thresholds):
             self._reach(setup, at.x, start, (at.batch_size, at.key))
             self.journal.note(self.run, GradientsAt.kind, _name(at))
             words = f"its weight for {LEVELS} sets of thresholds at that point"
-            return self._few(self.run, f"thresholds {_name(at)}", how, LEVELS, words)
-        self._few(self.run, f"response {_name(at)}", how, RESPONSES, f"{RESPONSES} of its weights at that point")
+            return self._few(f"thresholds {_name(at)}", how, LEVELS, words)
+        self._few(f"response {_name(at)}", how, RESPONSES, f"{RESPONSES} of its weights at that point")
         if isinstance(question, WeighedSteps):
             what, words = f"correction {_name(at)}", f"its local work for {CORRECTIONS} corrections at that point"
-            self._few(self.run, what, _digest(question.correction), CORRECTIONS, words)
+            self._few(what, _digest(question.correction), CORRECTIONS, words)
         return None
 
-    def remember_masses(self, name: str) -> None:
-        """Remember a masked answer about thresholds, by its name."""
-        with self.journal.turn():
-            self.journal.note(self.run, "masses", name)
-
-    def has_masses(self, name: str) -> bool:
-        """Whether this silo has given such an answer."""
-        with self.journal.turn():
-            return name in self.journal.known(self.run, "masses")
-
-    def keep_weight(self, name: int, weight: Vector) -> None:
-        """Keep the silo's own weight for another process of it."""
-        with self.journal.turn():
-            self.journal.note(self.run, WEIGHT, str(name), as_text(weight))
-
-    def kept_weight(self, name: int) -> Vector | None:
-        """The weight that was kept under a number."""
-        with self.journal.turn():
-            kept = self.journal.known(self.run, WEIGHT).get(str(name))
-        return None if kept is None else as_numbers(kept)
-
-    def _scored(self, run: str, question: Question, hidden: bool) -> None:
+    def _scored(self, question: Question, hidden: bool) -> None:
         """Let few accuracies leave, also those of models that are compared at the end; few losses, where they hide."""
         if isinstance(question, Scores) and hidden:
             most = min(self.limits.scores, SCORED)
-            return self._few(run, "hidden scores", _digest(question.x), most, f"its scores at {most} points")
+            return self._few("hidden scores", _digest(question.x), most, f"its scores at {most} points")
         if isinstance(question, Scores) and question.accuracy:
             name = f"{_digest(question.x)} {question.split}"
         elif isinstance(question, JoiningScores):
@@ -334,14 +358,14 @@ class SiloGuard:
         else:
             return None
         words = f"its accuracy at {self.limits.scores} points, which is all that limits.scores allows"
-        return self._few(run, "scores", name, self.limits.scores, words)
+        return self._few("scores", name, self.limits.scores, words)
 
-    def _few(self, run: str, what: str, name: str, most: int, words: str) -> None:
+    def _few(self, what: str, name: str, most: int, words: str) -> None:
         """Count something that a run may have a few of."""
-        known = self.journal.known(run, what)
+        known = self.journal.known(self.run, what)
         if name not in known and len(known) >= most:
             raise InputError(f"This silo has told {words}.")
-        self.journal.note(run, what, name)
+        self.journal.note(self.run, what, name)
 
     def _reach(self, setup: Setup, x: Tensor, start: Tensor, batch: tuple[int | None, Key]) -> None:
         """Let x go to a point, or refuse one that is too far out, or too many of them."""
@@ -370,13 +394,13 @@ class SiloGuard:
         """Let the silo tell the length of a vector: of c_i where a run begins, of d_i where the method needs it."""
         if isinstance(question, GradientsAt):
             words = f"the length of its gradient at {BEGINNINGS} points"
-            return self._few(self.run, f"{SIZES} {setup.digest}", _name(question), BEGINNINGS, words)
+            return self._few(f"{SIZES} {setup.digest}", _name(question), BEGINNINGS, words)
         plain = isinstance(question, LocalSteps) and question.correction is None and question.at is None
         if not plain or MEASURED not in self.asked_by(setup.algorithm):
             raise InputError("This silo tells the length of its gradient where a run begins, and of nothing else.")
         return None
 
-    def _corrected(self, run: str, question: LocalSteps) -> None:
+    def _corrected(self, question: LocalSteps) -> None:
         """Let local steps have a correction together with c_i: without c_i, or by many of them, it would show c_i."""
         at, correction = question.at, question.correction
         if (at is None) != (correction is None) or (isinstance(at, GradientsAt) and not torch.equal(at.x, question.x)):
@@ -385,7 +409,7 @@ class SiloGuard:
             )
         if correction is not None and isinstance(at, GradientsAt):
             what, words = f"correction {_name(at)}", f"its local work for {CORRECTIONS} corrections at that point"
-            self._few(run, what, _digest(correction), CORRECTIONS, words)
+            self._few(what, _digest(correction), CORRECTIONS, words)
 
 
 def _digest(x: Tensor) -> str:

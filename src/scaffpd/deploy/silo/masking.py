@@ -26,7 +26,8 @@ from scaffpd.config.model_file import read_values
 from scaffpd.config.silo import SecureRules
 from scaffpd.deploy import messages
 from scaffpd.deploy.messages import Array, Message, MissingVectors, asked_digest, names_of, number
-from scaffpd.deploy.silo.guard import SiloGuard, as_numbers, as_text
+from scaffpd.deploy.silo.guard import SiloGuard
+from scaffpd.deploy.silo.records import as_numbers, as_text
 from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation.questions import QUESTIONS, Curvature, Question, Reply
 from scaffpd.federation.weighed import Thresholds, WeighedQuestion
@@ -42,7 +43,6 @@ from scaffpd.secure.parties import (
     Weighting,
     coarse,
     padded,
-    quantised,
 )
 
 RELEASED: dict[str, tuple[str, ...]] = {
@@ -52,6 +52,7 @@ RELEASED: dict[str, tuple[str, ...]] = {
 TOTALS = (["n", "sum"], ["n", "squares"])
 PROBE = 3  # the place of a loss among the constants
 REMEMBERED = 20_000  # sums of one run
+MASSES = "masses"  # masked answers about thresholds, as the journal calls them
 UNSEEN = "The question does not show what everybody has answered for thresholds above its own."
 NAMELESS = "There is nothing to be masked in the answer to {!r}."
 
@@ -65,8 +66,7 @@ class JournalledGuard(DisclosureGuard):
 
     def check(self, vector: Array, weight: float, weighting: Weighting) -> SumRecord | None:
         """Let the vector into a sum, or refuse."""
-        with self._journal.turn():
-            known = self._journal.known(self._run, "sum")
+        known = self._journal.known(self._run, "sum")
         for length, sketch, names, weights in islice(known.values(), self._loaded, None):
             super().remember(SumRecord(length, as_numbers(sketch), tuple(names), as_numbers(weights)))
         self._loaded = len(known)
@@ -76,8 +76,7 @@ class JournalledGuard(DisclosureGuard):
         """Write a sum down, before the vector leaves."""
         if record is not None:
             about = record.length, as_text(record.sketch), record.names, as_text(record.weights)
-            with self._journal.turn():
-                self._journal.note(self._run, "sum", hashlib.sha256(repr(about).encode()).hexdigest(), about)
+            self._journal.note(self._run, "sum", hashlib.sha256(repr(about).encode()).hexdigest(), about)
 
 
 class SiloMasking:
@@ -162,7 +161,8 @@ class SiloMasking:
         reply = self._masked(asked, sums, vector, asked_digest(asked, vectors(asked)), bare)
         if about == Thresholds.kind and "masked" in reply.arrays:
             name = _weighed(asked.values, asked.values["weighing"]["levels"], vectors(asked))
-            self._guard.remember_masses(f"{name} {messages.digest(reply.arrays['masked'])}")
+            name = f"{name} {messages.digest(reply.arrays['masked'])}"
+            self._guard.journal.note(self._guard.run, MASSES, name)
         return reply
 
     def _mass(self, asked: Message, vectors: Mapping[str, Array], terms: Terms) -> float:
@@ -174,7 +174,7 @@ class SiloMasking:
             raise InputError(UNSEEN)
         own = np.ascontiguousarray(rows[terms.names.index(self.party.name)])
         name = _weighed(asked.values, levels, vectors)
-        if not self._guard.has_masses(f"{name} {messages.digest(own)}"):
+        if f"{name} {messages.digest(own)}" not in self._guard.journal.known(self._guard.run, MASSES):
             raise InputError("This silo's own answer is not among those that it is shown.")
         total = numbers.decode(rows.view(np.uint64).sum(0, dtype=np.uint64))
         nu = asked.values["weighing"]["levels"][0]
@@ -234,8 +234,8 @@ class SiloMasking:
                 "[secure]?"
             )
         arrays = {name: np.array(array) for name, array in message.arrays.items() if name in allowed}
-        if kind == "setup":
-            arrays["constants"][PROBE] = quantised(arrays["constants"][PROBE], self.rules.quantum)
+        if kind == "setup" and self.rules.quantum > 0:
+            arrays["constants"][PROBE] = np.rint(arrays["constants"][PROBE] / self.rules.quantum) * self.rules.quantum
         return Message(message.kind, message.values, arrays)
 
 

@@ -49,20 +49,18 @@ from scaffpd.deploy.messages import (
     own_steps,
     reply_arrays,
 )
-from scaffpd.deploy.silo import AwaitsConsent, SiloConsent
 from scaffpd.deploy.silo.dataset import Dataset
-from scaffpd.deploy.silo.disclosure import AuditLog
-from scaffpd.deploy.silo.guard import SiloGuard
-from scaffpd.deploy.silo.privacy_ledger import PrivacyLedger, check_shared, shared_parts
+from scaffpd.deploy.silo.guard import AwaitsConsent, SiloConsent, SiloGuard
+from scaffpd.deploy.silo.records import AuditLog, PrivacyLedger, as_numbers, as_text, check_shared, shared_parts
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import QUESTIONS, GradientsAt, JoiningScores, Question, Scores
 from scaffpd.federation.weighed import Response, WeighedQuestion
 from scaffpd.gains import own_scores
 from scaffpd.models.numerics import limit_threads
 from scaffpd.models.personal import Personal
+from scaffpd.system import RunLog
 from scaffpd.tabular.agree import checked_schema
 from scaffpd.tabular.encode import expanded_names
-from scaffpd.trackers import RunLog
 
 if TYPE_CHECKING:
     from scaffpd.deploy.silo.masking import SiloMasking
@@ -337,7 +335,7 @@ class Silo:
         with self._noted(), limit_threads(channel.work):
             reply = channel.ask(question, [0])
             if isinstance(question, Response) and (name := question.weighing.name):
-                self.guard.keep_weight(name, channel.weights[name])
+                self.guard.journal.note(self.guard.run, WEIGHT, str(name), as_text(channel.weights[name]))
             shown = self.masking.coarse(question, reply) if self._masks else reply
             arrays = reply_arrays(question, shown, self.cohort.start())
             shared = shared_parts(self.name, reply, values) if use == MASKED else {}
@@ -353,8 +351,9 @@ class Silo:
         if self.name not in names:
             raise InputError("This silo is none of those who are to find their weights.")
         channel.place = names.index(self.name), len(names)
-        if centre and centre not in channel.weights and (kept := self.guard.kept_weight(centre)) is not None:
-            channel.weights[centre] = kept
+        if centre and centre not in channel.weights:  # another process of this silo may have kept it
+            kept = self.guard.journal.known(self.guard.run, WEIGHT).get(str(centre))
+            channel.weights |= {} if kept is None else {centre: as_numbers(kept)}
 
     def _compared(self, setup: Setup, question: JoiningScores) -> dict[str, Array]:
         """Scores of models alone and together on the held-out rows: means and covariances, no row's own."""

@@ -1,0 +1,294 @@
+r"""What a silo writes down, in files that outlive runs and processes: answers, what has left, decisions, releases.
+
+Line n of the log (audit.jsonl) says which question came and what left, and has a link: the SHA-256 of the link before
+and of the line. So nobody changes, removes or inserts a line without changing every link after it. That the end was not
+cut off shows by a link that was noted down elsewhere.
+
+Noise comes from a secret that only this silo has, and the ledger of releases is written before an answer leaves. So a
+restarted silo, or a process for every message, neither forgets what was spent nor gives the same answer with other
+noise.
+
+answered.jsonl          what has been answered, by which the silo knows what it still may (`guard`)
+audit.jsonl             every question and what left, linked
+consents.jsonl          what somebody at the site has decided about runs
+privacy.key             the secret, readable for its owner only
+privacy-spent-NAME.npz  every release under the agreement of that name, which may cost the ε that is agreed
+privacy-spent.npz       every release under any agreement, which may cost the ε of the silo's own file
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scaffpd.cohort import Cohort
+from scaffpd.config.model_file import PRIVACY
+from scaffpd.config.silo import PrivacyRules, SecureRules
+from scaffpd.deploy.messages import SCALE, Message, names_of, number
+from scaffpd.errors import InputError, unknown
+from scaffpd.federation import Vector
+from scaffpd.federation.questions import Reply
+from scaffpd.privacy import Private
+from scaffpd.privacy.accountant import Account
+from scaffpd.privacy.noise import digest
+from scaffpd.privacy.oracle import SumTerms
+from scaffpd.system import append_line, atomic_write, load_or_create, lock_file
+
+LONGEST_LINE, LONGEST_TEXT = 2**20, 2000  # bytes of a line of the log; characters of a sentence in it
+
+
+class AnswerJournal:
+    """A file of lines [run, what, name, more] that only grows; other processes of the silo write to it as well."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._read, self._held = file, 0, False
+        self._known: defaultdict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Keep other processes of this silo out, and read what they have written."""
+        if self._held:
+            yield
+            return
+        with lock_file(self._file.with_suffix(".lock")):
+            self._refresh()
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
+
+    def _refresh(self) -> None:
+        try:
+            with self._file.open("rb") as lines:
+                lines.seek(self._read)
+                for line in lines:
+                    run, what, name, more = json.loads(line)
+                    self._known[run, what][name] = more
+                    self._read += len(line)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError):
+            raise InputError(f"The silo's file of earlier answers, {self._file.name!r}, cannot be read.") from None
+
+    def known(self, run: str, what: str) -> dict[str, Any]:
+        """Return what there is of a kind, by its names, the oldest first."""
+        with self.turn():
+            return self._known[run, what]
+
+    def note(self, run: str, what: str, name: str, more: Any = None) -> None:
+        """Remember something before an answer leaves."""
+        with self.turn():
+            if name in self._known[run, what]:
+                return
+            try:
+                self._read += append_line(self._file, json.dumps([run, what, name, more]))
+            except OSError:
+                text = f"The silo's file of earlier answers, {self._file.name!r}, cannot be written."
+                raise InputError(text) from None
+            self._known[run, what][name] = more
+
+
+def as_text(numbers: Vector) -> str:
+    """Numbers as a line of the journal has them."""
+    return base64.b64encode(np.asarray(numbers, dtype="<f8").tobytes()).decode()
+
+
+def as_numbers(text: str) -> Vector:
+    """What `as_text` made."""
+    return np.frombuffer(base64.b64decode(text), dtype="<f8")
+
+
+class AuditLog:
+    """A silo's log of questions and answers; an answer that cannot be written down does not leave."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._size, self._number, self._link = file, 0, 0, ""
+
+    def note(self, asked: Message | None, reply: Message, size: int, about: Mapping[str, Any]) -> None:
+        """Append a line: the question, what is about to leave (`size` bytes in all), and what else there is to know."""
+        left = {name: list(array.shape) for name, array in reply.arrays.items()}
+        told = {name: reply.values[name] for name in ("sentence", "waits", "epsilon", "delta") if name in reply.values}
+        told |= {"sentence": told["sentence"][:LONGEST_TEXT]} if "sentence" in told else {}
+        try:
+            with lock_file(self._file.with_suffix(".lock")):  # other processes of the silo write to it as well
+                self._refresh()
+                line = {
+                    "number": self._number + 1, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "question": "unreadable" if asked is None else asked.kind[:LONGEST_TEXT], "reply": reply.kind,
+                    "bytes": size, "left": left, **told, **about,
+                }  # fmt: skip
+                link = line_link(self._link, line)
+                text = json.dumps({**line, "link": link})
+                if len(text) >= LONGEST_LINE:  # no process of this silo could go on after it
+                    raise InputError(f"A line of the silo's log {self._file.name!r} would be too long.")
+                self._size += append_line(self._file, text)
+        except OSError:
+            raise InputError(f"The silo's log {self._file.name!r} cannot be written.") from None
+        self._number, self._link = line["number"], link
+
+    def _refresh(self) -> None:
+        """Go on after the last whole line, whoever has written it; of a line that a crash cut off, nothing has left."""
+        size = self._file.stat().st_size if self._file.exists() else 0
+        if size == self._size:
+            return
+        with self._file.open("r+b") as file:
+            file.seek(max(0, size - LONGEST_LINE))
+            *whole, rest = file.read().split(b"\n")
+            file.truncate(size - len(rest))
+        try:
+            last: dict[str, Any] = json.loads(whole[-1]) if whole else {"number": 0, "link": ""}
+        except ValueError:
+            raise InputError(f"The last line of the silo's log {self._file.name!r} cannot be read.") from None
+        self._size, self._number, self._link = size - len(rest), int(last["number"]), str(last["link"])
+
+
+def line_link(before: str, line: Mapping[str, Any]) -> str:
+    """Return the link of a line."""
+    return hashlib.sha256((before + json.dumps(line, sort_keys=True)).encode()).hexdigest()
+
+
+def decisions(file: Path) -> dict[str, dict[str, Any]]:
+    """Read what was decided last about every request, by its name."""
+    try:
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+        return {str(line["request"]): {"granted": False, "until": "", "by": "", "time": "", **line} for line in lines}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"The silo's file of consents, {file.name!r}, cannot be read.") from None
+
+
+def decide(file: Path, request: str, granted: bool, by: str, until: date | None = None) -> None:
+    """Append a decision."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    line = {"request": request, "granted": granted, "until": until.isoformat() if until else "", "by": by, "time": now}
+    try:
+        append_line(file, json.dumps(line))
+    except OSError as error:
+        raise InputError(f"Cannot write {str(file)!r}: {error.strerror}. You may not decide here.") from None
+
+
+def check_shared(rules: SecureRules, agreed: Mapping[str, Any], own: bool) -> None:
+    """Refuse to share noise where somebody might see this silo's part of it, or where more silos might show theirs."""
+    if (colluding := agreed.get("colluding")) is None:
+        return
+    if not (rules.required and rules.trusted) or own:
+        raise InputError(
+            "This silo shares noise with others only where nobody sees its part: its file has to require masks "
+            "(secure.required) and to pin the others' keys (secure.pins), and the model has to be the agreement's."
+        )
+    if type(colluding) is not int or colluding < rules.colluding:
+        raise InputError(f"Shared noise has to bear {rules.colluding} colluding silos, as this silo's file has it.")
+
+
+def shared_parts(name: str, reply: Reply, values: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
+    """Return what this silo adds to a sum with shared noise: its weighted vector, in units, with its part of the noise.
+
+    One more entry, the same for everybody and as large as any may be, keeps the size of a vector from being told.
+    """
+    found = {}
+    for part, vectors in reply.vectors.items():
+        if vectors.shares is not None:
+            names, weights, scale = names_of(values, "names"), values["weights"], number(values, SCALE)
+            if not 0 < scale < np.inf:
+                raise InputError("The question does not say in which units the sum is.")
+            own = torch.tensor([weights[names.index(name)]], dtype=torch.float64)
+            terms = SumTerms(len(names), scale, digest(*names, torch.tensor(weights, dtype=torch.float64), scale))
+            made = vectors.shares(own, terms)
+            found[part] = np.append(made.parts[0].double().numpy(), made.most)
+    return found
+
+
+class PrivacyLedger:
+    """The releases of one silo under one agreement: its own rules, what is agreed (see `Private`) and its digest."""
+
+    def __init__(self, rules: PrivacyRules, agreed: Mapping[str, Any], digest: str) -> None:
+        for name in agreed:
+            if name not in PRIVACY:
+                raise unknown("privacy setting", name, PRIVACY)
+        self.rules, self.agreed = rules, dict(agreed)
+        self.file = rules.spent.with_stem(f"{rules.spent.stem}-{digest[:12]}")
+        self._known: dict[Path, tuple[int, ...]] = {}  # files as they were read or written last
+
+    def private(self, model: Any) -> Private:
+        """Return the model with the agreement's noise and ε, and with this silo's secret."""
+        about = {name: value for name, value in self.agreed.items() if name not in ("epsilon", "delta")}
+        epsilon, delta = self._agreed()
+        return Private(model, **about, secret=load_or_create(self.rules.secret), budget=epsilon, delta=delta)
+
+    def _agreed(self) -> tuple[float, float]:
+        """Return ε and δ of the agreement, or refuse an agreement that this silo's file does not allow."""
+        epsilon, delta, own = self.agreed.get("epsilon"), self.agreed.get("delta"), self.rules
+        if epsilon is None or delta is None or (own.delta is not None and delta > own.delta):
+            raise InputError(f"This silo needs an agreement on ε, and on δ of {own.delta or 'any size'} at most.")
+        if own.epsilon is not None and epsilon > own.epsilon:
+            raise InputError(
+                f"The agreement may cost ε = {epsilon:g}, more than the {own.epsilon:g} of this silo's file."
+            )
+        return float(epsilon), float(delta)
+
+    def open(self, cohort: Cohort) -> None:
+        """Hold the cohort to both budgets, also one that the silo's own code has made: no answer may exceed either."""
+        account = cohort.account
+        if account is None:
+            raise InputError("The silo's own Cohort is not private: make it of a Private model.")
+        epsilon, delta = self._agreed()
+        account.budget = epsilon if account.budget is None else min(account.budget, epsilon)
+        account.delta = min(account.delta, delta)
+        if self.rules.epsilon is not None and self.rules.delta is not None:
+            account.wider = Account(account.names, self.rules.delta, self.rules.epsilon)
+
+    @contextmanager
+    def while_answering(self, cohort: Cohort) -> Iterator[None]:
+        """Begin with what was released before, and write down what is new before it leaves, one process at a time."""
+        with lock_file(self.rules.spent.with_suffix(".lock")):
+            accounts = self._accounts(cohort)
+            for file, account in accounts.items():
+                self._read(file, account)
+            before = {file: account.total for file, account in accounts.items()}
+            try:
+                yield
+            finally:
+                for file, account in accounts.items():
+                    if account.total > before[file]:
+                        self._write(file, account)
+
+    def _accounts(self, cohort: Cohort) -> dict[Path, Account]:
+        """Return the accounts by their files, the one of all agreements first."""
+        account = cohort.account
+        if account is None:
+            return {}
+        wider = {} if account.wider is None else {self.rules.spent: account.wider}
+        return {**wider, self.file: account}
+
+    @staticmethod
+    def _state(file: Path) -> tuple[int, ...]:
+        """Tell whether somebody else has written: a file that is replaced is another one."""
+        about = file.stat()
+        return about.st_ino, about.st_mtime_ns, about.st_size
+
+    def _read(self, file: Path, account: Account) -> None:
+        if file.exists() and self._state(file) != self._known.get(file):
+            try:
+                with np.load(file, allow_pickle=False) as earlier:
+                    account.merge(dict(earlier))
+            except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+                raise InputError(f"The privacy ledger {str(file)!r} cannot be read.") from None
+            self._known[file] = self._state(file)
+
+    def _write(self, file: Path, account: Account) -> None:
+        packed: dict[str, Any] = account.pack()
+        with atomic_write(file) as written:
+            np.savez(written, **packed)
+        self._known[file] = self._state(file)
