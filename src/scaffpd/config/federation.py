@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
 from scaffpd.algorithms.minimax_sums import able
 from scaffpd.config import reading as key
-from scaffpd.config.reading import SettingsTable, algorithm_of, called, kind_of, read_toml, validated, with_strength
+from scaffpd.config.reading import SettingsTable, algorithm_of, called, kind_of, read_toml, validated
 from scaffpd.config.run import LinearSettings, Loss, PrivacyBudget, Tolerance
 from scaffpd.errors import InputError
 from scaffpd.models import Linear
@@ -177,7 +177,7 @@ class FederationFile:
         """Read and check a `federation.toml`."""
         file = Path(path).absolute()
         tables = validated(FederationTables, read_toml(file, SILO), file)
-        objective = tables.objective if tables.choosing is None else with_strength(tables.objective)
+        objective = tables.objective if tables.choosing is None else key.with_strength(tables.objective)
         algorithm = algorithm_of(tables.algorithm, objective, file)
         privacy = tables.privacy
         if privacy is not None:

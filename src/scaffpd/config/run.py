@@ -13,15 +13,7 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from scaffpd.algorithms import Fair
 from scaffpd.config import reading as key
-from scaffpd.config.reading import (
-    SettingsTable,
-    algorithm_kind,
-    algorithm_of,
-    kind_of,
-    read_toml,
-    validated,
-    with_strength,
-)
+from scaffpd.config.reading import SettingsTable, algorithm_kind, algorithm_of, kind_of, read_toml, validated
 from scaffpd.errors import InputError
 from scaffpd.models.losses import LOSSES
 from scaffpd.objectives import Objective
@@ -233,7 +225,7 @@ class RunConfig(SettingsTable):
         chosen = algorithm_kind(algorithm.get("kind", "Fair"), file.parent, f"algorithm.kind in {file.name!r},")
         if objective is None and isinstance(chosen, type) and chosen.needs_objective():
             objective = {"kind": OBJECTIVE}
-        complete = with_strength(objective)
+        complete = key.with_strength(objective)
         left_out, objective = {"strength"} if complete != objective else set[str](), complete
         if found.model.network is None and "l2" not in found.model.model_fields_set:
             left_out.add("l2")

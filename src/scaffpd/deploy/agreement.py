@@ -237,9 +237,8 @@ def _facts(name: str, reply: Message) -> dict[str, Any]:
     except InputError:
         raise Unusable(name, useless) from None
     whole = max(read["dimension"], read["samples"], read["tested"]) < 2**53
-    if not whole or constants.shape != (4,) or constants.dtype != np.float64 or not np.all(np.isfinite(constants)):
-        raise Unusable(name, useless)
-    if constants[:3].min() < 0:
+    numbers = constants.shape == (4,) and constants.dtype == np.float64 and bool(np.isfinite(constants).all())
+    if not whole or not numbers or constants[:3].min() < 0:
         raise Unusable(name, useless)
     return {**read, "constants": constants, "noisy": reply.values.get("noisy") is True}
 

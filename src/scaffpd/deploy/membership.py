@@ -74,7 +74,7 @@ def accuse(verdicts: Mapping[str, str], number: int, record: Callable[[SiloEvent
 STRIKES = 3  # answers that cannot be used, failures or refusals, after which a silo is not asked again
 
 
-@dataclass
+@dataclass(eq=False)
 class Membership:
     """The members of a segment, which of them are absent, and for how many rounds they have not answered."""
 

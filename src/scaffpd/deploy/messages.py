@@ -220,19 +220,6 @@ class Transport(Protocol):
         """
 
 
-class Responder(Protocol):
-    """What an engine hosts at a site: a `Silo`."""
-
-    def answer(self, question: bytes) -> bytes:
-        """The reply to a question; a refusal is a reply as well, nothing is ever raised."""
-
-    def kept(self) -> bytes:
-        """What another process of this site needs to go on: agreements, vectors, secrets of open sums; no rows."""
-
-    def restore(self, kept: bytes) -> None:
-        """Go on from what `kept` returned in an earlier process."""
-
-
 def names_of(values: Mapping[str, Any], key: str) -> list[str]:
     """Read a list of names."""
     names: list[str] = read_values({key: list[str]}, values, "The question does not name what it is about.")[key]
@@ -395,7 +382,7 @@ def reply_arrays(question: Question, reply: Reply, like: Tensor) -> dict[str, Ar
 class InProcess:
     """A `Transport` to silos that are objects here."""
 
-    def __init__(self, silos: Mapping[str, Responder]) -> None:
+    def __init__(self, silos: Mapping[str, Any]) -> None:
         self.silos = dict(silos)
 
     def sites(self) -> tuple[str, ...]:

@@ -333,7 +333,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         replies = [*self._masked(wanted, messages.DRILLED).values()]
         if not all(isinstance(reply, MaskedReply) for reply in replies):
             return False
-        total = np.sum([reply.vector for reply in replies], axis=0, dtype=np.uint64)
+        total: Any = np.sum([reply.vector for reply in replies], axis=0, dtype=np.uint64)
         return bool(np.all(numbers.decode(total) == len(names)))
 
     def _with_masses(self, about: SiloRequest) -> SiloRequest:

@@ -12,21 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from scaffpd.config.model_file import Setup
-from scaffpd.deploy.messages import (
-    ASKING,
-    SPENT,
-    Array,
-    Failure,
-    Message,
-    Transport,
-    VectorCache,
-    WireError,
-    decode,
-    digest,
-    encode,
-    plain,
-    question_parts,
-)
+from scaffpd.deploy import messages
+from scaffpd.deploy.messages import Array, Failure, Message, Transport, VectorCache, decode, digest, encode, plain
 from scaffpd.federation import Traffic
 from scaffpd.federation.questions import QUESTIONS, Question
 
@@ -48,7 +35,7 @@ class SiloRequest:
     @classmethod
     def of(cls, question: Question, own: Mapping[str, Mapping[str, Tensor]] | None = None) -> SiloRequest:
         """A question of the waist, in these parts."""
-        values, vectors, arrays = question_parts(question)
+        values, vectors, arrays = messages.question_parts(question)
         return cls(question.kind, values, vectors, own or {}, arrays)
 
 
@@ -60,7 +47,7 @@ def answered(reply: Message | Failure) -> TypeGuard[Message]:
     return isinstance(reply, Message) and reply.kind == "answer"
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     """Silos by their names, over a transport that knows sites."""
 
@@ -156,9 +143,9 @@ class Session:
 
     def _message(self, request: SiloRequest, roles: NamedVectors, lacking: Mapping[str, Array], number: str) -> Message:
         values = {**request.values, "question": number}
-        if self.asks and request.kind in ASKING:
+        if self.asks and request.kind in messages.ASKING:
             values["asks"] = self.asks
-        if self.setup is not None and (roles or request.kind in ("start", SPENT, *QUESTIONS)):
+        if self.setup is not None and (roles or request.kind in ("start", messages.SPENT, *QUESTIONS)):
             values |= {"setup": self.setup.digest, "vectors": {role: label for role, (label, _) in roles.items()}}
         return Message(request.kind, values, {**lacking, **request.arrays})
 
@@ -169,7 +156,7 @@ class Session:
         self.wire.add(up=len(reply))
         try:
             message = decode(reply, self.largest)
-        except WireError as error:
+        except messages.WireError as error:
             return Failure(f"an unreadable answer: {error}", garbage=True)
         unread = message.kind == "refused" and message.values.get("question") is None  # not even its number
         if message.values.get("question") != number and not unread:

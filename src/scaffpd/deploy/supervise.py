@@ -26,7 +26,7 @@ class RetryPolicy:
     settle: float = 30.0  # seconds that a job gets before it is ended on behalf of a site that is back
 
 
-@dataclass
+@dataclass(eq=False)
 class Supervisor:
     """Keep a job going until its outcome is final.
 

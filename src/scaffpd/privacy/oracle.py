@@ -155,7 +155,7 @@ class PrivateClient(NamedTuple):
     loss_noise: float  # z_i of losses
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PrivateOracle:
     """N clients that answer with noise."""
 
@@ -171,15 +171,8 @@ class PrivateOracle:
 
     proximal_steps = refusal(SECOND_ORDER)
 
-    @property
-    def dimension(self) -> int:
-        """d, the length of x."""
-        return self.inner.dimension
-
-    @property
-    def most_rows(self) -> float | None:
-        """How many of a client's samples a pass over the data reads at most."""
-        return self.inner.most_rows
+    def __post_init__(self) -> None:
+        self.dimension, self.most_rows = self.inner.dimension, self.inner.most_rows
 
     def start(self) -> Tensor:
         """x⁰ of the model, which depends on no record."""

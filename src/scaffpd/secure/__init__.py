@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ ATTEMPTS = 4
 SMALL = 16  # bytes: a size, a number format
 
 
-@dataclass
+@dataclass(eq=False)
 class SecureSums:
     """The secure sums of a run."""
 
@@ -120,7 +120,7 @@ def _fits(numbers: FixedPoint, largest: int, replies: dict[str, MaskedReply]) ->
     return fine and all(reply.vector is not None for reply in replies.values())
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class MaskedSums:
     """Sums of masked vectors; a `Summer`."""
 
@@ -129,7 +129,7 @@ class MaskedSums:
     projections: bool  # whether clients show their gradients along directions that the server chooses
     twice: bool  # whether clients let the same vectors into sums with two different weights
     silent: bool = False  # whether losses stay with their clients too
-    hides: ClassVar[bool] = True
+    hides: bool = field(default=True, init=False)
 
     def shown(self, question: Question, reply: Reply) -> Reply:
         """Numbers, with losses as coarse as the quantum; none where losses are hidden, but for scores."""

@@ -10,12 +10,14 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.collab import collab
 
-from scaffpd.deploy.messages import Responder
 from scaffpd.errors import InputError
+
+if TYPE_CHECKING:
+    from scaffpd.deploy.silo.silo import Silo
 
 VARIABLE = "SCAFFPD_SILO"
 # A reply that starts like this is the site's refusal, not an answer. FLARE would send a raised exception's traceback
@@ -29,7 +31,7 @@ class SiloClient:
     """The object that FLARE keeps at a site for as long as a job runs (startup kits name its path: leave it here)."""
 
     def __init__(self) -> None:
-        self._silo: Responder | None = None
+        self._silo: Silo | None = None
         self._lock = threading.Lock()
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -67,7 +69,7 @@ def silo_file(root: Path, site: str) -> Path:
     return file.resolve()
 
 
-def open_silo(site: str, file: Path, kit: Path) -> Responder:
+def open_silo(site: str, file: Path, kit: Path) -> Silo:
     """Open the silo of a file, unless it is meant for another site than the one that FLARE has let in.
 
     Other silos know it by the certificate of its startup kit.

@@ -65,7 +65,7 @@ class FlareEngine(FlareJob, LocalEngine):
         self._project = FlareProject(NAME, sorted(silos), HOST, self.port, admin_port, rules=rules)
 
     @cached_property
-    def session(self) -> AdminSession:
+    def session(self) -> AdminSession:  # type: ignore[override]
         """The administrator's, for the engine's own use."""
         return AdminSession(self.kit(self._project.admin), self.log(ADMIN), self.processes.environment(ADMIN))
 

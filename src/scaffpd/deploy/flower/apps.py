@@ -25,7 +25,8 @@ from flwr.serverapp import Grid, ServerApp
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.messages import Failure, Responder
+    from scaffpd.deploy.messages import Failure
+    from scaffpd.deploy.silo.silo import Silo
 
 
 QUESTION, SETTING, VARIABLE, FEDERATION = "query.scaffpd", "silo", "SCAFFPD_SILO", "federation"
@@ -84,7 +85,7 @@ def silo_file(context: Context) -> Path:
     return Path(str(path))
 
 
-def open_silo(path: Path) -> Responder:
+def open_silo(path: Path) -> Silo:
     """Open the silo; it is imported here so that the rest of this module stays light."""
     from scaffpd.deploy.silo.silo import Silo
 

@@ -84,7 +84,7 @@ class SiloMasking:
 
     def __init__(self, name: str, rules: SecureRules, guard: SiloGuard) -> None:
         self.rules, self._guard = rules, guard
-        self._sums: dict[str, JournalledGuard] = {}
+        self._sums: dict[str, GuardedParty] = {}
         signed = None
         if rules.certificate is not None and rules.certificate_key is not None:
             try:
@@ -95,12 +95,8 @@ class SiloMasking:
         authority = None if rules.authority is None else Authority.read(rules.authority)
         self.party = Party(own, rules.pins, authority, rules.colluding, {name, *rules.known} if rules.known else ())
 
-    def kept(self) -> dict[str, Any]:
-        """Return what another process of this silo needs to go on; it holds secrets."""
-        return self.party.kept()
-
     def restore(self, kept: Any) -> None:
-        """Go on from what `kept` returned."""
+        """Go on from what `Party.kept` returned in another process of this silo."""
         try:
             self.party.restore(kept)
         except (KeyError, TypeError, ValueError):
@@ -210,10 +206,9 @@ class SiloMasking:
         numbers = None if given is None else FixedPoint.of(given)
         run = self._guard.run or self.party.identity.card.once.hex()  # before there is one, of this process
         if run not in self._sums:
-            self._sums[run] = JournalledGuard(self.rules, self._guard, run)
+            self._sums[run] = GuardedParty(self.party, JournalledGuard(self.rules, self._guard, run), self.rules.share)
         try:
-            party = GuardedParty(self.party, self._sums[run], self.rules.share)
-            found = party.answer(sums, numbers, vector, digest, bare)
+            found = self._sums[run].answer(sums, numbers, vector, digest, bare)
         except (TooLarge, ExposedError) as refusal:  # an answer: it is about the sum, and not about this silo
             return Message("answer", {"declined": str(refusal), "exposed": isinstance(refusal, ExposedError)})
         sent = {} if found.vector is None else {"masked": found.vector.view(np.int64)}

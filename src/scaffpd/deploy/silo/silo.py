@@ -30,25 +30,8 @@ from scaffpd.config import reading
 from scaffpd.config.model_file import TRIAL, Setup, linear, read_values
 from scaffpd.config.silo import SiloFile
 from scaffpd.data.silos import fold_numbers
-from scaffpd.deploy.messages import (
-    ASKING,
-    BARE,
-    MASKED,
-    SECRET,
-    SPENT,
-    WEIGHT,
-    Array,
-    Message,
-    MissingVectors,
-    VectorCache,
-    WrittenQuestion,
-    decode,
-    digest,
-    encode,
-    names_of,
-    own_steps,
-    reply_arrays,
-)
+from scaffpd.deploy import messages
+from scaffpd.deploy.messages import Array, Message, MissingVectors, VectorCache, WrittenQuestion, decode, encode
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.guard import AwaitsConsent, SiloConsent, SiloGuard
 from scaffpd.deploy.silo.records import AuditLog, PrivacyLedger, as_numbers, as_text, check_shared, shared_parts
@@ -199,7 +182,7 @@ class Silo:
         sent, setup = encode(Message(reply.kind, {**reply.values, **names}, reply.arrays)), self._setup
         about = {"run": "", "algorithm": ""} if setup is None else {"run": setup.columns, "algorithm": setup.algorithm}
         more: dict[str, Any] = {"masked": self._masks, "private": self._private}
-        if asked is not None and asked.kind in ASKING and self.consent.asks is not None:
+        if asked is not None and asked.kind in messages.ASKING and self.consent.asks is not None:
             more |= {"asks": self.consent.asks, "columns": _columns(setup)}
         try:
             self.audit.note(asked, reply, len(sent), {**about, **more})
@@ -214,9 +197,9 @@ class Silo:
     def _reply(self, asked: Message) -> Message:
         """Return the answer, as far as it may leave: where vectors are masked, all of it goes through one gate."""
         if asked.kind != "hello":
-            self.consent.check(asked.kind, asked.values.get("asks") if asked.kind in ASKING else None)
-        hides = self._masks or asked.kind in SECRET
-        if asked.kind in SECRET:
+            self.consent.check(asked.kind, asked.values.get("asks") if asked.kind in messages.ASKING else None)
+        hides = self._masks or asked.kind in messages.SECRET
+        if asked.kind in messages.SECRET:
             self.guard.check_trust()
         reply = self.masking.answer(asked, self._compute, self._named) if hides else self._compute(asked)
         return self.masking.released(asked.kind, reply) if self._masks else reply  # an agreement may be new
@@ -276,7 +259,7 @@ class Silo:
             probe = float(cohort.evaluate(np.random.default_rng(0).standard_normal(d) / np.sqrt(d)).loss[0])
         values = {
             "dimension": d, "dtype": str(start.dtype), "convex": known.convex, "quadratic": known.quadratic,
-            "tested": self._tested, "start": digest(start) if start.any() else "",
+            "tested": self._tested, "start": messages.digest(start) if start.any() else "",
             "samples": int(known.samples[0]), "noisy": known.noisy,
         }  # fmt: skip
         scalars = np.array([known.smoothness[0], known.strong_convexity[0], known.steepest[0], probe])
@@ -311,9 +294,9 @@ class Silo:
     # --- while training
 
     def _train(self, asked: Message, use: str) -> Message:
-        values = own_steps(asked.values, self.name)
+        values = messages.own_steps(asked.values, self.name)
         setup = self._check_setup(values.get("setup"))
-        if asked.kind == SPENT and self._private:
+        if asked.kind == messages.SPENT and self._private:
             return self._spent()
         if self._private and asked.kind == Scores.kind:
             raise InputError("This silo is private: it releases no scores.")
@@ -335,24 +318,24 @@ class Silo:
         with self._noted(), limit_threads(channel.work):
             reply = channel.ask(question, [0])
             if isinstance(question, Response) and (name := question.weighing.name):
-                self.guard.journal.note(self.guard.run, WEIGHT, str(name), as_text(channel.weights[name]))
+                self.guard.journal.note(self.guard.run, messages.WEIGHT, str(name), as_text(channel.weights[name]))
             shown = self.masking.coarse(question, reply) if self._masks else reply
-            arrays = reply_arrays(question, shown, self.cohort.start())
-            shared = shared_parts(self.name, reply, values) if use == MASKED else {}
+            arrays = messages.reply_arrays(question, shown, self.cohort.start())
+            shared = shared_parts(self.name, reply, values) if use == messages.MASKED else {}
             own = next((part.own for part in reply.vectors.values()), None)
-            if use == MASKED and own is not None:  # for the guard, which sees to it that nothing of it leaves
+            if use == messages.MASKED and own is not None:  # for the guard, which sees to it that nothing of it leaves
                 bare, weight = own()
-                arrays |= {BARE: bare[0].double().numpy(force=True), WEIGHT: weight}
+                arrays |= {messages.BARE: bare[0].double().numpy(force=True), messages.WEIGHT: weight}
             return Message("answer", {"shared": True} if shared else {}, arrays | shared)
 
     def _weigh(self, question: WeighedQuestion, values: Mapping[str, Any]) -> None:
         """Tell this silo's place among the others, and the weight that it has kept, to its cohort of one."""
-        channel, names, centre = self.cohort.channel, names_of(values, "names"), question.weighing.centre
+        channel, names, centre = self.cohort.channel, messages.names_of(values, "names"), question.weighing.centre
         if self.name not in names:
             raise InputError("This silo is none of those who are to find their weights.")
         channel.place = names.index(self.name), len(names)
         if centre and centre not in channel.weights:  # another process of this silo may have kept it
-            kept = self.guard.journal.known(self.guard.run, WEIGHT).get(str(centre))
+            kept = self.guard.journal.known(self.guard.run, messages.WEIGHT).get(str(centre))
             channel.weights |= {} if kept is None else {centre: as_numbers(kept)}
 
     def _compared(self, setup: Setup, question: JoiningScores) -> dict[str, Array]:
@@ -395,7 +378,8 @@ class Silo:
 
         if kind not in QUESTIONS:
             raise InputError(f"This silo knows no question {kind!r}.")
-        return written.read(QUESTIONS[kind], point)
+        question: Question = written.read(QUESTIONS[kind], point)
+        return question
 
     def _spent(self) -> Message:
         """Answer with (ε, δ) so far: how often the silo was asked, and no fact about its rows."""
@@ -425,7 +409,7 @@ class Silo:
         if self._setup is not None:
             values["setup"] = self._setup.values()
         if "masking" in vars(self):
-            values["secrets"] = self.masking.kept()
+            values["secrets"] = self.masking.party.kept()
         return encode(Message("kept", values, self._vectors.last(CARRIED)))
 
     def _stamp(self) -> list[int]:
