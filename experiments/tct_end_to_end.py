@@ -31,12 +31,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from experiments.image_divisions import Division, OutOfTimeError, Piece, halves, shown, worst
 from experiments.image_pieces import commit
 from experiments.image_plans import Plan
 from experiments.image_study import LOADERS, TITLES, Ground, hardware
+from experiments.small_networks import ResNet8
 from experiments.spectral import Quadratics, federation, own_models
 from scaffpd.algorithms import FedAvg, ScaffPD
 from scaffpd.cohort import Cohort
@@ -107,41 +107,6 @@ def setting(dataset: str, alpha: float, seed: int, small: bool) -> Setting:
     return replace(
         full, clients=5, width=8, rounds=6, final=10, local_steps=12, batch=32, epochs=4, coordinates=400, per_class=few
     )  # fmt: skip
-
-
-class Block(nn.Module):
-    """Two convolutions with group norm, and a way around them."""
-
-    def __init__(self, channels: int, out: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.GroupNorm(out // 8, out)
-        self.conv2, self.norm2 = nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.GroupNorm(out // 8, out)
-        around = channels != out or stride != 1
-        self.around: nn.Module = nn.Conv2d(channels, out, 1, stride, bias=False) if around else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """relu(around(x) + norm(conv(relu(norm(conv(x))))))."""
-        inner = nn.functional.relu(self.norm1(self.conv1(x)))
-        return nn.functional.relu(self.around(x) + self.norm2(self.conv2(inner)))
-
-
-class ResNet8(nn.Module):
-    """The smallest residual network of He et al. (2016) for 32 × 32 pixels, with group norm; takes bytes."""
-
-    def __init__(self, classes: int, width: int = 16, mean: Sequence[float] = (0,) * 3, std: Any = (255,) * 3) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.GroupNorm(max(1, width // 8), width)
-        self.blocks = nn.Sequential(Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 4 * width, 2))
-        self.fc = nn.Linear(4 * width, classes)
-        self.mean: Tensor
-        self.std: Tensor
-        for name, value in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(value, dtype=torch.float32).view(3, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, h, w), 0 to 255, to one output per class."""
-        x = nn.functional.relu(self.norm(self.first((x.to(self.mean.dtype) - self.mean) / self.std)))
-        return self.fc(self.blocks(x).mean((2, 3)))  # type: ignore[no-any-return]
 
 
 @dataclass

@@ -38,8 +38,10 @@ def test_the_numbers_are_those_of_the_stored_measurements(publish, found):
         assert file.read() == publish.long(found)
 
 
-def test_the_page_of_benchmarks_says_what_is_stored(publish, found):
-    assert publish.headline(found).join(publish.MARKS) in publish.DOCS.read_text(encoding="utf-8")
+def test_the_documentation_says_what_is_stored(publish, found):
+    texts = {"benchmarks.md": publish.headline(found), "networks.md": publish.beside(found.get("network_simulators"))}
+    for page, text in texts.items():
+        assert text.join(publish.MARKS) in (publish.DOCS / page).read_text(encoding="utf-8")
 
 
 def test_no_rehearsal_is_stored(found):

@@ -46,14 +46,6 @@ def small() -> nn.Module:
     )  # fmt: skip
 
 
-def larger() -> nn.Module:
-    """Two convolutions, for 32 × 32 images in colour."""
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2048, 10),
-    )  # fmt: skip
-
-
 class Contest:
     """The same local training in three ways.
 
@@ -139,9 +131,12 @@ class Rounds:
         device: where.
         clients: N, of which a tenth takes part in a round.
         precision: see `Module`.
+        steps: J.
     """
 
-    def __init__(self, network: nn.Module, device: str, clients: int = 100, precision: str | None = None) -> None:
+    def __init__(
+        self, network: nn.Module, device: str, clients: int = 100, precision: str | None = None, steps: int = STEPS
+    ) -> None:
         images, random = everything(), np.random.default_rng(0)
         rows = random.permutation(len(images.train.y))[: clients * EACH].reshape(clients, EACH)
         X, V = (
@@ -153,8 +148,8 @@ class Rounds:
         self.cohort = sp.Cohort([(X[p].numpy(), y[p].numpy()) for p in rows], model, device=device)
         self.X, self.y = (part[torch.from_numpy(rows)].to(device) for part in (X, y))
         self.test, self.model, self.device = (V[::5].to(device), w[::5].to(device)), model, device
-        self.network = copy.deepcopy(network).to(device)
-        self.method = sp.FedAvg(local_steps=STEPS, batch_size=BATCH, local_rate=RATE, clients_per_round=clients // 10)
+        self.network, self.steps = copy.deepcopy(network).to(device), steps
+        self.method = sp.FedAvg(local_steps=steps, batch_size=BATCH, local_rate=RATE, clients_per_round=clients // 10)
 
     def ours(self, rounds: int) -> Tensor:
         """The package's own rounds; losses, which a loop would not compute either, are not looked up."""
@@ -166,6 +161,15 @@ class Rounds:
             state = self.method.round(self.cohort, state)
         return state.x
 
+    def chosen(self, r: int) -> Any:
+        """The clients of round r = 1, 2, …, as `FedAvg` draws them."""
+        return np.sort(np.random.default_rng([0, r, 2]).choice(len(self.X), len(self.X) // 10, replace=False))
+
+    def minibatches(self, r: int, i: int) -> Tensor:
+        """Which images client i uses in round r, (steps, batch), as `Module` draws them."""
+        drawn = Draws((0, r, 1), [self.cohort.names[i]]).uniform(self.steps * BATCH)[0]
+        return (drawn * EACH).long().view(self.steps, BATCH)
+
     def loop(self, rounds: int) -> Tensor:
         """One client after the other, with the clients and the minibatches of ours."""
         return self._timed(lambda: self._loop(rounds))
@@ -173,13 +177,11 @@ class Rounds:
     def _loop(self, rounds: int) -> Tensor:
         own = copy.deepcopy(self.network)
         for r in range(1, rounds + 1):
-            chosen = np.random.default_rng([0, r, 2]).choice(len(self.X), len(self.X) // 10, replace=False)
             start, total = copy.deepcopy(own.state_dict()), None
-            for i in np.sort(chosen):
+            for i in self.chosen(r):
                 own.load_state_dict(start)
                 optimizer = torch.optim.SGD(own.parameters(), RATE)
-                drawn = Draws((0, r, 1), [self.cohort.names[i]]).uniform(STEPS * BATCH)[0]
-                for batch in (drawn * EACH).long().view(STEPS, BATCH).to(self.device):
+                for batch in self.minibatches(r, i).to(self.device):
                     optimizer.zero_grad()
                     nn.functional.cross_entropy(own(self.X[i][batch]), self.y[i][batch]).backward()
                     optimizer.step()
@@ -188,7 +190,7 @@ class Rounds:
             own.load_state_dict(start)
             with torch.no_grad():
                 for p, value in zip(own.parameters(), total or [], strict=True):
-                    p.copy_(value / len(chosen))
+                    p.copy_(value / len(self.chosen(r)))
         return torch.cat([p.detach().flatten() for p in own.parameters()])
 
     def _timed(self, work: Callable[[], Tensor]) -> Tensor:
@@ -223,16 +225,15 @@ class Rounds:
 
 def measure_rounds(device: str, rounds: int, turns: int, quick: bool) -> None:
     """Print the table of rounds."""
-    from experiments.tct_end_to_end import ResNet8
+    from experiments.small_networks import NETWORKS, TITLES
 
-    mean, std = (0.0,) * 3, (1.0,) * 3
     print(f"| a round of FedAvg on {device}, {rounds} rounds | ours | loop | ratio | accuracy, ours | loop |")
     print("|---|---|---|---|---|---|")
-    for name, make in (("two convolutions", larger), ("ResNet-8, group norm", lambda: ResNet8(10, 16, mean, std))):
+    for key, make in NETWORKS.items():
         for precision in (None, "bf16") if device == "cuda" else (None,):
             torch.manual_seed(0)
             contest = Rounds(make(), device, 20 if quick else 100, precision)
-            print(contest.row(name + (", bf16" if precision else ""), rounds, turns), flush=True)
+            print(contest.row(TITLES[key] + (", bf16" if precision else ""), rounds, turns), flush=True)
 
 
 def row(title: str, contest: Contest, turns: int, exact: bool) -> str:
@@ -264,6 +265,8 @@ def profile(contest: Contest) -> str:
 
 def main() -> None:
     """Print the table."""
+    from experiments.small_networks import two_convolutions
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=list(AIMS))
     parser.add_argument("--clients", type=int)
@@ -280,7 +283,8 @@ def main() -> None:
     turns = 1 if given.quick else given.turns
     print("| images per second | loop | side by side | one large batch | × loop | share of large | aim |")
     print("|---|---|---|---|---|---|---|")
-    cases = [("two convolutions of 28 px", small(), (1, 28, 28)), ("two convolutions of 32 px", larger(), (3, 32, 32))]
+    cases = [("two convolutions of 28 px", small(), (1, 28, 28))]
+    cases += [("two convolutions of 32 px", two_convolutions(), (3, 32, 32))]
     for name, network, shape in cases[: 1 if given.quick else 2]:
         contest = Contest(network, clients, given.device, shape)
         print(row(f"{name}, {clients} clients, {given.device}", contest, turns, given.device == "cpu"), flush=True)

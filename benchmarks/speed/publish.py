@@ -1,6 +1,7 @@
 """RESULTS.md, results.csv and results.png from stored measurements, the same files for the same measurements.
 
-The page of all benchmarks, docs/benchmarks.md, has one sentence about them between marks, which is written as well.
+The page of all benchmarks, docs/benchmarks.md, has one sentence about them between marks, and docs/networks.md a table
+of simulators that train networks; both are written as well.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from harness import table
+from harness import shown, table
 
 GPU = "gpu"
-MODULES = ("simulators", "round_cost", "certified", "memory", "dual_prox", "scale", "streaming", GPU)
+MODULES = (
+    "simulators", "network_simulators", "round_cost", "certified", "memory", "dual_prox", "scale", "streaming", GPU,
+)  # fmt: skip
 INTRODUCTION = """# Speed
 
 All of this is written by one command, `python benchmarks/speed/run.py`; `--only NAME` measures one part again,
@@ -39,17 +42,41 @@ def publish(folder: Path) -> None:
         tell(found)
 
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 TIMES = "time ÷ scaffpd's"
 MARKS = "<!-- speed -->", "<!-- /speed -->"
 
 
-def tell(found: dict[str, Found], file: Path = DOCS) -> None:
-    """Write the sentence anew."""
-    text = file.read_text(encoding="utf-8")
-    before, rest = text.split(MARKS[0])
+def tell(found: dict[str, Found], folder: Path = DOCS) -> None:
+    """Write what docs/ says of the measurements anew."""
+    insert(folder / "benchmarks.md", headline(found))
+    insert(folder / "networks.md", beside(found.get("network_simulators")))
+
+
+def insert(file: Path, text: str) -> None:
+    """Replace what stands between the marks."""
+    before, rest = file.read_text(encoding="utf-8").split(MARKS[0])
     _, after = rest.split(MARKS[1])
-    file.write_text(f"{before}{MARKS[0]}{headline(found)}{MARKS[1]}{after}", encoding="utf-8")
+    file.write_text(f"{before}{MARKS[0]}{text}{MARKS[1]}{after}", encoding="utf-8")
+
+
+def beside(part: Found | None) -> str:
+    """Simulators that train networks, a line for each, with the networks beside each other."""
+    if part is None:
+        return "Not measured yet."
+    titles = list(dict.fromkeys(row["network"] for row in part["rows"]))
+    head = ["", *(column for title in titles for column in (f"{title}, s a round", "÷ ours", "accuracy"))]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for name in dict.fromkeys(row["candidate"] for row in part["rows"]):
+        here = {row["network"]: row for row in part["rows"] if row["candidate"] == name}
+        cells = [f"{name} {here[titles[0]]['version'] or ''}".strip()]
+        for row in (here[title] for title in titles):
+            accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.1%}"
+            cells += [row["note"] if row["s a round"] is None else shown(row["s a round"]), shown(row[TIMES]), accuracy]
+        lines.append("| " + " | ".join(cells) + " |")
+    here = part["machine"]
+    where = f"On {here['cores']} cores ({here['CPU']}, torch {here['torch']}), {part['seconds']:,.0f} s in all:"
+    return "\n".join(["", where, "", *lines, ""])
 
 
 def headline(found: dict[str, Found]) -> str:

@@ -112,9 +112,14 @@ def interpreter(name: str, pythons: Mapping[str, str]) -> str:
 
 
 def ask(name: str, python: str, rounds: int, folder: Path = PEERS) -> Answer:
+    """What a candidate makes of digits."""
+    return said(name, python, "--rounds", str(rounds), folder=folder)
+
+
+def said(name: str, python: str, *arguments: str, folder: Path = PEERS) -> Answer:
     """What a candidate's script prints, or the last thing that it complains about."""
     free = {key: value for key, value in os.environ.items() if key not in THREADS}
-    command = [python, str(folder / f"run_{name}.py"), "--rounds", str(rounds)]
+    command = [python, str(folder / f"run_{name}.py"), *arguments]
     try:
         done = subprocess.run(command, env=free, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:

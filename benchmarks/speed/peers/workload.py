@@ -51,17 +51,19 @@ def accuracy(model: Model, X: Floats, y: Labels) -> float:
 
 def measure(name: str, version: str, ways: Mapping[str, Train]) -> None:
     """Time the fastest of several ways to do the same (by name; one will do), and print a line of JSON about it."""
-    rounds, startup = rounds_wanted(), since_start()
+    rounds, startup = arguments().rounds, since_start()
     best = fastest(ways) if len(ways) > 1 else next(iter(ways))
     took, model = seconds(ways[best], rounds)
     report(name, version, rounds, took, model, startup, best)
 
 
-def rounds_wanted() -> int:
-    """What `--rounds` says."""
+def arguments() -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=20)
-    return parser.parse_args().rounds
+    parser.add_argument("--images", help="the problem of `images.py` in the place of this one: its file")
+    parser.add_argument("--into", help="where to write the network")
+    return parser.parse_args()
 
 
 def seconds(train: Train, rounds: int) -> tuple[float, Model]:

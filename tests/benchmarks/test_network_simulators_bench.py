@@ -1,0 +1,95 @@
+"""The comparison on networks: everybody is given the same work, and who ends elsewhere gets no speed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+SPEED = Path(__file__).parents[2] / "benchmarks" / "speed"
+SCRIPTS = ("network_simulators", "networks", "simulators", "images", "torch_problems", "run_loop", "run_scaffpd")
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """The module, on few random images in the place of CIFAR-10's."""
+    for folder in (SPEED / "peers", SPEED):
+        monkeypatch.syspath_prepend(str(folder))
+    for name in SCRIPTS:
+        sys.modules.pop(name, None)
+    import network_simulators
+
+    networks = sys.modules["networks"]
+
+    random = np.random.default_rng(0)
+    part = SimpleNamespace(x=random.integers(0, 256, (800, 32, 32, 3), dtype=np.uint8), y=random.integers(0, 10, 800))
+    monkeypatch.setattr(networks, "everything", lambda: SimpleNamespace(train=part, test=part))
+    monkeypatch.setattr(networks, "EACH", 40)
+    yield network_simulators
+    for name in SCRIPTS:
+        sys.modules.pop(name, None)
+
+
+def contest(bench, network):
+    torch.manual_seed(0)
+    return bench.Rounds(bench.NETWORKS[network](), "cpu", 20, None, 2)
+
+
+def trained(network, given, tick):
+    """By our script and by the loop's, without their processes."""
+    import run_loop
+    import run_scaffpd
+    import torch_problems
+
+    return {"scaffpd": run_scaffpd.network(given, tick), "loop": torch_problems.network(run_loop.train, 1, given, tick)}
+
+
+@pytest.mark.parametrize("network", ["cnn", "resnet"])
+def test_ours_and_the_loop_do_the_same_work(bench, network, tmp_path):
+    import images
+
+    here, ticks = contest(bench, network), []
+    bench.problem(network, here, 2).save(tmp_path / "problem.npz")
+    given = images.load(str(tmp_path / "problem.npz"))
+    assert given.rows.shape == (2, 2, 2, 32)
+    assert given.X.shape == (20, 40, 3, 32, 32)
+    models = trained(network, given, lambda: ticks.append(len(ticks)))
+    assert len(ticks) == 2 * 3  # before the first round, and after each of two
+    ours, loop = (bench.vector(here, models[name]) for name in ("scaffpd", "loop"))
+    start = torch.cat([p.detach().flatten() for p in here.network.parameters()])
+    assert (loop - start).norm() > 1e-2
+    for other in (ours, here.loop(2)):  # by rounding a ReLU or a maximum may turn
+        assert (other - loop).norm() < 2e-2 * (loop - start).norm()
+
+
+def test_other_minibatches_are_noticed(bench):
+    here = contest(bench, "cnn")
+    given = bench.problem("cnn", here, 1)
+    other = bench.Images(**vars(given) | {"rows": given.rows[:, ::-1]})
+    found = [trained("cnn", problem, lambda: None) for problem in (given, other)]
+    first, second = (bench.vector(here, models["loop"]) for models in found)
+    assert (first - second).norm() > 0.1 * (first - bench.vector(here, given.start)).norm()
+
+
+def test_who_ends_elsewhere_has_no_speed(bench):
+    here = contest(bench, "cnn")
+    start = bench.problem("cnn", here, 1).start
+    bad = start | {"7.bias": np.where(np.arange(10) == 3, 1e6, 0.0).astype("f4")}
+    said = {"version": "1", "setting": "", "startup_seconds": 1.0}
+    found = {name: said | {"seconds": [9.0, 1.0, 3.0]} for name in ("scaffpd", "loop", "pfl")}
+    found |= {"loop": said | {"seconds": [9.0, 4.0, 4.0]}, "flower": "not installed: flwr"}
+    here.accuracy = lambda x: 0.1 if x[-7] > 1e5 else 0.3
+    rows = bench.judged("cnn", here, found, {"scaffpd": start, "loop": start, "pfl": bad})
+    assert [row["s a round"] for row in rows] == [2.0, 4.0, None, None]
+    assert [row[bench.TIMES] for row in rows] == [1.0, 2.0, None, None]
+    assert (rows[1]["from"], rows[1]["to"], rows[1]["first round, s"]) == (4 / 3, 4.0, 9.0)
+    assert "accuracy 0.100, the plain loop's is 0.300" in rows[2]["note"]
+    told = bench.sentences(rows)
+    assert "plain PyTorch loop takes 2.00 times as long" in told[0]
+    assert "Flower (Ray) has no speed (not installed: flwr)" in told[0]
+    with pytest.raises(RuntimeError, match="scaffpd: failed: accuracy"):
+        bench.judged("cnn", here, found, {"scaffpd": bad, "loop": start, "pfl": start})
