@@ -168,8 +168,8 @@ def test_every_figure_is_a_picture_too(hospitals, form):
 
 def test_a_comparison_is_read_from_its_tables():
     digits, hospitals = read(RESULTS / "digits"), read(RESULTS / "hospitals")
-    assert digits.role("before").name == "FedAvg"
-    assert digits.role("after").name == max(digits.overall, key=lambda n: digits.overall[n].worst_20)
+    assert digits.role("before") == "FedAvg"
+    assert digits.role("after") == max(digits.overall, key=lambda n: digits.overall[n].worst_20)
     assert digits.overall["FedAvg"].worst_20 == pytest.approx(0.847, abs=1e-3)
     assert "seed 0 alone" in digits.note  # other partitions under every seed
     assert "mean over 5 seeds" in hospitals.note
@@ -187,7 +187,7 @@ def test_a_comparison_of_losses(tmp_path):
     named = "method,seed,client,weight,train_samples,train_loss,train_accuracy,test_samples,test_loss,test_accuracy"
     (tmp_path / "clients.csv").write_text("\n".join([named, *rows]))
     story = read(tmp_path)
-    assert (story.measure, story.role("before").name, story.role("after").name) == ("loss", "FedAvg", "Ours")
+    assert (story.measure, story.role("before"), story.role("after")) == ("loss", "FedAvg", "Ours")
     text = markup(report.write(tmp_path).read_text(encoding="utf-8"))
     assert "Ours serves the" in text
     assert "It diverged." in text

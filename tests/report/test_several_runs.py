@@ -59,8 +59,8 @@ def test_differences_are_paired_over_the_same_rows(place):
     assert [model.role for model in found.models] == ["before", "after"]
     for name, folder in zip(found.names, runs, strict=True):
         own = read(folder)
-        main = own.role("after") or own.models[0]
-        assert [s.value for s in found.scores[name]] == [s.value for s in own.scores[main.name]]
+        main = own.role("after") or own.models[0].name
+        assert [s.value for s in found.scores[name]] == [s.value for s in own.scores[main]]
     files = [np.load(folder / "held_out.npz") for folder in runs]
     ends = np.cumsum(files[0]["counts"])[:-1]
     old, new = (np.split(f[f"loss {name}"], ends) for f, name in zip(files, ("average", "fair"), strict=True))

@@ -218,13 +218,12 @@ def _tiles(run: ReportData) -> list[dict[str, str]]:
         return []
     tiles: list[dict[str, str]] = []
     if run.pair:
-        names = [model.name for model in run.pair]
-        old, new = (run.overall[name] for name in names)
+        old, new = (run.overall[name] for name in run.pair)
         for name, which in ((f"The {run.bottom}", "worst_20"), ("The average", "mean")):
             was, now = getattr(old, which), getattr(new, which)
             moved = change(now - was, run.measure) + (" points" if run.upwards else "")
-            old_value, value, more = measured(was, run.measure), measured(now, run.measure), " → ".join(names)
-            tone = "" if verdict.tested(run) else _tone(run, now - was, moved)  # tests are of single clients
+            old_value, value, more = measured(was, run.measure), measured(now, run.measure), " → ".join(run.pair)
+            tone = "" if run.tested else _tone(run, now - was, moved)  # tests are of single clients
             tiles.append({"name": name, "old": old_value, "value": value, "moved": moved, "tone": tone, "more": more})
         if (loss := verdict.optimised(run)) is not None:
             more = "on training rows, of the worst-served: what was optimised"
@@ -250,14 +249,13 @@ def _tone(run: ReportData, moved: float, written: str) -> str:
 def _clients(run: ReportData) -> list[dict[str, Any]]:
     """The rows of the table of clients."""
     named = {name: {s.client: s for s in run.scores[name]} for name in run.names if name in run.scores}
-    after = run.role("after")
-    weigher, rows = named[after.name if after else next(iter(run.scores))], []
+    weigher, rows = named[run.role("after") or next(iter(run.scores))], []
     for client in run.clients:
         own = weigher.get(client) or Score(client, None)
         values = [(run.names.index(name), _value(run, scores.get(client))) for name, scores in named.items()]
         row: dict[str, Any] = {"score": own, "values": values, "few": verdict.uncertain(run, own)}
         if run.pair:
-            old, new = (named[model.name].get(client) for model in run.pair)
+            old, new = (named[name].get(client) for name in run.pair)
             row["gain"] = _gain(run, old, new)
         rows.append(row)
     return rows

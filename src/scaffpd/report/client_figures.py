@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from scaffpd.errors import plural
 from scaffpd.report import vega
 from scaffpd.report.data import FEW, ReportData, brief, change, count
-from scaffpd.report.vega import (
-    MANY,
-    ON,
-    STEP,
-    Figure,
-    Rows,
-    Spec,
-    colour,
-    named,
-    quantity,
-    scaled,
-    specification,
-    tip,
-    value_axis,
-)
+from scaffpd.report.vega import MANY, ON, STEP, Figure, Rows, Spec, colour, drawn, layer, named, quantity, scaled, tips
 from scaffpd.report.verdict import meanings, uncertain
 
 MOST_CELLS = 20_000
@@ -42,35 +30,39 @@ def _values(run: ReportData) -> dict[str, dict[str, float]]:
     }
 
 
-def _order(run: ReportData) -> list[str]:
-    """Sort the clients by gain, the largest first; by value where there is nothing to compare."""
-    found = _values(run)
-    if run.pair:
-        old, new = (found[model.name] for model in run.pair)
-        return sorted(run.clients, key=lambda c: -run.sign * (new.get(c, 0.0) - old.get(c, 0.0)))
-    only = next(iter(found.values()))
-    return sorted(run.clients, key=lambda c: run.sign * only.get(c, 0.0))
-
-
 def _dots(run: ReportData) -> Figure:
-    names, points, pairs = _order(run), _points(run), _pairs(run)
+    """Show the clients in the order of their gains; of their values where there is nothing to compare."""
+    points, pairs, title = _points(run), _pairs(run), vega.value_axis(run)
+    first = (
+        run.gains(*run.pair)
+        if run.pair
+        else {s.client: -run.sign * (s.value or 0.0) for s in next(iter(run.scores.values()))}
+    )
+    names = sorted(run.clients, key=lambda c: -first.get(c, 0.0))
     few = sorted({str(row["client"]) for row in points if row["few"]})
-    y, x = named(names, labelExpr=DAGGER), vega.across("value", value_axis(run), vega.LOOSE, grid=True)
+    y, x = named(names, labelExpr=DAGGER), vega.across("value", title, vega.LOOSE, grid=True)
     params: list[Spec] = [{"name": "few", "value": few}]
-    for model in run.pair or ():  # names go in as values, never into an expression
-        params.append({"name": f"{model.role}_name", "value": model.name})
-        params.append({"name": f"on_{model.role}", "expr": f"indexof(shown, {model.role}_name) >= 0"})
-    layers = [*(_lines(y, x) if pairs else []), _marks(run, y, x)]
+    for role, name in zip(("before", "after"), run.pair or (), strict=False):  # names are values, never expressions
+        params.append({"name": f"{role}_name", "value": name})
+        params.append({"name": f"on_{role}", "expr": f"indexof(shown, {role}_name) >= 0"})
+    tip = tips(client=run.word, model="model", value=(title, vega.value_format(run)),
+               train_rows=("rows trained on", ",d"), test_rows=("test rows", ",d"),
+               weight="how much it counts (λ)")  # fmt: skip
+    hollow = {"condition": {"test": "datum.few", "value": 0.1}, "value": 1}
+    looks = dict.fromkeys(("fill", "shape", "stroke"), colour(run))
+    encoding = {"y": y, "x": x, **looks, "tooltip": tip, "fillOpacity": hollow}
+    layers = vega.changes("pairs", y, x, "on_before && on_after") if pairs else []
+    layers.append(layer("point", encoding, ON, "clients", size=90, opacity=1, strokeWidth=1.8))
     heading = GAINS if pairs else f"How every {run.word} is served"
-    alt = f"For each of {len(names)} {plural(run.word)}, the {value_axis(run)} of every model that is on."
-    spec = specification(run, params=params, height=STEP * max(len(names), 2), layer=layers)
+    alt = f"For each of {len(names)} {plural(run.word)}, the {title} of every model that is on."
     caption, data = _caption(run, bool(pairs), bool(few)), {"clients": points, "pairs": pairs}
-    return Figure("clients", heading, caption, alt, {"": spec}, data, wide=True)
+    parts = {"params": params, "height": STEP * max(len(names), 2), "layer": layers}
+    return drawn(run, "clients", heading, caption, alt, data, wide=True, **parts)
 
 
 def _points(run: ReportData) -> Rows:
     found = _values(run)
-    main = [model.name for model in run.pair or ()]
+    main = run.pair or ()
     behind = [*(name for name in run.scores if name not in main), *main]  # before and after are drawn on top
     return [
         {
@@ -85,61 +77,26 @@ def _points(run: ReportData) -> Rows:
 
 
 def _pairs(run: ReportData) -> Rows:
+    """Every client before and after; a change is drawn quietly where a test calls it noise."""
     if not run.pair:
         return []
-    found, unit = _values(run), 100 if run.upwards else 1
-    before, after = (found[model.name] for model in run.pair)
-    clear = {s.client: s.clear for s in run.scores[run.pair[1].name]}
+    (before, after), clear = (_values(run)[name] for name in run.pair), run.tested
     return [
         {
-            "client": c, "before": old, "after": new, "tone": _tone(run.sign * (new - old), clear.get(c)),
-            "change": change((new - old) / unit, run.measure) + ("*" if clear.get(c) else ""),
+            "client": c, "before": before[c], "after": after[c],
+            "tone": "quiet" if clear.get(c) is False else "gain" if gain >= 0 else "loss",
+            "change": change(run.sign * gain, run.measure) + ("*" if clear.get(c) else ""),
         }
-        for c in run.clients
-        if c in before and c in after
-        for old, new in [(before[c], after[c])]
+        for c, gain in run.gains(*run.pair).items()
     ]  # fmt: skip
-
-
-def _tone(gain: float, clear: bool | None) -> str:
-    """How a change is drawn: quiet where a test calls it noise."""
-    return "quiet" if clear is False else "gain" if gain >= 0 else "loss"
-
-
-def _lines(y: Spec, x: Spec) -> list[Spec]:
-    """Lines from before to after with the change in words; gains, losses and noise apart."""
-    layers: list[Spec] = []
-    ends = {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}}
-    for style, words in (("gain", "gain-words"), ("loss", "loss-words"), ("quiet", "soft")):
-        both = f"on_before && on_after && datum.tone === '{style}'"
-        line: Spec = {"transform": [{"filter": both}], "mark": {"type": "rule", "style": style}, "encoding": ends}
-        layers += [{"data": {"name": "pairs"}, **one} for one in (line, vega.beside("change", y, words, both))]
-    return layers
-
-
-def _marks(run: ReportData, y: Spec, x: Spec) -> Spec:
-    tips = [
-        tip("client", run.word), tip("model", "model"), tip("value", value_axis(run), vega.value_format(run)),
-        tip("train_rows", "rows trained on", ",d"), tip("test_rows", "test rows", ",d"),
-        tip("weight", "how much it counts (λ)"),
-    ]  # fmt: skip
-    return {
-        "data": {"name": "clients"}, "transform": [{"filter": ON}],
-        "mark": {"type": "point", "size": 90, "opacity": 1, "strokeWidth": 1.8},
-        "encoding": {
-            "y": y, "x": x, "fill": colour(run), "shape": colour(run), "stroke": colour(run), "tooltip": tips,
-            "fillOpacity": {"condition": {"test": "datum.few", "value": 0.1}, "value": 1},
-        },
-    }  # fmt: skip
 
 
 def _caption(run: ReportData, paired: bool, few: bool) -> str:
     words = f"Each row is one {run.word}; further {'right' if run.upwards else 'left'} is better."
     if paired:
         words += " Sorted by gain: the line runs from before to after, and the number beside it is the change"
-        noise = run.pair and any(s.clear is not None for s in run.scores[run.pair[1].name])
         tested = ": green with * for a gain clear of noise, orange with * for such a loss, grey within noise."
-        words += tested if noise else ": green for a gain, orange and dashed for a loss; noise was not tested."
+        words += tested if run.tested else ": green for a gain, orange and dashed for a loss; noise was not tested."
     if few:
         words += f" † hollow: fewer than {FEW} test rows, so uncertain."
     return f"{words} {run.note}" if run.note else words
@@ -148,40 +105,37 @@ def _caption(run: ReportData, paired: bool, few: bool) -> str:
 def _curves(run: ReportData) -> Figure:
     """Show the gains of many clients, sorted: one curve per model, without names."""
     assert run.pair is not None
-    before = run.pair[0].name
+    before = run.pair[0]
     unit, crowd = ("points" if run.upwards else "units"), f"{len(run.clients)} {plural(run.word)}"
     x, y = vega.across("rank", f"{plural(run.word)}, the largest gain first"), quantity("gain", f"gain, {unit}")
     y["stack"] = None
-    tips = [
-        tip("client", run.word), tip("model", "model"), tip("gain", f"gain, {unit}", "+.2f"),
-        tip("before", "before", vega.value_format(run)), tip("value", "now", vega.value_format(run)),
-    ]  # fmt: skip
+    form = vega.value_format(run)
+    tip = tips(client=run.word, model="model", gain=(f"gain, {unit}", "+.2f"), before=("before", form),
+               value=("now", form))  # fmt: skip
     tone = colour(run)
     tone["legend"] = tone["legend"] and {**tone["legend"], "symbolOpacity": 1, "symbolType": "circle"}
-    layers: list[Spec] = [
-        {"mark": {"type": "rule", "style": "quiet"}, "encoding": {"y": {"datum": 0}}},
-        {"mark": {"type": "area", "opacity": 0.16, "line": False}, "encoding": {"x": x, "y": y, "color": tone}},
-        {"mark": {"type": "point", "filled": True, "size": 22, "opacity": 0.9},
-         "encoding": {"x": x, "y": y, "color": tone, "tooltip": tips}},
-    ]  # fmt: skip
+    ends = {"x": x, "y": y, "color": tone}
+    layers = [
+        layer("rule", {"y": {"datum": 0}}, style="quiet"),
+        layer("area", ends, opacity=0.16, line=False),
+        layer("point", {**ends, "tooltip": tip}, filled=True, size=22, opacity=0.9),
+    ]
     caption = (
         f"Each dot is one of {crowd}, sorted by gain: above the line they are served better than by "
         f"“{brief(before)}”, below it worse."
     )
     alt = f"The gain of each of {crowd} against {before}, sorted, a curve for every model."
-    spec = specification(run, data={"name": "gains"}, transform=[{"filter": ON}], layer=layers)
-    data = {"gains": [row for name in run.scores if name != before for row in _ranked(run, before, name)]}
-    return Figure("clients", GAINS, caption, alt, {"": spec}, data, heavy=True, wide=True)
-
-
-def _ranked(run: ReportData, before: str, name: str) -> Rows:
-    found = _values(run)
-    old, new = found[before], found[name]
-    moved = [(round(run.sign * (new[c] - old[c]), 5), c) for c in run.clients if c in old and c in new]
-    return [
-        {"model": name, "client": c, "rank": i + 1, "gain": gain, "before": old[c], "value": new[c]}
-        for i, (gain, c) in enumerate(sorted(moved, key=lambda one: -one[0]))
-    ]
+    found, rows = _values(run), Rows()
+    for name in (name for name in run.scores if name != before):
+        moved = run.gains(before, name)
+        ranked = enumerate(sorted(moved, key=lambda c, own=moved: -own[c]))  # type: ignore[misc]
+        rows += [
+            {"model": name, "client": c, "rank": i + 1, "gain": scaled(run, moved[c]), "before": found[before][c],
+             "value": found[name][c]}
+            for i, c in ranked
+        ]  # fmt: skip
+    parts = {"transform": [{"filter": ON}], "layer": layers}
+    return drawn(run, "clients", GAINS, caption, alt, {"gains": rows}, heavy=True, wide=True, **parts)
 
 
 def partition(run: ReportData) -> Figure | None:
@@ -207,16 +161,13 @@ def partition(run: ReportData) -> Figure | None:
     return (_heat if len(total) > MANY else _bubbles)(run, list(total), labels, rows)
 
 
-def _partition_figure(caption: str, alt: str, spec: Spec, rows: Rows, heavy: bool, wide: bool) -> Figure:
-    data = {"partition": rows}
-    return Figure("partition", "Who has what", caption, alt, {"": spec}, data, heavy=heavy, wide=wide, part="rows")
+def _partition_figure(run: ReportData, caption: str, alt: str, rows: Rows, **parts: Any) -> Figure:
+    return drawn(run, "partition", "Who has what", caption, alt, {"partition": rows}, "rows", **parts)
 
 
 def _tips(run: ReportData) -> list[Spec]:
-    return [
-        tip("client", run.word), tip("label", "label"), tip("train", "rows trained on", ",d"),
-        tip("test", "test rows", ",d"), tip("share", f"of the {run.word}'s rows", ".0%"),
-    ]  # fmt: skip
+    return tips(client=run.word, label="label", train=("rows trained on", ",d"), test=("test rows", ",d"),
+                share=(f"of the {run.word}'s rows", ".0%"))  # fmt: skip
 
 
 def _label(labels: list[str]) -> Spec:
@@ -233,26 +184,25 @@ def _bubbles(run: ReportData, names: list[str], labels: list[str], rows: Rows) -
     x = {**_label(labels), "axis": axis, "scale": {"padding": 0.5, "domain": labels}}
     legend = {"title": "rows", "tickCount": 3, "symbolType": "circle"}
     size: Spec = {"field": "rows", "type": "quantitative", "scale": {"range": [4, 420]}, "legend": legend}
-    spec = specification(
-        run, data={"name": "partition"}, height=STEP * max(len(names), 2), mark={"type": "circle", "style": "bubble"},
-        encoding={"y": named(names), "x": x, "size": size, "tooltip": _tips(run)},
-    )  # fmt: skip
     caption = f"The area of a bubble is the number of rows of that label at that {run.word}."
     alt = f"Rows of {len(labels)} labels at {len(names)} {plural(run.word)}, as bubbles."
-    return _partition_figure(caption, alt, spec, rows, heavy=False, wide=len(labels) > 12)
+    return _partition_figure(
+        run, caption, alt, rows, wide=len(labels) > 12, height=STEP * max(len(names), 2),
+        mark={"type": "circle", "style": "bubble"},
+        encoding={"y": named(names), "x": x, "size": size, "tooltip": _tips(run)},
+    )  # fmt: skip
 
 
 def _heat(run: ReportData, names: list[str], labels: list[str], rows: Rows) -> Figure:
     y = {**_label(labels), "axis": {"labelOverlap": True}}
     legend = {"title": f"share of the {run.word}'s rows", "format": ".0%"}
     tone: Spec = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 1]}, "legend": legend}
-    spec = specification(
-        run, data={"name": "partition"}, height=max(160, min(560, 20 * len(labels))), mark={"type": "rect"},
-        encoding={"x": _rank(run), "y": y, "color": tone, "tooltip": _tips(run)},
-    )  # fmt: skip
     caption = f"Each column is one {run.word}; the stronger the colour, the more of its rows have that label."
     alt = f"The share of {len(labels)} labels at each of {len(names)} {plural(run.word)}, as a heat map."
-    return _partition_figure(caption, alt, spec, rows, heavy=True, wide=True)
+    return _partition_figure(
+        run, caption, alt, rows, heavy=True, wide=True, height=max(160, min(560, 20 * len(labels))),
+        mark={"type": "rect"}, encoding={"x": _rank(run), "y": y, "color": tone, "tooltip": _tips(run)},
+    )  # fmt: skip
 
 
 def _bars(run: ReportData, ranked: list[str]) -> Figure:
@@ -269,35 +219,45 @@ def _bars(run: ReportData, ranked: list[str]) -> Figure:
     many, length = len(ranked) > MANY, quantity("rows", "rows")
     kind = {"field": "kind", "type": "ordinal", "scale": {"domain": ["trained on", "test"]}, "legend": {"title": None}}
     place: Spec = {"x": _rank(run), "y": length} if many else {"y": named(ranked), "x": length}
-    tips = [tip("client", run.word), tip("kind", "rows"), tip("rows", "how many", ",d")]
-    spec = specification(
-        run, data={"name": "partition"}, mark={"type": "bar", "opacity": 0.85} | ({} if many else {"height": 10}),
-        height=vega.HEIGHT if many else STEP * max(len(ranked), 2),
-        encoding={**place, "color": kind, "order": {"field": "place"}, "tooltip": tips},
-    )  # fmt: skip
+    tip = tips(client=run.word, kind="rows", rows=("how many", ",d"))
     alt = f"Rows trained on and test rows of {len(ranked)} {plural(run.word)}."
-    return _partition_figure(f"Rows of every {run.word}.", alt, spec, rows, heavy=many, wide=True)
+    return _partition_figure(
+        run, f"Rows of every {run.word}.", alt, rows, heavy=many, wide=True,
+        mark={"type": "bar", "opacity": 0.85} | ({} if many else {"height": 10}),
+        height=vega.HEIGHT if many else STEP * max(len(ranked), 2),
+        encoding={**place, "color": kind, "order": {"field": "place"}, "tooltip": tip},
+    )  # fmt: skip
 
 
 def tradeoff(run: ReportData) -> Figure | None:
     """Show mean against worst 20 %: one point per model; a path is a line with a ring at the suggested point."""
     if len(run.overall) < 3:  # two models fit into a sentence
         return None
-    title, rows = value_axis(run), _model_rows(run)
+    title, rows = vega.value_axis(run), _model_rows(run)
     domains = _domains(run, rows)
     x = quantity("mean", f"mean {title}", {"domain": domains[0], "nice": False}, tickCount=5)
     y = quantity("worst_20", f"worst 20 %: {title}", {"domain": domains[1], "nice": False}, tickCount=5)
-    layers = [*(_path_line(x, y) if run.path else []), _model_points(run, x, y), *_model_labels(x, y)]
+    ends, off = {"x": x, "y": y}, {"condition": {"test": ON, "value": 1}, "value": 0.28}
+    form, looks = vega.value_format(run), {"color": colour(run), "shape": colour(run)}
+    more = {"strength": ("strength", ".3~g")} if run.path else {}
+    more |= {"worst_20_sd": ("± worst 20 %", ".2f")} if run.kind == "compare" else {}
+    tip = tips(model="model", mean=("mean", form), worst_20=("worst 20 %", form), worst=("worst", form), **more)
+    layers = [layer("point", {**ends, **looks, "tooltip": tip, "opacity": off}, filled=True, size=130)]
+    for side, away in (("!datum.below", -16), ("datum.below", 17)):  # names of close points stand apart
+        layers.append(layer("text", {**ends, "text": {"field": "label"}}, f"{ON} && {side}", dy=away))
+    if run.path:
+        line = layer("line", {**ends, "order": {"field": "order"}}, style="quiet")
+        layers = [line, layer("point", ends, "datum.knee", style="knee", size=420), *layers]
     better = "Up and to the right" if run.upwards else "Down and to the left"
     caption = f"{better} is better for both, and a step is as long on either axis; pale models are off."
     alt = f"{len(run.overall)} models as points: mean against worst 20 % of the {title}."
-    spec = specification(run, data={"name": "models"}, layer=layers)
-    return Figure("tradeoff", "What fairness costs", f"{caption}{_path_words(run)}", alt, {"": spec}, {"models": rows})
+    caption += _path_words(run)
+    return drawn(run, "tradeoff", "What fairness costs", caption, alt, {"models": rows}, layer=layers)
 
 
 def _model_rows(run: ReportData) -> Rows:
     knee = (run.path or {}).get("knee")
-    low = min((m.name for m in run.pair or ()), key=lambda name: run.overall[name].worst_20, default="")
+    low = min(run.pair or (), key=lambda name: run.overall[name].worst_20, default="")
     return [
         {
             "model": m.name, "order": i, "mean": scaled(run, one.mean), "worst_20": scaled(run, one.worst_20),
@@ -319,43 +279,6 @@ def _domains(run: ReportData, rows: Rows) -> tuple[list[float], list[float]]:
     tops = [min(top, 100.0 + half / 8) for top in tops] if run.upwards else tops
     first, second = ([round(top - 2 * half, 6), round(top, 6)] for top in tops)
     return first, second
-
-
-def _path_line(x: Spec, y: Spec) -> list[Spec]:
-    ends = {"x": x, "y": y}
-    ring = {"type": "point", "style": "knee", "size": 420}
-    return [
-        {"mark": {"type": "line", "style": "quiet"}, "encoding": {**ends, "order": {"field": "order"}}},
-        {"transform": [{"filter": "datum.knee"}], "mark": ring, "encoding": ends},
-    ]
-
-
-def _model_points(run: ReportData, x: Spec, y: Spec) -> Spec:
-    form = vega.value_format(run)
-    tips = [
-        tip("model", "model"), tip("mean", "mean", form), tip("worst_20", "worst 20 %", form),
-        tip("worst", "worst", form),
-        *([tip("strength", "strength", ".3~g")] if run.path else []),
-        *([tip("worst_20_sd", "± worst 20 %", ".2f")] if run.kind == "compare" else []),
-    ]  # fmt: skip
-    visible = {"condition": {"test": ON, "value": 1}, "value": 0.28}
-    return {
-        "mark": {"type": "point", "filled": True, "size": 130},
-        "encoding": {
-            "x": x, "y": y, "color": colour(run), "shape": colour(run), "tooltip": tips, "opacity": visible,
-        },
-    }  # fmt: skip
-
-
-def _model_labels(x: Spec, y: Spec) -> list[Spec]:
-    """Names above the points, but that of the lower of before and after below: they may be close."""
-    return [
-        {
-            "transform": [{"filter": f"{ON} && {side}"}], "mark": {"type": "text", "dy": away},
-            "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-        }
-        for side, away in (("!datum.below", -16), ("datum.below", 17))
-    ]  # fmt: skip
 
 
 def _path_words(run: ReportData) -> str:

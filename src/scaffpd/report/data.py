@@ -319,15 +319,25 @@ class ReportData:
         fifth, mean = (f"{measured(a, self.measure)} → {measured(b, self.measure)}" for a, b in ends)
         return fifth, mean
 
-    def role(self, role: str) -> ModelSummary | None:
-        """The model with this role that has scores."""
-        return next((m for m in self.models if m.role == role and m.name in self.overall), None)
+    def role(self, role: str) -> str | None:
+        """The name of the model with this role that has scores."""
+        return next((m.name for m in self.models if m.role == role and m.name in self.overall), None)
 
     @property
-    def pair(self) -> tuple[ModelSummary, ModelSummary] | None:
-        """The models before and after; `None` where there is nothing to compare."""
+    def pair(self) -> tuple[str, str] | None:
+        """The names of the models before and after; `None` where there is nothing to compare."""
         before, after = self.role("before"), self.role("after")
         return (before, after) if before and after else None
+
+    @property
+    def tested(self) -> dict[str, bool]:
+        """Whether each client's change is clear of noise; empty where that was not tested."""
+        return {s.client: s.clear for s in self.scores[self.pair[1]] if s.clear is not None} if self.pair else {}
+
+    def gains(self, before: str, after: str) -> dict[str, float]:
+        """By how much the second model serves every client better that both have scores of."""
+        old, new = ({s.client: s.value for s in self.scores[name] if s.value is not None} for name in (before, after))
+        return {client: self.sign * (new[client] - old[client]) for client in old if client in new}
 
     @property
     def shown(self) -> tuple[str, ...]:

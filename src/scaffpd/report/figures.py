@@ -10,10 +10,10 @@ from typing import Any
 from scaffpd.errors import plural
 from scaffpd.report import client_figures, predictions, round_figures, vega
 from scaffpd.report.data import JoiningReport, ReportData, StrengthPoint
-from scaffpd.report.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, named, quantity, short, specification, tip
+from scaffpd.report.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, drawn, layer, named, quantity, short, tips
 
 JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
-NOISE = "within noise"
+TONES = {"yes": "gain", "no": "loss", "within noise": "quiet"}
 PART = "joining"
 CELL = 26  # pixels
 PARTS = ("gets", "brings (Shapley)", "others lose without it")
@@ -23,42 +23,36 @@ def joining(run: ReportData) -> Figure | None:
     """Show every client's held-out loss alone, with one average or fair model and with its own, the gain as a line."""
     if (found := run.joining) is None:
         return None
-    names, drawn = found.order, [model for model in JOINED if model in found.models]
+    names, models = found.order, [model for model in JOINED if model in found.models]
     names = names if len(names) <= MANY else [*names[: MANY // 2], *names[-MANY // 2 :]]
     points = [
         {"client": c, "model": model, "place": k, "value": short(row["loss"]), "score": _score(row),
          "train_rows": row.get("train_rows"), "test_rows": row.get("test_rows")}
         for c in names
-        for k, model in enumerate(drawn)
+        for k, model in enumerate(models)
         for row in [found.rows[c][model]]
     ]  # fmt: skip
     y, x = named(names), vega.across("value", "loss on held-out rows: less is better", LOOSE, grid=True)
-    tips = [
-        tip("client", run.word), tip("model", "model"), tip("value", "loss", ",.4~r"), tip("score", "score"),
-        tip("train_rows", "rows trained on", ",d"), tip("test_rows", "test rows", ",d"),
-    ]  # fmt: skip
-    marks: Spec = {
-        "data": {"name": "joined"}, "mark": {"type": "point", "size": 90, "opacity": 1, "strokeWidth": 0},
-        "encoding": {"y": y, "x": x, **vega.looks("model", drawn), "tooltip": tips},
-    }  # fmt: skip
-    layers = [*_gain_lines(y, x), marks]
-    spec = specification(run, height=STEP * max(len(names), 2), layer=layers)
+    tip = tips(client=run.word, model="model", value=("loss", ",.4~r"), score="score",
+               train_rows=("rows trained on", ",d"), test_rows=("test rows", ",d"))  # fmt: skip
+    marks = vega.dots({"y": y, "x": x, **vega.looks("model", models), "tooltip": tip}, 90, table="joined")
     caption = (
         f"Loss is the error of a model on rows that no model has seen: further left is better. The line leads from "
         f"alone to {found.shown}, and the number beside it is how much lower the loss is then: green with * where that "
-        f"is clear of noise, orange with * where joining clearly costs, grey within noise. {_explained(drawn)} "
+        f"is clear of noise, orange with * where joining clearly costs, grey within noise. {_explained(models)} "
         f"Noise: {found.interval}."
     )
-    alt = f"For each of {len(names)} {plural(run.word)}, the loss on held-out rows of {', '.join(drawn)}."
-    data = {"joined": points, "gained": _gained(found, names)}
-    return Figure("joining", "Does joining pay?", caption, alt, {"": spec}, data, wide=True, part=PART)
+    alt = f"For each of {len(names)} {plural(run.word)}, the loss on held-out rows of {', '.join(models)}."
+    layers, data = [*vega.changes("gained", y, x), marks], {"joined": points, "gained": _gained(found, names)}
+    height = STEP * max(len(names), 2)
+    return drawn(run, "joining", "Does joining pay?", caption, alt, data, PART, True, height=height, layer=layers)
 
 
-def _explained(drawn: list[str]) -> str:
+def _explained(models: list[str]) -> str:
     """Say what the models are, those that are drawn."""
     said = {"average": "one for all, made for the mean", "fair": "one for all, made for those served worst",
             "personal": "near a shared one, each its own"}  # fmt: skip
-    return "; ".join(f"{name}: {words}" for name, words in said.items() if name in drawn).capitalize() + "."
+    return "; ".join(f"{name}: {words}" for name, words in said.items() if name in models).capitalize() + "."
 
 
 def _score(row: Mapping[str, Any]) -> str:
@@ -71,21 +65,11 @@ def _gained(found: JoiningReport, names: list[str]) -> Rows:
     rows = []
     for client in names:
         gain, pays = found.gain(client)
-        old, new = (found.rows[client][model]["loss"] for model in ("alone", found.shown))
-        words = f"{100 * gain:+.{0 if abs(gain) >= 0.0995 else 1}f} %{'' if pays == NOISE else '*'}"
-        rows.append({"client": client, "before": short(old), "after": short(new), "pays": pays,
-                     "change": words.replace("-", "−")})  # fmt: skip
+        old, new = (short(found.rows[client][model]["loss"]) for model in ("alone", found.shown))
+        tone = TONES.get(pays, "")
+        words = f"{_percent(gain)}{'' if tone == 'quiet' else '*'}"
+        rows.append({"client": client, "before": old, "after": new, "tone": tone, "change": words})
     return rows
-
-
-def _gain_lines(y: Spec, x: Spec) -> list[Spec]:
-    layers: list[Spec] = []
-    for style, words, pays in (("gain", "gain-words", "yes"), ("loss", "loss-words", "no"), ("quiet", "soft", NOISE)):
-        wanted = f"datum.pays === '{pays}'"
-        ends = {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}}
-        line: Spec = {"transform": [{"filter": wanted}], "mark": {"type": "rule", "style": style}, "encoding": ends}
-        layers += [{"data": {"name": "gained"}, **one} for one in (line, vega.beside("change", y, words, wanted))]
-    return layers
 
 
 def strengths(run: ReportData) -> Figure | None:
@@ -105,18 +89,15 @@ def strengths(run: ReportData) -> Figure | None:
     x: Spec = {"field": "strength", "type": "ordinal", "sort": None, "title": title, "axis": axis,
                "scale": {"domain": labels, "padding": 0.5, "type": "point"}}  # fmt: skip
     y = quantity("loss", "loss on rows left out", {"zero": False})
-    tips = [tip("strength", "κ"), tip("which", f"over {plural(run.word)}"), tip("loss", "loss", ",.4~r"),
-            tip("low", "one error less", ",.4~r"), tip("high", "one error more", ",.4~r")]  # fmt: skip
-    ends, dash = {"x": x, "y": y}, vega.which(("mean", "worst fifth"))
-    bar = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "detail": {"field": "which"}}
-    layers: list[Spec] = [
-        {"mark": {"type": "rule", "style": "quiet"}, "encoding": bar},
-        {"transform": [{"filter": "datum.strength !== 'alone'"}], "mark": {"type": "line", "style": "own"},
-         "encoding": {**ends, "strokeDash": dash}},
-        {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1, "style": "own"},
-         "encoding": {**ends, "detail": {"field": "which"}, "tooltip": tips}},
-        {"transform": [{"filter": "datum.chosen"}], "mark": {"type": "point", "style": "knee", "size": 320},
-         "encoding": ends},
+    tip = tips(strength="κ", which=f"over {plural(run.word)}", loss=("loss", ",.4~r"),
+               low=("one error less", ",.4~r"), high=("one error more", ",.4~r"))  # fmt: skip
+    ends, one = {"x": x, "y": y}, {"detail": {"field": "which"}}
+    layers = [
+        layer("rule", {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **one}, style="quiet"),
+        layer("line", {**ends, "strokeDash": vega.which(("mean", "worst fifth"))}, "datum.strength !== 'alone'",
+              style="own"),
+        layer("point", {**ends, **one, "tooltip": tip}, filled=True, size=70, opacity=1, style="own"),
+        layer("point", ends, "datum.chosen", style="knee", size=320),
     ]  # fmt: skip
     chosen, own = (next((one for one in points if getattr(one, flag)), None) for flag in ("chosen", "personal"))
     ring = f" The ring is what was chosen: {_held_together(chosen, run.word)}." if chosen else ""
@@ -127,8 +108,8 @@ def strengths(run: ReportData) -> Figure | None:
         f"own. Training rows were left out in turn to see what is best; bars are one standard error.{ring}"
     )
     alt = f"Mean and worst fifth of the losses on rows left out, for {len(points)} strengths from one model to alone."
-    spec = specification(run, data={"name": "strengths"}, layer=layers)
-    return Figure("strengths", "How alike should models be?", caption, alt, {"": spec}, {"strengths": rows}, part=PART)
+    heading = "How alike should models be?"
+    return drawn(run, "strengths", heading, caption, alt, {"strengths": rows}, PART, layer=layers)
 
 
 def _held_together(point: StrengthPoint, word: str) -> str:
@@ -156,25 +137,24 @@ def coalition(run: ReportData) -> Figure | None:
                "title": f"if this {run.word} left", "axis": axis}  # fmt: skip
     y = named(found.names, grid=False)
     colour: Spec = {"field": "effect", "type": "quantitative", "scale": tone, "legend": legend}
-    tips = [tip("client", "stays"), tip("other", "leaves"), tip("words", "its loss")]
+    tip = tips(client="stays", other="leaves", words="its loss")
     strong, fits = f"abs(datum.effect) > {0.8 * most}", {"expr": f"width / {N} > 40 ? 1 : 0"}
-    others = {"filter": "!datum.own"}
-    layers: list[Spec] = [
-        {"transform": [others], "mark": "rect", "encoding": {"x": x, "y": y, "color": colour, "tooltip": tips}},
+    cell = {"x": x, "y": y, "tooltip": tip}
+    layers = [
+        layer("rect", {**cell, "color": colour}, "!datum.own"),
         *(
-            {"transform": [others, {"filter": test}], "mark": {"type": "text", "style": style, "opacity": fits},
-             "encoding": {"x": x, "y": y, "text": {"field": "words"}, "tooltip": tips}}
+            layer("text", {**cell, "text": {"field": "words"}}, f"!datum.own && {test}", style=style, opacity=fits)
             for test, style in ((f"!({strong})", "ink"), (strong, "inverse"))
         ),
-    ]  # fmt: skip
+    ]
     caption = (
         f"Blue: the {run.word} of the row gains from the one of the column, its loss would be that much higher without "
         f"it; orange: it would do better without it. {found.peace} None of this is tested for noise."
     )
     alt = f"By how much the loss of each of {N} {plural(run.word)} changes when another one leaves, as a heat map."
-    spec = specification(run, data={"name": "effects"}, height=CELL * N, layer=layers)
-    return Figure(
-        "coalition", "Who gains from whom?", caption, alt, {"": spec}, {"effects": rows}, wide=True, part=PART
+    data = {"effects": rows}
+    return drawn(
+        run, "coalition", "Who gains from whom?", caption, alt, data, PART, True, height=CELL * N, layer=layers
     )
 
 
@@ -201,15 +181,12 @@ def shares(run: ReportData) -> Figure | None:
     y, percent = named(names), ".0%" if found.saved > 0 else ",.3~r"
     x = vega.across("value", found.unit, LOOSE, grid=True, format=percent)
     form = ".1%" if found.saved > 0 else ",.4~r"
-    tips = [tip("client", run.word), tip("kind", "what"), tip("value", found.unit, form), tip("low", "from", form),
-            tip("high", "to", form)]  # fmt: skip
-    ends = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
-    layers: list[Spec] = [
-        {"mark": {"type": "rule", "style": "quiet"}, "encoding": {"x": {"datum": 0}}},
-        {"mark": {"type": "rule", "style": "knee"}, "encoding": ends},
-        {"mark": {"type": "point", "size": 80, "opacity": 1, "strokeWidth": 0},
-         "encoding": {"y": y, "x": x, **vega.looks("kind", PARTS), "tooltip": tips}},
-    ]  # fmt: skip
+    tip = tips(client=run.word, kind="what", value=(found.unit, form), low=("from", form), high=("to", form))
+    layers = [
+        layer("rule", {"x": {"datum": 0}}, style="quiet"),
+        layer("rule", {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}, style="knee"),
+        vega.dots({"y": y, "x": x, **vega.looks("kind", PARTS), "tooltip": tip}),
+    ]
     bars = (
         " Bars are one standard error: not all orders were tried."
         if any(own["errors"] for own in found.rows.values())
@@ -221,10 +198,8 @@ def shares(run: ReportData) -> Figure | None:
         f"everything that is saved. The third is what the others would lose if it left now.{bars}"
     )
     alt = f"What each of {len(names)} {plural(run.word)} gets, brings, and what others would lose without it."
-    spec = specification(run, data={"name": "shares"}, height=STEP * len(names), layer=layers)
-    return Figure(
-        "shares", "What each brings and gets", caption, alt, {"": spec}, {"shares": rows}, wide=True, part=PART
-    )
+    heading, height = "What each brings and gets", STEP * len(names)
+    return drawn(run, "shares", heading, caption, alt, {"shares": rows}, PART, True, height=height, layer=layers)
 
 
 MAKERS = (

@@ -10,7 +10,7 @@ from typing import Any
 from scaffpd.errors import several
 from scaffpd.report import vega
 from scaffpd.report.data import FEW, NOTHING, ReportData, brief, plain
-from scaffpd.report.vega import Figure, Spec, across, named, quantity, short, specification, tip
+from scaffpd.report.vega import Figure, across, drawn, layer, named, quantity, short, tips
 from scaffpd.runs import Row, number, read_table
 
 EVERYONE, RECALIBRATED = "all rows", " recalibrated"
@@ -91,9 +91,7 @@ def table(rows: Mapping[Any, Row], names: Sequence[str]) -> dict[str, Any]:
 def main_model(run: ReportData) -> str:
     """The model that a reader is told to use, where it is scored; else the one that the run is about."""
     assert run.predictions is not None
-    wanted = [run.joining.shown] if run.joining else []
-    after = run.role("after")
-    wanted += [after.name] if after else []
+    wanted = (run.joining.shown if run.joining else None, run.role("after"))
     return next((name for name in wanted if name in run.predictions.models), run.predictions.models[-1])
 
 
@@ -243,27 +241,25 @@ def reliability(run: ReportData) -> Figure | None:
     whole, label = {"domain": [0, 1]}, f"of “{brief(found.label)}”" if found.label else "of the predicted label"
     x = across("p", f"predicted probability {label}", whole, format=".0%", grid=True)
     y = quantity("share", "came true", whole, format=".0%")
-    tips = [tip("model", "model"), tip("p", "predicted", ".1%"), tip("share", "came true", ".1%"),
-            tip("low", "from", ".1%"), tip("high", "to", ".1%"), tip("rows", "rows", ",d")]  # fmt: skip
-    looks, chosen = vega.looks("model", names), [{"filter": "datum.client === focus"}]
+    tip = tips(model="model", p=("predicted", ".1%"), share=("came true", ".1%"), low=("from", ".1%"),
+               high=("to", ".1%"), rows=("rows", ",d"))  # fmt: skip
+    looks, chosen = vega.looks("model", names), "datum.client === focus"
     line = {"x": {"datum": 0}, "y": {"datum": 0}, "x2": {"datum": 1}, "y2": {"datum": 1}}
-    layers: list[Spec] = [
-        {"data": {"values": [{}]}, "mark": {"type": "rule", "style": "quiet"}, "encoding": line},
-        {"transform": chosen, "mark": {"type": "rule", "opacity": 0.45},
-         "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "stroke": looks["fill"]}},
-        {"transform": chosen, "mark": {"type": "point", "size": 80, "opacity": 1, "strokeWidth": 0},
-         "encoding": {"x": x, "y": y, **looks, "tooltip": tips}},
-    ]  # fmt: skip
+    bar = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "stroke": looks["fill"]}
+    layers = [
+        {**layer("rule", line, style="quiet"), "data": {"values": [{}]}},
+        layer("rule", bar, chosen, opacity=0.45),
+        vega.dots({"x": x, "y": y, **looks, "tooltip": tip}, where=chosen),
+    ]
     caption = (
         "Held-out rows, sorted by their predicted probability and cut into bins. On the line as many came true as was "
         "predicted; above it more, below it fewer. Bars are 95 % intervals."
     )
     alt = f"Predicted probability against what came true, for {', '.join(names)}."
-    spec = specification(
-        run, params=[{"name": "focus", "value": EVERYONE}], data={"name": "bins"}, layer=layers
+    return drawn(
+        run, "reliability", "Do probabilities hold?", caption, alt, {"bins": rows}, "predictions",
+        focus=tuple(clients), params=[{"name": "focus", "value": EVERYONE}], layer=layers,
     )  # fmt: skip
-    return Figure("reliability", "Do probabilities hold?", caption, alt, {"": spec}, {"bins": rows},
-                  focus=tuple(clients), part="predictions")  # fmt: skip
 
 
 def coefficients(run: ReportData) -> Figure | None:
@@ -289,14 +285,13 @@ def coefficients(run: ReportData) -> Figure | None:
     unit = "log-odds" if run.upwards else "the target"
     y = named(called, labelLimit={"expr": "clamp(width / 2, 120, 260)"})
     x = across("value", f"what one deviation adds to {unit}", vega.LOOSE, grid=True)
-    tips = [tip("client", "column"), tip("model", "model"), tip("value", "adds", "+.3~r")]
+    tip = tips(client="column", model="model", value=("adds", "+.3~r"))
     ends = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
-    layers: list[Spec] = [
-        {"mark": {"type": "rule", "style": "quiet"}, "encoding": {"x": {"datum": 0}}},
-        {"data": {"name": "ranges"}, "mark": {"type": "rule", "style": "rest", "strokeWidth": 7}, "encoding": ends},
-        {"data": {"name": "weights_of_columns"}, "mark": {"type": "point", "size": 80, "opacity": 1, "strokeWidth": 0},
-         "encoding": {"y": y, "x": x, **vega.looks("model", names), "tooltip": tips}},
-    ]  # fmt: skip
+    layers = [
+        layer("rule", {"x": {"datum": 0}}, style="quiet"),
+        layer("rule", ends, table="ranges", style="rest", strokeWidth=7),
+        vega.dots({"y": y, "x": x, **vega.looks("model", names), "tooltip": tip}, table="weights_of_columns"),
+    ]
     caption = (
         f"The {len(ranked)} columns that move predictions most: what one standard deviation more of it adds to {unit}"
         f"{f' of “{brief(found.label)}”' if found.label else ''}; to the left it speaks against. "
@@ -304,9 +299,9 @@ def coefficients(run: ReportData) -> Figure | None:
         + "This is what models use, not what causes anything."
     )
     alt = f"Standardised coefficients of {len(ranked)} columns under {', '.join(names)}."
-    spec = specification(run, height=vega.STEP * max(len(called), 2), layer=layers)
-    data = {"weights_of_columns": points, "ranges": ranges}
-    return Figure("coefficients", "What do models look at?", caption, alt, {"": spec}, data, part="predictions")
+    data, height = {"weights_of_columns": points, "ranges": ranges}, vega.STEP * max(len(called), 2)
+    heading = "What do models look at?"
+    return drawn(run, "coefficients", heading, caption, alt, data, "predictions", height=height, layer=layers)
 
 
 def shifted(run: ReportData) -> str:

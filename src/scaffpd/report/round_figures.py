@@ -16,12 +16,12 @@ from scaffpd.report.vega import (
     Spec,
     across,
     colour,
+    drawn,
+    layer,
     quantity,
     scaled,
     short,
-    specification,
-    tip,
-    value_axis,
+    tips,
 )
 
 TOP = 12  # clients that have lines of their own
@@ -52,16 +52,18 @@ def certificate(run: ReportData) -> Figure | None:
     powers = _powers([row["certificate"] for row in rows if row["certificate"] is not None])
     scale = {"type": "log", "domain": [powers[0], powers[-1]], "nice": False}
     y = quantity("certificate", "proven gap to the optimum", scale, format="~e", values=powers)
-    tips = [tip("model", "model"), tip("round", "round", "d"), tip("certificate", "proven gap", ".2e")]
-    line: Spec = {"mark": {"type": "line", "strokeDash": vega.DASH}, "encoding": _ends(run, y)}
+    tip = tips(model="model", round=("round", "d"), certificate=("proven gap", ".2e"))
+    ends = _ends(run, y)
+    layers = [layer("line", ends, strokeDash=vega.DASH), _dots(run, ends, tip)]
     caption = (
         "What training minimises is at most this far above its smallest possible value, by proof and with rounding "
-        "counted; lower is closer. "
-        "Gaps in a line are rounds that prove nothing."
+        "counted; lower is closer. Gaps in a line are rounds that prove nothing."
     )
     alt = "The certificate of every model over rounds, on a logarithmic scale."
-    views = {"": _spec(run, "certificates", [line, _dots(run, y, tips)], vega.dashes(run))}
-    return Figure("certificate", "How close to optimal, proven", caption, alt, views, {"certificates": rows}, part=PART)
+    return drawn(
+        run, "certificate", "How close to optimal, proven", caption, alt, {"certificates": rows}, PART,
+        params=vega.dashes(run), transform=[{"filter": ON}], layer=layers,
+    )  # fmt: skip
 
 
 def losses(run: ReportData) -> Figure | None:
@@ -72,16 +74,15 @@ def losses(run: ReportData) -> Figure | None:
     found = [row["loss"] for row in rows]
     scale = {"type": "log", "domain": [0.97 * min(found), 1.03 * max(found)], "nice": False}  # whatever models are on
     y = quantity("loss", "training loss", scale, format=",.3~r")
-    tips = [
-        tip("model", "model"), tip("which", "over clients"), tip("client", f"worst {run.word}"),
-        tip("round", "round", "d"), tip("loss", "loss", ",.4~r"),
-    ]  # fmt: skip
-    line: Spec = {"mark": {"type": "line"}, "encoding": {**_ends(run, y), "strokeDash": vega.which(("mean", "worst"))}}
+    tip = tips(model="model", which="over clients", client=f"worst {run.word}", round=("round", "d"),
+               loss=("loss", ",.4~r"))  # fmt: skip
+    ends = _ends(run, y)
+    layers = [layer("line", {**ends, "strokeDash": vega.which(("mean", "worst"))}), _dots(run, ends, tip)]
     both = f"The {run.word} with the largest loss (solid) and the mean over all (dashed), on training rows"
     caption = f"{both}, regulariser included.{NOISY if run.privacy else ''}"
     alt = "Mean and worst training loss of every model over rounds, on a logarithmic scale."
-    views = {"": _spec(run, "losses", [line, _dots(run, y, tips)], [])}
-    return Figure("losses", "Losses while training", caption, alt, views, {"losses": rows}, part=PART)
+    parts = {"transform": [{"filter": ON}], "layer": layers}
+    return drawn(run, "losses", "Losses while training", caption, alt, {"losses": rows}, PART, **parts)
 
 
 def _powers(values: list[float]) -> list[float]:
@@ -105,13 +106,8 @@ def _ends(run: ReportData, y: Spec) -> Spec:
     return {"x": across("round", "round", tickMinStep=1), "y": y, "color": colour(run)}
 
 
-def _dots(run: ReportData, y: Spec, tips: list[Spec]) -> Spec:
-    mark = {"type": "point", "filled": True, "size": 26}
-    return {"mark": mark, "encoding": {**_ends(run, y), "shape": colour(run), "tooltip": tips}}
-
-
-def _spec(run: ReportData, data: str, layers: list[Spec], params: list[Spec]) -> Spec:
-    return specification(run, data={"name": data}, params=params, transform=[{"filter": ON}], layer=layers)
+def _dots(run: ReportData, ends: Spec, tip: list[Spec]) -> Spec:
+    return layer("point", {**ends, "shape": colour(run), "tooltip": tip}, filled=True, size=26)
 
 
 def weights(run: ReportData) -> Figure | None:
@@ -121,7 +117,7 @@ def weights(run: ReportData) -> Figure | None:
     if not names:
         return None
     after = run.role("after")
-    focus = after.name if after and after.name in names else names[0]
+    focus = after if after in names else names[0]
     last = [r for r in rounds if r.model == focus][-1].weights
     top = sorted(last, key=lambda c: -last[c])[:TOP]
     kept = {name: vega.thinned([r.number for r in rounds if r.model == name]) for name in names}
@@ -133,10 +129,11 @@ def weights(run: ReportData) -> Figure | None:
     ]
     heading, caption = f"How much each {run.word} counts", _caption(run, len(run.clients) - len(top))
     alt = f"The weight λ of the {len(top)} {plural(run.word)} that count most, over rounds, one model at a time."
-    views, data = {"": _weights_spec(run, focus, top)}, {"weights": lines, "others": _others(chosen, top)}
+    data = {"weights": lines, "others": _others(chosen, top)}
     order = (focus, *(name for name in names if name != focus))
-    wide = len(top) > len(vega.LIGHT["series"])
-    return Figure("weights", heading, caption, alt, views, data, order, wide=wide, part=PART)
+    wide, params = len(top) > len(vega.LIGHT["series"]), [{"name": "focus", "value": focus}]
+    parts = {"focus": order, "params": params, "layer": _weight_layers(run, top)}
+    return drawn(run, "weights", heading, caption, alt, data, PART, wide, **parts)
 
 
 def _others(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
@@ -153,9 +150,9 @@ def _others(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
     return rows
 
 
-def _weights_spec(run: ReportData, focus: str, top: Sequence[str]) -> Spec:
+def _weight_layers(run: ReportData, top: Sequence[str]) -> list[Spec]:
     x, y = across("round", "round", tickMinStep=1), quantity("weight", "how much it counts (weight λ)")
-    tips = [tip("client", run.word), tip("round", "round", "d"), tip("weight", "weight λ", ".4f")]
+    tip = tips(client=run.word, round=("round", "d"), weight=("weight λ", ".4f"))
     legend = {"title": None, "symbolType": "stroke", "columns": vega.columns(top)}
     domain = {"domain": list(top)}
     client: Spec = {"field": "client", "type": "ordinal", "sort": None, "scale": domain, "legend": legend}
@@ -163,30 +160,20 @@ def _weights_spec(run: ReportData, focus: str, top: Sequence[str]) -> Spec:
     dashes = [[1, 0] if i < hues else vega.DASHES[(1 + i // hues) % len(vega.DASHES)] for i in range(len(top))]
     dash = {**client, "scale": {**domain, "range": dashes}}
     ends = {"x": x, "y": y, "color": client}
-    layers: list[Spec] = [
-        *_rest(run, x, y, tips, len(run.clients) - len(top)),
-        {"data": {"name": "weights"}, "mark": {"type": "line"}, "encoding": {**ends, "strokeDash": dash}},
-        {"data": {"name": "weights"}, "mark": {"type": "point", "filled": True, "size": 18},
-         "encoding": {**ends, "tooltip": tips}},
-    ]  # fmt: skip
-    for layer in layers:
-        layer["transform"] = [{"filter": "datum.model === focus"}]
-    even = {"y": {"datum": 1 / max(len(run.clients), 1)}}
-    layers.append({"mark": {"type": "rule", "style": "quiet", "strokeDash": [2, 3]}, "encoding": even})
-    return specification(run, params=[{"name": "focus", "value": focus}], layer=layers)
-
-
-def _rest(run: ReportData, x: Spec, y: Spec, tips: list[Spec], others: int) -> list[Spec]:
-    """Dim lines of the other clients while they are few, else a band."""
-    start: Spec = {"data": {"name": "others"}}
-    if others <= 0:
-        return []
-    if others <= MANY:
-        line: Spec = {"x": x, "y": y, "detail": {"field": "client"}, "tooltip": tips}
-        return [{**start, "mark": {"type": "line", "style": "rest"}, "encoding": line}]
-    band = [tip("count", f"other {plural(run.word)}", ",d"), tip("low", "from", ".4f"), tip("high", "to", ".4f")]
-    ends: Spec = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "tooltip": band}
-    return [{**start, "mark": {"type": "area", "style": "rest"}, "encoding": ends}]
+    mine = {"where": "datum.model === focus", "table": "weights"}
+    layers = [
+        layer("line", {**ends, "strokeDash": dash}, **mine),
+        layer("point", {**ends, "tooltip": tip}, **mine, filled=True, size=18),
+        layer("rule", {"y": {"datum": 1 / max(len(run.clients), 1)}}, style="quiet", strokeDash=[2, 3]),
+    ]
+    mine, others = mine | {"table": "others", "style": "rest"}, len(run.clients) - len(top)
+    if others > MANY:  # too many for lines
+        band = tips(count=(f"other {plural(run.word)}", ",d"), low=("from", ".4f"), high=("to", ".4f"))
+        between = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "tooltip": band}
+        layers.insert(0, layer("area", between, **mine))
+    elif others > 0:
+        layers.insert(0, layer("line", {"x": x, "y": y, "detail": {"field": "client"}, "tooltip": tip}, **mine))
+    return layers
 
 
 def _caption(run: ReportData, others: int) -> str:
@@ -207,13 +194,13 @@ def absent(run: ReportData) -> Figure | None:
     most = max(r.absent for r in run.rounds)
     x = across("round", "round", {"domain": [0, max(r.number for r in run.rounds)], "nice": False}, tickMinStep=1)
     y = quantity("absent", f"absent {plural(run.word)}", values=[*range(most + 1)], format="d")
-    spec = specification(
-        run, data={"name": "absences"}, height=140, mark={"type": "bar", "style": "bubble", "width": 5},
-        encoding={"x": x, "y": y, "tooltip": [tip("round", "round", "d"), tip("absent", "absent", "d")]},
-    )  # fmt: skip
     caption = f"{plural(run.word).capitalize()} that did not answer in a round: a bound on their loss stood in."
     alt = "The number of absent silos in every round."
-    return Figure("absent", "Who was away", caption, alt, {"": spec}, {"absences": rows}, wide=True, part="rows")
+    return drawn(
+        run, "absent", "Who was away", caption, alt, {"absences": rows}, "rows", True, height=140,
+        mark={"type": "bar", "style": "bubble", "width": 5},
+        encoding={"x": x, "y": y, "tooltip": tips(round=("round", "d"), absent=("absent", "d"))},
+    )  # fmt: skip
 
 
 def communication(run: ReportData) -> Figure | None:
@@ -230,7 +217,7 @@ def communication(run: ReportData) -> Figure | None:
     points = "The worst 20 % of the finished models; pale ones are off."
     how = "Solid: the worst 20 %; dashed: the mean." if curves else points
     caption = f"{how} {'Up' if run.upwards else 'Down'} and to the left is better: more for less."
-    alt = f"The {value_axis(run)} of every model against what was sent."
+    alt = f"The {vega.value_axis(run)} of every model against what was sent."
     heading, data = "What the communication buys", {"costs": rows}
     return Figure("communication", heading, caption, alt, views, data, part="training")
 
@@ -256,17 +243,15 @@ def _cost_ends(run: ReportData) -> Rows:
 
 def _cost_spec(run: ReportData, field: str, title: str, curves: bool) -> Spec:
     x = vega.across(field, title, {"zero": curves, "padding": 0 if curves else 20}, format=",.3~r")
-    y = quantity("value", value_axis(run), {"zero": False})
-    tips = [
-        tip("model", "model"), tip("which", "over clients"), tip("value", value_axis(run), vega.value_format(run)),
-        tip("round", "rounds", ",d"), tip("exchanges", "exchanges", ",.0f"), tip("megabytes", "MB", ".3~g"),
-    ]  # fmt: skip
+    y = quantity("value", vega.value_axis(run), {"zero": False})
+    tip = tips(model="model", which="over clients", value=(vega.value_axis(run), vega.value_format(run)),
+               round=("rounds", ",d"), exchanges=("exchanges", ",.0f"), megabytes=("MB", ".3~g"))  # fmt: skip
     ends = {"x": x, "y": y, "color": colour(run)}
-    mark = {"type": "point", "filled": True, "opacity": 1, "size": 26 if curves else 130}
-    layers: list[Spec] = [{"mark": mark, "encoding": {**ends, "shape": colour(run), "tooltip": tips}}]
+    mark = {**ends, "shape": colour(run), "tooltip": tip}
+    if not curves:
+        mark["opacity"] = {"condition": {"test": ON, "value": 1}, "value": 0.28}
+    layers = [layer("point", mark, filled=True, opacity=1, size=26 if curves else 130)]
     if curves:
-        dashed = vega.which(("mean", "worst 20 %"))
-        layers.insert(0, {"mark": {"type": "line"}, "encoding": {**ends, "strokeDash": dashed}})
-        return specification(run, data={"name": "costs"}, transform=[{"filter": ON}], layer=layers)
-    layers[0]["encoding"]["opacity"] = {"condition": {"test": ON, "value": 1}, "value": 0.28}
-    return specification(run, data={"name": "costs"}, layer=layers)
+        layers.insert(0, layer("line", {**ends, "strokeDash": vega.which(("mean", "worst 20 %"))}))
+    only = {"transform": [{"filter": ON}]} if curves else {}
+    return vega.specification(run, data={"name": "costs"}, **only, layer=layers)

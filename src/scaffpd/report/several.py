@@ -113,8 +113,8 @@ def _opened(folders: Sequence[Path]) -> list[OneRun]:
         found = read.read(folder)
         if found.kind not in KINDS or not found.overall:
             raise InputError(f"{str(folder)!r} is no finished run of train or path: only these are put side by side.")
-        main = found.role("after") or found.role("before") or found.models[-1]
-        runs.append(OneRun(name if names.count(name) == 1 else str(folder), folder, found, main.name))
+        main = found.role("after") or found.role("before") or found.models[-1].name
+        runs.append(OneRun(name if names.count(name) == 1 else str(folder), folder, found, main))
     return runs
 
 

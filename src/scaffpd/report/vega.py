@@ -140,6 +140,17 @@ def specification(run: ReportData, **parts: Any) -> Spec:
     }  # fmt: skip
 
 
+def drawn(
+    run: ReportData, name: str, heading: str, caption: str, alt: str, data: dict[str, Rows], part: str = "models",
+    wide: bool = False, heavy: bool = False, focus: tuple[str, ...] = (), **parts: Any,
+) -> Figure:  # fmt: skip
+    """Make a figure with one view; its layers name their table where it has several."""
+    only = {"data": {"name": next(iter(data))}} if len(data) == 1 else {}
+    return Figure(
+        name, heading, caption, alt, {"": specification(run, **only, **parts)}, data, focus, heavy, wide, part
+    )
+
+
 def colour(run: ReportData) -> Spec:
     """Colour (or shape) by model; the legend names the models that are shown."""
     legend = {"values": {"expr": "shown"}, "title": None, "columns": columns(run.names), "symbolStrokeWidth": 0}
@@ -233,14 +244,36 @@ def thinned(numbers: Sequence[int], most: int = MOST_ROUNDS) -> set[int]:
     return {unique[round(i * step)] for i in range(most)}
 
 
-def tip(field: str, title: str, form: str | None = None) -> Spec:
-    """One line of a tooltip."""
-    title = title.capitalize() if title in ("title", "image") else title  # words that mean more to Vega's tooltip
-    kind = {"type": "nominal"} if form is None else {"type": "quantitative", "format": form}
-    return {"field": field, "title": title, **kind}
+def tips(**lines: str | tuple[str, str]) -> list[Spec]:
+    """A tooltip: by field a title, or a title and the format of its numbers."""
+    found: list[Spec] = []
+    for field, said in lines.items():
+        title, form = (said, "") if isinstance(said, str) else said
+        title = title.capitalize() if title in ("title", "image") else title  # words that mean more to Vega's tooltip
+        kind = {"type": "quantitative", "format": form} if form else {"type": "nominal"}
+        found.append({"field": field, "title": title, **kind})
+    return found
 
 
-def beside(field: str, y: Spec, style: str, wanted: str) -> Spec:
-    """A column of words to the right of a chart, flush with its rows; those of `wanted` in this style."""
-    mark = {"type": "text", "style": style, "align": "right", "x": {"expr": f"width + {BESIDE}"}}
-    return {"transform": [{"filter": wanted}], "mark": mark, "encoding": {"y": y, "text": {"field": field}}}
+def layer(mark: str, encoding: Spec, where: str = "", table: str = "", **look: Any) -> Spec:
+    """Marks of one kind: of the rows `where` an expression holds, of a `table` where a figure has several."""
+    source = {"data": {"name": table}} if table else {}
+    chosen = {"transform": [{"filter": where}]} if where else {}
+    return {**source, **chosen, "mark": {"type": mark, **look}, "encoding": encoding}
+
+
+def dots(encoding: Spec, size: int = 80, where: str = "", table: str = "") -> Spec:
+    """Points with the colours and shapes of `looks`."""
+    return layer("point", encoding, where, table, size=size, opacity=1, strokeWidth=0)
+
+
+def changes(table: str, y: Spec, x: Spec, when: str = "true") -> list[Spec]:
+    """Lines from before to after, and the change in words to the right of the chart; gains, losses and noise apart."""
+    layers: list[Spec] = []
+    ends = {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}}
+    words = {"y": y, "text": {"field": "change"}}
+    for tone, style in (("gain", "gain-words"), ("loss", "loss-words"), ("quiet", "soft")):
+        wanted, right = f"{when} && datum.tone === '{tone}'", {"expr": f"width + {BESIDE}"}
+        layers.append(layer("rule", ends, wanted, table, style=tone))
+        layers.append(layer("text", words, wanted, table, style=style, align="right", x=right))
+    return layers

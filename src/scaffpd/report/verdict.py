@@ -79,12 +79,12 @@ def verdict(run: ReportData) -> tuple[str, ...]:
     if run.verdict:
         return run.verdict
     if run.pair:
-        before, after = (run.overall[model.name] for model in run.pair)
+        before, after = (run.overall[name] for name in run.pair)
         if run.kind == "compare":
             return _ranking(run, before, after)
         return _headline(run, before, after), _worst_served(run, before, after)
     if run.path and (before_only := run.role("before")):
-        return capital(str(run.path["why"])), _single(run, run.overall[before_only.name])[0]
+        return capital(str(run.path["why"])), _single(run, run.overall[before_only])[0]
     if run.overall:
         return _single(run, next(iter(run.overall.values())))
     return ("There is no result yet.", run.models[0].message or "The run has not ended.")
@@ -95,8 +95,8 @@ def optimised(run: ReportData) -> Difference | None:
     if not run.pair or run.kind not in ("train", "path", "runs") or run.privacy is not None:
         return None  # losses of private clients are known with noise alone
     worst = []
-    for model in run.pair:
-        last = [r.losses for r in run.rounds if r.model == model.name and r.losses][-1:]
+    for name in run.pair:
+        last = [r.losses for r in run.rounds if r.model == name and r.losses][-1:]
         if not last:
             return None
         fifth = sorted(last[0].values())[-a_fifth(len(last[0])) :]
@@ -113,7 +113,7 @@ def _headline(run: ReportData, before: data.Overall, after: data.Overall) -> str
         where = f"at {str(run.path['knee']).replace(' ', NARROW)}, which is suggested, "
     if run.split == "train":
         where += "on the rows trained on, "
-    if nothing_clear(run):
+    if run.tested and not any(run.tested.values()):
         where = f"no change is clear of noise: {where}"
     if worst.negligible and mean.negligible:
         least = "0.05 points" if run.upwards else "0.05 %"
@@ -162,7 +162,7 @@ def _single(run: ReportData, one: data.Overall) -> tuple[str, str]:
 
 def _ranking(run: ReportData, first: data.Overall, best: data.Overall) -> tuple[str, str]:
     assert run.pair is not None
-    before, after = (model.name for model in run.pair)
+    before, after = run.pair
     ranked = {m.name for m in run.models if not m.failure and m.name in run.overall}
     second = "No other method is within one standard deviation of it."
     if best.worst_20_sd is None:
@@ -214,8 +214,8 @@ def uncertain(run: ReportData, score: Score) -> bool:
 
 def _main_scores(run: ReportData) -> tuple[Score, ...]:
     """The scores of the model after; of the first that has some where there is none."""
-    model = run.role("after") or next((m for m in run.models if m.name in run.scores), None)
-    return run.scores[model.name] if model else ()
+    model = run.role("after") or next((name for name in run.names if name in run.scores), None)
+    return run.scores[model] if model else ()
 
 
 def _worst_fifth(run: ReportData, scores: Iterable[Score]) -> list[Score]:
@@ -257,8 +257,7 @@ def _one_label(run: ReportData) -> str:
 
 
 def _noise(run: ReportData) -> str:
-    after = run.role("after")
-    tested = [s.clear for s in run.scores[after.name] if s.clear is not None] if after else []
+    tested = run.tested.values()
     if not tested:
         return ""
     clear = sum(tested)
@@ -266,7 +265,7 @@ def _noise(run: ReportData) -> str:
         return ""
     changes = f"change in {run.measure} is" if clear < 2 else f"changes in {run.measure} are"
     who = f"{clear or 'no'} {changes} clear of noise{' (marked *)' if clear else ''}"
-    fair = f"From “{brief(run.pair[0].name)}” to “{brief(run.pair[1].name)}”: of" if run.joining and run.pair else "Of"
+    fair = f"From “{brief(run.pair[0])}” to “{brief(run.pair[1])}”: of" if run.joining and run.pair else "Of"
     return f"{fair} {len(tested)} {plural(run.word)}, {who}."
 
 
@@ -274,7 +273,7 @@ def _chance(run: ReportData) -> str:
     """McNemar's test cannot tell a net change of fewer than four rows from chance, whichever rows changed sides."""
     if not run.pair or run.kind == "compare" or not run.upwards or run.split != "test":
         return ""
-    before, after = (model.name for model in run.pair)
+    before, after = run.pair
     scores = run.scores[after]
     if any(s.clear is not None or s.test_rows is None or s.value is None for s in scores):
         return ""
@@ -349,12 +348,11 @@ def _paired(run: ReportData) -> dict[str, str]:
     """Answer by the change from the model before to the one after."""
     assert run.pair is not None
     before, after = run.pair
-    old, new = ({s.client: s.value for s in run.scores[model.name] if s.value is not None} for model in run.pair)
-    gain = {c: run.sign * (new[c] - old[c]) for c in old if c in new}
-    order, judged = sorted(gain, key=lambda c: -gain[c]), tested(run)
+    gain, judged = run.gains(before, after), run.tested
+    order = sorted(gain, key=lambda c: -gain[c])
     better, worse = [c for c in order if gain[c] > 0], [c for c in reversed(order) if gain[c] < 0]
     clearly = [[c for c in some if judged.get(c)] for some in (better, worse)]
-    names = f"“{brief(after.name)}” against “{brief(before.name)}”"
+    names = f"“{brief(after)}” against “{brief(before)}”"
     count = f"{len(better)} of {several(len(order), run.word)} do better and {len(worse)} worse, {names}"
     who = f"{count}; whether that is noise was not tested." if not judged else (
         f"{_some(clearly[0])}, clearly: {names}." if clearly[0] else f"Nobody clearly, {names}."
@@ -364,14 +362,14 @@ def _paired(run: ReportData) -> dict[str, str]:
         f"{_some(clearly[1])}, clearly, by up to {_size(run, gain[clearly[1][0]])}." if clearly[1] else
         f"Nobody clearly. {largest}, within noise." if judged else f"{largest}."
     )  # fmt: skip
-    do = f"Weigh it: “{brief(after.name)}” helps some and costs others."
+    do = f"Weigh it: “{brief(after)}” helps some and costs others."
     if judged and not clearly[0]:
-        do = f"Keep “{brief(before.name)}”: no gain of “{brief(after.name)}” is clear of noise."
+        do = f"Keep “{brief(before)}”: no gain of “{brief(after)}” is clear of noise."
     elif not clearly[1] and (judged or not worse):
-        do = f"Use “{brief(after.name)}”: it costs nobody clearly." if judged else f"Use “{brief(after.name)}”."
+        do = f"Use “{brief(after)}”: it costs nobody clearly." if judged else f"Use “{brief(after)}”."
     clear = sum(judged.values())
     sure = "not tested" if not judged else f"{clear or 'none'} of {several(len(judged), 'change')} clear of noise"
-    fifth, mean = run.moved(before.name, after.name)
+    fifth, mean = run.moved(before, after)
     much = f"The {run.bottom} {fifth}, the mean over {plural(run.word)} {mean}; {sure}."
     return {"who": who, "much": much, "do": do, "cost": cost}
 
@@ -400,18 +398,6 @@ def meanings(run: ReportData) -> str:
     """Say what the parameters of the run's objectives mean."""
     found = [said for name, said in MEANINGS.items() if any(f"{name}=" in model.objective for model in run.models)]
     return "".join(f"{sentence}. " for sentence in found)
-
-
-def tested(run: ReportData) -> dict[str, bool]:
-    """Whether each client's change is clear of noise; empty where that was not tested."""
-    after = run.role("after")
-    return {s.client: s.clear for s in run.scores[after.name] if s.clear is not None} if after and run.pair else {}
-
-
-def nothing_clear(run: ReportData) -> bool:
-    """Whether all changes were tested and none is clear of noise."""
-    found = tested(run)
-    return bool(found) and not any(found.values())
 
 
 def _some(names: list[str]) -> str:
