@@ -201,7 +201,7 @@ def test_a_deployed_run_joins_its_segments(deployed):
         a.megabytes < b.megabytes and a.exchanges < b.exchanges
         for a, b in zip(story.rounds, story.rounds[1:], strict=False)
     )
-    assert [e.what for e in story.events] == ["absent", "dropped", "back", "joined"]
+    assert [e["what"] for e in story.events] == ["absent", "dropped", "back", "joined"]
     assert any(r.absent for r in story.rounds)
     assert story.models[0].status == "converged"
     assert story.word == "silo"

@@ -14,7 +14,6 @@ from scaffpd.report.data import (
     Overall,
     ReportData,
     Score,
-    Share,
     brief,
     change,
     count,
@@ -222,7 +221,7 @@ def test_where_one_label_would_do_as_well_that_is_said():
         ("c", "ill", 5),
         ("c", "well", 95),
     ]
-    partition = tuple(Share(client, label, train_rows=50, test_rows=rows) for client, label, rows in shares)
+    partition = [{"client": c, "label": label, "train_rows": 50, "test_rows": rows} for c, label, rows in shares]
     values = ([0.7, 0.9, 0.96], [0.8, 0.9, 0.96])
     told = story(*values, rows=100, names=["a", "b", "c"], partition=partition, word="hospital")
     tail = "one label for every row would be right at least as often: accuracy says little there."

@@ -52,7 +52,7 @@ def test_folders_of_version_0_1_open(kind, title, models, sentence, totals, roun
     assert len(run.rounds) == rounds
     assert [(s.train_rows, s.test_rows) for s in next(iter(run.scores.values()))] == rows
     assert all(s.weight is not None for scores in run.scores.values() for s in scores)
-    assert [e.silo for e in run.events] == (["va"] * 4 if kind == "deployed" else [])
+    assert [e["client"] for e in run.events] == (["va"] * 4 if kind == "deployed" else [])
 
 
 def header(folder, name):

@@ -11,6 +11,7 @@ from scaffpd.report.vega import MANY, ON, STEP, Figure, Rows, Spec, colour, draw
 from scaffpd.report.verdict import meanings, uncertain
 
 MOST_CELLS = 20_000
+PARTS = ("train", "test")
 GAINS = "Who gains, who pays"
 DAGGER = "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value"
 
@@ -142,22 +143,24 @@ def partition(run: ReportData) -> Figure | None:
     """Show who has which rows: bubbles for few clients, a heat map for many, bars without labels."""
     if not run.partition:
         return None
-    labels = list(dict.fromkeys(share.label for share in run.partition))
-    total: dict[str, int] = {}
-    for share in run.partition:
-        total[share.client] = total.get(share.client, 0) + share.train_rows + share.test_rows
+    labels = list(dict.fromkeys(row["label"] for row in run.partition))
+    sizes: dict[str, list[int]] = {row["client"]: [0, 0] for row in run.partition}
+    for row in run.partition:
+        sizes[row["client"]] = [n + row[f"{part}_rows"] for n, part in zip(sizes[row["client"]], PARTS, strict=True)]
+    total = {client: sum(both) for client, both in sizes.items()}
     ranked = sorted(total, key=lambda c: -total[c])
-    if labels == [""] or sum(share.train_rows + share.test_rows > 0 for share in run.partition) > MOST_CELLS:
-        return _bars(run, ranked)
     place = {client: i + 1 for i, client in enumerate(ranked)}
     rows = [
         {
-            "client": s.client, "label": s.label, "train": s.train_rows, "test": s.test_rows, "rank": place[s.client],
-            "rows": n, "share": round(n / total[s.client], 4),
+            "client": c, "label": row["label"], "train": row["train_rows"], "test": row["test_rows"],
+            "rank": place[c], "rows": n, "share": round(n / total[c], 4),
         }
-        for s in run.partition
-        if (n := s.train_rows + s.test_rows) > 0
+        for row in run.partition
+        for c, n in [(row["client"], row["train_rows"] + row["test_rows"])]
+        if n > 0
     ]  # fmt: skip
+    if labels == [""] or len(rows) > MOST_CELLS:
+        return _bars(run, {client: sizes[client] for client in ranked})
     return (_heat if len(total) > MANY else _bubbles)(run, list(total), labels, rows)
 
 
@@ -205,19 +208,16 @@ def _heat(run: ReportData, names: list[str], labels: list[str], rows: Rows) -> F
     )  # fmt: skip
 
 
-def _bars(run: ReportData, ranked: list[str]) -> Figure:
-    totals: dict[str, list[int]] = {client: [0, 0] for client in ranked}
-    for share in run.partition:
-        totals[share.client][0] += share.train_rows
-        totals[share.client][1] += share.test_rows
+def _bars(run: ReportData, sizes: dict[str, list[int]]) -> Figure:
+    kinds, ranked = ("trained on", "test"), list(sizes)
     rows: Rows = [
-        {"client": c, "rank": i + 1, "kind": kind, "place": k, "rows": totals[c][k]}
-        for i, c in enumerate(ranked)
-        for k, kind in enumerate(("trained on", "test"))
-        if totals[c][k]
+        {"client": c, "rank": i + 1, "kind": kind, "place": k, "rows": n}
+        for i, (c, both) in enumerate(sizes.items())
+        for k, (kind, n) in enumerate(zip(kinds, both, strict=True))
+        if n
     ]
     many, length = len(ranked) > MANY, quantity("rows", "rows")
-    kind = {"field": "kind", "type": "ordinal", "scale": {"domain": ["trained on", "test"]}, "legend": {"title": None}}
+    kind = {"field": "kind", "type": "ordinal", "scale": {"domain": kinds}, "legend": {"title": None}}
     place: Spec = {"x": _rank(run), "y": length} if many else {"y": named(ranked), "x": length}
     tip = tips(client=run.word, kind="rows", rows=("how many", ",d"))
     alt = f"Rows trained on and test rows of {len(ranked)} {plural(run.word)}."

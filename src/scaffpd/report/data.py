@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaffpd.errors import plural
 from scaffpd.metrics import NO, NOISE, YES, RelativeGain, a_fifth
+from scaffpd.runs import Row
 
 if TYPE_CHECKING:
     from scaffpd.report.predictions import PredictionReport
@@ -135,26 +136,6 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Share:
-    """Rows of one label at one client; the label is empty for regression."""
-
-    client: str
-    label: str
-    train_rows: int
-    test_rows: int
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened to a silo of a deployed run."""
-
-    round: int
-    silo: str
-    what: str
-    sentence: str
-
-
-@dataclass(frozen=True)
 class JoiningReport:
     """What joining brings every client: the words of the summary, and joining.csv by client and model."""
 
@@ -268,8 +249,8 @@ class ReportData:
     scores: dict[str, tuple[Score, ...]]  # per model, one `Score` per client
     overall: dict[str, Overall]  # per model that has scores
     rounds: tuple[Round, ...] = ()
-    partition: tuple[Share, ...] = ()
-    events: tuple[Event, ...] = ()
+    partition: Sequence[Row] = ()  # partition.csv: rows of one label at one client; no label for regression
+    events: Sequence[Row] = ()  # events.csv: what happened to silos of a deployed run
     settings: tuple[tuple[str, str], ...] = ()  # (name, value) pairs for "how it was made"
     files: tuple[tuple[str, str], ...] = ()  # (name, text) of files to show whole
     remarks: tuple[str, ...] = ()
@@ -305,7 +286,7 @@ class ReportData:
         """The clients' names, from whichever table has them."""
         if self.scores:
             return tuple(score.client for score in next(iter(self.scores.values())))
-        named = [share.client for share in self.partition] or [c for r in self.rounds for c in r.losses]
+        named = [row["client"] for row in self.partition] or [c for r in self.rounds for c in r.losses]
         return tuple(dict.fromkeys(named))
 
     @property

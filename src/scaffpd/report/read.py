@@ -96,11 +96,8 @@ def _trained(folder: Path) -> ReportData:
         scores=_with_tests(models, scores, joining),
         overall=_totals(scores, measure),
         rounds=rounds,
-        partition=tuple(
-            data.Share(row["client"], row["label"], whole(row, "train_rows") or 0, whole(row, "test_rows") or 0)
-            for row in read_table(folder / "partition.csv", "client", "label", "train_rows", "test_rows")
-        ),
-        events=_events(folder),
+        partition=read_table(folder / "partition.csv", "client", "label", "train_rows", "test_rows"),
+        events=read_table(folder / "events.csv", "round", "client", "what", "sentence"),
         settings=_trained_settings(summary) + (() if privacy is None else privacy.settings),
         files=tuple((name, text) for name in ("config.toml", "environment.json") if (text := read_text(folder / name))),
         remarks=tuple(map(str, summary.get("remarks") or [])),
@@ -310,7 +307,7 @@ def _deployed(folder: Path) -> ReportData:
         scores=scores,
         overall=_totals(scores, measure),
         rounds=rounds,
-        events=_events(folder),
+        events=read_table(folder / "events.csv", "round", "client", "what", "sentence"),
         settings=_pairs(
             ("Silos", ", ".join(silos)), ("Model", shape), ("Method", method),
             ("Rounds at most", settings.get("rounds")), ("Tolerance", settings.get("tol")), ("Seed", about.get("seed")),
@@ -365,13 +362,6 @@ def _deployed_model(
 def _pairs(*found: tuple[str, Any]) -> Pairs:
     """Settings to show, without those that are missing."""
     return tuple((name, str(value)) for name, value in found if value not in (None, ""))
-
-
-def _events(folder: Path) -> tuple[data.Event, ...]:
-    return tuple(
-        data.Event(whole(row, "round") or 0, row["client"], row["what"], row["sentence"])
-        for row in read_table(folder / "events.csv", "round", "client", "what", "sentence")
-    )
 
 
 def _scores(rows: Iterable[Row], column: str, names: Sequence[str]) -> dict[str, tuple[Score, ...]]:

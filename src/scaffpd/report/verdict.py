@@ -245,8 +245,8 @@ def _one_label(run: ReportData) -> str:
     if not run.upwards or run.kind not in ("train", "path"):
         return ""
     rows: dict[str, list[int]] = {}
-    for share in run.partition:
-        rows.setdefault(share.client, []).append(share.test_rows if run.split == "test" else share.train_rows)
+    for row in run.partition:
+        rows.setdefault(row["client"], []).append(row[f"{run.split}_rows"])
     most = {client: max(found) / sum(found) for client, found in rows.items() if any(found)}
     known = {s.client: s.value for s in _main_scores(run) if s.value is not None}
     alike = [client for client, value in known.items() if client in most and value <= most[client] + 1e-9]
