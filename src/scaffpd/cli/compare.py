@@ -67,6 +67,9 @@ def compare(
         scaffpd compare synthetic --clients 5 --tune 1 --rounds 5 --out comparison
         scaffpd compare patients.csv --client hospital --target ill --tune 1
     """
+    given_all = locals()
+    passing = ("problem", "out", "processes", "quiet", "as_json", "given")
+    options = {name: value for name, value in given_all.items() if name not in passing} | given
     positive("compare", "--rho", rho)
     if alpha is not None:
         positive("compare", "--alpha", alpha)
@@ -84,16 +87,11 @@ def compare(
             typer.echo(f"Interrupted; what is done is in {out}, and the same command goes on there.", err=True)
         raise
     if out is not None:
-        options: dict[str, object] = {
-            "methods": methods, "rounds": rounds, "local-steps": local_steps, "batch-size": batch_size, "seeds": seeds,
-            "tune": tune, "rho": rho, "clients": clients, "alpha": alpha, "l2": l2,
-            **{name.replace("_", "-"): value for name, value in given.items()},
-        }  # fmt: skip
         words = [
             word
             for name, value in options.items()
             if value is not None
-            for word in ([f"--{name}"] if value is True else [f"--{name}", str(value)])
+            for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
         ]
         (out / "command.txt").write_text(shlex.join(["scaffpd", "compare", problem, *words]) + "\n", encoding="utf-8")
     if as_json:

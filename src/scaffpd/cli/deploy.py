@@ -273,7 +273,7 @@ def _show_status(now: Mapping[str, Any]) -> None:
         "exchanges": str(now["exchanges"]) + ("" if each is None else f", {each:.2g} s each"),
         "bytes": f"{format_bytes(now['bytes_up'])} up, {format_bytes(now['bytes_down'])} down",
     }
-    facts(console, [(name, text, "") for name, text in lines.items()])
+    facts(console, lines)
     if now["events"]:
         console.print("\nWhat happened last", style="bold")
         bullets(console, [f"round {event['round']}: {event['sentence']}" for event in now["events"]])

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 import scaffpd
 from scaffpd.cli.screens import facts, say
@@ -151,7 +152,7 @@ def _show(found: dict[str, Any]) -> None:
     console.print(good if found["works"] else bad, style="bold green" if found["works"] else "bold red")
 
 
-Lines = list[tuple[str, str, str]]
+Lines = dict[str, str | Text]
 
 
 def _machine(found: dict[str, Any]) -> Lines:
@@ -163,33 +164,30 @@ def _machine(found: dict[str, Any]) -> Lines:
     said = f"{screen['encoding']}{'' if screen['unicode'] else ': Greek letters become ?; set PYTHONIOENCODING=utf-8'}"
     folder = data["SCAFFPD_DATA"] or "not named (SCAFFPD_DATA); only images and Adult need one: see scaffpd data"
     missing = data["SCAFFPD_DATA"] is not None and not data["there"]
-    return [
-        ("scaffpd", f"{about['scaffpd']} on Python {about['python']}", ""),
-        ("packages", ", ".join(own), ""),
-        ("system", about["platform"], ""),
-        ("processor", f"cores: {about['cores']}; threads in PyTorch: {about['threads'] or 'unknown'}", ""),
-        ("memory", _size(about["memory"]) if about["memory"] else "unknown", ""),
-        ("GPU", "; ".join(gpus) or "none; none is needed", ""),
-        ("terminal", said, "" if screen["unicode"] else "yellow"),
-        ("data folder", f"{folder}{' is not there' if missing else ''}", "yellow" if missing else ""),
-    ]
+    return {
+        "scaffpd": f"{about['scaffpd']} on Python {about['python']}",
+        "packages": ", ".join(own),
+        "system": about["platform"],
+        "processor": f"cores: {about['cores']}; threads in PyTorch: {about['threads'] or 'unknown'}",
+        "memory": _size(about["memory"]) if about["memory"] else "unknown",
+        "GPU": "; ".join(gpus) or "none; none is needed",
+        "terminal": Text(said, "" if screen["unicode"] else "yellow"),
+        "data folder": Text(f"{folder}{' is not there' if missing else ''}", "yellow" if missing else ""),
+    }
 
 
 def _extras(found: dict[str, Any]) -> Lines:
-    return [
-        (name, f"installed: {extra['for']}", "")
+    return {
+        name: f"installed: {extra['for']}"
         if extra["installed"]
-        else (name, f'not installed: {extra["for"]} (pip install "scaffpd[{name}]")', "dim")
+        else Text(f'not installed: {extra["for"]} (pip install "scaffpd[{name}]")', "dim")
         for name, extra in found["extras"].items()
-    ]
+    }
 
 
 def _check(found: dict[str, Any]) -> Lines:
-    right = "ok: certified, and at the optimum known by hand"
-    return [
-        (name, right if outcome == "ok" else outcome, "green" if outcome == "ok" else "red")
-        for name, outcome in found["self_check"].items()
-    ]
+    right = Text("ok: certified, and at the optimum known by hand", "green")
+    return {name: right if said == "ok" else Text(said, "red") for name, said in found["self_check"].items()}
 
 
 def _size(number: int) -> str:

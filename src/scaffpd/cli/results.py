@@ -12,14 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from scaffpd.cli.screens import WIDEST, fill, plain_table, say
+from scaffpd.cli.screens import MOST, WIDEST, fill, plain_table, say
 from scaffpd.cli.typer_ext import checked, listed, print_json
 from scaffpd.errors import InputError, several
 
 if TYPE_CHECKING:
     from scaffpd.report.data import JoiningReport, ModelSummary, ReportData
 
-MOST = 30  # clients in a table
 NUMBERS = 52  # columns that losses of five models and the gain take
 FORMATS = ("html", "png", "svg")
 
@@ -134,7 +133,7 @@ def _clients(run: ReportData, width: int) -> Table:
     after = roles.get("after") or roles.get("before") or run.names[-1]
     before = roles.get("before", after)
     old, new = ({score.client: score for score in run.scores[name]} for name in (before, after))
-    gain = {n: run.sign * ((score.value or 0.0) - (old[n].value or 0.0)) for n, score in new.items()}
+    gain = dict.fromkeys(new, 0.0) | run.gains(before, after)
     two, what = before != after, f"{'held-out ' if run.split == 'test' else 'training '}{run.measure}"
     scores = [f"{what}\n{before}", f"\n{after}", "\nchange"] if two else [what]
     lines = "\n" if two else ""
@@ -142,7 +141,7 @@ def _clients(run: ReportData, width: int) -> Table:
     rows: list[list[str | Text]] = []
     table = plain_table(f"{lines}{run.word}", *heads, gap=0 if width < WIDEST else 2)
     order = sorted(gain, key=lambda n: (-gain[n], run.sign * (new[n].value or 0.0)))
-    for name in order if len(order) <= MOST else [*order[: MOST // 2], *order[-MOST // 2 :]]:
+    for name in order:
         score = new[name]
         cells: list[str | Text] = [measured(score.value, run.measure)]
         if two:
@@ -152,9 +151,7 @@ def _clients(run: ReportData, width: int) -> Table:
             cells = [measured(old[name].value, run.measure), *cells, Text(moved, style=style)]
         few = " †" if uncertain(run, score) else ""
         rows.append([f"{name}{few}", f"{score.train_rows}, {score.test_rows}", *cells, f"{score.weight:.3f}"])
-    fill(table, rows, width)
-    if len(order) > MOST:
-        table.caption = f"the first and last {MOST // 2} of {len(order)}; all are in clients.csv"
+    fill(table, rows, width, "clients.csv")
     return table
 
 
@@ -172,15 +169,13 @@ def _joining(found: JoiningReport, word: str, width: int) -> Table:
     table = plain_table(f"held-out loss\n{word}", *(f"\n{m}" for m in models), *last, gap=0 if narrow else 2)
     rows: list[list[str | Text]] = []
     styles = {"yes": "green", "no": "red"}
-    for client in found.order if len(found.order) <= MOST else [*found.order[: MOST // 2], *found.order[-MOST // 2 :]]:
+    for client in found.order:
         gain, pays = found.gain(client)
         losses = [plain(found.rows[client][model]["loss"]) for model in models]
         share = f"{100 * gain:+.1f} %".replace("-", "−")
         told = pays.removeprefix("within ")
         rows.append([client, *losses, share, Text(told, style=styles.get(pays, "dim"))])
-    fill(table, rows, width)
-    if len(found.order) > MOST:
-        table.caption = f"the first and last {MOST // 2} of {len(found.order)}; all are in joining.csv"
+    fill(table, rows, width, "joining.csv")
     return table
 
 

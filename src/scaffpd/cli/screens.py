@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
 BAR, WEIGHT_BAR, SILO_BAR = 30, 16, 20  # characters of the whole way, of the largest weight, of a weight of one
-CLIENTS = 12  # that are shown
+CLIENTS, MOST = 12, 30  # that are shown while a command runs, and in a table
 PAUSE = 1.0  # seconds between two plain lines
 
 
@@ -50,12 +50,12 @@ def printable(text: str) -> Text:
     return Text("".join(c if c.isprintable() else "?" for c in text))
 
 
-def facts(console: Console, lines: Sequence[tuple[str, str, str]]) -> None:
-    """Print names, what there is to say about each, and in which style."""
+def facts(console: Console, lines: Mapping[str, str | Text]) -> None:
+    """Print names, and what there is to say about each."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
-    for name, text, style in lines:
-        grid.add_row(name, Text(text, style=style))
+    for name, text in lines.items():
+        grid.add_row(name, Text(text) if isinstance(text, str) else text)
     console.print(grid, width=min(console.width, WIDEST))
 
 
@@ -68,10 +68,16 @@ def plain_table(first: str, *others: str, gap: int = 2) -> Table:
     return table
 
 
-def fill(table: Table, rows: Sequence[Sequence[Text | str]], width: int) -> None:
-    """Add rows whose first cells are names; a name that does not fit beside the numbers is cut, never broken."""
+def fill(table: Table, rows: Sequence[Sequence[Text | str]], width: int, file: str = "") -> None:
+    """Add rows whose first cells are names; a name that does not fit beside the numbers is cut, never broken.
+
+    Of many rows, the first and the last; the others are in `file`.
+    """
     from rich.cells import cell_len, set_cell_size
 
+    if len(rows) > MOST:
+        table.caption = f"the first and last {MOST // 2} of {len(rows)}; all are in {file}"
+        rows = [*rows[: MOST // 2], *rows[-MOST // 2 :]]
     columns = zip(*([str(cell) for cell in row[1:]] for row in rows), strict=True)
     heads = [str(column.header).split("\n") for column in table.columns[1:]]
     used = [max(map(cell_len, (*head, *cells))) for head, cells in zip(heads, columns, strict=True)]

@@ -230,7 +230,7 @@ def status(
         now = silo_status(settings)
         console = Console(highlight=False)
         console.print(f"Silo {now['silo']}", style="bold", markup=False)
-        facts(console, [(name, text, "") for name, text in now["words"].items()])
+        facts(console, now["words"])
 
 
 def silo_pages(settings: Any) -> dict[str, Callable[[], str]]:
@@ -283,7 +283,7 @@ def show_check(found: dict[str, Any]) -> None:
     """Show what was found in the data, and what would leave the site."""
     console = Console(highlight=False)
     console.print(f"Silo {found['silo']}", style="bold", markup=False)
-    facts(console, [(name, text, "") for name, text in _facts(found).items()])
+    facts(console, _facts(found))
     if found["labels"]:
         console.print("\nLabels", style="bold")
         table = plain_table("label", "training", "held out", gap=1)
@@ -368,7 +368,7 @@ def show_requests(known: list[dict[str, Any]]) -> None:
             "asked": f"{own['first'][:19]} to {own['last'][:19]} UTC",
         }
         console.print(f"Request {own['request'][:SHOWN]}", style="bold", markup=False)
-        facts(console, [(name, printable(text).plain, "") for name, text in lines.items()])
+        facts(console, {name: printable(text) for name, text in lines.items()})
         console.print()
 
 

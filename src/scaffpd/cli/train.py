@@ -86,23 +86,11 @@ class Ending:
 
 
 OF_TABLE = tuple(name for name in Reading.__annotations__ if name != "test")
+OF_TRAINING = ("rounds", "tol", "seed", "device", "baseline", "splits", "coalition", "groups", "recalibrate")
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
     "data": {name: name for name in (*OF_TABLE, "test", "test_file", "seed")},
     "model": {"l2": "l2", "strength": "kappa"},
-    "training": {
-        name: name
-        for name in (
-            "rounds",
-            "tol",
-            "seed",
-            "device",
-            "baseline",
-            "splits",
-            "coalition",
-            "groups",
-            "recalibrate",
-        )
-    },
+    "training": {name: name for name in OF_TRAINING},
     "privacy": {name: name for name in ("epsilon", "delta", "clip", "loss_clip", "radius")} | {"seed": "noise_seed"},
     "algorithm": {"kind": "algorithm"},
     "path": {"points": "points"},
@@ -115,50 +103,40 @@ def train(
     *,
     strength: Annotated[
         float | None,
-        typer.Option(
-            help="Its ρ, δ, α, q or b.",
-            show_default="of a table, chosen by folds; else ρ 0.1, δ 0.5, α 0.2, q 1",
-        ),
+        option("Its ρ, δ, α, q or b.", (), "of a table, chosen by folds; else ρ 0.1, δ 0.5, α 0.2, q 1"),
     ] = None,
     choose: Annotated[
         bool | None,
-        typer.Option(
+        option(
+            "Choose l2, strength and κ by folds of training rows; those that are given stay.",
+            (),
+            "choose, of a table",
             "--choose/--no-choose",
-            help="Choose l2, strength and κ by folds of training rows; those that are given stay.",
-            show_default="choose, of a table",
         ),
     ] = None,
     by: Annotated[
         str | None, option("Choose by the mean of held-out losses, or their worst fifth.", BY, "worst-fifth")
     ] = None,
-    budget: Annotated[int | None, typer.Option(min=1, help="The most rounds of choosing.", show_default="300")] = None,
+    budget: Annotated[int | None, option("The most rounds of choosing.", (), "300", min=1)] = None,
     kappa: Annotated[
-        float | None,
-        typer.Option(help="κ of personal models, to compare with one for all.", show_default="chosen by folds"),
+        float | None, option("κ of personal models, to compare with one for all.", (), "chosen by folds")
     ] = None,
     algorithm: Annotated[str | None, option(METHOD, ALGORITHMS, "chosen for the problem")] = None,
     baseline: Annotated[
         bool | None,
-        typer.Option(
-            "--baseline/--no-baseline",
-            help="Train the average model too.",
-            show_default="baseline; no-baseline with --epsilon",
-        ),
+        option("Train the average model too.", (), "baseline; no-baseline with --epsilon", "--baseline/--no-baseline"),
     ] = None,
     splits: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help="Random splits that tell what joining brings; 0: leave it out.",
-            show_default="5 of small tables, else 1",
-        ),
+        option("Random splits that tell what joining brings; 0: leave it out.", (), "5 of small tables, else 1", min=0),
     ] = None,
     coalition: Annotated[
         bool | None,
-        typer.Option(
+        option(
+            "Train groups of clients to tell what each brings; up to 12, all groups.",
+            (),
+            "of tables with up to 6 clients",
             "--coalition/--no-coalition",
-            help="Train groups of clients to tell what each brings; up to 12, all groups.",
-            show_default="of tables with up to 6 clients",
         ),
     ] = None,
     groups: Annotated[str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")] = None,
@@ -174,8 +152,7 @@ def train(
     loss_clip: Annotated[float | None, typer.Option(help="B, the largest loss of a row.", show_default="4")] = None,
     radius: Annotated[float | None, typer.Option(help="R, the longest row, once scaled.", show_default="3")] = None,
     noise_seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="Noise that can be repeated; protects nobody.", show_default="a secret"),
+        int | None, option("Noise that can be repeated; protects nobody.", (), "a secret", min=0)
     ] = None,
     **given: Any,
 ) -> None:

@@ -149,9 +149,13 @@ def listed(given: str | None) -> list[str]:
     return [name.strip() for name in (given or "").split(",") if name.strip()]
 
 
-def option(about: str, names: Iterable[str], default: str | bool = True, several: bool = False) -> Any:
-    """Make an option whose values a shell completes; `several` of them are joined by commas, none offered twice."""
-    return typer.Option(help=about, show_default=default, autocompletion=completing(*names, several=several))
+def option(
+    about: str, names: Iterable[str] = (), default: str | bool = True, *flags: str, several: bool = False,
+    min: int | None = None,
+) -> Any:  # fmt: skip
+    """Make an option; a shell completes its `names`, `several` of them joined by commas, none offered twice."""
+    complete = completing(*names, several=several) if names else None
+    return typer.Option(*flags, help=about, show_default=default, autocompletion=complete, min=min)
 
 
 def argument(about: str, names: Iterable[str]) -> Any:
