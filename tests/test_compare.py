@@ -30,7 +30,7 @@ from scaffpd.comparison import runs as pool
 from scaffpd.comparison.problem import Problem, carve
 from scaffpd.comparison.problem import problem as known_problem
 from scaffpd.comparison.runs import Run, RunKey, Runner
-from scaffpd.comparison.setting import choose_methods, configured, grid, labelled, make_setting, neighbours, zoo
+from scaffpd.comparison.setting import Setting, choose_methods, configured, grid, labelled, neighbours, zoo
 from scaffpd.comparison.tables import MEASURES
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
@@ -253,7 +253,7 @@ def test_selection_follows_the_measure_then_the_mean_then_the_loss():
 
 
 def test_ties_go_to_the_first_configuration():
-    setting = make_setting({"FedAvg": sp.FedAvg()}, PROBLEM, (0,), 2, 3, 0.25, "mean", False)
+    setting = Setting({"FedAvg": sp.FedAvg()}, PROBLEM, (0,), 2, 3, 0.25, "mean", False)
     journal = Journal(None, {})
     for point in range(3):
         journal.add(scored(point, [0.5] * 5 if point == 0 else [0.7] * 5, [1] * 5))
@@ -347,7 +347,7 @@ def test_a_bug_of_one_method_is_its_reason_and_not_the_end_of_the_others():
 
 def test_bugs_in_other_processes_are_not_hidden():
     """A worker's life in this process: ready, a job done, a bug, the end; and one whose parent is gone."""
-    setting = make_setting({"fine": sp.FedAvg(), "broken": cases.Broken()}, PROBLEM, (0,), 2, 1, 0.25, "mean", False)
+    setting = Setting({"fine": sp.FedAvg(), "broken": cases.Broken()}, PROBLEM, (0,), 2, 1, 0.25, "mean", False)
     handler = signal.getsignal(signal.SIGINT)
     try:
         ours, theirs = multiprocessing.Pipe()

@@ -20,7 +20,7 @@ import numpy as np
 
 from scaffpd.comparison.problem import Problem, fingerprint
 from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, RunKey, Runner
-from scaffpd.comparison.setting import Setting, make_setting, neighbours
+from scaffpd.comparison.setting import Setting, neighbours
 from scaffpd.comparison.tables import Comparison
 from scaffpd.errors import InputError, count
 from scaffpd.system import Tally, cores, environment, make_folder, write_file
@@ -128,9 +128,7 @@ def compare(
             itself. Only where all seeds have the same test rows and the same training rows, partitioned differently.
         climb: whether to go on from the best configuration to its untried neighbours, with as large a budget again.
     """
-    setting = _settled(
-        make_setting(methods, problem, seeds, rounds, tune, validation, select, strengths, choosing, climb)
-    )
+    setting = _settled(Setting(methods, problem, seeds, rounds, tune, validation, select, strengths, choosing, climb))
     alone = cores() if setting.problem.device == "cpu" else 1  # processes would not share a device's memory
     workers = alone if processes is None else count("compare", "processes", processes)
     journal = Journal(out, setting.about() | {"data": _checked_data(setting)})
@@ -210,8 +208,12 @@ def _tried(setting: Setting, journal: Journal, label: str, seed: int) -> dict[in
 
 
 def _best(table: dict[int, list[Run]], select: str) -> int | None:
-    """The configuration with the best measure, the earliest of equals; `None` where all fail."""
-    merits = {point: merit for point, runs in table.items() if (merit := _merit(runs, select)) is not None}
+    """The configuration with the best mean measure over seeds, the earliest of equals; `None` where all fail."""
+    merits = {}
+    for point, runs in table.items():
+        found = [merit for run in runs if (merit := run.merit(select)) is not None]
+        if len(found) == len(runs):  # it fails nowhere
+            merits[point] = tuple(np.mean(found, axis=0).tolist())
     return max(merits, key=lambda point: (merits[point], -point)) if merits else None
 
 
@@ -241,12 +243,6 @@ def _final(setting: Setting, journal: Journal, label: str, seed: int) -> RunKey 
     refusals = [run.message for runs in table.values() for run in runs if run.status == REFUSED]
     reason = refusals[0] if refusals else f"It diverged with each of its {len(table)} configurations."
     return Run(RunKey(label, seed, FINAL, 0), {}, {}, SKIPPED, reason)
-
-
-def _merit(runs: Sequence[Run], select: str) -> tuple[float, ...] | None:
-    """The mean over seeds of what configurations are chosen by; `None` where it fails on any."""
-    merits = [merit for run in runs if (merit := run.merit(select)) is not None]
-    return tuple(np.mean(merits, axis=0).tolist()) if len(merits) == len(runs) else None
 
 
 __all__ = ["Comparison", "Problem", "compare"]

@@ -137,14 +137,11 @@ def problem(name: str, clients: int | None = None, alpha: float | None = None, t
     if name == "synthetic":
         draw = partial(synthetic_silos, clients or SYNTHETIC_CLIENTS, test=test)
         return Problem(draw, Linear("squared", l2=0.1), f"synthetic, {several(clients or SYNTHETIC_CLIENTS, 'client')}")
-    return _partitioned(name, clients or PARTITIONS[name][0], alpha or PARTITIONS[name][1], test)
-
-
-def _partitioned(name: str, clients: int, alpha: float, test: float) -> Problem:
-    load = digits if name == "digits" else breast_cancer
+    clients, alpha = clients or PARTITIONS[name][0], alpha or PARTITIONS[name][1]
+    load, model = breast_cancer, Linear("logistic", l2=0.01, intercept=True)
+    if name == "digits":
+        load, model = digits, Linear("softmax", l2=1e-3, intercept=True, classes=10)
     data = partial(load, clients=clients, alpha=alpha, test_fraction=test, minimum=FEWEST)
-    softmax = Linear("softmax", l2=1e-3, intercept=True, classes=10)
-    model = softmax if name == "digits" else Linear("logistic", l2=0.01, intercept=True)
     return Problem(data, model, f"{name}, {several(clients, 'client')}, Dirichlet({alpha:g})")
 
 

@@ -25,7 +25,7 @@ from scaffpd.cohort import Cohort
 from scaffpd.comparison.setting import Factors, Setting, configured
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Traffic
-from scaffpd.metrics import MEGABYTE, Spread, Summary
+from scaffpd.metrics import MEGABYTE, Summary
 from scaffpd.training import Result, Status, train
 
 TUNE, FINAL = "tune", "final"
@@ -77,8 +77,8 @@ class Run:
             return None
         summary = Summary.of(self.scores["validation"])
         if summary.accuracy is None:
-            return (-_of(summary.loss, select), -summary.loss.mean)
-        return (_of(summary.accuracy, select), summary.accuracy.mean, -_of(summary.loss, select))
+            return (-getattr(summary.loss, select), -summary.loss.mean)
+        return (getattr(summary.accuracy, select), summary.accuracy.mean, -getattr(summary.loss, select))
 
     def to_json(self) -> str:
         """One line that `from_json` reads back exactly."""
@@ -98,10 +98,6 @@ class Run:
             for split, s in table["scores"].items()
         }
         return cls(**{**table, "job": RunKey(*table["job"]), "scores": scores})
-
-
-def _of(spread: Spread, measure: str) -> float:
-    return float(getattr(spread, measure))
 
 
 class Runner:

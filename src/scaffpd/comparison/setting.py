@@ -117,9 +117,9 @@ PLAIN = (int, float, str, type(None))
 class Setting:
     """What is compared on what, and how."""
 
-    methods: dict[str, Any]  # the methods by their labels
+    methods: Any  # the methods by their labels; a list gets labels
     problem: Problem  # data and model
-    seeds: tuple[int, ...]  # one partition, one training seed and one choice of rates each
+    seeds: Any  # one partition, one training seed and one choice of rates each
     rounds: int  # of every run
     tune: int  # configurations that every method may try
     validation: float  # the share of every client's training rows that a choice of rates is scored on
@@ -127,6 +127,20 @@ class Setting:
     strengths: bool = False  # whether the budget may also go to how fair a method is: ρ, q, θ, μ
     choosing: int | None = None  # how many seeds choose rates for all; `None` lets each choose its own
     climb: bool = False  # whether the best of the grid is followed beyond its edge
+
+    def __post_init__(self) -> None:
+        """Check what a user handed to `compare`."""
+        if not isinstance(self.problem, Problem):
+            given = type(self.problem).__name__
+            raise InputError(f"compare needs a problem such as Problem(data, model, name), got {given}.")
+        if not 0 < real("compare", "validation", self.validation) < 1:
+            raise InputError(f"compare needs 0 < validation < 1, got {self.validation!r}.")
+        if self.select not in SELECTIONS:
+            raise unknown("selection", self.select, SELECTIONS)
+        for name in ("rounds", "tune", *([] if self.choosing is None else ["choosing"])):
+            object.__setattr__(self, name, count("compare", name, getattr(self, name)))
+        object.__setattr__(self, "methods", labelled(self.methods))
+        object.__setattr__(self, "seeds", _checked_seeds(self.seeds))
 
     @property
     def choosers(self) -> tuple[int, ...]:
@@ -155,32 +169,6 @@ class Setting:
             **({} if self.choosing is None else {"choosing": self.choosing}),
             **({"climb": True} if self.climb else {}),
         }
-
-
-def make_setting(
-    methods: Any, problem: Any, seeds: Any, rounds: Any, tune: Any, validation: Any, select: Any, strengths: Any,
-    choosing: Any = None, climb: Any = False,
-) -> Setting:  # fmt: skip
-    """Check what a user handed to `compare`."""
-    if not isinstance(problem, Problem):
-        raise InputError(f"compare needs a problem such as Problem(data, model, name), got {type(problem).__name__}.")
-    fraction = real("compare", "validation", validation)
-    if not 0 < fraction < 1:
-        raise InputError(f"compare needs 0 < validation < 1, got {validation!r}.")
-    if select not in SELECTIONS:
-        raise unknown("selection", select, SELECTIONS)
-    return Setting(
-        methods=labelled(methods),
-        problem=problem,
-        seeds=_checked_seeds(seeds),
-        rounds=count("compare", "rounds", rounds),
-        tune=count("compare", "tune", tune),
-        validation=fraction,
-        select=select,
-        strengths=bool(strengths),
-        choosing=None if choosing is None else count("compare", "choosing", choosing),
-        climb=bool(climb),
-    )
 
 
 def labelled(methods: Any) -> dict[str, Any]:

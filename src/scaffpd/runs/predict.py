@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from scaffpd.config.model_file import Setup, predict_encoded, read_model, read_owners
 from scaffpd.errors import InputError, several, unknown
-from scaffpd.runs.scores import EVERYONE, Scores, adjusted, label_scores, number_scores
+from scaffpd.runs.scores import Scores, adjusted, by_group
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Target, expanded, expanded_names, filled, scaled
 from scaffpd.tabular.formats import OpenTable, open_table
@@ -54,23 +54,14 @@ class Predictions:
             return []
         values = self.clients if by is None else [str(value) for value in self.kept[by]]
         there = np.flatnonzero([value is not None for value in self.truth])
-        groups, place = np.unique([values[k] for k in there], return_inverse=True)
-        parts = [(str(group) or "(nobody)", there[place == k]) for k, group in enumerate(groups)]
-        return [
-            {by or "client": group, "rows": len(rows)} | self._scored(rows)
-            for group, rows in [*parts, (EVERYONE, there)]
-        ]
-
-    def _scored(self, rows: NDArray[Any]) -> Scores:
-        assert self.truth is not None
-        truth = [self.truth[k] for k in rows]
-        if not self.labels:
-            return number_scores(np.array(truth, dtype=np.float64), np.array([self.predicted[k] for k in rows]))
-        place = {label: k for k, label in enumerate(self.labels)}
-        y, guess = (
-            np.array([place.get(v, -1) for v in values]) for values in (truth, [self.predicted[k] for k in rows])
-        )
-        return label_scores(y, guess, self.shares[rows])
+        groups = np.array([values[k] or "(nobody)" for k in there], dtype=object)
+        y, guess = ([column[k] for k in there] for column in (self.truth, self.predicted))
+        if self.labels:
+            place = {label: k for k, label in enumerate(self.labels)}
+            y, guess = ([place.get(label, -1) for label in column] for column in (y, guess))
+        shares = self.shares[there] if self.labels else None
+        found = by_group(np.array(y), np.array(guess), shares, groups, sorted(set(groups)))
+        return [{by or "client": group} | own for group, own in found]
 
 
 def predict(

@@ -33,7 +33,6 @@ from scaffpd.tabular.agree import CLASSIFICATION
 from scaffpd.training import train
 
 EVERYONE = "all rows"
-NOBODY = "(nobody)"
 PERSONAL, RECALIBRATED = "personal", "recalibrated"
 BINS, PER_BIN = 10, 30  # the most bins of a reliability table, and the fewest rows in each
 MOST_POINTS = 3  # models of a path that bins and single rows are kept of
@@ -125,13 +124,8 @@ def number_scores(y: Matrix, predicted: Matrix) -> Scores:
     error, spread = y - predicted, float(((y - y.mean()) ** 2).sum())
     r2 = 1 - float((error**2).sum()) / spread if spread > 0 else None
     rmse, mae = float(np.sqrt((error**2).mean())), float(np.abs(error).mean())
-    return {
-        "rmse": rmse,
-        "mae": mae,
-        "r2": r2,
-        "mean_prediction": float(predicted.mean()),
-        "mean_truth": float(y.mean()),
-    }
+    means = {"mean_prediction": float(predicted.mean()), "mean_truth": float(y.mean())}
+    return {"rmse": rmse, "mae": mae, "r2": r2, **means}
 
 
 def _mean(values: NDArray[Any]) -> float | None:
@@ -195,9 +189,9 @@ def _truth(prepared: Prepared, i: int) -> NDArray[Any]:
     return y if prepared.task == CLASSIFICATION else y * prepared.unit + prepared.centre
 
 
-def _answers(prepared: Prepared, z: Matrix) -> tuple[NDArray[Any], Matrix]:
+def _answers(prepared: Prepared, z: Matrix) -> tuple[NDArray[Any], Matrix | None]:
     guess, shares = answers(prepared.model, z, prepared.task == CLASSIFICATION)
-    return (guess, shares) if prepared.task == CLASSIFICATION else (guess * prepared.unit + prepared.centre, shares)
+    return (guess, shares) if prepared.task == CLASSIFICATION else (guess * prepared.unit + prepared.centre, None)
 
 
 def _score_rows(prepared: Prepared, outputs: Mapping[str, Sequence[Matrix]]) -> Iterable[dict[str, Any]]:
@@ -208,14 +202,20 @@ def _score_rows(prepared: Prepared, outputs: Mapping[str, Sequence[Matrix]]) -> 
     for name, z in outputs.items():
         guess, shares = _answers(prepared, np.concatenate(z))
         for by, values in cuts.items():
-            parts = {group: np.flatnonzero(values == group) for group in dict.fromkeys(values.tolist())}
-            order = parts if by == "client" else dict(sorted(parts.items()))
-            for group, rows in (order | {EVERYONE: np.arange(len(y))}).items():
-                start = {"model": name, "by": by, "group": group, "rows": len(rows)}
-                if prepared.task == CLASSIFICATION:
-                    yield start | label_scores(y[rows], guess[rows], shares[rows])
-                else:
-                    yield start | number_scores(y[rows], guess[rows])
+            order = dict.fromkeys(values.tolist())
+            for group, own in by_group(y, guess, shares, values, order if by == "client" else sorted(order)):
+                yield {"model": name, "by": by, "group": group} | own
+
+
+def by_group(
+    y: NDArray[Any], guess: NDArray[Any], shares: Matrix | None, values: NDArray[Any], groups: Iterable[str]
+) -> Iterable[tuple[str, Scores]]:
+    """Score the rows of every group, and all rows last; numbers have no `shares`."""
+    parts = [*((group, np.flatnonzero(values == group)) for group in groups), (EVERYONE, np.arange(len(y)))]
+    for group, rows in parts:
+        numbers = shares is None
+        own = number_scores(y[rows], guess[rows]) if numbers else label_scores(y[rows], guess[rows], shares[rows])
+        yield group, {"rows": len(rows)} | own
 
 
 def _bin_rows(prepared: Prepared, outputs: Mapping[str, Sequence[Matrix]]) -> Iterable[dict[str, Any]]:
@@ -224,7 +224,7 @@ def _bin_rows(prepared: Prepared, outputs: Mapping[str, Sequence[Matrix]]) -> It
         pairs = []
         for i, z in enumerate(own):
             guess, shares = _answers(prepared, z)
-            if not shares.shape[1]:
+            if shares is None or not shares.shape[1]:
                 return
             pairs.append(believed(_truth(prepared, i), guess, shares))
         whole = np.concatenate([p for p, _ in pairs]), np.concatenate([true for _, true in pairs])

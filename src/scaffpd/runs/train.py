@@ -6,9 +6,8 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from scaffpd.algorithms import Fair
 from scaffpd.choosing import ROUNDS, WORST, Choice, search, short
 from scaffpd.coalitions import Coalition, coalition
 from scaffpd.cohort import Cohort
-from scaffpd.comparison.problem import Problem
 from scaffpd.config.run import RunConfig
 from scaffpd.data import Silos
 from scaffpd.errors import InputError, several
@@ -35,6 +33,9 @@ from scaffpd.runs.prepare import Prepared, prepare
 from scaffpd.system import load_or_create
 from scaffpd.tabular.agree import CLASSIFICATION
 from scaffpd.training import Callback, Result, RoundInfo, Status, train
+
+if TYPE_CHECKING:
+    from scaffpd.comparison.problem import Problem
 
 SECRET = "noise.secret"
 OTHERS = 0o077  # permissions that nobody but the owner should have
@@ -188,7 +189,8 @@ def train_model(
 ) -> Trained:  # fmt: skip
     """Train and score one model, going on from a checkpoint where the folder has one."""
     scorer = Scorer(prepared, cohort, earlier_scores(folder, name, prepared.measure) if folder else None)
-    checkpoint = Checkpoint(checkpoint_file(folder, name)) if folder else None
+    file = "".join(c if c.isalnum() else "-" for c in name)
+    checkpoint = Checkpoint(folder / "checkpoint" / f"{file}.npz") if folder else None
     result = train(
         algorithm, cohort, rounds, tol, seed, progress=False, checkpoint=checkpoint, callbacks=[scorer, *callbacks]
     )
@@ -203,11 +205,6 @@ def earlier_scores(folder: Path, model: str, measure: str) -> dict[int, Scored]:
         return {row["round"]: {name: float(row[f"{name}_{measure}"]) for name in SPREAD} for row in scored}
     except (ValueError, KeyError, TypeError):  # of a run that was cut off: score again
         return {}
-
-
-def checkpoint_file(folder: Path, model: str) -> Path:
-    """Where a model's state is saved."""
-    return folder / "checkpoint" / f"{''.join(c if c.isalnum() else '-' for c in model)}.npz"
 
 
 def contestants(config: RunConfig) -> list[tuple[str, str, Any]]:
@@ -323,7 +320,9 @@ def strengthened(
         return config, prepared, None
     if choosing is not None:
         choice = choosing.choice(config, prepared)
-        l2, goal, kappa, said = choice.l2, _goal(config, choice), _personal(choice), [choice.sentence]
+        l2, goal, said = choice.l2, _goal(config, choice), [choice.sentence]
+        tried = any(math.isfinite(one.strength) for one in choice.line)  # with what was chosen: the budget may be small
+        kappa = finite(choice).strength if tried else None
     else:
         choice, kappa = None, None
         l2, goal, *said = _usual(config, prepared)
@@ -368,11 +367,6 @@ def _goal(config: RunConfig, choice: Choice) -> dict[str, Any] | None:
     return {**(config.objective or {}), name: getattr(choice.objective, name)}
 
 
-def _personal(choice: Choice) -> float | None:
-    """κ of personal models; `None` where the budget was too small to try one with what was chosen."""
-    return finite(choice).strength if any(math.isfinite(one.strength) for one in choice.line) else None
-
-
 def _usual(config: RunConfig, prepared: Prepared) -> tuple[Any, ...]:
     """Return l2 and the objective for a table whose settings leave them out, and sentences on what was filled in.
 
@@ -396,6 +390,8 @@ def _usual(config: RunConfig, prepared: Prepared) -> tuple[Any, ...]:
 
 def problem_of(config: RunConfig, seeds: Sequence[int]) -> Problem:
     """Return what methods are compared on: the clients of a run, of which every seed holds out other rows."""
+    from scaffpd.comparison.problem import Problem  # which training does without
+
     if config.model.network is not None or config.privacy is not None:
         raise InputError("compare takes linear models without differential privacy.")
     first = prepare(config)
@@ -405,11 +401,7 @@ def problem_of(config: RunConfig, seeds: Sequence[int]) -> Problem:
     parts = {seed: first if seed == config.data.seed else prepare(reseeded(config, seed)) for seed in seeds}
     silos = {seed: Silos(own.names, own.train, own.test, own.columns) for seed, own in parts.items()}
     name = f"{config.name}, {several(len(first.names), 'client')}"
-    return Problem(partial(_of_seed, silos), first.model, name, config.training.device)
-
-
-def _of_seed(silos: Mapping[int, Silos], seed: int) -> Silos:
-    return silos[seed]
+    return Problem(silos.__getitem__, first.model, name, config.training.device)
 
 
 def reseeded(config: RunConfig, seed: int) -> RunConfig:

@@ -287,40 +287,41 @@ def _declared(schema: Json, ranges: Mapping[str, Any]) -> Json:
 
 
 def _same_task(silos: dict[str, Json]) -> str:
-    first, task = next((name, about["task"]) for name, about in silos.items())
-    for name, about in silos.items():
-        if about["task"] == task:
-            continue
-        if PREPARED in (task, about["task"]):
-            raise InputError(
-                f"The entry of silo {(first if task == PREPARED else name)!r} returns a Cohort, that of "
-                f"{(name if task == PREPARED else first)!r} does not: all silos or none must do so."
-            )
-        raise InputError(f"Silo {name!r} has a target for {about['task']}, {first!r} one for {task}: set data.task.")
-    return str(task)
+    (first, other), task = _odd(silos, "task"), {name: about["task"] for name, about in silos.items()}
+    if other is not None and PREPARED in (task[first], task[other]):
+        ready, rows = (first, other) if task[first] == PREPARED else (other, first)
+        raise InputError(
+            f"The entry of silo {ready!r} returns a Cohort, that of {rows!r} does not: all silos or none must do so."
+        )
+    if other is not None:
+        raise InputError(
+            f"Silo {other!r} has a target for {task[other]}, {first!r} one for {task[first]}: set data.task."
+        )
+    return str(task[first])
+
+
+def _odd(silos: dict[str, Json], key: str) -> tuple[str, str | None]:
+    """The first silo, and one whose entry differs from the first one's."""
+    first = next(iter(silos))
+    return first, next((name for name, about in silos.items() if about[key] != silos[first][key]), None)
 
 
 def _same_dimension(silos: dict[str, Json]) -> int:
-    first, d = next((name, about["dimension"]) for name, about in silos.items())
-    for name, about in silos.items():
-        if about["dimension"] != d:
-            raise InputError(f"Silo {name!r} has a model of {about['dimension']} parameters, {first!r} one of {d}.")
-    return int(d)
+    (first, other), d = _odd(silos, "dimension"), {name: about["dimension"] for name, about in silos.items()}
+    if other is not None:
+        raise InputError(f"Silo {other!r} has a model of {d[other]} parameters, {first!r} one of {d[first]}.")
+    return int(d[first])
 
 
 def _same_shape(silos: dict[str, Json]) -> list[int] | None:
-    first, shape = next((name, about["shape"]) for name, about in silos.items())
-    for name, about in silos.items():
-        if (about["shape"] is None) != (shape is None):
-            named, unnamed = (name, first) if about["shape"] is None else (first, name)
-            raise InputError(f"Silo {unnamed!r} has features without names, while {named!r} has named columns.")
-        if about["shape"] != shape:
-            raise InputError(f"Silo {name!r} has {_times(about['shape'])} features, but {first!r} has {_times(shape)}.")
-    return None if shape is None else list(shape)
-
-
-def _times(shape: list[int]) -> str:
-    return "×".join(map(str, shape))
+    (first, other), shape = _odd(silos, "shape"), {name: about["shape"] for name, about in silos.items()}
+    if other is not None and None in (shape[first], shape[other]):
+        named, unnamed = (other, first) if shape[other] is None else (first, other)
+        raise InputError(f"Silo {unnamed!r} has features without names, while {named!r} has named columns.")
+    if other is not None:
+        sizes = ["×".join(map(str, shape[name])) for name in (other, first)]
+        raise InputError(f"Silo {other!r} has {sizes[0]} features, but {first!r} has {sizes[1]}.")
+    return shape[first]
 
 
 def _labels(silos: dict[str, Json]) -> list[int | str]:
