@@ -67,9 +67,9 @@ def compare(
         scaffpd compare synthetic --clients 5 --tune 1 --rounds 5 --out comparison
         scaffpd compare patients.csv --client hospital --target ill --tune 1
     """
-    given_all = locals()
-    passing = ("problem", "out", "processes", "quiet", "as_json", "given")
-    options = {name: value for name, value in given_all.items() if name not in passing} | given
+    options = dict(locals()) | given
+    for passing in ("problem", "out", "processes", "quiet", "as_json", "given"):
+        del options[passing]
     positive("compare", "--rho", rho)
     if alpha is not None:
         positive("compare", "--alpha", alpha)
@@ -94,10 +94,13 @@ def compare(
             for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
         ]
         (out / "command.txt").write_text(shlex.join(["scaffpd", "compare", problem, *words]) + "\n", encoding="utf-8")
+    mine = OURS if len(contestants) > 1 else ()
+    verdicts = [comparison.verdict(name) for name in mine if name in contestants]
     if as_json:
-        print_json(_as_json(comparison, out))
+        about = {"problem": chosen.name, "ranked_by": comparison.criterion, "verdicts": verdicts, "folder": out}
+        print_json(about | {"methods": [asdict(line) for line in comparison.table]})
     elif not quiet:
-        _show(comparison, out)
+        _show(comparison, verdicts, out)
 
 
 def _problem(what: str, clients: int | None, alpha: float | None, seeds: int, options: dict[str, Any]) -> Problem:
@@ -136,29 +139,17 @@ def _methods(names: str, rho: float, local_steps: int, batch_size: int | None) -
     return (methods if [name.lower() for name in ours] == ["all"] else choose_methods(methods, ours)) | own
 
 
-def _show(comparison: Comparison, out: Path | None) -> None:
+def _show(comparison: Comparison, verdicts: list[str], out: Path | None) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
     width = min(console.width, WIDEST)
     console.print(f"{comparison.setting.problem.name}\n", style="bold", markup=False)
     console.print(comparison, width=width)
-    methods = comparison.setting.methods
-    for label in (ours for ours in OURS if ours in methods and len(methods) > 1):
-        console.print(f"\n{comparison.verdict(label)}", markup=False, width=width)
+    for sentence in verdicts:
+        console.print(f"\n{sentence}", markup=False, width=width)
     if out is not None:
         console.print(f"\nWritten to {out}; to look at: scaffpd report {out}", markup=False, soft_wrap=True)
-
-
-def _as_json(comparison: Comparison, out: Path | None) -> dict[str, object]:
-    methods = comparison.setting.methods
-    return {
-        "problem": comparison.setting.problem.name,
-        "ranked_by": comparison.criterion,
-        "methods": [asdict(line) for line in comparison.table],
-        "verdicts": [comparison.verdict(ours) for ours in OURS if ours in methods and len(methods) > 1],
-        "folder": out,
-    }
 
 
 def features(

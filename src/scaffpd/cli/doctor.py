@@ -27,6 +27,7 @@ import scaffpd
 from scaffpd.cli.screens import facts, say
 from scaffpd.cli.typer_ext import FAILED, checked, listed, option, print_json
 from scaffpd.errors import InputError, several
+from scaffpd.runs import read_text
 from scaffpd.system import format_bytes, make_folder, write_file
 
 EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell that it is there
@@ -143,7 +144,15 @@ def _unicode() -> bool:
 
 def _show(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
-    for title, lines in (("This machine", _machine(found)), ("Extras", _extras(found)), ("Self-check", _check(found))):
+    right = Text("ok: certified, and at the optimum known by hand", "green")
+    extras = {
+        name: f"installed: {extra['for']}"
+        if extra["installed"]
+        else Text(f'not installed: {extra["for"]} (pip install "scaffpd[{name}]")', "dim")
+        for name, extra in found["extras"].items()
+    }
+    checks = {name: right if said == "ok" else Text(said, "red") for name, said in found["self_check"].items()}
+    for title, lines in {"This machine": _machine(found), "Extras": extras, "Self-check": checks}.items():
         console.print(title, style="bold")
         facts(console, lines)
         console.print()
@@ -152,10 +161,7 @@ def _show(found: dict[str, Any]) -> None:
     console.print(good if found["works"] else bad, style="bold green" if found["works"] else "bold red")
 
 
-Lines = dict[str, str | Text]
-
-
-def _machine(found: dict[str, Any]) -> Lines:
+def _machine(found: dict[str, Any]) -> dict[str, str | Text]:
     from scaffpd.system import PACKAGES
 
     about, screen, data = found["environment"], found["terminal"], found["data"]
@@ -174,20 +180,6 @@ def _machine(found: dict[str, Any]) -> Lines:
         "terminal": Text(said, "" if screen["unicode"] else "yellow"),
         "data folder": Text(f"{folder}{' is not there' if missing else ''}", "yellow" if missing else ""),
     }
-
-
-def _extras(found: dict[str, Any]) -> Lines:
-    return {
-        name: f"installed: {extra['for']}"
-        if extra["installed"]
-        else Text(f'not installed: {extra["for"]} (pip install "scaffpd[{name}]")', "dim")
-        for name, extra in found["extras"].items()
-    }
-
-
-def _check(found: dict[str, Any]) -> Lines:
-    right = Text("ok: certified, and at the optimum known by hand", "green")
-    return {name: right if said == "ok" else Text(said, "red") for name, said in found["self_check"].items()}
 
 
 def _size(number: int) -> str:
@@ -257,7 +249,9 @@ def bundle(
             for name in listed(extras):
                 checked("extra", name, (*EXTRAS, "all"))
         say(console, "pip collects and builds wheels; this may take minutes.")
-        write_bundle(folder, source or _this_source(), listed(extras), constraints)
+        clone = Path(scaffpd.__file__).resolve().parents[2]
+        here = str(clone) if (clone / "pyproject.toml").is_file() else f"scaffpd=={scaffpd.__version__}"
+        write_bundle(folder, source or here, listed(extras), constraints)
     size, found = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()), verified(folder)
     if noted and noted != found:
         raise InputError(f"The bundle's fingerprint is {found}, not the one that was noted down.")
@@ -327,7 +321,7 @@ def verified(folder: Path) -> str:
         raise InputError(f"{str(folder)!r} is no bundle: it has no {SUMS} that can be read.") from None
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     there, wheels = set(_files(folder)), {digest for name, digest in sums.items() if name.startswith("wheels/")}
-    pins = [line for line in _text(folder / PINS).splitlines() if "--hash=" in line]
+    pins = [line for line in read_text(folder / PINS).splitlines() if "--hash=" in line]
     pinned = {line.rpartition(":")[2]: line.partition("==")[0] for line in pins}
     if not pinned:
         raise InputError(f"{str(folder)!r} is no bundle: its {PINS} pins nothing.")
@@ -347,12 +341,6 @@ def verified(folder: Path) -> str:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             raise InputError(f"Do not install {str(folder)!r}: {names[0]}{more} {what}.")
     return _sha256(folder / SUMS)
-
-
-def _this_source() -> str:
-    """The clone that runs, or this version on an index."""
-    clone = Path(scaffpd.__file__).resolve().parents[2]
-    return str(clone) if (clone / "pyproject.toml").is_file() else f"scaffpd=={scaffpd.__version__}"
 
 
 def _wheel(file: Path) -> Wheel:
@@ -379,10 +367,6 @@ def _licence(about: Message) -> dict[str, Any]:
 def _files(folder: Path) -> list[str]:
     files = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir())
     return sorted(name for name in files if name != SUMS)
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def _sha256(file: Path) -> str:

@@ -247,17 +247,18 @@ def _tone(run: ReportData, moved: float, written: str) -> str:
 
 
 def _clients(run: ReportData) -> list[dict[str, Any]]:
-    """The rows of the table of clients."""
+    """The rows of the table of clients: values, changes (with * where clear of noise) and the colours of changes."""
     named = {name: {s.client: s for s in run.scores[name]} for name in run.names if name in run.scores}
+    gains = run.gains(*run.pair) if run.pair else {}
     weigher, rows = named[run.role("after") or next(iter(run.scores))], []
     for client in run.clients:
-        own = weigher.get(client) or Score(client, None)
+        own, gain, clear = weigher.get(client) or Score(client, None), gains.get(client), run.tested.get(client)
         values = [(run.names.index(name), _value(run, scores.get(client))) for name, scores in named.items()]
-        row: dict[str, Any] = {"score": own, "values": values, "few": verdict.uncertain(run, own)}
-        if run.pair:
-            old, new = (named[name].get(client) for name in run.pair)
-            row["gain"] = _gain(run, old, new)
-        rows.append(row)
+        moved = None if gain is None else run.sign * gain
+        shown = change(moved, run.measure)
+        tone = "" if moved is None or clear is False else _tone(run, moved, shown)
+        told = (moved, f"{shown}*" if clear else shown, tone)
+        rows.append({"score": own, "values": values, "few": verdict.uncertain(run, own), "gain": told})
     return rows
 
 
@@ -270,15 +271,6 @@ def _value(run: ReportData, score: Score | None) -> tuple[float | None, str]:
     if run.upwards:
         return value, f"{shown.removesuffix(chr(0xA0) + '%')}\u202f±\u202f{100 * score.deviation:.1f}"
     return value, f"{shown} ± {plain(score.deviation)}"
-
-
-def _gain(run: ReportData, old: Score | None, new: Score | None) -> tuple[float | None, str, str]:
-    """A change to sort by, as it is shown (with * where it is clear of noise), and its colour."""
-    if old is None or new is None or old.value is None or new.value is None:
-        return None, plain(None), ""
-    moved = new.value - old.value
-    shown = change(moved, run.measure)
-    return moved, f"{shown}*" if new.clear else shown, "" if new.clear is False else _tone(run, moved, shown)
 
 
 def _runs(run: ReportData) -> dict[str, Any]:

@@ -222,7 +222,8 @@ def _compared(folder: Path) -> ReportData:
     scores = _scores(chosen, f"test_{measure}", [model.name for model in models])
     worst = _totals(scores, measure) if same and len(seeds) > 1 else {}  # a client is the same under every seed
     note = (SAME_ROWS if same else OTHER_ROWS).format(seeds=len(seeds), seed=seeds[0]) if len(seeds) > 1 else ""
-    title = str(setting.get("problem") or folder.resolve().name)
+    title, tuned = str(setting.get("problem") or folder.resolve().name), setting.get("tune")
+    tuning = "none: automatic rates" if tuned == 1 else f"{tuned} configurations a method, chosen on validation rows"
     versions = ", ".join(f"{name} {value}" for name, value in (about.get("versions") or {}).items())
     return ReportData(
         kind="compare",
@@ -236,7 +237,7 @@ def _compared(folder: Path) -> ReportData:
         overall={n: replace(t, worst_client=worst[n].worst_client) if n in worst else t for n, t in totals.items()},
         settings=_pairs(
             ("Problem", setting.get("problem")), ("Model", setting.get("model")), ("Rounds", setting.get("rounds")),
-            ("Seeds", ", ".join(map(str, setting.get("seeds") or []))), ("Tuning", _tuning(setting.get("tune"))),
+            ("Seeds", ", ".join(map(str, setting.get("seeds") or []))), ("Tuning", tuning if tuned else ""),
             ("Versions", versions),
         ),
         note=note,
@@ -271,12 +272,6 @@ def _with_roles(models: list[ModelSummary], totals: Mapping[str, Overall], measu
     after = next((name for name in ranked if name != before), None)
     given = {before: "before", after: "after"}
     return tuple(replace(model, role=given.get(model.name, "")) for model in models)
-
-
-def _tuning(budget: Any) -> str:
-    if not budget:
-        return ""
-    return "none: automatic rates" if budget == 1 else f"{budget} configurations a method, chosen on validation rows"
 
 
 def _deployed(folder: Path) -> ReportData:

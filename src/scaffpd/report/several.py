@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scaffpd.errors import InputError, several
 from scaffpd.metrics import NO, NOISE, YES, HeldOutMoments, RelativeGain, disagree, every, worst_fifth
 from scaffpd.report import read
-from scaffpd.report.data import NOTHING, ReportData, brief
+from scaffpd.report.data import NOTHING, ModelSummary, ReportData, brief
 from scaffpd.report.predictions import PredictionReport
 
 HELD_OUT = "held_out.npz"
@@ -33,7 +33,7 @@ class OneRun:
     label: str
     folder: Path
     data: ReportData
-    model: str
+    main: ModelSummary
 
     @property
     def settings(self) -> dict[str, str]:
@@ -74,10 +74,11 @@ def read_several(folders: Sequence[Path]) -> ReportData:
     for one in runs[1:]:
         _comparable(runs[0], one)
     clients = first.clients
-    scores = {one.label: _ordered(one, clients) for one in runs}
-    totals = {one.label: one.data.overall[one.model] for one in runs}
+    known = {one.label: {s.client: replace(s, clear=None) for s in one.data.scores[one.main.name]} for one in runs}
+    scores = {label: tuple(own[client] for client in clients) for label, own in known.items()}
+    totals = {one.label: one.data.overall[one.main.name] for one in runs}
     order = [one.label for one in runs]
-    average = next((one.label for one in runs if _model(one).objective.startswith("Average")), order[0])
+    average = next((one.label for one in runs if one.main.objective.startswith("Average")), order[0])
     sign = first.sign
     best = max((label for label in order if label != average), key=lambda label: sign * totals[label].worst_20)
     paired = _paired(runs)
@@ -86,13 +87,13 @@ def read_several(folders: Sequence[Path]) -> ReportData:
         if paired is not None and label != average:
             clear = [paired.clear(order.index(average), b, i) for i in range(len(clients))]
             scores[label] = tuple(replace(s, clear=own) for s, own in zip(scores[label], clear, strict=True))
-    models = tuple(replace(_model(one), name=one.label, role=roles.get(one.label, "")) for one in runs)
+    models = tuple(replace(one.main, name=one.label, role=roles.get(one.label, "")) for one in runs)
     made = ReportData(
         kind="runs",
         title=f"{len(runs)} runs on {several(len(clients), first.word)}",
         command="",
         measure=first.measure, split=first.split, word=first.word, models=models, scores=scores, overall=totals,
-        rounds=tuple(replace(r, model=one.label) for one in runs for r in one.data.rounds if r.model == one.model),
+        rounds=tuple(replace(r, model=one.label) for one in runs for r in one.data.rounds if r.model == one.main.name),
         partition=first.partition,
         settings=tuple((one.label, str(one.folder)) for one in runs),
         files=tuple((f"{one.label}: config.toml", dict(one.data.files).get("config.toml", "")) for one in runs),
@@ -113,13 +114,13 @@ def _opened(folders: Sequence[Path]) -> list[OneRun]:
         found = read.read(folder)
         if found.kind not in KINDS or not found.overall:
             raise InputError(f"{str(folder)!r} is no finished run of train or path: only these are put side by side.")
-        main = found.role("after") or found.role("before") or found.models[-1].name
-        runs.append(OneRun(name if names.count(name) == 1 else str(folder), folder, found, main))
+        main = found.role("after") or found.role("before") or found.names[-1]
+        runs.append(
+            OneRun(
+                name if names.count(name) == 1 else str(folder), folder, found, found.models[found.names.index(main)]
+            )
+        )
     return runs
-
-
-def _model(one: OneRun) -> Any:
-    return next(m for m in one.data.models if m.name == one.model)
 
 
 def _comparable(a: OneRun, b: OneRun) -> None:
@@ -138,19 +139,14 @@ def _scored(one: OneRun) -> str:
     return f"{one.data.measure} on {'held-out' if one.data.split == 'test' else 'training'} rows"
 
 
-def _ordered(one: OneRun, clients: Sequence[str]) -> tuple[Any, ...]:
-    known = {score.client: replace(score, clear=None) for score in one.data.scores[one.model]}
-    return tuple(known[client] for client in clients)
-
-
 def _paired(runs: Sequence[OneRun]) -> Paired | None:
     """Losses of single rows, where all runs have held out the same; `None` elsewhere."""
     losses, wrong, counts, rows = [], [], None, set()
     for one in runs:
         try:
             with np.load(one.folder / HELD_OUT, allow_pickle=False) as file:
-                losses.append(file[f"loss {one.model}"] * float(file["unit"]) ** 2)
-                wrong += [file[f"wrong {one.model}"]] if f"wrong {one.model}" in file else []
+                losses.append(file[f"loss {one.main.name}"] * float(file["unit"]) ** 2)
+                wrong += [file[f"wrong {one.main.name}"]] if f"wrong {one.main.name}" in file else []
                 counts = file["counts"]
                 rows.add((str(file["rows"]), one.data.clients))
         except (OSError, KeyError, ValueError):
@@ -188,7 +184,7 @@ def _remarks(runs: Sequence[OneRun], paired: Paired | None) -> tuple[str, ...]:
 
 def _predictions(runs: Sequence[OneRun], first: ReportData) -> PredictionReport | None:
     """Put the scores of every run's model together, under the run's name."""
-    known = {one.label: (one.data.predictions, one.model) for one in runs}
+    known = {one.label: (one.data.predictions, one.main.name) for one in runs}
     if any(found is None or model not in found.models for found, model in known.values()):
         return None
     scores, bins, columns = dict[Any, Any](), list[Any](), dict[Any, dict[str, Any]]()
@@ -210,7 +206,8 @@ def _predictions(runs: Sequence[OneRun], first: ReportData) -> PredictionReport 
 
 def _words(run: ReportData, paired: Paired | None, before: str, after: str) -> dict[str, Any]:
     """The verdict and the answers: which run to take, for whom each is best, and whom it costs."""
-    best_for, moved = _best(run), _moved(run, before, after)
+    ends, best_for = run.moved(before, after), _best(run)
+    moved = f"From “{brief(before)}” to “{brief(after)}”: the {run.bottom} {ends[0]}, the mean {ends[1]}."
     if paired is None:
         do = "Hold out the same rows in all runs (the same table, --seed and --test) to see what is clear of noise."
         return {"verdict": (moved, best_for), "answers": {"who": best_for, "much": moved, "do": do}}
@@ -245,8 +242,3 @@ def _best(run: ReportData) -> str:
     wins = sorted({(-top.count(label), label) for label in top})
     said = ", ".join(f"“{brief(label)}” at {-n}" for n, label in wins)
     return f"By {run.measure} alone, the best is {said} of {several(len(top), run.word)}."
-
-
-def _moved(run: ReportData, before: str, after: str) -> str:
-    fifth, mean = run.moved(before, after)
-    return f"From “{brief(before)}” to “{brief(after)}”: the {run.bottom} {fifth}, the mean {mean}."

@@ -132,7 +132,10 @@ class RunFolder:
         named = title(config, prepared), self._command(kind)
         files = tables(kind, *named, prepared, models, path, joining=joining, coalition=coalition)
         if scored is not None:
-            files |= _scored(scored)
+            rows = {"scores": scored.scores, "reliability": scored.bins, "coefficients": scored.coefficients}
+            files |= {f"{name}.csv": csv_text(own) for name, own in rows.items() if own}
+            if scored.calibrations:
+                files["calibration.json"] = json.dumps(scored.calibrations) + "\n"
             write_file(self.path / "held_out.npz", scored.rows)
         if prepared.fills:
             files["fills.json"] = json.dumps(prepared.fills, ensure_ascii=False) + "\n"
@@ -213,13 +216,6 @@ def tables(
     if coalition is not None:
         found["coalition.csv"] = csv_text(coalition.table())
     return found if path is None else found | {"path.csv": csv_text(_point_rows(models, prepared))}
-
-
-def _scored(found: HeldOutScores) -> dict[str, str]:
-    """The tables of scores on held-out rows, by file name."""
-    tables = {"scores.csv": found.scores, "reliability.csv": found.bins, "coefficients.csv": found.coefficients}
-    files = {name: csv_text(rows) for name, rows in tables.items() if rows}
-    return files | ({"calibration.json": json.dumps(found.calibrations) + "\n"} if found.calibrations else {})
 
 
 def _ended(one: Trained) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from scaffpd.tabular.encode import (
     target,
     with_expansion,
 )
-from scaffpd.tabular.formats import Stacked, open_table, open_tables
+from scaffpd.tabular.formats import Stacked, open_table
 from scaffpd.tabular.read import date_part, date_parts, read_columns
 
 MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories
@@ -118,11 +118,8 @@ def _task(source: TableFile, wanted: Target) -> list[str]:
         return []
     name = f"Target {source.target!r}"
     if wanted.task == CLASSIFICATION:
-        return (
-            []
-            if len(wanted.labels) == 2
-            else [f"{name} is read as {len(wanted.labels)} labels; --task regression otherwise."]
-        )
+        many = f"{name} is read as {len(wanted.labels)} labels; --task regression otherwise."
+        return [] if len(wanted.labels) == 2 else [many]
     different = np.unique(wanted.values)
     if len(different) > MANY or np.any(different != np.round(different)):
         return []
@@ -152,9 +149,7 @@ def _read(source: TableFile) -> _Rows:
     for name, what in needed.items():
         if name in (source.columns or ()):
             raise InputError(f"Column {name!r} is the {what}, so it cannot be one to learn from.")
-    table = open_table(source.file, source.separator) if not source.more_files else None
-    if table is None:
-        table = open_tables(source.file, [source.file, *source.more_files], source.separator)
+    table = open_table(source.file, source.separator, source.more_files)
     if source.test_file is not None:
         table = Stacked(source.file, [table, open_table(source.test_file, source.separator)], ["train", "test"], PART)
     parts = [PART] if source.test_file is not None else []

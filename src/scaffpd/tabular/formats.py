@@ -82,20 +82,23 @@ class OpenTable(ABC):
         return f"row {row + 1}"
 
 
-def open_table(path: Path, separator: str | None = None) -> OpenTable:
-    """Open a file, or all tables of a folder as one with a column `file`.
+def open_table(path: Path, separator: str | None = None, more: Sequence[Path] = ()) -> OpenTable:
+    """Open a file; `more` of them, or all tables of a folder, become one with a column `file`.
 
     Args:
         path: the file or folder.
         separator: between the columns of a CSV file: comma, semicolon, tab or pipe; `None` finds it out.
+        more: files with the same columns.
     """
     if separator is not None and separator not in SEPARATORS:
         raise InputError(f"The separator is a comma, a semicolon, a tab or '|', got {separator!r}.")
-    if path.is_dir():
+    if path.is_dir() and not more:
         files = sorted(file for file in path.iterdir() if file.is_file() and _kind(file))
         if not files:
             raise InputError(f"The folder {path.name!r} holds no table ({ACCEPTED}).")
-        return open_tables(path, files, separator)
+        return _stacked(path, files, separator)
+    if more:
+        return _stacked(path, [path, *more], separator)
     kind = _kind(path)
     if not kind:
         raise InputError(f"{path.name!r} is no table that can be read: save it as {ACCEPTED}.")
@@ -110,7 +113,7 @@ def open_table(path: Path, separator: str | None = None) -> OpenTable:
     return found
 
 
-def open_tables(path: Path, files: Sequence[Path], separator: str | None = None) -> Stacked:
+def _stacked(path: Path, files: Sequence[Path], separator: str | None) -> Stacked:
     """Open several files as one table with a column `file`: their names, as far as these tell them apart."""
     for file in files:
         if file.is_dir():
