@@ -13,6 +13,12 @@ from deploy_cases import FakeClock
 def fake_clock(monkeypatch):
     clock = FakeClock()
     monkeypatch.setattr(import_module("scaffpd.deploy.coordinate"), "time", clock)
-    records = import_module("scaffpd.deploy.silo.records")
-    monkeypatch.setattr(records, "lock_file", lambda path: nullcontext())  # there is no other process
     return clock
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_locks():
+    """A silo of the tests is one process; two locks are a fifth of the time of an answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("scaffpd.deploy.silo.records"), "lock_file", lambda path: nullcontext())
+        yield

@@ -11,7 +11,7 @@ from scaffpd.deploy.silo.silo import Silo
 from scaffpd.masking import Identity
 
 OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
-SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 5\n\n[objective]', "1e-6": "1e-4"}
+SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 5\n\n[objective]', "1e-6": "1e-3"}
 SECURE = QUICK + "\n[secure]\n"
 REQUIRED = "\n[secure]\nrequired = true\n"
 

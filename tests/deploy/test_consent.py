@@ -8,7 +8,8 @@ import pwd
 from datetime import date
 
 import pytest
-from deploy_cases import QUICK, Faulty, events, federation, is_right, opened, run
+from deploy_cases import QUICK, Faulty, events, is_right, opened, run
+from deploy_cases import rough as federation
 from secure_silos import SCAFF_PD, secured
 from typer.testing import CliRunner
 

@@ -6,27 +6,15 @@ import itertools
 
 import numpy as np
 import pytest
-from deploy_cases import (
-    QUICK,
-    Faulty,
-    Killed,
-    changed,
-    cohort,
-    events,
-    federation,
-    is_right,
-    model_of,
-    mostly_long,
-    progress,
-    run,
-)
+from deploy_cases import QUICK, Faulty, Killed, changed, cohort, events, is_right, model_of, mostly_long, progress, run
+from deploy_cases import rough as federation
 
 from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate, finished
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
 
-SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]', "1e-6": "1e-4"}
+SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]', "1e-6": "1e-3"}
 pytestmark = pytest.mark.usefixtures("fake_clock")
 _UNDISTURBED = {}
 
@@ -57,12 +45,12 @@ def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, 
     )
 
 
-@pytest.mark.parametrize("moment", mostly_long(range(6, 27), 25))
+@pytest.mark.parametrize("moment", mostly_long(range(6, 21), 19))
 def test_a_silo_may_die_at_any_moment_up_to_the_last(tmp_path, moment):
     path, places = federation(tmp_path, more=QUICK)
     outcome, transport = run(path, places, {moment: [("kill", "va")]})
     is_right(path, places, outcome)
-    assert transport.count >= 24
+    assert transport.count >= 18
     if len(outcome.members) == 4:  # it had converged before
         assert outcome.sentence.endswith("va did not answer at the end.")
 
@@ -455,7 +443,7 @@ def test_a_silo_whose_data_changed_is_named_and_the_policy_says_who_goes_on(tmp_
 def test_a_finished_run_goes_on_to_a_smaller_tolerance(tmp_path):
     path, places = federation(tmp_path, more=QUICK)
     first, _ = run(path, places)
-    path.write_text(path.read_text().replace("tol = 1e-6", "tol = 1e-11"))
+    path.write_text(path.read_text().replace("tol = 1e-3", "tol = 1e-11"))
     again, _ = run(path, places)
     assert again.rounds > first.rounds
     assert again.certificate <= 1e-11
@@ -467,7 +455,7 @@ def test_whoever_asks_first_the_run_goes_on(tmp_path):
     first, _ = run(path, places)
     folder = DeployedRun(FederationFile.read(path).folder)
     assert finished(FederationFile.read(path), folder) == first
-    path.write_text(path.read_text().replace("tol = 1e-6", "tol = 1e-11"))
+    path.write_text(path.read_text().replace("tol = 1e-3", "tol = 1e-11"))
     assert finished(FederationFile.read(path), folder) is None
     assert not folder.final()
     again, _ = run(path, places)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from deploy_cases import QUICK, events, federation, model_of, opened
+from deploy_cases import QUICK, events, model_of, opened
+from deploy_cases import rough as federation
 from hostile_cases import Liar, array, attacked, is_quarantined, loss, stale
 from test_faults import SCAFF_PD
 

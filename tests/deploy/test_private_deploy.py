@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from contextlib import nullcontext
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -63,6 +65,18 @@ def test_a_private_run_says_what_it_has_cost(tmp_path):
         assert "test_rows" not in row
     scores = cohort(path, places).evaluate(model_of(path), "test")
     assert scores.accuracy.mean() > 0.6  # noise, and still a model
+
+
+def test_books_logs_and_accounts_are_written_under_locks_that_processes_share(tmp_path, monkeypatch):
+    """In place of the locks that conftest.py takes away."""
+    taken, place = set(), "scaffpd.deploy.silo.records"
+    monkeypatch.setattr(import_module(place), "lock_file", lambda path: taken.add(path) or nullcontext())
+    path, places = private(tmp_path, silos=2)
+    path.write_text(path.read_text().replace("rounds = 6", "rounds = 1"))
+    coordinate(path, InProcess(opened(places)))
+    assert {file.suffix for file in taken} == {".lock"}
+    assert sorted(file.parent.name for file in taken) == sorted([*places] * 3)
+    assert len({file.name for file in taken}) == 3
 
 
 def test_what_it_has_cost_is_the_composition_of_what_was_asked(tmp_path):

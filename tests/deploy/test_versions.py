@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deploy_cases import QUICK, Faulty, events, federation, is_right, run
+from deploy_cases import QUICK, Faulty, events, federation, is_right, rough, run
 from safetensors.numpy import load, save
 
 import scaffpd as sp
@@ -52,7 +52,7 @@ class OtherVersion(Faulty):
 
 @pytest.mark.parametrize("version", [None, "0.3.1", "0.1.9"])
 def test_one_minor_version_apart_works_where_the_protocol_is_the_same(tmp_path, version):
-    path, places = federation(tmp_path, more=QUICK)
+    path, places = rough(tmp_path, more=QUICK)
     is_right(path, places, coordinate(path, OtherVersion(places, "va", PROTOCOL, version)))
     assert not events(path)
 
@@ -69,7 +69,7 @@ def test_another_protocol_is_refused_with_both_versions(tmp_path, fake_clock, pr
 
 
 def test_the_others_go_on_where_the_federation_allows_it(tmp_path, fake_clock):
-    path, places = federation(tmp_path, more=QUICK)
+    path, places = rough(tmp_path, more=QUICK)
     outcome = coordinate(path, OtherVersion(places, "va", 1, None))
     is_right(path, places, outcome)
     assert outcome.members == ("cleveland", "hungarian", "switzerland")

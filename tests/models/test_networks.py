@@ -49,6 +49,7 @@ def steps(oracle, batch_size, steps=6, **more):
     return oracle.local_updates(x, None, None, LocalPlan(steps, 0.05, batch_size=batch_size, key=(3, 1), **more)).each()
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", ["plain", "dropout", "batch norm", "group norm"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("batch_size", [4, None])
@@ -271,6 +272,7 @@ def colours(channels):
     return [(np.concatenate([(c + 1) * X + c for c in range(channels)], 1), y) for X, y in pictures()]
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("convolved", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
@@ -560,8 +562,8 @@ def test_a_personal_head_is_fitted_and_the_rest_is_shared(monkeypatch):
     from scaffpd.models import personal
 
     usual = personal.pace
-    monkeypatch.setattr(personal, "pace", lambda *parts: usual(*parts)._replace(steps=150))  # to the minimum
-    data = pictures()
+    monkeypatch.setattr(personal, "pace", lambda *parts: usual(*parts)._replace(steps=60))  # to the minimum
+    data = pictures()[:2]
     cohort = sp.Cohort(data, sp.Personal(sp.Module(network("plain"), l2=0.01), strength=20.0, columns="4"))
     x = cohort.start()
     head = network("plain")[4].weight.numel() + 3
@@ -587,7 +589,7 @@ def test_personal_networks_serve_clients_that_disagree():
     torch.manual_seed(0)
     model = sp.Module(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double())
     shared = sp.Cohort(data, model)
-    x = sp.train(sp.fair(sp.ChiSquare(0.1)), shared, rounds=5).x
+    x = sp.train(sp.fair(sp.ChiSquare(0.1)), shared, rounds=3).x
     before = shared.evaluate(x).loss
     for strength in (1e-6, 6.0):  # fine-tuning, and Ditto, after a run that knows of neither
         own = [sp.personalise(x, X, y, sp.Personal(model, strength)) for X, y in data]
@@ -595,6 +597,6 @@ def test_personal_networks_serve_clients_that_disagree():
         assert np.all(np.array(after) < before)
     for columns in (None, ["2"]):  # pFedMe, and a personal head: x is trained for them
         cohort = sp.Cohort(data, sp.Personal(model, 0.6, columns))
-        result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=2), cohort, rounds=3)
+        result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=2), cohort, rounds=2)
         assert np.all(cohort.evaluate(result.x).accuracy > shared.evaluate(x).accuracy - 1e-9)
         assert cohort.evaluate(result.x).loss.max() < before.min()
