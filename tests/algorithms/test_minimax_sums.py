@@ -32,6 +32,7 @@ def excess(objective, clients, x, best):
     return value[0] - value[1]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_optimum_is_that_of_an_open_run_and_the_proof_holds(name, loss):

@@ -81,7 +81,7 @@ def test_a_resumed_run_is_the_run(method, tmp_path):
         assert np.array_equal(rest.history[column], whole.history[column]), column
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(5)  # tests/models/test_networks.py trains one by every method
 @pytest.mark.parametrize(
     "method", [m for m in METHODS.values() if not isinstance(m, sp.SubspaceSaddle | sp.MinimaxNewton)]
 )

@@ -19,28 +19,20 @@ from scaffpd.features import backbones, extract, layers
 SCRIPT = [sys.executable, "-m", "scaffpd"]
 
 
-def asked(**variables):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("_SCAFFPD")}
-    return subprocess.run(
-        SCRIPT, capture_output=True, text=True, check=False, env=kept | variables | {"PYTHONUTF8": "1"}
-    )
-
-
 @pytest.fixture
-def bash(monkeypatch, capsys):
-    """What bash is offered for a line, in this process; `test_nothing_heavy_is_loaded` starts one."""
+def offered(monkeypatch, capsys):
+    """What a shell that sets these variables is offered, in this process; `test_nothing_heavy_is_loaded` starts one."""
 
-    def offered(line):
-        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
-        for name, value in ({"_SCAFFPD_COMPLETE": "complete_bash"} | words).items():
+    def ask(**variables):
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(SystemExit):
             cli.app([], prog_name="scaffpd")
         found = capsys.readouterr()
         assert found.err == ""
-        return found.out.split()
+        return found.out
 
-    return offered
+    return ask
 
 
 @pytest.mark.parametrize(
@@ -57,16 +49,17 @@ def bash(monkeypatch, capsys):
         ("scaffpd deploy local --engine fl", {"flare", "flower"}),
     ],
 )
-def test_bash(bash, line, found):
-    assert set(bash(line)) == found
+def test_bash(offered, line, found):
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    assert set(offered(_SCAFFPD_COMPLETE="complete_bash", **words).split()) == found
 
 
-def test_zsh_and_fish():
-    zsh = asked(_SCAFFPD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="scaffpd deploy local --engine f").stdout
+def test_zsh_and_fish(offered):
+    zsh = offered(_SCAFFPD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="scaffpd deploy local --engine f")
     assert '"flare"' in zsh
     assert '"flower"' in zsh
     fish = {"_SCAFFPD_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    out = asked(_TYPER_COMPLETE_ARGS="scaffpd compare br", **fish).stdout
+    out = offered(_TYPER_COMPLETE_ARGS="scaffpd compare br", **fish)
     assert out.strip() == "breast-cancer"
 
 

@@ -44,11 +44,11 @@ MORE = {
 EVERYTHING = {**ALGORITHMS, **MORE}
 
 
-def settings(folder, name, rounds=6):
+def settings(folder, name, rounds=6, silos=4):
     """The files of a run of so many rounds, without a tolerance that would end it sooner."""
     text, _ = EVERYTHING[name]
     path, places = federation(
-        folder, replacing={OBJECTIVE: text, "rounds = 500\ntol = 1e-6": f"rounds = {rounds}\ntol = 0"}
+        folder, silos, replacing={OBJECTIVE: text, "rounds = 500\ntol = 1e-6": f"rounds = {rounds}\ntol = 0"}
     )
     for place in places.values():  # these look at every vector of every silo, which has to be allowed
         place.write_text(place.read_text() + '\n[limits]\nalgorithms = "all"\n')

@@ -44,7 +44,7 @@ def exchanged(tmp_path_factory):
 
     @functools.cache
     def log(name, loss):
-        path, places = settings(tmp_path_factory.mktemp(name), name, rounds=3)
+        path, places = settings(tmp_path_factory.mktemp(name), name, rounds=3, silos=2)
         path.write_text(path.read_text().replace('"logistic"', f'"{loss}"'))
         transport, file = Faulty(places), FederationFile.read(path)
         assert coordinate(path, transport).final
@@ -63,7 +63,7 @@ def test_nothing_leaves_but_what_the_algorithm_needs(exchanged, name):
             continue
         assert answer.kind == "answer"
         assert set(answer.values) - {"question", "silo"} == WORDS.get(question.kind, set())
-        sizes = {"d": 27, "columns": len(setup.mean)}
+        sizes = {"d": 25, "columns": len(setup.mean)}
         if question.kind == "curvature":
             sizes |= {"k": question.arrays["V"].shape[1], "kk": question.arrays["V"].shape[1] ** 2}
         allowed = LEAVES.get(question.kind, {})

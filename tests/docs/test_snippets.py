@@ -23,9 +23,11 @@ TAKEN_ELSEWHERE = {"cli.md"}  # usage lines, not commands
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     """With few rounds and splits: what they lead to is tested elsewhere."""
-    train, joining = sp.train, sp.joining
+    train, joining, tct = sp.train, sp.joining, sp.tct
     monkeypatch.setattr(sp, "train", lambda *what, rounds=12, **more: train(*what, rounds=min(rounds, 12), **more))
     monkeypatch.setattr(sp, "joining", lambda *what, splits=1, **more: joining(*what, splits=min(splits, 1), **more))
+    few = {"network_rounds": 2, "rounds": 10}
+    monkeypatch.setattr(sp, "tct", lambda *what, **more: tct(*what, **(more | few)))
     monkeypatch.chdir(tmp_path)
     run_python(page)
 
