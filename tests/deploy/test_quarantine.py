@@ -220,7 +220,7 @@ def test_a_line_takes_no_answer_twice():
     assert isinstance(first, Message)
     for reply in others:
         assert isinstance(reply, Failure)
-        assert reply.garbage
+        assert reply.what == "garbage"
         assert reply.reason == "an answer to another question"
 
 

@@ -14,9 +14,9 @@ from scaffpd.deploy.agreement import negotiate, settle
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.membership import Membership
-from scaffpd.deploy.messages import InProcess, decode
+from scaffpd.deploy.messages import InProcess, Message, decode
 from scaffpd.deploy.remote import Remote
-from scaffpd.deploy.session import Session, SiloRequest, answered
+from scaffpd.deploy.session import Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import GradientsAt
 from scaffpd.privacy.accountant import Release, epsilon
@@ -180,9 +180,9 @@ def test_units_that_would_not_cover_a_silo_s_part_are_refused(tmp_path):
     true = 0.25 / facts.constants.samples[3]
     for scale, words in ((true / 2, "noise would not cover"), (0.0, "in which units"), ("x", "a number scale")):
         reply = put(scale=scale)
-        assert reply.kind == "refused"
-        assert words in reply.values["sentence"]
-    assert put().kind == "refused"
-    assert answered(put(scale=true))
+        assert reply.what == "refused"
+        assert words in reply.reason
+    assert put().what == "refused"
+    assert isinstance(put(scale=true), Message)
     size = SiloRequest("sizes", {**asked.values, "about": asked.kind, "parts": ["c"]}, asked.vectors)
-    assert session.exchange(size, ["va"], 5.0)["va"].kind == "refused"
+    assert session.exchange(size, ["va"], 5.0)["va"].what == "refused"

@@ -14,7 +14,7 @@ import torch
 
 from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.agreement import negotiate, settle
-from scaffpd.deploy.messages import InProcess, Message
+from scaffpd.deploy.messages import Failure, InProcess, Message
 from scaffpd.deploy.session import Session, SiloRequest
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.federation import LocalPlan
@@ -97,10 +97,8 @@ class Coordinator:
         """One question to one silo."""
         self.asked += 1
         reply = self.session.exchange(request, [name], 5.0)[name]
-        if not isinstance(reply, Message) or reply.kind != "answer":
-            raise RefusedError(
-                reply.values.get("sentence", reply.values) if isinstance(reply, Message) else reply.reason
-            )
+        if isinstance(reply, Failure):
+            raise RefusedError(reply.reason)
         return reply
 
     def ask(self, name, question, **values):

@@ -18,8 +18,8 @@ from scaffpd.choosing import KAPPAS, L2S, ROUNDS, Choice, search
 from scaffpd.config.federation import FederationFile
 from scaffpd.config.model_file import Setup, linear, read_values
 from scaffpd.config.reading import kind_of
-from scaffpd.deploy.messages import Array, Failure, Message, digest, plain
-from scaffpd.deploy.session import LARGEST_REPLY, Session, SiloRequest, answered
+from scaffpd.deploy.messages import REFUSED, Array, Failure, Message, digest, plain
+from scaffpd.deploy.session import LARGEST_REPLY, Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import SYMBOLS
 from scaffpd.federation import Constants, Federation, Vector
@@ -250,11 +250,8 @@ def _asker(session: Session, members: Sequence[str], timeout: float) -> Ask:
         answers = {}
         for name, reply in session.exchange(request, members, timeout).items():
             if isinstance(reply, Failure):
-                raise Unanswered(name, reply.reason)
-            if reply.kind == "missing":
-                raise Unanswered(name, "it was started anew")
-            if not answered(reply):
-                raise Refusal(name, plain(reply.values.get("sentence")), reply.values.get("waits") is True)
+                refused = reply.what == REFUSED
+                raise Refusal(name, reply.reason, reply.waits) if refused else Unanswered(name, reply.reason)
             answers[name] = reply
         return answers
 

@@ -27,9 +27,9 @@ from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, Unu
 from scaffpd.deploy.byzantine import FEWEST, absurd_facts, influence_shares
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.membership import STRIKES, Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
-from scaffpd.deploy.messages import SPENT, Failure, Transport
+from scaffpd.deploy.messages import GARBAGE, SPENT, Failure, Message, Transport
 from scaffpd.deploy.remote import Remote, RemoteChannel
-from scaffpd.deploy.session import Session, SiloRequest, answered
+from scaffpd.deploy.session import Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import PARAMETERS
 from scaffpd.federation import Federation
@@ -218,11 +218,11 @@ class Coordination:
             if left <= 0:
                 break
             for name, reply in self.session.greet(min(self.policy.timeout, max(left, 1.0)), here).items():
-                if answered(reply) and name in awaited and name not in here:
+                if isinstance(reply, Message) and name in awaited and name not in here:
                     here.append(name)
-                elif isinstance(reply, Failure) and reply.garbage and name not in self.unread:
+                elif isinstance(reply, Failure) and reply.what == GARBAGE and name not in self.unread:
                     self.unread[name] = f"Silo {name!r} cannot take part: {reply.reason.rstrip('.')}."
-                    self.folder.event(SiloEvent(self.folder.rounds(), name, "garbage", self.unread[name]))
+                    self.folder.event(SiloEvent(self.folder.rounds(), name, GARBAGE, self.unread[name]))
             if len(here) < len(awaited):
                 time.sleep(min(PAUSE_SECONDS, max(left, 0)))
         return self._in_order({*here})
@@ -409,7 +409,7 @@ class Coordination:
         except (Lost, Paused, Quarantined, Unanswered, Refusal) as trouble:
             return f" What joining brings was not measured: {trouble}"
         wanted = question.shapes(0) | {"scalars": (2,)}
-        arrays = {name: reply.arrays for name, reply in replies.items() if answered(reply)}
+        arrays = {name: reply.arrays for name, reply in replies.items() if isinstance(reply, Message)}
         told = {
             name: own for name, own in arrays.items()
             if {part: own[part].shape for part in own.keys() & wanted if np.isfinite(own[part]).all()} == wanted

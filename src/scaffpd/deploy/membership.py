@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scaffpd.config.federation import PAUSE, FaultPolicy
-from scaffpd.deploy.messages import Failure, Message, plain
-from scaffpd.deploy.session import Replies, Session, SiloRequest, answered
+from scaffpd.deploy.messages import GARBAGE, REFUSED, Failure, Message, plain
+from scaffpd.deploy.session import Replies, Session, SiloRequest
 from scaffpd.errors import InputError
 
 QUARANTINED = "quarantined"
@@ -108,26 +108,21 @@ class Membership:
         asked = [name for name in names if name not in self.absent]
         replies = self.session.exchange(question, asked, self.policy.timeout) if asked else {}
         self._refused(replies)
-        answers = {name: reply for name, reply in replies.items() if answered(reply)}
+        answers = {name: reply for name, reply in replies.items() if isinstance(reply, Message)}
         troubles = check(answers)
         for name, reply in replies.items():
             if isinstance(reply, Failure):
-                self.leave(name, "garbage" if reply.garbage else "absent", reply.reason, reply.failed)
-            elif name not in answers:
-                lost = reply.kind == "missing"  # started anew, and without what cannot be sent again
-                words = "it lacks what it was just sent" if lost else plain(reply.values.get("sentence"))
-                self.leave(name, "absent" if lost else "refused", words)
+                self.leave(name, reply.what, reply.reason, reply.failed)
             elif name in troubles:
-                self.leave(name, "garbage", troubles[name])
+                self.leave(name, GARBAGE, troubles[name])
         self._check_quorum()
         return {name: answer for name, answer in answers.items() if name not in troubles}
 
     def _refused(self, replies: Replies) -> None:
         """A question that everybody refuses is the coordinator's mistake."""
-        refusals = [r for r in replies.values() if isinstance(r, Message) and r.kind == "refused"]
+        refusals = [reply for reply in replies.values() if isinstance(reply, Failure) and reply.what == REFUSED]
         if len(refusals) == len(replies) >= min(2, len(self.members)):
-            name, sentence = next(iter(replies)), plain(refusals[0].values.get("sentence"))
-            raise InputError(f"Silo {name!r} refuses: {sentence}")
+            raise InputError(f"Silo {next(iter(replies))!r} refuses: {refusals[0].reason}")
 
     def leave(self, name: str, what: str, reason: str, failed: bool = False) -> None:
         """Count a silo as absent, and write down why; one that fails at every question is not asked for ever."""
@@ -170,8 +165,8 @@ class Membership:
     def welcome(self) -> list[str]:
         """The absent and dropped who are back; those whose answers could not be used again and again are not."""
         replies = self.session.greet(self.policy.probe, self.present)
-        away = {*self.absent, *self.dropped}
-        back = [n for n, reply in replies.items() if n in away and answered(reply) and self.strikes[n] < self._patience]
+        away = {name for name in {*self.absent, *self.dropped} if self.strikes[name] < self._patience}
+        back = [name for name, reply in replies.items() if name in away and isinstance(reply, Message)]
         for name in back:
             if name in self._welcomed:
                 continue

@@ -133,6 +133,7 @@ def digest(array: Array) -> str:
     return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16, key=about[:64]).hexdigest()
 
 
+GARBAGE, REFUSED = "garbage", "refused"
 REMEMBERED = 6  # x, c and D of this round and of the last one
 
 
@@ -195,11 +196,13 @@ class VectorCache:
 
 @dataclass(frozen=True)
 class Failure:
-    """No reply from a site."""
+    """No answer from a site."""
 
     reason: str  # what happened, in words
-    garbage: bool = False  # whether there was a reply, and it could not be used
+    # "absent", "refused" by the silo, or "garbage": there was a reply, and it could not be used
+    what: str = "absent"
     failed: bool = False  # whether the silo says that it could not work the question out
+    waits: bool = False  # whether a person there has to agree first
 
 
 class Transport(Protocol):

@@ -6,18 +6,19 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from scaffpd.config.model_file import Setup
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import Array, Failure, Message, Transport, VectorCache, decode, digest, encode, plain
+from scaffpd.deploy.messages import GARBAGE, REFUSED, Array, Failure, Message, Transport, VectorCache, decode, plain
 from scaffpd.federation import Traffic
 from scaffpd.federation.questions import QUESTIONS, Question
 
-Replies = dict[str, Message | Failure]
+Replies = dict[str, Message | Failure]  # answers, or why there is none
+LACKS = Failure("it lacks what it was just sent")  # a silo that was started anew
 LARGEST_REPLY = 64 * 2**20  # bytes before training: descriptions of columns and categories
 
 
@@ -40,11 +41,6 @@ class SiloRequest:
 
 
 NamedVectors = dict[str, tuple[str, Array]]  # by their roles: a name and the numbers
-
-
-def answered(reply: Message | Failure) -> TypeGuard[Message]:
-    """Whether it is an answer, and no refusal."""
-    return isinstance(reply, Message) and reply.kind == "answer"
 
 
 @dataclass(eq=False)
@@ -88,26 +84,24 @@ class Session:
         """Ask these silos; send those that lack something the agreement, and ask them again, once."""
         sites = {name: self.sites[name] for name in names}
         replies = self._ask(request, sites, timeout)
-        lacking = {
-            n: sites[n] for n, reply in replies.items() if isinstance(reply, Message) and reply.kind == "missing"
-        }
+        lacking = {name: sites[name] for name, reply in replies.items() if reply is LACKS}
         if lacking and self.setup is not None:
             for name in lacking:
                 self._sent.pop(name, None)
             setup = SiloRequest("setup", {"setup": self.setup.values()})
             again = {n: self._same(n, reply) for n, reply in self._ask(setup, lacking, timeout).items()}
-            able = {name: sites[name] for name in lacking if answered(again[name])}
+            able = {name: sites[name] for name in lacking if isinstance(again[name], Message)}
             replies |= again | self._ask(request, able, timeout)
         return replies
 
     def _same(self, name: str, reply: Message | Failure) -> Message | Failure:
         """Fail a silo that takes the agreement once more and says something else about its losses than before."""
-        if not answered(reply) or name not in self.constants:
+        if isinstance(reply, Failure) or name not in self.constants:
             return reply
         rows = reply.values.get("samples")
         now = np.append(reply.arrays.get("constants", np.zeros(0)), rows if isinstance(rows, int) else np.nan)
         same = np.array_equal(now, self.constants[name])
-        return reply if same else Failure("its data are not those that the run began with", garbage=True)
+        return reply if same else Failure("its data are not those that the run began with", GARBAGE)
 
     def _ask(self, request: SiloRequest, sites: Mapping[str, str], timeout: float, anyone: bool = False) -> Replies:
         """Encode, carry, decode, and check that the answer is to this question and from this silo."""
@@ -121,7 +115,7 @@ class Session:
             lacking = self._lacking(name, roles)
             key = (name,) if own else ("", *lacking)
             if key not in encoded:
-                encoded[key] = encode(self._message(request, roles, lacking, number))
+                encoded[key] = messages.encode(self._message(request, roles, lacking, number))
             out[site] = encoded[key]
         self.wire.add(exchanges=1, down=sum(map(len, out.values())))
         carried = self.transport.ask(out, timeout)
@@ -130,7 +124,7 @@ class Session:
     def _named(self, vectors: Mapping[str, Tensor]) -> NamedVectors:
         """Name vectors by their contents; those of another coordinator, or of an earlier one, are never the same."""
         arrays = {role: vector.detach().numpy() for role, vector in vectors.items()}
-        return {role: (f"{self._prefix}-{digest(array)}", array) for role, array in arrays.items()}
+        return {role: (f"{self._prefix}-{messages.digest(array)}", array) for role, array in arrays.items()}
 
     def _lacking(self, name: str, roles: NamedVectors) -> dict[str, Array]:
         """Return the vectors that this silo lacks, by their names."""
@@ -157,16 +151,18 @@ class Session:
         try:
             message = decode(reply, self.largest)
         except messages.WireError as error:
-            return Failure(f"an unreadable answer: {error}", garbage=True)
+            return Failure(f"an unreadable answer: {error}", GARBAGE)
         unread = message.kind == "refused" and message.values.get("question") is None  # not even its number
         if message.values.get("question") != number and not unread:
-            return Failure("an answer to another question", garbage=True)
+            return Failure("an answer to another question", GARBAGE)
         if not anyone and message.values.get("silo") != name:
-            return Failure(f"an answer in the name of {plain(message.values.get('silo'))!r}", garbage=True)
+            return Failure(f"an answer in the name of {plain(message.values.get('silo'))!r}", GARBAGE)
         if message.kind not in ("answer", "missing", "refused", "failed"):
-            return Failure("an answer of an unknown kind", garbage=True)
+            return Failure("an answer of an unknown kind", GARBAGE)
         if message.kind == "failed" or unread:
             what = "cannot read the question" if unread else "failed"
             words = f"the silo {what}: {plain(message.values.get('sentence'), 200)}"
-            return Failure(words, garbage=unread, failed=not unread)
-        return message
+            return Failure(words, GARBAGE) if unread else Failure(words, failed=True)
+        if message.kind == "refused":
+            return Failure(plain(message.values.get("sentence")), REFUSED, waits=message.values.get("waits") is True)
+        return LACKS if message.kind == "missing" else message

@@ -1,4 +1,4 @@
-r"""What a silo answers: the one place that decides, and the file in which it remembers what it has answered.
+r"""What a silo answers: the one place that decides, by what it has answered before and by what its operator agrees to.
 
 A coordinator chooses the points x, and answers tell as much as the points let them. So a silo goes by a script:
 
