@@ -73,7 +73,7 @@ def test_single_gradients_stay_with_the_clients():
     at, other = cohort.gradients(x), cohort.gradients(x + 1)
     plan = LocalPlan(1, 0.1)
     for ask in (
-        at.each, at.norms, at.gram, lambda: at.project(x), lambda: cohort.gradients(x, 4, (0,)),
+        at.each, at.norms, lambda: at.project(x), lambda: cohort.gradients(x, 4, (0,)),
         lambda: cohort.local_updates(x, None, None, LocalPlan(2, 0.1)),
         lambda: cohort.local_updates(x, None, None, LocalPlan(1, 0.1, batch_size=4)),
         lambda: cohort.local_updates(x, other, x, plan), lambda: cohort.local_updates(x, None, None, plan).norms(),
