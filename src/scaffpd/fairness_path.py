@@ -6,7 +6,7 @@ method hands over more than x: the weights λ, the vectors that everybody knows,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,36 +48,32 @@ def path(
     """
     if not isinstance(objectives, Sequence) or not objectives:
         raise InputError("path needs a list of objectives, such as [Average(), ChiSquare(0.1), Agnostic()].")
-    return list(along(objectives, federation, rounds, tol, seed, make, progress, lambda _: callbacks, warm))
-
-
-def along(
-    objectives: Iterable[Objective],
-    federation: Federation,
-    rounds: int,
-    tol: float | None,
-    seed: int,
-    make: Callable[[Objective], Algorithm],
-    progress: bool | None,
-    watching: Callable[[Objective], Sequence[Callback]],
-    warm: bool,
-    start: Any = None,
-) -> Iterator[Result]:
-    """As `path`, a result at a time; `watching` gives the callbacks for an objective, `start` is the first x⁰."""
-    known: Any = start
-
-    def keep(info: Any) -> None:
-        nonlocal known
-        if np.all(np.isfinite(info.state.losses)):
-            known = info.state
-
+    results, start = list[Result](), WarmStart()
     for objective in objectives:
-        callbacks, x0 = [*watching(objective), keep], known if warm else None
-        result = train(make(objective), federation, rounds, tol, seed, x0, progress, None, callbacks)
-        known = None if result.status is Status.DIVERGED else known
-        yield result
-        if result.status is Status.INTERRUPTED:
-            return
+        start = start if warm else WarmStart()
+        results.append(start.train(make(objective), federation, rounds, tol, seed, progress, callbacks))
+        if results[-1].status is Status.INTERRUPTED:
+            break
+    return results
+
+
+class WarmStart:
+    """Train one algorithm after the other, each from where the last one ended."""
+
+    state: Any = None  # the last one with finite losses
+
+    def train(
+        self, algorithm: Algorithm, federation: Federation, rounds: int, tol: float | None, seed: int,
+        progress: bool | None, callbacks: Sequence[Callback],
+    ) -> Result:  # fmt: skip
+        """Train the next one."""
+        result = train(algorithm, federation, rounds, tol, seed, self.state, progress, None, [*callbacks, self._keep])
+        self.state = None if result.status is Status.DIVERGED else self.state
+        return result
+
+    def _keep(self, info: Any) -> None:
+        if np.all(np.isfinite(info.state.losses)):
+            self.state = info.state
 
 
 def grid(kind: str, average: Vector, points: int = 9, prior: Any = None) -> dict[str, Objective]:

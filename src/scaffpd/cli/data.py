@@ -20,7 +20,7 @@ from scaffpd.cli.typer_ext import print_json
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.data.image_loaders import Published
+    from scaffpd.data.images import Published
     from scaffpd.tabular.columns import DataColumn
 
 UNNAMED = "No data folder is named: give one by --data FOLDER or by the environment variable SCAFFPD_DATA."

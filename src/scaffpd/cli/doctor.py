@@ -13,7 +13,7 @@ import tempfile
 import tomllib
 import uuid
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -145,14 +145,15 @@ def _unicode() -> bool:
 def _show(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
     right = Text("ok: certified, and at the optimum known by hand", "green")
-    extras = {
+    extras: dict[str, str | Text] = {
         name: f"installed: {extra['for']}"
         if extra["installed"]
         else Text(f'not installed: {extra["for"]} (pip install "scaffpd[{name}]")', "dim")
         for name, extra in found["extras"].items()
     }
     checks = {name: right if said == "ok" else Text(said, "red") for name, said in found["self_check"].items()}
-    for title, lines in {"This machine": _machine(found), "Extras": extras, "Self-check": checks}.items():
+    parts: dict[str, Mapping[str, str | Text]] = {"This machine": _machine(found), "Extras": extras}
+    for title, lines in (parts | {"Self-check": checks}).items():
         console.print(title, style="bold")
         facts(console, lines)
         console.print()

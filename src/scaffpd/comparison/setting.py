@@ -118,7 +118,7 @@ class Setting:
     """What is compared on what, and how."""
 
     methods: Any  # the methods by their labels; a list gets labels
-    problem: Problem  # data and model
+    problem: Any  # the `Problem`: data and model
     seeds: Any  # one partition, one training seed and one choice of rates each
     rounds: int  # of every run
     tune: int  # configurations that every method may try
@@ -145,7 +145,8 @@ class Setting:
     @property
     def choosers(self) -> tuple[int, ...]:
         """The seeds that rates are chosen by."""
-        return self.seeds[: self.choosing]
+        chosen: tuple[int, ...] = self.seeds[: self.choosing]
+        return chosen
 
     def grid(self, label: str) -> list[Factors]:
         """The configurations of one method that are tried in any case, the first of its lattice."""

@@ -57,7 +57,7 @@ def _dots(run: ReportData) -> Figure:
     heading = GAINS if pairs else f"How every {run.word} is served"
     alt = f"For each of {len(names)} {plural(run.word)}, the {title} of every model that is on."
     caption, data = _caption(run, bool(pairs), bool(few)), {"clients": points, "pairs": pairs}
-    parts = {"params": params, "height": STEP * max(len(names), 2), "layer": layers}
+    parts: Spec = {"params": params, "height": STEP * max(len(names), 2), "layer": layers}
     return drawn(run, "clients", heading, caption, alt, data, wide=True, **parts)
 
 
@@ -135,7 +135,7 @@ def _curves(run: ReportData) -> Figure:
              "value": found[name][c]}
             for i, c in ranked
         ]  # fmt: skip
-    parts = {"transform": [{"filter": ON}], "layer": layers}
+    parts: Spec = {"transform": [{"filter": ON}], "layer": layers}
     return drawn(run, "clients", GAINS, caption, alt, {"gains": rows}, heavy=True, wide=True, **parts)
 
 

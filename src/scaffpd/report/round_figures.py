@@ -81,7 +81,7 @@ def losses(run: ReportData) -> Figure | None:
     both = f"The {run.word} with the largest loss (solid) and the mean over all (dashed), on training rows"
     caption = f"{both}, regulariser included.{NOISY if run.privacy else ''}"
     alt = "Mean and worst training loss of every model over rounds, on a logarithmic scale."
-    parts = {"transform": [{"filter": ON}], "layer": layers}
+    parts: Spec = {"transform": [{"filter": ON}], "layer": layers}
     return drawn(run, "losses", "Losses while training", caption, alt, {"losses": rows}, PART, **parts)
 
 
@@ -132,7 +132,7 @@ def weights(run: ReportData) -> Figure | None:
     data = {"weights": lines, "others": _others(chosen, top)}
     order = (focus, *(name for name in names if name != focus))
     wide, params = len(top) > len(vega.LIGHT["series"]), [{"name": "focus", "value": focus}]
-    parts = {"focus": order, "params": params, "layer": _weight_layers(run, top)}
+    parts: Spec = {"focus": order, "params": params, "layer": _weight_layers(run, top)}
     return drawn(run, "weights", heading, caption, alt, data, PART, wide, **parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ import numpy as np
 from scaffpd.cohort import Cohort
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
-from scaffpd.fairness_path import PARAMETERS, SYMBOLS, along, grid
+from scaffpd.fairness_path import PARAMETERS, SYMBOLS, WarmStart, grid
 from scaffpd.metrics import Spread, spread
 from scaffpd.objectives import Average, Objective
 from scaffpd.runs.prepare import Prepared
@@ -38,33 +38,22 @@ def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher
     """Train a grid of objectives of the kind that the settings name, each from where the last one ended."""
     walkable(config)
     assert config.goal is not None
-    settings, prior, models = config.training, config.goal.prior, list[Trained]()
-    tol, average = settings.tol or None, cast(Objective, Average(prior=prior))
-    point, scorer = (AVERAGE, average), Scorer(prepared, cohort)
-
-    def objectives() -> Iterator[Objective]:
-        nonlocal point
-        yield average
-        known = grid(type(config.goal).__name__, models[0].result.history.last_losses, config.path.points, prior)
-        for point in list(known.items())[1:]:
-            yield point[1]
-
-    def watching(_: Objective) -> Sequence[Callback]:
-        nonlocal scorer
-        scorer = Scorer(prepared, cohort)
-        watcher.begin(point[0], cohort.names, settings.rounds, tol)
-        return [scorer, watcher.show]
-
-    for result in along(
-        objectives(), cohort, settings.rounds, tol, settings.seed, config.method_for, False, watching, True
-    ):
+    settings, prior, models, start = config.training, config.goal.prior, list[Trained](), WarmStart()
+    tol, points = settings.tol or None, {AVERAGE: cast(Objective, Average(prior=prior))}
+    while len(models) < len(points):
+        name, objective = list(points.items())[len(models)]
+        algorithm, scorer = config.method_for(objective), Scorer(prepared, cohort)
+        watcher.begin(name, cohort.names, settings.rounds, tol)
+        callbacks: list[Callback] = [scorer, watcher.show]
+        result = start.train(algorithm, cohort, settings.rounds, tol, settings.seed, False, callbacks)
         if result.status is Status.INTERRUPTED:  # half a path is none
             raise KeyboardInterrupt
-        name, objective = point
         parameter = PARAMETERS.get(type(objective).__name__)
         strength = None if parameter is None else float(getattr(objective, parameter))
-        algorithm, role = config.method_for(objective), "" if models else "before"
+        role = "" if models else "before"
         models.append(trained(name, role, algorithm, result, prepared, cohort, scorer, strength))
+        if name == AVERAGE:  # its losses set the scale of all others
+            points = grid(type(config.goal).__name__, result.history.last_losses, config.path.points, prior)
     return suggested(models, prepared)
 
 

@@ -213,9 +213,11 @@ def by_group(
     """Score the rows of every group, and all rows last; numbers have no `shares`."""
     parts = [*((group, np.flatnonzero(values == group)) for group in groups), (EVERYONE, np.arange(len(y)))]
     for group, rows in parts:
-        numbers = shares is None
-        own = number_scores(y[rows], guess[rows]) if numbers else label_scores(y[rows], guess[rows], shares[rows])
-        yield group, {"rows": len(rows)} | own
+        pair = y[rows], guess[rows]
+        yield (
+            group,
+            {"rows": len(rows)} | (number_scores(*pair) if shares is None else label_scores(*pair, shares[rows])),
+        )
 
 
 def _bin_rows(prepared: Prepared, outputs: Mapping[str, Sequence[Matrix]]) -> Iterable[dict[str, Any]]:

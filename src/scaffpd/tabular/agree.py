@@ -321,7 +321,7 @@ def _same_shape(silos: dict[str, Json]) -> list[int] | None:
     if other is not None:
         sizes = ["×".join(map(str, shape[name])) for name in (other, first)]
         raise InputError(f"Silo {other!r} has {sizes[0]} features, but {first!r} has {sizes[1]}.")
-    return shape[first]
+    return None if shape[first] is None else list(shape[first])
 
 
 def _labels(silos: dict[str, Json]) -> list[int | str]:
