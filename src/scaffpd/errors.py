@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 
@@ -27,6 +28,14 @@ def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
 def not_installed(package: str, extra: str) -> InputError:
     """An `InputError` for a package of one of our extras."""
     return InputError(f"{package} is not installed: pip install 'scaffpd[{extra}]'.")
+
+
+def needed(module: str, package: str, extra: str) -> Any:
+    """Import a module of one of our extras, or refuse where its package is not installed."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise not_installed(package, extra) from None
 
 
 def positive(owner: str, name: str, value: Any) -> float:

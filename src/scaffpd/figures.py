@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaffpd.errors import InputError, not_installed
+from scaffpd.errors import InputError, needed
 
 INK, QUIET, RULE = "#222222", "#6b6b6b", "#d9d9d9"
 # Okabe and Ito's colours, which every kind of eye can tell apart
@@ -46,11 +46,8 @@ def partition_picture(
     Returns:
         A matplotlib figure; `.savefig("partition.png")` writes it.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure  # without pyplot: no window, no global state
-    except ModuleNotFoundError:
-        raise not_installed("matplotlib", "images") from None
+    matplotlib = needed("matplotlib", "matplotlib", "images")
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
 
     try:
         labels = np.asarray(y)

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from scaffpd.errors import InputError, count, not_installed
+from scaffpd.errors import InputError, count, needed
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.history import History
 from scaffpd.metrics import a_fifth
@@ -138,14 +137,6 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         self.close(failed=kind is not None)
 
 
-def needed(module: str, extra: str) -> Any:
-    """A module of an extra, or a sentence where it is not installed."""
-    try:
-        return import_module(module)
-    except ImportError:
-        raise not_installed(extra, extra) from None
-
-
 def _finite(values: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
@@ -164,7 +155,7 @@ class TensorBoard(Tracker):
 
     def __init__(self, folder: str | os.PathLike[str], cohort: Any = None, every: int = 1) -> None:
         super().__init__(cohort, every)
-        self._make = needed("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self._make = needed("torch.utils.tensorboard", "tensorboard", "tensorboard").SummaryWriter
         try:
             self.folder = Path(folder)
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -225,7 +216,7 @@ class MLflow(Tracker):
         every: int = 1,
     ) -> None:
         super().__init__(cohort, every)
-        self._mlflow = needed("mlflow", "mlflow")
+        self._mlflow = needed("mlflow", "mlflow", "mlflow")
         self.experiment, self.run_name, self.run_id = experiment, run_name, run_id
         self._client = self._asked(lambda: self._mlflow.MlflowClient(tracking_uri))
         if run_id is not None:

@@ -236,7 +236,7 @@ def test_the_library_is_made_once_for_a_user(monkeypatch, tmp_path):
     """The second process finds it in the cache; a cache that cannot be written is no trouble."""
     made = []
     fake = SimpleNamespace(__version__="9.9", javascript_bundle=lambda: made.append(1) or "let vega = 'Ω';")
-    monkeypatch.setattr(report, "_vl_convert", lambda: fake)
+    monkeypatch.setitem(sys.modules, "vl_convert", fake)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert [report.library.__wrapped__() for _ in range(3)] == ["let vega = 'Ω';"] * 3
     assert len(made) == 1

@@ -17,14 +17,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from scaffpd.errors import InputError, not_installed, plural
+from scaffpd.errors import InputError, needed, plural
 from scaffpd.report import figures, predictions, read, several, vega, verdict
 from scaffpd.report.data import FEW, ModelSummary, ReportData, Score, change, count, measured, plain, small
 from scaffpd.system import make_folder, write_file
 
 NAME, SEVERAL = "report.html", "comparison.html"
 SCALE = 2  # pixels per point
-NEEDED = {"jinja2": "Jinja2", "vl_convert": "vl-convert"}
+JINJA, VEGA = ("jinja2", "Jinja2", "report"), ("vl_convert", "vl-convert", "report")
 KINDS = {
     "train": "fairness report of a training run", "path": "fairness report of a path from average to worst case",
     "runs": "several runs side by side",
@@ -35,11 +35,11 @@ FILTER_FROM = 12  # clients: a shorter table needs no filter
 
 def available() -> str | None:
     """`None`, or the sentence on why no report can be made."""
-    for module, name in NEEDED.items():
-        try:
-            __import__(module)
-        except ImportError:
-            return str(not_installed(name, "report"))
+    try:
+        needed(*JINJA)
+        needed(*VEGA)  # draws the figures, and brings the JavaScript that does so on the page
+    except InputError as error:
+        return str(error)
     return None
 
 
@@ -87,7 +87,7 @@ def write_picture(folder: Path, figure: str, out: Path) -> Path:
 
 def pictures(run: Any, form: str, only: str | None = None) -> dict[str, bytes]:
     """Draw the figures of a `ReportData` (or `only` one) in the light theme; contents by file name."""
-    convert = _vl_convert()
+    convert = needed(*VEGA)
     style = {"config": {**vega.config(vega.LIGHT, _places(run)), "background": "#ffffff"}, "allowed_base_urls": []}
     found: dict[str, bytes] = {}
     for figure in figures.figures(run):
@@ -103,19 +103,10 @@ def pictures(run: Any, form: str, only: str | None = None) -> dict[str, bytes]:
     return found
 
 
-def _vl_convert() -> Any:
-    """vl-convert, which draws the figures and brings the JavaScript that does so on the page."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise not_installed("vl-convert", "report") from None
-    return vl_convert
-
-
 @cache
 def library() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script; making it takes seconds, so it is kept in the user's cache."""
-    convert = _vl_convert()
+    convert = needed(*VEGA)
     place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "scaffpd"
     kept = place / f"vega-{convert.__version__}.js"
     with suppress(OSError, UnicodeDecodeError):
@@ -162,13 +153,10 @@ def page(run: ReportData, library: str) -> str:
 
 def _template() -> Any:
     """The page's template; values are escaped unless the template says otherwise."""
-    try:
-        from jinja2 import Environment, FunctionLoader, StrictUndefined
-    except ImportError:
-        raise not_installed("Jinja2", "report") from None
-    environment = Environment(
-        loader=FunctionLoader(packaged), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=StrictUndefined,
+    jinja2 = needed(*JINJA)
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(packaged), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     environment.filters |= {written.__name__: written for written in (count, measured, plain, plural, small)}
     return environment.get_template("page.html")
