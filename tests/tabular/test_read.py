@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from scaffpd.errors import InputError
 from scaffpd.tabular.formats import open_table
 from scaffpd.tabular.read import read_columns as columns_of
-from scaffpd.tabular.read import read_features as features_of
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -37,7 +36,9 @@ def read_columns(path, names, *more, separator=None, **others):
 
 
 def read_features(path, target):
-    return features_of(open_table(path), target)
+    names = [target, *(name for name in column_names(path) if name != target)]
+    (goal, *features), dropped = read_columns(path, names, (), {target: "target"})
+    return features, goal, dropped[target]
 
 
 def values(path, *names, **more):
@@ -168,7 +169,7 @@ def test_every_cell_means_what_python_says(tmp_path, rows):
             read_features(tmp_path / "h.csv", "y")
         return
     features, _, dropped = read_features(tmp_path / "h.csv", "y")
-    (x,) = features.columns
+    (x,) = features
     assert dropped == len(rows) - len(cells)
     if numbers is not None:
         np.testing.assert_array_equal(x.values, numbers)
@@ -236,5 +237,5 @@ def test_a_table_is_read_without_pandas_and_numbers_are_the_same(tmp_path, monke
     lines = "".join(f"{v!r},{k % 2}\n" for k, v in enumerate(x.tolist()))
     monkeypatch.setitem(sys.modules, "pandas", None)
     features, goal, dropped = read_features(write(tmp_path, "x,y\n" + lines + ",1\n5,\n"), "y")
-    np.testing.assert_array_equal(features.columns[0].values, [*x, np.nan])
+    np.testing.assert_array_equal(features[0].values, [*x, np.nan])
     assert (goal.values.tolist(), dropped) == ([k % 2 for k in range(2000)] + [1], 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +16,9 @@ from scaffpd.cli.screens import bullets, facts, plain_table, printable, say
 from scaffpd.cli.typer_ext import group, print_json
 from scaffpd.errors import InputError, several
 from scaffpd.system import write_file
+
+if TYPE_CHECKING:
+    from scaffpd.config.silo import SiloFile
 
 SiloToml = Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)]
 
@@ -78,6 +81,12 @@ required = false                  # true: take part with noise only
 """
 
 
+def _settings(file: Path) -> SiloFile:
+    from scaffpd.config.silo import SiloFile
+
+    return SiloFile.read(file)
+
+
 def init(
     out: Annotated[Path, typer.Option(help="The file to write; one that is there is left alone.")] = Path("silo.toml"),
 ) -> None:
@@ -92,21 +101,17 @@ def init(
     typer.echo(f"Written to {out}. Fill it in, then run: scaffpd silo check {out}")
 
 
-def check(
-    file: SiloToml,
-    as_json: AsJson = False,
-) -> None:
+def check(file: SiloToml, as_json: AsJson = False) -> None:
     """Read the data, show what was found, what would leave this site and what never does; nothing is sent.
 
     Examples:
         scaffpd silo check silo.toml
         scaffpd silo check silo.toml --json
     """
-    from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.silo.dataset import Dataset
     from scaffpd.deploy.silo.disclosure import site_overview
 
-    settings = SiloFile.read(file)
+    settings = _settings(file)
     data = Dataset.read(settings)
     found = site_overview(settings, data)
     if as_json:
@@ -116,18 +121,15 @@ def check(
     data.check(settings.limits)
 
 
-def key(
-    file: SiloToml,
-) -> None:
+def key(file: SiloToml) -> None:
     """Make this silo's key for secure sums, if it has none, and show the print by which others can pin it.
 
     Examples:
         scaffpd silo key silo.toml
     """
-    from scaffpd.config.silo import SiloFile
     from scaffpd.masking import Identity
 
-    settings = SiloFile.read(file)
+    settings = _settings(file)
     typer.echo(Identity.kept(settings.name, settings.secure.identity).card.fingerprint)
 
 
@@ -142,10 +144,9 @@ def audit(
         scaffpd silo audit silo.toml
         scaffpd silo audit silo.toml --json
     """
-    from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.silo import disclosure
 
-    found = disclosure.audit(SiloFile.read(file).limits.audit, noted)
+    found = disclosure.audit(_settings(file).limits.audit, noted)
     if as_json:
         print_json(found)
     else:
@@ -169,12 +170,11 @@ def consent(
     """
     from datetime import date
 
-    from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.silo.disclosure import requests
     from scaffpd.deploy.silo.guard import SHOWN
     from scaffpd.deploy.silo.records import decide
 
-    settings = SiloFile.read(file)
+    settings = _settings(file)
     wanted, known = grant or revoke, requests(settings)
     if (grant and revoke) or (until and not grant):
         raise InputError("Give --grant or --revoke, not both; --until goes with --grant.")
@@ -206,22 +206,16 @@ def _account() -> str:
         return f"user {os.getuid()}"
 
 
-def status(
-    file: SiloToml,
-    serve: Serve = None,
-    host: Host = "127.0.0.1",
-    as_json: AsJson = False,
-) -> None:
+def status(file: SiloToml, serve: Serve = None, host: Host = "127.0.0.1", as_json: AsJson = False) -> None:
     """Say whether this silo is being asked, by which run, and what it answered last; or serve that to Prometheus.
 
     Examples:
         scaffpd silo status silo.toml
         scaffpd silo status silo.toml --json
     """
-    from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.silo.disclosure import silo_status
 
-    settings = SiloFile.read(file)
+    settings = _settings(file)
     if serve is not None:
         serve_pages(silo_pages(settings), host, serve)
     elif as_json:
@@ -260,11 +254,10 @@ def predict(
         scaffpd silo predict silo.toml run/model.safetensors --out predictions.csv
     """
     from scaffpd.config.model_file import read_model
-    from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.silo import dataset
 
     x, setup = read_model(model)
-    found = dataset.predict(dataset.Dataset.read(SiloFile.read(file)), x, setup)
+    found = dataset.predict(dataset.Dataset.read(_settings(file)), x, setup)
     columns: dict[str, Any] = {"target": found.targets, "predicted": found.predicted, "probability": found.probability}
     write_predictions(out, columns | {"held out": found.held.tolist()})
 

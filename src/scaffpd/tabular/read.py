@@ -22,7 +22,6 @@ from scaffpd.tabular.columns import (
     CATEGORY,
     DATE,
     DataColumn,
-    FeatureTable,
     Mask,
     Matrix,
     categorical,
@@ -52,27 +51,6 @@ WEEK = ("1 Monday", "2 Tuesday", "3 Wednesday", "4 Thursday", "5 Friday", "6 Sat
 OF_DATE = re.compile(rf"(.+) \(({'|'.join(PARTS)})\)", re.DOTALL)
 
 
-def read_features(
-    table: OpenTable,
-    target: str,
-    columns: Sequence[str] | None = None,
-    categories: Sequence[str] = (),
-    decimal: str | None = None,
-) -> tuple[FeatureTable, DataColumn, int]:
-    """Return the features and the target of all rows that have a target, and how many have none.
-
-    Args:
-        table: what `open_table` returns.
-        target: the column to be predicted.
-        columns: the features; `None` for all other columns.
-        categories: columns of numbers that are names of categories.
-        decimal: the decimal mark in texts: point or comma; `None` finds it out.
-    """
-    names = list(columns) if columns is not None else [name for name in table.names if name != target]
-    (goal, *features), dropped = read_columns(table, [target, *names], categories, {target: "target"}, decimal)
-    return FeatureTable(len(goal.values), tuple(features)), goal, dropped[target]
-
-
 def read_columns(
     table: OpenTable,
     names: Sequence[str],
@@ -87,7 +65,7 @@ def read_columns(
         names: the columns to return, in this order; "day (weekday)" is made of the dates in "day".
         categories: columns of numbers that are names of categories.
         needed: columns without which a row is left out, and what they are, as in {"ill": "target"}.
-        decimal: see `read_features`.
+        decimal: the decimal mark in texts: point or comma; `None` finds it out.
     """
     sources = [_checked_source(table, name) for name in names]
     for name in categories:

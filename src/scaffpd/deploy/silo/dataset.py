@@ -17,7 +17,7 @@ from scaffpd.tabular.agree import PREPARED, VERSION
 from scaffpd.tabular.columns import DATE, FeatureTable, Mask, Matrix, column, read_npz, table
 from scaffpd.tabular.encode import ClientRows, Target, held_rows, target
 from scaffpd.tabular.formats import open_table
-from scaffpd.tabular.read import date_parts, read_features
+from scaffpd.tabular.read import date_parts, read_columns
 
 WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
 
@@ -44,15 +44,18 @@ class Dataset(ClientRows):
         if source.file.suffix.lower() == ".npz":
             X, y = read_npz(source.file, source.features, source.target)
             return _from_parts(file, [X], [y])
-        opened, categories = open_table(source.file), source.categories
-        features, goal, dropped = read_features(opened, source.target, source.columns, categories, source.decimal)
-        for one in features.columns:
+        opened, wanted = open_table(source.file), source.target
+        names = [name for name in opened.names if name != wanted] if source.columns is None else source.columns
+        needed = {wanted: "target"}
+        (goal, *columns), dropped = read_columns(opened, [wanted, *names], source.categories, needed, source.decimal)
+        for one in columns:
             if one.kind == DATE:
                 raise InputError(
                     f"{owner}'s column {one.name!r} {one.note}: leave it out of data.columns, or use "
                     f"{date_parts(one)[-1]!r} in its place."
                 )
-        return _split(file, features, target(owner, goal, source.task), dropped)
+        features = FeatureTable(len(goal.values), tuple(columns))
+        return _split(file, features, target(owner, goal, source.task), dropped[wanted])
 
     @property
     def rows(self) -> tuple[int, int]:
