@@ -34,11 +34,8 @@ def _values(run: ReportData) -> dict[str, dict[str, float]]:
 def _dots(run: ReportData) -> Figure:
     """Show the clients in the order of their gains; of their values where there is nothing to compare."""
     points, pairs, title = _points(run), _pairs(run), vega.value_axis(run)
-    first = (
-        run.gains(*run.pair)
-        if run.pair
-        else {s.client: -run.sign * (s.value or 0.0) for s in next(iter(run.scores.values()))}
-    )
+    only = next(iter(_values(run).values()))
+    first = run.gains(*run.pair) if run.pair else {client: -run.sign * value for client, value in only.items()}
     names = sorted(run.clients, key=lambda c: -first.get(c, 0.0))
     few = sorted({str(row["client"]) for row in points if row["few"]})
     y, x = named(names, labelExpr=DAGGER), vega.across("value", title, vega.LOOSE, grid=True)
