@@ -84,6 +84,6 @@ def timed(train: Train, problem: Images) -> tuple[float, list[float], Parameters
 
 
 def probed(train: Train, problem: Images, steps: int = 2) -> float:
-    """Seconds of a round of few steps, after one that warms up."""
-    few = replace(problem, clients=problem.clients[[0, 0]], rows=problem.rows[[0, 0], :, :steps])
+    """Seconds of a round of few clients and steps, after one that warms up."""
+    few = replace(problem, clients=problem.clients[[0, 0], :4], rows=problem.rows[[0, 0], :4, :steps])
     return timed(train, few)[1][1]

@@ -90,7 +90,7 @@ def serve(grid: Grid, context: Context) -> None:
 def simulate(clients: int, rounds: int, tick: images.Tick) -> Any:
     """The model after so many rounds."""
     found.update(rounds=rounds, tick=tick)
-    backend = {"init_args": {"num_cpus": cores}, "client_resources": {"num_cpus": 1}}
+    backend = {"init_args": {"num_cpus": cores, "include_dashboard": False}, "client_resources": {"num_cpus": 1}}
     try:
         with contextlib.redirect_stdout(sys.stderr):
             run_simulation(server_app, client_app, num_supernodes=clients, backend_config=backend)
