@@ -26,9 +26,9 @@ def bench(monkeypatch):
     networks = sys.modules["networks"]
 
     random = np.random.default_rng(0)
-    part = SimpleNamespace(x=random.integers(0, 256, (640, 32, 32, 3), dtype=np.uint8), y=random.integers(0, 10, 640))
+    part = SimpleNamespace(x=random.integers(0, 256, (800, 32, 32, 3), dtype=np.uint8), y=random.integers(0, 10, 800))
     monkeypatch.setattr(networks, "everything", lambda: SimpleNamespace(train=part, test=part))
-    monkeypatch.setattr(networks, "EACH", 32)
+    monkeypatch.setattr(networks, "EACH", 40)
     yield network_simulators
     for name in SCRIPTS:
         sys.modules.pop(name, None)
@@ -56,7 +56,7 @@ def test_ours_and_the_loop_do_the_same_work(bench, network, rounds, tmp_path):
     bench.problem(network, here, rounds).save(tmp_path / "problem.npz")
     given = images.load(str(tmp_path / "problem.npz"))
     assert given.rows.shape == (rounds, 2, 2, 32)
-    assert given.X.shape == (20, 32, 3, 32, 32)
+    assert given.X.shape == (20, 40, 3, 32, 32)
     models = trained(network, given, lambda: ticks.append(len(ticks)))
     assert len(ticks) == 2 * (1 + rounds)  # by two of them, before the first round and after each
     ours, loop = (bench.vector(here, models[name]) for name in ("scaffpd", "loop"))
