@@ -316,16 +316,16 @@ def split_hospitals(seed=0):
 
 def test_nothing_is_learnt_from_held_out_rows():
     train, test = split_hospitals()
-    expected, _ = prepare(train, test)
+    expected = prepare(train, test).train
     changed = [(raw * 100 + 7, y) for raw, y in test]
-    found, _ = prepare(train, changed)
+    found = prepare(train, changed).train
     assert all(np.array_equal(a, b) for (a, _), (b, _) in zip(expected, found, strict=True))
 
 
 def test_a_test_row_is_prepared_alone():
     train, test = split_hospitals()
-    _, whole = prepare(train, test)
-    _, single = prepare(train, [(raw[:1], y[:1]) for raw, y in test])
+    whole = prepare(train, test).test
+    single = prepare(train, [(raw[:1], y[:1]) for raw, y in test]).test
     assert all(np.array_equal(a[:1], b) for (a, _), (b, _) in zip(whole, single, strict=True))
 
 

@@ -13,8 +13,9 @@ that splits share (Nadeau and Bengio 2003): sd·√(1/K + n₂/n₁) with n₂ r
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -49,6 +50,7 @@ from scaffpd.training import train as run
 Array = NDArray[np.float64]
 MODELS = CONSTANT, ALONE, AVERAGE, FAIR, PERSONAL = "constant", "alone", "average", "fair", "personal"
 PATH = (math.inf, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)  # κ of personal models, in units of the features' mean square
+WHOM = {"mean": every, "worst_20": worst_fifth}
 CALLED = {AVERAGE: "one average model", FAIR: "one fair model", PERSONAL: "personal, fair models", ALONE: "alone"}
 
 
@@ -193,53 +195,34 @@ class Joining:
 
     def table(self) -> list[dict[str, Any]]:
         """A row for every client and model: loss, accuracy or error, gains over alone and over the average."""
-        found = {
-            (model, over): self.gains(model, over)
-            for model in self.models
-            for over in (ALONE, AVERAGE)
-            if model != over
-        }
         rows = []
-        for i, name in enumerate(self.names):
-            for k, model in enumerate(self.models):
-                row: dict[str, Any] = {
-                    "client": name, "model": model, "train_rows": self.rows[i][0], "test_rows": self.rows[i][1],
-                    "loss": float(self.loss[k, i]), self.measure: float(self.score[k, i]),
-                }  # fmt: skip
-                for over in (ALONE, AVERAGE):
-                    gain = found[model, over][i] if (model, over) in found else None
-                    for part in ("value", "low", "high"):
-                        value = math.nan if gain is None else getattr(gain, part)
-                        row[f"gain_over_{over}{'' if part == 'value' else f'_{part}'}"] = _cell(value)
-                row["pays"] = found[model, ALONE][i].pays if (model, ALONE) in found else ""
-                for over in (ALONE, AVERAGE):
-                    row |= self._changed(i, model, over)
-                rows.append(row)
+        for (i, name), (k, model) in itertools.product(enumerate(self.names), enumerate(self.models)):
+            one = np.eye(len(self.names))[i]
+            against = [over for over in (ALONE, AVERAGE) if over != model]
+            gains = {over: self.gain(model, over, lambda _, one=one: one) for over in against}  # type: ignore[misc]
+            row: dict[str, Any] = {
+                "client": name, "model": model, "train_rows": self.rows[i][0], "test_rows": self.rows[i][1],
+                "loss": float(self.loss[k, i]), self.measure: float(self.score[k, i]),
+            }  # fmt: skip
+            for over in (ALONE, AVERAGE):
+                row |= _cells(f"gain_over_{over}", gains.get(over))
+            row["pays"] = gains[ALONE].pays if ALONE in gains else ""
+            for over in (ALONE, AVERAGE):
+                change = self.change(model, over, lambda _, one=one: one).ends if over in gains else None  # type: ignore[misc]
+                row |= _cells(f"{self.measure}_gain_over_{over}", change)
+            rows.append(row)
         return rows
-
-    def _changed(self, i: int, model: str, over: str) -> dict[str, Any]:
-        """Cells of one client's gain in accuracy or error."""
-        name, one = f"{self.measure}_gain_over_{over}", np.eye(len(self.names))[i]
-        if model == over:
-            return dict.fromkeys((name, f"{name}_low", f"{name}_high"), "")
-        mean, half, _ = self.change(model, over, lambda _: one)
-        return {name: mean, f"{name}_low": _cell(mean - half), f"{name}_high": _cell(mean + half)}
 
     def summary(self) -> dict[str, Any]:
         """What a run's summary says of it."""
         overall = []
         for k, model in enumerate(self.models):
-            over = {
-                f"{which}_over_{other}": [_cell(v, None) for v in self.gain(model, other, of)]
-                for which, of in (("mean", every), ("worst_20", worst_fifth))
-                for other in (ALONE, AVERAGE)
-                if model != other
-            }
-            for which, of in (("mean", every), ("worst_20", worst_fifth)):
-                for other in (other for other in (ALONE, AVERAGE) if other != model):
-                    moved, half, _ = self.change(model, other, of)
-                    ends = [_cell(value, None) for value in (moved, moved - half, moved + half)]
-                    over[f"{which}_{self.measure}_gain_over_{other}"] = ends
+            over: dict[str, Any] = {}
+            for (which, of), other in itertools.product(WHOM.items(), (ALONE, AVERAGE)):
+                if other != model:
+                    over[f"{which}_over_{other}"] = _finite(self.gain(model, other, of), None)
+                    change = self.change(model, other, of).ends
+                    over[f"{which}_{self.measure}_gain_over_{other}"] = _finite(change, None)
             mean, worst = (float(of(self.loss[k]) @ self.loss[k]) for of in (every, worst_fifth))
             overall.append(
                 {"model": model, "mean_loss": mean, "worst_20_loss": worst, "clearly_lose": self.losers(model), **over}
@@ -262,8 +245,13 @@ class Joining:
         return " ".join(filter(None, (self.sentence, self.details)))
 
 
-def _cell(value: float, nothing: Any = "") -> Any:
-    return value if math.isfinite(value) else nothing
+def _finite(values: Iterable[float], nothing: Any) -> list[Any]:
+    return [value if math.isfinite(value) else nothing for value in values]
+
+
+def _cells(name: str, found: Sequence[float] | None) -> dict[str, Any]:
+    """A value and the ends of its interval; empty cells where there is none."""
+    return dict(zip((name, f"{name}_low", f"{name}_high"), _finite(found or [math.nan] * 3, ""), strict=True))
 
 
 def joining(

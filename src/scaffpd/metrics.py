@@ -132,6 +132,11 @@ class PairedDifference(NamedTuple):
     base: float
 
     @property
+    def ends(self) -> tuple[float, float, float]:
+        """The difference, and the ends of its interval."""
+        return self.mean, self.mean - self.half, self.mean + self.half
+
+    @property
     def clear(self) -> bool:
         """Whether the interval is clear of zero."""
         return abs(self.mean) > self.half
@@ -140,7 +145,7 @@ class PairedDifference(NamedTuple):
         """Such as "1.2 points above alone (95 % interval 0.4 to 2.0)" of an accuracy; an error is above or below."""
         scale, unit = (100.0, " points") if measure == "accuracy" else (1.0, "")
         sign = 1 if measure == "accuracy" else -1  # a gain: more accuracy, less error
-        low, high = sorted(sign * scale * v for v in (self.mean - self.half, self.mean + self.half))
+        low, high = sorted(sign * scale * v for v in self.ends[1:])
         digits = 1 if measure == "accuracy" else max(0, 2 - math.floor(math.log10(max(self.base, 1e-300))))
         ends = f"95 % interval {low:+.{digits}f} to {high:+.{digits}f}".replace("-", "−")
         if not math.isfinite(self.half):

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from scaffpd.data.folder import Files, data_folder
 from scaffpd.data.partition import Indices, dirichlet, natural
-from scaffpd.data.silos import Client, Labels, Matrix, Silos, checked_fraction, generator, held_out, standardiser
+from scaffpd.data.silos import Client, Labels, Matrix, Silos, checked_fraction, generator, held_out, standardised
 from scaffpd.errors import InputError, count, not_installed, real, unknown
 
 Regression = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -111,10 +111,9 @@ def _silos(
     out = [held_out(y[rows], fraction, random) for rows in parts]
     train = [rows[~gone] for rows, gone in zip(parts, out, strict=True)]
     test = [rows[gone] for rows, gone in zip(parts, out, strict=True)]
-    mean, deviation = standardiser([X[rows] for rows in train])
-    scaled = (X - mean) / deviation * factor
-    split = [[(scaled[rows], y[rows]) for rows in part] for part in (train, test if fraction else [])]
-    return Silos(names, split[0], split[1], features)
+    return standardised(
+        names, [[(X[r], y[r]) for r in rows] for rows in ([train, test] if fraction else [train])], features, factor
+    )
 
 
 def synthetic(
@@ -209,7 +208,8 @@ def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
         rows = np.flatnonzero((stations == name) & early)
         train.append(np.sort(random.permutation(rows)[:few]) if k in chosen else rows)
         test.append(np.flatnonzero((stations == name) & ~early))
-    return _standardised(names, [[(X[r], y[r]) for r in part] for part in (train, test)], (*WEATHER, *MADE))
+    parts = [[(X[r], y[r]) for r in part] for part in (train, test)]
+    return standardised(names, parts, (*WEATHER, *MADE), centred=True)
 
 
 def _daily() -> tuple[Any, Any, Matrix, Matrix]:
@@ -251,8 +251,8 @@ def school(test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[
     file = data_folder(folder, "school") / "school.mat"
     content = Files.between(file.parents[1], file.parent).read(file)
     try:
-        cells = loadmat(io.BytesIO(content))
-        pairs = [(np.asarray(X, float), np.ravel(y).astype(float)) for X, y in zip(*_cells(cells), strict=True)]
+        cells = [loadmat(io.BytesIO(content))[name].ravel() for name in ("X", "Y")]
+        pairs = [(np.asarray(X, float), np.ravel(y).astype(float)) for X, y in zip(*cells, strict=True)]
     except (KeyError, ValueError, TypeError, NotImplementedError):
         raise InputError(f"{str(file)!r} is damaged or no school.mat with a cell of X and Y per school.") from None
     varies = np.ptp(np.concatenate([X for X, _ in pairs]), axis=0) > 0
@@ -265,19 +265,7 @@ def school(test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[
     scale = float(np.concatenate([y for _, y in parts[0]]).std())
     parts = [[(X, y / scale) for X, y in part] for part in (parts if fraction else parts[:1])]
     names = tuple(f"school {k}" for k in range(1, len(pairs) + 1))
-    return _standardised(names, parts, tuple(f"column {k}" for k in np.flatnonzero(varies) + 1))
-
-
-def _cells(file: dict[str, Any]) -> tuple[Any, Any]:
-    return file["X"].ravel(), file["Y"].ravel()
-
-
-def _standardised(names: tuple[str, ...], parts: Sequence[Sequence[Client]], features: tuple[str, ...]) -> Silos:
-    """Scale columns by the training rows of all silos, and subtract the target's mean over them."""
-    mean, deviation = standardiser([X for X, _ in parts[0]])
-    centre = float(np.concatenate([y for _, y in parts[0]]).mean())
-    scaled = [[((X - mean) / deviation, y - centre) for X, y in part] for part in parts]
-    return Silos(names, scaled[0], scaled[1] if len(scaled) > 1 else [], features)
+    return standardised(names, parts, tuple(f"column {k}" for k in np.flatnonzero(varies) + 1), centred=True)
 
 
 NUMBERS = ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
@@ -304,9 +292,7 @@ def adult(by: str = "occupation", folder: str | os.PathLike[str] | None = None) 
     levels = {c: sorted({row[c] for row in train}) for c in CATEGORIES if c != by}
     features = (*NUMBERS, *(f"{c}={level}" for c, values in levels.items() for level in values))
     parts = [[_client(rows, by, name, levels) for name in names] for rows in (train, test)]
-    mean, deviation = standardiser([X for X, _ in parts[0]])
-    scaled = [[((X - mean) / deviation, y) for X, y in part] for part in parts]
-    return Silos(names, scaled[0], scaled[1], features)
+    return standardised(names, parts, features)
 
 
 def clients(groups: Sequence[str]) -> tuple[str, ...]:

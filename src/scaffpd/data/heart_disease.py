@@ -21,7 +21,7 @@ from importlib import resources
 
 import numpy as np
 
-from scaffpd.data.silos import Client, Labels, Matrix, Silos, checked_fraction, generator, held_out, standardiser
+from scaffpd.data.silos import Client, Matrix, Silos, checked_fraction, generator, held_out, standardised
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 COLUMNS = (
@@ -46,11 +46,10 @@ def heart_disease(test_fraction: float = 0.3, seed: int = 0) -> Silos:
     random = generator("heart_disease", seed)
     hospitals = [read(name) for name in HOSPITALS]
     out = [held_out(y, fraction, random) for _, y in hospitals]
-    train, test = prepare(
+    return prepare(
         [(raw[~gone], y[~gone]) for (raw, y), gone in zip(hospitals, out, strict=True)],
-        [(raw[gone], y[gone]) for (raw, y), gone in zip(hospitals, out, strict=True)],
+        [(raw[gone], y[gone]) for (raw, y), gone in zip(hospitals, out, strict=True)] if fraction else None,
     )
-    return Silos(HOSPITALS, train, test if fraction else [], encoded_names())
 
 
 def read(hospital: str) -> Client:
@@ -65,19 +64,11 @@ def read(hospital: str) -> Client:
     return raw, labels
 
 
-def prepare(train: Sequence[Client], test: Sequence[Client]) -> tuple[list[Client], list[Client]]:
+def prepare(train: Sequence[Client], test: Sequence[Client] | None = None) -> Silos:
     """Fill, encode and standardise raw rows; everything that is learnt is learnt from `train`."""
-    fills = fill_values([raw for raw, _ in train])
-    encoded = [encode(raw, fill) for (raw, _), fill in zip(train, fills, strict=True)]
-    mean, deviation = standardiser(encoded)
-
-    def finished(X: Matrix, y: Labels) -> Client:
-        return (X - mean) / deviation, y
-
-    return (
-        [finished(X, y) for X, (_, y) in zip(encoded, train, strict=True)],
-        [finished(encode(raw, fill), y) for (raw, y), fill in zip(test, fills, strict=True)],
-    )
+    fills, parts = fill_values([raw for raw, _ in train]), [train] if test is None else [train, test]
+    encoded = [[(encode(raw, fill), y) for (raw, y), fill in zip(part, fills, strict=True)] for part in parts]
+    return standardised(HOSPITALS[: len(train)], encoded, encoded_names())
 
 
 def fill_values(train: Sequence[Matrix]) -> list[Matrix]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -167,7 +167,15 @@ def dirichlet(
         raise InputError(f"dirichlet cannot give {clients} clients {minimum} samples each out of {len(labels)}.")
     members = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     sizes = np.array([len(rows) for rows in members])
-    cuts = _cuts(sizes, clients, alpha, minimum, random, _with_room if balanced else _as_drawn)
+    for _ in range(_DRAWS):
+        cuts = _cuts(random.dirichlet(np.full(clients, alpha), size=len(sizes)), sizes, alpha, random, bool(balanced))
+        if np.diff(cuts, axis=1, prepend=0, append=sizes[:, None]).sum(0).min() >= minimum:
+            break
+    else:
+        raise InputError(
+            f"dirichlet found no partition in {_DRAWS} draws that gives each of {clients} clients {minimum} "
+            f"samples with alpha={alpha:g}; raise alpha, or lower clients or minimum."
+        )
     pieces = [np.split(rows, cut) for rows, cut in zip(members, cuts, strict=True)]
     return [np.sort(np.concatenate([piece[i] for piece in pieces])) for i in range(clients)]
 
@@ -198,35 +206,15 @@ def shards(y: ArrayLike, clients: int, shards_per_client: int = 2, seed: int = 0
     return [np.sort(np.concatenate([cut[k] for k in own])) for own in dealt]
 
 
-Deal = Callable[[NDArray[np.float64], NDArray[np.int64], float, np.random.Generator], NDArray[np.int64]]
-
-
 def _cuts(
-    sizes: NDArray[np.int64], clients: int, alpha: float, minimum: int, random: np.random.Generator, deal: Deal
+    shares: NDArray[np.float64], sizes: NDArray[np.int64], alpha: float, random: np.random.Generator, balanced: bool
 ) -> NDArray[np.int64]:
-    """Per label, where to cut its samples; redrawn until every client has `minimum` of them."""
-    for _ in range(_DRAWS):
-        cuts = deal(random.dirichlet(np.full(clients, alpha), size=len(sizes)), sizes, alpha, random)
-        owned = np.diff(cuts, axis=1, prepend=0, append=sizes[:, None]).sum(0)
-        if owned.min() >= minimum:
-            return cuts
-    raise InputError(
-        f"dirichlet found no partition in {_DRAWS} draws that gives each of {clients} clients {minimum} "
-        f"samples with alpha={alpha:g}; raise alpha, or lower clients or minimum."
-    )
+    """Per label, where to cut its samples: at the cumulative shares.
 
-
-def _as_drawn(
-    shares: NDArray[np.float64], sizes: NDArray[np.int64], alpha: float, random: np.random.Generator
-) -> NDArray[np.int64]:
-    """Cuts at the cumulative shares."""
-    return np.rint(np.cumsum(shares, axis=1)[:, :-1] * sizes[:, None]).astype(np.int64)
-
-
-def _with_room(
-    shares: NDArray[np.float64], sizes: NDArray[np.int64], alpha: float, random: np.random.Generator
-) -> NDArray[np.int64]:
-    """The same, label after label, with shares only for clients that have fewer than n/N samples so far."""
+    If `balanced`, label after label, with shares only for clients that have fewer than n/N samples so far.
+    """
+    if not balanced:
+        return np.rint(np.cumsum(shares, axis=1)[:, :-1] * sizes[:, None]).astype(np.int64)
     labels, clients = shares.shape
     cuts, owned = np.empty((labels, clients - 1), dtype=np.int64), np.zeros(clients, dtype=np.int64)
     for k, (drawn, size) in enumerate(zip(shares, sizes, strict=True)):

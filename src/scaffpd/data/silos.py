@@ -57,6 +57,20 @@ class Silos:
         return 1 + max(int(y.max()) for _, y in [*self.train, *self.test] if len(y))
 
 
+def standardised(
+    names: tuple[str, ...], parts: Sequence[Sequence[Client]], features: tuple[str, ...], factor: float = 1.0,
+    centred: bool = False,
+) -> Silos:  # fmt: skip
+    """Scale columns by the training rows of all silos; if `centred`, subtract the target's mean over them.
+
+    `parts` are training and held-out rows, or training rows alone.
+    """
+    mean, deviation = standardiser([X for X, _ in parts[0]])
+    centre = float(np.concatenate([y for _, y in parts[0]]).mean()) if centred else 0
+    scaled = [[((X - mean) / deviation * factor, y - centre) for X, y in part] for part in parts]
+    return Silos(names, scaled[0], scaled[1] if len(scaled) > 1 else [], features)
+
+
 def held_out(y: Labels, fraction: float, random: np.random.Generator) -> NDArray[np.bool_]:
     """Which rows of one client to hold out: round(fraction · count) of every label, and at least one row."""
     chosen = np.zeros(len(y), dtype=bool)

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation import Restriction
 from scaffpd.models.glm import LinearPoint
 from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
 from scaffpd.models.losses import Loss, Squared
@@ -127,10 +126,6 @@ class PersonalPoint(LinearPoint):
         self.l2, self.X = anchor.l2, x.view(*x.shape[:-1], -1, outputs)
         self.tie = anchor if fine is None else anchor.fine
 
-    def bend(self, T: Tensor) -> Tensor:
-        """m_i S_i T_i for T (M, k, c)."""
-        raise NotImplementedError
-
     def shrunk(self) -> Tensor:
         """A_i D_i x: what the shrunken shared model predicts."""
         if self.fine is not None:
@@ -172,12 +167,10 @@ class PersonalPoint(LinearPoint):
         pull = self.anchor.ridges[:, 0] * (self.x @ V) if flat is None else (flat * self.x) @ V
         return self.rows.layout.segment_sum(slope) + pull
 
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
-        """Σ_i w_i VᵀH_iV = Σ_i w_i T_iᵀS_iT_i + Vᵀ(Σ w_i ridges)V, and the slopes, from one product T = A D V."""
-        T = self._along(V)
-        inner = T.flatten(0, 1).mT @ (self._weighted(weights)[..., None] * self.bend(T)).flatten(0, 1)
+    def _ridged(self, weights: Tensor, V: Tensor) -> Tensor:
+        """Vᵀ(Σ w_i ridges)V, as Σ_i w_i VᵀH_iV = Σ_i w_i T_iᵀS_iT_i + Vᵀ(Σ w_i ridges)V with T = A D V."""
         ridge = self._ridge(weights).expand(*self.X.shape).flatten()
-        return Restriction(self._slopes(V, T), inner + V.mT @ (ridge[:, None] * V), self.norms(1 / metric))
+        return V.mT @ (ridge[:, None] * V)
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Every client's VᵀH_iV = T_iᵀS_iT_i + Vᵀ(ridges)V, (N, k, k)."""

@@ -109,9 +109,16 @@ class LinearPoint:
         """Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + l2 (Σ w) VᵀV, and the slopes, from one product T = A V."""
         T = self._along(V)
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None, None]
-        inner = T.flatten(0, 1).mT @ (scale * self.loss.bend(self.z, self.rows.y, T)).flatten(0, 1)
-        curvature = inner + self.l2 * weights.sum() * (V.mT @ V)
-        return Restriction(self._slopes(V, T), curvature, self.norms(1 / metric))
+        inner = T.flatten(0, 1).mT @ (scale * self.bend(T)).flatten(0, 1)
+        return Restriction(self._slopes(V, T), inner + self._ridged(weights, V), self.norms(1 / metric))
+
+    def bend(self, T: Tensor) -> Tensor:
+        """∂²ℓ/∂z² T for T (M, k, c)."""
+        return self.loss.bend(self.z, self.rows.y, T)
+
+    def _ridged(self, weights: Tensor, V: Tensor) -> Tensor:
+        """What the regulariser adds to Σ_i w_i VᵀH_iV."""
+        return self.l2 * weights.sum() * (V.mT @ V)
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Every client's VᵀH_iV = Σ_j T_jᵀ ℓ''_j T_j / m_i + l2 VᵀV, (N, k, k), T = A V block by block."""

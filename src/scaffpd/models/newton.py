@@ -18,7 +18,7 @@ from scaffpd.models.glm import steepness
 from scaffpd.models.layout import PaddedBlock, StackedSamples, product
 from scaffpd.models.losses import Loss, Squared
 from scaffpd.models.numerics import SAFE, gamma, norm_above, parallel_map
-from scaffpd.models.quadratic import Compressed
+from scaffpd.models.quadratic import Compressed, regularised
 
 DENSE = 300  # unknowns up to which a client's Newton step is by Cholesky; beyond that by conjugate gradients
 TOGETHER = 2**24  # numbers in the matrices of clients that are solved for together
@@ -47,25 +47,13 @@ class Bowl:
         k, e = self.z.shape[2], e.expand(n, features, 1)
         if self.even and min(m, features) <= 4 * DENSE:
             R = self.A * (self.weight * self.loss.bends(self.z, self.y)[..., 0]).sqrt()[..., None]
-            return self._by_rows(R, e) if m < features else self._dense(R.mT @ R, e)
+            solve = regularised(R, e)
+            return lambda B: solve(B.flatten(2)).view(B.shape)
         if features * k <= DENSE:
-            return self._dense(self._matrix(), e.expand(n, features, k).reshape(n, features * k, 1))
+            H = self._matrix() + torch.diag_embed(e.expand(n, features, k).reshape(n, -1))
+            L = torch.linalg.cholesky_ex(H)[0]
+            return lambda B: torch.cholesky_solve(B.reshape(*H.shape[:2], -1), L).view(B.shape)
         return lambda B: self._conjugate(e[..., None], B, goal)
-
-    def _dense(self, H: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
-        L = torch.linalg.cholesky_ex(H + torch.diag_embed(e[..., 0]))[0]  # where x is beyond all bounds, so is this
-        return lambda B: torch.cholesky_solve(B.reshape(*H.shape[:2], -1), L).view(B.shape)
-
-    def _by_rows(self, R: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
-        """(RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹."""
-        inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT
-        L = torch.linalg.cholesky_ex(inside)[0]
-
-        def solve(B: Tensor) -> Tensor:
-            b = B.flatten(2) / e
-            return (b - R.mT @ torch.cholesky_solve(R @ b, L) / e).view(B.shape)
-
-        return solve
 
     def _matrix(self) -> Tensor:
         """AᵀWA as (n, features·k, features·k), output by output."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError, positive, unknown
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.models.envelope import (
     Anchor,
     PersonalPoint,
@@ -34,7 +34,7 @@ from scaffpd.models.envelope import (
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.linear import Linear
-from scaffpd.models.local_steps import LocalModel, pace, stepping
+from scaffpd.models.local_steps import LocalModel, pace
 from scaffpd.models.module import Module
 from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.newton import Bowl, NewtonPoint, portions
@@ -49,7 +49,7 @@ from scaffpd.models.oracle import (
     read_labels,
     shift,
 )
-from scaffpd.models.quadratic import Gain, LastPlan, Profile, QuadraticDisplacements, QuadraticOracle
+from scaffpd.models.quadratic import Gain, Profile, QuadraticOracle, RotatedSteps
 from scaffpd.models.wide import SpectralFunction, WideOracle
 
 Columns = str | int | Sequence[str | int] | None
@@ -225,7 +225,7 @@ class Envelopes:
         """f_i(u_i) and accuracy of u_i, the client's own model."""
         return own_scores(self.inner, self.own(x))
 
-    def _rates(self, plan: LocalPlan) -> Tensor:
+    def rates(self, plan: LocalPlan) -> Tensor:
         """η_i; 0 where the loss is flat."""
         if plan.rate is not None:
             return torch.full_like(self.anchor.gamma, plan.rate)
@@ -265,7 +265,7 @@ class PersonalOracle(Envelopes):
         self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
         """J local steps of every client, each with the gradient at its own point; v goes on from step to step."""
-        each, rates = x.new_zeros(len(self.names), len(x)), self._rates(plan)[:, None]
+        each, rates = x.new_zeros(len(self.names), len(x)), self.rates(plan)[:, None]
         pull, v = each + shift(at, correction), None
         draws, b = Draws(plan.key, streams(self.names, x.device)), plan.batch_size
         for t in range(plan.steps):
@@ -295,14 +295,10 @@ class PersonalOracle(Envelopes):
         return StackedDisplacements(out.flatten(1))
 
 
-class RotatedOracle(PersonalOracle):
+class RotatedOracle(RotatedSteps, PersonalOracle):
     """Squared loss, all columns: every answer and all full-gradient local steps in closed form."""
 
     targets: RotatedTargets | None = None
-
-    def __init__(self, inner: LinearOracle, anchor: Anchor) -> None:
-        super().__init__(inner, anchor)
-        self._functions: LastPlan[Any] = LastPlan()
 
     def rotated(self) -> RotatedTargets:
         """Every client's rows in its own basis, made at first use."""
@@ -319,17 +315,9 @@ class RotatedOracle(PersonalOracle):
     def _point(self, x: Tensor, start: Tensor | None = None) -> PersonalPoint:
         return RotatedPoint(self.rotated(), self.anchor, x)
 
-    def local_updates(
-        self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
-    ) -> Displacements:
-        """ϕ(∇²F_i) applied to the first corrected gradient."""
-        if plan.batch_size is not None:
-            return super().local_updates(x, at, correction, plan)
-        rates, here = self._rates(plan), self.evaluate(x)
-        phi = self._functions.of(plan, lambda: self._function(lambda h, i: stepping(rates, plan)(h + plan.prox, i)))
-        if isinstance(at, PersonalPoint) and at.rows is here.rows and same_point(at.x, x):
-            return self._common(phi, 0 * x if correction is None else correction)
-        return self._general(phi, here.each() + shift(at, correction))
+    @property
+    def _whole(self) -> Any:
+        return self.rotated().data.rows
 
     def _enveloped(self, phi: Profile) -> Profile:
         """ϕ at hγ/(h + γ) in place of h."""
@@ -338,12 +326,6 @@ class RotatedOracle(PersonalOracle):
 
     def _function(self, phi: Profile) -> Any:
         return Gain(self.rotated().data, self.inner.l2, self._enveloped(phi))
-
-    def _common(self, phi: Any, c: Tensor) -> Displacements:
-        return QuadraticDisplacements(phi, c.view(-1, self.outputs))
-
-    def _general(self, phi: Any, first: Tensor) -> Displacements:
-        return StackedDisplacements(phi.each(first.view(len(first), -1, self.outputs)).flatten(1))
 
 
 class PersonalWideOracle(RotatedOracle):
@@ -361,11 +343,15 @@ class PersonalWideOracle(RotatedOracle):
     def _function(self, phi: Profile) -> Any:
         return SpectralFunction(self.inner.spectrum, self.inner.l2, self._enveloped(phi), self.inner.rough)
 
+    @property
+    def _whole(self) -> Any:
+        return self.inner.rows
+
     def _common(self, phi: Any, c: Tensor) -> Displacements:
-        return self.inner.common_steps(phi, c)
+        return self.inner._common(phi, c)
 
     def _general(self, phi: Any, first: Tensor) -> Displacements:
-        return self.inner.general_steps(first, phi)
+        return self.inner._general(phi, first)
 
     def proximal_steps(self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
         """By the spectrum for an even D, else as elsewhere, client by client."""
@@ -467,7 +453,7 @@ class PersonalModuleOracle(Envelopes):
         self, x: Tensor, at: NetworkPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
         """J local steps of every client, each after training of its own."""
-        each, rates = x.new_zeros(len(self.names), len(x)), self._rates(plan)[:, None]
+        each, rates = x.new_zeros(len(self.names), len(x)), self.rates(plan)[:, None]
         pull, draws = each + shift(at, correction), [Draws(plan.key, [name]) for name in self.names]
         for t in range(plan.steps):
             go = plan.makes(t, x) * rates

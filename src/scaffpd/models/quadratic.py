@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -194,7 +194,6 @@ class CompressedPoint(LinearPoint):
         return out
 
 
-Made = TypeVar("Made")
 Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner
 
 
@@ -250,18 +249,34 @@ class Gain:
         return out
 
 
-class LastPlan(Generic[Made]):
-    """What is made for a plan of local steps; for the last one it is remembered, because rounds are alike."""
+class ClosedSteps:
+    """Full-gradient local steps of all clients in closed form: ϕ_i(H_i) applied to the first corrected gradient.
 
-    def __init__(self) -> None:
-        self.last: tuple[LocalPlan, Made] | None = None
+    An oracle says how ϕ(H_i) is made of a profile ϕ (`_function`) and applied to one vector for all (`_common`) or to
+    one for each client (`_general`), and whose points it knows by their rows (`_whole`).
+    """
 
-    def of(self, plan: LocalPlan, make: Callable[[], Made]) -> Made:
-        """For this plan, whatever minibatches or snapshot it may name: full gradients have none."""
+    _last: tuple[LocalPlan, Any] | None = None  # ϕ_i of the last plan is remembered, because rounds are alike
+
+    def local_updates(self: Any, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> Any:
+        """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
+        if plan.batch_size is not None:
+            return super().local_updates(x, at, correction, plan)  # type: ignore[misc]
+        if self._knows(at, x):
+            return self._common(self._phi(plan), torch.zeros_like(x) if correction is None else correction)
+        return self._general(self._phi(plan), self.evaluate(x).each() + shift(at, correction))
+
+    def _knows(self: Any, at: Any, x: Tensor) -> bool:
+        """Whether clients have answered at x, with all of their rows."""
+        return isinstance(at, LinearPoint) and at.rows is self._whole and same_point(at.x, x)
+
+    def _phi(self: Any, plan: LocalPlan) -> Any:
+        """ϕ_i for a plan, whatever minibatches or snapshot it may name: full gradients have none."""
         plan = replace(plan, key=(), snapshot=None)
-        if self.last is None or self.last[0] != plan:
-            self.last = plan, make()
-        return self.last[1]
+        if self._last is None or self._last[0] != plan:
+            phi = stepping(self.rates(plan).flatten(), plan)
+            self._last = plan, self._function(lambda h, i: phi(h + plan.prox, i))
+        return self._last[1]
 
 
 class QuadraticDisplacements:
@@ -281,14 +296,22 @@ class QuadraticDisplacements:
         return self.gain.each(self.c.expand(len(self.gain.base), *self.c.shape)).flatten(1)
 
 
-class QuadraticOracle(LinearOracle):
+class RotatedSteps(ClosedSteps):
+    """The same from orthogonal rows."""
+
+    outputs: int
+
+    def _common(self, phi: Gain, c: Tensor) -> Displacements:
+        return QuadraticDisplacements(phi, c.view(-1, self.outputs))
+
+    def _general(self, phi: Gain, first: Tensor) -> Displacements:
+        return StackedDisplacements(phi.each(first.view(len(first), -1, self.outputs)).flatten(1))
+
+
+class QuadraticOracle(RotatedSteps, LinearOracle):
     """A `LinearOracle` whose full-gradient local steps are in closed form."""
 
     _part: tuple[QuadraticOracle, list[int]] | None = None  # of whom these are some clients
-
-    @cached_property
-    def _gains(self) -> LastPlan[Gain]:
-        return LastPlan()
 
     @property
     def most_rows(self) -> float:  # type: ignore[override]
@@ -361,48 +384,42 @@ class QuadraticOracle(LinearOracle):
     def local_updates(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
-        """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
-        if plan.batch_size is not None:
-            return super().local_updates(x, at, correction, plan)
-        known = isinstance(at, CompressedPoint) and at.data is self.compressed and same_point(at.x, x)
-        if known and correction is not None:
+        """In closed form; a single step needs no decomposition."""
+        if plan.batch_size is None and plan.steps == 1 and correction is not None and self._knows(at, x):
             c = correction.view(-1, self.outputs)
-            if plan.steps == 1:
-                return SpanDisplacements(self.compressed.rows, c, self.rates(plan).flatten(), None)
-            return QuadraticDisplacements(self._gain(plan), c)
-        gain = self._gain(plan)
-        first = self.evaluate(x).each() + shift(at, correction)
-        return StackedDisplacements(gain.each(first.view(len(first), -1, self.outputs)).flatten(1))
+            return SpanDisplacements(self.compressed.rows, c, self.rates(plan).flatten(), None)
+        steps: Displacements = super().local_updates(x, at, correction, plan)
+        return steps
 
-    def _gain(self, plan: LocalPlan) -> Gain:
-        """ϕ_i for a plan."""
+    @property
+    def _whole(self) -> StackedSamples:
+        return self.compressed.rows
 
-        def make() -> Gain:
-            phi = stepping(self.rates(plan).flatten(), plan)
-            return Gain(self.rotated, self.l2 + plan.prox, phi)
-
-        return self._gains.of(plan, make)
+    def _function(self, phi: Profile) -> Gain:
+        return Gain(self.rotated, self.l2, phi)
 
     def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
         """(H_i + βD)⁻¹c exactly: by Cholesky in the smaller of rows and features."""
         c = correction.view(-1, self.outputs)
-        e = self.l2 + plan.pull * plan.metric.view(-1, self.outputs)[:, 0]
+        e = self.l2 + plan.pull * plan.metric.view(-1, self.outputs)[None, :, :1]
         each = c.new_empty(len(self.names), *c.shape)
 
         def work(block: PaddedBlock) -> None:
             A, _ = at.rows.of(block)
             R = A * (2 * block.weight).sqrt()[..., None]
-            if R.shape[1] < R.shape[2]:
-                each[block.clients] = solved_by_rows(R, e, c)
-            else:
-                L = torch.linalg.cholesky(R.mT @ R + torch.diag(e))
-                each[block.clients] = torch.cholesky_solve(c.expand(len(R), *c.shape), L)
+            each[block.clients] = regularised(R, e)(c.expand(len(R), *c.shape))
 
         parallel_map(work, at.rows.blocks, c.device)
         return StackedDisplacements(each.flatten(1))
 
 
-def solved_by_rows(R: Tensor, e: Tensor, c: Tensor) -> Tensor:
-    """(R_iᵀR_i + diag(e))⁻¹c of n clients, (n, d, k), by Cholesky in the space of their few rows."""
-    inside, b = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e) @ R.mT, c / e[:, None]
-    return b - (R.mT @ torch.cholesky_solve(R @ b, torch.linalg.cholesky(inside))) / e[:, None]
+def regularised(R: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
+    """B ↦ (R_iᵀR_i + E_i)⁻¹B of n clients, (n, d, k), by Cholesky in the smaller of rows and features.
+
+    R is (n, m, d), e the diagonal of E, (n or 1, d, 1). (RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹.
+    """
+    if R.shape[1] >= R.shape[2]:  # where x is beyond all bounds, so is this: it does not raise
+        L = torch.linalg.cholesky_ex(R.mT @ R + torch.diag_embed(e[..., 0]))[0]
+        return lambda B: torch.cholesky_solve(B, L)
+    L = torch.linalg.cholesky_ex(torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT)[0]
+    return lambda B: (B - R.mT @ torch.cholesky_solve(R @ (B / e), L)) / e

@@ -24,14 +24,13 @@ from torch import Tensor
 
 from scaffpd.data.table import Selection
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, same_point
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import Ragged, StackedSamples
-from scaffpd.models.local_steps import stepping
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, GraphReplay, gamma, norm_above, skewness, tensor_cores, unexplained
-from scaffpd.models.oracle import Displacements, StackedDisplacements, dtype_name, shift
-from scaffpd.models.quadratic import LastPlan, Profile
+from scaffpd.models.oracle import Displacements, StackedDisplacements, dtype_name
+from scaffpd.models.quadratic import ClosedSteps, Profile
 from scaffpd.models.tables import StoredMatrix
 
 RECENT = 2
@@ -232,7 +231,7 @@ class WidePoint(LinearPoint):
         return torch.stack([A.squares(b).flatten() for A, b in zip(parts, bends, strict=True)]) + self.l2
 
 
-class WideOracle(LinearOracle):
+class WideOracle(ClosedSteps, LinearOracle):
     """N clients with a linear model, squared loss and features in a table; bound to the data at first use."""
 
     def __init__(
@@ -243,7 +242,6 @@ class WideOracle(LinearOracle):
         self.loss, self.l2, self.outputs, self.names = loss, l2, outputs, names
         self.dimension = features[0].shape[1] * outputs
         self.recent: list[tuple[WidePoint, int]] = []
-        self._functions: LastPlan[SpectralFunction] = LastPlan()
         self.answers, self.sums = GraphReplay(self._answers), GraphReplay(self._sums)
 
     def _answers(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -339,17 +337,20 @@ class WideOracle(LinearOracle):
     def local_updates(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
-        """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
-        if plan.batch_size is not None:
-            return super().local_updates(x, at, correction, plan)
-        phi = self._function(plan)
-        if isinstance(at, LinearPoint) and at.rows is self.rows and same_point(at.x, x):
-            return self.common_steps(phi, torch.zeros_like(x) if correction is None else correction)
-        if at is None:
-            return self._plain(self.samples(x), correction, phi)
-        return self.general_steps(self.samples(x).each() + shift(at, correction), phi)
+        """In closed form; plain steps (FedAvg's) without a second pass over the data."""
+        if at is None and plan.batch_size is None:
+            return self._plain(self.samples(x), correction, self._phi(plan))
+        steps: Displacements = super().local_updates(x, at, correction, plan)
+        return steps
 
-    def common_steps(self, phi: SpectralFunction, c: Tensor) -> Displacements:
+    @property
+    def _whole(self) -> StackedSamples:
+        return self.rows
+
+    def _function(self, phi: Profile) -> SpectralFunction:
+        return SpectralFunction(self.spectrum, self.l2, phi, self.rough)
+
+    def _common(self, phi: SpectralFunction, c: Tensor) -> Displacements:
         """ϕ_i(H_i) c for one c."""
         return CommonDisplacements(self._local, phi, c)
 
@@ -360,15 +361,6 @@ class WideOracle(LinearOracle):
             return self.rows
         return replace(self.rows, A=cast(Tensor, store(self.rows).roughly()))
 
-    def _function(self, plan: LocalPlan) -> SpectralFunction:
-        """ϕ_i for a plan."""
-
-        def make() -> SpectralFunction:
-            phi = stepping(self.rates(plan).flatten(), plan)
-            return SpectralFunction(self.spectrum, self.l2 + plan.prox, phi, self.rough)
-
-        return self._functions.of(plan, make)
-
     def _plain(self, here: WidePoint, c: Tensor | None, phi: SpectralFunction) -> Displacements:
         """Steps that begin with g_i = A_iᵀr/m + l2 x, plus a common c if there is one."""
         rho = self.rows.share[:, None] * here.residual
@@ -378,7 +370,7 @@ class WideOracle(LinearOracle):
             T, common = T + self._along(c), [*common, (phi.base, c)]
         return WideDisplacements(self.rows, phi.plain(rho, T), common)
 
-    def general_steps(self, first: Tensor, phi: SpectralFunction) -> Displacements:
+    def _general(self, phi: SpectralFunction, first: Tensor) -> Displacements:
         """Steps that begin with a vector of each client's own, (N, d)."""
         T = store(self.rows).each(first.view(len(first), -1, self.outputs), self.rows.layout.lengths)
         out = spread(self.rows, phi.inner(T))

@@ -214,10 +214,6 @@ class Average(Objective):
         """Whether λ = p up to `tolerance`."""
         return bool(np.max(np.abs(weights - self.weights(len(weights)))) <= tolerance)
 
-    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """The prior p: there is no other weight to choose."""
-        return self.weights(len(s)).copy()
-
     def _maximizer(self, losses: Vector) -> Vector:
         """The prior p."""
         return self.weights(len(losses)).copy()
@@ -229,9 +225,8 @@ class Average(Objective):
         return share_above(weights, self.weights(len(weights)))
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Zero: the step never moves."""
-        weights = self._prox(s, old, sigma)
-        return ProxStep(weights, np.zeros(len(weights)), np.empty((0, len(weights))))
+        """The prior p, which never moves: there is no other weight to choose."""
+        return ProxStep(self.weights(len(s)).copy(), np.zeros(len(s)), np.empty((0, len(s))))
 
     def separable(self, n: int) -> Separable:
         """No choice: low_i = high_i = p_i."""

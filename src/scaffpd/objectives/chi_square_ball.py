@@ -43,10 +43,6 @@ class ChiSquareBall(Objective):
         near = _distance(weights, self.weights(len(weights))) <= self.delta + tolerance
         return near and in_simplex(weights, tolerance)
 
-    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """λ_i = [s_i + l_i/σ_i − ν]₊/(1/σ_i + κ/p_i), with κ = 0 inside the ball."""
-        return self._project(s, old, sigma)[0]
-
     def _maximizer(self, losses: Vector) -> Vector:
         """λ_i = p_i [1 + t(L_i − ν)]₊ with the largest t that keeps λ in the ball."""
         return _farthest(losses, self.weights(len(losses)), self.delta)[0]
@@ -66,7 +62,10 @@ class ChiSquareBall(Objective):
         return max(float(np.sqrt(far)) * (1.0 + 4.0 * EPSILON) - 1.0, 0.0)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """d_i = 1/(1/σ_i + κ/p_i) on the clients with weight; on the sphere, its normal λ/p ties them as well."""
+        """λ_i = [s_i + l_i/σ_i − ν]₊/(1/σ_i + κ/p_i), with κ = 0 inside the ball.
+
+        d_i = 1/(1/σ_i + κ/p_i) on the clients with weight; on the sphere, its normal λ/p ties them as well.
+        """
         weights, kappa = self._project(s, old, sigma)
         p, (top, share) = self.weights(len(s)), relative(sigma, len(s))
         slope = np.where(weights > 0.0, top * (p * share / (p + kappa * share)), 0.0)

@@ -65,10 +65,6 @@ class Nash(Objective):
         """Whether every weight is positive; Λ is open, so there is no tolerance to give."""
         return bool(weights.min() > 0.0)
 
-    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """λ_i = (k_i + √(k_i² + 4σp_i))/2 with k = l − σ(b − s)."""
-        return self._solve(s, old, sigma)[0]
-
     def _maximizer(self, losses: Vector) -> Vector:
         """λ_i = p_i/(b_i − L_i); losses that are not below b are refused, because there is no maximum."""
         self.check(losses, range(len(losses)))
@@ -95,8 +91,13 @@ class Nash(Objective):
         return above(weights * b - p - p * ratio, sizes, 2 * roundings(len(p)) + 8)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """d_i = 1/(p_i/λ_i² + 1/σ) = σλ_i/√(k_i² + 4σp_i)."""
-        weights, root = self._solve(s, old, sigma)
+        """λ_i = (k_i + √(k_i² + 4σp_i))/2 with k = l − σ(b − s), and d_i = 1/(p_i/λ_i² + 1/σ) = σλ_i/√(k_i² + 4σp_i).
+
+        Where k < 0 the other form of the root avoids cancellation.
+        """
+        p, k = self.weights(len(s)), old + sigma * (s - self.levels(len(s)))
+        root = np.hypot(k, 2.0 * np.sqrt(sigma * p))
+        weights = np.where(k > 0.0, 0.5 * (k + root), 2.0 * sigma * p / (root + np.abs(k)))
         return ProxStep(weights, sigma * (weights / root), np.empty((0, len(weights))))
 
     def curvature(self, weights: ArrayLike) -> float:
@@ -124,10 +125,3 @@ class Nash(Objective):
                 f"Nash needs every loss below b, but client {names[worst]} has loss {losses[worst]:.6g} "
                 f"and b = {b[worst]:.6g}: raise b, or leave that client out."
             )
-
-    def _solve(self, s: Vector, old: Vector, sigma: float | Vector) -> tuple[Vector, Vector]:
-        """λ and √(k² + 4σp); where k < 0 the other form of the root avoids cancellation."""
-        p = self.weights(len(s))
-        k = old + sigma * (s - self.levels(len(s)))
-        root = np.hypot(k, 2.0 * np.sqrt(sigma * p))
-        return np.where(k > 0.0, 0.5 * (k + root), 2.0 * sigma * p / (root + np.abs(k))), root

@@ -56,10 +56,6 @@ class QFair(Objective):
         """Whether λ ≥ 0."""
         return bool(weights.min() >= -tolerance)
 
-    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """λ_i = p_i v_i with v_i^{1/q} + v_i p_i/σ = s_i + l_i/σ; zero where the right side is negative."""
-        return self._solve(s, old, sigma)[0]
-
     def _maximizer(self, losses: Vector) -> Vector:
         """λ_i = p_i [L_i]₊^q."""
         with np.errstate(over="ignore"):
@@ -88,11 +84,6 @@ class QFair(Objective):
             amplified = e * total(terms * (roundings(len(p)) + 2.0 + 2.0 * logarithm))
             return above(terms, more=roundings(len(p)) + 8) + EPSILON * amplified
 
-    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """d_i = 1/(ψ''(λ_i) + 1/σ), zero where λ_i = 0."""
-        weights, slope = self._solve(s, old, sigma)
-        return ProxStep(weights, slope, np.empty((0, len(weights))))
-
     def strong_convexity(self, n: int) -> float:
         """1/max_i p_i for q = 1, where ψ is quadratic; zero otherwise."""
         return float(1.0 / self.weights(n).max()) if self.q == 1.0 else 0.0
@@ -111,14 +102,14 @@ class QFair(Objective):
         raised = np.maximum(losses, 1e-3 * top) if top > 0.0 else np.ones(len(losses))
         return np.clip(self._maximizer(raised), TINY, HUGE)
 
-    def _solve(self, s: Vector, old: Vector, sigma: float | Vector) -> tuple[Vector, Vector]:
-        """λ and ∂λ/∂s of the proximal step.
+    def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
+        """λ_i = p_i v_i with v_i^{1/q} + v_i p_i/σ = s_i + l_i/σ; zero where the right side is negative.
 
-        With y = log v and t = s + l/σ the equation is log(e^{y/q} + e^{y + log(p/σ)}) = log t: convex
-        in y, with a slope between 1 and 1/q. Dropping one term leaves an error of at most log 2, so
-        Newton's method, which descends from the smaller of the two single-term solutions, needs a
-        handful of steps for any σ. Where the power is the smaller term, λ = l + σ(s − v^{1/q}) has all digits, while
-        e^y has lost those of y.
+        d_i = 1/(ψ''(λ_i) + 1/σ), zero where λ_i = 0. With y = log v and t = s + l/σ the equation is
+        log(e^{y/q} + e^{y + log(p/σ)}) = log t: convex in y, with a slope between 1 and 1/q. Dropping one term leaves
+        an error of at most log 2, so Newton's method, which descends from the smaller of the two single-term solutions,
+        needs a handful of steps for any σ. Where the power is the smaller term, λ = l + σ(s − v^{1/q}) has all digits,
+        while e^y has lost those of y.
         """
         p, q = self.weights(len(s)), self.q
         scaled = old + sigma * s  # σt
@@ -136,4 +127,5 @@ class QFair(Objective):
             if np.max(np.abs(step)) <= 1e-9:  # the convergence is quadratic
                 break
         weights = np.where(share < 0.5, scaled - sigma * np.exp(y / q), p * np.exp(y))
-        return np.where(served, weights, 0.0), np.where(served, p * np.exp(y - log_t) / slope, 0.0)
+        moved = np.where(served, p * np.exp(y - log_t) / slope, 0.0)
+        return ProxStep(np.where(served, weights, 0.0), moved, np.empty((0, len(weights))))
