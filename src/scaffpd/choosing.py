@@ -30,7 +30,7 @@ from scaffpd.errors import InputError, count, real, unknown
 from scaffpd.fairness_path import PARAMETERS, SYMBOLS, grid
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.questions import HeldOutLoss
-from scaffpd.folds import FOLDS, Folds, Trials, base_of, with_strengths
+from scaffpd.folds import FOLDS, Folds, base_of, with_strengths
 from scaffpd.metrics import every, worst_fifth
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.objectives import Average, Objective
@@ -233,10 +233,12 @@ def choose(
 
 
 def search(
-    trials: Trials, objective: Any, l2: Any, strength: Any, by: str, errors: float, rounds: int, tol: float | None,
+    trials: Any, objective: Any, l2: Any, strength: Any, by: str, errors: float, rounds: int, tol: float | None,
     seed: int, budget: int | None, fairly: bool = False,
 ) -> Choice:  # fmt: skip
     """Try points, all of a grid or as many as the budget allows, and choose one; arguments are those of `choose`.
+
+    `trials` are `Folds`, or silos that train and answer as these do.
 
     `fairly` is for whoever wants a fair objective anyway: the average is tried, not chosen, l2 and the strength of the
     objective are those of the best point, and the one standard error rule is left for κ.
@@ -275,7 +277,7 @@ def short(value: float) -> float:
 class _Search:
     """The points that have been tried."""
 
-    def __init__(self, trials: Trials, by: str, rounds: int, tol: float | None, seed: int, budget: int | None) -> None:
+    def __init__(self, trials: Any, by: str, rounds: int, tol: float | None, seed: int, budget: int | None) -> None:
         self.trials, self.by, self.rounds, self.tol, self.seed = trials, by, rounds, tol, seed
         self.left = math.inf if budget is None else float(budget)
         self.goals: list[Objective] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,30 +28,6 @@ FOLDS = 3
 TOL = 1e-4  # of the mean loss at x⁰: models that folds tell apart differ by much more
 RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # κ_i of a model alone
 Pair = tuple[Any, Any]
-
-
-class Trials(Protocol):
-    """Clients that train without one fold of their rows, and tell their loss on it."""
-
-    @property
-    def folds(self) -> int:
-        """K."""
-
-    @property
-    def model(self) -> Any:
-        """The model, whose l2 and κ are to be chosen."""
-
-    def scale(self) -> float:
-        """The features' mean square."""
-
-    def clients(self, fold: int, l2: float, kappa: float) -> Federation:
-        """The clients without a fold, which is what they hold out."""
-
-    def method(self, goal: Objective) -> Any:
-        """The algorithm that trains for an objective."""
-
-    def tolerance(self, clients: Federation, l2: float) -> float | None:
-        """The certified gap to train to; `None` where nothing can be proven."""
 
 
 def base_of(model: Any) -> Any:
@@ -76,7 +52,11 @@ def with_classes(model: Any, pairs: Sequence[Pair]) -> Any:
 
 @dataclass(frozen=True)
 class Folds:
-    """Clients in this process, and the rows that each of them leaves out in turn."""
+    """Clients in this process, and the rows that each of them leaves out in turn.
+
+    `search` of choosing.py needs `folds`, `model`, `scale`, `clients`, `method` and `tolerance`; silos elsewhere have
+    the same (`SiloTrials`).
+    """
 
     pairs: list[Pair]
     names: list[str]
@@ -117,11 +97,11 @@ class Folds:
         return float(squares / size) if 0 < squares < math.inf else 1.0
 
     def method(self, goal: Objective) -> Fair:
-        """The method for the problem at hand."""
+        """The algorithm that trains for an objective."""
         return Fair(goal)
 
     def tolerance(self, clients: Federation, l2: float) -> float | None:
-        """A small share of the loss at the start."""
+        """The certified gap to train to, a small share of the loss at the start; `None` where nothing can be proven."""
         if l2 == 0 or isinstance(base_of(self.model), Module):
             return None
         return TOL * float(clients.losses(clients.start()).mean())

@@ -311,8 +311,7 @@ class _TrainingRun:
             return Status.CONVERGED
         if tol is not None and np.isfinite(state.certificate) and tol < state.certificate <= 2 * state.floor:
             return Status.PRECISION
-        own = isinstance(self.algorithm, Algorithm)
-        if self.rejected >= PATIENCE or (own and self.algorithm.stalled(state)):
+        if self.rejected >= PATIENCE or self.algorithm.stalled(state):
             return Status.STALLED
         if state.rounds < rounds:
             return None
@@ -399,7 +398,7 @@ class _TrainingRun:
         message = status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
         if status is Status.STALLED and self._unmoved():
             message = f"{message} {UNMOVED}"
-        if status in (Status.ROUND_LIMIT, Status.STALLED) and isinstance(self.algorithm, Algorithm):
+        if status in (Status.ROUND_LIMIT, Status.STALLED):
             message = f"{message} {self.algorithm.advise(state, self.history['certificate'])}".strip()
         message = f"{message}{self.refusal} {self.algorithm.explain(state)}".strip()
         x = state.x.detach().cpu().numpy()
@@ -412,7 +411,7 @@ class _TrainingRun:
 
 
 def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, seed: Any, callbacks: Any) -> None:
-    if not _offers(algorithm, "init", "round", "resume", "uncertified"):
+    if not isinstance(algorithm, Algorithm):
         raise InputError(f"train needs an algorithm such as fair(ChiSquare(rho=0.1)), got {algorithm!r}.")
     if not isinstance(federation, Federation):
         raise InputError(f"train needs a federation such as Cohort(clients, model), got {type(federation).__name__}.")
@@ -437,10 +436,6 @@ def _rounds_between(algorithm: Algorithm, federation: Federation) -> int:
     each = federation.channel.work / clients
     step = min(each, (batch or math.inf) * federation.dimension) if math.isfinite(each) else 1.0
     return max(1, math.ceil(LOOKING * clients * (each if math.isfinite(each) else 1.0) / (asked * steps * step)))
-
-
-def _offers(value: Any, *names: str) -> bool:
-    return not isinstance(value, type) and all(hasattr(value, name) for name in names)
 
 
 def _start(federation: Federation, x0: Any) -> torch.Tensor | None:

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -146,20 +146,11 @@ PROBED = 2  # images on which the network is tried out
 NAMES = ("mean", "deviation", "first", "second", "largest")
 
 
-class ImageDataset(Protocol):
-    """Pictures for training and testing, uint8 (n, height, width, 3), as `train.x` and `test.x`."""
-
-    train: Any
-    test: Any
-    name: str
-    digest: str  # identifies the content
-
-
 class Extraction:
     """The computation of one table."""
 
     def __init__(
-        self, images: ImageDataset, backbone: Backbone, folder: Path | None, fields: dict[str, Any],
+        self, images: Any, backbone: Backbone, folder: Path | None, fields: dict[str, Any],
         memory: int | None, chunk: int | None,
     ) -> None:  # fmt: skip
         self.images, self.backbone, self.fields, self.device = images, backbone, fields, backbone.device

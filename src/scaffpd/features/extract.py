@@ -23,7 +23,7 @@ from scaffpd.data.silos import checked_seed
 from scaffpd.data.table import Table
 from scaffpd.errors import InputError, count, unknown
 from scaffpd.features.backbones import Backbone
-from scaffpd.features.compute import Extraction, ImageDataset
+from scaffpd.features.compute import Extraction
 from scaffpd.features.layers import PRECISIONS
 from scaffpd.features.store import finished, parse_memory
 from scaffpd.system import lock_folder, make_folder
@@ -33,8 +33,8 @@ DTYPES = ("float16", "float32")
 FORMAT = 1  # of what is stored; another number makes old caches unknown
 
 
-def pictures(images: Any) -> ImageDataset:
-    """Check that images are pictures; an array is taken for training images."""
+def pictures(images: Any) -> Any:
+    """Check that images have pictures as `train.x` and `test.x`; an array is taken for training images."""
     if isinstance(images, np.ndarray):
         sha = hashlib.sha256(f"{images.shape} {images.dtype}".encode())
         sha.update(np.ascontiguousarray(images).tobytes())
@@ -47,8 +47,7 @@ def pictures(images: Any) -> ImageDataset:
             raise InputError(f"Images need uint8 of shape (n, height, width, 3) for {part}, got {found}.")
     if len(images.train.x) == 0:
         raise InputError("Features need at least one training image: their mean and deviation are taken of those.")
-    checked: ImageDataset = images
-    return checked
+    return images
 
 
 def place(device: str | torch.device) -> torch.device:
@@ -64,7 +63,7 @@ def place(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def about(images: ImageDataset, backbone: Backbone, **chosen: Any) -> tuple[dict[str, Any], str]:
+def about(images: Any, backbone: Backbone, **chosen: Any) -> tuple[dict[str, Any], str]:
     """Return everything on which the values depend, and a hash of it."""
     if chosen["kind"] == "penultimate":
         chosen |= {"coordinates": None, "seed": 0}  # neither matters
