@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,8 +85,10 @@ def conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> CoordinateRule | 
     size = layer.weight.numel()
     if full_is_cheaper(len(numbers), size, x.shape[1] + y.shape[1] + 3 * columns, places, x.device):
         return CoordinateRule(_full_conv(layer, numbers, pointwise), size + columns * places)
-    rule = _pointwise(layer, numbers) if pointwise else _picked_conv(layer, numbers, x, y)
-    return CoordinateRule(rule, 3 * len(numbers) * places)
+    if not pointwise:
+        return CoordinateRule(_picked_conv(layer, numbers, x, y), 3 * len(numbers) * places)
+    (o, i, _), (high, wide) = _channels(layer, numbers), layer.stride
+    return CoordinateRule(_picked(o, i, flat, lambda x: flat(x[:, :, ::high, ::wide])), 3 * len(numbers) * places)
 
 
 def _full_conv(layer: Any, numbers: Tensor, pointwise: bool) -> Rule:
@@ -114,14 +117,9 @@ def _channels(layer: Any, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return o, o // (layer.out_channels // layer.groups) * each + i, numbers % places
 
 
-def _pointwise(layer: Any, numbers: Tensor) -> Rule:
-    (o, i, _), (high, wide) = _channels(layer, numbers), layer.stride
-
-    def rule(delta: Tensor, x: Tensor) -> Tensor:
-        picked = x[:, :, ::high, ::wide].index_select(1, i).flatten(2)
-        return dot(delta.index_select(1, o).flatten(2), picked)
-
-    return rule
+def _picked(o: Tensor, i: Tensor, outputs: Callable[[Tensor], Tensor], inputs: Callable[[Tensor], Tensor]) -> Rule:
+    """Multiply channels o of δ and i of x, both (B, channels, positions)."""
+    return lambda delta, x: dot(outputs(delta).index_select(1, o), inputs(x).index_select(1, i))
 
 
 def _picked_conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> Rule:
@@ -146,82 +144,61 @@ def _picked_conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> Rule:
 def rule_for(layer: Any, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> CoordinateRule | None:
     """Return the rule for coordinates `numbers` of the parameter `name` of a layer that maps x to y, if known."""
     kind = type(layer)
-    if x.ndim < 2 or len(x) != len(y):
+    known = kind in (nn.Linear, nn.GroupNorm) or (kind is nn.Conv2d and x.ndim == 4)
+    known |= kind is nn.LayerNorm and x.ndim > len(layer.normalized_shape)
+    known |= kind in (nn.BatchNorm1d, nn.BatchNorm2d) and layer.running_mean is not None and x.ndim != 3
+    if not known or x.ndim < 2 or len(x) != len(y):
         return None
-    if kind is nn.Linear:
-        return _linear_bias(numbers) if name == "bias" else _linear(layer, numbers, x)
-    if kind is nn.LayerNorm:
-        return _layer_norm(layer, name, numbers, x)
-    if kind is nn.Conv2d and x.ndim == 4:
-        return _bias(numbers, y) if name == "bias" else conv(layer, numbers, x, y)
-    if kind in (nn.BatchNorm1d, nn.BatchNorm2d) and layer.running_mean is not None and x.ndim != 3:
-        return _bias(numbers, y) if name == "bias" else _batch_norm(layer, numbers, x)
-    if kind is nn.GroupNorm:
-        return _bias(numbers, y) if name == "bias" else _group_norm(layer, numbers, x)
-    return None
+    rows = partial(_rows, layer)
+    if name == "bias":
+        total = lambda delta, x: rows(delta).index_select(1, numbers).sum(-1, dtype=wide(delta.dtype))  # noqa: E731
+        return CoordinateRule(total, len(numbers) * rows(y[:1]).shape[2])
+    if kind is nn.Conv2d:
+        return conv(layer, numbers, x, y)
+    return _linear(layer, numbers, x) if kind is nn.Linear else _norm(layer, numbers, x)
 
 
-def _bias(channels: Tensor, y: Tensor) -> CoordinateRule:
-    return CoordinateRule(
-        lambda delta, x: flat(delta.index_select(1, channels)).sum(-1, dtype=wide(delta.dtype)), plane(y)
-    )
+def _rows(layer: Any, t: Tensor) -> Tensor:
+    """(B, …) to (B, channels, positions); linear layers and layer norms have their channels last."""
+    if type(layer) is nn.LayerNorm:
+        return t.reshape(len(t), -1, math.prod(layer.normalized_shape)).mT
+    return t.reshape(len(t), -1, t.shape[-1]).mT if type(layer) is nn.Linear else flat(t)
 
 
-def _batch_norm(layer: Any, channels: Tensor, x: Tensor) -> CoordinateRule:
-    mean = layer.running_mean.index_select(0, channels)[:, None]
-    rate = (layer.running_var.index_select(0, channels) + layer.eps).rsqrt()[:, None]
+def _norm(layer: Any, channels: Tensor, x: Tensor) -> CoordinateRule:
+    """The rule for γ; a batch norm's x̂ is in the format of its statistics, and of the channels that are wanted."""
+    batch = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    if batch:
+        mean = layer.running_mean.index_select(0, channels)[:, None]
+        rate = (layer.running_var.index_select(0, channels) + layer.eps).rsqrt()[:, None]
 
-    def rule(delta: Tensor, x: Tensor) -> Tensor:
-        centred = (flat(x.index_select(1, channels)) - mean) * rate  # in the statistics' own format
-        return dot(flat(delta.index_select(1, channels)).to(centred.dtype), centred)
-
-    return CoordinateRule(rule, 5 * len(channels) * plane(x))
-
-
-def _group_norm(layer: Any, channels: Tensor, x: Tensor) -> CoordinateRule:
-    def rule(delta: Tensor, x: Tensor) -> Tensor:
-        normed = functional.group_norm(x.to(wide(x.dtype)), layer.num_groups, eps=layer.eps)
-        return dot(flat(delta.index_select(1, channels)).to(normed.dtype), flat(normed.index_select(1, channels)))
-
-    return CoordinateRule(rule, 2 * x[0].numel())
-
-
-def _layer_norm(layer: Any, name: str, numbers: Tensor, x: Tensor) -> CoordinateRule | None:
-    shape = layer.normalized_shape
-    if x.ndim <= len(shape):
-        return None
-    size = math.prod(shape)
+    def normed(x: Tensor) -> Tensor:
+        if batch:
+            return (flat(x.index_select(1, channels)) - mean) * rate
+        if isinstance(layer, nn.GroupNorm):
+            whole = functional.group_norm(x.to(wide(x.dtype)), layer.num_groups, eps=layer.eps)
+        else:
+            whole = functional.layer_norm(x.to(wide(x.dtype)), layer.normalized_shape, eps=layer.eps)
+        return _rows(layer, whole).index_select(1, channels)
 
     def rule(delta: Tensor, x: Tensor) -> Tensor:
-        picked = delta.reshape(len(delta), -1, size).index_select(2, numbers).to(wide(delta.dtype))
-        if name == "weight":
-            normed = functional.layer_norm(x.to(wide(x.dtype)), shape, eps=layer.eps)
-            picked = picked * normed.reshape(len(x), -1, size).index_select(2, numbers)
-        return picked.sum(1)
+        own = normed(x)
+        return dot(_rows(layer, delta).index_select(1, channels).to(own.dtype), own)
 
-    return CoordinateRule(rule, 3 * x[0].numel())
-
-
-def _linear_bias(numbers: Tensor) -> CoordinateRule:
-    def rule(delta: Tensor, x: Tensor) -> Tensor:
-        return delta.reshape(len(delta), -1, delta.shape[-1]).index_select(2, numbers).sum(1, dtype=wide(delta.dtype))
-
-    return CoordinateRule(rule, len(numbers))
+    return CoordinateRule(rule, 5 * len(channels) * plane(x) if batch else 3 * x[0].numel())
 
 
 def _linear(layer: Any, numbers: Tensor, x: Tensor) -> CoordinateRule:
     outs, ins, tokens = layer.out_features, layer.in_features, x[0].numel() // layer.in_features
-    o, i = numbers // ins, numbers % ins
-    full = tokens > 1 and full_is_cheaper(len(numbers), outs * ins, outs + ins, tokens, x.device)
+    rows = partial(_rows, layer)
+    if tokens == 1 or not full_is_cheaper(len(numbers), outs * ins, outs + ins, tokens, x.device):
+        return CoordinateRule(_picked(numbers // ins, numbers % ins, rows, rows), 3 * len(numbers) * tokens)
 
     def rule(delta: Tensor, x: Tensor) -> Tensor:
-        delta = delta.reshape(len(delta), -1, outs)
-        x = x.reshape(len(x), -1, ins).to(delta.dtype)
-        if full:
-            return torch.bmm(delta.mT, x).flatten(1).index_select(1, numbers)
-        return (delta.index_select(2, o) * x.index_select(2, i)).sum(1, dtype=wide(delta.dtype))
+        delta = rows(delta)
+        return torch.bmm(delta, rows(x.to(delta.dtype)).mT).flatten(1).index_select(1, numbers)
 
-    return CoordinateRule(rule, outs * ins if full else 3 * len(numbers) * tokens)
+    return CoordinateRule(rule, outs * ins)
 
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
