@@ -40,6 +40,13 @@ STEPS, BATCH = 100, 32  # local steps of a round; samples of a minibatch for net
 HIDDEN_STEPS = 20  # local steps where losses are hidden
 MEMORY = 2 * 10**8  # numbers that the quasi-Newton method may keep
 Method = MinimaxNewton | SubspaceSaddle | QuasiNewtonMinimax | ScaffPD | MinimaxSums
+REASONS: dict[type[Method], str] = {
+    MinimaxNewton: "minimax Newton method: the losses are convex, gradients are full, and d is small",
+    SubspaceSaddle: "subspace saddle method: the losses are convex and gradients are full",
+    QuasiNewtonMinimax: "subspace saddle method, and from round {began} on by the quasi-Newton minimax method: the "
+    f"certificate had not fallen to a tenth in {PATIENCE} rounds",
+    MinimaxSums: "minimax method from sums: losses are hidden",
+}
 
 
 @dataclass(frozen=True)
@@ -117,18 +124,10 @@ class Fair(MinimaxMethod):
 
     def explain(self, state: Any) -> str:
         """Say which method it is, and why."""
-        if isinstance(state, MinimaxNewtonState):
-            return "Solved by the minimax Newton method: the losses are convex, gradients are full, and d is small."
-        if isinstance(state, QuasiNewtonMinimaxState):
-            return (
-                f"Solved by the subspace saddle method, and from round {state.began} on by the quasi-Newton minimax "
-                f"method: the certificate had not fallen to a tenth in {PATIENCE} rounds."
-            )
-        if isinstance(state, MinimaxSumsState):
-            return "Solved by the minimax method from sums: losses are hidden."
-        if isinstance(state, SubspaceSaddleState):
-            return "Solved by the subspace saddle method: the losses are convex and gradients are full."
-        return f"Solved by Scaff-PD: {self._why(state.constants)} {self._method(state).explain(state)}".strip()
+        method = self._method(state)
+        if isinstance(method, ScaffPD):
+            return f"Solved by Scaff-PD: {self._why(state.constants)} {method.explain(state)}".strip()
+        return f"Solved by the {REASONS[type(method)].format(began=getattr(state, 'began', 0))}."
 
     def _why(self, known: Constants) -> str:
         """Why Scaff-PD."""

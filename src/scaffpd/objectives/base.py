@@ -127,11 +127,11 @@ class Objective(ABC):
 
     def value(self, weights: ArrayLike) -> float:
         """ψ(λ); +∞ where ψ is not defined. Whether λ lies in Λ is `contains`' question."""
-        return self._value(read_weights(self, weights))
+        return self._value(read_vector(self, "weights", weights))
 
     def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Whether λ ∈ Λ up to `tolerance`."""
-        return self._contains(read_weights(self, weights), tolerance)
+        return self._contains(read_vector(self, "weights", weights), tolerance)
 
     def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741 - the paper's letter
         """argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + Σ (λ_i − l_i)²/(2σ_i), for one σ or one for each client."""
@@ -147,11 +147,11 @@ class Objective(ABC):
 
     def maximizer(self, losses: ArrayLike) -> Vector:
         """argmax_{λ∈Λ} ⟨L, λ⟩ − ψ(λ) (one of them where there are several)."""
-        return self._maximizer(read_losses(self, losses))
+        return self._maximizer(read_vector(self, "losses", losses))
 
     def support(self, losses: ArrayLike) -> float:
         """max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ): the objective that x minimises, as a function of the losses."""
-        return self._support(read_losses(self, losses))
+        return self._support(read_vector(self, "losses", losses))
 
     # What an objective defines: the same for vectors of finite numbers that have been checked, one for each client.
 
@@ -308,16 +308,9 @@ def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.
     return vector
 
 
-def read_weights(objective: Objective, weights: ArrayLike) -> Vector:
-    """λ: one finite number for every client that the prior knows."""
-    vector = finite_vector(type(objective).__name__, "weights", weights)
-    objective.weights(len(vector))
-    return vector
-
-
-def read_losses(objective: Objective, losses: ArrayLike) -> Vector:
-    """L: one finite number for every client that the prior knows."""
-    vector = finite_vector(type(objective).__name__, "losses", losses, LARGEST)
+def read_vector(objective: Objective, name: str, values: ArrayLike) -> Vector:
+    """λ ("weights") or L ("losses"): one finite number for every client that the prior knows."""
+    vector = finite_vector(type(objective).__name__, name, values, LARGEST if name == "losses" else np.inf)
     objective.weights(len(vector))
     return vector
 

@@ -16,8 +16,7 @@ from scaffpd.objectives.base import (
     Vector,
     above,
     finite_vector,
-    read_losses,
-    read_weights,
+    read_vector,
     roundings,
 )
 from scaffpd.objectives.simplex import inner
@@ -102,13 +101,13 @@ class Nash(Objective):
 
     def curvature(self, weights: ArrayLike) -> float:
         """min_i p_i/λ_i²."""
-        weights = read_weights(self, weights)
+        weights = read_vector(self, "weights", weights)
         with np.errstate(divide="ignore", over="ignore"):
             return float(np.min(self.weights(len(weights)) / weights**2))
 
     def start(self, losses: ArrayLike) -> Vector:
         """The maximizer for gains b_i − L_i raised to a thousandth of the largest."""
-        losses = read_losses(self, losses)
+        losses = read_vector(self, "losses", losses)
         gain = self.levels(len(losses)) - losses
         if gain.max() <= 0.0:
             raise InputError("Nash cannot start because no client's loss is below b: raise b.")
@@ -117,7 +116,7 @@ class Nash(Objective):
 
     def check(self, losses: ArrayLike, names: Sequence[object]) -> None:
         """Refuse a loss that is not below b, naming its client."""
-        losses = read_losses(self, losses)
+        losses = read_vector(self, "losses", losses)
         b = self.levels(len(losses))
         worst = int(np.argmax(losses - b))
         if losses[worst] >= b[worst]:

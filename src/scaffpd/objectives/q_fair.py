@@ -15,9 +15,8 @@ from scaffpd.objectives.base import (
     Scale,
     Vector,
     above,
-    read_losses,
     read_scale,
-    read_weights,
+    read_vector,
     roundings,
     total,
 )
@@ -90,14 +89,14 @@ class QFair(Objective):
 
     def curvature(self, weights: ArrayLike) -> float:
         """min_i (λ_i/p_i)^{1/q − 1} / (q p_i)."""
-        weights = read_weights(self, weights)
+        weights = read_vector(self, "weights", weights)
         p = self.weights(len(weights))
         with np.errstate(over="ignore", divide="ignore"):
             return float(np.min((np.maximum(weights, 0.0) / p) ** (1.0 / self.q - 1.0) / (self.q * p)))
 
     def start(self, losses: ArrayLike) -> Vector:
         """The maximizer for losses raised to a thousandth of the largest (to one if none is positive)."""
-        losses = read_losses(self, losses)
+        losses = read_vector(self, "losses", losses)
         top = float(losses.max())
         raised = np.maximum(losses, 1e-3 * top) if top > 0.0 else np.ones(len(losses))
         return np.clip(self._maximizer(raised), TINY, HUGE)

@@ -16,7 +16,7 @@ from scaffpd.objectives.base import (
     Vector,
     above,
     read_scale,
-    read_weights,
+    read_vector,
     roundings,
 )
 from scaffpd.objectives.simplex import (
@@ -131,7 +131,7 @@ class Tilted(Objective):
 
     def curvature(self, weights: ArrayLike) -> float:
         """ρ / max_i λ_i."""
-        return float(self.rho / read_weights(self, weights).max())
+        return float(self.rho / read_vector(self, "weights", weights).max())
 
 
 def _omega_with_sum(x: Vector, total: float, q: Vector) -> Vector:
