@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.data.folder import Files
-from scaffpd.data.image_loaders import CIFAR10, CIFAR100, TINY, Folder, Layout, Published, load_images
-from scaffpd.data.images import Images, Pictures, Pixels, Raw, decoded, short, sized, whole_labels
+from scaffpd.data.image_loaders import CIFAR10, CIFAR100, TINY, Folder, Layout, load_images
+from scaffpd.data.images import Images, Pictures, Pixels, Published, Raw, decoded, short, sized, whole_labels
 from scaffpd.errors import InputError
 
 ENTRIES = ("data", "offsets", "labels", "header", "header_offsets", "header_id")

@@ -301,8 +301,8 @@ def joining(
         count("joining", name, value)
     goal = ChiSquare(rho=0.1) if objective is None else objective
     clients = Cohort(train, model, names, test=test).names  # refuses what does not fit together
-    parts = [_arrays(in_order(pairs, list(clients))) for pairs in (train, test)]
-    first = Contest(*parts, with_classes(model, [*parts[0], *parts[1]]), goal, tuple(clients), seed, tol, rounds)
+    rows, held = (_arrays(in_order(pairs, list(clients))) for pairs in (train, test))
+    first = Contest(rows, held, with_classes(model, [*rows, *held]), goal, tuple(clients), seed, tol, rounds)
     several = []
     for k in range(splits):
         contest = first if k == 0 else first.split_anew(seed + k)

@@ -14,7 +14,7 @@ from torch import nn
 import scaffpd as sp
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
-from scaffpd.models import linear, newton
+from scaffpd.models import linear, newton, quadratic
 from scaffpd.reference import _ReferenceProblem, _solve
 
 L2 = 0.05
@@ -404,6 +404,19 @@ def test_clients_are_solved_for_a_few_at_a_time(monkeypatch):
     close(alone.each(), whole.each())
     V, ones = torch.eye(15, dtype=torch.float64)[:, :3], torch.ones(15, dtype=torch.float64)
     close(*(at.restriction(V, np.ones(4), ones).curvature for at in (alone, whole)))
+
+
+@pytest.mark.parametrize("model", [sp.Linear("squared", l2=L2), sp.Personal(sp.Linear("squared", l2=L2), 2.0)])
+def test_steps_in_closed_form_are_made_once_for_rounds_that_are_alike(model, monkeypatch):
+    made, gain = [], quadratic.Gain.__init__
+    monkeypatch.setattr(quadratic.Gain, "__init__", lambda *given: made.append(1) or gain(*given))
+    cohort = sp.Cohort(clients("squared"), model)
+    for key in (1, 2, 3):
+        at = cohort.gradients(cohort.start() + key)
+        cohort.local_updates(at.x, at, at.x, LocalPlan(5, key=(key,)))
+    assert len(made) == 1
+    cohort.local_updates(at.x, at, at.x, LocalPlan(6))
+    assert len(made) == 2
 
 
 def test_masked_sums_are_the_same_sums():

@@ -174,7 +174,8 @@ def _norm(layer: Any, channels: Tensor, x: Tensor) -> CoordinateRule:
 
     def normed(x: Tensor) -> Tensor:
         if batch:
-            return (flat(x.index_select(1, channels)) - mean) * rate
+            centred: Tensor = (flat(x.index_select(1, channels)) - mean) * rate
+            return centred
         if isinstance(layer, nn.GroupNorm):
             whole = functional.group_norm(x.to(wide(x.dtype)), layer.num_groups, eps=layer.eps)
         else:

@@ -256,7 +256,7 @@ class ClosedSteps:
     one for each client (`_general`), and whose points it knows by their rows (`_whole`).
     """
 
-    _last: tuple[LocalPlan, Any] | None = None  # ϕ_i of the last plan is remembered, because rounds are alike
+    _made: tuple[LocalPlan, Any] | None = None  # ϕ_i of the last plan is remembered, because rounds are alike
 
     def local_updates(self: Any, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> Any:
         """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
@@ -273,10 +273,10 @@ class ClosedSteps:
     def _phi(self: Any, plan: LocalPlan) -> Any:
         """ϕ_i for a plan, whatever minibatches or snapshot it may name: full gradients have none."""
         plan = replace(plan, key=(), snapshot=None)
-        if self._last is None or self._last[0] != plan:
+        if self._made is None or self._made[0] != plan:
             phi = stepping(self.rates(plan).flatten(), plan)
-            self._last = plan, self._function(lambda h, i: phi(h + plan.prox, i))
-        return self._last[1]
+            self._made = plan, self._function(lambda h, i: phi(h + plan.prox, i))
+        return self._made[1]
 
 
 class QuadraticDisplacements:
