@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +87,11 @@ def conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> CoordinateRule | 
     if not pointwise:
         return CoordinateRule(_picked_conv(layer, numbers, x, y), 3 * len(numbers) * places)
     (o, i, _), (high, wide) = _channels(layer, numbers), layer.stride
-    return CoordinateRule(_picked(o, i, flat, lambda x: flat(x[:, :, ::high, ::wide])), 3 * len(numbers) * places)
+
+    def rule(delta: Tensor, x: Tensor) -> Tensor:
+        return dot(flat(delta.index_select(1, o)), flat(x[:, :, ::high, ::wide].index_select(1, i)))
+
+    return CoordinateRule(rule, 3 * len(numbers) * places)
 
 
 def _full_conv(layer: Any, numbers: Tensor, pointwise: bool) -> Rule:
@@ -115,11 +118,6 @@ def _channels(layer: Any, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     places, each = math.prod(layer.kernel_size), layer.in_channels // layer.groups
     o, i = numbers // (each * places), numbers // places % each
     return o, o // (layer.out_channels // layer.groups) * each + i, numbers % places
-
-
-def _picked(o: Tensor, i: Tensor, outputs: Callable[[Tensor], Tensor], inputs: Callable[[Tensor], Tensor]) -> Rule:
-    """Multiply channels o of δ and i of x, both (B, channels, positions)."""
-    return lambda delta, x: dot(outputs(delta).index_select(1, o), inputs(x).index_select(1, i))
 
 
 def _picked_conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> Rule:
@@ -149,20 +147,22 @@ def rule_for(layer: Any, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> Co
     known |= kind in (nn.BatchNorm1d, nn.BatchNorm2d) and layer.running_mean is not None and x.ndim != 3
     if not known or x.ndim < 2 or len(x) != len(y):
         return None
-    rows = partial(_rows, layer)
     if name == "bias":
-        total = lambda delta, x: rows(delta).index_select(1, numbers).sum(-1, dtype=wide(delta.dtype))  # noqa: E731
-        return CoordinateRule(total, len(numbers) * rows(y[:1]).shape[2])
+        positions = y[0].numel() // layer.bias.numel()
+        return CoordinateRule(
+            lambda delta, x: _picked(layer, delta, numbers).sum(-1, dtype=wide(delta.dtype)), positions
+        )
     if kind is nn.Conv2d:
         return conv(layer, numbers, x, y)
     return _linear(layer, numbers, x) if kind is nn.Linear else _norm(layer, numbers, x)
 
 
-def _rows(layer: Any, t: Tensor) -> Tensor:
-    """(B, …) to (B, channels, positions); linear layers and layer norms have their channels last."""
-    if type(layer) is nn.LayerNorm:
-        return t.reshape(len(t), -1, math.prod(layer.normalized_shape)).mT
-    return t.reshape(len(t), -1, t.shape[-1]).mT if type(layer) is nn.Linear else flat(t)
+def _picked(layer: Any, t: Tensor, channels: Tensor) -> Tensor:
+    """Some channels of (B, …), as (B, channels, positions); linear layers and layer norms have their channels last."""
+    if isinstance(layer, nn.Linear | nn.LayerNorm):
+        size = layer.out_features if isinstance(layer, nn.Linear) else math.prod(layer.normalized_shape)
+        return t.reshape(len(t), -1, size).index_select(2, channels).mT
+    return flat(t.index_select(1, channels))
 
 
 def _norm(layer: Any, channels: Tensor, x: Tensor) -> CoordinateRule:
@@ -174,32 +174,33 @@ def _norm(layer: Any, channels: Tensor, x: Tensor) -> CoordinateRule:
 
     def normed(x: Tensor) -> Tensor:
         if batch:
-            centred: Tensor = (flat(x.index_select(1, channels)) - mean) * rate
+            centred: Tensor = (_picked(layer, x, channels) - mean) * rate
             return centred
         if isinstance(layer, nn.GroupNorm):
             whole = functional.group_norm(x.to(wide(x.dtype)), layer.num_groups, eps=layer.eps)
         else:
             whole = functional.layer_norm(x.to(wide(x.dtype)), layer.normalized_shape, eps=layer.eps)
-        return _rows(layer, whole).index_select(1, channels)
+        return _picked(layer, whole, channels)
 
     def rule(delta: Tensor, x: Tensor) -> Tensor:
         own = normed(x)
-        return dot(_rows(layer, delta).index_select(1, channels).to(own.dtype), own)
+        return dot(_picked(layer, delta, channels).to(own.dtype), own)
 
     return CoordinateRule(rule, 5 * len(channels) * plane(x) if batch else 3 * x[0].numel())
 
 
 def _linear(layer: Any, numbers: Tensor, x: Tensor) -> CoordinateRule:
     outs, ins, tokens = layer.out_features, layer.in_features, x[0].numel() // layer.in_features
-    rows = partial(_rows, layer)
-    if tokens == 1 or not full_is_cheaper(len(numbers), outs * ins, outs + ins, tokens, x.device):
-        return CoordinateRule(_picked(numbers // ins, numbers % ins, rows, rows), 3 * len(numbers) * tokens)
+    o, i = numbers // ins, numbers % ins
+    full = tokens > 1 and full_is_cheaper(len(numbers), outs * ins, outs + ins, tokens, x.device)
 
     def rule(delta: Tensor, x: Tensor) -> Tensor:
-        delta = rows(delta)
-        return torch.bmm(delta, rows(x.to(delta.dtype)).mT).flatten(1).index_select(1, numbers)
+        delta, x = delta.reshape(len(delta), -1, outs), x.reshape(len(x), -1, ins).to(delta.dtype)
+        if full:
+            return torch.bmm(delta.mT, x).flatten(1).index_select(1, numbers)
+        return (delta.index_select(2, o) * x.index_select(2, i)).sum(1, dtype=wide(delta.dtype))
 
-    return CoordinateRule(rule, outs * ins)
+    return CoordinateRule(rule, outs * ins if full else 3 * len(numbers) * tokens)
 
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
