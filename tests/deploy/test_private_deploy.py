@@ -26,7 +26,7 @@ from scaffpd.privacy.accountant import Release, epsilon
 from scaffpd.tabular.agree import agree, declared_scale, features
 
 METHOD = {
-    "rounds = 500\ntol = 1e-6\n": "rounds = 6\n",
+    "rounds = 500\ntol = 1e-6\n": "rounds = 4\n",
     "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 3\n\n[objective]',
 }
 PRIVACY = "[privacy]\nepsilon = 8\n"
@@ -72,7 +72,7 @@ def test_books_logs_and_accounts_are_written_under_locks_that_processes_share(tm
     taken, place = set(), "scaffpd.deploy.silo.records"
     monkeypatch.setattr(import_module(place), "lock_file", lambda path: taken.add(path) or nullcontext())
     path, places = private(tmp_path, silos=2)
-    path.write_text(path.read_text().replace("rounds = 6", "rounds = 1"))
+    path.write_text(path.read_text().replace("rounds = 4", "rounds = 1"))
     coordinate(path, InProcess(opened(places)))
     assert {file.suffix for file in taken} == {".lock"}
     assert sorted(file.parent.name for file in taken) == sorted([*places] * 3)

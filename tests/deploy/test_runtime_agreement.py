@@ -71,7 +71,7 @@ def agrees(path, places, outcome, within=1e-9):
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_silos_behind_bytes_give_the_numbers_of_the_cohort(tmp_path, name):
-    path, places = settings(tmp_path, name)
+    path, places = settings(tmp_path, name, rounds=4, silos=3)
     outcome = coordinate(path, InProcess(opened(places)))
     assert outcome.status == "round limit"
     within = 1e-6 if "Subspace" in name or name == "Fair" else 1e-9  # beyond convergence these amplify rounding
