@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from importlib import import_module
 
 import pytest
-from deploy_cases import FakeClock
+from deploy_cases import FakeClock, no_locks  # noqa: F401 - a fixture
 
 
 @pytest.fixture
@@ -14,11 +13,3 @@ def fake_clock(monkeypatch):
     clock = FakeClock()
     monkeypatch.setattr(import_module("scaffpd.deploy.coordinate"), "time", clock)
     return clock
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_locks():
-    """A silo of the tests is one process; two locks are a fifth of the time of an answer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("scaffpd.deploy.silo.records"), "lock_file", lambda path: nullcontext())
-        yield

@@ -6,6 +6,8 @@ import functools
 import json
 import tempfile
 from collections import defaultdict
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +104,14 @@ class Faulty(InProcess):
 
     def crash(self):
         raise Killed
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_locks():
+    """A silo of the tests is one process; two locks are a fifth of the time of an answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("scaffpd.deploy.silo.records"), "lock_file", lambda path: nullcontext())
+        yield
 
 
 class FakeClock:
