@@ -119,7 +119,7 @@ class Network(Faulty):
         if fault == "answers swapped" and since == 0 and len(replies) > 1:
             first, second = sorted(replies)[:2]
             replies[first], replies[second] = replies[second], replies[first]
-        if any(isinstance(reply, Failure) and not reply.gone for reply in replies.values()):
+        if any(isinstance(reply, Failure) and site not in self.dead for site, reply in replies.items()):
             self.clock.sleep(timeout)
         return replies
 

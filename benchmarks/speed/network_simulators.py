@@ -68,7 +68,10 @@ def answers(network: str, contest: Rounds, rounds: int) -> tuple[dict[str, Answe
         problem(network, contest, rounds).save(given)
         for name in NAMES:
             into = Path(folder, f"{name}.npz")
-            found[name] = said(name, interpreter(name, {}), "--images", str(given), "--into", str(into))
+            for _ in range(2):  # Ray gives up starting after half a minute, which a busy machine may need
+                found[name] = said(name, interpreter(name, {}), "--images", str(given), "--into", str(into))
+                if "timed out during startup" not in str(found[name]):
+                    break
             if not isinstance(found[name], str):
                 with np.load(into) as stored:
                     models[name] = {key: stored[key] for key in stored.files}

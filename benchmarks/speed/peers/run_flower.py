@@ -95,6 +95,8 @@ def simulate(clients: int, rounds: int, tick: images.Tick) -> Any:
         with contextlib.redirect_stdout(sys.stderr):
             run_simulation(server_app, client_app, num_supernodes=clients, backend_config=backend)
     except Exception as failure:  # Flower's own threads would go on waiting for clients
+        while failure.__cause__ is not None:
+            failure = failure.__cause__
         print(repr(failure), file=sys.stderr, flush=True)
         os._exit(1)
     problem = p.problem(file)
