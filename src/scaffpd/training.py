@@ -441,13 +441,7 @@ def _rounds_between(algorithm: Algorithm, federation: Federation) -> int:
 def _start(federation: Federation, x0: Any) -> torch.Tensor | None:
     if x0 is None:
         return None
-    like = federation.start()
-    try:
-        x = torch.as_tensor(x0).to(like).clone()
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"x0 must be an array of {like.numel()} numbers.") from None
-    if x.shape != like.shape:
-        raise InputError(f"x0 has shape {tuple(x.shape)}, but the model has {like.numel()} parameters.")
+    x = federation.point(x0, "x0").clone()
     if not bool(torch.isfinite(x).all()):
         raise InputError("x0 has a NaN or infinite entry.")
     return x

@@ -283,7 +283,7 @@ class Federation:
         A `Personal` model is scored at each client's own u_i(x), made from its training rows. Without `accuracy` it is
         NaN: silos show few of them.
         """
-        question = Scores(self._point(x), split, accuracy)
+        question = Scores(self.point(x), split, accuracy)
         reply = self.sums.shown(question, self.channel.ask(question, self._everyone.chosen))
         loss, right, count = (self._everyone.scattered(reply.numbers[name]()) for name in question.scalars)
         return ClientScores(self._names, loss, right, count.astype(np.int64))
@@ -297,7 +297,7 @@ class Federation:
 
         Nothing is sent.
         """
-        own: Tensor | None = self.channel.own(self._point(x))
+        own: Tensor | None = self.channel.own(self.point(x))
         return own
 
     def ask(self, question: Question, clients: Clients = None, alone: bool = True) -> Answers:
@@ -343,7 +343,7 @@ class Federation:
         self._known = x, known | new
         return len(new) * self.dimension
 
-    def _point(self, x: Any) -> Tensor:
+    def point(self, x: Any, name: str = "x") -> Tensor:
         """The point x in the model's format: itself where it has it, so that clients that answered there know it."""
         like = self._like
         kind = (like.shape, like.dtype, like.device)
@@ -352,7 +352,7 @@ class Federation:
         try:
             point = torch.as_tensor(x).detach().to(like)
         except (TypeError, ValueError, RuntimeError):
-            raise InputError(f"x must be an array of {self.dimension} numbers.") from None
+            raise InputError(f"{name} must be an array of {self.dimension} numbers.") from None
         if point.shape != like.shape:
-            raise InputError(f"x has shape {tuple(point.shape)}, but the model has {self.dimension} parameters.")
+            raise InputError(f"{name} has shape {tuple(point.shape)}, but the model has {self.dimension} parameters.")
         return point
