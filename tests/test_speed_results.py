@@ -71,3 +71,18 @@ def test_a_page_of_two_parts(publish):
         ["memory", "0", "seconds", "1.23456"],
         ["memory", "0", "note", ""],
     ]
+
+
+def test_networks_stand_beside_each_other(publish):
+    def row(network, candidate, speed, times, note=""):
+        values = {"version": "1", "accuracy": 0.301, "note": note}
+        return {"network": network, "candidate": candidate, "s a round": speed, publish.TIMES: times, **values}
+
+    rows = [row("CNN", "scaffpd", 2.0, 1.0), row("CNN", "pfl", 5.0, 2.5)]
+    rows += [row("ResNet", "scaffpd", 8.0, 1.0), row("ResNet", "pfl", None, None, "failed: no")]
+    part = {"rows": rows, "seconds": 61.0, "machine": {"CPU": "abacus", "cores": 2, "torch": "2"}}
+    lines = publish.beside(part).splitlines()
+    assert lines[2] == "On 2 cores (abacus, torch 2), 61 s in all:"
+    assert lines[-3:-1] == [
+        "| scaffpd 1 | 2 | 1 | 30.1% | 8 | 1 | 30.1% |", "| pfl 1 | 5 | 2.5 | 30.1% | failed: no |  | 30.1% |",
+    ]  # fmt: skip

@@ -76,7 +76,7 @@ def beside(part: Found | None) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     here = part["machine"]
     where = f"On {here['cores']} cores ({here['CPU']}, torch {here['torch']}), {part['seconds']:,.0f} s in all:"
-    return "\n".join(["", where, "", *lines, ""])
+    return "\n".join(["\n", where, "", *lines, "\n"])
 
 
 def headline(found: dict[str, Found]) -> str:
