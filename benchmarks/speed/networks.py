@@ -4,7 +4,8 @@ On two cores: 20 clients × 20 steps of 32 images through a small convolutional 
 through the network of `benchmarks/networks.py`. The loop trains one client after the other with `torch.optim.SGD`; the
 large batch makes as many steps with all clients' images of a step at once and a single model, which is what the
 device achieves without clients. Ratios are of times in one run, turn by turn; loop and side by side reach the same
-models.
+models. On a CPU a last column says which share of the speed of a plain matrix product ours has, by the multiplications
+and additions that the network needs. `--processor` counts processor seconds, for machines that others use too.
 
 `--rounds` measures whole rounds of FedAvg instead: 100 clients with 100 images of CIFAR-10 each, ten clients a round
 and 20 steps of 32 images, two convolutions and a ResNet-8 with group norm, against a plain loop over the same clients
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import scaffpd as sp
 from scaffpd.federation import LocalPlan
@@ -55,11 +57,14 @@ class Contest:
         device: where.
         shape: of an image.
         precision: of products, see `Module`.
+        clock: by which times are taken.
     """
 
     def __init__(
-        self, network: nn.Module, clients: int, device: str, shape: tuple[int, ...], precision: str | None = None
-    ) -> None:
+        self, network: nn.Module, clients: int, device: str, shape: tuple[int, ...], precision: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
+        self.clock = clock
         random = np.random.default_rng(0)
         data = [
             (random.standard_normal((EACH, *shape)).astype("f4"), random.integers(0, 10, EACH)) for _ in range(clients)
@@ -98,10 +103,17 @@ class Contest:
             optimizer.step()
         return torch.cat([p.detach().flatten() for p in network.parameters()])
 
+    def operations(self) -> int:
+        """Floating-point operations of an image's gradient."""
+        network = copy.deepcopy(self.network)
+        with FlopCounterMode(display=False) as counted:
+            nn.functional.cross_entropy(network(self.X[0, :BATCH]), self.y[0, :BATCH]).backward()
+        return counted.get_total_flops() // BATCH
+
     def seconds(self, turns: int) -> dict[str, float]:
-        """The median time of each, in turn; on a CPU of processor seconds, for machines that others use too."""
+        """The median time of each, in turn."""
         ways: dict[str, Callable[[], Tensor]] = {"beside": self.beside, "loop": self.loop, "large": self.large}
-        clock = time.perf_counter if self.device == "cuda" else time.process_time
+        clock = self.clock
         times: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(turns + 3):  # the first ones warm up, and record graphs
             for name, way in ways.items():
@@ -248,7 +260,21 @@ def row(title: str, contest: Contest, turns: int, exact: bool) -> str:
     holds = ratio >= aims[0] and share >= aims[1]
     rates = " | ".join(f"{images / found[name]:,.0f}" for name in ("loop", "beside", "large"))
     aim = f"≥ {aims[0]:g} ×" + (f", ≥ {aims[1]:g}" if aims[1] else "")
-    return f"| {title} | {rates} | {ratio:.1f} × | {share:.2f} | {aim}: {'holds' if holds else 'DOES NOT HOLD'} |"
+    line = f"| {title} | {rates} | {ratio:.1f} × | {share:.2f} | {aim}: {'holds' if holds else 'DOES NOT HOLD'} |"
+    if contest.device == "cuda":
+        return line
+    speed, bound = images / found["beside"] * contest.operations() / 1e9, product_speed(contest.clock)
+    return f"{line} {speed:.1f} of {bound:.1f} GFLOPS: {speed / bound:.0%} |"
+
+
+def product_speed(clock: Callable[[], float], size: int = 1024) -> float:
+    """GFLOPS of a product of large matrices, on as many threads as PyTorch has."""
+    A, times = torch.ones(size, size), list[float]()
+    for _ in range(6):
+        began = clock()
+        A @ A
+        times.append(clock() - began)
+    return 2 * size**3 / min(times) / 1e9
 
 
 def profile(contest: Contest) -> str:
@@ -273,6 +299,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="a few clients, to see that it runs")
     parser.add_argument("--profile", action="store_true", help="say where the time goes")
+    parser.add_argument("--processor", action="store_true", help="count processor seconds")
     parser.add_argument("--rounds", type=int, help="whole rounds of FedAvg on CIFAR-10, so many of them")
     given = parser.parse_args()
     if given.rounds:
@@ -281,12 +308,21 @@ def main() -> None:
     torch.manual_seed(0)
     clients = given.clients or (3 if given.quick else 20 if given.device == "cpu" else 100)
     turns = 1 if given.quick else given.turns
-    print("| images per second | loop | side by side | one large batch | × loop | share of large | aim |")
-    print("|---|---|---|---|---|---|---|")
-    cases = [("two convolutions of 28 px", small(), (1, 28, 28))]
-    cases += [("two convolutions of 32 px", two_convolutions(), (3, 32, 32))]
-    for name, network, shape in cases[: 1 if given.quick else 2]:
-        contest = Contest(network, clients, given.device, shape)
+    cpu = given.device == "cpu"
+    clock = time.process_time if given.processor else time.perf_counter
+    heading = "| images per second | loop | side by side | one large batch | × loop | share of large | aim |"
+    print(heading + (f" of a matrix product, {torch.get_num_threads()} threads |" if cpu else ""))
+    print("|---|---|---|---|---|---|---|" + ("---|" if cpu else ""))
+    cases = [
+        ("two convolutions of 28 px", small(), (1, 28, 28)),
+        ("two convolutions of 32 px", two_convolutions(), (3, 32, 32)),
+    ]
+    if cpu and not given.quick:
+        from experiments.tct_end_to_end import ResNet8
+
+        cases.append(("ResNet-8 with group norm", ResNet8(10, 16, (0.0,) * 3, (1.0,) * 3), (3, 32, 32)))
+    for name, network, shape in cases[: 1 if given.quick else 3]:
+        contest = Contest(network, clients, given.device, shape, clock=clock)
         print(row(f"{name}, {clients} clients, {given.device}", contest, turns, given.device == "cpu"), flush=True)
         if given.device == "cuda":
             half = Contest(network, clients, "cuda", shape, "bf16")

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
+import platform
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.grad import conv2d_input
+from torch.overrides import TorchFunctionMode
 
 from scaffpd.models.losses import Loss
 
@@ -25,6 +32,150 @@ log = logging.getLogger(__name__)
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
 ROOM = 4  # numbers for every output of a layer: it, its derivative, and what an operation keeps
 ALIKE = 1e-3  # how far side by side may be from one after the other in single precision, relative to the largest entry
+PRODUCTS = platform.machine() in ("aarch64", "arm64")  # elsewhere oneDNN's own convolutions have not been beaten
+PATCHES = 2**25  # numbers of all patches of a convolution, above which PyTorch's own takes less memory
+Pair = tuple[int, int]
+
+
+class Buffers(threading.local):
+    """Memory of patches for the next step: to ask the system for it anew costs as much as a product."""
+
+    def __init__(self) -> None:
+        self.free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+
+    def take(self, like: Tensor, size: int) -> Tensor:
+        """Some memory that nobody uses."""
+        free = self.free.get((size, like.dtype))
+        return free.pop() if free else like.new_empty(size)
+
+    def give(self, used: Tensor) -> None:
+        """Nobody reads it any more."""
+        self.free.setdefault((used.numel(), used.dtype), []).append(used.as_strided((used.numel(),), (1,)))
+
+
+BUFFERS = Buffers()
+
+
+class Window(NamedTuple):
+    """How a convolution moves over an image."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+    def places(self, *sizes: int) -> list[int]:
+        """How many places it has, from top to bottom and from left to right."""
+        kinds = zip(sizes, *self, strict=True)
+        return [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in kinds]
+
+    def patches(self, X: Tensor) -> Tensor:
+        """What it sees at every place, (n, b·places, k·k·C), of images (n, b, C, H, W)."""
+        (n, b, C, H, W), (p, q), (high, wide) = X.shape, self.padding, self.places(*X.shape[3:])
+        last = X.new_zeros(n, b, H + 2 * p, W + 2 * q, C)
+        last[:, :, p : p + H, q : q + W] = X.permute(0, 1, 3, 4, 2)
+        *outer, down, along, one = last.stride()
+        places, own = (b, high, wide), (*self.kernel, C)
+        out = BUFFERS.take(X, n * math.prod(places + own))
+        out = out.view(n, *places, *own) if C > 1 else out.view(n, *own, *places).permute(0, 4, 5, 6, 1, 2, 3)
+        steps = (*outer, down * self.stride[0], along * self.stride[1], along * self.dilation[1], one)
+        for i in range(self.kernel[0]):
+            out[:, :, :, :, i] = last.as_strided(out[:, :, :, :, i].shape, steps, i * self.dilation[0] * down)
+        return out.flatten(4).flatten(1, 3)
+
+    def turned(self) -> Window | None:
+        """The convolution that the derivative by the images is, with kernels turned around; `None` for strides."""
+        p, q = (d * (k - 1) - p for k, p, d in zip(self.kernel, self.padding, self.dilation, strict=True))
+        return self._replace(padding=(p, q)) if self.stride == (1, 1) and p >= 0 and q >= 0 else None
+
+
+class Convolution(torch.autograd.Function):
+    """The convolutions of n clients as matrix products, and the patches: images (n, b, C, H, W), channels last."""
+
+    @staticmethod
+    def forward(X: Tensor, weight: Tensor, bias: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        """Weights (n, m, C, k, k), and a bias (n, m)."""
+        patches = window.patches(X)
+        out = torch.baddbmm(bias[:, None], patches, weight.permute(0, 3, 4, 2, 1).flatten(1, 3))
+        return out.view(*X.shape[:2], *window.places(*X.shape[3:]), -1).permute(0, 1, 4, 2, 3), patches
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep the patches."""
+        X, weight, _, ctx.window = inputs
+        ctx.size = X.shape[3:]
+        ctx.set_materialize_grads(False)  # patches have none
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(weight, output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, G: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        """The transposed products."""
+        (weight, patches), window = ctx.saved_tensors, ctx.window
+        (n, b, m, *_), C = G.shape, weight.shape[2]
+        flat, X, turned = G.permute(0, 1, 3, 4, 2).reshape(n, -1, m), None, window.turned()
+        W = torch.bmm(flat.mT, patches).view(n, m, *window.kernel, C).permute(0, 1, 4, 2, 3)
+        BUFFERS.give(patches)
+        if ctx.needs_input_grad[0] and turned is not None:
+            around = turned.patches(G)
+            X = torch.bmm(around, weight.flip(3, 4).permute(0, 3, 4, 1, 2).reshape(n, -1, C))
+            X = X.view(n, b, *ctx.size, C).permute(0, 1, 4, 2, 3)
+            BUFFERS.give(around)
+        elif ctx.needs_input_grad[0]:
+            shape, (_, *moves) = (b, C, *ctx.size), window
+            X = torch.stack([conv2d_input(shape, w, g, *moves) for w, g in zip(weight, G, strict=True)])
+        return X, W, flat.sum(1), None
+
+    @staticmethod
+    def vmap(_info: Any, dims: tuple[int | None, ...], *parts: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        """Clients beside each other."""
+        *tensors, window = parts
+        count = next(part.shape[d] for part, d in zip(parts, dims, strict=True) if d is not None)
+        moved = [
+            (part.expand(count, *part.shape) if d is None else part.movedim(d, 0)).flatten(0, 1)
+            for part, d in zip(tensors, dims[:3], strict=True)
+        ]
+        out, patches = Convolution.apply(*moved, window)  # type: ignore[no-untyped-call]
+        return (out.unflatten(0, (count, -1)), patches.unflatten(0, (count, -1))), (0, 0)
+
+
+class PatchProducts(TorchFunctionMode):
+    """Inside, convolutions of n clients are matrix products, with channels last; so `.view` may have to copy."""
+
+    def __init__(self, clients: int) -> None:
+        super().__init__()
+        self.clients = clients
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Exchange what is known."""
+        if function is torch.conv2d:
+            return self.convolution(*args, **kwargs or {})
+        if function is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
+            function = Tensor.reshape
+        if function in (nn.functional.group_norm, torch.group_norm) and args:  # it asks for a layout that vmap hides
+            args = args[0].contiguous(), *args[1:]
+        return function(*args, **kwargs or {})
+
+    def convolution(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        """As `torch.conv2d`, which it is where another way is not known to be faster."""
+        plain = partial(torch.conv2d, input, weight, bias, stride, padding, dilation, groups)
+        if input.ndim != 4 or groups != 1 or isinstance(padding, str) or input.dtype != weight.dtype:
+            return plain()
+        kernel, (b, C, H, W) = (weight.shape[2], weight.shape[3]), input.shape
+        window = Window(kernel, _pair(stride), _pair(padding), _pair(dilation))
+        if self.clients * b * math.prod(window.places(H, W)) * C * math.prod(kernel) > PATCHES:
+            return plain()
+        added = weight.new_zeros(len(weight)) if bias is None else bias
+        out: Tensor = Convolution.apply(input[None], weight[None], added[None], window)[0]  # type: ignore[no-untyped-call]
+        return out.squeeze(0)  # out[0] would be derived by a copy
+
+
+def _pair(given: Any) -> Pair:
+    return (given, given) if isinstance(given, int) else (int(given[0]), int(given[-1]))
 
 
 class _SeenStatistics(threading.local):
@@ -151,6 +302,7 @@ class NetworkFunction:
         self.sizes, self.length = [t.numel() for _, t in every], sum(p.numel() for p in self.parameters.values())
         self._copies: dict[int, tuple[nn.Module, nn.Module]] = {}  # `functional_call` exchanges a module's parameters
         self.width: int | None = None
+        self.products = False  # whether convolutions are matrix products of ours
         self.together: bool | None = None  # whether clients go side by side; `None` until it has been tried
 
     def start(self) -> Tensor:
@@ -201,10 +353,6 @@ class NetworkFunction:
             output: Tensor = functional_call(network, named, (X,))
         return output.to(x.dtype)
 
-    def value(self, x: Tensor, X: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """Σ_j w_j ℓ_j, without the regulariser."""
-        return self.weighed(self.outputs(x, X), y, weight)
-
     def weighed(self, output: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Σ_j w_j ℓ_j of outputs; for a loss that is a function, all weights are alike."""
         if self.named is None:
@@ -237,22 +385,32 @@ class NetworkFunction:
 
     def gradient(self, x: Tensor, piece: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Values and gradients of n clients at one x, (d,), or each at its own, (n, d)."""
-        if not self.together or len(piece[0]) == 1:
-            points = x.expand(len(piece[0]), x.shape[-1])
-            found = [_derived(self.value, u, *parts) for u, *parts in zip(points, *piece, strict=True)]
-            return torch.stack([v.detach() for _, v in found]), torch.stack([g for g, _ in found])
-        gradients, values = vmap(grad_and_value(self.value), in_dims=(None if x.ndim == 1 else 0, 0, 0, 0))(x, *piece)
-        return values, gradients
+
+        def value(x: Tensor, X: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            return self.weighed(self.outputs(x, X), y, weight), ()
+
+        gradients, (values, _) = self._gradients(value, x, *piece)
+        return values.detach(), gradients
 
     def local_gradient(self, U: Tensor, piece: tuple[Tensor, Tensor, Tensor], seeds: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of n clients in a local step, and what their layers have seen, (n, ·)."""
-        if not self.together or len(U) == 1:
-            found = [_derived(self.local_value, u, *parts) for u, *parts in zip(U, *piece, seeds, strict=True)]
-            gradients = torch.stack([g for g, _ in found])
-            seen = [torch.cat([s.flatten() for s in aux]) if aux else U.new_empty(0) for _, (_, aux) in found]
-            return gradients, torch.stack(seen)
-        gradients, (_, aux) = vmap(grad_and_value(self.local_value, has_aux=True))(U, *piece, seeds)
-        return gradients, torch.cat([s.flatten(1) for s in aux], 1) if aux else U.new_empty(len(U), 0)
+        gradients, (_, seen) = self._gradients(self.local_value, U, *piece, seeds)
+        return gradients, torch.cat([s.flatten(1) for s in seen], 1) if seen else U.new_empty(len(U), 0)
+
+    def _gradients(self, function: Callable[..., Any], x: Tensor, *parts: Tensor) -> tuple[Tensor, Any]:
+        """Gradients of n clients, and what the function of one returns, (value, aux), of all of them."""
+        n, shared = len(parts[0]), None if x.ndim == 1 else 0
+        points, together = x.expand(n, x.shape[-1]), self.together and n > 1
+        with PatchProducts(n) if self.products else nullcontext():
+            if together and x.is_cuda:
+                dims = (shared, *(0 for _ in parts))
+                return vmap(grad_and_value(function, has_aux=True), in_dims=dims)(x, *parts)
+            if together:  # a sum's gradient by every client's own point
+                return _derived(vmap(function), points, *parts)
+            found = [_derived(function, u, *own) for u, *own in zip(points, *parts, strict=True)]
+        auxiliary = zip(*(aux for _, (_, aux) in found), strict=True)
+        values = torch.stack([value for _, (value, _) in found]), tuple(torch.stack(part) for part in auxiliary)
+        return torch.stack([g for g, _ in found]), values
 
     def room(self, X: Tensor) -> int:
         """About how many numbers a gradient of one sample takes."""
@@ -281,29 +439,32 @@ class NetworkFunction:
         def both() -> tuple[Tensor, Tensor]:
             return self.gradient(points, piece)[1], self.local_gradient(points, piece, seeds)[0]
 
-        self.together, reason = True, ""
-        try:
-            with warnings.catch_warnings(record=True) as heard:
-                warnings.simplefilter("always")
-                beside = both()
-            reason = next((str(w.message) for w in heard if "batching rule" in str(w.message)), "")
-            self.together = False
-            allowed = ALIKE if self.precision is None else ALIKE**0.5
-            off = [float((a - b).abs().max() - allowed * b.abs().max()) for a, b in zip(beside, both(), strict=True)]
-            reason = reason or ("" if max(off) <= 0 else "it gives other numbers side by side")
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-        self.together = not reason
-        if reason:
-            log.info("The network's clients are computed one after the other: %s", reason)
+        allowed = ALIKE if self.precision is None else ALIKE**0.5
+        for products in (True, False) if PRODUCTS and not x.is_cuda and self.precision is None else (False,):
+            self.together, self.products = True, products
+            try:
+                with warnings.catch_warnings(record=True) as heard:
+                    warnings.simplefilter("always")
+                    beside = both()
+                self.together = self.products = False
+                pairs = zip(beside, both(), strict=True)
+                off = max(float((a - b).abs().max() - allowed * b.abs().max()) for a, b in pairs)
+                reason = next((str(w.message) for w in heard if "batching rule" in str(w.message)), "")
+                reason = reason or ("" if off <= 0 else "it gives other numbers side by side")
+            except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+                reason = str(error).strip().split("\n")[0] or type(error).__name__
+            self.together, self.products = not reason, products and not reason
+            if self.together:
+                return
+        log.info("The network's clients are computed one after the other: %s", reason)
 
 
 def _derived(function: Callable[..., Any], x: Tensor, *parts: Tensor) -> tuple[Tensor, Any]:
-    """The gradient of a function, or of the first of what it returns, and all of that; by plain autograd."""
+    """The gradient of the sum of the first of what a function returns, and all of that; by plain autograd."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         found = function(leaf, *parts)
-        (gradient,) = torch.autograd.grad(found[0] if isinstance(found, tuple) else found, leaf)
+        (gradient,) = torch.autograd.grad(found[0].sum(), leaf)
     return gradient, found
 
 

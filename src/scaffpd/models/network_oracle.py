@@ -21,13 +21,13 @@ from torch.autograd.function import BackwardCFunction
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector
 from scaffpd.models.local_steps import LocalModel, pace
-from scaffpd.models.network import ROOM, NetworkFunction, StackedRows, StreamedRows
+from scaffpd.models.network import BUFFERS, ROOM, NetworkFunction, StackedRows, StreamedRows
 from scaffpd.models.numerics import Draws, GraphReplay, parallel_map, random_direction, streams, thread_count
 from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
 CHUNK = 8192  # samples at a time of one client
-TOGETHER = {"cpu": 2**23, "cuda": 2**31}  # numbers that a group of clients may take in one step
+TOGETHER = {"cpu": 2**25, "cuda": 2**31}  # numbers that a group of clients may take in one step
 WASTE = 1.5  # clients of unequal size go together up to this ratio, the smaller ones padded
 SAMPLED = 1024  # samples of a client that its L_i is estimated on
 ITERATIONS, CLOSE = 20, 0.01  # of the power iteration
@@ -217,9 +217,12 @@ class ModuleOracle:
 
     def _settle(self, x: Tensor) -> None:
         """Find out whether clients go side by side, before threads ask."""
-        if self.function.together is None and len(self.names) > 1:
+        if self.function.together is None:
             few = min(2, *self.rows.sizes)
-            who, rows = torch.arange(2, device=self.device), torch.arange(few, device=self.device).expand(2, few)
+            who, rows = (
+                torch.arange(2, device=self.device) % len(self.names),
+                torch.arange(few, device=self.device).expand(2, few),
+            )
             X, y = self.rows.take(who, rows)
             self.function.try_together(x, (X, y, x.new_full((2, few), 1 / few)))
 
@@ -282,6 +285,7 @@ class ModuleOracle:
             values, own = self.function.gradient(points if points.ndim == 1 else points[who], (X, y, weight))
             losses.index_add_(0, who, values.detach())
             gradients.index_add_(0, who, own[:, : self.dimension])
+        BUFFERS.free.clear()
         return losses + self.function.penalty(flat), gradients + self.function.pull(flat)
 
     # ------------------------------------------------------------------ what clients answer
@@ -435,6 +439,7 @@ class ModuleOracle:
             D = D + made * eta * direction
             if function.momenta is not None and not self.fed_bn and seen is not None:
                 D = torch.cat([D[:, :length], D[:, length:] - made * function.momenta * (seen - U[:, length:])], 1)
+        BUFFERS.free.clear()
         return D
 
     def proximal_steps(self, at: ModulePoint, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
