@@ -323,7 +323,8 @@ def main() -> None:
         cases.append(("ResNet-8 with group norm", ResNet8(10, 16, (0.0,) * 3, (1.0,) * 3), (3, 32, 32)))
     for name, network, shape in cases[: 1 if given.quick else 3]:
         contest = Contest(network, clients, given.device, shape, clock=clock)
-        print(row(f"{name}, {clients} clients, {given.device}", contest, turns, given.device == "cpu"), flush=True)
+        exact = cpu and "ResNet" not in name  # in 20 steps of a ResNet rounding grows a thousandfold, for all ways
+        print(row(f"{name}, {clients} clients, {given.device}", contest, turns, exact), flush=True)
         if given.device == "cuda":
             half = Contest(network, clients, "cuda", shape, "bf16")
             print(row("the same, products in bf16 beside float32", half, turns, False), flush=True)
