@@ -120,7 +120,7 @@ class WithoutHungary(InProcess):
         """Answers of those who are there."""
         self.left -= 1
         there = {site: question for site, question in questions.items() if site in self.sites()}
-        gone = {site: Failure("nobody answers", gone=True) for site in questions if site not in there}
+        gone = {site: Failure("nobody answers") for site in questions if site not in there}
         return super().ask(there, timeout) | gone
 
 
