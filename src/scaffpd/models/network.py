@@ -124,7 +124,8 @@ class Convolution(torch.autograd.Function):
             BUFFERS.give(around)
         elif ctx.needs_input_grad[0]:
             shape, (_, *moves) = (b, C, *ctx.size), window
-            X = torch.stack([conv2d_input(shape, w, g, *moves) for w, g in zip(weight, G, strict=True)])
+            parts = zip(weight, G, strict=True)
+            X = torch.stack([conv2d_input(shape, w, g, *moves) for w, g in parts])  # type: ignore[no-untyped-call]
         return X, W, flat.sum(1), None
 
     @staticmethod
