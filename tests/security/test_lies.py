@@ -40,7 +40,7 @@ def test_a_lie_that_nobody_notices_is_bounded_by_what_rows_could_be(tmp_path, ob
     for k, lie in enumerate(("log 2 + 1.5 (f − log 2)", "f + √(1 + ‖x‖²) − 1", "labels flipped")):
         gain = attack(tmp_path / str(k), LIES[lie], objective)
         assert gain.why in ("", "sign of the loss")
-        most = 0.1 if objective == "CVaR ½" else 0.05  # it gains little, most where weights jump; it can do harm
+        most = 0.1 if objective == "CVaR ½" and "√" in lie else 0.05  # most where weights jump; it can do harm
         assert gain.own > honest.own - most
         assert gain.worst < honest.worst + 0.25
 
