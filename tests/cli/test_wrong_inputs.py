@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -319,6 +320,15 @@ def test_an_extra_that_is_missing(line, module, sentence, files, capsys, monkeyp
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.chdir(files)
     refused(line, sentence, files, capsys)
+
+
+def test_without_any_engine_there_is_a_sentence(files):
+    """In a process of its own: engines' modules that others have imported stay."""
+    code = "import sys; sys.modules['psutil'] = None; from scaffpd import cli; sys.exit(cli.run(sys.argv[1:]))"
+    line = [sys.executable, "-c", code, "deploy", "local", "--engine", "flower"]
+    done = subprocess.run(line, cwd=files, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "psutil is not installed: pip install 'scaffpd[flower]'.\n"
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read and write everything")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from deploy_cases import QUICK, events, model_of, opened
+from deploy_cases import QUICK, Faulty, events, model_of, opened
 from deploy_cases import rough as federation
 from hostile_cases import Liar, array, attacked, is_quarantined, loss, stale
 from test_faults import SCAFF_PD
 
 from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.messages import InProcess
+from scaffpd.deploy.messages import InProcess, Message, decode, encode
 
 pytestmark = pytest.mark.usefixtures("fake_clock")
 ATTACKS = {
@@ -47,6 +47,14 @@ CASES = [
     *((name, *case, {}) for name, case in SECOND_ORDER.items()),
     ("bent down everywhere", "curvature", {"diagonal": array("diagonal", np.negative)}, {'"logistic"': '"squared"'}),
 ]
+
+
+def test_a_silo_that_knows_nothing_before_there_is_an_agreement_was_started_anew(tmp_path):
+    path, places = federation(tmp_path, more='\n[faults]\nmissing = "pause"\nstart_timeout = 0.2\n')
+    missing = [("lie", "va", lambda answer: encode(Message("missing", decode(answer, 2**20).values)))]
+    outcome = coordinate(path, Faulty(places, {2: missing}))
+    assert outcome.status == "paused"
+    assert [event["sentence"] for event in events(path)] == ["Silo 'va' did not answer: it was started anew."]
 
 
 REPEATED = {(name, i % 2) for i, name in enumerate(ATTACKS)}  # by the other method: every attack is made once

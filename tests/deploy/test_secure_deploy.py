@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from deploy_cases import (
@@ -35,6 +37,7 @@ from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
+from scaffpd.system import lock_file
 
 pytestmark = pytest.mark.usefixtures("fake_clock")
 
@@ -143,12 +146,17 @@ def test_after_its_masked_vector_a_silo_is_not_needed_for_the_sum(tmp_path, undi
 
 
 @pytest.mark.parametrize("moment", mostly_long([6, 10, 20, 27, 31], 27))
-def test_restarted_silos(tmp_path, moment):
-    """Their secrets of an exchange are gone with them: they are left out of the round, and may be back."""
+def test_restarted_silos(tmp_path, moment, monkeypatch):
+    """Their secrets of an exchange are gone with them: they are left out of the round, and may be back.
+
+    With the locks that conftest.py takes away elsewhere: none is left behind, or taken twice.
+    """
+    monkeypatch.setattr(import_module("scaffpd.deploy.silo.records"), "lock_file", lock_file)
     path, places = secured(tmp_path, drop=True)
     outcome, transport = run(path, places, {moment: [("restart", "va")]})
     is_right(path, places, outcome)
     assert leaks(transport.log) == []
+    assert {"answered.lock", "audit.lock"} <= {file.name for file in places["va"].parent.iterdir()}
 
 
 @pytest.mark.parametrize("moment", mostly_long([20, 24, 28, 31], 31))

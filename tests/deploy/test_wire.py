@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from scaffpd.deploy.messages import PROTOCOL, Message, WireError, decode, digest, encode
+from scaffpd.deploy.messages import PROTOCOL, Failure, Message, WireError, decode, digest, encode
+from scaffpd.errors import InputError
 
 values = st.recursive(
     st.none()
@@ -113,6 +114,12 @@ def test_numbers_that_json_has_not_are_refused_before_they_leave():
 def test_the_digest_names_contents_shape_and_format(a, b):
     same = a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     assert (digest(a) == digest(b)) == same
+
+
+@pytest.mark.parametrize("what", [True, "gone", None])
+def test_a_failure_is_one_of_three(what):
+    with pytest.raises(InputError, match="'absent', 'garbage' or 'refused', not "):
+        Failure("nobody answers", what)
 
 
 def test_a_message_costs_its_numbers_and_little_more():

@@ -15,6 +15,13 @@ from scaffpd.federation import LocalPlan, ProximalPlan
 CHI = sp.ChiSquare(rho=0.5)
 
 
+def test_what_is_printed_of_private_clients_has_neither_rows_nor_secrets():
+    made = oracle(sp.Private(linear(), noise=2.0, radius=1.5, secret=3), clients())
+    assert type(made).__name__ == "PrivateOracle"
+    assert "tensor" not in repr(made)
+    assert repr(made.members[0].key) not in repr(made)
+
+
 def test_nothing_in_the_constants_depends_on_a_record():
     data = clients()
     other = {name: (100 * X[::-1], 1 - y) for name, (X, y) in data.items()}

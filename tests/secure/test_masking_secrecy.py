@@ -22,6 +22,7 @@ from scaffpd.errors import InputError
 from scaffpd.masking import Card, FixedPoint, Identity, Party, Terms
 from scaffpd.masking.keys import Authority, add_stream, derive_key
 from scaffpd.masking.terms import Forgotten
+from scaffpd.secure.parties import DisclosureGuard, GuardedParty
 
 NAMES = ["a", "b", "c", "d", "e"]
 ALARM = 1e-9  # keys are random: a false alarm once in a thousand million runs
@@ -176,6 +177,14 @@ def test_another_process_of_a_client_goes_on():
         clients[other].meet([clients["a"].identity.card])
         clients["a"].meet([clients[other].identity.card])
     assert np.allclose(FixedPoint.finest(5, 10).decode(exchange(clients, vectors).total), 5)
+
+
+def test_what_is_printed_of_a_client_has_no_secret():
+    clients = parties("abc")
+    exchange(clients, {name: np.ones(2) for name in clients})
+    secret, *_ = clients["a"]._agreed.values()
+    shown = repr(GuardedParty(clients["a"], DisclosureGuard(), 0.9))
+    assert not any(text in shown for text in (repr(secret), secret.hex(), clients["a"].identity.secret()))
 
 
 def test_a_roster_and_too_many_cards():

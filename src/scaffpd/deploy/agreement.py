@@ -19,7 +19,7 @@ from scaffpd.config.federation import FederationFile
 from scaffpd.config.model_file import Setup, linear, read_values
 from scaffpd.config.reading import kind_of
 from scaffpd.deploy.messages import REFUSED, Array, Failure, Message, digest, plain
-from scaffpd.deploy.session import LARGEST_REPLY, Session, SiloRequest
+from scaffpd.deploy.session import LACKS, LARGEST_REPLY, Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import SYMBOLS
 from scaffpd.federation import Constants, Federation, Vector
@@ -250,8 +250,9 @@ def _asker(session: Session, members: Sequence[str], timeout: float) -> Ask:
         answers = {}
         for name, reply in session.exchange(request, members, timeout).items():
             if isinstance(reply, Failure):
-                refused = reply.what == REFUSED
-                raise Refusal(name, reply.reason, reply.waits) if refused else Unanswered(name, reply.reason)
+                if reply.what == REFUSED:
+                    raise Refusal(name, reply.reason, reply.waits)
+                raise Unanswered(name, "it was started anew" if reply is LACKS else reply.reason)
             answers[name] = reply
         return answers
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,9 +25,11 @@ from scaffpd.data.heart_disease import COLUMNS, HOSPITALS, read
 from scaffpd.data.silos import Client
 from scaffpd.deploy.coordinate import FAILED, Outcome, finished
 from scaffpd.deploy.deployed_run import DeployedRun
-from scaffpd.deploy.processes import LocalEngine
 from scaffpd.deploy.supervise import ended_before, supervise
 from scaffpd.errors import InputError, not_installed, unknown
+
+if TYPE_CHECKING:  # engines need a package that the rest does without
+    from scaffpd.deploy.processes import LocalEngine
 
 ENGINES = {"flare": "FlareEngine", "flower": "FlowerEngine"}
 

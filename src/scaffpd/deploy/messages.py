@@ -204,6 +204,10 @@ class Failure:
     failed: bool = False  # whether the silo says that it could not work the question out
     waits: bool = False  # whether a person there has to agree first
 
+    def __post_init__(self) -> None:
+        if self.what not in ("absent", GARBAGE, REFUSED):
+            raise InputError(f"A failure is 'absent', {GARBAGE!r} or {REFUSED!r}, not {self.what!r}.")
+
 
 class Transport(Protocol):
     """Sites that can be asked.

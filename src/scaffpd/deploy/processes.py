@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -141,14 +141,15 @@ class LocalEngine(SupervisedJob):
         """Return the log file of every part."""
         return {part: self.log(part) for part in self.parts}
 
-    def wait(self, done: Callable[[], bool], sentence: str, seconds: float) -> None:
-        """Wait until something is true, or refuse with a sentence and the log that says why."""
+    def wait(self, missing: Callable[[], Collection[str]], sentence: str, seconds: float) -> None:
+        """Wait until no part is missing, or refuse with a sentence, a part's name and the log that says why."""
         end = time.monotonic() + seconds
-        while not done():
+        while lacking := sorted(missing()):
             if dead := [part for part in self.processes.started if not self.processes.alive(part)]:
                 raise InputError(f"{sentence}: {dead[0]} has ended at once, see {self.log(dead[0])}.")
             if time.monotonic() > end:
-                raise InputError(f"{sentence} within {seconds:g} seconds: see the logs in {self.work}.")
+                who = f"{lacking[0]!r} is not there, and {self.log(lacking[0])} says why."
+                raise InputError(f"{sentence} within {seconds:g} seconds: {who}")
             time.sleep(0.2)
 
 

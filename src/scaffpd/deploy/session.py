@@ -43,7 +43,7 @@ class SiloRequest:
 NamedVectors = dict[str, tuple[str, Array]]  # by their roles: a name and the numbers
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Session:
     """Silos by their names, over a transport that knows sites."""
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import Outcome, finished
 from scaffpd.deploy.deployed_run import DeployedRun
-from scaffpd.deploy.processes import SupervisedJob
 from scaffpd.errors import InputError
+
+if TYPE_CHECKING:  # engines need a package that the rest does without
+    from scaffpd.deploy.processes import SupervisedJob
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ __all__ = ["Card", "FixedPoint", "Identity", "Incomplete", "Party", "Terms"]
 MOST_CARDS = 4096  # of clients that meet
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Party:
     """One client."""
 

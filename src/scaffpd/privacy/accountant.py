@@ -169,7 +169,7 @@ class ReleaseEntry(NamedTuple):
     times: int = 1  # how many of them; a longer plan of local steps contains the shorter one
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Account:
     """What N clients have released."""
 

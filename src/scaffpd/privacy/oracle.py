@@ -155,7 +155,7 @@ class PrivateClient(NamedTuple):
     loss_noise: float  # z_i of losses
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PrivateOracle:
     """N clients that answer with noise."""
 

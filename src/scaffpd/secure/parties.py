@@ -90,7 +90,7 @@ class SumRecord(NamedTuple):
         return float(sum(abs(mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs}))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class DisclosureGuard:
     """Remembers in which sums a client's vectors have been, and refuses those that would show one."""
 

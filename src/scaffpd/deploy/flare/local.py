@@ -82,7 +82,7 @@ class FlareEngine(FlareJob, LocalEngine):
             self.start_server()
             for name in self.silos:
                 self.start_silo(name)
-            self.wait(lambda: self.connected() == set(self.silos), "FLARE did not come up", PATIENCE)
+            self.wait(lambda: set(self.silos) - self.connected(), "FLARE did not come up", PATIENCE)
         except BaseException:
             self.stop()
             raise

@@ -163,8 +163,8 @@ class FlowerEngine(LocalEngine):
             if self._tls:
                 self._api.register(name, self._keys / f"{part_of(name)}.pub")
             self.start_silo(name)
-        sentence = "The silos do not connect to the SuperLink"
-        self.wait(lambda: self.connected() == set(self.silos), sentence, _PATIENCE)
+        sentence, silos = "The silos do not connect to the SuperLink", set(self.silos)
+        self.wait(lambda: [part_of(name) for name in silos - self.connected()], sentence, _PATIENCE)
 
     def start_server(self) -> None:
         """Start the SuperLink and wait until it answers; SuperNodes that are up find it again by themselves.
@@ -179,7 +179,7 @@ class FlowerEngine(LocalEngine):
             files = {"--ssl-ca-certfile": "ca.pem", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
             command += [word for option, file in files.items() for word in (option, str(self._keys / file))]
         self._start(SERVER, [*command, "--enable-supernode-auth" if self._tls else "--insecure"])
-        self.wait(self._api.ready, "The SuperLink does not start", _PATIENCE)
+        self.wait(lambda: () if self._api.ready() else (SERVER,), "The SuperLink does not start", _PATIENCE)
         if self._run is not None:
             self._api.stop(self._run)
             self._run = None
