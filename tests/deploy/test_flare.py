@@ -290,7 +290,7 @@ def test_an_engine_that_was_never_started_stops_quietly(tmp_path):
 
 def test_a_silo_that_does_not_come_is_named(tmp_path):
     engine = FlareEngine(tmp_path / "f.toml", {name: tmp_path / f"{name}.toml" for name in "ab"}, tmp_path)
-    with pytest.raises(InputError, match=r"FLARE did not come up within 0 seconds: 'b' is not there, and .*b\.log says"):
+    with pytest.raises(InputError, match=r"come up within 0 seconds: 'b' is not there, and .*b\.log says"):
         engine.wait(lambda: set(engine.silos) - {"a"}, "FLARE did not come up", 0)
 
 
