@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -408,6 +409,13 @@ def test_folders_that_cannot_be_used(tmp_path):
     assert (tmp_path / "mine" / "runs.csv").read_text() == "precious"
 
 
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    more = {"validation": np.float32(0.25), "strengths": np.False_, "climb": np.True_}
+    sp.compare([sp.FedAvg()], PROBLEM, rounds=np.int64(1), tune=1, out=tmp_path, processes=1, **more)
+    said = json.loads((tmp_path / "about.json").read_text())["setting"]
+    assert (said["validation"], said["strengths"], said["climb"]) == (0.25, False, True)
+
+
 def test_a_record_that_cannot_be_read_is_refused(tmp_path):
     call = {"methods": [sp.FedAvg()], "problem": PROBLEM, "rounds": 1, "tune": 1, "out": tmp_path, "processes": 1}
     sp.compare(**call)
@@ -423,6 +431,7 @@ def test_a_record_that_cannot_be_read_is_refused(tmp_path):
         ({"methods": sp.FedAvg()}, "list or a mapping"),
         ({"methods": [sp.FedAvg]}, "methods such as"),
         ({"methods": {"x": 3}}, "methods such as"),
+        ({"methods": [SimpleNamespace(init=1, round=1, resume=1, uncertified="")]}, "methods such as"),
         ({"problem": toy}, "a problem such as"),
         ({"seeds": 3}, r"such as range\(5\)"),
         ({"seeds": ()}, "at least one seed"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import scaffpd as sp
 from naive import Client, relative, unequal_clients
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, LocalPlan, Memory
+from scaffpd.federation.questions import QUESTIONS, Question, Scores
 from scaffpd.models.numerics import Draws
 
 LOSSES = {"squared": 1, "logistic": 1, "softmax": 3}
@@ -185,3 +188,21 @@ def test_traffic_of_questions_to_some_clients():
     assert sent() == (1, 8 * d, 16 * d)  # SCAFFOLD: x and c down
     cohort.local_updates(x, None, None, LocalPlan(2, snapshot=1), [4])
     assert sent() == (1, 2 * d, d)  # DRFA: two vectors up
+    cohort.ask(Scores(y, "train"), alone=False)
+    assert sent() == (0, 8 * 3, 0)  # no point goes down for the logs, and x is known still
+    cohort.losses(x, clients=[4])
+    assert sent() == (1, 1, 0)
+
+
+def test_only_a_vector_is_a_point_that_goes_down():
+    @dataclass(frozen=True, eq=False)
+    class Shifted(Question):
+        """A question whose x is a number."""
+
+        kind = "a shift"
+        x: float
+
+    try:
+        assert Shifted(2.0).sent is None
+    finally:
+        del QUESTIONS[Shifted.kind]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import sys
 import tomllib
@@ -17,6 +18,7 @@ from scaffpd.cli.data import EMBEDDED
 from scaffpd.cli.doctor import EXTRAS
 from scaffpd.data.datasets import CATEGORIES, NUMBERS
 
+WEIGHTS = "efficientnet_lite0_imagenet.npz"
 NAMES = ["adult", "cifar10", "cifar100", "tiny_imagenet"]
 
 
@@ -120,6 +122,16 @@ def test_python_batches_by_their_sizes(tmp_path, capsys):
     assert "data_batch_3' is truncated or damaged: it is too small for 10,000 images" in broken["note"]
 
 
+def spoilt_weights():
+    """No archive, a single array, and an archive whose compressed numbers were overwritten."""
+    single, archive = io.BytesIO(), io.BytesIO()
+    np.save(single, np.zeros(4))
+    np.savez_compressed(archive, a=np.arange(1000.0))
+    whole = bytearray(archive.getvalue())
+    whole[100:300] = b"\xff" * 200
+    return [b"PK", single.getvalue(), bytes(whole)]
+
+
 @pytest.mark.parametrize(
     ("file", "content", "name", "words"),
     [
@@ -133,7 +145,7 @@ def test_python_batches_by_their_sizes(tmp_path, capsys):
         ("adult/adult.data.csv.gz", gzip.compress(b"age" * 9999, mtime=0)[:40], "adult", "is cut off or damaged"),
         ("cifar-10-batches-py/batches.meta", b"rubbish", "cifar10", "data_batch_1' is missing"),
         ("cifar-100-python/meta", b"rubbish", "cifar100", "train' is missing"),
-        ("weights/efficientnet_lite0_imagenet.npz", b"PK", "weights/efficientnet_lite0_imagenet.npz", "not a complete"),
+        *((f"weights/{WEIGHTS}", content, f"weights/{WEIGHTS}", "not a complete") for content in spoilt_weights()),
     ],
 )
 def test_what_is_broken_is_named(file, content, name, words, tmp_path, capsys):

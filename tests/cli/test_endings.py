@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scaffpd import cli, demo
+from scaffpd.cli.screens import MOST, fill, plain_table
 
 SCRIPT = [sys.executable, "-m", "scaffpd"]
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
@@ -65,6 +66,15 @@ def test_narrow_screens(arguments, width, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", width)
     assert cli.run(arguments) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_rows_are_left_out_only_where_a_file_has_them():
+    rows = [[f"row {k}", str(k)] for k in range(MOST + 1)]
+    for file, shown in (("", MOST + 1), ("clients.csv", MOST)):
+        table = plain_table("name", "number")
+        fill(table, rows, 80, file)
+        assert table.row_count == shown
+        assert table.caption == (f"the first and last 15 of 31; all are in {file}" if file else None)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["data"]])

@@ -29,6 +29,13 @@ def test_no_data(tmp_path, monkeypatch, load, words):
     refused(load, None, "not part of the package: name its folder by --data, folder= or SCAFFPD_DATA")
 
 
+@pytest.mark.parametrize("stray", ["test", "train"])
+def test_a_stray_file_is_no_data(tmp_path, stray):
+    (tmp_path / "cifar-100-python").mkdir()
+    (tmp_path / "cifar-100-python" / stray).write_text("mine")
+    refused(sp.data.cifar100, tmp_path, "There is no CIFAR-100 in")
+
+
 class TestBatches:
     @pytest.fixture
     def place(self, tmp_path):

@@ -176,3 +176,12 @@ def test_what_cannot_work():
         Entk(Backbone.of(mlp()).trunk, x, 0)
     with pytest.raises(InputError, match="cannot be computed sample by sample"):
         Entk(Backbone.of(Shared()).trunk, x, method="layers")
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"), [(nn.Conv2d(2, 6, 3), (1, 2, 7, 8)), (nn.LayerNorm(6), (1, 5, 6)), (nn.Linear(4, 6), (1, 5, 4))]
+)
+def test_the_storage_of_a_bias_is_all_that_is_picked(layer, x):
+    x = torch.zeros(x)
+    y = layer(x)
+    assert layers.rule_for(layer, "bias", torch.tensor([0, 2, 5]), x, y).work == y.numel() // 2

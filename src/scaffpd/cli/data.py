@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -138,7 +139,7 @@ def _weights(root: Path, blank: DatasetEntry) -> DatasetEntry:
         try:
             with np.load(file, allow_pickle=False) as arrays:
                 size = sum(arrays[name].size for name in arrays.files)
-        except (zipfile.BadZipFile, ValueError, EOFError):
+        except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, TypeError):  # a single array is no archive
             raise InputError(f"{str(file)!r} is not a complete file of weights; copy it once more.") from None
     return replace(blank, state="found", where=str(file), note=f"{size / 1e6:.3g} million numbers")
 

@@ -71,11 +71,11 @@ def plain_table(first: str, *others: str, gap: int = 2) -> Table:
 def fill(table: Table, rows: Sequence[Sequence[Text | str]], width: int, file: str = "") -> None:
     """Add rows whose first cells are names; a name that does not fit beside the numbers is cut, never broken.
 
-    Of many rows, the first and the last; the others are in `file`.
+    Of many rows, the first and the last, where the others are in a `file`.
     """
     from rich.cells import cell_len, set_cell_size
 
-    if len(rows) > MOST:
+    if file and len(rows) > MOST:
         table.caption = f"the first and last {MOST // 2} of {len(rows)}; all are in {file}"
         rows = [*rows[: MOST // 2], *rows[-MOST // 2 :]]
     columns = zip(*([str(cell) for cell in row[1:]] for row in rows), strict=True)

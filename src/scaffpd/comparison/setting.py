@@ -139,6 +139,8 @@ class Setting:
             raise unknown("selection", self.select, SELECTIONS)
         for name in ("rounds", "tune", *([] if self.choosing is None else ["choosing"])):
             object.__setattr__(self, name, count("compare", name, getattr(self, name)))
+        for name, kind in (("validation", float), ("strengths", bool), ("climb", bool)):
+            object.__setattr__(self, name, kind(getattr(self, name)))
         object.__setattr__(self, "methods", labelled(self.methods))
         object.__setattr__(self, "seeds", _checked_seeds(self.seeds))
 
@@ -183,7 +185,7 @@ def labelled(methods: Any) -> dict[str, Any]:
     if not table:
         raise InputError("compare needs at least one method.")
     for label, method in table.items():
-        if isinstance(method, type) or not all(hasattr(method, k) for k in ("init", "round", "resume", "uncertified")):
+        if not isinstance(method, Algorithm):
             raise InputError(f"compare needs methods such as fair(ChiSquare(rho=0.1)), got {method!r}.")
         check_tunable(label, method)
     return table

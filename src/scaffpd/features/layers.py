@@ -150,7 +150,7 @@ def rule_for(layer: Any, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> Co
     if name == "bias":
         positions = y[0].numel() // layer.bias.numel()
         return CoordinateRule(
-            lambda delta, x: _picked(layer, delta, numbers).sum(-1, dtype=wide(delta.dtype)), positions
+            lambda delta, x: _picked(layer, delta, numbers).sum(-1, dtype=wide(delta.dtype)), len(numbers) * positions
         )
     if kind is nn.Conv2d:
         return conv(layer, numbers, x, y)

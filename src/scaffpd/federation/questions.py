@@ -181,7 +181,8 @@ class Question:
     @property
     def sent(self) -> Tensor | None:
         """The point that goes down with the question, to clients that have not just been sent it: x, if it has one."""
-        return getattr(self, "x", None)
+        x = getattr(self, "x", None)
+        return x if isinstance(x, Tensor) else None
 
     def down(self, d: int) -> int:
         """How many numbers go down to a client besides that point."""
@@ -389,6 +390,7 @@ class Scores(Question):
     kind = "evaluate"
     scalars = ("loss", "accuracy", "count")
     loss = "loss"
+    sent = None
 
     x: Tensor
     split: str = "train"

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
 ROOM = 4  # numbers for every output of a layer: it, its derivative, and what an operation keeps
 ALIKE = 1e-3  # how far side by side may be from one after the other in single precision, relative to the largest entry
-PRODUCTS = platform.machine() in ("aarch64", "arm64")  # elsewhere oneDNN's own convolutions have not been beaten
+PRODUCTS = platform.machine() in ("aarch64", "arm64")  # not measured elsewhere
 PATCHES = 2**25  # numbers of all patches of a convolution, above which PyTorch's own takes less memory
 Pair = tuple[int, int]
 
@@ -441,7 +441,7 @@ class NetworkFunction:
             return self.gradient(points, piece)[1], self.local_gradient(points, piece, seeds)[0]
 
         allowed = ALIKE if self.precision is None else ALIKE**0.5
-        for products in (True, False) if PRODUCTS and not x.is_cuda and self.precision is None else (False,):
+        for products in (True, False) if PRODUCTS and x.device.type == "cpu" and self.precision is None else (False,):
             self.together, self.products = True, products
             try:
                 with warnings.catch_warnings(record=True) as heard:

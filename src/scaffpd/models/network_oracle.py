@@ -21,13 +21,13 @@ from torch.autograd.function import BackwardCFunction
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector
 from scaffpd.models.local_steps import LocalModel, pace
-from scaffpd.models.network import BUFFERS, ROOM, NetworkFunction, StackedRows, StreamedRows
+from scaffpd.models.network import BUFFERS, PRODUCTS, ROOM, NetworkFunction, StackedRows, StreamedRows
 from scaffpd.models.numerics import Draws, GraphReplay, parallel_map, random_direction, streams, thread_count
 from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
 CHUNK = 8192  # samples at a time of one client
-TOGETHER = {"cpu": 2**25, "cuda": 2**31}  # numbers that a group of clients may take in one step
+TOGETHER = {"cpu": 2**25 if PRODUCTS else 2**23, "cuda": 2**31}  # numbers that a group of clients may take in one step
 WASTE = 1.5  # clients of unequal size go together up to this ratio, the smaller ones padded
 SAMPLED = 1024  # samples of a client that its L_i is estimated on
 ITERATIONS, CLOSE = 20, 0.01  # of the power iteration

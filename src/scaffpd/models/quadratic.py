@@ -407,19 +407,20 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         def work(block: PaddedBlock) -> None:
             A, _ = at.rows.of(block)
             R = A * (2 * block.weight).sqrt()[..., None]
-            each[block.clients] = regularised(R, e)(c.expand(len(R), *c.shape))
+            each[block.clients] = regularised(R, e, raises=True)(c.expand(len(R), *c.shape))
 
         parallel_map(work, at.rows.blocks, c.device)
         return StackedDisplacements(each.flatten(1))
 
 
-def regularised(R: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
+def regularised(R: Tensor, e: Tensor, raises: bool = False) -> Callable[[Tensor], Tensor]:
     """B ↦ (R_iᵀR_i + E_i)⁻¹B of n clients, (n, d, k), by Cholesky in the smaller of rows and features.
 
     R is (n, m, d), e the diagonal of E, (n or 1, d, 1). (RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹.
     """
-    if R.shape[1] >= R.shape[2]:  # where x is beyond all bounds, so is this: it does not raise
-        L = torch.linalg.cholesky_ex(R.mT @ R + torch.diag_embed(e[..., 0]))[0]
+    if R.shape[1] >= R.shape[2]:  # where x is beyond all bounds, so is this, unless it `raises`
+        L = torch.linalg.cholesky_ex(R.mT @ R + torch.diag_embed(e[..., 0]), check_errors=raises)[0]
         return lambda B: torch.cholesky_solve(B, L)
-    L = torch.linalg.cholesky_ex(torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT)[0]
+    inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT
+    L = torch.linalg.cholesky_ex(inside, check_errors=raises)[0]
     return lambda B: (B - R.mT @ torch.cholesky_solve(R @ (B / e), L)) / e

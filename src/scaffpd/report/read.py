@@ -96,8 +96,8 @@ def _trained(folder: Path) -> ReportData:
         scores=_with_tests(models, scores, joining),
         overall=_totals(scores, measure),
         rounds=rounds,
-        partition=read_table(folder / "partition.csv", "client", "label", "train_rows", "test_rows"),
-        events=read_table(folder / "events.csv", "round", "client", "what", "sentence"),
+        partition=_counts(folder / "partition.csv", ("train_rows", "test_rows"), "client", "label"),
+        events=_counts(folder / "events.csv", ("round",), "client", "what", "sentence"),
         settings=_trained_settings(summary) + (() if privacy is None else privacy.settings),
         files=tuple((name, text) for name in ("config.toml", "environment.json") if (text := read_text(folder / name))),
         remarks=tuple(map(str, summary.get("remarks") or [])),
@@ -302,7 +302,7 @@ def _deployed(folder: Path) -> ReportData:
         scores=scores,
         overall=_totals(scores, measure),
         rounds=rounds,
-        events=read_table(folder / "events.csv", "round", "client", "what", "sentence"),
+        events=_counts(folder / "events.csv", ("round",), "client", "what", "sentence"),
         settings=_pairs(
             ("Silos", ", ".join(silos)), ("Model", shape), ("Method", method),
             ("Rounds at most", settings.get("rounds")), ("Tolerance", settings.get("tol")), ("Seed", about.get("seed")),
@@ -357,6 +357,11 @@ def _deployed_model(
 def _pairs(*found: tuple[str, Any]) -> Pairs:
     """Settings to show, without those that are missing."""
     return tuple((name, str(value)) for name, value in found if value not in (None, ""))
+
+
+def _counts(path: Path, counts: Sequence[str], *texts: str) -> list[Row]:
+    """Read a table with columns of whole numbers; an empty cell is 0."""
+    return [row | {name: whole(row, name) or 0 for name in counts} for row in read_table(path, *counts, *texts)]
 
 
 def _scores(rows: Iterable[Row], column: str, names: Sequence[str]) -> dict[str, tuple[Score, ...]]:
